@@ -12,26 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from common.errors import InputError
-from launch import environment as environment_module
-from launch.environment import (
-    find_intel,
-    installed_backend,
-    intel_is_loaded,
-    loaded_openmp,
-    prefer_memory,
-    rank_environment,
-    set_allocator,
-    use_environment,
-)
-from launch.limits import (
-    cpus_of_job,
-    host_cpus,
-    my_cpus,
-    read_allowance,
-    slurm_affinities,
-    thread_affinities,
-    whose_cpus,
-)
+from launch import environment, limits
+from launch.limits import read_allowance
 from launch.mpirun import ranks_option
 from launch.placement import cores_of_quota, place_ranks, placement_notes
 from launch.ranks import Ranks
@@ -66,9 +48,11 @@ def preload(allocator: str) -> None:
     Raises:
         InputError: The allocator's library is not installed.
     """
-    name = allocator if allocator in environment_module.ALLOCATORS else None
-    environment_module.preload(name, openmp=None if intel_is_loaded() else find_intel())
-    set_allocator(allocator)
+    name = allocator if allocator in environment.ALLOCATORS else None
+    environment.preload(
+        name, openmp=None if environment.intel_is_loaded() else environment.find_intel()
+    )
+    environment.set_allocator(allocator)
 
 
 def pin(
@@ -88,25 +72,25 @@ def pin(
         InputError: The ranks do not fit on this host, or what the launcher left makes no sense.
     """
     assert not enabled or "torch" not in sys.modules, "torch has made its threads already"
-    allowance, topology, host = read_allowance(), read_topology(), host_cpus(ranks)
+    allowance, topology, host = read_allowance(), read_topology(), limits.host_cpus(ranks)
     own, launcher, offered = allowance.cpus, ranks.launcher, None
     if launcher == "slurm":
-        affinities = affinities or slurm_affinities(os.environ, ranks, own=own)
-        offered = cpus_of_job(os.environ)
+        affinities = affinities or limits.slurm_affinities(os.environ, ranks, own=own)
+        offered = limits.cpus_of_job(os.environ)
     if enabled:
-        part = my_cpus(ranks, affinities, host, own=own, topology=topology, offered=offered)
+        part = limits.my_cpus(ranks, affinities, host, own=own, topology=topology, offered=offered)
     else:
-        part = whose_cpus(ranks, affinities, host, own=own)
+        part = limits.whose_cpus(ranks, affinities, host, own=own)
     topology, quota = topology.restricted(part.cpus), allowance.quota
     if quota is not None:  # of all ranks of this host: these ranks' part of it
         quota = quota * part.ranks / ranks.local_size
-    openmp = loaded_openmp()
+    openmp = environment.loaded_openmp()
     if not enabled:
         cores = count_cores(sockets_of(topology))
         usable = cores if quota is None else min(cores, cores_of_quota(quota))
         share = share_of(topology.cpus, threads=request.threads or max(1, usable // part.ranks))
         variables = {"OMP_NUM_THREADS": str(share.threads)}
-        notes = tuple(use_environment(variables, bound=False, launcher=launcher))
+        notes = tuple(environment.use_environment(variables, bound=False, launcher=launcher))
         return Pinned(share=share, openmp=openmp, notes=notes, environment=variables, enabled=False)
     option = ranks_option(launcher)
     shares = place_ranks(topology, ranks=part.ranks, request=request, quota=quota, option=option)
@@ -115,15 +99,15 @@ def pin(
     if not_bound:  # libgomp would end the process where it cannot bind a thread
         share = share_of(topology.cpus, threads=share.threads)
     place, count = ranks.local_rank, ranks.local_size
-    variables = rank_environment(
+    variables = environment.rank_environment(
         share, openmp=openmp, backend=backend, local_rank=place, local_ranks=count
     )
     notes = (
         *part.notes,
         *placement_notes(topology, shares, request=request, quota=quota),
         *not_bound,
-        *filter(None, [prefer_memory(share.nodes, allowed=allowance.memory_nodes)]),
-        *use_environment(variables, bound=True, launcher=launcher),
+        *filter(None, [environment.prefer_memory(share.nodes, allowed=allowance.memory_nodes)]),
+        *environment.use_environment(variables, bound=True, launcher=launcher),
     )
     spare = () if not_bound else spare_cpus(share, topology)
     return Pinned(share=share, openmp=openmp, notes=notes, environment=variables, spare_cpus=spare)
@@ -132,7 +116,7 @@ def pin(
 def bind_process(cpus: Collection[int]) -> list[str]:
     """Bind every thread of this process to these CPUs; a sentence where that is not permitted."""
     try:
-        for thread in thread_affinities():
+        for thread in limits.thread_affinities():
             with suppress(ProcessLookupError):  # one of MPI's that has just ended
                 os.sched_setaffinity(thread, cpus)
     except OSError as error:
@@ -203,10 +187,10 @@ def take_cores(share: Share, *, allocator: str = "tuned") -> list[str]:
     preload(allocator)
     not_bound = bind_process(share.cpus)
     if not not_bound:
-        variables = rank_environment(
-            share, openmp=loaded_openmp(), backend="gloo", local_rank=0, local_ranks=1
+        variables = environment.rank_environment(
+            share, openmp=environment.loaded_openmp(), backend="gloo", local_rank=0, local_ranks=1
         )
-        use_environment(variables, bound=True, launcher="none")
+        environment.use_environment(variables, bound=True, launcher="none")
     return not_bound
 
 
@@ -221,7 +205,7 @@ def check_cores(share: Share, *, openmp: str | None = None, bound: bool = True) 
 
     notes = check_thread_count(share.threads)
     if bound:
-        notes += check_compute_threads(share, openmp=openmp or loaded_openmp())
+        notes += check_compute_threads(share, openmp=openmp or environment.loaded_openmp())
     return notes
 
 
@@ -284,7 +268,7 @@ def chosen_backend(name: str) -> str:
     Raises:
         InputError: oneCCL is asked for and not installed.
     """
-    installed = installed_backend()
+    installed = environment.installed_backend()
     if name == "ccl" and installed != "ccl":
         raise InputError(
             "distributed.backend: ccl: the package oneccl_bindings_for_pytorch is not installed; "

@@ -136,7 +136,7 @@ def test_ctrl_c_half_way_ends_with_130_and_leaves_nothing(
     def interrupted(*_unused: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("retinanet.preflight.check.check_compiler", interrupted)
+    monkeypatch.setattr("retinanet.preflight.host.check_compiler", interrupted)
     outcome = train("--check", f"run.root={tmp_path / 'runs'}")
     assert (outcome.code, outcome.errors) == (130, "interrupted\n")
     assert list(tmp_path.iterdir()) == []

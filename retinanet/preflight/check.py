@@ -21,35 +21,8 @@ from launch.ranks import Ranks
 from retinanet.config import Config
 from retinanet.engine.engines import chosen_engine
 from retinanet.memory import ModelBytes, memory_need, model_bytes
+from retinanet.preflight import host, run
 from retinanet.preflight.findings import Finding, failure, merged, print_findings
-from retinanet.preflight.host import (
-    check_allocator,
-    check_compiler,
-    check_conflicts,
-    check_counts,
-    check_launcher,
-    check_memory,
-    check_open_files,
-    check_placement,
-    check_precision,
-    check_shared_memory,
-    check_versions,
-)
-from retinanet.preflight.run import (
-    KnownData,
-    check_batch_split,
-    check_data,
-    check_disk,
-    check_groups,
-    check_run_folder,
-    check_weights,
-    check_writing,
-    disk_need,
-    existing,
-    free_space,
-    known_data,
-    size_of,
-)
 from retinanet.training.run_folder import holds_work
 
 
@@ -66,9 +39,9 @@ class Job:
     all_ranks: int
 
     @cached_property
-    def known(self) -> KnownData:
+    def known(self) -> run.KnownData:
         """The sizes of its data, as far as they are known."""
-        return known_data(self.config)
+        return run.known_data(self.config)
 
     @cached_property
     def sizes(self) -> ModelBytes:
@@ -105,7 +78,10 @@ def check(
             config=config, arguments=arguments, ranks=ranks, local_ranks=planned, all_ranks=total
         )
         placed = replace(ranks, local_size=planned, size=max(ranks.size, planned))
-        findings = [*check_placement(config, placed), check_allocator(config.engine.allocator)]
+        findings = [
+            *host.check_placement(config, placed),
+            host.check_allocator(config.engine.allocator),
+        ]
         engine, backend = "torch", "gloo"
         try:
             engine = chosen_engine(config.engine.name)
@@ -114,25 +90,25 @@ def check(
             findings.append(failure("engine", str(error)))
         findings += [
             *cheap_host_findings(job, engine=engine, backend=backend),
-            check_versions(),
-            *check_data(config, ranks=job.all_ranks),
+            host.check_versions(),
+            *run.check_data(config, ranks=job.all_ranks),
         ]
         if group.is_first:
-            folder = check_run_folder(
+            folder = run.check_run_folder(
                 job.folder, config, resume=job.resumes, overwrite=arguments.overwrite
             )
             findings += [
-                *check_batch_split(config, ranks=job.all_ranks),
-                *check_groups(config, ranks=job.all_ranks),
+                *run.check_batch_split(config, ranks=job.all_ranks),
+                *run.check_groups(config, ranks=job.all_ranks),
                 folder,
                 *cheap_run_findings(job),
-                *([] if job.resumes else [check_weights(config.model)]),
+                *([] if job.resumes else [run.check_weights(config.model)]),
             ]
         of_host = (group.hosts[group.rank], findings)
     hosts = group.gather(of_host)
     has_failed = False
     if hosts is not None:
-        rows = merged([host for host in hosts if host is not None])
+        rows = merged([item for item in hosts if item is not None])
         print_findings(rows, seconds=time.monotonic() - began)
         lines = [row.line for row in rows if row.level == "failure"]
         print("".join(f"error: {one_line(line)}\n" for line in lines), end="", file=sys.stderr)
@@ -189,27 +165,28 @@ def cheap_host_findings(job: Job, *, engine: str, backend: str) -> list[Finding]
         once += sizes.trained + sizes.optimizer
     once = once if job.ranks.is_first else 0
     not_started = max(0, planned - job.ranks.local_size) * anonymous_bytes()
-    memory = check_memory(need, ranks=planned, once=once, not_started=not_started, left=left)
+    memory = host.check_memory(need, ranks=planned, once=once, not_started=not_started, left=left)
     return [
-        *check_launcher(job.ranks, os.environ, planned=planned),
-        *check_counts(config, known, engine=engine, ranks=planned, left=left),
-        check_shared_memory(config, ranks=planned),
-        check_open_files(config),
+        *host.check_launcher(job.ranks, os.environ, planned=planned),
+        *host.check_counts(config, known, engine=engine, ranks=planned, left=left),
+        host.check_shared_memory(config, ranks=planned),
+        host.check_open_files(config),
         memory,
-        check_precision(config.engine.precision, convolutions=config.engine.convolutions),
-        check_compiler(config.engine.focal_loss),
-        *check_conflicts(engine=engine, backend=backend),
+        host.check_precision(config.engine.precision, convolutions=config.engine.convolutions),
+        host.check_compiler(config.engine.focal_loss),
+        *host.check_conflicts(engine=engine, backend=backend),
     ]
 
 
 def cheap_run_findings(job: Job) -> list[Finding]:
     """Make the cheap checks of the run as a whole: may it write, and is there room."""
-    writing = check_writing(job.folder)
+    writing = run.check_writing(job.folder)
     if writing.level == "failure":
         return [writing]
-    place = existing(job.folder)
+    place = run.existing(job.folder)
     uses_folder = job.resumes or job.arguments.overwrite
-    there = size_of(job.folder / "checkpoints") if uses_folder else 0
+    there = run.size_of(job.folder / "checkpoints") if uses_folder else 0
     held, freed = (there, 0) if job.resumes else (0, there)
-    need = disk_need(job.config, job.sizes, job.known, ranks=job.all_ranks)
-    return [writing, check_disk(place, free=free_space(place), need=need, held=held, freed=freed)]
+    need = run.disk_need(job.config, job.sizes, job.known, ranks=job.all_ranks)
+    free = run.free_space(place)
+    return [writing, run.check_disk(place, free=free, need=need, held=held, freed=freed)]

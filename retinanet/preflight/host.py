@@ -27,17 +27,10 @@ from launch.limits import MemoryLeft
 from launch.placement import count_ranks
 from launch.ranks import Ranks
 from launch.topology import format_cpu_list, is_number
+from retinanet import memory
 from retinanet.config import Config
 from retinanet.engine.kernel_calls import kernel_sources
-from retinanet.memory import (
-    LOADING_PROCESS,
-    MemoryNeed,
-    evaluation_bytes,
-    evaluation_images,
-    loading_processes_of,
-    training_bytes,
-    training_images,
-)
+from retinanet.memory import MemoryNeed
 from retinanet.placement import NOT_PINNED, plan_of_host
 from retinanet.preflight.findings import Finding, amount, failure, ok, warning
 from retinanet.preflight.run import KnownData
@@ -121,14 +114,14 @@ def check_counts(
     if left is None:
         return []
     workers = 0 if config.data.workers == "auto" else config.data.workers
-    image = training_bytes(config, num_classes=known.classes, engine=engine)
-    evaluated = evaluation_bytes(config, num_classes=known.classes)
-    evaluation = evaluation_images(config, known.validation_images)
+    image = memory.training_bytes(config, num_classes=known.classes, engine=engine)
+    evaluated = memory.evaluation_bytes(config, num_classes=known.classes)
+    evaluation = memory.evaluation_images(config, known.validation_images)
     findings = []
     for field, count, of, each in (
-        ("training.batch_size", training_images(config), "images", image),
+        ("training.batch_size", memory.training_images(config), "images", image),
         ("evaluation.batch_size", evaluation, "images", evaluated),
-        ("data.workers", workers, "for each split", 2 * LOADING_PROCESS),
+        ("data.workers", workers, "for each split", 2 * memory.LOADING_PROCESS),
     ):
         size = count * each
         if ranks * size > (left.size + left.swap) * MARGIN:
@@ -155,11 +148,11 @@ def waiting_batches(config: Config, size: Callable[[int], int]) -> int:
 
     These wait or are in use, of training and of the evaluation that follows.
     """
-    ahead = AHEAD * loading_processes_of(config)
+    ahead = AHEAD * memory.loading_processes_of(config)
     if not ahead:
         return 0
     in_step = config.training.gradient_accumulation
-    training, evaluation = size(training_images(config)), size(config.evaluation.batch_size)
+    training, evaluation = size(memory.training_images(config)), size(config.evaluation.batch_size)
     return (ahead + in_step) * training + (ahead + 1) * evaluation
 
 
@@ -174,7 +167,7 @@ def check_shared_memory(config: Config, *, ranks: int, folder: Path = SHARED) ->
     Gradients need none of it: `retinanet.engine.gradient_sync` takes memory without a name. With
     data.workers=auto processes may load or not, and too little room is a warning.
     """
-    workers = loading_processes_of(config)
+    workers = memory.loading_processes_of(config)
     if not workers:
         found = "not needed: the training process loads images itself (data.workers=0)"
         return ok(SHARED_MEMORY, found)
@@ -195,7 +188,7 @@ def check_shared_memory(config: Config, *, ranks: int, folder: Path = SHARED) ->
     fix = f"docker run --shm-size={docker_size(2 * wanted)} (or --ipc=host), or data.workers=0"
     if free >= wanted:
         return ok(SHARED_MEMORY, f"{have}; {which}")
-    batch = size_of(max(training_images(config), config.evaluation.batch_size))
+    batch = size_of(max(memory.training_images(config), config.evaluation.batch_size))
     if config.data.workers != "auto" and size < batch:
         return failure(SHARED_MEMORY, f"{have}, and one batch takes {amount(batch)}", fix=fix)
     return warning(SHARED_MEMORY, f"{have}, and {which}", fix=fix)
