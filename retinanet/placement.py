@@ -25,15 +25,9 @@ from launch.ranks import Ranks
 from launch.shares import CoreRequest
 from launch.topology import Topology, format_cpu_list, parse_cpu_list, read_topology
 from launch.watchdog import launcher_process, supervise_this_rank
+from retinanet import config_types
 from retinanet.config import Config
 from retinanet.config_file import load_config
-from retinanet.config_types import (
-    group_of_rank,
-    planned_groups,
-    planned_split,
-    require_groups,
-    split_at_start,
-)
 
 
 def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> RankContext:
@@ -48,9 +42,10 @@ def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> Rank
         os.environ.setdefault("ONEDNN_VERBOSE_TIMESTAMP", "1")
     groups, timeout_s = config.distributed.groups, config.distributed.timeout_s
     if binding:
-        require_groups(groups, ranks=ranks.size)
+        config_types.require_groups(groups, ranks=ranks.size)
         split, batch_size = config.distributed.batch_split, config.training.batch_size
-        split_at_start(split, batch_size=batch_size, ranks=ranks.size)  # refuses other ranks' split
+        # Refuses a split for other ranks.
+        config_types.split_at_start(split, batch_size=batch_size, ranks=ranks.size)
     place = enter_rank_context(
         ranks,
         request=core_request(config) if binding else CoreRequest(threads=1),
@@ -61,7 +56,7 @@ def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> Rank
     )
     if not binding or groups == 1:
         return place
-    if group_of_rank(ranks.rank, ranks=ranks.size, groups=groups) == 0:
+    if config_types.group_of_rank(ranks.rank, ranks=ranks.size, groups=groups) == 0:
         return place
     # Its end may be that of its group alone, if the launcher does not notice it.
     launcher = launcher_process(ranks, os.environ)
@@ -133,8 +128,8 @@ def print_plan_here(settings: Config, ranks: Ranks) -> None:
         InputError: The ranks do not fit the host, the split or the groups.
     """
     split, batch_size = settings.distributed.batch_split, settings.training.batch_size
-    batches = planned_split(split, batch_size=batch_size, ranks=ranks.size)
-    groups = planned_groups(settings.distributed.groups, ranks=ranks.size)
+    batches = config_types.planned_split(split, batch_size=batch_size, ranks=ranks.size)
+    groups = config_types.planned_groups(settings.distributed.groups, ranks=ranks.size)
     plan = plan_of_host(settings, ranks)
     # In stdout's encoding, since tables are drawn with the characters that it has.
     shown = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding, errors="backslashreplace")
