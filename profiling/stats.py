@@ -84,8 +84,8 @@ def stats_command(
     console = make_console()
     require_free_json(json_file)
     if out is not None:
-        files = [out / name for name in ("primitives.csv", "parameters.csv", "peaks.json")]
-        files[2:2] = chart_files(out, "distribution", "roofline")
+        tables = [out / "primitives.csv", out / "parameters.csv"]
+        files = [*tables, *chart_files(out, "distribution", "roofline"), out / "peaks.json"]
         require_free_outputs(files, overwrite=overwrite)
     log = onednn_logs.read_with_progress(logs, console)
     calls = log.calls()
@@ -106,10 +106,8 @@ def stats_command(
         parameters = csv_parts(PARAMETER_COLUMNS, parameters_of(calls))
         write_parts(out / "parameters.csv", parameters)
         name = onednn_logs.name_files(log.files)
-        distribution = draw_distribution(
-            parts, title=f"oneDNN's time by kind and direction: {name}"
-        )
-        charts.save_chart(distribution, *chart_files(out, "distribution"))
+        title = f"oneDNN's time by kind and direction: {name}"
+        charts.save_chart(draw_distribution(parts, title=title), *chart_files(out, "distribution"))
         title = f"what oneDNN reaches: {name}"
         title += f"; peaks: {machine.threads} threads of {machine.cpu}" if machine else ""
         title += "".join(f"\ncaution: {caution}" for caution in cautions)

@@ -1,20 +1,15 @@
-"""Parse one line of oneDNN's log, in the formats of 1.0 to 3.12.
+"""Parse one line of oneDNN's log, in the formats of 1.0 to 3.12, or of a run's own lines in it.
 
     dnnl_verbose,exec,cpu,convolution,jit:avx2,forward_training,src_f32::…,,alg:…,mb2_ic16…,0.46
     onednn_verbose,1795230198093.04,exec,cpu,reorder,…                       2.x with time stamps
     onednn_verbose,v1,1795230198093.04,primitive,create:cache_miss,cpu,…     3.x
     onednn_verbose,v1,graph,exec,cpu,100002,sdp,…                            graphs and ukernels
+    profilednn_facts,{"rank": 0, "ranks": 2, "images_a_step": 2, "threads": 1, "cpus": "0", …}
+    profilednn_mark,1795230198092.801,begin,20,forward                       milliseconds since 1970
 
 oneDNN's own page on its verbose mode describes the fields; the others (1.0's missing attributes,
 lines of GEMM calls, micro-kernels, graphs, and attention) are from real logs and from the sources
-that print them. A run of ours adds facts about itself, and marks where each step and phase begins
-and ends (a mark's first number is milliseconds since 1970, as in oneDNN's own time stamps):
-
-    profilednn_facts,{"rank": 0, "ranks": 2, "images_a_step": 2, "threads": 1, "cpus": "0", …}
-    profilednn_mark,1795230198092.696,begin,20
-    profilednn_mark,1795230198092.801,begin,20,forward
-    profilednn_mark,1795230198904.113,end,20,forward
-    profilednn_mark,1795230199310.207,end,20
+that print them. Marks are the begin and the end of each step and phase.
 """
 
 import json
