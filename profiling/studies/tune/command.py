@@ -23,20 +23,22 @@ from common.console import make_console
 from common.errors import FINISHED, OUR_BUG, WorkerDiedError
 from common.files import require_free, write_json, write_whole
 from profiling.bench.job import JobFailedError
-from profiling.studies.tune.forecast import (
-    Constraints,
-    Convergence,
-    Forecast,
-    Plan,
-    choose_allocation,
-    convergence_of_mlperf,
-    convergence_of_probes,
-)
+from profiling.studies.tune.forecast import Constraints, Forecast, Plan, choose_allocation
 from profiling.studies.tune.gather import PlannerOptions, gathered
-from profiling.studies.tune.measurements import Measurements
-from profiling.studies.tune.model import Network, WithGroups, fit_network
+from profiling.studies.tune.measurements import (
+    Measurements,
+    epochs_of_probes,
+    settings_of_probes,
+)
+from profiling.studies.tune.model import (
+    EpochsModel,
+    Network,
+    WithGroups,
+    epochs_of_mlperf,
+    fit_network,
+)
 from profiling.studies.tune.report import landscape, print_plan
-from retinanet.mlperf.rules import NEWEST, RULES
+from retinanet.mlperf.rules import NEWEST, RULES, expectation, reference_points
 
 SLURM = Path(__file__).parents[3] / "launch" / "recipes" / "slurm.sbatch"
 LONGEST_JOB_HOURS = 24
@@ -69,26 +71,21 @@ def tune_command(options: PlannerOptions) -> int:
         print(f"error: {error}", file=sys.stderr)
         return OUR_BUG
     if measured.probes is None:
-        convergence = convergence_of_mlperf(options.rules)
+        epochs = epochs_of_mlperf(options.rules)
     else:
-        convergence = convergence_of_probes(measured.probes, config=measured.config)
+        epochs = epochs_of_probes(measured.probes, config=measured.config)
     plan = choose_allocation(
         measured,
-        convergence.epochs,
+        epochs,
         hosts=options.hosts,
         network=options.network or measured_network(measured),
         constraints=Constraints(deadline_hours=options.deadline, budget_core_hours=options.budget),
         with_groups=options.groups,
     )
     print_plan(
-        plan,
-        measured,
-        convergence.epochs,
-        given=options.network,
-        with_groups=options.groups,
-        console=console,
+        plan, measured, epochs, given=options.network, with_groups=options.groups, console=console
     )
-    write_plan(plan, measured, convergence, options=options, console=console)
+    write_plan(plan, measured, epochs, options=options, console=console)
     return FINISHED
 
 
@@ -106,7 +103,7 @@ def measured_network(measured: Measurements) -> Network:
 def write_plan(
     plan: Plan,
     measured: Measurements,
-    convergence: Convergence,
+    epochs: EpochsModel,
     *,
     options: PlannerOptions,
     console: Console,
@@ -116,8 +113,17 @@ def write_plan(
     Raises:
         InputError: A file cannot be written.
     """
-    epochs, winner = convergence.epochs, plan.winner
-    settings = [*measured.overrides, *convergence.settings(winner.allocation.global_batch)]
+    winner, batch_size = plan.winner, plan.winner.allocation.global_batch
+    if measured.probes is None:
+        expected = expectation(reference_points(options.rules), batch_size)
+        of_batch = [
+            f"training.learning_rate={expected.learning_rate:.3g}",
+            f"training.warmup_epochs={expected.warmup_epochs:g}",
+            f"training.warmup_factor={expected.warmup_factor:g}",
+        ]
+    else:
+        of_batch = settings_of_probes(measured.probes, batch_size=batch_size)
+    settings = [*measured.overrides, *of_batch]
     arguments = training_arguments(winner, config=measured.config, settings=settings)
     console.print(f"command: {launch_command(winner, arguments)}", soft_wrap=True)
     if options.slurm is not None:

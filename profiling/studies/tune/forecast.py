@@ -5,27 +5,23 @@ and the epochs until the target come the time until the target and its cost. Cho
 with a deadline the cheapest that keeps it, with a budget the soonest that it pays for.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import median
 from typing import NoReturn
 
 from common.errors import InputError
-from profiling.studies.tune.measurements import Measurements, Probes, epochs_of_probes
+from profiling.studies.tune.measurements import Measurements
 from profiling.studies.tune.model import (
     EpochsModel,
     Estimate,
     Fitted,
     Network,
     Shape,
-    StepTimeModel,
-    Update,
     WithGroups,
-    epochs_of_mlperf,
     fitted_to,
 )
-from retinanet.mlperf.rules import Rules, expectation, reference_points
 
 HOUR = 3600.0
 PLAIN = WithGroups()
@@ -93,90 +89,41 @@ def host_counts(most: int) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchange:
-    """What exchanging gradients adds to a step."""
+class HostModel:
+    """A measured host, the model of its step, and the network that joins it to others like it."""
 
-    gradient_bytes: int
-    """Gradients of one rank, as they are sent."""
-    last_bytes: int
-    """The last bucket of them, which no computing hides."""
-    on_one_host: float
-    """What it adds where all ranks are on one host, as a share of the step; measured."""
-    hidden_share: float
-    """Share of a step during which gradients can be sent: the backward pass."""
+    measured: Measurements
+    fitted: Fitted
     network: Network
 
-    def seconds(self, allocation: Allocation, *, step: float) -> float:
-        """Return what is added to a step that takes `step` seconds without it."""
-        added = self.on_one_host * step if allocation.on_host.ranks > 1 else 0.0
+    def exchange_seconds(self, allocation: Allocation, *, step: float) -> float:
+        """Return what exchanging gradients adds to a step that takes `step` seconds without it.
+
+        On a host that is a share of the step. Between hosts the backward pass hides the exchange,
+        but for the last bucket of gradients.
+        """
+        measured, ranks = self.measured, allocation.ranks // allocation.groups
+        shares = [added.share for added in measured.added] or [0.0]
+        added = max(0.0, median(shares)) * step if allocation.on_host.ranks > 1 else 0.0
         if allocation.hosts == allocation.groups:
             return added
-        ranks = allocation.ranks // allocation.groups
-        whole = self.network.all_reduce_seconds(self.gradient_bytes, ranks=ranks)
-        last = self.network.all_reduce_seconds(self.last_bytes, ranks=ranks)
-        return added + max(last, whole - self.hidden_share * step)
+        whole = self.network.all_reduce_seconds(measured.gradient_bytes, ranks=ranks)
+        last = self.network.all_reduce_seconds(measured.last_bytes, ranks=ranks)
+        return added + max(last, whole - measured.backward_share * step)
 
+    def update_seconds(self, groups: int, *, within: float, step: float) -> float:
+        """Return what a step of one of several groups takes longer, with the update of the weights.
 
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    """What is trained until the target."""
-
-    images: int
-    """Images of an epoch."""
-    evaluated_images: int
-    every: int
-    """Epochs between two evaluations."""
-    evaluation_seconds: float
-    """Time of an image, by one thread."""
-    metric_seconds: float
-    """Time of an evaluation on one rank: COCO's metric and the files."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostModel:
-    """The model of a host, and of what joins several."""
-
-    step_time: StepTimeModel
-    exchange: Exchange
-    update: Update | None
-    """None: was not measured, and no groups are asked for."""
-    error: float
-    """The largest error of its predictions of what it was not fitted to, as a share."""
-
-
-def workload_of(measured: Measurements) -> Workload:
-    """Return what forecasts need of the data."""
-    return Workload(
-        images=measured.images,
-        evaluated_images=measured.evaluated_images,
-        every=measured.every,
-        evaluation_seconds=measured.evaluation_seconds,
-        metric_seconds=measured.metric_seconds,
-    )
-
-
-def host_model(measured: Measurements, fitted: Fitted, network: Network) -> HostModel:
-    """Return what forecasts need of a host."""
-    shares = [added.share for added in measured.added]
-    update = None
-    if measured.update_seconds is not None:
-        update = Update(
-            weight_bytes=measured.gradient_bytes * (2 if measured.compress == "bf16" else 1),
-            seconds=measured.update_seconds,
-            network=network,
-        )
-    return HostModel(
-        step_time=fitted.model,
-        exchange=Exchange(
-            gradient_bytes=measured.gradient_bytes,
-            last_bytes=measured.last_bytes,
-            on_one_host=max(0.0, median(shares)) if shares else 0.0,
-            hidden_share=measured.backward_share,
-            network=network,
-        ),
-        update=update,
-        error=fitted.largest_error,
-    )
+        `within` is what the exchange within the group adds. Then the gradients are sent to rank 0,
+        it runs the optimizer, and sends the weights back. It serves one group at a time, and so
+        holds steps up where groups are many.
+        """
+        measured, network = self.measured, self.network
+        assert measured.update_seconds is not None
+        weight_bytes = measured.gradient_bytes * (2 if measured.compress == "bf16" else 1)
+        travel = weight_bytes / network.bandwidth
+        added = within + (2 * (network.latency + travel) + measured.update_seconds)
+        return max(added, groups * max(travel, measured.update_seconds) - step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,83 +146,51 @@ class Forecast:
         """Throughput of all ranks."""
         return self.allocation.groups * self.allocation.global_batch / self.step_seconds
 
+    @property
+    def waiting_share(self) -> float:
+        """Share of a step spent waiting for gradients."""
+        return self.exchange_seconds / self.step_seconds
+
+    @property
+    def epochs_text(self) -> str:
+        """The epochs, with `*` where no known training had so large a global batch."""
+        return f"{self.epochs.middle:.2f}{'*' if self.is_extrapolated else ''}"
+
 
 def forecast(
     allocation: Allocation,
     *,
     host: HostModel,
     epochs: EpochsModel,
-    workload: Workload,
     with_groups: WithGroups = PLAIN,
 ) -> Forecast:
     """Return time = epochs × images / throughput + evaluations, and cost = time × all cores.
 
     The range is that of the best and the worst training known, times the step's error.
     """
-    batch = allocation.global_batch
-    step = host.step_time.seconds(allocation.on_host)
-    exchange = host.exchange.seconds(allocation, step=step)
+    measured, model, batch = host.measured, host.fitted.model, allocation.global_batch
+    step = model.seconds(allocation.on_host)
+    exchange = host.exchange_seconds(allocation, step=step)
     needed = epochs.epochs(batch)
     if allocation.groups > 1:
-        assert host.update is not None
-        exchange += host.update.added_seconds()  # rank 0 holds steps up where groups are many
-        exchange = max(exchange, host.update.least_seconds(allocation.groups) - step)
+        exchange = host.update_seconds(allocation.groups, within=exchange, step=step)
         needed = needed.times(with_groups.epochs)
-    steps_of_epoch = max(1, workload.images // (batch * allocation.groups))
+    steps_of_epoch = max(1, measured.images // (batch * allocation.groups))
     # Ranks share the images of an evaluation; one of them computes the metric.
     threads = allocation.ranks * allocation.on_host.threads
-    shared = workload.evaluated_images * workload.evaluation_seconds / threads
-    evaluation = (shared + workload.metric_seconds) / workload.every
+    shared = measured.evaluated_images * measured.evaluation_seconds / threads
+    evaluation = (shared + measured.metric_seconds) / measured.every
     of_epoch = steps_of_epoch * (step + exchange) + evaluation
-    hours = needed.times(of_epoch / HOUR).widened(host.error)
+    hours = needed.times(of_epoch / HOUR).widened(host.fitted.largest_error)
     return Forecast(
         allocation=allocation,
         epochs=needed,
         step_seconds=step + exchange,
         exchange_seconds=exchange,
         hours=hours,
-        core_hours=hours.times(allocation.hosts * host.step_time.cores),
+        core_hours=hours.times(allocation.hosts * model.cores),
         is_extrapolated=batch > epochs.batch_sizes[-1],
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Convergence:
-    """The epochs that a configuration takes until the target, and the settings for them."""
-
-    epochs: EpochsModel
-    settings: Callable[[int], list[str]]
-    """From a global batch size to the `section.field=value` that it needs."""
-
-
-def convergence_of_mlperf(rules: Rules) -> Convergence:
-    """Return that on MLPerf's part of OpenImages v6, until mAP 0.34."""
-
-    def settings(batch_size: int) -> list[str]:
-        expected = expectation(reference_points(rules), batch_size)
-        return [
-            f"training.learning_rate={expected.learning_rate:.3g}",
-            f"training.warmup_epochs={expected.warmup_epochs:g}",
-            f"training.warmup_factor={expected.warmup_factor:g}",
-        ]
-
-    return Convergence(epochs=epochs_of_mlperf(rules), settings=settings)
-
-
-def convergence_of_probes(probes: Probes, *, config: str) -> Convergence:
-    """Return that on a configuration's own data, with the learning rates of its probe runs.
-
-    Raises:
-        InputError: A run did not reach the target.
-    """
-
-    def settings(batch_size: int) -> list[str]:
-        return [
-            f"training.learning_rate={probes.rule.scaled(batch_size):.3g}",
-            f"training.target_map={probes.target_map:g}",
-        ]
-
-    return Convergence(epochs=epochs_of_probes(probes, config=config), settings=settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,20 +245,16 @@ def choose_allocation(
             keeps the limits; names the field, and what would.
     """
     fitted = fitted_to(measured.steps, cores=measured.cores)
-    host = host_model(measured, fitted, network)
-    workload = workload_of(measured)
-    if with_groups.most > 1 and host.update is None:
+    host = HostModel(measured=measured, fitted=fitted, network=network)
+    if with_groups.most > 1 and measured.update_seconds is None:
         raise InputError(
             "--groups: the plan has no optimizer's step, as it is from before there were groups; "
             "measure anew, into another --plan"
         )
+    every = allocations(measured.shapes, most_hosts=hosts, most_groups=with_groups.most)
     forecasts = {
-        allocation: forecast(
-            allocation, host=host, epochs=epochs, workload=workload, with_groups=with_groups
-        )
-        for allocation in allocations(
-            measured.shapes, most_hosts=hosts, most_groups=with_groups.most
-        )
+        allocation: forecast(allocation, host=host, epochs=epochs, with_groups=with_groups)
+        for allocation in every
     }
 
     def cost(result: Forecast) -> tuple[float, int]:
@@ -416,9 +327,8 @@ def why_it_loses(result: Forecast, winner: Forecast) -> str:
             f"{winner.epochs.middle:.1f}"
         )
     reasons.append(f"it trains {throughput:.2f} times the images a second")
-    waiting = result.exchange_seconds / result.step_seconds
-    if waiting > WORTH_SAYING:
-        reasons.append(f"{waiting:.0%} of its steps is waiting for gradients")
+    if result.waiting_share > WORTH_SAYING:
+        reasons.append(f"{result.waiting_share:.0%} of its steps is waiting for gradients")
     return f"{times:.2f} times as long and {cost:.2f} times the core-hours: {'; '.join(reasons)}"
 
 

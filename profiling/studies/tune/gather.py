@@ -21,13 +21,7 @@ from common.files import read_json_lines
 from common.processes import REPOSITORY, running
 from launch.mpirun import choose_mpirun
 from profiling.bench.job import JobFailedError
-from profiling.studies.tune.forecast import (
-    Allocation,
-    forecast,
-    format_hours,
-    host_model,
-    workload_of,
-)
+from profiling.studies.tune.forecast import Allocation, HostModel, forecast, format_hours
 from profiling.studies.tune.measure import (
     OPENIMAGES,
     measure_between,
@@ -45,6 +39,7 @@ from profiling.studies.tune.measurements import (
     RateRule,
     read_measurements,
     require_same,
+    settings_of_probes,
     write_measurements,
 )
 from profiling.studies.tune.model import EpochsModel, Network, Runs, Shape, WithGroups, fitted_to
@@ -354,8 +349,7 @@ def train_probe(
         f"run.seed={seed}",
         f"training.batch_size={local_batch}",
         f"training.gradient_accumulation={size // local_batch}",
-        f"training.learning_rate={probes.rule.scaled(size):.3g}",
-        f"training.target_map={probes.target_map:g}",
+        *settings_of_probes(probes, batch_size=size),
         "evaluation.every=1",
         "evaluation.pictures=0",
         "checkpoint.keep=1",
@@ -408,12 +402,11 @@ def longest_hours(measured: Measurements, config: Config) -> float:
     all_epochs = Runs(batch_size=batch_size, epochs=(float(config.training.epochs),))
     result = forecast(
         Allocation(hosts=1, on_host=Shape(ranks=1, threads=threads, batch_size=batch_size)),
-        host=host_model(
-            measured,
-            fitted_to(measured.steps, cores=measured.cores),
-            Network(latency=0.0, bandwidth=math.inf, source="one host"),
+        host=HostModel(
+            measured=replace(measured, every=1),
+            fitted=fitted_to(measured.steps, cores=measured.cores),
+            network=Network(latency=0.0, bandwidth=math.inf, source="one host"),
         ),
         epochs=EpochsModel(runs=(all_epochs,), target="the last epoch", source="the configuration"),
-        workload=replace(workload_of(measured), every=1),
     )
     return result.hours.middle

@@ -157,6 +157,14 @@ def epochs_of_probes(probes: Probes, *, config: str) -> EpochsModel:
     )
 
 
+def settings_of_probes(probes: Probes, *, batch_size: int) -> list[str]:
+    """Return the `section.field=value` to train with a global batch size as the probe runs do."""
+    return [
+        f"training.learning_rate={probes.rule.scaled(batch_size):.3g}",
+        f"training.target_map={probes.target_map:g}",
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Added:
     """What exchanging gradients added to the steps of several ranks on the host."""

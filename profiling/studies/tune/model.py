@@ -321,23 +321,3 @@ class WithGroups:
     """Compute groups, each of whole hosts."""
     epochs: float = 1.0
     """Times the epochs that plain training needs at a group's batch; see `launch groups`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Update:
-    """The update of the common weights, once for each step of a group."""
-
-    weight_bytes: int
-    """Bytes that a group sends and receives."""
-    seconds: float
-    """Time of the optimizer's step by one thread; the weights are locked as long."""
-    network: Network
-
-    def added_seconds(self) -> float:
-        """Return what a group's step takes longer: gradients there, optimizer, weights back."""
-        travel = self.network.latency + self.weight_bytes / self.network.bandwidth
-        return 2 * travel + self.seconds
-
-    def least_seconds(self, groups: int) -> float:
-        """Return the step time of a group below which rank 0 could not serve so many."""
-        return groups * max(self.weight_bytes / self.network.bandwidth, self.seconds)

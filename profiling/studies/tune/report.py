@@ -20,7 +20,7 @@ from common.charts import (
     Table,
     as_png,
     new_figure,
-    text_column,
+    rows_of,
 )
 from profiling.bench.job import AllReduceTime
 from profiling.bench.results import disturbance
@@ -33,7 +33,7 @@ from profiling.studies.tune.forecast import (
     why_it_loses,
 )
 from profiling.studies.tune.measurements import Measurements
-from profiling.studies.tune.model import EpochsModel, Fitted, Network, WithGroups
+from profiling.studies.tune.model import EpochsModel, Estimate, Fitted, Network, WithGroups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,27 +91,15 @@ def print_plan(
 def fit_table(fitted: Fitted) -> Table:
     """Return each measured step beside the model's; what was left out of the fit is marked."""
     columns = (
-        Column("ranks"),
-        Column("threads"),
-        Column("images a rank"),
-        Column("measured", ".3g", unit=" s"),
-        Column("model", ".3g", unit=" s"),
+        Column("ranks", name="time.shape.ranks"),
+        Column("threads", name="time.shape.threads"),
+        Column("images a rank", name="time.shape.batch_size"),
+        Column("measured", ".3g", name="time.seconds", unit=" s"),
+        Column("model", ".3g", name="predicted", unit=" s"),
         Column("error", "+.1%"),
-        text_column(""),
+        Column("", ("", "predicted without it").__getitem__, name="was_left_out", is_number=False),
     )
-    rows = [
-        (
-            check.time.shape.ranks,
-            check.time.shape.threads,
-            check.time.shape.batch_size,
-            check.time.seconds,
-            check.predicted,
-            check.error,
-            "predicted without it" if check.was_left_out else "",
-        )
-        for check in fitted.checked
-    ]
-    return Table("a step: measured, and by the model", columns, rows)
+    return Table("a step: measured, and by the model", columns, rows_of(columns, fitted.checked))
 
 
 def format_fit(fitted: Fitted) -> str:
@@ -148,41 +136,34 @@ def choice_table(ranking: Sequence[Forecast], *, target: str) -> Table:
     best = list(ranking[:BEST_SHOWN])
     others = [result for result in soonest_by_hosts(ranking) if result not in best]
     chosen = best + others[:: max(1, len(others) // OTHERS_SHOWN)]
-    columns = (
-        Column("hosts"),
-        Column("groups"),
-        Column("ranks a host"),
-        Column("threads"),
-        Column("images a rank"),
-        Column("global batch", ","),
-        Column("epochs"),
-        Column("images/s", lambda rate: f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"),
-        Column("waiting for gradients", ".1%"),
-        Column("time"),
-        Column("core-hours", ",.0f"),
-    )
-    has_groups = any(result.allocation.groups > 1 for result in chosen)
-    rows = []
-    for result in chosen:
-        allocation, hours = result.allocation, result.hours
-        unit, name = unit_of(hours.middle)
-        low, middle, high = (value / unit for value in (hours.low, hours.middle, hours.high))
-        rows.append(
-            (
-                allocation.hosts,
-                allocation.groups if has_groups else None,
-                allocation.on_host.ranks,
-                allocation.on_host.threads,
-                allocation.on_host.batch_size,
-                allocation.global_batch,
-                f"{result.epochs.middle:.2f}{'*' if result.is_extrapolated else ''}",
-                result.images_per_second,
-                result.exchange_seconds / result.step_seconds,
-                f"{middle:.1f} {name} ({low:.1f}–{high:.1f})",
-                result.core_hours.middle,
-            )
-        )
-    return Table(f"until {target}", columns, rows).without_empty_columns()
+    columns = [
+        Column("hosts", name="allocation.hosts"),
+        Column("groups", name="allocation.groups"),
+        Column("ranks a host", name="allocation.on_host.ranks"),
+        Column("threads", name="allocation.on_host.threads"),
+        Column("images a rank", name="allocation.on_host.batch_size"),
+        Column("global batch", ",", name="allocation.global_batch"),
+        Column("epochs", name="epochs_text"),
+        Column("images/s", format_rate, name="images_per_second"),
+        Column("waiting for gradients", ".1%", name="waiting_share"),
+        Column("time", format_range, name="hours"),
+        Column("core-hours", ",.0f", name="core_hours.middle"),
+    ]
+    if all(result.allocation.groups == 1 for result in chosen):
+        del columns[1]
+    return Table(f"until {target}", columns, rows_of(columns, chosen))
+
+
+def format_rate(images_per_second: float) -> str:
+    """Return a rate with three digits, or all before the point."""
+    return f"{images_per_second:,.0f}" if images_per_second >= 100 else f"{images_per_second:.3g}"
+
+
+def format_range(hours: Estimate) -> str:
+    """Return `12.3 h (11.0–14.2)`; short times in minutes, long ones in days."""
+    unit, name = unit_of(hours.middle)
+    low, middle, high = (value / unit for value in (hours.low, hours.middle, hours.high))
+    return f"{middle:.1f} {name} ({low:.1f}–{high:.1f})"
 
 
 def turning_points(forecasts: Sequence[Forecast], winner: Forecast) -> Iterator[str]:

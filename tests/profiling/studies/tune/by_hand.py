@@ -1,7 +1,9 @@
 """Hosts, networks and measurements, written down."""
 
+from dataclasses import replace
+
 from profiling.bench.job import AllReduceTime
-from profiling.studies.tune.forecast import Exchange, HostModel, Workload
+from profiling.studies.tune.forecast import HostModel
 from profiling.studies.tune.measurements import (
     Added,
     Evaluated,
@@ -11,32 +13,20 @@ from profiling.studies.tune.measurements import (
     RateRule,
 )
 from profiling.studies.tune.model import (
+    Checked,
+    Fitted,
     Network,
     Shape,
     StepTime,
     StepTimeModel,
-    Update,
 )
 from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
 
 STEP = StepTimeModel(fixed=0.6, per_image=2.5, serial=0.02, contention=0.1, cores=56)
 NETWORK = Network(latency=20e-6, bandwidth=3e9, source="by hand")
-EXCHANGE = Exchange(
-    gradient_bytes=140_000_000,
-    last_bytes=20_000_000,
-    on_one_host=0.01,
-    hidden_share=0.6,
-    network=NETWORK,
-)
-UPDATE = Update(weight_bytes=140_000_000, seconds=0.08, network=NETWORK)
-HOST = HostModel(step_time=STEP, exchange=EXCHANGE, update=UPDATE, error=0.05)
-WORKLOAD = Workload(
-    images=TRAINING_IMAGES,
-    evaluated_images=VALIDATION_IMAGES,
-    every=1,
-    evaluation_seconds=1.5,
-    metric_seconds=25.0,
-)
+GRADIENT_BYTES, LAST_BYTES = 140_000_000, 20_000_000
+BACKWARD_SHARE = 0.6
+UPDATE_SECONDS = 0.08
 SHAPES = tuple(
     Shape(ranks=ranks, threads=56 // ranks, batch_size=images)
     for ranks in (1, 2, 4, 8)
@@ -89,8 +79,8 @@ def measurements() -> Measurements:
         classes=264,
         precision="bf16",
         compress="none",
-        gradient_bytes=EXCHANGE.gradient_bytes,
-        last_bytes=EXCHANGE.last_bytes,
+        gradient_bytes=GRADIENT_BYTES,
+        last_bytes=LAST_BYTES,
         steps=tuple(StepTime(shape=one, seconds=STEP.seconds(one)) for one in SHAPES),
         added=(Added(ranks=2, batch_size=2, share=0.01),),
         all_reduces=(
@@ -98,10 +88,19 @@ def measurements() -> Measurements:
             AllReduceTime(ranks=2, size=10**8, seconds=NETWORK.all_reduce_seconds(10**8, ranks=2)),
         ),
         all_reduces_over="by hand",
-        backward_share=EXCHANGE.hidden_share,
+        backward_share=BACKWARD_SHARE,
         data_share=0.0,
-        evaluation_seconds=WORKLOAD.evaluation_seconds,
-        metric_seconds=WORKLOAD.metric_seconds,
+        evaluation_seconds=1.5,
+        metric_seconds=25.0,
         busy_cores=0.0,
-        update_seconds=UPDATE.seconds,
+        update_seconds=UPDATE_SECONDS,
+    )
+
+
+def host() -> HostModel:
+    """That host, whose step is predicted with an error of 5 %."""
+    checked = Checked(time=measurements().steps[0], predicted=1.05, was_left_out=True)
+    exact = replace(checked, time=replace(checked.time, seconds=1.0))
+    return HostModel(
+        measured=measurements(), fitted=Fitted(model=STEP, checked=(exact,)), network=NETWORK
     )

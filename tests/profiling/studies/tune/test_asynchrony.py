@@ -17,17 +17,17 @@ from profiling.studies.tune.forecast import (
 from profiling.studies.tune.model import Shape, WithGroups, epochs_of_mlperf
 from retinanet.mlperf.rules import NEWEST, TRAINING_IMAGES
 from tests.profiling.studies.tune.by_hand import (
-    EXCHANGE,
-    HOST,
+    GRADIENT_BYTES,
     NETWORK,
     STEP,
-    UPDATE,
-    WORKLOAD,
+    UPDATE_SECONDS,
+    host,
     measurements,
 )
 
 SHAPE = Shape(ranks=1, threads=56, batch_size=2)
 EPOCHS = epochs_of_mlperf(NEWEST)
+HOST = host()
 
 
 def of(hosts: int, groups: int, *, times: float = 1.0) -> Forecast:
@@ -35,7 +35,6 @@ def of(hosts: int, groups: int, *, times: float = 1.0) -> Forecast:
         Allocation(hosts=hosts, on_host=SHAPE, groups=groups),
         host=HOST,
         epochs=EPOCHS,
-        workload=WORKLOAD,
         with_groups=WithGroups(most=groups, epochs=times),
     )
 
@@ -59,16 +58,16 @@ def test_groups_need_as_many_more_epochs_as_was_told() -> None:
 def test_a_step_of_a_group_ends_with_gradients_there_a_step_and_weights_back() -> None:
     step = STEP.seconds(SHAPE)
     one_host_each = of(4, 4)
-    travel = NETWORK.latency + UPDATE.weight_bytes / NETWORK.bandwidth
-    assert one_host_each.exchange_seconds == pytest.approx(2 * travel + UPDATE.seconds)
+    travel = NETWORK.latency + GRADIENT_BYTES / NETWORK.bandwidth
+    assert one_host_each.exchange_seconds == pytest.approx(2 * travel + UPDATE_SECONDS)
     two_hosts_each = of(8, 4)
-    within = EXCHANGE.seconds(Allocation(hosts=2, on_host=SHAPE), step=step)
-    expected = within + 2 * travel + UPDATE.seconds
+    within = HOST.exchange_seconds(Allocation(hosts=2, on_host=SHAPE), step=step)
+    expected = within + 2 * travel + UPDATE_SECONDS
     assert two_hosts_each.exchange_seconds == pytest.approx(expected)
 
 
 def test_rank_0_serves_so_many_groups_and_no_more() -> None:
-    busy = max(UPDATE.weight_bytes / NETWORK.bandwidth, UPDATE.seconds)
+    busy = max(GRADIENT_BYTES / NETWORK.bandwidth, UPDATE_SECONDS)
     assert of(400, 400).step_seconds == pytest.approx(400 * busy)
     assert of(2, 2).step_seconds < 2 * STEP.seconds(SHAPE)
 

@@ -16,14 +16,15 @@ from profiling.studies.tune.forecast import (
 )
 from profiling.studies.tune.model import Network, Shape, epochs_of_mlperf
 from retinanet.mlperf.rules import NEWEST, TRAINING_IMAGES
-from tests.profiling.studies.tune.by_hand import EXCHANGE, HOST, NETWORK, STEP, WORKLOAD
+from tests.profiling.studies.tune.by_hand import GRADIENT_BYTES, LAST_BYTES, NETWORK, STEP, host
 
 SHAPE = Shape(ranks=8, threads=7, batch_size=2)
 EPOCHS = epochs_of_mlperf(NEWEST)
+HOST = host()
 
 
 def of(allocation: Allocation) -> Forecast:
-    return forecast(allocation, host=HOST, epochs=EPOCHS, workload=WORKLOAD)
+    return forecast(allocation, host=HOST, epochs=EPOCHS)
 
 
 def test_hours_are_epochs_times_steps_times_their_seconds_and_evaluations() -> None:
@@ -39,12 +40,9 @@ def test_hours_are_epochs_times_steps_times_their_seconds_and_evaluations() -> N
 
 
 def test_evaluations_every_other_epoch_cost_half() -> None:
-    rare = replace(WORKLOAD, every=2)
+    rare = replace(HOST, measured=replace(HOST.measured, every=2))
     one = Allocation(hosts=1, on_host=SHAPE)
-    hours = [
-        forecast(one, host=HOST, epochs=EPOCHS, workload=workload).hours.middle
-        for workload in (WORKLOAD, rare)
-    ]
+    hours = [forecast(one, host=model, epochs=EPOCHS).hours.middle for model in (HOST, rare)]
     evaluation = (24_781 * 1.5 / 56 + 25.0) / 3600
     assert hours[0] - hours[1] == pytest.approx(4.0 * evaluation / 2)
 
@@ -60,23 +58,25 @@ def test_range_is_that_of_the_best_and_worst_run_and_of_the_models_error() -> No
 
 
 def test_one_host_does_not_use_the_network() -> None:
-    slow = replace(EXCHANGE, network=Network(latency=1.0, bandwidth=1.0, source=""))
+    slow = replace(HOST, network=Network(latency=1.0, bandwidth=1.0, source=""))
     step = STEP.seconds(SHAPE)
-    assert slow.seconds(Allocation(hosts=1, on_host=SHAPE), step=step) == pytest.approx(0.01 * step)
-    assert slow.seconds(Allocation(hosts=2, on_host=SHAPE), step=step) > 1e7
+    assert slow.exchange_seconds(Allocation(hosts=1, on_host=SHAPE), step=step) == pytest.approx(
+        0.01 * step
+    )
+    assert slow.exchange_seconds(Allocation(hosts=2, on_host=SHAPE), step=step) > 1e7
 
 
 def test_backward_pass_hides_the_exchange_but_for_its_last_bucket() -> None:
     two = Allocation(hosts=2, on_host=Shape(ranks=1, threads=56, batch_size=1))
-    last = NETWORK.all_reduce_seconds(EXCHANGE.last_bytes, ranks=2)
-    whole = NETWORK.all_reduce_seconds(EXCHANGE.gradient_bytes, ranks=2)
-    assert EXCHANGE.seconds(two, step=100.0) == pytest.approx(last)
-    assert EXCHANGE.seconds(two, step=0.0) == pytest.approx(whole)
+    last = NETWORK.all_reduce_seconds(LAST_BYTES, ranks=2)
+    whole = NETWORK.all_reduce_seconds(GRADIENT_BYTES, ranks=2)
+    assert HOST.exchange_seconds(two, step=100.0) == pytest.approx(last)
+    assert HOST.exchange_seconds(two, step=0.0) == pytest.approx(whole)
 
 
 def test_a_rank_alone_exchanges_nothing() -> None:
     alone = Allocation(hosts=1, on_host=Shape(ranks=1, threads=56, batch_size=2))
-    assert EXCHANGE.seconds(alone, step=3.0) == 0.0
+    assert HOST.exchange_seconds(alone, step=3.0) == 0.0
 
 
 def test_more_ranks_at_a_fixed_local_batch_cost_more_core_hours_and_finally_more_time() -> None:

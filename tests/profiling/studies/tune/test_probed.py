@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from common.errors import InputError
-from profiling.studies.tune.forecast import convergence_of_probes
 from profiling.studies.tune.measurements import (
     Evaluated,
     ProbeRun,
     Probes,
     RateRule,
     epochs_of_probes,
+    settings_of_probes,
 )
 from tests.profiling.studies.tune.by_hand import probed, probes
 
@@ -86,7 +86,7 @@ def test_adams_rate_grows_with_the_square_root_of_the_batch_and_sgds_with_the_ba
 
 
 def test_command_has_the_target_and_the_rate_of_the_same_rule() -> None:
-    settings = convergence_of_probes(probes(), config="demo.yaml").settings(32)
+    settings = settings_of_probes(probes(), batch_size=32)
     assert settings == ["training.learning_rate=0.0006", "training.target_map=0.3"]
 
 
