@@ -60,11 +60,7 @@ def groups_command(
     cold_start: int,  # the option's name
     whole: bool,
 ) -> int:
-    """Find which groups and momentum to take, and print them; returns the exit code.
-
-    Raises:
-        InputError: A training cannot be started or did not end well, or the folder has other ones.
-    """
+    """Find which groups and momentum to take, and print them; returns the exit code."""
     settings = load_config(config, overrides)
     choose_mpirun(mpirun)  # refuses at once where there is none
     console = make_console(pipe_width=140)

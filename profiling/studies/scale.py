@@ -90,11 +90,7 @@ class ScaleOptions:
 
 
 def scale_command(options: ScaleOptions) -> int:
-    """Run the study, print it, write it; returns the exit code.
-
-    Raises:
-        InputError: Nothing fits, there is no mpirun, or a file cannot be read or written.
-    """
+    """Run the study, print it, write it; returns the exit code."""
     json_file = options.json_file
     chart = options.chart or (json_file.with_suffix(".png") if json_file else None)
     outputs = [file for file in (json_file, chart) if file is not None]
@@ -136,11 +132,7 @@ def scale_command(options: ScaleOptions) -> int:
 
 
 def combine_here(options: ScaleOptions, config: Config) -> list[Combination]:
-    """Return all combinations, planned on what this process may use of this host.
-
-    Raises:
-        InputError: None of them fits.
-    """
+    """Return all combinations, planned on what this process may use of this host."""
     allowance = read_allowance()
     combinations = combine(
         options.ranks,
@@ -266,9 +258,6 @@ def put_out_study(
 
     `combinations` are all that were asked for; `other_cores` are cores of this host that other work
     kept busy meanwhile, where all ranks ran here.
-
-    Raises:
-        InputError: A file cannot be written.
     """
     console = make_console()
     measured, weak = study.measured, options.global_batch is None
@@ -431,9 +420,6 @@ def draw_chart(measured: Sequence[Measured], file: Path, *, title: str, weak: bo
     """Write a PNG: throughput by ranks (left), the share of a step in communication (right).
 
     `weak`: whether each rank had as many images; else all together had.
-
-    Raises:
-        InputError: The file cannot be written.
     """
     figure = new_figure(width=12, height=4.8)
     throughput, communication = figure.subplots(1, 2)

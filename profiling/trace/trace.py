@@ -146,11 +146,7 @@ class BytesMoved(NamedTuple):
 
 
 def bytes_moved_of(content: Any, file: Path) -> BytesMoved | None:
-    """Return what a trace's file holds under `KEY`; None where it holds nothing.
-
-    Raises:
-        InputError: It is not what a training writes there.
-    """
+    """Return what a trace's file holds under `KEY`; None where it holds nothing."""
     if content is None:
         return None
     try:
@@ -276,11 +272,7 @@ class _Reader:
 
 
 def nanoseconds(microseconds: str | int) -> int:
-    """Return microseconds as ns, exactly: `4446000509720.008` has more digits than a float holds.
-
-    Raises:
-        ValueError: It is no number.
-    """
+    """Return microseconds as ns, exactly: `4446000509720.008` has more digits than a float holds."""
     if isinstance(microseconds, int):
         return microseconds * 1000
     whole, _, fraction = microseconds.partition(".")
@@ -418,11 +410,7 @@ class TraceEvents:
                 return ""
 
     def _value(self) -> Any:
-        """Return the next value.
-
-        Raises:
-            EOFError: The file ends within it.
-        """
+        """Return the next value."""
         self._peek()
         while True:
             try:
@@ -504,11 +492,7 @@ GZIP_WINDOW = 31
 
 
 def text_chunks(file: IO[bytes], advance: Callable[[int, str], None]) -> Iterator[str]:
-    """Yield UTF-8 text, plain or in gzip; a packed file gives what precedes its damage.
-
-    Raises:
-        UnicodeDecodeError: It is no UTF-8.
-    """
+    """Yield UTF-8 text, plain or in gzip; a packed file gives what precedes its damage."""
 
     def read() -> Iterator[bytes]:
         done = 0

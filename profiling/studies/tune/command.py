@@ -53,12 +53,7 @@ NETWORK = re.compile(
 
 
 def tune_command(options: PlannerOptions) -> int:
-    """Find which allocation to take, and print it; returns the exit code.
-
-    Raises:
-        InputError: The network between hosts is not known, an output exists, the plan is another
-            file, a probe run did not reach its target, or no allocation keeps the limits.
-    """
+    """Find which allocation to take, and print it; returns the exit code."""
     outputs = [options.chart, options.slurm, options.json_file]
     files = [file for file in outputs if file is not None]
     require_free(files, overwrite=False, advice="give another name")
@@ -108,11 +103,7 @@ def write_plan(
     options: PlannerOptions,
     console: Console,
 ) -> None:
-    """Print the winner's command, and write the files that were asked for.
-
-    Raises:
-        InputError: A file cannot be written.
-    """
+    """Print the winner's command, and write the files that were asked for."""
     winner, batch_size = plan.winner, plan.winner.allocation.global_batch
     if measured.probes is None:
         expected = expectation(reference_points(options.rules), batch_size)

@@ -24,6 +24,7 @@ from profiling.bench.job import JobFailedError
 from profiling.studies.tune.forecast import Allocation, HostModel, forecast, format_hours
 from profiling.studies.tune.measure import (
     OPENIMAGES,
+    ROUNDS,
     measure_between,
     measure_host,
     named_hosts,
@@ -136,11 +137,7 @@ def gathered(options: PlannerOptions, *, console: Console) -> Measurements:
 def require_same_training(
     options: PlannerOptions, stored: Measurements | PartialMeasurement
 ) -> None:
-    """Refuse a plan of another training.
-
-    Raises:
-        InputError: Names what it was measured with.
-    """
+    """Refuse a plan of another training."""
     if options.data not in (None, stored.data):
         raise InputError(
             f"{options.plan}: was measured with --data {stored.data}; leave --data out, or give "
@@ -157,9 +154,6 @@ def wanted_probes(options: PlannerOptions, stored: Stored, *, name: str) -> Prob
     """Return the probe runs that there are to be; None for data with MLPerf's reference points.
 
     What the options leave open is as it was stored, or as configured.
-
-    Raises:
-        InputError: Options of probes do not fit the data, or are missing.
     """
     if name == OPENIMAGES:
         values = {
@@ -197,11 +191,7 @@ def wanted_probes(options: PlannerOptions, stored: Stored, *, name: str) -> Prob
 
 
 def first_probes(options: PlannerOptions, *, name: str) -> Probes:
-    """Return those of a plan that has none.
-
-    Raises:
-        InputError: There are no batch sizes, or no target.
-    """
+    """Return those of a plan that has none."""
     if options.probe is None:
         raise InputError(
             f"--data {name}: nobody knows its epochs yet; give --probe 8,16,32, the global batch "
@@ -231,20 +221,14 @@ def probes_folder(plan: Path) -> Path:
 def measured_here(
     options: PlannerOptions, begun: PartialMeasurement | None, *, name: str, console: Console
 ) -> Measurements:
-    """Measure this host, or what an earlier command has left to measure.
-
-    Raises:
-        InputError: What was begun is of another machine, other packages or another training.
-        JobFailedError, WorkerDiedError: A measurement could not go on.
-        KeyboardInterrupt: Ctrl-C, after a line that says what is kept.
-    """
+    """Measure this host, or what an earlier command has left to measure."""
     mpirun = choose_mpirun(options.mpirun)
     data = trained_data(name, options.overrides, console=console)
     wanted = what_to_measure(data, overrides=options.overrides)
     latest = wanted.begin()
 
     def done() -> str:
-        return f"{latest.done} of {wanted.rounds * len(latest.measured)} jobs"
+        return f"{latest.done} of {ROUNDS * len(latest.measured)} jobs"
 
     if begun is not None:
         assert options.plan is not None
@@ -273,13 +257,7 @@ def measured_here(
 def with_probes(
     options: PlannerOptions, measured: Measurements, probes: Probes, *, console: Console
 ) -> Measurements:
-    """Return the measurements with all probe runs that are wanted.
-
-    Raises:
-        InputError: Some are missing and `--probe` is not given, or the configuration is gone.
-        JobFailedError: A training did not end well; it has printed why.
-        KeyboardInterrupt: Ctrl-C, after a line that says what is kept.
-    """
+    """Return the measurements with all probe runs that are wanted."""
     assert options.plan is not None
     missing = probes.missing
     if missing and options.probe is None:  # on a laptop no training shall begin unasked
@@ -372,12 +350,7 @@ def train_probe(
 
 
 def run_training(options: Sequence[str], *, say: Callable[[str], None]) -> None:
-    """Run `train.py`; Ctrl-C and SIGTERM let it write a checkpoint first.
-
-    Raises:
-        JobFailedError: It did not end well; it has printed why.
-        KeyboardInterrupt: It was stopped.
-    """
+    """Run `train.py`; Ctrl-C and SIGTERM let it write a checkpoint first."""
     command = [sys.executable, str(REPOSITORY / "train.py"), *options]
     with running(command, patience_s=SECONDS_FOR_A_CHECKPOINT, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

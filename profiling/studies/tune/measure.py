@@ -60,7 +60,7 @@ EVALUATION_IMAGES = 2
 RUNS, WARM_UP_RUNS = 3, 2
 """Runs of evaluation and optimizer."""
 METRIC_SHARE = 10
-"""The metric is computed of a tenth of the images; it takes ten times as long for all."""
+"""The metric of all images takes ten times as long as that of a tenth."""
 BUCKET_BYTES = 25 * 2**20
 """Gradients that DDP exchanges together; nothing hides the exchange of the last bucket."""
 HOST_SIZES = (2**12, 2**20, 2**25)
@@ -133,22 +133,22 @@ def trained_data(name: str, overrides: Sequence[str], *, console: Console) -> Tr
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementPlan:
-    """What there is to measure on this host."""
+    """What there is to measure on this host, of what this process may use."""
 
-    command: str
     measured: tuple[Shape, ...]
     shapes: tuple[Shape, ...]
     """All that the host has the cores and the memory for."""
     data: TrainedData
-    overrides: tuple[str, ...]
-    """The user's."""
-    job_overrides: tuple[str, ...]
-    """Those of the measured jobs: the user's, and synthetic data where there is no data set."""
     config: Config
     """With the user's overrides."""
+    overrides: tuple[str, ...]
     cores: int
     sockets: int
-    rounds: int
+
+    @property
+    def job_overrides(self) -> tuple[str, ...]:
+        """The user's, and synthetic data where there is no data set."""
+        return (*self.overrides, *synthetic_data(self.config, classes=self.data.classes))
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of `Measurements` that need no measurement, as JSON has them."""
@@ -177,19 +177,20 @@ class MeasurementPlan:
 
     def begin(self) -> PartialMeasurement:
         """Return a measurement of which nothing is measured yet."""
+        command = ("python", "-m", "launch", "tune", "--data", self.data.name, *self.overrides)
         return PartialMeasurement(
-            command=self.command,
+            command=shlex.join(command),
             environment=environment(),
             data=self.data.name,
             overrides=self.overrides,
-            question=self.facts() | {"rounds": self.rounds, "jobs": list(self.job_overrides)},
+            question=self.facts() | {"rounds": ROUNDS, "jobs": list(self.job_overrides)},
             measured=self.measured,
             shapes=self.shapes,
         )
 
 
 def what_to_measure(data: TrainedData, *, overrides: Sequence[str]) -> MeasurementPlan:
-    """Plan as much as the planner needs, of what this process may use of the host.
+    """Plan as much as the planner needs.
 
     Raises:
         InputError: A setting is wrong, or there is not enough memory.
@@ -197,20 +198,18 @@ def what_to_measure(data: TrainedData, *, overrides: Sequence[str]) -> Measureme
     from retinanet.engine.engines import chosen_engine  # noqa: PLC0415
     from retinanet.memory import memory_need, model_bytes  # noqa: PLC0415
 
-    config = load_config(data.config, overrides)
-    allowance = read_allowance()
+    config, classes = load_config(data.config, overrides), data.classes
+    allowance, free = read_allowance(), memory_left()
     sockets = sockets_of(read_topology().restricted(allowance.cpus))
     pairs = fitting_shapes(sockets, quota=allowance.quota, request=core_request(config))
-
-    free = memory_left()
-    sizes = model_bytes(config.model, config.training, num_classes=data.classes)
+    sizes = model_bytes(config.model, config.training, num_classes=classes)
     engine = chosen_engine(config.engine.name)
 
     def fits(shape: Shape) -> bool:
         """Return whether a shape's ranks find the memory that they are estimated to take."""
-        of_shape = replace(config, training=replace(config.training, batch_size=shape.batch_size))
+        trained = replace(config, training=replace(config.training, batch_size=shape.batch_size))
         need = memory_need(
-            of_shape, sizes, num_classes=data.classes, engine=engine, ranks_on_host=shape.ranks
+            trained, sizes, num_classes=classes, engine=engine, ranks_on_host=shape.ranks
         )
         wanted = shape.ranks * (need.all + anonymous_bytes()) + sizes.checkpoint
         return free is None or wanted <= MEMORY_SHARE * free.size
@@ -221,16 +220,13 @@ def what_to_measure(data: TrainedData, *, overrides: Sequence[str]) -> Measureme
         raise InputError("memory: not even one image fits; give a smaller data.image_size")
     chosen = measured_pairs(pairs, most=MOST_PAIRS)
     return MeasurementPlan(
-        command=shlex.join(["python", "-m", "launch", "tune", "--data", data.name, *overrides]),
         measured=tuple(filter(fits, with_batches(chosen, own=own))),
         shapes=shapes,
         data=data,
-        overrides=tuple(overrides),
-        job_overrides=(*overrides, *synthetic_data(config, classes=data.classes)),
         config=config,
+        overrides=tuple(overrides),
         cores=count_cores(sockets),
         sockets=len(sockets),
-        rounds=ROUNDS,
     )
 
 
@@ -253,11 +249,10 @@ def synthetic_data(config: Config, *, classes: int) -> tuple[str, ...]:
 def measured_pairs(shapes: Sequence[tuple[int, int]], *, most: int) -> list[tuple[int, int]]:
     """Return ranks and threads to measure: at most so many of the host's, and that of most ranks.
 
-    And single ranks of their threads: a single rank shows what threads bring, several show what
-    ranks take from each other.
+    And single ranks of their threads, which show what threads bring; several ranks take from each
+    other.
     """
-    step = max(1, -(-len(shapes) // most))
-    chosen = {*shapes[::step], shapes[-1]}
+    chosen = {*shapes[:: max(1, -(-len(shapes) // most))], shapes[-1]}
     return sorted(chosen | {(1, threads) for _, threads in chosen})
 
 
@@ -301,7 +296,7 @@ def measure_host(
         measured = measure_steps(
             begun.measured,
             template,
-            rounds=plan.rounds,
+            rounds=ROUNDS,
             mpirun=mpirun,
             console=console,
             before=begun.jobs,
@@ -400,11 +395,13 @@ def shape_of(measured: Measured) -> Shape:
 
 def with_jobs(begun: PartialMeasurement, measured: Sequence[Measured]) -> PartialMeasurement:
     """Return a measurement with these jobs in the place of those before."""
-    jobs = [
-        JobsOfShape(shape=shape_of(result), jobs=tuple(map(tuple, result.jobs)))
-        for result in measured
-    ]
-    return replace(begun, jobs=tuple(jobs))
+    return replace(
+        begun,
+        jobs=tuple(
+            JobsOfShape(shape=shape_of(result), jobs=tuple(map(tuple, result.jobs)))
+            for result in measured
+        ),
+    )
 
 
 def step_time(measured: Measured) -> StepTime:
