@@ -13,7 +13,18 @@ from statistics import median
 
 from rich.console import Console
 
-from common.charts import BLUE, GREEN, ORANGE, PURPLE, RED, Column, Table, as_png, new_figure
+from common.charts import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    RED,
+    Column,
+    Table,
+    as_png,
+    new_figure,
+    rows_of,
+)
 from common.cli import add_command, add_overrides, positive
 from common.console import make_console, progress
 from common.errors import FINISHED
@@ -203,9 +214,9 @@ COLOURS = (BLUE, GREEN, ORANGE, RED, PURPLE, "#8d6e63")
 WINDOW_SHARE = 0.15
 """Share of a probe's steps over whose losses each drawn median is taken."""
 SETTING_COLUMNS = (
-    Column("groups"),
-    Column("beta1", "g"),
-    Column("learning rate", lambda rate: f"× {rate:g}"),
+    Column("groups", name="setting.groups"),
+    Column("beta1", "g", name="setting.beta1"),
+    Column("learning rate", lambda rate: f"× {rate:g}", name="setting.rate"),
 )
 
 
@@ -213,18 +224,18 @@ def print_probes(job: Job, probes: Sequence[Probed], *, title: str, console: Con
     """Print the probes and the choice, and draw them into the study's folder."""
     chosen, of_probes, file = best(probes), losses(probes), job.folder / "probes.png"
     write_whole(file, loss_chart(probes, chosen, title=title))
+
+    def format_loss(setting: Setting) -> str:
+        return f"{of_probes[setting].mean:.4f} ± {of_probes[setting].error:.4f}"
+
     columns = (
         *SETTING_COLUMNS,
-        Column("loss"),
-        Column("images/s", ".1f"),
-        Column("mean staleness", ".2f"),
+        Column("loss", format_loss, name="setting"),
+        Column("images/s", lambda points: f"{images_per_second(points):.1f}", name="points"),
+        Column("mean staleness", ".2f", name="staleness"),
     )
-    rows = []
-    for probed in sorted(probes, key=lambda probed: of_probes[probed.setting].mean):
-        setting, loss = probed.setting, of_probes[probed.setting]
-        rate = images_per_second(probed.points)
-        mean = f"{loss.mean:.4f} ± {loss.error:.4f}"
-        rows.append((setting.groups, setting.beta1, setting.rate, mean, rate, probed.staleness))
+    ordered = sorted(probes, key=lambda probed: of_probes[probed.setting].mean)
+    rows = rows_of(columns, ordered)
     seconds = common_seconds(probes)
     heading = f"training loss after {seconds:.0f} s of steps, from one cold start"
     console.print(Table(heading, columns, rows).for_console())
@@ -257,29 +268,15 @@ def print_trained(trained: Sequence[Trained], file: Path, *, title: str, console
     write_whole(file, map_chart(trained, title=title))
     columns = (
         *SETTING_COLUMNS,
-        Column("time", minutes),
+        Column("time", minutes, name="seconds"),
         Column("epochs", ".3g"),
         Column("steps"),
         Column("staleness", ".2f"),
-        Column("mAP", ".3f"),
-        Column("mAP50", ".3f"),
-        Column("target"),
+        Column("mAP", ".3f", name="best.map"),
+        Column("mAP50", ".3f", name="best.map_50"),
+        Column("target", ("not reached", "reached").__getitem__, name="is_reached"),
     )
-    rows = [
-        (
-            result.setting.groups,
-            result.setting.beta1,
-            result.setting.rate,
-            result.seconds,
-            result.epochs,
-            result.steps,
-            result.staleness,
-            result.best.map,
-            result.best.map_50,
-            "reached" if result.is_reached else "not reached",
-        )
-        for result in in_order(trained)
-    ]
+    rows = rows_of(columns, in_order(trained))
     console.print(Table("whole trainings, to the target or the end", columns, rows).for_console())
     for line in compare_trained(trained):
         console.print(line, soft_wrap=True)

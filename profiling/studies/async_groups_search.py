@@ -141,10 +141,10 @@ def cold_start(job: Job, *, seconds: float, advance: Advance) -> int:
     Raises:
         InputError: The training did not end well.
     """
-    run = job.folder / COLD_START
     options = (*FOR_PROBES, "distributed.groups=1", "--auto-resume")
-    train_for(job, run, options, seconds=seconds, after_step=0, advance=advance)
-    return max(record["step"] for record in records_of(run) if record["kind"] == "step")
+    run = job.folder / COLD_START
+    steps = train_for(job, run, options, seconds=seconds, after_step=0, advance=advance)
+    return max(record["step"] for record in steps)
 
 
 def probe(
@@ -160,8 +160,7 @@ def probe(
     copy_cold_start(job, run)
     options = (*FOR_PROBES, *setting.overrides(job.learning_rate), "--resume")
     try:
-        train_for(job, run, options, seconds=seconds, after_step=after_step, advance=advance)
-        return [record for record in records_of(run) if is_step_after(record, after_step)]
+        return train_for(job, run, options, seconds=seconds, after_step=after_step, advance=advance)
     finally:
         shutil.rmtree(run / "checkpoints", ignore_errors=True)  # half a gigabyte each
 
@@ -208,15 +207,13 @@ def train_for(
     seconds: float,
     after_step: int,
     advance: Advance,
-) -> None:
-    """Start or continue a run, and stop it after so many seconds of steps; raises as `train`."""
+) -> list[dict[str, Any]]:
+    """Start or continue a run, and stop it after so many seconds of steps, which it returns."""
 
     def seconds_done() -> float:
         points = points_of(records_of(run), after_step=after_step)
         return points[-1].seconds if points else 0.0
 
-    if run.exists() and seconds_done() >= seconds:
-        return
     before = 0.0
 
     def stop_in_time(process: "subprocess.Popen[str]") -> None:
@@ -227,7 +224,9 @@ def train_for(
             process.send_signal(signal.SIGTERM)
         before = done
 
-    train(job, run, options, look=stop_in_time, expected=STOPPED_BY_SIGNAL)
+    if not run.exists() or seconds_done() < seconds:
+        train(job, run, options, look=stop_in_time, expected=STOPPED_BY_SIGNAL)
+    return steps_after(records_of(run), after_step)
 
 
 def train(
@@ -240,10 +239,8 @@ def train(
 ) -> None:
     """Train a run and call `look` now and then; the output goes to a file beside its folder.
 
-    Ctrl-C and SIGTERM let it write a checkpoint first.
-
-    Raises:
-        InputError: Its exit code is not the expected one; has the run's own last line.
+    Ctrl-C and SIGTERM let it write a checkpoint first. Another exit code than the expected one is
+    an InputError with the run's own last line.
     """
     command = job.command(
         sys.executable, f"run.root={run.parent}", f"run.name={run.name}", *options
@@ -277,22 +274,19 @@ def records_of(run: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A training step."""
+    """A training step of a group, done so long after the first step that counts began."""
 
     seconds: float
-    """When it was done, since the first step that counts began."""
     loss: float
     images: int
-    """Images of its own group."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """An evaluation."""
+    """An evaluation, and the time of all steps before it and of evaluations including it."""
 
     epoch: float
     seconds: float
-    """When it was done: the time of all steps before it, and of evaluations including this one."""
     map: float
     map_50: float
 
@@ -305,21 +299,23 @@ class Loss:
     error: float
 
 
-def is_step_after(record: Mapping[str, Any], after_step: int) -> bool:
-    """Return whether a record is of a step after another."""
-    return record["kind"] == "step" and record["step"] > after_step
+def steps_after(records: Sequence[dict[str, Any]], after_step: int) -> list[dict[str, Any]]:
+    """Return the steps after another, of the lines of `metrics.jsonl`."""
+    return [
+        record for record in records if record["kind"] == "step" and record["step"] > after_step
+    ]
 
 
-def points_of(records: Sequence[Mapping[str, Any]], *, after_step: int = 0) -> list[Point]:
-    """Return the steps after `after_step` in order of time, of the lines of `metrics.jsonl`.
+def points_of(records: Sequence[dict[str, Any]], *, after_step: int = 0) -> list[Point]:
+    """Return the steps after another in order of time.
 
     Groups work in parallel since the last step of all ranks.
     """
     together = 0.0
     apart: dict[int, float] = {}
     points = []
-    for record in records:
-        if not is_step_after(record, after_step) or record["loss"] is None:
+    for record in steps_after(records, after_step):
+        if record["loss"] is None:
             continue
         if "group" in record:
             at = apart.get(record["group"], together) + record["seconds"]
@@ -331,7 +327,7 @@ def points_of(records: Sequence[Mapping[str, Any]], *, after_step: int = 0) -> l
     return sorted(points, key=lambda point: point.seconds)
 
 
-def map_curve(records: Sequence[Mapping[str, Any]]) -> list[Evaluated]:
+def map_curve(records: Sequence[dict[str, Any]]) -> list[Evaluated]:
     """Return the evaluations of a run, in order; a metric that does not exist counts as 0."""
     curve, evaluating = [], 0.0
     for place, record in enumerate(records):
@@ -350,7 +346,7 @@ def map_curve(records: Sequence[Mapping[str, Any]]) -> list[Evaluated]:
     return curve
 
 
-def mean_staleness(records: Sequence[Mapping[str, Any]]) -> float:
+def mean_staleness(records: Sequence[dict[str, Any]]) -> float:
     """Return the mean staleness of groups' steps; 0 if all ranks have taken each step together."""
     values = [record["staleness"] for record in records if "staleness" in record]
     return fmean(values) if values else 0.0
@@ -371,12 +367,11 @@ def images_per_second(points: Sequence[Point]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Probed:
-    """The result of a probe."""
+    """The result of a probe, with the mean staleness of its steps."""
 
     setting: Setting
     points: list[Point]
     staleness: float
-    """Mean of the steps."""
 
     @property
     def is_grouped(self) -> bool:
@@ -436,10 +431,9 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """All results so far."""
+    """All results so far; a command that is `about` other options cannot continue from them."""
 
     about: dict[str, Any]
-    """What all of them were made with: a command with other options cannot continue from them."""
     probes: list[Probed]
     trained: list[Trained]
 

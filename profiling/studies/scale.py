@@ -23,12 +23,13 @@ from common.charts import (
     Column,
     Table,
     new_figure,
+    rows_of,
     save_chart,
     write_in_place_of_chart,
 )
 from common.cli import add_command, add_json_option, add_overrides, numbers, positive
 from common.console import make_console
-from common.errors import InputError
+from common.errors import FINISHED, INTERRUPTED, InputError, described
 from common.files import require_free
 from common.machine import environment
 from launch.hosts import add_where
@@ -37,7 +38,7 @@ from launch.mpirun import choose_mpirun
 from launch.placement import count_ranks
 from launch.run import chosen_hosts
 from launch.topology import read_topology
-from profiling.bench.job import MeasuredJob
+from profiling.bench.job import JobFailedError, MeasuredJob
 from profiling.bench.report import put_out
 from profiling.bench.results import background_load, disturbance
 from profiling.studies.scale_study import (
@@ -116,19 +117,31 @@ def scale_command(options: ScaleOptions) -> int:
             alternate=True,  # so that the cost of the exchange shows within one job
             scenes=Path(folder, "scenes"),  # synthetic data is drawn once for all jobs
         )
-        run_rounds(study, job, mpirun=mpirun, console=make_console())
+        code, ended_by = FINISHED, ""
+        try:
+            run_rounds(study, job, mpirun=mpirun, console=make_console())
+        except JobFailedError as error:
+            code, ended_by = error.code, f"{study.running}: {error}"
+        except KeyboardInterrupt as error:
+            code, ended_by = INTERRUPTED, described(error) or ""
     if study.done:
         on_hosts = any(each.hosts for each in study.combinations)
-        other_cores = 0.0 if on_hosts else others.cores
-        put_out_study(study, combinations, options, config=config, other_cores=other_cores)
+        put_out_study(
+            study,
+            combinations,
+            options,
+            config=config,
+            ended_by=ended_by,
+            other_cores=0.0 if on_hosts else others.cores,
+        )
         if chart is not None:
             title = chart_title(study.measured, config=config, global_batch=options.global_batch)
             draw_chart(study.measured, chart, title=title, weak=options.global_batch is None)
             make_console().print(f"chart: {chart}", soft_wrap=True)
-    if study.ended_by:
+    if ended_by:
         so_far = f"; incomplete: {study.done} of {len(study.order)} jobs" if study.done else ""
-        print(f"{study.ended_by}{so_far}", file=sys.stderr)
-    return study.code
+        print(f"{ended_by}{so_far}", file=sys.stderr)
+    return code
 
 
 def combine_here(options: ScaleOptions, config: Config) -> list[Combination]:
@@ -252,6 +265,7 @@ def put_out_study(
     options: ScaleOptions,
     *,
     config: Config,
+    ended_by: str,
     other_cores: float,
 ) -> None:
     """Print what was measured, of which there is something, and write the JSON.
@@ -279,7 +293,7 @@ def put_out_study(
         "rounds": study.rounds,
         "cores_busy_otherwise": other_cores,
         "complete": study.done == len(study.order),
-        "ended_by": study.ended_by or None,
+        "ended_by": ended_by or None,
         "combinations": combinations_json(combinations, measured, weak=weak),
     }
     put_out(
@@ -333,31 +347,21 @@ def throughput_table(combinations: Sequence[Combination], measured: Sequence[Mea
 
 def step_table(measured: Sequence[Measured], *, weak: bool) -> Table:
     """Return a table with a row for each combination that has run."""
-    columns = (
-        Column("ranks"),
-        Column("threads\na rank"),
-        Column("images\na step"),
-        Column("step", ".3g", unit=" s"),
-        Column("images/s", ".3g"),
-        *([Column("efficiency", ".1%")] if weak else []),
-        Column("waiting\nfor data", ".1%"),
-        Column("waiting for\ngradients", ".1%"),
-        Column("exchange\nadds", ".1%"),
-    )
-    rows = [
-        (
-            result.combination.ranks,
-            result.combination.threads,
-            result.combination.images,
-            result.step_seconds,
-            result.images_per_second,
-            *([efficiency(result, measured)] if weak else []),
-            result.data_share,
-            result.exposed_share,
-            result.added_share,
-        )
-        for result in measured
+    columns = [
+        Column("ranks", name="combination.ranks"),
+        Column("threads\na rank", name="combination.threads"),
+        Column("images\na step", name="combination.images"),
+        Column("step", ".3g", name="step_seconds", unit=" s"),
+        Column("images/s", ".3g", name="images_per_second"),
+        Column("waiting\nfor data", ".1%", name="data_share"),
+        Column("waiting for\ngradients", ".1%", name="exposed_share"),
+        Column("exchange\nadds", ".1%", name="added_share"),
     ]
+    rows: list[tuple[object, ...]] = list(rows_of(columns, measured))
+    if weak:
+        columns.insert(5, Column("efficiency", ".1%"))
+        shares = [efficiency(result, measured) for result in measured]
+        rows = [(*row[:5], share, *row[5:]) for row, share in zip(rows, shares, strict=True)]
     return Table("", columns, rows)
 
 

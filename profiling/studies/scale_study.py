@@ -12,13 +12,12 @@ from statistics import median
 from rich.console import Console
 
 from common.console import progress
-from common.errors import FINISHED, INTERRUPTED, InputError, described
+from common.errors import InputError
 from launch.mpirun import Mpirun
 from launch.placement import Misfit, count_ranks, fit_ranks
 from launch.shares import CoreRequest
 from launch.topology import Topology, sockets_of
 from profiling.bench.job import (
-    JobFailedError,
     MeasuredJob,
     RankSteps,
     exposed,
@@ -194,12 +193,10 @@ class Rounds:
     """Those that fit, in the order of the first round."""
     rounds: int
     jobs: dict[Combination, list[Job]] = field(default_factory=dict)
-    code: int = FINISHED
-    """Another one where an interruption, or a job that failed, has ended the study."""
-    ended_by: str = ""
-    """What ended it, for a message."""
     title: str = "scaling study, steps"
     """Title of the progress that is shown."""
+    running: str = ""
+    """Names the job that runs, or was the last to."""
 
     @property
     def order(self) -> list[tuple[int, Combination]]:
@@ -233,10 +230,13 @@ def run_rounds(
     console: Console,
     keep: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the jobs that have not run, and note what they measured, and how the study ended.
+    """Run the jobs that have not run, and note what they measured.
 
-    Threads and batch size of the template are each combination's. A job that fails, and Ctrl-C, end
-    the study. `keep` is called after each job, with its measurements noted.
+    Threads and batch size of the template are each combination's. `keep` is called after each job.
+
+    Raises:
+        JobFailedError: A job did not end well; its ranks have printed why.
+        KeyboardInterrupt: Ctrl-C.
     """
     jobs = {
         combination: replace(
@@ -254,25 +254,19 @@ def run_rounds(
     missing = [job for job in rounds.order if len(rounds.jobs.get(job[1], ())) < job[0]]
     total = sum(jobs[combination].all_steps for _, combination in rounds.order)
     before = total - sum(jobs[combination].all_steps for _, combination in missing)
-    name = ""
-    try:
-        with progress(console, rounds.title, total=total, start=before) as advance:
-            for number, combination in missing:
-                name = f"{combination.name}, round {number} of {rounds.rounds}"
-                advance(before, name)
-                ranks = measure_ranks(
-                    jobs[combination],
-                    mpirun=mpirun,
-                    advance=lambda step: advance(before + step, name),  # noqa: B023, runs at once
-                    say=lambda line: console.print(line, markup=False, soft_wrap=True),
-                )
-                rounds.jobs.setdefault(combination, []).append(ranks)
-                keep()
-                before += jobs[combination].all_steps
-    except JobFailedError as error:
-        rounds.code, rounds.ended_by = error.code, f"{name}: {error}"
-    except KeyboardInterrupt as error:
-        rounds.code, rounds.ended_by = INTERRUPTED, described(error) or ""
+    with progress(console, rounds.title, total=total, start=before) as advance:
+        for number, combination in missing:
+            rounds.running = f"{combination.name}, round {number} of {rounds.rounds}"
+            advance(before, rounds.running)
+            ranks = measure_ranks(
+                jobs[combination],
+                mpirun=mpirun,
+                advance=lambda step: advance(before + step, rounds.running),  # noqa: B023, at once
+                say=lambda line: console.print(line, markup=False, soft_wrap=True),
+            )
+            rounds.jobs.setdefault(combination, []).append(ranks)
+            keep()
+            before += jobs[combination].all_steps
 
 
 def smallest(measured: Sequence[Measured]) -> Measured:

@@ -269,27 +269,18 @@ def rows_of(analysis: Analysis) -> list[Row]:
 
 
 def costliest_outside_onednn(rows: list[Row]) -> list[Costly]:
-    """Return operators by phase, over all modules, the costliest first."""
+    """Return operators by phase, over all modules, the costliest first; `rows` as of `rows_of`."""
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         if row.category != Category.ONEDNN.value:
             groups.setdefault((row.operator, row.phase, row.category), []).append(row)
     costly = []
     for key, group in groups.items():
-        times: defaultdict[str, float] = defaultdict(float)
-        for row in group:
-            times[row.module] += row.self_ms
-        self_ms = sum(times.values())
-        ordered = sorted(times.items(), key=lambda item: -item[1])
-        costly.append(
-            Costly(
-                *key,
-                calls=sum(row.calls for row in group),
-                self_ms=self_ms,
-                share=sum(row.share for row in group),
-                modules=tuple((name, ms / self_ms if self_ms else 0.0) for name, ms in ordered),
-            )
+        calls, self_ms, share = (
+            sum(getattr(row, field) for row in group) for field in ("calls", "self_ms", "share")
         )
+        modules = tuple((row.module, row.self_ms / (self_ms or 1)) for row in group)
+        costly.append(Costly(*key, calls, self_ms, share, modules))
     return sorted(costly, key=lambda operator: (-operator.self_ms, operator.operator))
 
 
@@ -360,23 +351,19 @@ def describe(analysis: Analysis) -> list[str]:
     return [f"{trace.file}: {len(trace.operators):,} calls of operators", steps]
 
 
-def remarks(analysis: Analysis) -> list[str]:
-    """Return what a reader should know of this trace."""
-    lines = []
+def remarks(analysis: Analysis) -> Iterator[str]:
+    """Yield what a reader should know of this trace."""
     if analysis.trace.is_cut_off:
-        lines.append("the file ends in the middle (was its writer killed?); this is what it holds")
+        yield "the file ends in the middle (was its writer killed?); this is what it holds"
     if not analysis.steps.phases_are_marked:
-        lines.append(
-            "no phases are marked: forward is all but backward, optimizer and data, loss included"
-        )
+        yield "no phases are marked: forward is all but backward, optimizer and data, loss included"
     if not analysis.modules_are_known:
-        lines.append("no modules are told; profile with_stack=True for them")
+        yield "no modules are told; profile with_stack=True for them"
     if analysis.elsewhere_ns:
         time = milliseconds(analysis.elsewhere_ns / 1e6 / analysis.count)
-        lines.append(f"other threads run operators for {time} ms meanwhile; they are left out")
+        yield f"other threads run operators for {time} ms meanwhile; they are left out"
     if analysis.trace.gpu_events:
-        lines.append(f"{analysis.trace.gpu_events:,} events of a GPU are left out")
-    return lines
+        yield f"{analysis.trace.gpu_events:,} events of a GPU are left out"
 
 
 def milliseconds(value: float) -> str:

@@ -427,7 +427,7 @@ def cut(
     """
     spans = Spans()
     for begin, end, name in phases:
-        spans.add(name, thread=0, start=begin, end=end)
+        spans.add(Annotation(begin, end, 0, name))
     pieces = list(stretches(spans, spans.by_thread().get(0, ())))
     for number, (begin, end) in sorted(windows.items(), key=lambda item: item[1]):
         now, cells = begin, list[Cell]()

@@ -32,7 +32,7 @@ OUR_OPTIMIZERS = ("OnePassAdam", "Lamb")
 
 
 class Annotation(NamedTuple):
-    """A span that is no operator: of `record_function`, of an optimizer, of a module. [ns]"""
+    """A span of `record_function`, of an optimizer, of a module; or an operator's call. [ns]"""
 
     start: int
     end: int
@@ -66,23 +66,16 @@ class Spans:
         return len(self.start)
 
     def add(
-        self,
-        name: str,
-        *,
-        thread: int,
-        start: int,
-        end: int,
-        sequence: int = NO_SEQUENCE,
-        is_backward: bool = False,
+        self, call: Annotation, sequence: int = NO_SEQUENCE, *, is_backward: bool = False
     ) -> None:
-        """Append a call."""
-        place = self._place_of_name.setdefault(name, len(self.names))
+        """Append a call of the operator whose name is the text."""
+        place = self._place_of_name.setdefault(call.text, len(self.names))
         if place == len(self.names):
-            self.names.append(name)
+            self.names.append(call.text)
         self.name.append(place)
-        self.thread.append(thread)
-        self.start.append(start)
-        self.end.append(end)
+        self.thread.append(call.thread)
+        self.start.append(call.start)
+        self.end.append(call.end)
         self.sequence.append(sequence)
         self.is_backward.append(is_backward)
 
@@ -168,8 +161,6 @@ class Trace:
     annotations: list[Annotation] = field(default_factory=list)
     modules: list[Annotation] = field(default_factory=list)
     """Calls of `nn.Module`s, with torch's names: `Conv2d_0`."""
-    threads: list[str] = field(default_factory=list)
-    """`process/thread`; all else holds places in this list."""
     forward_threads: dict[tuple[int, int], int] = field(default_factory=dict)
     """The thread that ran the forward operator, by thread and begin of the backward one."""
     gpu_events: int = 0
@@ -193,7 +184,8 @@ def read_trace(file: Path, advance: Callable[[int, str], None] | None = None) ->
         InputError: It is no trace, or one without CPU operators.
     """
     events = TraceEvents(file, advance)
-    reader = _Reader(Trace(file))
+    trace = Trace(file)
+    reader = _Reader(trace)
     for event in events:
         try:
             reader.take(event)
@@ -201,8 +193,6 @@ def read_trace(file: Path, advance: Callable[[int, str], None] | None = None) ->
             raise InputError(
                 f"{file}: not an event of torch.profiler: {str(event)[:120]}"
             ) from error
-    trace = reader.trace
-    trace.threads = [f"{process}/{thread}" for process, thread in reader.threads]
     for flow, place in reader.backward_ends.items():
         if flow in reader.forward_ends:
             trace.forward_threads[place] = reader.forward_ends[flow]
@@ -227,44 +217,33 @@ class _Reader:
         self.backward_ends: dict[Any, tuple[int, int]] = {}
 
     def take(self, event: dict[str, Any]) -> None:
-        category, kind = event.get("cat"), event.get("ph")
+        category, kind, trace = event.get("cat"), event.get("ph"), self.trace
         if kind == "X":
             if category in OPERATOR:
-                name, arguments = str(event["name"]), event.get("args") or {}
+                arguments = event.get("args") or {}
                 sequence = int(arguments.get("Sequence number", NO_SEQUENCE))
                 is_backward = int(arguments.get("Fwd thread id", 0)) != 0
-                self._add(self._annotation(event, name), sequence, is_backward=is_backward)
+                trace.operators.add(self._annotation(event), sequence, is_backward=is_backward)
             elif category == "user_annotation":
-                annotation = self._annotation(event, str(event["name"]))
-                self.trace.annotations.append(annotation)
+                annotation = self._annotation(event)
+                trace.annotations.append(annotation)
                 optimizer = annotation.text.removeprefix(OPTIMIZER_STEP)
                 if optimizer.removesuffix(".step") in OUR_OPTIMIZERS:
-                    self._add(annotation._replace(text=optimizer))
+                    trace.operators.add(annotation._replace(text=optimizer))
             elif category == "python_function" and event["name"].startswith(MODULE):
-                self.trace.modules.append(self._annotation(event, event["name"][len(MODULE) :]))
+                module = self._annotation(event)
+                trace.modules.append(module._replace(text=module.text.removeprefix(MODULE)))
             elif category in ("kernel", "gpu_memcpy", "gpu_memset"):
-                self.trace.gpu_events += 1
+                trace.gpu_events += 1
         elif category == "fwdbwd" and kind == "s":
             self.forward_ends[event["id"]] = self._thread(event)
         elif category == "fwdbwd" and kind == "f":
             self.backward_ends[event["id"]] = self._thread(event), nanoseconds(event["ts"])
 
-    def _annotation(self, event: dict[str, Any], text: str) -> Annotation:
+    def _annotation(self, event: dict[str, Any]) -> Annotation:
         start = nanoseconds(event["ts"])
         end = start + max(0, nanoseconds(event["dur"]))
-        return Annotation(start, end, self._thread(event), text)
-
-    def _add(
-        self, call: Annotation, sequence: int = NO_SEQUENCE, *, is_backward: bool = False
-    ) -> None:
-        self.trace.operators.add(
-            call.text,
-            thread=call.thread,
-            start=call.start,
-            end=call.end,
-            sequence=sequence,
-            is_backward=is_backward,
-        )
+        return Annotation(start, end, self._thread(event), str(event["name"]))
 
     def _thread(self, event: dict[str, Any]) -> int:
         key = event.get("pid"), event.get("tid")
@@ -310,22 +289,18 @@ def stretches(spans: Spans, ordered: Sequence[int]) -> Iterator[Stretch]:
     start, end = spans.start, spans.end
     around: list[int] = []
     now = 0
-    for span in ordered:
-        begin = start[span]
-        while around and end[around[-1]] <= begin:
+    for span in chain(ordered, (None,)):  # after the last, all that still run end
+        while around and (span is None or end[around[-1]] <= start[span]):
             over = around.pop()
             if end[over] > now:
                 yield Stretch(now, end[over], over)
                 now = end[over]
-        if around and begin > now:
-            yield Stretch(now, begin, around[-1])
-        now = begin
+        if span is None:
+            return
+        if around and start[span] > now:
+            yield Stretch(now, start[span], around[-1])
+        now = start[span]
         around.append(span)
-    while around:
-        over = around.pop()
-        if end[over] > now:
-            yield Stretch(now, end[over], over)
-            now = end[over]
 
 
 def overlay(over: Iterator[Stretch], under: Iterator[Stretch]) -> Iterator[Stretch]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from common.errors import INTERRUPTED, InputError
+from common.errors import InputError
 from common.machine import anonymous_bytes, environment
 from launch.hosts import expand_hosts, hosts_with_ranks, read_hostfile
 from launch.limits import memory_left, read_allowance
@@ -375,10 +375,6 @@ def measure_steps(
         title="planner, steps",
     )
     run_rounds(study, template, mpirun=mpirun, console=console, keep=lambda: keep(study.measured))
-    if study.code == INTERRUPTED:
-        raise KeyboardInterrupt
-    if study.code:
-        raise JobFailedError(study.code)
     return study.measured
 
 
