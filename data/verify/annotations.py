@@ -7,7 +7,7 @@ categories against the model's outputs and against the other split's.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ IMAGE_COLUMNS = ("image_ids", "widths", "heights")
 BOX_COLUMNS = ("boxes", "box_category_ids", "box_is_crowd", "box_areas", "box_ids")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Entries:
     """C categories, I images and B boxes, in the order of their lists.
 
@@ -73,6 +73,15 @@ class Entries:
     unreadable_categories: int = 0
     unreadable_images: int = 0
     unreadable_boxes: int = 0
+    good_images: NDArray[np.bool_] = field(init=False)  # [I] for a clean index; checks clear others
+    good_boxes: NDArray[np.bool_] = field(init=False)  # [B]
+    is_read: NDArray[np.bool_] = field(init=False)  # [I] whether the run reads the image
+    class_counts: NDArray[np.int64] = field(init=False)
+    """[3, C] boxes, boxes of crowds, and images with a box, of each category"""
+
+    def __post_init__(self) -> None:
+        self.good_images = np.ones(len(self.image_ids), dtype=np.bool_)
+        self.good_boxes = self.image_of_box >= 0
 
     def image_place(self, row: int, field: str, found: object) -> Place:
         """Return the place of an image's entry."""
@@ -106,19 +115,6 @@ def entries_of_index(annotations: Annotations) -> Entries:
         box_places=np.arange(len(annotations.boxes), dtype=np.int32),
         **{name: getattr(annotations, name) for name in IMAGE_COLUMNS + BOX_COLUMNS},
     )
-
-
-@dataclass(frozen=True, eq=False)
-class Good:
-    """The entries that a clean index keeps; checks clear the others."""
-
-    images: NDArray[np.bool_]  # [I]
-    boxes: NDArray[np.bool_]  # [B]
-
-    @classmethod
-    def everything(cls, entries: Entries) -> "Good":
-        """Return all entries that can be read and whose image is known."""
-        return cls(np.ones(len(entries.image_ids), dtype=np.bool_), entries.image_of_box >= 0)
 
 
 def read_entries(path: Path, findings: Findings, *, advance: Advance) -> Entries | None:
@@ -235,7 +231,7 @@ def join_lists(lists: dict[str, ListColumns], findings: Findings) -> Entries:
     )
 
 
-def check_boxes(entries: Entries, findings: Findings, good: Good, *, image_size: int) -> None:
+def check_boxes(entries: Entries, findings: Findings, *, image_size: int) -> None:
     """Find boxes that are of no use at `image_size`, and those that reach beyond their image."""
 
     def place_of(row: int) -> Place:
@@ -256,7 +252,7 @@ def check_boxes(entries: Entries, findings: Findings, good: Good, *, image_size:
             counted |= flags
             findings.add_rows(kind, rows, place_of)
             if kind != "box_partly_outside":
-                good.boxes[rows] = False
+                entries.good_boxes[rows] = False
 
 
 def box_kinds(
@@ -316,11 +312,11 @@ def check_categories_agree(train: Entries, validation: Entries, findings: Findin
             findings.add("categories_differ", Place("categories", difference))
 
 
-def check_ids(entries: Entries, findings: Findings, good: Good) -> None:
+def check_ids(entries: Entries, findings: Findings) -> None:
     """Find duplicate ids in each of the lists, and boxes of unknown categories."""
     category_ids, image_ids, box_ids = entries.category_ids, entries.image_ids, entries.box_ids
     unknown = positions_in(category_ids, entries.box_category_ids) < 0
-    good.boxes[unknown] = False
+    entries.good_boxes[unknown] = False
     # A category that is listed with a fault is a finding of its own.
     unreadable = np.fromiter(entries.unreadable_category_ids, dtype=np.int64)
     findings.add_rows(
@@ -339,28 +335,24 @@ def check_ids(entries: Entries, findings: Findings, good: Good) -> None:
     )
     # If the same image occurs twice, the first is good. Of different images with one id none is:
     # nothing shows which of them the boxes belong to.
-    good.images[later] = False
+    entries.good_images[later] = False
     images = (entries.file_names, entries.widths, entries.heights)
     for row, first in zip(later, positions_in(image_ids, image_ids[later]), strict=True):
         if any(column[row] != column[first] for column in images):
-            good.images[first] = False
+            entries.good_images[first] = False
     later_boxes = repeated(box_ids)
     findings.add_rows(
         "annotation_id_duplicate",
         later_boxes,
         lambda row: entries.box_place(row, ".id", box_ids[row]),
     )
-    good.boxes[later_boxes] = False
+    entries.good_boxes[later_boxes] = False
 
 
 def check_image_entries(
     entries: Entries, findings: Findings, *, skip_images_without_boxes: bool
-) -> NDArray[np.bool_]:
-    """Find images without boxes, and files that are named twice.
-
-    Returns which images [I] are read in training: with `skip_images_without_boxes` those with a
-    box of a single object, else all.
-    """
+) -> None:
+    """Find images without boxes, which a run may not read, and files that are named twice."""
     images, known = len(entries.image_ids), entries.image_of_box >= 0
     total = np.bincount(entries.image_of_box[known], minlength=images)
     single = np.bincount(entries.image_of_box[known & ~entries.box_is_crowd], minlength=images)
@@ -382,24 +374,13 @@ def check_image_entries(
         repeated(hashes),
         lambda row: entries.image_place(row, ".file_name", entries.file_names[row]),
     )
-    if not skip_images_without_boxes:
-        return np.ones(images, dtype=np.bool_)
-    if not single.any():
+    entries.is_read = single > 0 if skip_images_without_boxes else np.ones(images, dtype=np.bool_)
+    if skip_images_without_boxes and not single.any():
         found = f"{len(entries.boxes)} boxes, all of crowds" if len(entries.boxes) else "no box"
         findings.add("nothing_to_train_on", Place(entries.box_list, found))
-    return single > 0
 
 
-@dataclass(frozen=True, eq=False)
-class ClassCounts:
-    """Numbers of every category [C], in the list's order."""
-
-    boxes: NDArray[np.int64]  # crowds included
-    crowds: NDArray[np.int64]
-    images: NDArray[np.int64]  # with a box of the class
-
-
-def count_classes(entries: Entries, findings: Findings) -> ClassCounts:
+def count_classes(entries: Entries, findings: Findings) -> None:
     """Count the boxes that can be read, and find classes without any."""
     classes = len(entries.category_ids)
     rows = positions_in(entries.category_ids, entries.box_category_ids)
@@ -414,23 +395,23 @@ def count_classes(entries: Entries, findings: Findings) -> ClassCounts:
         np.flatnonzero(boxes == 0),
         lambda row: entries.category_place(row, "", entries.category_names[row]),
     )
-    return ClassCounts(boxes, crowds, images)
+    entries.class_counts = np.stack([boxes, crowds, images])
 
 
-def clean_images(entries: Entries, good: Good) -> NDArray[np.bool_]:
+def clean_images(entries: Entries) -> NDArray[np.bool_]:
     """Return which images [I] remain: not those whose boxes are all bad, as if empty."""
     images = len(entries.image_ids)
     named = entries.image_of_box[entries.image_of_box >= 0]
     had_boxes = np.bincount(named, minlength=images) > 0
     had_boxes |= entries.image_had_unreadable_boxes
-    has_boxes = np.bincount(entries.image_of_box[good.boxes], minlength=images) > 0
-    return good.images & (has_boxes | ~had_boxes)
+    has_boxes = np.bincount(entries.image_of_box[entries.good_boxes], minlength=images) > 0
+    return entries.good_images & (has_boxes | ~had_boxes)
 
 
-def clean_annotations(entries: Entries, good: Good) -> Annotations:
+def clean_annotations(entries: Entries) -> Annotations:
     """Return the good entries, boxes in the order of their images."""
-    images = clean_images(entries, good)
-    box_rows = np.flatnonzero(good.boxes & images[entries.image_of_box])
+    images = clean_images(entries)
+    box_rows = np.flatnonzero(entries.good_boxes & images[entries.image_of_box])
     image_of_box = (np.cumsum(images) - 1)[entries.image_of_box[box_rows]]
     order = box_rows[np.argsort(image_of_box, kind="stable")]
     per_image = np.bincount(image_of_box, minlength=int(images.sum()))

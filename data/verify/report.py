@@ -20,9 +20,9 @@ from common.errors import FINISHED, InputError, printable
 from common.files import require_free_json, write_whole
 from data.annotations import Split, SplitName
 from data.index import write_index
-from data.verify.annotations import clean_annotations, clean_images
+from data.verify.annotations import Entries, clean_annotations, clean_images
 from data.verify.findings import KINDS, Finding, Severity
-from data.verify.splits import CheckedSplit, Contents, TrainingRules, check_splits, processes_for
+from data.verify.splits import CheckedSplit, TrainingRules, check_splits, processes_for
 
 CLASSES_SHOWN = 5
 KINDS_SHOWN = 4
@@ -121,19 +121,19 @@ def verify(
 
 def print_split(console: Console, checked: CheckedSplit) -> None:
     """Print one split: its size, its findings and its classes."""
-    contents = checked.contents
     console.print()
     say(console, f"{checked.name}: {checked.split.annotations}, images in {checked.split.images}")
-    if contents is not None:
-        say(console, format_totals(contents), wrap=True)
-        say(console, format_time(checked, contents), wrap=True)
+    entries = checked.entries
+    if entries is not None:
+        say(console, format_totals(entries), wrap=True)
+        say(console, format_time(checked, len(entries.image_ids)), wrap=True)
     findings = checked.findings.in_order()
     if findings:
         print_findings(console, findings)
     else:
         say(console, "nothing found")
-    if contents is not None:
-        print_classes(console, contents)
+    if entries is not None:
+        print_classes(console, entries)
 
 
 def print_findings(console: Console, findings: Sequence[Finding]) -> None:
@@ -166,9 +166,8 @@ def format_example(finding: Finding) -> str:
     return text if len(text) <= LONGEST_EXAMPLE else f"{text[: LONGEST_EXAMPLE - 3]}..."
 
 
-def format_totals(contents: Contents) -> str:
+def format_totals(entries: Entries) -> str:
     """Return the numbers of images, boxes and classes of a split."""
-    entries = contents.entries
     unreadable = ""
     if entries.unreadable_images or entries.unreadable_boxes:
         unreadable = (
@@ -182,7 +181,7 @@ def format_totals(contents: Contents) -> str:
     )
 
 
-def format_time(checked: CheckedSplit, contents: Contents) -> str:
+def format_time(checked: CheckedSplit, total: int) -> str:
     """Return the time that the checks took, and the number of images that were decoded."""
     annotations = f"annotations checked in {format_duration(checked.seconds_of_annotations)}"
     images, seconds = checked.images_checked, checked.seconds_of_images
@@ -190,7 +189,7 @@ def format_time(checked: CheckedSplit, contents: Contents) -> str:
         return f"{annotations}; NO IMAGE WAS CHECKED"
     which = "all" if checked.checked_all_images else f"ONLY {images:,} OF"
     return (
-        f"{annotations}, {which} {len(contents.entries.image_ids):,} images decoded in "
+        f"{annotations}, {which} {total:,} images decoded in "
         f"{format_duration(seconds)} ({images / max(seconds, 1e-9):.0f} images/s, "
         f"{processes_for(images)} {'processes' if processes_for(images) > 1 else 'process'})"
     )
@@ -201,9 +200,9 @@ def format_duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
 
 
-def print_classes(console: Console, contents: Contents) -> None:
+def print_classes(console: Console, entries: Entries) -> None:
     """Print the classes with most and with fewest boxes, and those without any."""
-    names, boxes = contents.entries.category_names, contents.classes.boxes
+    names, boxes = entries.category_names, entries.class_counts[0]
     ranked = np.argsort(-boxes, kind="stable")
     used = [f"{printable(names[row])} {boxes[row]:,}" for row in ranked[boxes[ranked] > 0].tolist()]
     empty = [printable(names[row]) for row in np.flatnonzero(boxes == 0).tolist()]
@@ -235,8 +234,7 @@ def say(console: Console, text: str, *, wrap: bool = False) -> None:
 
 def split_json(checked: CheckedSplit) -> dict[str, Any]:
     """Return one split as JSON; `null` where the annotations cannot be read."""
-    contents = checked.contents
-    entries = None if contents is None else contents.entries
+    entries = checked.entries
     return {
         "annotations": str(checked.split.annotations),
         "images_folder": str(checked.split.images),
@@ -259,38 +257,32 @@ def split_json(checked: CheckedSplit) -> dict[str, Any]:
             }
             for finding in checked.findings.in_order()
         ],
-        "classes": None if contents is None else classes_json(contents),
+        "classes": None if entries is None else classes_json(entries),
     }
 
 
-def classes_json(contents: Contents) -> list[dict[str, Any]]:
+def classes_json(entries: Entries) -> list[dict[str, Any]]:
     """Return boxes, crowds and images of every class, in the order of the categories."""
-    entries, counts = contents.entries, contents.classes
-    return [
-        {
-            "category_id": int(entries.category_ids[row]),
-            "name": entries.category_names[row],
-            "boxes": int(counts.boxes[row]),
-            "crowds": int(counts.crowds[row]),
-            "images": int(counts.images[row]),
-        }
-        for row in range(len(entries.category_ids))
-    ]
+    columns = (
+        entries.category_ids.tolist(),
+        entries.category_names,
+        *entries.class_counts.tolist(),
+    )
+    fields = ("category_id", "name", "boxes", "crowds", "images")
+    return [dict(zip(fields, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def obstacle(checked: CheckedSplit) -> str | None:
     """Return why no clean index of a split can be made; None if one can."""
-    contents = checked.contents
-    if contents is None:
+    entries = checked.entries
+    if entries is None:
         return f"{checked.name}: the annotations cannot be read"
-    if contents.entries.unreadable_categories or checked.findings.has(*CATEGORY_FINDINGS):
+    if entries.unreadable_categories or checked.findings.has(*CATEGORY_FINDINGS):
         return (
             f"{checked.name}: mistakes in categories cannot be left out: boxes would get other "
             "classes; mend them first"
         )
-    if not clean_images(contents.entries, contents.good).any():
-        return f"{checked.name}: no image would remain"
-    return None
+    return None if clean_images(entries).any() else f"{checked.name}: no image would remain"
 
 
 def write_clean(folder: Path, checked: Sequence[CheckedSplit], console: Console) -> list[str]:
@@ -298,9 +290,9 @@ def write_clean(folder: Path, checked: Sequence[CheckedSplit], console: Console)
     fields = []
     say(console, "written, without what is bad:")
     for split in checked:
-        assert split.contents is not None
-        entries, path = split.contents.entries, index_folder(folder, split.name)
-        annotations = clean_annotations(entries, split.contents.good)
+        assert split.entries is not None
+        entries, path = split.entries, index_folder(folder, split.name)
+        annotations = clean_annotations(entries)
         made_from = f"{split.split.annotations.resolve()}, cleaned"
         try:
             write_index(path, annotations, made_from=made_from)

@@ -25,9 +25,7 @@ from data.annotations import SPLITS, Split, SplitName, leaves_folder
 from data.decoding import QUARTER_TURNS, SUFFIXES, decode_image, fits_both_ways, is_resized_copy
 from data.index import find_or_make_index
 from data.verify.annotations import (
-    ClassCounts,
     Entries,
-    Good,
     check_boxes,
     check_categories_agree,
     check_categories_fit,
@@ -53,16 +51,6 @@ class TrainingRules:
     """How many unreadable images are replaced; None: the first one stops training"""
 
 
-@dataclass(frozen=True)
-class Contents:
-    """The entries of a split that could be read, and their numbers."""
-
-    entries: Entries
-    good: Good
-    classes: ClassCounts
-    is_read: NDArray[np.bool_]  # [I] whether the run reads the image
-
-
 class FileFault(NamedTuple):
     """A fault of an image file; `row` is the image's."""
 
@@ -78,7 +66,7 @@ class CheckedSplit:
     name: SplitName
     split: Split
     findings: Findings
-    contents: Contents | None  # None if the annotations cannot be read
+    entries: Entries | None  # None if the annotations cannot be read
     file_faults: list[FileFault] = field(default_factory=list)
     images_checked: int = 0
     seconds_of_images: float = 0.0
@@ -87,8 +75,7 @@ class CheckedSplit:
     @property
     def checked_all_images(self) -> bool:
         """Whether every image was decoded."""
-        contents = self.contents
-        return contents is None or self.images_checked == len(contents.entries.image_ids)
+        return self.entries is None or self.images_checked == len(self.entries.image_ids)
 
 
 def check_splits(
@@ -103,10 +90,9 @@ def check_splits(
     checked = [
         check_annotations(name, split, rules, console=console) for name, split in splits.items()
     ]
-    contents = [split.contents for split in checked if split.contents is not None]
-    readable = not any(part.entries.unreadable_categories for part in contents)
-    if readable and len(contents) == len(SPLITS):
-        check_categories_agree(contents[0].entries, contents[1].entries, checked[1].findings)
+    readable = [split.entries for split in checked if split.entries is not None]
+    if len(readable) == len(SPLITS) and not any(e.unreadable_categories for e in readable):
+        check_categories_agree(readable[0], readable[1], checked[1].findings)
     if images:
         for split in checked:
             check_images(split, decoder=rules.decoder, sample=sample, console=console)
@@ -124,19 +110,17 @@ def check_annotations(
     began = time.monotonic()
     findings = Findings()
     entries = open_entries(split.annotations, findings, console=console)
-    contents = None
     if entries is not None:
-        good = Good.everything(entries)
-        check_ids(entries, findings, good)
-        check_boxes(entries, findings, good, image_size=rules.image_size)
+        check_ids(entries, findings)
+        check_boxes(entries, findings, image_size=rules.image_size)
         check_categories_fit(
             entries, findings, class_indices=rules.class_indices, num_classes=rules.num_classes
         )
         skips = name == "train" and rules.skip_images_without_boxes
-        is_read = check_image_entries(entries, findings, skip_images_without_boxes=skips)
-        contents = Contents(entries, good, count_classes(entries, findings), is_read)
+        check_image_entries(entries, findings, skip_images_without_boxes=skips)
+        count_classes(entries, findings)
     seconds = time.monotonic() - began
-    return CheckedSplit(name, split, findings, contents, seconds_of_annotations=seconds)
+    return CheckedSplit(name, split, findings, entries, seconds_of_annotations=seconds)
 
 
 def open_entries(path: Path, findings: Findings, *, console: Console) -> Entries | None:
@@ -167,9 +151,9 @@ def check_images(
     checked: CheckedSplit, *, decoder: str, sample: int | None, console: Console
 ) -> None:
     """Decode a split's images, or `sample` of them, and add the faults of their files."""
-    if checked.contents is None:
+    entries = checked.entries
+    if entries is None:
         return
-    entries = checked.contents.entries
     rows = rows_to_check(len(entries.image_ids), sample)
     tasks = (
         [
@@ -259,30 +243,27 @@ def fault_of_file(
 
 def add_image_findings(checked: Sequence[CheckedSplit], rules: TrainingRules) -> None:
     """Add the faults of image files, which stop no run that can replace them, to the findings."""
-    readable = [(split, split.contents) for split in checked if split.contents is not None]
+    readable = [(split, split.entries) for split in checked if split.entries is not None]
     limit, total, are_replaced = rules.bad_image_limit, 0, rules.bad_image_limit is not None
-    for split, contents in readable:
-        bad = sum(
-            bool(contents.is_read[fault.row])
-            for fault in split.file_faults
-            if KINDS[fault.kind].severity is Severity.STOPS
-        )
+    for split, entries in readable:
+        stopping = [f for f in split.file_faults if KINDS[f.kind].severity is Severity.STOPS]
+        bad = sum(bool(entries.is_read[fault.row]) for fault in stopping)
         total += bad
-        if split.name == "train" and bad >= contents.is_read.sum():
+        if split.name == "train" and bad >= entries.is_read.sum():
             are_replaced = False
     are_replaced = are_replaced and limit is not None and total <= limit
 
-    for split, contents in readable:
+    for split, entries in readable:
         for fault in split.file_faults:
             severity = KINDS[fault.kind].severity
             if severity is Severity.STOPS:
-                contents.good.images[fault.row] = False
+                entries.good_images[fault.row] = False
                 # Opening a split checks for the first image's file, even if it is not read later.
                 is_first = fault.row == 0 and fault.kind == "image_missing"
-                is_needed = contents.is_read[fault.row] or (is_first and limit is None)
+                is_needed = entries.is_read[fault.row] or (is_first and limit is None)
                 if are_replaced or not is_needed:
                     severity = Severity.MENDED
-            place = contents.entries.image_place(fault.row, "", fault.found)
+            place = entries.image_place(fault.row, "", fault.found)
             split.findings.add(fault.kind, place, severity=severity)
 
 
@@ -292,10 +273,10 @@ def find_unused_files(checked: Sequence[CheckedSplit]) -> None:
     for split in checked:
         sharing.setdefault(split.split.images.resolve(), []).append(split)
     for folder, sharers in sharing.items():
-        contents = [split.contents for split in sharers if split.contents is not None]
-        if len(contents) < len(sharers):
+        readable = [split.entries for split in sharers if split.entries is not None]
+        if len(readable) < len(sharers):
             continue
-        named = {posixpath.normpath(name) for part in contents for name in part.entries.file_names}
+        named = {posixpath.normpath(name) for entries in readable for name in entries.file_names}
         for parent, folders, files in os.walk(folder):
             folders.sort()
             below = os.path.relpath(parent, folder)
