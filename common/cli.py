@@ -7,6 +7,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
@@ -153,16 +154,6 @@ def installed(program: str) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-def positive(text: str) -> int:
-    """Return a whole number of at least 1."""
-    return number_between(1, MOST, text)
-
-
-def number_of_ranks(text: str) -> int:
-    """Return a whole number from 1 to `MOST_RANKS`."""
-    return number_between(1, MOST_RANKS, text)
-
-
 def number_between(least: int, most: int, text: str) -> int:
     """Return a whole number within bounds; raise argparse.ArgumentTypeError for another text."""
     # Ten thousand digits would take Python long, and it refuses them.
@@ -175,6 +166,26 @@ def number_between(least: int, most: int, text: str) -> int:
     return number
 
 
+positive = partial(number_between, 1, MOST)
+number_of_ranks = partial(number_between, 1, MOST_RANKS)
+whole_number = partial(number_between, 0, MOST)
+
+
+def number_that(is_valid: Callable[[float], bool], expected: str, text: str) -> float:
+    """Return a number that is valid; raise argparse.ArgumentTypeError for another text."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not is_valid(value):
+        raise argparse.ArgumentTypeError(f"expected {expected}, found {text!r}")
+    return value
+
+
+positive_number = partial(number_that, lambda x: 0 < x < float("inf"), "a positive number")
+probability = partial(number_that, lambda x: 0 <= x <= 1, "a number from 0 to 1")
+
+
 def numbers(text: str) -> tuple[int, ...]:
     """Return different whole numbers of at least 1, such as `1,2,4`, ascending."""
     try:
@@ -183,32 +194,3 @@ def numbers(text: str) -> tuple[int, ...]:
         message = f"expected numbers such as 1,2,4, found {text!r}"
         raise argparse.ArgumentTypeError(message) from error
     return tuple(sorted(set(values)))
-
-
-def positive_number(text: str) -> float:
-    """Return a finite number above 0."""
-    value = float_or_nan(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a positive number, found {text!r}")
-    return value
-
-
-def probability(text: str) -> float:
-    """Return a number from 0 to 1."""
-    value = float_or_nan(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, found {text!r}")
-    return value
-
-
-def float_or_nan(text: str) -> float:
-    """Return a number; NaN, which is within no bounds, for another text."""
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")
-
-
-def whole_number(text: str) -> int:
-    """Return a whole number of at least 0."""
-    return number_between(0, MOST, text)

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
+from functools import partial
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from common.cli import add_command
+from common.cli import add_command, number_that
 from common.console import MEGABYTE, clock, make_console, progress_in_bytes
 from common.errors import InputError, printable
 from common.files import read_bytes, require_free_outputs, write_whole
@@ -223,17 +224,7 @@ def add_split(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
 
 
-def share(text: str) -> float:
-    """Return a number between 0 and 1, neither of them."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"expected a share between 0 and 1, found {text!r}")
-    return value
-
-
+share = partial(number_that, lambda x: 0 < x < 1, "a share between 0 and 1")
 Content = dict[str, Any]
 """A COCO-format JSON, parsed."""
 MOST_BYTES = 2_000_000_000

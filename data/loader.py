@@ -132,12 +132,34 @@ class DetectionLoader(DataLoader[Sample]):
     """torch's DataLoader yielding `Batch`; an InputError from a worker stays one line.
 
     torch raises a worker's exception again with the worker's traceback as its message.
+
+    `workers` processes decode ahead (0: this one), until the loader is dropped. Each runs torch on
+    one thread, so that they do not contend with the training's, on the processors `cores` as
+    `os.sched_setaffinity` takes them; none given: where this process may run.
     """
 
     dataset: DetectionDataset
     batch_sampler: "HeldBackBatches"
     in_this_process = False
     """Whether to load without the loading processes, though they are there."""
+
+    def __init__(
+        self,
+        dataset: DetectionDataset,
+        batches: Sampler[list[SampleKey]],
+        *,
+        workers: int = 0,
+        cores: Collection[int] = (),
+    ) -> None:
+        super().__init__(
+            dataset,
+            batch_sampler=HeldBackBatches(batches),
+            collate_fn=collate,
+            num_workers=workers,  # torch starts each worker with set_num_threads(1)
+            persistent_workers=workers > 0,
+            worker_init_fn=partial(begin_worker, cores=cores, parent=os.getpid()),
+            generator=torch.Generator(),  # else every start would draw from the global generator
+        )
 
     def start_workers(self) -> None:
         """Start the loading processes now, which the first iteration would do otherwise.
@@ -187,22 +209,6 @@ class HeldBackBatches(Sampler[list[SampleKey]]):
         return len(self.batches)  # type: ignore[arg-type]
 
 
-def training_loader(
-    dataset: DetectionDataset,
-    batches: TrainingBatches,
-    *,
-    workers: int = 0,
-    cores: Collection[int] = (),
-) -> DetectionLoader:
-    """Return batches in the sampler's order: `batches.set_position(epoch, first)`, then iterate.
-
-    `workers` processes decode ahead (0: this one), until the loader is dropped. Each runs torch on
-    one thread, so that they do not contend with the training's, on the processors `cores` as
-    `os.sched_setaffinity` takes them; none given: where this process may run.
-    """
-    return _loader(dataset, batches, workers=workers, cores=cores)
-
-
 def evaluation_loader(
     dataset: DetectionDataset,
     *,
@@ -212,27 +218,9 @@ def evaluation_loader(
     rank: int = 0,
     ranks: int = 1,
 ) -> DetectionLoader:
-    """Return each image once over all ranks, as `EvaluationBatches`; else as `training_loader`."""
+    """Return each image once over all ranks, as `EvaluationBatches`; else as `DetectionLoader`."""
     batches = EvaluationBatches(len(dataset), batch_size=batch_size, rank=rank, ranks=ranks)
-    return _loader(dataset, batches, workers=workers, cores=cores)
-
-
-def _loader(
-    dataset: DetectionDataset,
-    batches: Sampler[list[SampleKey]],
-    *,
-    workers: int,
-    cores: Collection[int],
-) -> DetectionLoader:
-    return DetectionLoader(
-        dataset,
-        batch_sampler=HeldBackBatches(batches),
-        collate_fn=collate,
-        num_workers=workers,  # torch starts each worker with set_num_threads(1)
-        persistent_workers=workers > 0,
-        worker_init_fn=partial(begin_worker, cores=cores, parent=os.getpid()),
-        generator=torch.Generator(),  # else every start would draw from the global generator
-    )
+    return DetectionLoader(dataset, batches, workers=workers, cores=cores)
 
 
 def begin_worker(worker: int, *, cores: Collection[int], parent: int) -> None:

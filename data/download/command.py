@@ -27,11 +27,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from urllib.parse import urlsplit
 
-from common.cli import add_command, installed, positive
+from common.cli import add_command, installed, number_that, positive
 from common.console import make_console
 from common.errors import FINISHED, INTERRUPTED, STOPPED_BY_SIGNAL, InputError, printable
 from data.annotations import SplitName
@@ -177,15 +178,7 @@ def mirror_url(text: str) -> str:
     return text.rstrip("/")
 
 
-def seconds(text: str) -> float:
-    """Parse a number of seconds above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
-    return value
+seconds = partial(number_that, lambda x: 0 < x < float("inf"), "a number above 0")
 
 
 @contextmanager

@@ -84,16 +84,7 @@ def write_coco_json(
             and column are named), images are missing or cannot be read, or there is nothing to
             write.
     """
-    # Refuse early what would fail in the end.
-    if out.is_dir() or (out.exists() and not overwrite):
-        raise InputError(f"{out}: is there already; remove it, name another file or overwrite it")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{out.parent}: cannot be made: {error.strerror}") from error
-    if not os.access(out.parent, os.W_OK):
-        raise InputError(f"{out.parent}: cannot be written to; name another file")
-
+    _require_writable(out, overwrite=overwrite)
     class_list = resolve_classes(classes, class_descriptions)
     names = class_list.names
     listed = None if image_ids is None else read_image_ids(image_ids)
@@ -107,10 +98,18 @@ def write_coco_json(
         raise InputError(f"{boxes_csv}: no image has a box of the {len(names)} classes")
     present = _images_in(images, wanted, skip_missing_images=skip_missing_images)
     sizes = read_sizes(images, present, console=console)
-    content = Content.of(boxes, image_ids=present, sizes=sizes, class_names=names)
-    with progress(console, f"writing {out.name}, boxes", total=len(content.rows)) as advance:
-        write_json(out, content, source=boxes_csv.name, advance=advance)
-    return Summary(len(names), len(present), len(wanted) - len(present), len(content.rows))
+    # Boxes image by image, within each in the CSV's order; those of other images are left out.
+    image_of_box = np.searchsorted(present, boxes.image_ids).astype(np.int32)
+    image_of_box[image_of_box == len(present)] = 0
+    rows = np.flatnonzero(present[image_of_box] == boxes.image_ids)
+    rows = rows[np.argsort(image_of_box[rows], kind="stable")]
+    with progress(console, f"writing {out.name}, boxes", total=len(rows)) as advance:
+        lists = {
+            "images": _images(present, sizes),
+            "annotations": _annotations(boxes, rows, image_of_box, sizes, advance),
+        }
+        write_json(out, names, lists, source=boxes_csv.name)
+    return Summary(len(names), len(present), len(wanted) - len(present), len(rows))
 
 
 def _images_in(
@@ -130,62 +129,42 @@ def _images_in(
     return wanted[is_there]
 
 
-class Content(NamedTuple):
-    """The entries of a JSON: I images, with some of B boxes."""
-
-    class_names: tuple[str, ...]  # the position is the category id
-    image_ids: NDArray[np.uint64]  # [I] sorted
-    sizes: NDArray[np.int32]  # [I, 2] width and height in pixels
-    boxes: Boxes  # [B]
-    image_of_box: NDArray[np.int32]  # [B] a position in `image_ids`
-    rows: NDArray[np.int64]
-    """The boxes of these images, image by image, as the CSV has them within each"""
-
-    @classmethod
-    def of(
-        cls,
-        boxes: Boxes,
-        *,
-        image_ids: NDArray[np.uint64],
-        sizes: NDArray[np.int32],
-        class_names: tuple[str, ...],
-    ) -> "Content":
-        """Group the boxes by image; there must be an image. Boxes of others are left out."""
-        image_of_box = np.searchsorted(image_ids, boxes.image_ids).astype(np.int32)
-        image_of_box[image_of_box == len(image_ids)] = 0
-        rows = np.flatnonzero(image_ids[image_of_box] == boxes.image_ids)
-        rows = rows[np.argsort(image_of_box[rows], kind="stable")]
-        return cls(class_names, image_ids, sizes, boxes, image_of_box, rows)
+def _require_writable(out: Path, *, overwrite: bool) -> None:
+    """Refuse early what would fail in the end, and make the folder."""
+    if out.is_dir() or (out.exists() and not overwrite):
+        raise InputError(f"{out}: is there already; remove it, name another file or overwrite it")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{out.parent}: cannot be made: {error.strerror}") from error
+    if not os.access(out.parent, os.W_OK):
+        raise InputError(f"{out.parent}: cannot be written to; name another file")
 
 
-def write_json(out: Path, content: Content, *, source: str, advance: Advance) -> None:
-    """Write a COCO-format JSON; `source` is the file that holds the boxes.
+Blocks = Iterator[list[dict[str, Any]]]
+"""The entries of a list, some at a time."""
 
-    The text grows at `out` + `.part`, which is renamed when all is written. `advance` is called
-    with the number of boxes that are written. Raises InputError if `out` cannot be written.
-    """
+
+def write_json(out: Path, names: Sequence[str], lists: dict[str, Blocks], *, source: str) -> None:
+    """Write a COCO-format JSON by way of `out` + `.part`; `source` is the file of the boxes."""
     # FiftyOne's fields; without a date, so that the same data give the same file.
     info = {
         "year": "",
         "version": "",
-        "description": f"OpenImages, {len(content.class_names)} classes, from {source}",
+        "description": f"OpenImages, {len(names)} classes, from {source}",
         "contributor": "",
         "url": "https://storage.googleapis.com/openimages/web/index.html",
         "date_created": "",
     }
     categories = [
-        {"id": index, "name": name, "supercategory": None}
-        for index, name in enumerate(content.class_names)
+        {"id": index, "name": name, "supercategory": None} for index, name in enumerate(names)
     ]
     part = out.with_name(f"{out.name}.part")
     try:
         with part.open("w", encoding="utf-8") as file:
             head = json.dumps({"info": info, "licenses": [], "categories": categories})
             file.write(head.removesuffix("}"))
-            for name, blocks in (
-                ("images", _images(content)),
-                ("annotations", _annotations(content, advance=advance)),
-            ):
+            for name, blocks in lists.items():
                 file.write(f', "{name}": [')
                 for number, block in enumerate(blocks):
                     file.write(f"{', ' if number else ''}{json.dumps(block)[1:-1]}")
@@ -199,11 +178,10 @@ def write_json(out: Path, content: Content, *, source: str, advance: Advance) ->
             part.unlink()  # an interrupted file cannot be completed later
 
 
-def _images(content: Content) -> Iterator[list[dict[str, Any]]]:
-    for start in range(0, len(content.image_ids), ENTRIES_AT_ONCE):
+def _images(image_ids: NDArray[np.uint64], sizes: NDArray[np.int32]) -> Blocks:
+    for start in range(0, len(image_ids), ENTRIES_AT_ONCE):
         block = slice(start, start + ENTRIES_AT_ONCE)
-        texts = image_id_texts(content.image_ids[block])
-        sizes = content.sizes[block].tolist()
+        entries = zip(image_id_texts(image_ids[block]), sizes[block].tolist(), strict=True)
         yield [
             {
                 "id": number,
@@ -213,21 +191,24 @@ def _images(content: Content) -> Iterator[list[dict[str, Any]]]:
                 "license": None,
                 "coco_url": None,
             }
-            for number, (text, (width, height)) in enumerate(
-                zip(texts, sizes, strict=True), start=start + 1
-            )
+            for number, (text, (width, height)) in enumerate(entries, start=start + 1)
         ]
 
 
-def _annotations(content: Content, *, advance: Advance) -> Iterator[list[dict[str, Any]]]:
-    boxes, rows = content.boxes, content.rows
+def _annotations(
+    boxes: Boxes,
+    rows: NDArray[np.int64],
+    image_of_box: NDArray[np.int32],
+    sizes: NDArray[np.int32],
+    advance: Advance,
+) -> Blocks:
     for start in range(0, len(rows), ENTRIES_AT_ONCE):
         block = rows[start : start + ENTRIES_AT_ONCE]
-        images = content.image_of_box[block]
-        corners, sizes = boxes.corners[block], content.sizes[images]
+        images, corners = image_of_box[block], boxes.corners[block]
+        sides = sizes[images]
         # FiftyOne's arithmetic, to the last bit: the difference first, then times the side.
         bboxes = np.concatenate(
-            [corners[:, :2] * sizes, (corners[:, 2:] - corners[:, :2]) * sizes], axis=1
+            [corners[:, :2] * sides, (corners[:, 2:] - corners[:, :2]) * sides], axis=1
         )
         columns = (
             (images + 1).tolist(),

@@ -15,7 +15,7 @@ from common.errors import InputError
 from common.locks import one_process_at_a_time
 from data.dataset import DetectionData, open_data
 from data.decoding import describe_decoder, resolve_decoder
-from data.loader import EvaluationBatches, TrainingBatches, evaluation_loader, training_loader
+from data.loader import DetectionLoader, EvaluationBatches, TrainingBatches, evaluation_loader
 from data.synthetic import make_scenes
 from launch.process_group import ProcessGroup
 from retinanet.config import Config, DataConfig
@@ -119,7 +119,7 @@ class Loading:
         self.decoder = data.train.decoder
         self.workers = loading_processes(workers, reserved_cores=len(cores))
         self.watch = LoadingWatch(is_open=workers == "auto" and not cores)
-        self.train = training_loader(data.train, self.batches, workers=self.workers, cores=cores)
+        self.train = DetectionLoader(data.train, self.batches, workers=self.workers, cores=cores)
         self.validation = evaluation_loader(
             data.validation,
             batch_size=config.evaluation.batch_size,

@@ -11,7 +11,7 @@ from common.errors import InputError
 from data.annotations import ClassMap
 from data.coco_json import read_annotations
 from data.dataset import REPLACEMENTS_TRIED, DetectionDataset, SampleKey
-from data.loader import TrainingBatches, evaluation_loader, training_loader
+from data.loader import DetectionLoader, TrainingBatches, evaluation_loader
 from tests.data.coco_files import write_json
 
 NUM_IMAGES = 12
@@ -100,7 +100,7 @@ def test_samples_do_not_depend_on_where_they_are_loaded(tmp_path: Path) -> None:
     epochs = []
     for workers in (0, 2):
         batches = TrainingBatches(NUM_IMAGES, batch_size=4, seed=3)
-        epochs.append(list(training_loader(dataset, batches, workers=workers)))
+        epochs.append(list(DetectionLoader(dataset, batches, workers=workers)))
     for one, other in zip(*epochs, strict=True):
         assert one.image_ids == other.image_ids and one.bad_images == other.bad_images
         assert torch.equal(one.images, other.images)

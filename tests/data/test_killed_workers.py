@@ -62,7 +62,8 @@ class Samples:
 
 
 def test_a_process_killed_while_its_batch_is_read_is_told_as_one_that_was_killed() -> None:
-    loader = DetectionLoader(Samples(), batch_sampler=[[0]], collate_fn=list, num_workers=1)  # type: ignore[arg-type]
+    loader = DetectionLoader(Samples(), [[0]], workers=1)  # type: ignore[arg-type]
+    loader.collate_fn = list
     with pytest.raises(RuntimeError) as raised:
         next(iter(loader))
     assert "SIGKILL" in (killed_worker(raised.value) or "")

@@ -17,7 +17,7 @@ from common.errors import InputError
 from data.annotations import ClassMap
 from data.coco_json import read_annotations
 from data.dataset import Batch, DetectionDataset, Sample, SampleKey
-from data.loader import TrainingBatches, evaluation_loader, training_loader
+from data.loader import DetectionLoader, TrainingBatches, evaluation_loader
 
 NUM_IMAGES = 10
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ def test_order_and_augmentation_do_not_depend_on_workers(tmp_path: Path) -> None
     epochs = []
     for workers in (0, 2):
         batches = TrainingBatches(NUM_IMAGES, batch_size=2, seed=3)
-        loader = training_loader(dataset, batches, workers=workers)
+        loader = DetectionLoader(dataset, batches, workers=workers)
         read = []
         for epoch in range(2):
             batches.set_position(epoch, 0)
@@ -206,7 +206,7 @@ def test_workers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
 
 def test_loaders_know_their_length(tmp_path: Path) -> None:
     batches = TrainingBatches(NUM_IMAGES, batch_size=3, seed=0)
-    assert len(training_loader(make(tmp_path, train=True), batches)) == 3
+    assert len(DetectionLoader(make(tmp_path, train=True), batches)) == 3
     assert len(evaluation_loader(make(tmp_path, train=False), batch_size=3)) == 4
 
 
@@ -227,8 +227,8 @@ def test_loading_moves_between_this_process_and_another_without_a_difference(
 ) -> None:
     dataset = make(tmp_path, train=True)
     batches = TrainingBatches(NUM_IMAGES, batch_size=2, seed=4)
-    expected = list(training_loader(dataset, batches))
-    loader = training_loader(dataset, batches, workers=1)
+    expected = list(DetectionLoader(dataset, batches))
+    loader = DetectionLoader(dataset, batches, workers=1)
     loader.start_workers()
     read: list[Batch] = []
     for in_this_process in (True, False, True, False):

@@ -8,6 +8,7 @@ import contextlib
 import csv
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +228,8 @@ def test_an_output_that_is_there_stays_unless_it_may_be_overwritten(tmp_path: Pa
 def test_a_failure_leaves_the_old_output_and_no_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*args: object, **kwargs: object) -> None:
+    def fail(*args: object) -> Iterator[list[object]]:
+        yield []
         raise OSError(28, "No space left on device")
 
     export(tmp_path, TRICKY, ["Cat"], photos=[1, 3])
