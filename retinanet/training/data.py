@@ -84,8 +84,8 @@ def require_no_files(settings: DataConfig) -> None:
         value = getattr(settings, name)
         if value is not None:
             raise InputError(
-                f"data.{name}: {value} is given beside data.scenes; add data.scenes=null to train on "
-                "it, or start from --config coco.yaml or openimages.yaml"
+                f"data.{name}: {value} is given beside data.scenes; add data.scenes=null to train "
+                "on it, or start from --config coco.yaml or openimages.yaml"
             )
 
 

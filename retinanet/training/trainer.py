@@ -221,11 +221,7 @@ class Trainer:
         return FINISHED
 
     def load_checkpoint(self) -> None:
-        """Restore weights, optimizer and position, if rank 0 has a checkpoint.
-
-        Raises:
-            InputError: It does not fit the data, or is damaged.
-        """
+        """Restore weights, optimizer and position, if rank 0 has a checkpoint that fits."""
         checkpoint = self.checkpoint
         if checkpoint is not None:
             classes = self.description.classes
@@ -243,11 +239,7 @@ class Trainer:
         self.state.epoch, self.state.images = here.epoch, here.images
 
     def prepare(self) -> None:
-        """Arrange model, batches, averaging of gradients and epochs; restore the ranks' own states.
-
-        Raises:
-            InputError: The engine or the exchange does not work here, or a state is damaged.
-        """
+        """Arrange model, batches, averaging of gradients and epochs; restore the ranks' states."""
         config, averaging, checkpoint = self.config, self.averaging, self.checkpoint
         split = self.group.from_first(
             lambda: recorded_split(checkpoint, config, ranks=averaging.size)
@@ -329,11 +321,7 @@ class Trainer:
         return GroupEpochs(context, groups, prepared=self.prepared, settings=config.training)
 
     def begin(self) -> None:
-        """Begin the run's folder and logs on rank 0, and print what is about to happen.
-
-        Raises:
-            InputError: The folder cannot be written.
-        """
+        """Begin the run's folder and logs on rank 0, and print what is about to happen."""
         facts = self.facts()
         if self.group.is_first:
             config = config_to_tree(self.config)
@@ -390,9 +378,7 @@ class Trainer:
     def log_step(self, step: EpochStep) -> None:
         """Advance the state, and write a step to console, metrics and MLPerf's log.
 
-        Raises:
-            InputError: An image cannot be read, or too many could not.
-            NonFiniteLossError: The run cannot continue after the step.
+        Raise the step's problem, if it has one, or NonFiniteLossError.
         """
         if step.group is not None:  # some ranks have ended: the others share the evaluation
             self.group = self.checkpointer.group = step.group
@@ -422,11 +408,7 @@ class Trainer:
             raise step.problem
 
     def report_nonfinite(self, report: NonFiniteReport) -> None:
-        """Log a step that was skipped, or end the run with the state before it on the disk.
-
-        Raises:
-            NonFiniteLossError: The run cannot continue.
-        """
+        """Log a step that was skipped, or end the run with the state before it on the disk."""
         if report.advice is None:
             self.print(f"{report.line}; nothing was updated, and the run goes on")
             self.recorder.record("nonfinite", report.content)
@@ -583,11 +565,7 @@ class Trainer:
         )
 
     def save_and_wait(self) -> None:
-        """Write a checkpoint, and wait until it is on the disk.
-
-        Raises:
-            InputError: It could not be written.
-        """
+        """Write a checkpoint, and wait until it is on the disk; InputError if it cannot be."""
         self.save()
         if not self.checkpointer.is_there(self.state.step):
             raise InputError(
@@ -597,11 +575,7 @@ class Trainer:
             )
 
     def finish(self) -> None:
-        """Print how the run ended, where its files are, and what to try next.
-
-        Raises:
-            InputError: The run could not be added to its submission.
-        """
+        """Print how the run ended and where its files are; add it to its submission."""
         validation = self.data.validation
         self.recorder.closing(
             is_reached=self.target_is_reached(),
