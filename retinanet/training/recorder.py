@@ -303,7 +303,7 @@ class MetricsLog:
 
     def picture(self, name: str, pixels: NDArray[np.uint8], *, step: int) -> None:
         """Write a picture [H, W, 3] to TensorBoard."""
-        self._tensorboard.image(name, pixels, step=step)
+        self._tensorboard.write(lambda to: to.add_image(name, pixels, step, dataformats="HWC"))
 
     def close(self) -> None:
         """Write what is buffered."""
@@ -344,20 +344,8 @@ class TensorBoardLog:
         threading.excepthook = self._hide_disk_errors
 
     def scalars(self, values: Mapping[str, float], *, step: int) -> None:
-        """Write numbers by name.
-
-        Raises:
-            OSError: They could not be written.
-        """
-        self._write(lambda to: [to.add_scalar(name, value, step) for name, value in values.items()])
-
-    def image(self, name: str, pixels: NDArray[np.uint8], *, step: int) -> None:
-        """Write a picture [H, W, 3].
-
-        Raises:
-            OSError: It could not be written.
-        """
-        self._write(lambda to: to.add_image(name, pixels, step, dataformats="HWC"))
+        """Write numbers by name; OSError if they could not be written."""
+        self.write(lambda to: [to.add_scalar(name, value, step) for name, value in values.items()])
 
     def close(self) -> None:
         """Write what is buffered."""
@@ -367,7 +355,8 @@ class TensorBoardLog:
                 writer.close()
         threading.excepthook = self._previous_hook
 
-    def _write(self, action: Callable[[SummaryWriter], object]) -> None:
+    def write(self, action: Callable[[SummaryWriter], object]) -> None:
+        """Write something; OSError if it could not be written."""
         if self._writer is None:
             if time.monotonic() < self._next_try:
                 return

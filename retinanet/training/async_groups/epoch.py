@@ -148,7 +148,7 @@ class GroupEpochs:
         self._groups.update.close(timeout_s=self._groups.timeout_s)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Arrival:
     """A rank's part of the meeting after a stretch."""
 
@@ -222,7 +222,7 @@ class Stretch:
         except (InputError, NonFiniteLossError) as problem:
             taken = self.queue.taken
             untrained = taken[self._trained] if self._trained < len(taken) else None
-            self._arrival = replace(self._arrival, problem=problem, untrained=untrained)
+            self._arrival.problem, self._arrival.untrained = problem, untrained
             self.queue.close()
 
     def _steps_of_group(self) -> Iterator[StepResult]:
@@ -253,11 +253,8 @@ class Stretch:
         staleness = 0 if own.nonfinite else groups.update.staleness
         result = merge_results(groups.own.all_gather(context.with_load(own)))
         is_due, is_ready = context.checkpoint_is_due(number), context.metric_is_ready()
-        self._arrival = replace(
-            self._arrival,
-            checkpoint_is_due=is_due or self._arrival.checkpoint_is_due,
-            metric_is_ready=is_ready or self._arrival.metric_is_ready,
-        )
+        self._arrival.checkpoint_is_due |= is_due
+        self._arrival.metric_is_ready |= is_ready
         if is_due or is_ready or self._stop.received:
             self.queue.close()
         group = GroupStep(number=groups.number, staleness=staleness)
@@ -288,7 +285,7 @@ class Stretch:
         groups = self._groups
         bad_images, problem = self._context.new_bad_images(result)
         if problem is not None:
-            self._arrival = replace(self._arrival, problem=problem)
+            self._arrival.problem = problem
             self.queue.close()
         assert result.group is not None
         at_work = len({groups.group_of(rank) for rank in groups.ranks_at_work()})
@@ -304,9 +301,9 @@ class Stretch:
     def arrival(self) -> Arrival:
         """Return this rank's part of the meeting."""
         taken = self.queue.taken[-1] + 1 if self.queue.taken else 0
-        return replace(
-            self._arrival, taken=max(taken, self._last_logged), signal=self._stop.received
-        )
+        self._arrival.taken = max(taken, self._last_logged)
+        self._arrival.signal = self._stop.received
+        return self._arrival
 
 
 CLOSED = 10**12
