@@ -172,9 +172,8 @@ def chosen_benchdnn(runner: str, benchdnn: Path | None) -> Path | None:
         return None
     program = find_benchdnn(benchdnn)
     if program is None and runner == "benchdnn":
-        raise InputError(
-            "--runner benchdnn: there is none on PATH; name it with --benchdnn, or use torch"
-        )
+        wrong = "there is none on PATH; name it with --benchdnn, or use torch"
+        raise InputError(f"--runner benchdnn: {wrong}")
     return program
 
 
@@ -288,10 +287,10 @@ def row_of(name: str, timed: Part, *, divisor: float = 1) -> list[object]:
 
 def part_rows(efficiency: Efficiency, *, divisor: float = 1) -> list[list[object]]:
     """Return such a row for each kind and direction, and last one for all."""
-    rows = [
-        row_of(kind_and_direction(part.kind, part.direction), part, divisor=divisor)
-        for part in efficiency.parts
-    ]
+    rows = []
+    for part in efficiency.parts:
+        name = kind_and_direction(part.kind, part.direction)
+        rows.append(row_of(name, part, divisor=divisor))
     return [*rows, row_of("all", efficiency.total, divisor=divisor)]
 
 
@@ -331,7 +330,7 @@ def print_projection(
     columns = [text_column("")]
     columns += [Column(name, significant, unit=" s") for name in ("in oneDNN", "elsewhere", "step")]
     columns += [Column("images/s", ".3g"), Column("times as fast", ".2f")]
-    before = projection.measured.step_s or projection.measured.onednn_s
+    before = projection.speeds[0].step_s or projection.speeds[0].onednn_s
     rows = []
     for speed in projection.speeds:
         after = speed.onednn_s if speed.step_s is None else speed.step_s

@@ -238,11 +238,6 @@ class Projection:
     roofline_share: float
     """The share of oneDNN's measured time that has a roofline."""
 
-    @property
-    def measured(self) -> Speed:
-        """The step as it was."""
-        return self.speeds[0]
-
 
 def project(
     efficiency: Efficiency, *, steps: int | None, images_a_step: int | None

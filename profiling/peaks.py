@@ -153,6 +153,9 @@ def peaks_of(content: Mapping[str, Any]) -> Peaks:
         if name not in content:
             raise ValueError(f"{name} is missing")
 
+    def is_rate(value: object) -> bool:
+        return isinstance(value, int | float) and value is not True and 0 < value < 1e12
+
     def are_rates(values: object) -> bool:
         return isinstance(values, dict) and all(map(is_rate, values.values()))
 
@@ -175,11 +178,6 @@ def peaks_of(content: Mapping[str, Any]) -> Peaks:
     values = {item.name: content[item.name] for item in fields(Peaks) if item.name in content}
     lists: dict[str, Any] = {name: tuple(content.get(name, ())) for name in ("cpus", "notes")}
     return Peaks(**{**values, **lists})
-
-
-def is_rate(value: object) -> bool:
-    """Return whether it is a number above 0."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e12
 
 
 def matrix_peak(problem: Problem, peaks: Peaks) -> float | None:

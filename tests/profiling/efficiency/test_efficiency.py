@@ -157,8 +157,8 @@ def test_without_marks_only_onednns_part_is_projected_and_only_if_steps_are_give
     assert project(efficiency, steps=None, images_a_step=4) is None
     projection = project(efficiency, steps=2, images_a_step=4)
     assert projection is not None and projection.elsewhere_s is None
-    assert projection.measured.onednn_s == pytest.approx((100 + 8 + 50) / 2 / 1000)
-    assert (projection.measured.step_s, projection.measured.images_per_s) == (None, None)
+    assert projection.speeds[0].onednn_s == pytest.approx((100 + 8 + 50) / 2 / 1000)
+    assert (projection.speeds[0].step_s, projection.speeds[0].images_per_s) == (None, None)
 
 
 def test_ranks_run_side_by_side_and_their_images_add_up(tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_ranks_run_side_by_side_and_their_images_add_up(tmp_path: Path) -> None:
     assert efficiency.total.calls == 16 and hot_ratio(efficiency.total) == 68 / 100
     projection = project(efficiency, steps=None, images_a_step=None)
     assert projection is not None
-    assert projection.measured.step_s == pytest.approx(0.110)
-    assert projection.measured.images_per_s == pytest.approx(16 / 0.110)
+    assert projection.speeds[0].step_s == pytest.approx(0.110)
+    assert projection.speeds[0].images_per_s == pytest.approx(16 / 0.110)
 
 
 def test_a_step_that_was_cut_does_not_count(tmp_path: Path) -> None:
