@@ -1,4 +1,4 @@
-"""What measurements say of comparisons, beside what the paper says.
+"""Comparisons as measured, beside the paper's figures.
 
 From the bottom up: ratios of paired runs and how sure they are, the outcome of a comparison, the
 numbers of a variant, and the study: all ablations with their results, of which reports are made.
@@ -24,7 +24,7 @@ from profiling.ablate.result import (
 )
 
 PADDING = re.compile(r"\b0+(?=\d)")
-"""Of numbers in names of details, which is there for their order."""
+"""Zeros before numbers in names of details, which are there for their order."""
 NAMED = 6
 """Variants of one reason that are named; the others are counted."""
 T = TypeVar("T")
@@ -42,12 +42,11 @@ WANTED_CONFIDENCE = 0.9
 
 @dataclass(frozen=True)
 class Interval:
-    """A range in which the true median lies with some confidence."""
+    """A range in which the true median lies with a confidence from 0 (one run alone) to 1."""
 
     low: float
     high: float
     confidence: float
-    """From 0 to 1; 0 where there is one run alone."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +120,9 @@ class Outcome:
     ratio: Ratio | None
     """None: could not be measured here."""
     missing: str = ""
-    """Why not."""
+    """Why it has no ratio."""
     again: Ratio | None = None
-    """Of a second measurement, where there is one."""
+    """The ratio of a second measurement, where there is one."""
 
     @property
     def what(self) -> str:
@@ -233,12 +232,12 @@ def by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 class VariantNumbers(NamedTuple):
-    """What a table of variants has of one."""
+    """A row of a table of variants."""
 
     name: str
     allocator: str
     values: list[float]
-    """Of the drawn quantity, by round."""
+    """The drawn quantity, by round."""
     page_faults: float | None
     """Median of a run; None for jobs, of which neither this nor the memory is known."""
     peak_mb: float | None
@@ -306,22 +305,6 @@ class Study:
     def results(self) -> list[Result]:
         """The results that there are."""
         return [row.result for row in self.rows if row.result is not None]
-
-    @property
-    def outcomes(self) -> list[Outcome]:
-        """The outcomes of all rows."""
-        return [outcome for row in self.rows for outcome in row.outcomes]
-
-    @property
-    def left_out(self) -> dict[str, list[str]]:
-        """What could not run, as `ablation: variant`, by reason."""
-        return by_reason(
-            {
-                f"{row.name}: {variant}": reason
-                for row in self.rows
-                for variant, reason in (row.result.left_out if row.result else {}).items()
-            }
-        )
 
 
 def read_study(ablations: Ablations, folder: Path, again: Path | None, *, size: SizeName) -> Study:

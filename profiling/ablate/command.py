@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from rich.console import Console
 
@@ -25,6 +24,7 @@ from profiling.ablate.measure import (
     measured_on,
     with_photos_described,
 )
+from profiling.ablate.report import make_report
 from profiling.ablate.result import (
     Plan,
     Result,
@@ -92,7 +92,7 @@ def add_ablate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "from result files alone."
     )
     about = "one page for a browser, and one in Markdown"
-    parser = add_parser(kinds, "report", about, description, run=report)
+    parser = add_parser(kinds, "report", about, description, run=make_report)
     add_place(parser)
     parser.add_argument(
         "--again",
@@ -137,14 +137,6 @@ def add_place(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder of results (default: runs/ablations/quick, or full)",
     )
-
-
-def report(**options: Any) -> int:
-    """Make the report; return the exit code."""
-    # Here, because matplotlib is slow to load, and --help needs none.
-    from profiling.ablate.report import make_report  # noqa: PLC0415
-
-    return make_report(**options)
 
 
 def list_ablations(*, quick: bool, out: Path | None) -> int:

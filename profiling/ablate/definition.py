@@ -38,7 +38,7 @@ class AblationVariant:
     pillow_simd: bool = False
     """Whether Pillow-SIMD stands in Pillow's place."""
     needs: tuple[Literal["bf16", "ipex"], ...] = ()
-    """What not every machine has; other needs show in the fields above."""
+    """Needs that not every machine meets, beside those of the fields above."""
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Comparison:
     baseline: str
     """Another variant; or the same, with another quantity."""
     of: str = "seconds"
-    """What is compared: seconds of a run, or one of the recipe's details."""
+    """The quantity: seconds of a run, or one of the recipe's details."""
     baseline_of: str | None = None
     """The baseline's, where it is another."""
     ratio: Literal["times as fast", "times as much", "share"] = "times as fast"
@@ -59,11 +59,11 @@ class Comparison:
     more: str = ""
     """Why ours is larger than the paper's, where it is."""
     alike: str = ""
-    """What to say where it is about the same."""
+    """The sentence where it is about the same."""
     less: str = ""
     """Why ours is smaller, where it is."""
     remark: str = ""
-    """What to say in any case."""
+    """A sentence for any case."""
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -74,9 +74,9 @@ class ChartChoice:
     """Medians as bars; parts of a whole; losses by step; throughput by ranks; by batch size."""
     of: str = "seconds"
     parts: tuple[str, ...] = ()
-    """Of bars: details that add up to it."""
+    """Details that add up to it, for bars."""
     unit: str = "seconds"
-    """What stands at the axis."""
+    """Label of the axis."""
     per: str = "a run"
     """Seconds of what."""
 
@@ -108,7 +108,7 @@ class Ablation:
     source: str
     """Where in which paper it is asked."""
     says: str
-    """What is said there, in a few words of ours."""
+    """The paper's statement, in a few words of ours."""
     recipe: str
     """Module that prepares a variant, see `profiling.bench.variant`; or `mpirun`: whole jobs."""
     variants: Annotated[dict[str, AblationVariant], Field(min_length=1)]
@@ -125,7 +125,7 @@ class Ablation:
     settling: Annotated[int, Field(ge=0)] = 0
     """Runs at the start of every turn that do not count."""
     remark: str = ""
-    """What else a reader should know."""
+    """Anything else that matters to a reader."""
     quick: Size = Size()
     full: Size = Size()
 

@@ -114,7 +114,7 @@ class Photos:
     """The photos that decoders read: those of a folder, or drawn scenes, made when first needed."""
 
     folder: Path | None
-    """Of a user's photos; None: drawn scenes."""
+    """The folder of a user's photos; None: drawn scenes."""
     scratch: Path
     """Where the list goes, and drawn scenes."""
     console: Console

@@ -35,12 +35,12 @@ from retinanet.engine.folded_forward import Norm, folded_scale_shift
 from retinanet.training.build import build_model
 
 MATRIX_OPERATORS = ("aten::addmm", "aten::mm", "aten::bmm", "aten::baddbmm", "aten::linear")
-"""Of torch: they go to oneDNN in BF16, and to Intel's MKL in float32."""
+"""torch's products, which go to oneDNN in BF16, and to Intel's MKL in float32."""
 WINOGRAD_WORDS = ("our convolution forward", "our convolution backward")
 WORDS = 128
 VOCABULARY = 30_522
 WIDTH = 768
-"""Of BERT base (Devlin et al., 2018), which has 12 layers of 12 heads."""
+"""The width of BERT base (Devlin et al., 2018), which has 12 layers of 12 heads."""
 
 
 def prepare_networks(

@@ -100,12 +100,19 @@ LEFT = {
     "grid": "medians, by ranks",
     "points": "published runs",
 }
-"""What the left half of a picture shows, by the kind of chart."""
+"""The left half of a picture in words, by the kind of chart."""
 
 
 def sections_of(study: Study) -> list[Section]:
     """Return all comparisons, a chapter for each ablation, the method, the machine."""
-    lacking = [f"{sentence(why)} {listed(names, NAMED)}" for why, names in study.left_out.items()]
+    left_out = {
+        f"{row.name}: {variant}": reason
+        for row in study.rows
+        for variant, reason in (row.result.left_out if row.result else {}).items()
+    }
+    lacking = [
+        f"{sentence(why)} {listed(names, NAMED)}" for why, names in by_reason(left_out).items()
+    ]
     blocks: list[Block] = [comparisons_table(study)]
     if lacking:
         blocks.append(Text(["What this machine lacks:", *lacking]))
@@ -212,7 +219,7 @@ METHOD = (
 
 def summary(study: Study) -> list[str]:
     """Return the report's summary in a few sentences."""
-    outcomes = study.outcomes
+    outcomes = [outcome for row in study.rows for outcome in row.outcomes]
     measured = [outcome for outcome in outcomes if outcome.ratio]
     beside = [outcome.beside_paper for outcome in measured if outcome.beside_paper]
     count = Counter(beside)

@@ -1,4 +1,4 @@
-"""What is measured of an ablation on this machine, and the file that keeps it.
+"""The plan of an ablation on this machine, its result, and the file that keeps it.
 
 `plan_of` resolves an ablation's file: which variants can run here, on what workload, how often, and
 why others cannot. A `Result` is JSON that says on what, with what and by which command it was
@@ -46,7 +46,7 @@ share a core for 10 ms, which is longer than our focal loss takes."""
 
 
 class MeasuredVariant(TypedDict):
-    """What ran under a variant's name, in values that are the same on every machine."""
+    """A variant as it ran, in values that are the same on every machine."""
 
     recipe: str
     options: dict[str, Any]
@@ -58,13 +58,13 @@ class MeasuredVariant(TypedDict):
 
 
 class Definition(TypedDict):
-    """What a measurement depends on, but for the machine: for one that goes on later."""
+    """All that a measurement depends on but the machine: for one that goes on later."""
 
     workload: dict[str, int]
     warm_up: int
     settling: int
     photos: str | None
-    """Those that decoders read, see `Photos.describe`; None where no variant decodes."""
+    """Photos that decoders read, see `Photos.describe`; None where no variant decodes."""
     variants: dict[str, MeasuredVariant]
 
 
@@ -75,7 +75,7 @@ def memory_policy(variant: MeasuredVariant) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is measured of an ablation at a size, on this machine."""
+    """The measurement of an ablation at a size, on this machine."""
 
     name: str
     ablation: Ablation
@@ -84,11 +84,11 @@ class Plan:
     rounds: int
     warm_up: int
     variants: Mapping[str, Variant]
-    """Those that can run."""
+    """The variants that can run."""
     left_out: Mapping[str, str]
     """Why the others cannot, by name."""
     photos: str | None = None
-    """Those that decoders read, see `Photos.describe`."""
+    """Photos that decoders read, see `Photos.describe`."""
 
     @property
     def definition(self) -> Definition:
@@ -248,7 +248,7 @@ class KindOfCalls(TypedDict):
 
 
 class ComparedCalls(TypedDict):
-    """What comparing two variants' oneDNN logs has shown, see `profiling.ablate.measure`."""
+    """The differences between two variants' oneDNN logs, see `profiling.ablate.measure`."""
 
     first: str
     second: str
@@ -273,7 +273,7 @@ class Result:
     rounds_wanted: int
     rounds: tuple[RoundOfRuns, ...] = ()
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Of variants, what holds for all their runs."""
+    """By variant, what holds for all its runs."""
     calls: ComparedCalls | None = None
     busy_cores: tuple[float, ...] = ()
     """Cores that other work kept busy, for each time that it was measured."""

@@ -74,7 +74,7 @@ def find_benchdnn(path: Path | None) -> Path | None:
     return Path(program)
 
 
-def ask_benchdnn(path: Path, conditions: Conditions) -> Benchdnn:
+def probe_benchdnn(path: Path, conditions: Conditions) -> Benchdnn:
     """Run its smallest problem, and read its version and features from the output.
 
     Raises:
@@ -270,7 +270,7 @@ LEAST_COLD_GB = 32_768 / 1e9
 """Tensors below this are not run cold: to fill the caches three times over, as benchdnn does, it
 would prepare so many copies of them that it takes minutes and gigabytes."""
 START_SECONDS = 0.3
-"""What a process takes beside the runs, about."""
+"""The time of a process beside the runs, about."""
 
 
 class Batch(NamedTuple):
@@ -321,7 +321,7 @@ def replay_with_benchdnn(
     Raises:
         InputError: benchdnn does not run.
     """
-    program = ask_benchdnn(benchdnn, conditions)
+    program = probe_benchdnn(benchdnn, conditions)
     lines, refused = express(calls, Dialect(program.dialect))
     replay = empty_replay(program, conditions)
     replay.not_replayed.update(refused)

@@ -200,7 +200,7 @@ CONFIGURATIONS_OF_2 = (
     "f32", "f16", "f32f32s8", "u8s8f32", "u8s8s32", "u8s8s8", "u8s8u8", "s8s8f32", "s8s8s32",
     "s8s8s8", "s8s8u8", "f16f16s8", "bf16bf16bf16", "bf16bf16f32", "bf16f32bf16", "f32bf16bf16",
 )  # fmt: skip
-"""Those of benchdnn 2.x: source, weights, destination, or one type for all."""
+"""Configurations of benchdnn 2.x: source, weights, destination, or one type for all."""
 
 
 def triple_option(memories: Sequence[MemoryDescriptor], dialect: Dialect) -> str:

@@ -196,7 +196,7 @@ def matmul_tensors(problem: Problem, dialect: Dialect) -> list[str]:
 
 
 COMPENSATIONS = {"s8m": "s8s8_comp", "zpm": "zp_comp"}
-"""What int8 weights contain beside their values, followed by the mask, in 2.x and 3.x."""
+"""Additions of int8 weights to their values, followed by the mask, in 2.x and 3.x."""
 VALUES_ONLY = ("", "f0")
 """Flags of tensors that contain nothing else."""
 
@@ -451,7 +451,7 @@ NOT_EXPRESSIBLE = "not-expressible.txt"
 
 @dataclass(frozen=True)
 class ProblemFiles:
-    """What was written, and what could not be."""
+    """The files that were written, and the problems that benchdnn cannot run."""
 
     files: dict[str, Path]
     """By driver."""

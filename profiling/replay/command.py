@@ -26,11 +26,11 @@ from profiling.onednn_log.log import Calls, add_logs, read_with_progress
 from profiling.onednn_log.work import Problem
 from profiling.replay.benchdnn import (
     Benchdnn,
-    ask_benchdnn,
     batches_of,
     empty_replay,
     find_benchdnn,
     memory_note,
+    probe_benchdnn,
     run_batches,
 )
 from profiling.replay.benchdnn_fields import Dialect, Layouts
@@ -103,7 +103,7 @@ def add_benchdnn(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be run, and how."""
+    """The problems to run, and how."""
 
     calls: Mapping[Problem, Calls]
     conditions: Conditions
@@ -148,7 +148,7 @@ def benchdnn_command(
         conditions = conditions_of(
             log, threads=threads, cpus=cpus, say=lambda line: say(console, f"note: {line}")
         )
-        program = ask_benchdnn(path, conditions) if path else None
+        program = probe_benchdnn(path, conditions) if path else None
     if program is not None:
         major = program.dialect
         if dialect not in (None, major):

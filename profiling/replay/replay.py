@@ -38,12 +38,12 @@ class ReplayTime:
     """One problem, run again several times; medians of the runs."""
 
     hot_ms: float
-    """Of runs one after the other: data is in the caches, as far as it fits."""
+    """Runs one after the other: data is in the caches, as far as it fits."""
     cold_ms: float | None
-    """Of runs whose data was driven out of the caches before; None: not measured."""
+    """Runs whose data was driven out of the caches before; None: not measured."""
     runs: int
     implementation: str
-    """What the library chose, in a log's words."""
+    """The library's choice, as a log names it."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ WITHOUT_RESULT = ("eltwise", "softmax", "batch_normalization", "layer_normalizat
 
 
 class Work(NamedTuple):
-    """What is equal for two lines of the same work."""
+    """The values that are equal for two lines of the same work."""
 
     kind: str
     direction: str

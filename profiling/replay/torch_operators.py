@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from profiling.onednn_log.work import MemoryDescriptor, Problem, listed_sizes, named_sizes
 from profiling.replay.replay import (
-    Geometry,
     geometry,
     is_channels_last,
     is_plain,
@@ -107,7 +106,8 @@ def prepare_convolution(problem: Problem) -> Run:
     bias = None if bias_memory is None else make_tensor((sizes.channels_out,), bias_memory)
     result = make_tensor(sizes.dst, memory_of(problem, "dst") or source_memory)
     if direction == "forward_inference" and not is_transposed:
-        return fused_convolution(problem, sizes, source, result, (weight, bias))
+        shared = (weight, bias, sizes.padding, sizes.stride, sizes.dilation, sizes.groups)
+        return fused_convolution(problem, source, result, shared)
     if direction not in ("forward_training", "backward_data", "backward_weights"):
         raise NotReachedError(f"torch does not call {problem.name}")
     require_plain(problem)
@@ -129,20 +129,16 @@ def prepare_convolution(problem: Problem) -> Run:
 
 
 def fused_convolution(
-    problem: Problem,
-    sizes: Geometry,
-    source: Tensor,
-    other: Tensor,
-    weights: tuple[Tensor, Tensor | None],
+    problem: Problem, source: Tensor, other: Tensor, shared: tuple[object, ...]
 ) -> Run:
     """Return the forward pass with what torch's compiler fuses into it.
 
-    `other` is a tensor of the output's sizes, for fused sums and products; `weights` has the bias.
+    `other` is a tensor of the output's sizes, for fused sums and products; `shared` are weight,
+    bias and window.
     """
     fused, others = post_ops(problem), other_attributes(problem)
     if others:
         raise NotReachedError(f"torch sets no {' '.join(others)}")
-    shared = (*weights, sizes.padding, sizes.stride, sizes.dilation, sizes.groups)
     mkldnn = torch.ops.mkldnn
     name = fused[0].partition(":")[0] if fused else ""
     is_sum = fused[:1] == ("sum",)  # without a factor

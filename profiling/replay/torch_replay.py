@@ -8,7 +8,7 @@ names; the times of whatever ran count for every problem that is the same work (
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -142,21 +142,14 @@ def replay_with_torch(
     )
 
 
-@dataclass
-class Observation:
-    """The milliseconds of each run of a problem in the worker's logs."""
-
-    hot_ms: list[float] = field(default_factory=list)
-    cold_ms: list[float] = field(default_factory=list)
-
-
 class Observations:
     """All problems in the worker's logs so far, by their work."""
 
     def __init__(self) -> None:
         self.versions: list[str] = []
         self.instruction_sets: list[str] = []
-        self._by_work: dict[Work, dict[Problem, Observation]] = {}
+        self._by_work: dict[Work, dict[Problem, tuple[list[float], list[float]]]] = {}
+        """The milliseconds of each hot and of each cold run of a problem."""
 
     def read(self, file: Path, *, hot_runs: int) -> list[Problem]:
         """Add a log in which each run is a step, first hot ones, then cold; return its problems."""
@@ -170,15 +163,13 @@ class Observations:
                 continue
             for problem, calls in problems.items():
                 same = self._by_work.setdefault(work_of(problem), {})
-                observation = same.setdefault(problem, Observation())
-                is_hot = where.step < hot_runs
-                (observation.hot_ms if is_hot else observation.cold_ms).append(calls.mean_ms)
+                hot_ms, cold_ms = same.setdefault(problem, ([], []))
+                (hot_ms if where.step < hot_runs else cold_ms).append(calls.mean_ms)
         return list(log.calls(lambda where: where.step is not None))
 
     def time_of(self, wanted: Problem) -> ReplayTime | None:
         """Return medians of the same work with the same layouts; None if there are none."""
-        for problem, observation in self._by_work.get(work_of(wanted), {}).items():
-            hot_ms, cold_ms = observation.hot_ms, observation.cold_ms
+        for problem, (hot_ms, cold_ms) in self._by_work.get(work_of(wanted), {}).items():
             if hot_ms and same_layouts(wanted, problem):
                 return ReplayTime(
                     hot_ms=median(hot_ms),

@@ -19,7 +19,7 @@ from profiling.replay.replay import problem_of
 from profiling.replay.torch_operators import NotReachedError, prepare
 
 REFUSALS = (RuntimeError, ValueError, TypeError, MemoryError)
-"""What torch raises for arguments that it refuses; the next problem can still be run."""
+"""Exceptions of torch for arguments that it refuses; the next problem can still be run."""
 
 
 def answer(question: dict[str, Any], flush: Callable[[], object]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from profiling.replay.benchdnn import Ended, ask_benchdnn, find_benchdnn, run_benchdnn
+from profiling.replay.benchdnn import Ended, find_benchdnn, probe_benchdnn, run_benchdnn
 from profiling.replay.replay import Conditions
 
 CPU = min(os.sched_getaffinity(0))
@@ -95,7 +95,7 @@ def test_how_it_ended_is_told_in_a_few_words(text: str, ended: Ended, tmp_path: 
 )
 def test_another_program_is_no_benchdnn(text: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=why):
-        ask_benchdnn(program(tmp_path, text), Conditions(1))
+        probe_benchdnn(program(tmp_path, text), Conditions(1))
 
 
 def test_what_is_no_program_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from profiling.onednn_log.log import Calls, read_logs
 from profiling.onednn_log.work import Problem
-from profiling.replay.benchdnn import ask_benchdnn, replay_with_benchdnn
+from profiling.replay.benchdnn import probe_benchdnn, replay_with_benchdnn
 from profiling.replay.benchdnn_fields import Dialect, Layouts
 from profiling.replay.benchdnn_problems import write_problem_files
 from profiling.replay.replay import Conditions
@@ -123,7 +123,7 @@ def test_problems_are_timed_hot_and_cold(tmp_path: Path) -> None:
         assert time.cold_ms is None or 0 < time.cold_ms < 1000
         assert time.implementation
     assert seen == [(0, 2), (1, 2), (2, 2)]
-    assert replay.version == ask_benchdnn(Path(benchdnn), Conditions(1)).version
+    assert replay.version == probe_benchdnn(Path(benchdnn), Conditions(1)).version
 
 
 @needs_benchdnn
