@@ -74,7 +74,7 @@ def make_tensor(dims: Sequence[int], memory: MemoryDescriptor) -> Tensor:
 
 
 def make_opaque(dims: Sequence[int], memory: MemoryDescriptor) -> Tensor:
-    """Return a tensor of oneDNN's own kind, for which torch calls oneDNN wherever it has a choice."""
+    """Return a tensor of oneDNN's own kind, for which torch calls oneDNN where it has a choice."""
     if is_plain(memory.tag) and memory.tag != "".join(sorted(memory.tag)):
         raise NotReachedError(f"torch's oneDNN tensors are stored row by row, not as {memory.tag}")
     return torch.empty(tuple(dims), dtype=type_of(memory)).normal_().to_mkldnn()
@@ -333,7 +333,7 @@ BACKWARD: dict[str, Callable[[Tensor, Tensor], object]] = {
 
 
 def prepare_elementwise(problem: Problem) -> Run:
-    """Return an activation (forward or backward), PReLU, softmax, a product or a sum of two tensors.
+    """Return an activation, forward or backward, PReLU, softmax, a product or a sum of two tensors.
 
     torch computes all others itself.
     """
