@@ -6,7 +6,6 @@ operators, two, or one.
 """
 
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -132,10 +131,6 @@ def transformer(subject: Subject) -> TimedModel:
     return TimedModel(whole, forward, loss, None)
 
 
-Unit = Callable[[Tensor, nn.Conv2d, Norm, Tensor | None, bool], Tensor]
-"""(features, convolution, norm, what is added before the ReLU, whether there is one) → features."""
-
-
 def prepare_conv_norm_relu(workload: Workload, *, unit: str, precision: str) -> Prepared:
     """Prepare the blocks of stages 3 to 5, which train, forward and backward, on features of stage
     2 of images as large as the workload's.
@@ -154,7 +149,6 @@ def prepare_conv_norm_relu(workload: Workload, *, unit: str, precision: str) -> 
     features = features.contiguous(memory_format=torch.channels_last)
     if precision == "bf16":
         features = features.bfloat16()
-    compute = UNITS[unit]
     gradient: Tensor | None = None
 
     def run() -> dict[str, float]:
@@ -162,7 +156,7 @@ def prepare_conv_norm_relu(workload: Workload, *, unit: str, precision: str) -> 
         with autocast(precision if unit == "three" else "float32"):
             outputs = features
             for block in blocks:
-                outputs = block_outputs(block, outputs, compute)
+                outputs = block_outputs(block, outputs, unit)
         if gradient is None:
             gradient = torch.randn_like(outputs) * 1e-3
         outputs.backward(gradient)
@@ -173,49 +167,41 @@ def prepare_conv_norm_relu(workload: Workload, *, unit: str, precision: str) -> 
     return Prepared(run)
 
 
-def block_outputs(block: Bottleneck, features: Tensor, compute: Unit) -> Tensor:
+def block_outputs(block: Bottleneck, features: Tensor, unit: str) -> Tensor:
     """Return the output of a block of torchvision's ResNets, computed by a unit."""
     identity = features
     if block.downsample is not None:
-        identity = compute(features, block.downsample[0], block.downsample[1], None, False)
-    inner = compute(features, block.conv1, block.bn1, None, True)
-    inner = compute(inner, block.conv2, block.bn2, None, True)
-    return compute(inner, block.conv3, block.bn3, identity, True)
+        convolution, norm = block.downsample
+        identity = conv_norm_relu(features, convolution, norm, unit, relu=False)
+    inner = conv_norm_relu(features, block.conv1, block.bn1, unit)
+    inner = conv_norm_relu(inner, block.conv2, block.bn2, unit)
+    return conv_norm_relu(inner, block.conv3, block.bn3, unit, added=identity)
 
 
-def three(
-    features: Tensor, module: nn.Conv2d, norm: Norm, added: Tensor | None, relu: bool
+def conv_norm_relu(
+    features: Tensor,
+    module: nn.Conv2d,
+    norm: Norm,
+    unit: str,
+    *,
+    added: Tensor | None = None,
+    relu: bool = True,
 ) -> Tensor:
-    """Compute module by module."""
-    outputs = norm(module(features))
-    if added is not None:
-        outputs = outputs + added
-    return F.relu(outputs) if relu else outputs
-
-
-def two(
-    features: Tensor, module: nn.Conv2d, norm: Norm, added: Tensor | None, relu: bool
-) -> Tensor:
-    """Compute with the norm folded, sum and ReLU in place."""
+    """Compute a convolution, its norm, a sum and ReLU by a unit of `prepare_conv_norm_relu`."""
+    if unit == "three":
+        outputs: Tensor = norm(module(features))
+        if added is not None:
+            outputs = outputs + added
+        return F.relu(outputs) if relu else outputs
     scale, shift = folded_scale_shift(norm)
     params = conv_params_of(module)
+    if unit == "one" and relu:
+        fused: Tensor = _ConvolutionRelu.apply(features, module.weight, scale, shift, added, params)
+        return fused
     [outputs] = convolve([features], module.weight, shift, scale=scale, params=params)
     if added is not None:
         outputs = outputs.add_(added)
     return F.relu_(outputs) if relu else outputs
-
-
-def one(
-    features: Tensor, module: nn.Conv2d, norm: Norm, added: Tensor | None, relu: bool
-) -> Tensor:
-    """Compute with one primitive of oneDNN."""
-    if not relu:
-        return two(features, module, norm, added, relu)
-    scale, shift = folded_scale_shift(norm)
-    outputs: Tensor = _ConvolutionRelu.apply(
-        features, module.weight, scale, shift, added, conv_params_of(module)
-    )
-    return outputs
 
 
 class _ConvolutionRelu(torch.autograd.Function):
@@ -257,6 +243,3 @@ class _ConvolutionRelu(torch.autograd.Function):
         of_weight = of_weight.float().mul_(scale.view(-1, 1, 1, 1))
         of_added = before_relu if ctx.has_added else None
         return of_features, of_weight, None, None, of_added, None
-
-
-UNITS: dict[str, Unit] = {"three": three, "two": two, "one": one}

@@ -182,17 +182,17 @@ def matmul_tensors(problem: Problem, dialect: Dialect) -> list[str]:
     rank = product_rank(problem)
     if any(memory.kind == "sparse" for memory in memories):
         raise NotExpressibleError("a product of sparse matrices; the log does not tell how sparse")
-    masks = auxiliary_of(problem).get("runtime_dims_masks")
     options = [triple_option(memories, dialect)]
     # Layouts of sizes that are known at run time only cannot be chosen before.
-    options += layout_options(memories, TRIPLE_TAGS, dialect, takes_any=not masks)
+    is_known = not auxiliary_of(problem).get("runtime_dims_masks")
+    options += layout_options(memories, TRIPLE_TAGS, dialect, takes_any=is_known)
     bias = problem.memory("bia")
     if bias is not None:
         # A bit for each dimension with values of its own; without a mask, one for each column.
         mask = re.search(r"mask(\d+)", f"{bias.flags} {problem.auxiliary}")
         bias_mask = mask[1] if mask else 1 << (rank - 1)
         options += [f"--bia_dt={bias.type}", f"--bia_mask={bias_mask}"]
-    return [*options, *([f"--runtime_dims_masks={masks}"] if masks else [])]
+    return options
 
 
 COMPENSATIONS = {"s8m": "s8s8_comp", "zpm": "zp_comp"}
@@ -207,10 +207,8 @@ def reorder_tensors(problem: Problem, dialect: Dialect) -> list[str]:
     if source.flags not in VALUES_ONLY:
         raise NotExpressibleError(f"its source has more than values ({source.flags})")
     options = [f"--sdt={source.type}", f"--ddt={destination.type}"]
-    pair, has_strides = (source, destination), dialect.major != 2
-    options += layout_options(
-        pair, ("stag", "dtag"), dialect, takes_any=False, takes_strides=has_strides
-    )
+    pair, tags, takes_strides = (source, destination), ("stag", "dtag"), dialect.major != 2
+    options += layout_options(pair, tags, dialect, takes_any=False, takes_strides=takes_strides)
     if destination.flags not in VALUES_ONLY:  # `f8:s8m1` becomes `s8s8_comp:1`
         names = []
         for word in destination.flags.split(":")[1:]:
@@ -223,8 +221,7 @@ def reorder_tensors(problem: Problem, dialect: Dialect) -> list[str]:
         if not names:
             raise NotExpressibleError(f"benchdnn does not know its result's {destination.flags}")
         options.append(f"--oflag={'+'.join(names)}")
-    mask = auxiliary_of(problem).get("runtime-dim-mask")
-    return [*options, *([f"--runtime-dim-mask={mask}"] if mask else [])]
+    return options
 
 
 PROPAGATIONS = {"forward_training": "FWD_D", "forward_inference": "FWD_I", "backward": "BWD_DW"}
@@ -338,7 +335,8 @@ class Driver(NamedTuple):
     """benchdnn's names of algorithms where they differ from oneDNN's; None: has no `--alg`."""
     parameters: Option | None = None
     fields: Mapping[str, str | None] = {}
-    """Auxiliary fields whose options have the same names, with defaults; None: required."""
+    """Auxiliary fields whose options have the same names, with defaults; None: it is required,
+    empty: no option."""
     sized_tensors: int | None = None
     """The number of tensors whose sizes are written, 0: all inputs; None: sizes have names."""
     notes: Callable[[Problem], tuple[str, ...]] | None = None
@@ -364,13 +362,13 @@ DRIVERS: Mapping[str, Driver] = {
         two_tensors, directed=True, parameters=layer_statistics, sized_tensors=1
     ),
     "lrn": Driver(one_tensor, directed=True, algorithms=RESPONSES),
-    "matmul": Driver(matmul_tensors, sized_tensors=2),
+    "matmul": Driver(matmul_tensors, fields={"runtime_dims_masks": ""}, sized_tensors=2),
     "pooling": Driver(resized_tensors, directed=True, algorithms=AVERAGES),
     "prelu": Driver(prelu_tensors, directed=True, sized_tensors=2),
     "reduction": Driver(
         several_inputs, algorithms={}, fields={"p": "0", "eps": "0"}, sized_tensors=2
     ),
-    "reorder": Driver(reorder_tensors, sized_tensors=1),
+    "reorder": Driver(reorder_tensors, fields={"runtime-dim-mask": ""}, sized_tensors=1),
     "resampling": Driver(resized_tensors, directed=True, algorithms={}),
     "rnn": Driver(rnn_tensors, notes=rnn_notes),
     "shuffle": Driver(
@@ -436,7 +434,7 @@ def problem_line(problem: Problem, dialect: Dialect) -> ProblemLine:
     values = {**driver.fields, **auxiliary_of(problem)}
     if any(values[name] is None for name in driver.fields):
         raise NotExpressibleError(f"the log does not tell its {' and '.join(driver.fields)}")
-    options += [f"--{name}={values[name]}" for name in driver.fields]
+    options += [f"--{name}={values[name]}" for name in driver.fields if values[name]]
     options += attribute_options(problem, dialect)
     if driver.sized_tensors is None:
         sizes = require_sizes(problem)

@@ -29,7 +29,7 @@ def blocks_gradients(unit: str) -> tuple[Tensor, list[Tensor]]:
     features = torch.rand(2, 1024, 6, 6).contiguous(memory_format=torch.channels_last)
     with autocast("float32"):
         for block in stage:
-            features = networks.block_outputs(block, features, networks.UNITS[unit])
+            features = networks.block_outputs(block, features, unit)
     torch.manual_seed(1)
     features.backward(torch.randn_like(features))
     return features.detach(), [one.grad for one in stage.parameters() if one.grad is not None]
