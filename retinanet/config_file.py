@@ -29,7 +29,7 @@ from retinanet.config import (
 )
 
 SHIPPED = Path(__file__).resolve().parent.parent / "configs"
-"""Where `--config openimages.yaml` is found from any working directory."""
+"""The folder of `--config openimages.yaml`, from any working directory."""
 
 LONGEST_TEXT = 100_000
 """Characters."""
@@ -206,7 +206,7 @@ def validated(tree: Mapping[str, Any], *, source: str, origins: Mapping[str, str
         raise InputError(f"{place}: {name}: is missing")
     message = first["msg"][0].lower() + first["msg"][1:]
     message = message.replace("an object", "a section of fields")
-    # Of a whole section the message has said what is wrong in it.
+    # For a whole section the message is enough.
     found = "" if isinstance(first["input"], dict) else f", found {described(first['input'])}"
     raise InputError(f"{place}: {name}: {message}{found}")
 

@@ -36,7 +36,7 @@ class Resume(Enum):
 
 @dataclass(frozen=True, eq=False)
 class LogitCopies:
-    """How many tensors of the logits' size a step has at once, by the field's value (measured)."""
+    """Tensors of the logits' size that a step has at once, by the field's value (measured)."""
 
     by_value: Mapping[str, int]
 
@@ -102,7 +102,7 @@ METRIC_LIBRARIES: tuple[MetricLibrary, ...] = get_args(MetricLibrary)
 DEFAULT_LIBRARY: MetricLibrary = "faster-coco-eval"
 
 BatchSplit = Literal["even", "speed"] | tuple[int, ...]
-"""What `distributed.batch_split` may be."""
+"""Values of `distributed.batch_split`."""
 MOST_IMAGES = 10**6
 """Images of a rank in a batch. What fits a host's memory is checked before a run."""
 
@@ -168,11 +168,11 @@ def loading_processes(workers: int | Literal["auto"], *, reserved_cores: int) ->
 
 
 def largest_batch(split: BatchSplit, *, batch_size: int) -> int:
-    """Return the images of the rank that has most, as far as a configuration says."""
+    """Return the images of the rank that has most, as far as the configuration fixes them."""
     return batch_size if isinstance(split, str) else max(split)
 
 
-def described_split(images: Sequence[int], speeds: Sequence[float] = ()) -> str:
+def describe_split(images: Sequence[int], speeds: Sequence[float] = ()) -> str:
     """Describe the images of each rank in a batch, and their speeds where measured. [images/s]
 
     Such as `3 images on rank 0, 1 on ranks 1-2, by measured speed 2.10 and 0.68–0.71 images/s`.
@@ -203,7 +203,7 @@ def planned_split(split: BatchSplit, *, batch_size: int, ranks: int) -> str:
     images = split_at_start(split, batch_size=batch_size, ranks=ranks)
     if split == "speed" and ranks > 1 and batch_size > 1:
         return f"{sum(images)} images, split by the speed of each rank as measured at the start"
-    return described_split(images) if len(set(images)) > 1 else ""
+    return describe_split(images) if len(set(images)) > 1 else ""
 
 
 DEFAULT_BETA1 = 0.9

@@ -50,9 +50,9 @@ LARGEST_RATIO = 4
 """Largest ratio of tensors' bytes to the file's: tensors that share memory are each copied."""
 NAMES_SHOWN = 5
 MOST_BYTES = 8_000_000_000
-"""Of a `.pth`: a detector and its optimizer's state take half a gigabyte."""
+"""Size limit of a `.pth`: a detector and its optimizer's state take half a gigabyte."""
 REFUSED_GLOBAL = re.compile(r"GLOBAL (\S+)")
-"""How torch names what a pickle would have called."""
+"""torch's message about a function that a pickle would have called."""
 ESCAPE_CODE = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -206,7 +206,7 @@ class PickledWeights:
     tensors: dict[str, Tensor]
     """Dense, each with memory of its own, under today's names."""
     renamed: int
-    """How many names had an older spelling; see `retinanet.model.retinanet`."""
+    """Number of names with an older spelling; see `retinanet.model.retinanet`."""
     dropped: tuple[str, ...]
     """Names of what stood beside them and is no tensor."""
 
@@ -243,11 +243,11 @@ def unpickle_weights(content: bytes, file: Path) -> PickledWeights:
         InputError: They are no such file, or hold no dense tensors under names.
     """
     limit = len(content)
-    # torch.save stores tensors as they are, and torch.load allocates what the archive says.
+    # torch.save stores tensors as they are, and torch.load allocates the sizes in the archive.
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             size = sum(member.file_size for member in archive.infolist())
-    except Exception:  # torch's older format, or a damaged archive: torch.load says which
+    except Exception:  # torch's older format, or a damaged archive: torch.load reports which
         size = 0
     if size > limit:
         raise InputError(

@@ -52,12 +52,12 @@ class Checkpoint:
 
     @property
     def model(self) -> ModelDescription:
-        """What it takes to build the model."""
+        """The model that the weights fit."""
         return self.state.model
 
     @property
     def position(self) -> TrainingPosition:
-        """How far the run had come."""
+        """The run's progress."""
         return self.state.position
 
     def require_whole(self) -> None:
@@ -200,7 +200,7 @@ REMOVED = ".removed"
 
 @dataclass(frozen=True)
 class Contents:
-    """What a checkpoint is made of; its tensors are copies, since training continues meanwhile."""
+    """The content of a checkpoint; tensors are copies, since training continues meanwhile."""
 
     parts: Mapping[str, Mapping[str, Tensor]]
     """Tensors by file and name."""

@@ -70,7 +70,7 @@ class Checkpointer:
         self._warn = warn
         self._timer = CheckpointTimer(every)
         self.group = group or ProcessGroup()
-        """Those that are left, where compute groups have ended."""
+        """The ranks that are left, where compute groups have ended."""
         self._thread: Thread | None = None
         self._error: OSError | None = None
         self._step: int | None = None

@@ -229,7 +229,7 @@ def make_exchange(
 PASSES_UNTIL_SORTED = 2
 """Backward passes after which DDP has the order in which gradients become ready."""
 SETTLING_SIDE = 128
-"""Of the image for them. [pixels]"""
+"""Side of the image for them. [pixels]"""
 
 
 def settle_buckets(exchange: GradientExchange, prepared: PreparedTraining) -> None:
@@ -271,7 +271,7 @@ STEPS = 20
 """Looked at together: single steps are slow for many reasons."""
 MOST_OF_THEM = 0.8
 LONGER_NOTED = 0.25
-"""Of the others' time, from which on it is worth a line."""
+"""Share of the others' time, from which on it is worth a line."""
 
 
 class SlowRank:
@@ -380,12 +380,11 @@ class BackgroundLoad:
 
 @dataclass(frozen=True, kw_only=True)
 class RankBatches:
-    """How a batch is split among the ranks."""
+    """The split of a batch among the ranks."""
 
     images: tuple[int, ...]
-    """Of each rank."""
     speeds: tuple[float, ...] = ()
-    """Of each rank, where they have just been measured. [images/s]"""
+    """Each rank's, where they have just been measured. [images/s]"""
     is_recorded: bool = False
     """Whether they were measured at an earlier start of the run, and not again."""
 
@@ -439,7 +438,7 @@ def settle_batches(
 
 
 PASSES = 3
-"""Of the slowest rank, in the time for which all are measured."""
+"""Passes of the slowest rank, in the time for which all are measured."""
 
 
 def measured_speed(

@@ -1,4 +1,4 @@
-"""How the steps of an epoch are taken by several ranks: the interface, and the ordinary way.
+"""Strategies by which several ranks take the steps of an epoch: the interface, the ordinary one.
 
 The trainer drives an `EpochStrategy`. In the ordinary one all ranks take every step together. The
 other one is `retinanet.training.async_groups`.
@@ -23,11 +23,11 @@ class EpochStep:
     """A step that the ranks have agreed on, or a point at which all of them have come together."""
 
     result: StepResult | None = None
-    """Of all ranks that took the step, to be logged; None: there is nothing to log."""
+    """The merged step of all ranks that took it; None: there is nothing to log."""
     nonfinite: NonFiniteReport | None = None
-    """Where the step was not finite."""
+    """If the step was not finite."""
     bad_images: tuple[str, ...] = ()
-    """Of the step, those that were not known before, a line each."""
+    """The step's, unless they were known before, a line each."""
     done: int = 0
     """Steps of the run that are done, for the progress bar."""
     step: int | None = None
@@ -36,13 +36,13 @@ class EpochStep:
     """The ranks that are left, where some have ended."""
     checkpoint_is_due: bool = False
     metric_is_ready: bool = False
-    """Of an evaluation in the background."""
+    """The metric of an evaluation in the background."""
     problem: InputError | NonFiniteLossError | None = None
     """Why the run ends after this."""
 
 
 class EpochStrategy(Protocol):
-    """How ranks take the steps of an epoch. All of them call all of it."""
+    """Takes the steps of an epoch on several ranks. All ranks call all methods."""
 
     def train_epoch(self, step: int, *, last: int, stop: StopRequest) -> Iterator[EpochStep]:
         """Train from after `step` to `last`, and yield what the ranks have agreed on.
@@ -64,7 +64,7 @@ class EpochStrategy(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochContext:
-    """What every strategy trains with."""
+    """The parts of a run that every strategy uses."""
 
     take_steps: Callable[..., Iterator[StepResult]]
     """`train_one_epoch` of the run's model, under its settings."""
@@ -77,7 +77,7 @@ class EpochContext:
     checkpoint_is_due: Callable[[int], bool]
     """After so many steps, as this rank sees it."""
     metric_is_ready: Callable[[], bool]
-    """Of an evaluation in the background, as this rank sees it."""
+    """The metric of an evaluation in the background, as this rank sees it."""
     print_note: Callable[[str], None]
     """Prints a line above the progress bar."""
 
@@ -138,7 +138,7 @@ class SynchronousEpoch(EpochStrategy):
                     break  # the iteration over batches begins again, in a loading process
 
     def _agree(self, own_result: StepResult, stop: StopRequest) -> EpochStep:
-        """Exchange the ranks' steps, and what each knows that concerns all of them."""
+        """Exchange the ranks' steps, signals, and what is due."""
         context = self._context
         shared = self._group.all_gather(
             (

@@ -25,7 +25,7 @@ from retinanet.evaluation.output import SplitResult, write_evaluation
 from retinanet.training.train_state import TrainingPosition
 
 NICE = 10
-"""Of the process where there is no core to spare: training goes first."""
+"""The process's niceness where there is no core to spare: training goes first."""
 WRITTEN = "written"
 
 
@@ -36,10 +36,9 @@ class MetricWork:
     annotations: Annotations
     """The split's."""
     detections: SplitDetections
-    """Of all its images."""
     library: MetricLibrary
     folder: Path
-    """Where boxes, classes and chart go."""
+    """Folder of boxes, classes and chart."""
     name: str
     """Their files' name."""
 

@@ -35,10 +35,10 @@ NOTHING = nullcontext()
 
 @dataclass(frozen=True, kw_only=True)
 class GroupStep:
-    """What `retinanet.training.async_groups` adds to a step; nothing where all ranks are one."""
+    """Facts that `retinanet.training.async_groups` adds to a step."""
 
     number: int
-    """Of the compute group whose step it was."""
+    """The compute group whose step it was."""
     staleness: int
     """Updates by other groups between reading the weights and updating them."""
     at_work: int = 1
@@ -47,7 +47,7 @@ class GroupStep:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one optimizer step did."""
+    """Losses, times and memory of one optimizer step."""
 
     step: int
     """Optimizer steps done, this one included."""
@@ -74,7 +74,7 @@ class StepResult:
     bad_images: tuple[str, ...] = ()
     """Images that could not be read and were replaced by others, a line each."""
     nonfinite: tuple[NonFiniteStep, ...] = ()
-    """Of each rank, where the loss or a gradient was not finite: nothing was updated then."""
+    """Each rank's record, if the loss or a gradient was not finite: nothing was updated then."""
     notes: tuple[str, ...] = ()
     """Lines for the log about what slowed the step down, of all ranks."""
     group: GroupStep | None = None
@@ -91,7 +91,7 @@ class StepResult:
 
     @property
     def images_per_second(self) -> float:
-        """Of the whole run."""
+        """Speed of the whole run."""
         return self.images / self.run_seconds
 
 

@@ -28,7 +28,7 @@ BATCHES_SHOWN, IMAGES_SHOWN, NORMS_SHOWN, NAMES_SHOWN = 2, 4, 3, 2
 
 @dataclass(frozen=True, kw_only=True)
 class TensorNames:
-    """How many tensors of a model, and the names of the first few."""
+    """A number of tensors of a model, and the names of the first few."""
 
     count: int
     first: tuple[str, ...]
@@ -99,11 +99,11 @@ class NonFiniteReport:
     """A step of all ranks that was not finite."""
 
     content: dict[str, Any]
-    """All that is known, for JSON: see `describe_step`."""
+    """The whole report, for JSON: see `describe_step`."""
     line: str
     """The most important of it."""
     advice: str | None
-    """What to do about it where the run cannot continue; None: the step is skipped."""
+    """Advice to the user if the run cannot continue; None: the step is skipped."""
 
 
 class NonFiniteGuard:

@@ -41,7 +41,7 @@ from retinanet.training.loop import StepResult
 from retinanet.training.run_folder import RunFolder
 
 SECONDS_BETWEEN_WARNINGS = 600.0
-"""That a disk is full is said by checkpoints too, each time."""
+"""Checkpoints warn of a full disk too, each time."""
 STEPS_AVERAGED = 20
 """Speed and loss on the console are means over so many steps."""
 

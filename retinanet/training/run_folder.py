@@ -30,7 +30,7 @@ from launch.pinning import RankContext
 from launch.process_group import ProcessGroup
 from launch.topology import format_cpu_list
 from retinanet.config import Config
-from retinanet.config_types import described_split
+from retinanet.config_types import describe_split
 from retinanet.training.checkpoint import newest_first
 from retinanet.training.distributed import RankBatches
 from retinanet.training.train_state import ModelDescription
@@ -294,21 +294,20 @@ class RunFacts:
     trained_parameters: int
     total_steps: int
     images_per_step: int
-    """Of all ranks that take a step together."""
+    """Images of all ranks that take a step together."""
     engine: str
     loading: str
-    """Who decodes images, and where."""
+    """The decoder of images, and its process."""
     hosts: tuple[str, ...]
-    """Of each rank."""
     averaging_ranks: int
-    """That average their gradients with each other."""
+    """Ranks that average their gradients with each other."""
     exchange: str
-    """What averages gradients: `shared memory`, `gloo`, `ccl`; `none` for one rank."""
+    """The way gradients are averaged: `shared memory`, `gloo`, `ccl`; `none` for one rank."""
     batches: RankBatches
     context: RankContext
     """Rank 0's."""
     rows: dict[str, object]
-    """Of the way in which ranks take the steps of an epoch."""
+    """Further rows for the console, see `EpochStrategy.describe`."""
 
 
 def describe_run(facts: RunFacts, *, step: int) -> dict[str, Any]:
@@ -332,7 +331,7 @@ def describe_run(facts: RunFacts, *, step: int) -> dict[str, Any]:
         f"engine {facts.engine}",
     }
     if facts.config.distributed.batch_split != "even" and facts.averaging_ranks > 1:
-        rows["batches"] = described_split(facts.batches.images, facts.batches.speeds)
+        rows["batches"] = describe_split(facts.batches.images, facts.batches.speeds)
         if facts.batches.is_recorded:
             rows["batches"] += ", as the run was split by speed before"
     rows |= describe_ranks(facts) | facts.rows

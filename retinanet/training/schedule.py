@@ -14,7 +14,7 @@ from retinanet.config import TrainingConfig
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run has come: the place in the order of images where the next step begins."""
+    """The place in the order of images where the next step begins."""
 
     step: int = 0
     """Optimizer steps done."""
@@ -26,7 +26,7 @@ class Position:
 
 @dataclass(kw_only=True)
 class TrainState:
-    """How far a run has come, see `TrainingPosition`; the same on all ranks.
+    """The progress of a run, see `TrainingPosition`; the same on all ranks.
 
     Only the trainer writes it.
     """
@@ -65,7 +65,7 @@ class StepPlan:
     images_per_epoch: int
     """Places in an epoch's order: the training images."""
     images_per_batch: int
-    """Of all ranks together."""
+    """Images of all ranks together."""
     gradient_accumulation: int
     """Batches a step."""
     epochs: int
@@ -74,7 +74,7 @@ class StepPlan:
     evaluate_every: int
     """Epochs between evaluations."""
     start: Position = Position()
-    """Where these steps begin."""
+    """The place where these steps begin."""
 
     def __post_init__(self) -> None:
         """Raise InputError if an epoch has fewer batches than a step."""
@@ -86,7 +86,7 @@ class StepPlan:
 
     @property
     def images_per_step(self) -> int:
-        """Of all ranks together."""
+        """Images of all ranks together."""
         return self.images_per_batch * self.gradient_accumulation
 
     @property

@@ -25,7 +25,7 @@ from common.files import open_regular
 from data.annotations import ClassMap, shown
 
 MOST_DIGITS = 9
-"""Of a rank's number in a checkpoint."""
+"""Digits of a rank's number in a checkpoint."""
 FORMAT = 2
 """Raised when a reader of an older format could go wrong."""
 
@@ -52,7 +52,7 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 @dataclass(frozen=True)
 class RankState:
-    """What one rank has of its own."""
+    """The state that each rank has of its own."""
 
     random: dict[str, Any]
     """See `random_states`."""
@@ -166,7 +166,7 @@ class ModelDescription:
 
 @pydantic.dataclasses.dataclass(config=STRICT, frozen=True, kw_only=True)
 class TrainingPosition:
-    """How far a run has come, under the names of `state.json`."""
+    """The progress of a run, under the names of `state.json`."""
 
     step: Count
     """Optimizer steps done."""
@@ -181,7 +181,7 @@ class TrainingPosition:
     best_map: float | None
     """Highest mAP of an evaluation so far."""
     skipped_steps: Count = 0
-    """Of the steps done: those whose loss or gradient was not finite."""
+    """Steps whose loss or gradient was not finite, among the steps done."""
 
 
 @pydantic.dataclasses.dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -203,7 +203,7 @@ class State:
     config: dict[str, Any]
     """The run's configuration."""
     random_states: list[dict[str, Any]]
-    """Of each rank: see `random_states`."""
+    """Each rank's, see `random_states`."""
     parts: dict[Annotated[str, Field(pattern=r"^[a-z]+\.safetensors$")], Part]
     """The other files."""
 

@@ -643,7 +643,7 @@ class Trainer:
 
     @property
     def resuming_command(self) -> str:
-        """What a user types to continue this run."""
+        """The command that continues this run."""
         return resuming_command(launcher_command(self.place.ranks))
 
     def print_plainly(self, text: str) -> None:

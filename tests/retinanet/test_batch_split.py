@@ -9,7 +9,7 @@ from retinanet.config import config_to_tree
 from retinanet.config_file import config_from_tree, load_config
 from retinanet.config_types import (
     BatchSplit,
-    described_split,
+    describe_split,
     largest_batch,
     planned_split,
     split_at_start,
@@ -121,7 +121,7 @@ def test_a_split_is_the_same_after_it_was_kept_with_the_configuration(value: str
 def test_ranks_with_as_many_images_are_told_together(
     images: tuple[int, ...], speeds: tuple[float, ...], words: str
 ) -> None:
-    assert described_split(images, speeds) == words + ("images/s" if speeds else "")
+    assert describe_split(images, speeds) == words + ("images/s" if speeds else "")
 
 
 def test_a_plan_tells_only_what_is_not_even() -> None:

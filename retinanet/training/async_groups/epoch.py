@@ -279,7 +279,7 @@ class Stretch:
     def _logged_step(self, result: StepResult, report: NonFiniteReport | None) -> EpochStep:
         """Return a step for the log.
 
-        Too many unreadable images end the run at the meeting. Rank 0 alone knows those of all
+        Too many unreadable images end the run at the meeting. Rank 0 alone has those of all
         groups: until then its group trains what it has taken, or its other ranks would wait for it.
         """
         groups = self._groups

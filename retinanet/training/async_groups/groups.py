@@ -33,7 +33,7 @@ from retinanet.training.build import build_optimizer
 from retinanet.training.loop import StepResult
 
 LONGEST_WAIT = timedelta(days=365)
-"""Of rank 0 and the first rank of a group: either may wait for the other."""
+"""Timeout between rank 0 and the first rank of a group: either may wait for the other."""
 
 
 class GroupUpdate:
@@ -59,7 +59,7 @@ class GroupUpdate:
         self._is_in_memory = is_in_memory
         self._server = server
         self.staleness = 0
-        """Of the last step, see `GroupWeights.step`; on the group's first rank."""
+        """The last step's, see `GroupWeights.step`; on the group's first rank."""
 
     @property
     def way(self) -> str:
@@ -122,14 +122,14 @@ class ComputeGroups:
     everybody: ProcessGroup
     """All ranks that the job began with."""
     own: ProcessGroup
-    """Those of this rank's group, which average their gradients."""
+    """The ranks of this rank's group, which average their gradients."""
     number: int
-    """Of this rank's group, from 0."""
+    """This rank's group, counted from 0."""
     count: int
     """Groups that the job began with."""
     update: GroupUpdate
     comm_cpus: tuple[int, ...]
-    """Where threads run that exchange."""
+    """Cores of the threads that exchange."""
     timeout_s: float
     """A rank that is silent for longer breaks a group."""
     stretch: int = 0
@@ -139,12 +139,12 @@ class ComputeGroups:
 
     @property
     def store(self) -> dist.Store:
-        """Where all ranks count batches and leave results."""
+        """Store in which all ranks count batches and leave results."""
         assert self.everybody.store is not None
         return self.everybody.store
 
     def ranks_at_work(self) -> list[int]:
-        """Return the job's ranks that have not ended, as far as this rank knows."""
+        """Return the job's ranks that have not ended, in this rank's view."""
         lost = self.everybody.watch.lost if self.everybody.watch else set()
         return [rank for rank in range(self.everybody.size) if rank not in lost]
 

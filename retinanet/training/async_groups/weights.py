@@ -40,7 +40,7 @@ COUNTING = ("adam", "lamb")
 """Optimizers that count each parameter's steps too."""
 
 MakeOptimizer = Callable[[nn.Module], Optimizer]
-"""Such as `make_optimizer` with all arguments but the model."""
+"""`make_optimizer` with all arguments but the model, for example."""
 
 
 class GroupWeights:
