@@ -115,7 +115,6 @@ class Allocator:
     libraries: tuple[str, ...]
     """Names without `lib` and `.so`, the best first."""
     package: str
-    """Debian's and Ubuntu's package."""
     settings: Mapping[str, str]
     """Environment variables; what the user has set goes first."""
 

@@ -23,7 +23,6 @@ from launch.topology import is_number
 
 MOST_HOSTS = 100_000
 PIECE = re.compile(r"[^\[\]]+|\[[^\[\]]*\]")
-"""Plain text, or numbers in brackets."""
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:

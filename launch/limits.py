@@ -122,14 +122,13 @@ def quota_of(group: Path) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryLeft:
-    """The memory that can still be taken, and what sets that limit."""
+    """The memory that can still be taken, and what sets that limit. [bytes]"""
 
     size: int
-    """[bytes]"""
     of: str
     """Such as `this host`, or the control group's folder and limit."""
     swap: int = 0
-    """Beyond that, on the disk and slow. [bytes]"""
+    """Beyond that, on the disk and slow."""
 
 
 def memory_left(
@@ -171,15 +170,13 @@ def left_in(group: Path) -> MemoryLeft | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """CPUs for some of a host's ranks, and this rank's place among those."""
+    """CPUs that some of a host's ranks share, and notes on what the launcher holds back."""
 
     cpus: frozenset[int]
     place: int
     """This rank's number, from 0, among those that share the CPUs."""
     ranks: int
-    """How many share them."""
     notes: tuple[str, ...] = ()
-    """Sentences about what the launcher holds back."""
 
 
 def host_cpus(

@@ -27,7 +27,6 @@ class FamilyOptions(NamedTuple):
     signs: tuple[str, ...]
     """Texts of which `mpirun --version` prints one."""
     unbound: tuple[str, ...]
-    """Binds no rank."""
     on_hosts: Callable[[Hosts], list[str]]
     """Names the hosts with their numbers of ranks, which are equal for Intel MPI."""
 
@@ -185,7 +184,6 @@ def by_this_python(command: Sequence[str]) -> list[str]:
 
 
 ANY_RANKS_OPTION = "mpirun -np, or --np"
-"""The options of mpirun and of this program's own commands."""
 
 
 def launcher_command(ranks: Ranks) -> list[str]:

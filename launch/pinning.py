@@ -33,7 +33,6 @@ class Pinned:
     notes: tuple[str, ...]
     """Sentences about what is lost, left idle, or not taken from the user's environment."""
     environment: Mapping[str, str]
-    """The variables of this rank."""
     enabled: bool = True
     """Whether it was bound to its cores; else it has a number of threads and nothing more."""
     spare_cpus: tuple[int, ...] = ()
@@ -226,7 +225,6 @@ class RankContext:
     backend: str
     """`gloo` or `ccl`."""
     supervisor: RankSupervisor | None = None
-    """The process between this one and the launcher, if there is one."""
 
 
 def enter_rank_context(

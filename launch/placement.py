@@ -85,7 +85,6 @@ class Fit:
 
     groups: tuple[NodeGroup, ...]
     threads: int
-    """Compute threads of each rank."""
     idle: int
     """Cores of the sockets in question, or CPUs of the quota, that no rank uses."""
     floating: bool

@@ -57,7 +57,6 @@ class Plan:
     quota: float | None
     """CPUs' worth of time that the ranks of a host may use; None: no limit."""
     hosts: tuple[HostPlan, ...]
-    """In order of rank."""
     notes: tuple[str, ...]
 
 
@@ -110,7 +109,6 @@ class Use(NamedTuple):
     """A use of a core."""
 
     mark: str
-    """Beside a rank's number, or alone."""
     meaning: str
 
 
@@ -123,7 +121,6 @@ FORBIDDEN = Use("x", "may not be used")
 USES = (COMPUTE, COMMUNICATE, LOAD, FLOATING, IDLE, FORBIDDEN)
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 FRAME = 4
-"""Columns of a box's edges and of the blanks beside them."""
 
 
 @dataclass(frozen=True)

@@ -61,19 +61,16 @@ class ProcessGroup:
     rank: int = 0
     size: int = 1
     hosts: tuple[str, ...] = field(default_factory=lambda: (socket.gethostname(),))
-    """Of each rank."""
     backend: str = "none"
     """The one that exchanges gradients: `gloo`, `ccl`, or `none` in a group of one."""
     is_on_one_host: bool = True
     notes: tuple[str, ...] = ()
-    """Of this rank's placement, to be printed."""
     watch: Watch | None = None
     control: dist.ProcessGroup | None = None
     """torch's group for everything else, always gloo."""
     exchange: dist.ProcessGroup | None = None
     """torch's group for gradients; None: that of all ranks of the job."""
     store: dist.Store | None = None
-    """All ranks of the job can write to it and read from it at any time."""
     job_ranks: tuple[int, ...] = ()
     """Of each rank, its number in the job, where these are not all of the job's ranks."""
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from common.errors import InputError
 
 OPEN_MPI = "OMPI_COMM_WORLD_"
-LONGEST_COUNT = 9
-"""Digits."""
+MOST_DIGITS = 9
 MOST_HOSTS = 1_000_000
 BATCH_STEPS = 0xFFFFFFF0
 """Slurm's step numbers from here on are its own: the batch script, an interactive shell."""
@@ -23,7 +22,6 @@ class Ranks:
     local_rank: int
     """Its number on this host, from 0."""
     local_size: int
-    """How many there are on this host."""
     launcher: str
     """`none`, `mpich`, `intel-mpi`, `open-mpi`, `slurm` or `torchrun`."""
 
@@ -157,7 +155,7 @@ def number(
     name: str,
     *,
     default: int | None = None,
-    most_digits: int = LONGEST_COUNT,
+    most_digits: int = MOST_DIGITS,
 ) -> int:
     """Return a count from the environment.
 

@@ -359,7 +359,6 @@ class Wait:
     what: str
     """Such as "rank 0 at 10.0.0.1, port 29500"."""
     advice: str
-    """For the user: possible causes."""
     noted: bool = True
     """Whether a note is printed while it lasts; the end of the limit always is."""
 

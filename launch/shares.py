@@ -24,11 +24,9 @@ class Share:
 
     socket: int
     nodes: tuple[int, ...]
-    """NUMA nodes that its cores belong to."""
     cpus: tuple[int, ...]
     """CPUs of its compute threads, one a core: exactly `threads` of them, more where it floats."""
     comm_cpus: tuple[int, ...]
-    """CPUs for communication, one a core."""
     loader_cpus: tuple[int, ...]
     """All CPUs, hyperthreads included, of the cores that load images."""
     threads: int

@@ -301,7 +301,6 @@ def watch_as_other(
 
 
 SECONDS_BETWEEN_LOOKS = 1.0
-"""At whether the launcher is still there, and the rank alive."""
 ENDED_BY_SIGNAL = 128
 MOST_BEATS = 4096
 

@@ -52,7 +52,6 @@ class ModelBytes:
     statistics: int
     """Running statistics of the norms that train, which every rank has for itself."""
     optimizer: int
-    """The optimizer's state of the parameters that train."""
 
     @property
     def checkpoint(self) -> int:
@@ -71,7 +70,6 @@ class MemoryNeed:
     other: int
     """Copies of weights, libraries, exchange."""
     loading: int
-    """The processes that load images."""
 
     @property
     def all(self) -> int:
@@ -182,7 +180,6 @@ class ForwardValues:
     indices: int
     """Values of int64: where the stem's pooling found each maximum, if the stem trains."""
     logits: int
-    """Values of the logits alone."""
 
     def bytes(self, value: int) -> int:
         """Return the size of maps and indices where a value of a map has so many bytes."""

@@ -19,7 +19,6 @@ USED_OF_TORCH = ("torch_shm_manager",)
 """In torch/bin: hands memory over between processes."""
 INSTALLING = ("pip", "pip-*.dist-info")
 CUDA_OF_TORCH = ("libtorch_cuda*", "libtorch_nvshmem*", "libcaffe2_nvrtc*")
-"""Below torch/lib."""
 
 
 def main() -> int:

@@ -332,7 +332,6 @@ def continued(file: Path, *, step: int, is_evaluated: bool) -> list[LogLine]:
 
 NAME = "mlperf.log"
 RESULT = re.compile(r"result_([0-9]{1,9})\.txt")
-"""Names of logs in a submission's folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,7 +341,6 @@ class RunLog:
     file: Path
     lines: tuple[LogLine, ...]
     damaged: tuple[int, ...] = ()
-    """Numbers of lines that were left out, such as one cut short."""
 
     def value(self, key: str) -> Any:
         """Return the first value of a key; None where there is none."""

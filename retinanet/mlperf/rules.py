@@ -52,7 +52,6 @@ class Closed(NamedTuple):
     """
 
     wanted: str
-    """The value that the field must have, for the message."""
     is_kept: Callable[[Any], bool]
 
 

@@ -12,7 +12,6 @@ from common.console import make_console
 
 Level = Literal["ok", "warning", "failure"]
 HostFindings = tuple[str, list["Finding"]]
-"""A host's name, and its findings."""
 STYLES: dict[Level, str] = {"ok": "green", "warning": "yellow", "failure": "bold red"}
 PIPED_WIDTH = 160
 """A log has room for it, and few cells need a second line. [characters]"""
@@ -28,7 +27,6 @@ class Finding:
     level: Level
     """`failure`: the run cannot work. `warning`: it may not, or not as well as it could."""
     found: str
-    """The state, with numbers."""
     fix: str = ""
     """For the user; empty where nothing needs to be done."""
 

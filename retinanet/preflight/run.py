@@ -172,9 +172,7 @@ HEADERS, RANDOM_STATES = 1_000_000, 10_000
 BYTES_A_SCENE, BYTES_A_DETECTION, BYTES_A_STEP, BYTES_AN_EVALUATION = 24_000, 110, 600, 2_000_000
 """A step has metrics and TensorBoard's events, an evaluation pictures and curves."""
 DETECTIONS = 300
-"""Of an image, at the most."""
 FILES_OF_A_CHECKPOINT = 5
-"""Its folder included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,7 +314,6 @@ SUBJECT = "data"
 SAMPLED = 24
 """Images of each split: the first, the last, and others at random."""
 SECONDS = 2.0
-"""After which no further image of a split is decoded."""
 LOOKED_AT_ALL = "`python -m data verify` looks at all"
 
 
