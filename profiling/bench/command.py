@@ -59,7 +59,7 @@ def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 def add_variants_benchmark(kinds: Benchmarks, benchmark: Benchmark) -> None:
     """Add a benchmark with variants to those of the command line."""
-    names = [f"  {one.name:<20} {one.about}" for one in benchmark.variants]
+    names = [f"  {variant.name:<20} {variant.about}" for variant in benchmark.variants]
     parser = add_benchmark(
         kinds,
         benchmark.name,
@@ -68,7 +68,7 @@ def add_variants_benchmark(kinds: Benchmarks, benchmark: Benchmark) -> None:
         text=ABOUT,
         epilog="\n".join(["contestants:", *names, "", EXAMPLES]),
     )
-    chosen = ",".join(one.name for one in benchmark.variants if one.by_default)
+    chosen = ",".join(variant.name for variant in benchmark.variants if variant.by_default)
     parser.add_argument(
         "--contestants",
         dest="variants",
@@ -122,15 +122,16 @@ def bench_command(
     if variants in (None, "all"):
         chosen = leave_out_missing(chosen, console.print)
     require_free_json(json_file)
+    workload = Workload(images=images, image_size=image_size, classes=classes)
     results = measure(
         benchmark,
         chosen,
-        Workload(images=images, image_size=image_size, classes=classes),
-        rounds=rounds,
-        warm_up=warm_up,
+        workload,
+        rounds,
+        warm_up,
+        console=console,
         where=where,
         with_load=beside_load,
-        console=console,
     )
     findings = benchmark.findings(results)
     print_results(results, findings)

@@ -142,7 +142,6 @@ class Source(NamedTuple):
     """The photos that are read, and to what size."""
 
     name: str
-    """For people."""
     photos: list[Path]
     image_size: int
     is_drawn: bool
@@ -278,9 +277,7 @@ def measure_variants(
         rounds=rounds,
         warm_up=1,
     )
-    return measure(
-        benchmark, variants, workload, rounds=rounds, warm_up=1, where=False, console=console
-    )
+    return measure(benchmark, variants, workload, rounds, 1, console=console)
 
 
 def keep_to_one_core() -> None:

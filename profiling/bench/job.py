@@ -46,7 +46,7 @@ class MeasuredJob:
     alternate: bool
     """Whether each counted step is followed by one whose gradients stay with their rank."""
     scenes: Path
-    """Folder for drawn scenes."""
+    """Folder for synthetic data."""
     own_model: bool = False
     """Whether the configuration's model trains, and not MLPerf's."""
 
@@ -188,11 +188,9 @@ class AllReduces:
     """Times of all-reduces of one job."""
 
     times: tuple[AllReduceTime, ...]
-    """A median for each size."""
     hosts: int
     """Number of hosts on which the ranks ran."""
     backend: str
-    """Of torch's process group."""
 
     @property
     def over(self) -> str:

@@ -120,19 +120,16 @@ def waiting_command(
         share = max(map(waiting_share, job))
         what = f"waiting for data, share of a step, {count} loading processes a rank"
         findings.append(Finding(what, share, f"{share:.4f}", at_most=LARGEST_SHARE))
-    put_out(
-        findings,
-        benchmark="waiting",
-        workload={
-            "image_size": settings.data.image_size,
-            "batch_size": settings.training.batch_size,
-            "ranks": ranks,
-            "steps": steps,
-            "runs": {str(count): list(map(asdict, job)) for count, job in runs.items()},
-        },
-        with_targets=settings.data.image_size == 800 and ranks == 2,
-        json_file=json_file,
-    )
+    image_size = settings.data.image_size
+    workload = {
+        "image_size": image_size,
+        "batch_size": settings.training.batch_size,
+        "ranks": ranks,
+        "steps": steps,
+        "runs": {str(count): list(map(asdict, job)) for count, job in runs.items()},
+    }
+    standard = image_size == 800 and ranks == 2
+    put_out(findings, "waiting", workload, with_targets=standard, json_file=json_file)
     return FINISHED
 
 
@@ -235,22 +232,19 @@ def batch_split_command(
     if disturbance(others.cores):
         console.print(disturbance(others.cores), soft_wrap=True)
     image_size, batch_size = settings.data.image_size, settings.training.batch_size
-    put_out(
-        batch_split_findings(measured),
-        benchmark="batch-split",
-        workload={
-            "image_size": image_size,
-            "batch_size": batch_size,
-            "steps": steps,
-            "busy_cpus": list(cpus),
-            "cores_busy_otherwise": others.cores,
-            "rounds": [
-                {name: list(map(asdict, job)) for name, job in jobs.items()} for jobs in measured
-            ],
-        },
-        with_targets=(image_size, batch_size) == STANDARD,
-        json_file=json_file,
-    )
+    rounds_json = [
+        {name: list(map(asdict, job)) for name, job in jobs.items()} for jobs in measured
+    ]
+    workload = {
+        "image_size": image_size,
+        "batch_size": batch_size,
+        "steps": steps,
+        "busy_cpus": list(cpus),
+        "cores_busy_otherwise": others.cores,
+        "rounds": rounds_json,
+    }
+    standard, findings = (image_size, batch_size) == STANDARD, batch_split_findings(measured)
+    put_out(findings, "batch-split", workload, with_targets=standard, json_file=json_file)
     return FINISHED
 
 

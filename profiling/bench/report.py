@@ -139,9 +139,9 @@ def bytes_table(name: str, rows: Sequence[BytesMoved]) -> Table:
 
 def put_out(
     findings: Sequence[Finding],
-    *,
     benchmark: str,
     workload: Mapping[str, Any],
+    *,
     with_targets: bool,
     json_file: Path | None,
 ) -> None:

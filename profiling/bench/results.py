@@ -48,7 +48,6 @@ class Primitives:
     """The time of one run, by oneDNN's verbose output and torch's profiler."""
 
     seconds: float
-    """The whole run."""
     by_kind: Mapping[str, float]
     """Seconds in each kind of primitive."""
     winograd_seconds: float = 0.0
@@ -98,7 +97,7 @@ class Results:
     bytes_moved: Mapping[str, Sequence[BytesMoved]] = field(default_factory=dict)
     """By operator of one run, the largest first; see `profiling.capture.byte_counter`."""
     other_cores: float = 0.0
-    """Cores that other work kept busy meanwhile."""
+    """See `background_load`."""
 
     @property
     def names(self) -> list[str]:
@@ -246,7 +245,6 @@ class Benchmark:
     rounds: int
     """Counted runs of each variant, unless an option says otherwise."""
     warm_up: int
-    """Runs of each before them."""
     settling: int = 0
     """Runs at the start of every turn that are not counted: what another variant gave back to the
     kernel before disturbs the first one, by 0.1 s where it was gigabytes."""
@@ -266,12 +264,12 @@ def measure(
     benchmark: Benchmark,
     variants: Sequence[Variant],
     workload: Workload,
-    *,
     rounds: int,
     warm_up: int,
-    where: bool,
-    with_load: bool = False,
+    *,
     console: Console,
+    where: bool = False,
+    with_load: bool = False,
 ) -> Results:
     """Measure variants of a benchmark in counted rounds after a warm-up.
 

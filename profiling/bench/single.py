@@ -130,13 +130,10 @@ def bench_checkpoint(
         variant = Variant("checkpoint", "", f"{RECIPES}.checkpoint", options=options)
         with closing(variant_worker(variant, workload)) as worker:
             measured = [worker.run().details for _ in range(rounds + 1)]
-    put_out(
-        checkpoint_findings(measured[1:]),  # the first copy takes new memory from the system
-        benchmark="checkpoint",
-        workload={**asdict(workload), "rounds": rounds},
-        with_targets=True,  # tensors are as large, whatever the images
-        json_file=json_file,
-    )
+    findings = checkpoint_findings(measured[1:])  # the first copy takes new memory from the system
+    written = {**asdict(workload), "rounds": rounds}
+    # Tensors are as large, whatever the images: the target holds for every workload.
+    put_out(findings, "checkpoint", written, with_targets=True, json_file=json_file)
     return FINISHED
 
 
@@ -169,7 +166,7 @@ class Opening(NamedTuple):
 
     seconds: float
     private_mb: float
-    """By how much its private memory grew."""
+    """Growth of its private memory."""
     epoch_private_mb: float
     """The same after it has chosen the images to train on and an epoch's order."""
 
@@ -203,19 +200,16 @@ def bench_index(
         return Finding(what, value, shown, at_most=at_most)
 
     slowest, private, with_order = map(max, zip(*openings, strict=True))
-    put_out(
-        [
-            finding("converting, seconds", seconds, "s", at_most=300),
-            finding("converting, memory at the most", peak_mb, "MB", at_most=2000),
-            finding(f"opening, slowest of {len(openings)} ranks", slowest, "s", at_most=1),
-            finding("opening, private memory of a rank", private, "MB", at_most=50),
-            finding("the same with an epoch's order", with_order, "MB", at_most=None),
-        ],
-        benchmark="index",
-        workload={"images": images, "boxes": boxes, "ranks": ranks},
-        with_targets=(images, boxes) == (INDEX_IMAGES, INDEX_BOXES),
-        json_file=json_file,
-    )
+    findings = [
+        finding("converting, seconds", seconds, "s", at_most=300),
+        finding("converting, memory at the most", peak_mb, "MB", at_most=2000),
+        finding(f"opening, slowest of {len(openings)} ranks", slowest, "s", at_most=1),
+        finding("opening, private memory of a rank", private, "MB", at_most=50),
+        finding("the same with an epoch's order", with_order, "MB", at_most=None),
+    ]
+    workload = {"images": images, "boxes": boxes, "ranks": ranks}
+    standard = (images, boxes) == (INDEX_IMAGES, INDEX_BOXES)
+    put_out(findings, "index", workload, with_targets=standard, json_file=json_file)
     return FINISHED
 
 
@@ -285,16 +279,12 @@ def bench_log(*, lines: int, problems: int, json_file: Path | None) -> int:
         output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     read = json.loads(output)
     seconds, peak_mb = read["seconds"], read["peak_mb"]
-    put_out(
-        [
-            Finding("reading, seconds", seconds, f"{seconds:.1f} s", at_most=12),
-            Finding("reading, memory at the most", peak_mb, f"{peak_mb:.0f} MB", at_most=300),
-        ],
-        benchmark="log",
-        workload={"lines": lines, "problems": problems},
-        with_targets=lines == LINES,
-        json_file=json_file,
-    )
+    findings = [
+        Finding("reading, seconds", seconds, f"{seconds:.1f} s", at_most=12),
+        Finding("reading, memory at the most", peak_mb, f"{peak_mb:.0f} MB", at_most=300),
+    ]
+    workload = {"lines": lines, "problems": problems}
+    put_out(findings, "log", workload, with_targets=lines == LINES, json_file=json_file)
     if not math.isclose(read["total_ms"], written_ms, rel_tol=1e-12) or read["not_understood"]:
         console.print(f"WRONG: {written_ms} ms were written: {read}", soft_wrap=True)
         return OUR_BUG
@@ -316,33 +306,23 @@ def bench_metric(*, images: int, found: int, json_file: Path | None) -> int:
     difference = largest_difference(list(ours.details.values()), list(reference.details.values()))
     peak_gb = whole.peak_rss_mb / 1000
     faster = reference.seconds / ours.seconds
-    put_out(
-        [
-            Finding(
-                f"{images:,} images, seconds on one core",
-                whole.seconds,
-                f"{whole.seconds:.1f} s",
-                at_most=90,
-            ),
-            Finding("the process at the most, GB", peak_gb, f"{peak_gb:.2f} GB", at_most=4),
-            Finding(
-                f"{tenth:,} images: largest difference to pycocotools, all numbers and classes",
-                difference,
-                f"{difference:.1e}",
-                at_most=1e-9,
-            ),
-            Finding("the same: times as fast", faster, f"{faster:.1f}"),
-            Finding(
-                "the same: memory at the most, ours and pycocotools'",
-                ours.peak_rss_mb / reference.peak_rss_mb,
-                f"{ours.peak_rss_mb:,.0f} MB, {reference.peak_rss_mb:,.0f} MB",
-            ),
-        ],
-        benchmark="metric",
-        workload={"images": images, "found": found},
-        with_targets=(images, found) == (VALIDATION_IMAGES, FOUND),
-        json_file=json_file,
-    )
+    memory = ours.peak_rss_mb / reference.peak_rss_mb
+    compared = f"{tenth:,} images: largest difference to pycocotools, all numbers and classes"
+    seconds = f"{images:,} images, seconds on one core"
+    findings = [
+        Finding(seconds, whole.seconds, f"{whole.seconds:.1f} s", at_most=90),
+        Finding("the process at the most, GB", peak_gb, f"{peak_gb:.2f} GB", at_most=4),
+        Finding(compared, difference, f"{difference:.1e}", at_most=1e-9),
+        Finding("the same: times as fast", faster, f"{faster:.1f}"),
+        Finding(
+            "the same: memory at the most, ours and pycocotools'",
+            memory,
+            f"{ours.peak_rss_mb:,.0f} MB, {reference.peak_rss_mb:,.0f} MB",
+        ),
+    ]
+    workload = {"images": images, "found": found}
+    standard = (images, found) == (VALIDATION_IMAGES, FOUND)
+    put_out(findings, "metric", workload, with_targets=standard, json_file=json_file)
     return FINISHED
 
 

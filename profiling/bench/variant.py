@@ -41,7 +41,7 @@ class Variant:
     """Variables of its process, beside those of this one."""
     options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     package: str | None = None
-    """Python package that it needs and that need not be installed."""
+    """An optional Python package that it needs."""
     needs_intel_openmp: bool = False
     """Whether it is left out where Intel's OpenMP is not installed, which goes before torch's own
     in the process of every variant that is `pinned`."""
@@ -103,7 +103,6 @@ class Prepared:
     run: Callable[[], Mapping[str, float]]
     """Runs once; returns what is worth keeping beside the time."""
     facts: Mapping[str, float] = field(default_factory=dict)
-    """Numbers that hold for every run."""
     phase: Callable[[], str] = str
     """Returns the name of the phase that runs, such as `forward`; empty outside of all phases."""
     compiled_bytes: Callable[[], int] | None = None
@@ -251,17 +250,17 @@ def huge_pages_mb(rollup: Path = Path("/proc/self/smaps_rollup")) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A network and its batch."""
+    """A network and its batch of square images, whose size is in pixels.
+
+    `model` is one of `profiling.layers.study.DEFAULT_BATCH`, `precision` `bf16` or `float32`, and
+    `device` `cpu` or `cuda`.
+    """
 
     model: str
-    """One of `DEFAULT_BATCH`."""
     batch: int
     image_size: int
-    """Height and width. [pixels]"""
     precision: str
-    """`bf16` or `float32`."""
     device: str
-    """`cpu` or `cuda`."""
     seed: int = 0
 
     def __str__(self) -> str:

@@ -158,13 +158,7 @@ def layers_command(
     for remark in remarks:
         progress_console.print(remark, soft_wrap=True, markup=False)
     with background_load() as others:
-        measured = run_study(
-            subject,
-            configurations,
-            iterations=iterations,
-            warm_up=warm_up,
-            console=progress_console,
-        )
+        measured = run_study(subject, configurations, iterations, warm_up, progress_console)
     console = make_console()
     print_study(console, subject, measured, remarks=remarks, other_cores=others.cores)
     if json_file is not None:

@@ -54,12 +54,11 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Statistic:
-    """A time over all iterations. [milliseconds]"""
+    """Mean, median and standard deviation over all iterations. [milliseconds]"""
 
     mean: float
     median: float
     deviation: float
-    """Standard deviation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +69,7 @@ class Layer:
     type: str
     """The module's class; `loss`, or empty between layers."""
     calls: int
-    """Calls in one iteration."""
+    """In one iteration."""
     trains: bool
     """Whether it has weights that get gradients."""
     forward: Statistic
@@ -208,7 +207,6 @@ def statistic(values: Sequence[float]) -> Statistic:
 def run_study(
     subject: Subject,
     configurations: Sequence[Configuration],
-    *,
     iterations: int,
     warm_up: int,
     console: Console,
