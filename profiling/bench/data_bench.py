@@ -80,7 +80,7 @@ def add_data_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser
         parser,
         ("--limit", 128, "read so many images, spread evenly over the folder"),
         ("--batch-size", 8, "images joined into one batch"),
-        ("--rounds", 5, "turns of everybody that count, after one that does not"),
+        ("--rounds", DATA.rounds, "turns of everybody that count, after one that does not"),
     )
     parser.add_argument(
         "--workers",
@@ -119,12 +119,12 @@ def run(
         write_list(source.photos, photos)
         workload = Workload(images=len(source.photos), image_size=source.image_size)
         on_a_core = variants_of_a_core(list(described), photos=photos, batch_size=batch_size)
-        results = measure_variants(on_a_core, workload, rounds=rounds, console=console)
+        results = measure(DATA, on_a_core, workload, rounds, DATA.warm_up, console=console)
         if workers:
             # Apart: the time of their processes would be taken for other work on the machine.
             fastest = next(iter(described))
             loading = loaders(fastest, photos=photos, batch_size=batch_size, workers=workers)
-            others = measure_variants(loading, workload, rounds=rounds, console=console)
+            others = measure(DATA, loading, workload, rounds, DATA.warm_up, console=console)
             results = replace(
                 results,
                 variants=[*on_a_core, *loading],
@@ -265,21 +265,6 @@ def loaders(decoder: str, *, photos: Path, batch_size: int, workers: int) -> lis
     ]
 
 
-def measure_variants(
-    variants: Sequence[Variant], workload: Workload, *, rounds: int, console: Console
-) -> Results:
-    """Run variants in turn, each in its own process."""
-    benchmark = Benchmark(
-        name="data",
-        about="files to batches",
-        variants=variants,
-        findings=compare_with_mlperf,
-        rounds=rounds,
-        warm_up=1,
-    )
-    return measure(benchmark, variants, workload, rounds, 1, console=console)
-
-
 def keep_to_one_core() -> None:
     """Keep this process and the threads it will have to the last of the cores it may use.
 
@@ -296,6 +281,16 @@ def compare_with_mlperf(results: Results) -> list[Finding]:
         for place, name in enumerate(pipelines)
         for finding in speed_up(results, name, MLPERF, at_least=TARGET if place == 0 else None)
     ]
+
+
+DATA = Benchmark(
+    name="data",
+    about="files to batches",
+    variants=(),  # they depend on the options
+    findings=compare_with_mlperf,
+    rounds=5,
+    warm_up=1,
+)
 
 
 def print_results(results: Results, *, source: Source, decoders: Mapping[str, str]) -> None:

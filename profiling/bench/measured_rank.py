@@ -33,23 +33,6 @@ ALL_REDUCE_WARM_UP, ALL_REDUCES = 2, 5
 
 def main() -> int:
     """Take a place among the ranks, measure; return the exit code."""
-    ranks = read_ranks(os.environ)
-    with rank0_only_errors(ranks):
-        arguments = parse_arguments()
-        config = load_config(arguments.config, arguments.overrides)
-        place = place_on_host(config, ranks)
-    if arguments.all_reduce:
-        measure_all_reduces(config, arguments.all_reduce, place=place)
-    else:
-        # torch is loaded only now: cores, memory policy and environment must be settled before.
-        from profiling.bench.measured_steps import measure_steps
-
-        measure_steps(config, arguments, place=place, report=report)
-    return FINISHED
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", default="demo.yaml", metavar="NAME")
     add_overrides(parser)
@@ -71,7 +54,19 @@ def parse_arguments() -> argparse.Namespace:
         metavar="BYTES",
         help="time all-reduces of this size, instead of steps; may be given several times",
     )
-    return parser.parse_args()
+    ranks = read_ranks(os.environ)
+    with rank0_only_errors(ranks):
+        arguments = parser.parse_args()
+        config = load_config(arguments.config, arguments.overrides)
+        place = place_on_host(config, ranks)
+    if arguments.all_reduce:
+        measure_all_reduces(config, arguments.all_reduce, place=place)
+    else:
+        # torch is loaded only now: cores, memory policy and environment must be settled before.
+        from profiling.bench.measured_steps import measure_steps
+
+        measure_steps(config, arguments, place=place, report=report)
+    return FINISHED
 
 
 def measure_all_reduces(config: Config, sizes: list[int], *, place: RankContext) -> None:

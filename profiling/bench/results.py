@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from rich.console import Console
 
@@ -290,26 +290,21 @@ def measure(
     ):
         settling = 0 if with_load else benchmark.settling
         cpus = choose_cores(threads=None).cpus if with_load else ()
-        for runs in run_interleaved(
-            pool, variants, rounds=rounds, advance=advance, settling=settling
-        ):
+        for runs in run_interleaved(pool, variants, rounds, advance=advance, settling=settling):
             if with_load:
                 with busy_cores([cpus[len(quiet) % len(cpus)]]):
-                    loaded.append(
-                        {variant.name: pool.worker(variant).run() for variant in variants}
-                    )
+                    loaded.append({each.name: pool.worker(each).run() for each in variants})
             quiet.append(runs)
+
+        def answers(question: str, to: Sequence[Variant]) -> dict[str, Any]:
+            return {variant.name: pool.worker(variant).ask(question)[question] for variant in to}
+
         # Last of all: what watches a run also slows it down.
-        convolving = [
-            variant for variant in variants if benchmark.uses_onednn and variant.name != CEILING
-        ]
+        onednn = variants if benchmark.uses_onednn else ()
+        convolving = [variant for variant in onednn if variant.name != CEILING]
         primitives = {variant.name: profiled(pool.worker(variant)) for variant in convolving}
-        counted = convolving if benchmark.counts_bytes else []
-        moved = {variant.name: pool.worker(variant).ask("bytes")["bytes"] for variant in counted}
-        watched = variants if where else []
-        operators = {
-            variant.name: pool.worker(variant).ask("operators")["operators"] for variant in watched
-        }
+        moved = answers("bytes", convolving if benchmark.counts_bytes else ())
+        operators = answers("operators", variants if where else ())
     return Results(
         workload=workload,
         variants=variants,

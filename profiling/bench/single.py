@@ -25,6 +25,8 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+import numpy as np
+
 from common.cli import add_json_option
 from common.console import MEGABYTE, make_console, progress, significant
 from common.errors import FINISHED, OUR_BUG, InputError
@@ -345,9 +347,5 @@ def measured_metric(library: str, *, images: int, found: int) -> Run:
 
 def largest_difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """Return it of numbers in the same order; nan where only one of them could be measured."""
-    differences = [
-        abs(one - other)
-        for one, other in zip(ours, theirs, strict=True)
-        if not (math.isnan(one) and math.isnan(other))
-    ]
-    return math.nan if any(map(math.isnan, differences)) else max(differences, default=0.0)
+    measured = ~(np.isnan(ours) & np.isnan(theirs))
+    return float(np.abs(np.subtract(ours, theirs))[measured].max(initial=0.0))

@@ -205,8 +205,8 @@ class WorkerPool:
 def run_interleaved(
     pool: WorkerPool,
     variants: Sequence[Variant],
-    *,
     rounds: int,
+    *,
     advance: Advance,
     settling: int = 0,
 ) -> Iterator[dict[str, Run]]:
