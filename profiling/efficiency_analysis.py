@@ -215,7 +215,6 @@ class Speed:
 
     name: str
     onednn_s: float
-    """In oneDNN's primitives."""
     step_s: float | None
     """The time of the whole step; None where the log does not have what else is in it."""
     images_per_s: float | None

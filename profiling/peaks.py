@@ -91,7 +91,6 @@ class Peaks:
     """The memory's, in 10⁹ bytes a second, as a large copy or scaling has it."""
     threads: int
     cpu: str
-    """The processor's name."""
     versions: dict[str, str]
     """Versions of the packages that computed."""
     cpus: tuple[int, ...] = ()

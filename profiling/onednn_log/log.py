@@ -96,7 +96,6 @@ class OneDnnLog:
     lines: int = 0
     """Lines of all files, other programs' included."""
     onednn_lines: int = 0
-    """Lines that look like oneDNN's."""
     not_understood_count: int = 0
     not_understood: list[NotUnderstood] = field(default_factory=list)
     """The first of them."""

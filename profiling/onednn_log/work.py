@@ -166,8 +166,8 @@ def gflop(problem: Problem) -> float | None:
 
 def gbyte(problem: Problem) -> float | None:
     """Return the size of all tensors [10⁹ bytes], or None where the log does not have it."""
-    if problem.component == "graph" or problem.kind in NOT_COUNTED:
-        return None
+    if problem.component == "graph" or problem.kind in ("rnn", "sdpa"):
+        return None  # the shape does not give the sizes of all tensors
     return known_count(TENSOR_BYTES.get(problem.kind, uniform_bytes), problem)
 
 
@@ -264,6 +264,7 @@ def attention_flop(problem: Problem) -> float:
 
 
 PRODUCTS = ("matmul", "gemm", "gemm_api", "brgemm")
+POOLING = ("pooling", "resampling")
 INNER = ("ic", *SOURCE)
 FLOP: dict[str, Callable[[Problem], float]] = {
     "convolution": convolution_flop,
@@ -283,25 +284,28 @@ BYTES = {
 }
 """Bytes of one number; types not named here have one byte."""
 
-NOT_COUNTED = ("rnn", "sdpa")
-"""Kinds whose shape does not give their tensors' sizes."""
-
 
 def bytes_of(problem: Problem, **elements: float) -> float:
     """Return bytes of the tensors that are there, from their numbers of elements by role."""
     return sum(elements.get(m.role, 0.0) * BYTES.get(m.type, 1.0) for m in problem.memories)
 
 
-def convolution_bytes(problem: Problem) -> float:
-    """Count convolutions and deconvolutions."""
+def named_bytes(problem: Problem) -> float:
+    """Count convolutions, fully connected layers, pooling and resampling."""
     sizes = named_sizes(problem.shape)
-    weights = sizes["oc"] * sizes["ic"] * product_of(sizes, WINDOW) / sizes.get("g", 1)
+    images, channels = sizes["mb"], sizes["ic"]
+    is_pooling = problem.kind in POOLING  # as many channels on both sides
+    outputs = channels if is_pooling else sizes["oc"]
+    # A fully connected layer's weights cover the whole input.
+    window = product_of(sizes, SOURCE if problem.kind == "inner_product" else WINDOW)
+    target = images * outputs * product_of(sizes, TARGET)
     return bytes_of(
         problem,
-        src=sizes["mb"] * sizes["ic"] * product_of(sizes, SOURCE),
-        wei=weights,
-        bia=sizes["oc"],
-        dst=sizes["mb"] * sizes["oc"] * product_of(sizes, TARGET),
+        src=images * channels * product_of(sizes, SOURCE),
+        wei=outputs * channels * window / sizes.get("g", 1),
+        bia=outputs,
+        dst=target,
+        ws=target if is_pooling else 0,
     )
 
 
@@ -313,23 +317,6 @@ def product_bytes(problem: Problem) -> float:
         weights = prod(listed_sizes(problem.shape)[1])  # one matrix may serve the whole batch
     source, target = batch * rows * inner, batch * rows * columns
     return bytes_of(problem, src=source, wei=weights, bia=columns, dst=target)
-
-
-def inner_product_bytes(problem: Problem) -> float:
-    """Count fully connected layers."""
-    sizes = named_sizes(problem.shape)
-    images, outputs, inner = sizes["mb"], sizes["oc"], product_of(sizes, INNER)
-    return bytes_of(
-        problem, src=images * inner, wei=outputs * inner, bia=outputs, dst=images * outputs
-    )
-
-
-def window_bytes(problem: Problem) -> float:
-    """Count pooling and resampling: as many channels on both sides."""
-    sizes = named_sizes(problem.shape)
-    maps = sizes["mb"] * sizes["ic"]
-    target = maps * product_of(sizes, TARGET)
-    return bytes_of(problem, src=maps * product_of(sizes, SOURCE), dst=target, ws=target)
 
 
 def listed_bytes(problem: Problem) -> float:
@@ -362,11 +349,8 @@ def uniform_bytes(problem: Problem) -> float:
 
 
 TENSOR_BYTES: dict[str, Callable[[Problem], float]] = {
-    "convolution": convolution_bytes,
-    "deconvolution": convolution_bytes,
+    **dict.fromkeys(("convolution", "deconvolution", "inner_product", *POOLING), named_bytes),
     **dict.fromkeys(PRODUCTS, product_bytes),
-    "inner_product": inner_product_bytes,
-    **dict.fromkeys(("pooling", "resampling"), window_bytes),
     **dict.fromkeys(("binary", "concat", "reduction"), listed_bytes),
 }
 
