@@ -6,6 +6,7 @@
 
 import os
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
@@ -292,6 +293,9 @@ class Trainer:
         """Return the way in which ranks take steps: all together, or in groups that do not wait."""
         config, group, share = self.config, self.group, self.share
         place = f"rank {group.rank} on {group.hosts[group.rank]}"
+        checkpointer, plan = self.checkpointer, self.plan
+        # No cycle of references: loading processes, which hold the folder's lock, end with the run.
+        trainer = weakref.proxy(self)
         context = EpochContext(
             take_steps=partial(
                 train_one_epoch,
@@ -308,8 +312,10 @@ class Trainer:
             learning_rate=partial(learning_rate, config.training, self.plan),
             guard=self.guard,
             background_load=BackgroundLoad(share.cpus, place=place),
-            checkpoint_is_due=self.checkpoint_is_due,
-            metric_is_ready=lambda: self.evaluation is not None and self.evaluation.is_ready,
+            checkpoint_is_due=lambda step: checkpointer.is_due(
+                step=step, epoch=plan.epochs_done(step)
+            ),
+            metric_is_ready=lambda: trainer.evaluation is not None and trainer.evaluation.is_ready,
             print_note=self.print,
         )
         if config.distributed.groups == 1:
@@ -552,10 +558,6 @@ class Trainer:
         """Return whether an mAP is at least `training.target_map`."""
         target = self.config.training.target_map
         return target is not None and value >= target
-
-    def checkpoint_is_due(self, step: int) -> bool:
-        """Return whether one is due after so many steps, as this rank sees it."""
-        return self.checkpointer.is_due(step=step, epoch=self.plan.epochs_done(step))
 
     def save(self) -> None:
         """Begin to write a checkpoint, unless this step's is there; a failure is a warning."""
