@@ -6,8 +6,7 @@ https://docs.kernel.org/admin-guide/cgroup-v2.html, https://docs.kernel.org/sche
 and https://docs.kernel.org/admin-guide/cgroup-v1/memory.html.
 
 Some launchers bind each rank before it starts: Open MPI gives two ranks a core each, on a host of
-any size. Ranks are placed within what is left, unless most of the host would be idle. What a
-launcher offers the job is read from its process in /proc; Slurm also describes it in variables.
+any size. Ranks are placed within what is left, unless most of the host would be idle.
 """
 
 import os
