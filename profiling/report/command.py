@@ -249,11 +249,7 @@ def is_run(folder: Path) -> bool:
 
 
 def logs_of(path: Path) -> list[Path]:
-    """Return a log as it is, or a folder's.
-
-    Raises:
-        InputError: There is none.
-    """
+    """Return a log as it is, or a folder's. Raises InputError."""
     if not path.is_dir() or not is_run(path):
         return log_files(path)
     logs = files_by_rank(path / LOGS, (".log", ".log.gz"))

@@ -13,9 +13,8 @@ import hashlib
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from xml.etree import ElementTree as ET
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
+class Chart(NamedTuple):
     """A chart, as `chart` makes it."""
 
     svg: str
@@ -40,30 +38,26 @@ class Chart:
     """What it shows and how to read it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """Names and values."""
 
     pairs: Sequence[tuple[str, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(NamedTuple):
     """Paragraphs."""
 
     paragraphs: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
+class Missing(NamedTuple):
     """A text on what is missing here, and the command that makes it."""
 
     text: str
     command: str
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(NamedTuple):
     """One finding: something to look at next."""
 
     title: str
@@ -76,8 +70,7 @@ class Advice:
     """At most, of a step, or of a log without steps; None: not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Suggestions:
+class Suggestions(NamedTuple):
     """Findings in order of importance, each with a sentence on how much it would save."""
 
     items: Sequence[tuple[Advice, str]]
@@ -86,8 +79,7 @@ class Suggestions:
 Block = Table | Chart | Facts | Text | Missing | Suggestions
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """A chapter of the page. `name`: for links to it."""
 
     name: str

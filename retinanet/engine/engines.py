@@ -6,13 +6,11 @@ operators and autocast rules of torch for the whole process.
 """
 
 import logging
-import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -20,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchvision.ops import FrozenBatchNorm2d
 
+from common.console import errors_to_nowhere
 from common.errors import InputError
 from retinanet.engine.folded_forward import FoldedForward
 from retinanet.model.retinanet import HeadOutputs, RetinaNet
@@ -28,12 +27,12 @@ Forward = Callable[[Tensor], HeadOutputs]
 """From normalized images [N, 3, H, W] to outputs, in the precision that it was made for."""
 
 FASTEST = "torch"
-"""What `auto` means, by measurement (docs/experiments.md), whatever else is installed."""
+"""The engine for `auto`, by measurement (docs/experiments.md), whatever else is installed."""
 
 
 @dataclass(frozen=True)
 class PreparedTraining:
-    """A model and its optimizer as an engine has arranged them: use these instead."""
+    """A model and its optimizer as an engine has arranged them, to be used instead."""
 
     model: RetinaNet
     """Holds weights, anchors, the mode. `state_dict()` is plain: float32, torchvision's names."""
@@ -136,9 +135,8 @@ def prepare_with_ipex(
     """Call `ipex.optimize` for training, in place; the optimizer's state is kept.
 
     Convolution weights go into oneDNN's blocked layouts if `prepack`. For "bf16" they are split
-    into a BF16 half, which the network uses, and the rest, which makes it float32 again for the
-    update. The optimizer's step is IPEX's fused one. `state_dict()` of both gives plain float32
-    tensors.
+    into a BF16 half for the network and the remainder to float32 for the update, which is IPEX's
+    fused one. `state_dict()` of both gives plain float32 tensors.
 
     Raises:
         InputError: IPEX does not work here.
@@ -184,7 +182,7 @@ def import_ipex() -> ModuleType:
     """
     require_ipex()
     try:
-        with standard_error_silenced():
+        with errors_to_nowhere():
             import intel_extension_for_pytorch as ipex  # noqa: PLC0415
     # It ends the process where it stands on a CPU without AVX2.
     except (ImportError, OSError, RuntimeError, SystemExit) as error:
@@ -193,16 +191,3 @@ def import_ipex() -> ModuleType:
     # It warns that options of `optimize` which it has by default will go with its next release.
     logging.getLogger("IPEX").setLevel(logging.ERROR)
     return ipex
-
-
-@contextmanager
-def standard_error_silenced() -> Iterator[None]:
-    """Discard what this process writes to its standard error, from C++ too."""
-    before = os.dup(2)
-    try:
-        with Path(os.devnull).open("wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)

@@ -14,10 +14,10 @@ from retinanet.engine.kernel_calls import (
     CSRC,
     Kernels,
     Record,
+    c_struct,
     channels_last,
     channels_last_or_none,
     empty_maps,
-    fields,
 )
 from retinanet.engine.tile_convolution import Tiles, tiles_for
 
@@ -33,26 +33,12 @@ WEIGHT_GRADIENT = Kernels(
 )
 UNIT = 32
 """The number of channels must be a multiple of this."""
-
-
-class _Shape(Record):
-    """`GroupedShape` as the C++ has it."""
-
-    _fields_ = fields(
-        "q images channels group_width in_height in_width out_height out_width stride"
-    )
-
-
-class _Work(Record):
-    """`Maps` as grouped_convolution.cpp has it."""
-
-    _fields_ = fields("P source result gate bias", "i relu")
-
-
-class _GradientMaps(Record):
-    """`Maps` as grouped_weight_gradient.cpp has it."""
-
-    _fields_ = fields("P features gradient gate")
+_Shape = c_struct("q images channels group_width in_height in_width out_height out_width stride")
+"""`GroupedShape` as the C++ has it."""
+_Work = c_struct("P source result gate bias", "i relu")
+"""`Maps` as grouped_convolution.cpp has it."""
+_GradientMaps = c_struct("P features gradient gate")
+"""`Maps` as grouped_weight_gradient.cpp has it."""
 
 
 def is_grouped(
@@ -129,8 +115,8 @@ def grouped_input_gradient(
 
 def _convolve(
     kernel: str,
-    shape: _Shape,
-    work: _Work,
+    shape: Record,
+    work: Record,
     weight: Tensor,
     *,
     read: tuple[Tensor | None, ...],
@@ -179,6 +165,6 @@ def grouped_weight_gradient(
     return of_weight, of_bias
 
 
-def _shape(features: Tensor, output: Tensor, group_width: int, stride: int) -> _Shape:
+def _shape(features: Tensor, output: Tensor, group_width: int, stride: int) -> Record:
     images, channels, *in_size = features.shape
     return _Shape(images, channels, group_width, *in_size, *output.shape[2:], stride)

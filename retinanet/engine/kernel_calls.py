@@ -126,21 +126,20 @@ class Record(ctypes.Structure):
         super().__init__(*(v.data_ptr() if isinstance(v, Tensor) else v for v in values))
 
 
-def fields(*groups: str) -> list[tuple[str, Any]]:
-    """Return a record's `_fields_`: `fields("P input output", "q height width")`."""
+def c_struct(*groups: str) -> type[Record]:
+    """Return the type of a C++ struct: `c_struct("P input output", "q height width")`."""
     codes = {**CODES, "P": ctypes.c_void_p}
-    return [(name, codes[code]) for code, *names in map(str.split, groups) for name in names]
+    fields = [(name, codes[code]) for code, *names in map(str.split, groups) for name in names]
+    return type("Struct", (Record,), {"_fields_": fields})
 
 
-class Level(Record):
-    """`Level` as winograd.cpp and tile_convolution.cpp have it."""
-
-    _fields_ = fields("P input output gate", "q images height width")
+Level = c_struct("P input output gate", "q images height width")
+"""`Level` of winograd.cpp and tile_convolution.cpp."""
 
 
 def level_records(
     inputs: Sequence[Tensor], outputs: Sequence[Tensor], gates: Sequence[Tensor | None]
-) -> ctypes.Array[Level]:
+) -> ctypes.Array[Record]:
     """Return each level's addresses and sizes; `gates` is empty, or holds one for each level."""
     levels = zip(inputs, outputs, gates or [None] * len(inputs), strict=True)
     records = [Level(level, out, gate, len(level), *level.shape[2:]) for level, out, gate in levels]

@@ -21,10 +21,9 @@ from torch.autograd.function import once_differentiable
 from retinanet.engine.kernel_calls import (
     CSRC,
     Kernels,
-    Record,
+    c_struct,
     channels_last,
     channels_last_or_none,
-    fields,
     have_same_layout,
     is_one_block,
 )
@@ -124,10 +123,8 @@ class _Branches(torch.autograd.Function):
         return (masked_sum_(terms, gate) if terms else None), None
 
 
-class _Norm(Record):
-    """`Norm` as batch_norm.cpp has it."""
-
-    _fields_ = fields("q pixels channels", "P weight bias mean inverse sums")
+_Norm = c_struct("q pixels channels", "P weight bias mean inverse sums")
+"""`Norm` as batch_norm.cpp has it."""
 
 
 def batch_norm(

@@ -21,8 +21,7 @@ from retinanet.config_types import DEFAULT_BETA1
 from retinanet.engine.kernel_calls import (
     CSRC,
     Kernels,
-    Record,
-    fields,
+    c_struct,
     is_one_block,
     match_memory_format,
 )
@@ -213,21 +212,15 @@ def plain_step(update: TensorUpdate, group: Mapping[str, Any]) -> None:
     weight.sub_(direction, alpha=group["lr"] * ratio)
 
 
-class _Tensor(Record):
-    """`TensorUpdate` as optimizers.cpp has it."""
-
-    _fields_ = fields(
-        "P weight gradient exp_avg exp_avg_sq",
-        "q size",
-        "f correction1 correction2 weight_decay",
-        "i use_trust_ratio",
-    )
-
-
-class _Settings(Record):
-    """The settings of a group, as optimizers.cpp has them."""
-
-    _fields_ = fields("f learning_rate beta1 beta2 eps")
+_Tensor = c_struct(
+    "P weight gradient exp_avg exp_avg_sq",
+    "q size",
+    "f correction1 correction2 weight_decay",
+    "i use_trust_ratio",
+)
+"""`TensorUpdate` as optimizers.cpp has it."""
+_Settings = c_struct("f learning_rate beta1 beta2 eps")
+"""The settings of a group, as optimizers.cpp has them."""
 
 
 def next_update(

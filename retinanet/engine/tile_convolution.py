@@ -23,11 +23,10 @@ from common.native import CPU_FLAGS_NEEDED, NativeLibraryError
 from retinanet.engine.kernel_calls import (
     CSRC,
     Kernels,
-    Record,
+    c_struct,
     channels_last,
     channels_last_or_none,
     empty_maps,
-    fields,
     float32_or_none,
     level_records,
     scratch_bytes,
@@ -99,10 +98,8 @@ class PackedWeight(NamedTuple):
     """Channels of the result."""
 
 
-class _Weights(Record):
-    """`Weights` as tile_weights.cpp has it."""
-
-    _fields_ = fields("P values scale", "q outputs inputs taps")
+_Weights = c_struct("P values scale", "q outputs inputs taps")
+"""`Weights` as tile_weights.cpp has it."""
 
 
 def pack_weight(
@@ -156,16 +153,10 @@ def tile_convolve(
     return outputs
 
 
-class _Target(Record):
-    """`Target` as csrc/tile_writer.h has it."""
-
-    _fields_ = fields("P output added gate bias", "? relu", "q outputs")
-
-
-class _Spread(Record):
-    """`Spread` as pointwise_convolution.cpp has it."""
-
-    _fields_ = fields("q height width map_height map_width step")
+_Target = c_struct("P output added gate bias", "? relu", "q outputs")
+"""`Target` as csrc/tile_writer.h has it."""
+_Spread = c_struct("q height width map_height map_width step")
+"""`Spread` as pointwise_convolution.cpp has it."""
 
 
 def pointwise_convolve(
@@ -207,16 +198,10 @@ def pointwise_convolve(
     return output
 
 
-class _GradientLevel(Record):
-    """`Level` as weight_gradient.cpp has it."""
-
-    _fields_ = fields("P input gradient gate", "q images height width input_height input_width")
-
-
-class _GradientShape(Record):
-    """`Shape` as weight_gradient.cpp has it."""
-
-    _fields_ = fields("q inputs outputs kernel stride")
+_GradientLevel = c_struct("P input gradient gate", "q images height width input_height input_width")
+"""`Level` as weight_gradient.cpp has it."""
+_GradientShape = c_struct("q inputs outputs kernel stride")
+"""`Shape` as weight_gradient.cpp has it."""
 
 
 def weight_gradient(

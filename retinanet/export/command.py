@@ -6,10 +6,10 @@ split, on a picture of the user's, or on synthetic images.
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -90,8 +90,7 @@ def export(
     return FINISHED
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """Two sets of detections side by side: numbers of detections, and the largest differences."""
 
     same: int

@@ -10,9 +10,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -37,8 +37,7 @@ ENDINGS = {"picture": ".boxes.png", "video": ".boxes.mp4", "camera": ".boxes.mp4
 SHOWN_CLASSES = 5
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """One picture or video, and where it goes once boxes are drawn on it."""
 
     file: Path
@@ -46,8 +45,7 @@ class Source:
     drawn: Path
 
 
-@dataclass(frozen=True)
-class Sources:
+class Sources(NamedTuple):
     """All of them: pictures, then videos and cameras; each in the order of the command line."""
 
     all: tuple[Source, ...]
@@ -130,11 +128,11 @@ def numbered(sources: Sources) -> Sources:
     while any(os.path.lexists(source.drawn) for source in free):
         number += 1
         free = tuple(
-            replace(source, drawn=drawn.with_name(f"{drawn.stem}-{number}{drawn.suffix}"))
+            source._replace(drawn=drawn.with_name(f"{drawn.stem}-{number}{drawn.suffix}"))
             for source in sources.all
             for drawn in [source.drawn]
         )
-    return replace(sources, all=free)
+    return sources._replace(all=free)
 
 
 AddBoxes = Callable[[Sequence[dict[str, Any]]], None]

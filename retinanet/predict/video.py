@@ -7,10 +7,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,8 +104,7 @@ def detect_in_video(source: Source, search: Search, *, every: int) -> None:
     search.console.print(line, soft_wrap=True)
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """One picture of a video; `number` counts from 0."""
 
     number: int
@@ -116,18 +114,15 @@ class Frame:
     """When it is shown, in the video's `time_base`, from 0; later than that of the frame before."""
 
 
-@dataclass(frozen=True)
-class Video:
-    """An open video."""
+class Video(NamedTuple):
+    """An open video; `total` (frames) and `seconds` are 0 where the file does not say."""
 
     rate: Fraction
     """Frames a second, on average."""
     time_base: Fraction
     """Of the frames' places. [seconds]"""
     total: int
-    """Frames, as far as the file says; 0 where it does not."""
     seconds: float
-    """Its length, as far as the file says; 0 where it does not."""
     frames: Iterator[Frame]
     """Raises InputError where the file is damaged."""
 
@@ -225,11 +220,7 @@ def frames_progress(console: Console, title: str, total: int) -> AbstractContext
 
 @contextmanager
 def open_video(source: Source) -> Iterator[Video]:
-    """Open a video file or a camera.
-
-    Raises:
-        InputError: It cannot be opened, or holds no pictures.
-    """
+    """Open a video file or a camera. Raises InputError."""
     import av  # noqa: PLC0415
 
     logging.getLogger("libav").setLevel(logging.CRITICAL + 1)  # its messages are in the errors too
