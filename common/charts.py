@@ -40,8 +40,7 @@ DARK, PALE = "#495057", "#ced4da"
 PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, TEAL, OLIVE, GREY)
 """In the order in which series that have no colour of their own get one."""
 
-Colour = str | tuple[str, float]
-"""Such as `#3c8ddc`; with its opacity, 0 to 1, for a paler one."""
+Colour = str | tuple[str, float]  # such as `#3c8ddc`; with its opacity, 0 to 1, for a paler one
 
 
 def new_figure(*, width: float = 10.0, height: float) -> "Figure":

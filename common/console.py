@@ -68,8 +68,7 @@ class PrintableSegments:
                 yield Segment("\n".join(lines), segment.style)
 
 
-SECONDS_BETWEEN_LINES = 15.0
-"""Of progress in a log file."""
+SECONDS_BETWEEN_LINES = 15.0  # of progress in a log file
 MEGABYTE = 1_000_000
 SHOWN_FROM = 20 * MEGABYTE
 
@@ -147,8 +146,7 @@ def print_cautions(console: Console, cautions: Iterable[str]) -> None:
         say(console, f"caution: {printable(caution)}")
 
 
-SMALLEST = 1e-4
-"""Below it numbers are written with an exponent, as `1.2e-05`."""
+SMALLEST = 1e-4  # below it numbers are written with an exponent, as `1.2e-05`
 
 
 def significant(value: float, digits: int = 4) -> str:

@@ -38,8 +38,7 @@ FINISHED = 0
 OUR_BUG = 1
 BAD_INPUT = 2
 LOSS_NOT_FINITE = 3
-CONDITION_MET = 4
-"""The condition of `--fail-if` was met, or an official check was not passed."""
+CONDITION_MET = 4  # the condition of `--fail-if` was met, or an official check was not passed
 STOPPED_BY_SIGNAL = 75
 """After writing a checkpoint: the same command with `--resume` goes on. Or before the first step:
 the same command begins again. (sysexits' EX_TEMPFAIL)"""

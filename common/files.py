@@ -84,8 +84,7 @@ def write_json(file: Path, content: object) -> None:
     write_whole(file, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
-MOST_BYTES = 64_000_000
-"""Of a file that is read whole, unless its reader sets a limit of its own."""
+MOST_BYTES = 64_000_000  # of a file that is read whole, unless its reader sets a limit of its own
 
 
 def open_regular(file: Path) -> BufferedReader:

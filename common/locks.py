@@ -26,10 +26,8 @@ from common.machine import own_process, start_time
 
 # Times in seconds.
 RENEWED_EVERY = 15.0
-LOST_AFTER = 300.0
-"""More than a server's clock and cached attributes of NFS can differ."""
-TAKING_OVER = 60.0
-"""The longest that a take-over lasts, which is three calls of the file system."""
+LOST_AFTER = 300.0  # more than a server's clock and cached attributes of NFS can differ
+TAKING_OVER = 60.0  # the longest that a take-over lasts, which is three calls of the file system
 MOST_BYTES = 10_000
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """Errors of file systems without locks, such as Lustre mounted without `flock`."""

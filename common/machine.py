@@ -22,8 +22,7 @@ from common.errors import InputError
 
 BF16_FLAGS = ("amx_bf16", "avx512_bf16", "avx_ne_convert", "bf16")
 """Names in /proc/cpuinfo of instructions for BF16: Intel's, AMD's, and ARM's."""
-FLAGS = ("flags", "Features")
-"""Names of their line: on x86, on ARM."""
+FLAGS = ("flags", "Features")  # names of their line: on x86, on ARM
 PACKAGES = ("torch", "torchvision", "intel-extension-for-pytorch")
 HERE = Path(__file__).resolve().parents[1]
 KIB = 1024
@@ -183,8 +182,7 @@ def read_status(file: Path) -> dict[str, str]:
 class ProcessIdentity:
     """A process number, and what distinguishes it from others that have or had the same number."""
 
-    namespace: str
-    """The boot of the machine and the PID namespace in which the number is valid."""
+    namespace: str  # the boot of the machine and the PID namespace in which the number is valid
     number: int
     started: int  # clock ticks from the machine's boot to the start of the process
 

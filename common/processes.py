@@ -33,14 +33,10 @@ from typing import IO, Any, TypeVar
 from common.errors import InputError, WorkerDiedError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-SECONDS_TO_END = 10.0
-"""Between SIGTERM and SIGKILL."""
-SECONDS_BETWEEN_SIGNALS = 0.2
-"""How long Ctrl-C waits at the most."""
-STOPS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR1})
-"""Signals that stop a run."""
-PR_SET_PDEATHSIG = 1
-"""From Linux's prctl.h."""
+SECONDS_TO_END = 10.0  # between SIGTERM and SIGKILL
+SECONDS_BETWEEN_SIGNALS = 0.2  # how long Ctrl-C waits at the most
+STOPS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR1})  # signals that stop a run
+PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

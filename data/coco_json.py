@@ -40,8 +40,7 @@ INT64_MAX = 2**63 - 1
 LARGEST_COORDINATE = 1e9  # pixels; sums and products of such numbers are finite, in float32 too
 NO_ID = -(2**63)  # stands for an annotation's missing id; no id can be this number
 Columns = dict[str, Any]
-Advance = Callable[[int], None]
-"""Called with the number of bytes that the file has been read to."""
+Advance = Callable[[int], None]  # called with the number of bytes that the file has been read to
 
 
 def read_annotations(path: Path, *, advance: Advance = lambda done: None) -> Annotations:

@@ -225,8 +225,7 @@ def add_split(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 
 share = partial(number_that, lambda x: 0 < x < 1, "a share between 0 and 1")
-Content = dict[str, Any]
-"""A COCO-format JSON, parsed."""
+Content = dict[str, Any]  # A COCO-format JSON, parsed
 MOST_BYTES = 2_000_000_000
 """Of annotations to split: parsed they take about eight times as much memory."""
 

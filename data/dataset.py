@@ -19,8 +19,7 @@ from data.transforms import clip_boxes, flip, resize_image, scale_boxes
 
 REPLACEMENTS_TRIED = 10
 """So many unreadable images in a row mean that the folder of images is not what it should be."""
-MOST_CLASSES = 99_999
-"""As `model.num_classes`: each is an output of the model, for every anchor."""
+MOST_CLASSES = 99_999  # as `model.num_classes`: each is an output of the model, for every anchor
 
 
 class SampleKey(NamedTuple):
@@ -39,8 +38,7 @@ class Sample(NamedTuple):
     image_id: int  # the JSON's id
     original_size: tuple[int, int]
     """(height, width) in pixels: the JSON's, which original-size boxes refer to"""
-    bad_images: tuple[str, ...] = ()
-    """unreadable images that this sample replaces, a line each"""
+    bad_images: tuple[str, ...] = ()  # unreadable images that this sample replaces, a line each
 
 
 class Batch(NamedTuple):

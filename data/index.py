@@ -46,8 +46,7 @@ DTYPES = {
     "file_names": "uint8",
     "file_names_starts": "int64",
 }
-FORMAT = 1
-"""Another number for every change of the files, so that old indexes are not misread."""
+FORMAT = 1  # another number for every change of the files, so that old indexes are not misread
 COLUMNS = [field.name for field in fields(Annotations)]
 TEXTS = ("category_names", "file_names")
 COUNTS = ("categories", "images", "boxes")

@@ -140,8 +140,7 @@ class DetectionLoader(DataLoader[Sample]):
 
     dataset: DetectionDataset
     batch_sampler: "HeldBackBatches"
-    in_this_process = False
-    """Whether to load without the loading processes, though they are there."""
+    in_this_process = False  # whether to load without the loading processes, though they are there
 
     def __init__(
         self,

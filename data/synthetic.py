@@ -68,17 +68,14 @@ def run(out: Path, *, images: int, seed: int) -> int:
     return 0
 
 
-DRAWING = 1
-"""Increased when the painters change, so that scenes drawn before are drawn anew."""
-SIZES = ((256, 256), (288, 224), (224, 288))
-"""Width and height of the pictures, in pixels."""
+DRAWING = 1  # increased when the painters change, so that scenes drawn before are drawn anew
+SIZES = ((256, 256), (288, 224), (224, 288))  # width and height of the pictures, in pixels
 SUPERSAMPLING = 2
 """Scenes are drawn this many times larger and reduced, because Pillow draws hard edges."""
 LARGEST_OVERLAP = 0.25
 """The part of a box that another may cover; more would leave boxes that nobody can see."""
 
-Box = tuple[float, float, float, float]
-"""xyxy, pixels"""
+Box = tuple[float, float, float, float]  # xyxy, pixels
 Colour = tuple[int, int, int]
 
 

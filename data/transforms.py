@@ -13,8 +13,7 @@ from data.annotations import MINIMUM_SIDE
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-CACHED_FLOATS = 1 << 18
-"""1 MB, as a core's second-level cache has or nearly so."""
+CACHED_FLOATS = 1 << 18  # 1 MB, as a core's second-level cache has or nearly so
 
 
 def resize_image(image: NDArray[np.uint8], size: int) -> Tensor:

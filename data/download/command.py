@@ -40,8 +40,7 @@ from data.download.datasets import download_coco, download_openimages
 from data.download.http import FetchError, HttpOptions, MissingFileError
 from data.download.images import MISSING_LIST, Request, one_download, write_missing_list
 
-INCOMPLETE = 1
-"""The exit status when files could not be had."""
+INCOMPLETE = 1  # the exit status when files could not be had
 
 
 def run(

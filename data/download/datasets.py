@@ -41,8 +41,7 @@ BASE = "https://s3.amazonaws.com/images.cocodataset.org"
 """The bucket behind images.cocodataset.org, which has no certificate of its own."""
 ARCHIVE = "annotations/annotations_trainval2017.zip"
 MEMBERS = ("annotations/instances_train2017.json", "annotations/instances_val2017.json")
-LARGEST_ARCHIVE = 1_000_000_000
-"""COCO's has 253 MB. [B]"""
+LARGEST_ARCHIVE = 1_000_000_000  # COCO's has 253 MB. [B]
 COCO_BYTES_PER_IMAGE = 160_000
 
 
@@ -114,8 +113,7 @@ def coco_classes(words: tuple[str, ...]) -> tuple[str, ...] | None:
     return names
 
 
-LARGEST_JSON = 2_000_000_000
-"""Inflated, COCO's instances_train2017.json has 470 MB. [B]"""
+LARGEST_JSON = 2_000_000_000  # inflated, COCO's instances_train2017.json has 470 MB. [B]
 LISTS = ("images", "annotations", "categories")
 
 
@@ -245,8 +243,7 @@ BOXES: dict[SplitName, str] = {
     "train": "v6/oidv6-train-annotations-bbox.csv",
     "validation": "v5/validation-annotations-bbox.csv",
 }
-LARGEST_TABLE = 10_000_000_000
-"""The largest, of the boxes to train on, has 2.3 GB. [B]"""
+LARGEST_TABLE = 10_000_000_000  # the largest, of the boxes to train on, has 2.3 GB. [B]
 OPENIMAGES_BYTES_PER_IMAGE = 300_000
 
 

@@ -22,27 +22,22 @@ from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 from common.errors import InputError, one_line
 
 CHUNK = 1 << 16
-LONGEST_PAUSE = 30.0
-"""Between two attempts, unless the server asks for more. [s]"""
-LONGEST_WAIT = 300.0
-"""A server that asks for an hour is tried again after five minutes. [s]"""
-PAUSES = (1.0, 2.0, 0.0)
-"""After each attempt to reach a server. [s]"""
+LONGEST_PAUSE = 30.0  # between two attempts, unless the server asks for more. [s]
+LONGEST_WAIT = 300.0  # A server that asks for an hour is tried again after five minutes. [s]
+PAUSES = (1.0, 2.0, 0.0)  # after each attempt to reach a server. [s]
 PART_SUFFIX = ".part"
 MISSING = {HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.GONE}
 """S3 answers 403 for an object that is not there, where listing is not allowed."""
 TEMPORARY = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
 ACCEPTED = {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE}
-LENGTH = r"\d{1,18}"
-"""A number of bytes; int() refuses one of more than 4,300 digits."""
+LENGTH = r"\d{1,18}"  # A number of bytes; int() refuses one of more than 4,300 digits
 SHOWN_OF_A_HEADER = 80
 
 Check = Callable[[Path], None]
 """Raises AttemptError for a received file that is not the one that was wanted."""
 Received = Callable[[int, int], None]
 """Called as `received(bytes, total)`: how much of the file is there; total 0 if unknown."""
-Retried = Callable[[str, float], None]
-"""Called as `retried(reason, pause)` before each pause. [s]"""
+Retried = Callable[[str, float], None]  # called as `retried(reason, pause)` before each pause. [s]
 
 
 class HttpOptions(NamedTuple):

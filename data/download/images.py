@@ -44,8 +44,7 @@ FAILURES_IN_A_ROW = 100
 SECONDS_TO_STOP = 2.0
 """Threads that hang in a connection for longer are left to end with the process."""
 PNG_END = b"IEND\xaeB`\x82"
-RATE_SECONDS = 10.0
-"""The rate shown is the mean over this time."""
+RATE_SECONDS = 10.0  # the rate shown is the mean over this time
 LOCK_FILE = ".download.lock"
 MISSING_LIST = "missing.txt"
 

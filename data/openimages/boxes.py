@@ -30,8 +30,7 @@ CORNERS = ("XMin", "YMin", "XMax", "YMax")
 FLAGS = ("IsOccluded", "IsInside", "IsDepiction", "IsTruncated", "IsGroupOf")
 SLACK = 0.01
 """How far outside the image a corner may lie: rounding stays below, pixels are far above."""
-CHARACTERS_AT_ONCE = 4_000_000
-"""Larger chunks are no faster, and take more memory."""
+CHARACTERS_AT_ONCE = 4_000_000  # larger chunks are no faster, and take more memory
 NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][-+]?\d+)?", re.ASCII)
 
 IMAGE_ID = re.compile("[0-9a-f]{16}")
@@ -43,8 +42,7 @@ DIGIT_OF_BYTE[list(b"0123456789abcdef")] = range(16)
 HEADER = ["LabelName", "DisplayName"]
 """The first line of v7's class descriptions; v5's and v6's have none."""
 MLPERF_CLASSES = Path(__file__).with_name("mlperf_classes.txt")
-NOT_CHOSEN = -1
-"""The index of a class that OpenImages has and that is not wanted."""
+NOT_CHOSEN = -1  # the index of a class that OpenImages has and that is not wanted
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,8 +36,7 @@ from data.openimages.boxes import (
 )
 
 SUFFIX = ".jpg"
-FILES_AT_ONCE = 256
-"""For one process: a hundredth of a second's work, more from a slow disk."""
+FILES_AT_ONCE = 256  # for one process: a hundredth of a second's work, more from a slow disk
 PROCESSES_PER_CORE = 2
 """While one waits for the disk another parses. Threads slow each other down: two took 50 µs a
 file, one 37, two processes 21."""
@@ -141,8 +140,7 @@ def _require_writable(out: Path, *, overwrite: bool) -> None:
         raise InputError(f"{out.parent}: cannot be written to; name another file")
 
 
-Blocks = Iterator[list[dict[str, Any]]]
-"""The entries of a list, some at a time."""
+Blocks = Iterator[list[dict[str, Any]]]  # the entries of a list, some at a time
 
 
 def write_json(out: Path, names: Sequence[str], lists: dict[str, Blocks], *, source: str) -> None:

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-PLACES_KEPT = 1000
-"""Of each kind; a data set in which everything is wrong would fill the memory."""
+PLACES_KEPT = 1000  # of each kind; a data set in which everything is wrong would fill the memory
 
 
 class Place(NamedTuple):

@@ -29,8 +29,7 @@ KINDS_SHOWN = 4
 LONGEST_EXAMPLE = 160
 STYLES = {Severity.STOPS: "bold red", Severity.MENDED: "yellow", Severity.NOTE: "dim"}
 CATEGORY_FINDINGS = ("category_id_duplicate", "categories_do_not_fit", "categories_differ")
-STOPS_TRAINING = 1
-"""The exit status when something would stop training."""
+STOPS_TRAINING = 1  # the exit status when something would stop training
 
 
 def require_free_outputs(
