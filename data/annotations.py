@@ -66,6 +66,8 @@ class Annotations:
         return np.flatnonzero(~only_crowds & (ends > starts)).astype(np.int32)
 
 
+IMAGE_COLUMNS = ("image_ids", "file_names", "widths", "heights")
+BOX_COLUMNS = ("boxes", "box_category_ids", "box_is_crowd", "box_areas", "box_ids")
 UNNAMED = "N/A"
 """The name of a class that no category uses, as in torchvision's list of COCO's names."""
 
@@ -218,6 +220,7 @@ class TextColumn(Sequence[str]):
         return (self[place] for place in range(len(self)))
 
 
+LENGTHS = " lengths"  # ends the name of the array that belongs to a column of texts
 GROWTH = 1.25
 """How much longer an array becomes when it is full; its pages are moved, nothing is copied."""
 
@@ -248,41 +251,29 @@ class GrowingArray:
         return self.array
 
 
-class GrowingTexts:
-    """A column of texts that parts are appended to."""
-
-    def __init__(self) -> None:
-        self.content, self.lengths = GrowingArray(), GrowingArray()
-
-    def extend(self, part: TextColumn) -> None:
-        """Append texts."""
-        self.content.extend(part.content)
-        self.lengths.extend(np.diff(part.starts))
-
-    def finish(self) -> TextColumn:
-        """Return all texts as one column."""
-        lengths = self.lengths.finish()
-        starts = np.zeros(len(lengths) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=starts[1:])
-        return TextColumn(self.content.finish(), starts)
-
-
 class GrowingColumns:
-    """Several columns that grow together, by name; the first parts determine the names."""
+    """Several arrays or columns of texts that grow together, by name; the first parts name them."""
 
     def __init__(self) -> None:
-        self.columns: dict[str, GrowingArray | GrowingTexts] = {}
+        self.columns: dict[str, GrowingArray] = {}
 
     def extend(self, parts: dict[str, Any]) -> None:
         """Append a part to each column."""
         for name, part in parts.items():
-            growing = GrowingTexts if isinstance(part, TextColumn) else GrowingArray
-            self.columns.setdefault(name, growing()).extend(part)
+            arrays = {name: part}
+            if isinstance(part, TextColumn):
+                arrays = {name: part.content, name + LENGTHS: np.diff(part.starts)}
+            for key, array in arrays.items():
+                self.columns.setdefault(key, GrowingArray()).extend(array)
 
     def finish(self) -> dict[str, Any]:
         """Return all columns, and drop them here."""
-        columns, self.columns = self.columns, {}
-        return {name: column.finish() for name, column in columns.items()}
+        columns: dict[str, Any] = {name: part.finish() for name, part in self.columns.items()}
+        self.columns = {}
+        for name in [name for name in columns if name + LENGTHS in columns]:
+            starts = np.concatenate([[0], np.cumsum(columns.pop(name + LENGTHS))]).astype(np.int64)
+            columns[name] = TextColumn(columns[name], starts)
+        return columns
 
 
 def positions_in(known: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int32]:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from common.errors import InputError
 from common.files import open_regular
 from data.annotations import (
+    BOX_COLUMNS,
     Annotations,
     GrowingColumns,
     TextColumn,
@@ -65,35 +66,28 @@ def read_annotations(path: Path, *, advance: Advance = lambda done: None) -> Ann
     columns = {name: part.finish() for name, part in growing.items()}
     categories, images, boxes = columns["categories"], columns["images"], columns["annotations"]
 
-    missing = boxes["id"] == NO_ID
+    missing = boxes["box_ids"] == NO_ID
     if missing.all():
-        boxes["id"] = np.arange(1, len(missing) + 1)
+        boxes["box_ids"] = np.arange(1, len(missing) + 1)
     elif missing.any():
         raise InputError(
             f"{path}: annotations[{missing.argmax()}].id: missing; others have one: give each its "
             "own, or none"
         )
     for name in columns:
-        require_unique(columns[name]["id"], path=path, name=name)
-    rows_of(boxes["category_id"], categories["id"], path=path, field="category_id")
-    image_of_box = rows_of(boxes.pop("image_id"), images["id"], path=path, field="image_id")
-    boxes_per_image = np.bincount(image_of_box, minlength=len(images["id"]))
+        require_unique(columns[name][ID_COLUMNS[name]], path=path, name=name)
+    rows_of(boxes["box_category_ids"], categories["category_ids"], path=path, field="category_id")
+    image_of_box = rows_of(boxes["image_id"], images["image_ids"], path=path, field="image_id")
+    boxes_per_image = np.bincount(image_of_box, minlength=len(images["image_ids"]))
     by_image = np.argsort(image_of_box, kind="stable")
-    del image_of_box
+    del boxes["image_id"], image_of_box
     # Columns are removed one by one, so that only one of them is in memory twice at a time.
     return Annotations(
-        category_ids=categories["id"],
-        category_names=tuple(categories["name"]),
-        image_ids=images["id"],
-        file_names=images["file_name"],
-        widths=images["width"],
-        heights=images["height"],
+        category_ids=categories["category_ids"],
+        category_names=tuple(categories["category_names"]),
         box_offsets=np.concatenate([[0], np.cumsum(boxes_per_image)]).astype(np.int64),
-        boxes=boxes.pop("boxes")[by_image],
-        box_category_ids=boxes.pop("category_id")[by_image],
-        box_is_crowd=boxes.pop("iscrowd")[by_image],
-        box_areas=boxes.pop("area")[by_image],
-        box_ids=boxes.pop("id")[by_image],
+        **images,
+        **{name: boxes.pop(name)[by_image] for name in BOX_COLUMNS},
     )
 
 
@@ -111,7 +105,7 @@ def strict_columns(path: Path, name: str, entries: list[Any], *, first: int = 0)
         raise InputError(f"{path}: {place}: {problem}")
 
     columns = checked_columns(name, entries, refuse)
-    missing = columns["id"] == NO_ID
+    missing = columns[ID_COLUMNS[name]] == NO_ID
     if missing.any() and not missing.all():
         refuse(Fault(int(missing.argmax()), "field_missing", "id", "", ""))
     return columns
@@ -340,20 +334,31 @@ FIELDS = {
 }
 
 
+ID_COLUMNS = {"categories": "category_ids", "images": "image_ids", "annotations": "box_ids"}
+
+
 def arrange(name: str, columns: Columns) -> Columns:
-    """Return the columns of a list as they are stored: boxes as xyxy, a missing id as NO_ID."""
+    """Return the columns of a list as those of `Annotations`, and each box's `image_id`."""
     if name == "categories":
-        return columns | {"name": TextColumn.of(columns["name"])}
+        return {
+            "category_ids": columns["id"],
+            "category_names": TextColumn.of(columns["name"]),
+        }
     if name == "images":
-        return columns | {side: columns[side].astype(np.int32) for side in ("width", "height")}
+        return {
+            "image_ids": columns["id"],
+            "file_names": columns["file_name"],
+            "widths": columns["width"].astype(np.int32),
+            "heights": columns["height"].astype(np.int32),
+        }
     xywh, area = columns["bbox"], columns["area"]
     return {
         "image_id": columns["image_id"],
-        "category_id": columns["category_id"],
         "boxes": np.concatenate([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], axis=1),
-        "iscrowd": np.logical_or.reduce([columns[flag] for flag in CROWD_FLAGS]),
-        "area": np.where(np.isnan(area), xywh[:, 2] * xywh[:, 3], area),
-        "id": columns["id"],
+        "box_category_ids": columns["category_id"],
+        "box_is_crowd": np.logical_or.reduce([columns[flag] for flag in CROWD_FLAGS]),
+        "box_areas": np.where(np.isnan(area), xywh[:, 2] * xywh[:, 3], area),
+        "box_ids": columns["id"],
     }
 
 

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from common.errors import InputError
 from data.annotations import (
+    BOX_COLUMNS,
+    IMAGE_COLUMNS,
     MINIMUM_SIDE,
     UNNAMED,
     Annotations,
@@ -39,9 +41,6 @@ from data.verify.findings import Findings, Place, Severity
 BOXES_AT_ONCE = 1_000_000
 ROUNDING = 1.0
 """Pixels by which a box may reach beyond its image without a finding, as rounded ones do."""
-
-IMAGE_COLUMNS = ("image_ids", "widths", "heights")
-BOX_COLUMNS = ("boxes", "box_category_ids", "box_is_crowd", "box_areas", "box_ids")
 
 
 @dataclass(eq=False)
@@ -108,7 +107,6 @@ def entries_of_index(annotations: Annotations) -> Entries:
         category_ids=annotations.category_ids,
         category_names=annotations.category_names,
         category_places=np.arange(categories, dtype=np.int32),
-        file_names=annotations.file_names,
         image_places=image_rows,
         image_had_unreadable_boxes=np.zeros(images, dtype=np.bool_),
         image_of_box=np.repeat(image_rows, np.diff(annotations.box_offsets)),
@@ -140,6 +138,9 @@ def read_entries(path: Path, findings: Findings, *, advance: Advance) -> Entries
     return join_lists(lists, findings)
 
 
+PLACES = {"categories": "category_places", "images": "image_places", "annotations": "box_places"}
+
+
 class ListColumns:
     """The columns of one list while it is read, without entries that have a fault."""
 
@@ -168,7 +169,7 @@ class ListColumns:
             rows = np.array([row for row in rows.tolist() if row not in bad], dtype=np.int32)
             columns = checked_columns(self.name, [entries[row] for row in rows], faults.append)
         self.readable += len(rows)
-        self.columns.extend(columns | {"place": self.length + rows})
+        self.columns.extend(columns | {PLACES[self.name]: self.length + rows})
         self.length += len(entries)
 
     def unreadable_array(self, field: str) -> NDArray[np.int64]:
@@ -181,49 +182,38 @@ def join_lists(lists: dict[str, ListColumns], findings: Findings) -> Entries:
     categories, images, boxes = (
         lists[name].columns.finish() for name in ("categories", "images", "annotations")
     )
+    places, ids = boxes.pop("box_places"), boxes["box_ids"]
     # Boxes without ids are numbered from 1 where none has one; where some have, it is a finding.
-    missing = boxes["id"] == NO_ID
+    missing = ids == NO_ID
     if not missing.all():
         findings.add_rows(
             "annotation_id_missing",
             np.flatnonzero(missing),
-            lambda row: Place(f"annotations[{boxes['place'][row]}].id", "missing"),
+            lambda row: Place(f"annotations[{places[row]}].id", "missing"),
         )
     if missing.any():
-        highest = max(0, int(boxes["id"].max()))
-        boxes["id"][missing] = highest + 1 + np.arange(int(missing.sum()))
+        ids[missing] = max(0, int(ids.max())) + 1 + np.arange(int(missing.sum()))
 
-    image_of_box = positions_in(images["id"], boxes["image_id"])
+    image_ids = boxes.pop("image_id")
+    image_of_box = positions_in(images["image_ids"], image_ids)
     # An image that is listed with a fault is a finding of its own.
-    unlisted = ~np.isin(boxes["image_id"], lists["images"].unreadable_array("id"))
+    unlisted = ~np.isin(image_ids, lists["images"].unreadable_array("id"))
     findings.add_rows(
         "image_id_unknown",
         np.flatnonzero((image_of_box < 0) & unlisted),
-        lambda row: Place(
-            f"annotations[{boxes['place'][row]}].image_id", str(boxes["image_id"][row])
-        ),
+        lambda row: Place(f"annotations[{places[row]}].image_id", str(image_ids[row])),
     )
     unreadable = {name: part.length - part.readable for name, part in lists.items()}
+    images_of_faults = lists["annotations"].unreadable_array("image_id")
     return Entries(
         box_list="annotations",
-        category_ids=categories["id"],
-        category_names=tuple(categories["name"]),
-        category_places=categories["place"],
-        image_ids=images["id"],
-        file_names=images["file_name"],
-        widths=images["width"],
-        heights=images["height"],
-        image_places=images["place"],
-        image_had_unreadable_boxes=np.isin(
-            images["id"], lists["annotations"].unreadable_array("image_id")
-        ),
+        category_names=tuple(categories.pop("category_names")),
+        **categories,
+        **images,
+        **boxes,
+        box_places=places,
+        image_had_unreadable_boxes=np.isin(images["image_ids"], images_of_faults),
         image_of_box=image_of_box,
-        boxes=boxes["boxes"],
-        box_category_ids=boxes["category_id"],
-        box_is_crowd=boxes["iscrowd"],
-        box_areas=boxes["area"],
-        box_ids=boxes["id"],
-        box_places=boxes["place"],
         unreadable_category_ids=frozenset(lists["categories"].unreadable_ids["id"]),
         unreadable_categories=unreadable["categories"],
         unreadable_images=unreadable["images"],
@@ -415,12 +405,14 @@ def clean_annotations(entries: Entries) -> Annotations:
     image_of_box = (np.cumsum(images) - 1)[entries.image_of_box[box_rows]]
     order = box_rows[np.argsort(image_of_box, kind="stable")]
     per_image = np.bincount(image_of_box, minlength=int(images.sum()))
-    names = (entries.file_names[row] for row in np.flatnonzero(images).tolist())
+    columns = {name: getattr(entries, name)[images] for name in ("image_ids", "widths", "heights")}
     return Annotations(
         category_ids=entries.category_ids,
         category_names=tuple(entries.category_names),
-        file_names=TextColumn.of(names),
+        file_names=TextColumn.of(
+            entries.file_names[row] for row in np.flatnonzero(images).tolist()
+        ),
         box_offsets=np.concatenate([[0], np.cumsum(per_image)]).astype(np.int64),
-        **{name: getattr(entries, name)[images] for name in IMAGE_COLUMNS},
+        **columns,
         **{name: getattr(entries, name)[order] for name in BOX_COLUMNS},
     )

@@ -238,5 +238,5 @@ def read_categories(file: Path, outputs: int) -> tuple[NDArray[np.int64], tuple[
     if not isinstance(entries, list):
         raise InputError(f"{file}: categories: expected a list, as in COCO's annotations")
     columns = strict_columns(file, "categories", entries)
-    require_unique(columns["id"], path=file, name="categories")
-    return columns["id"], tuple(columns["name"])
+    require_unique(columns["category_ids"], path=file, name="categories")
+    return columns["category_ids"], tuple(columns["category_names"])

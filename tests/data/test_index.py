@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from common.errors import InputError
-from data.annotations import Annotations, GrowingTexts, TextColumn
+from data.annotations import Annotations, GrowingColumns, TextColumn
 from data.coco_json import read_annotations
 from data.index import open_index, write_index
 from tests.data.coco_files import random_content, write_json
@@ -103,9 +103,9 @@ def test_texts_of_any_script_and_length(tmp_path: Path) -> None:
     assert list(column) == texts and len(column) == len(texts)
     assert column[-1] == texts[-1] and column[1:3] == texts[1:3]
     assert list(TextColumn.of([])) == []
-    growing = GrowingTexts()
+    growing = GrowingColumns()
     for part in ([], texts, [], texts):
-        growing.extend(TextColumn.of(part))
-    assert list(growing.finish()) == texts + texts
+        growing.extend({"names": TextColumn.of(part)})
+    assert list(growing.finish()["names"]) == texts + texts
     with pytest.raises(IndexError):
         column[len(texts)]
