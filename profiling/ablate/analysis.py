@@ -269,7 +269,7 @@ class Row:
     """None: was not measured yet."""
     outcomes: Sequence[Outcome]
     command: str
-    """That measures it."""
+    """The command that measures it."""
     has_other_again: bool = False
     """Whether there is a second run of another definition, which says nothing of this one."""
 

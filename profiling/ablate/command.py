@@ -155,8 +155,12 @@ def list_ablations(*, quick: bool, out: Path | None) -> int:
     for name, ablation in read_all().items():
         plan = plan_of(name, ablation, size=size)
         lacking |= {f"{name}: {variant}": reason for variant, reason in plan.left_out.items()}
-        figures = [shown(side.paper, side.ratio) for side in ablation.comparisons if side.paper]
-        says = ", ".join(dict.fromkeys(figures)) or ablation.says
+        figures = dict.fromkeys(
+            shown(comparison.paper, comparison.ratio)
+            for comparison in ablation.comparisons
+            if comparison.paper
+        )
+        says = ", ".join(figures) or ablation.says
         file, progress = result_file(folder, ablation.runs_of or name), "no"
         if file.exists():
             result = read_result(file)

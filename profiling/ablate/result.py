@@ -264,7 +264,7 @@ class Result:
     ablation: str
     size: SizeName
     command: str
-    """That goes on with it, or repeats it."""
+    """The command that goes on with it, or repeats it."""
     environment: Mapping[str, Any]
     """Processor, cores, kernel, packages, code."""
     definition: Definition

@@ -143,19 +143,13 @@ def benchdnn_command(
     path = None if write_only else find_benchdnn(benchdnn)
     log = read_with_progress(logs, console)
     calls = costliest(log.calls(), top, console)
-    program, major = None, dialect or 3
+    program = None
     if not write_only:
         conditions = conditions_of(
             log, threads=threads, cpus=cpus, say=lambda line: say(console, f"note: {line}")
         )
         program = probe_benchdnn(path, conditions) if path else None
-    if program is not None:
-        major = program.dialect
-        if dialect not in (None, major):
-            raise InputError(
-                f"--dialect {dialect}: {program.path} is of oneDNN {program.version} and speaks "
-                f"{major}; leave the option out, or add --write-only"
-            )
+    major = major_of(program, dialect)
     if overwrite:
         replay_file.unlink(missing_ok=True)
     files = write_problem_files(calls, out, dialect=Dialect(major, layout), overwrite=overwrite)
@@ -177,6 +171,18 @@ def benchdnn_command(
         write_numbers(json_file, rows, replay, notes)
     say(console, f"times of all problems: {replay_file}")
     return FINISHED
+
+
+def major_of(program: Benchdnn | None, dialect: int | None) -> int:
+    """Return the major version of the options to write, which must be that of what runs."""
+    if program is None:
+        return dialect or 3
+    if dialect not in (None, program.dialect):
+        raise InputError(
+            f"--dialect {dialect}: {program.path} is of oneDNN {program.version} and speaks "
+            f"{program.dialect}; leave the option out, or add --write-only"
+        )
+    return program.dialect
 
 
 def costliest(

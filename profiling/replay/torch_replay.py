@@ -130,16 +130,9 @@ def replay_with_torch(
         for problem in calls
         if not not_of_this_cpu(problem) and (time := observed.time_of(problem)) is not None
     }
-    return Replay(
-        runner="torch",
-        version=", ".join(observed.versions),
-        instruction_set=", ".join(observed.instruction_sets),
-        conditions=conditions,
-        times=times,
-        not_replayed={
-            problem: why for problem, why in reasons.items() if why and problem not in times
-        },
-    )
+    missing = {problem: why for problem, why in reasons.items() if why and problem not in times}
+    versions, instruction_sets = map(", ".join, (observed.versions, observed.instruction_sets))
+    return Replay("torch", versions, instruction_sets, conditions, times, missing)
 
 
 class Observations:
