@@ -26,7 +26,7 @@ from common.charts import (
     rows_of,
 )
 from common.cli import add_command, add_overrides, positive
-from common.console import make_console, progress
+from common.console import make_console, progress, say
 from common.errors import FINISHED
 from common.files import write_whole
 from common.machine import processor_name
@@ -239,13 +239,13 @@ def print_probes(job: Job, probes: Sequence[Probed], *, title: str, console: Con
     seconds = common_seconds(probes)
     heading = f"training loss after {seconds:.0f} s of steps, from one cold start"
     console.print(Table(heading, columns, rows).for_console())
-    console.print(format_choice(probes), soft_wrap=True)
+    say(console, format_choice(probes))
     taken = for_whole(chosen)
     larger = f", with learning rate × {taken.rate:g}, as a short probe favours small ones"
     note = larger if taken != chosen else ""
     command = shlex.join(job.command("python", *taken.overrides(job.learning_rate)))
-    console.print(f"command{note}: {command}", soft_wrap=True, markup=False)
-    console.print(f"chart: {file}", soft_wrap=True)
+    say(console, f"command{note}: {command}")
+    say(console, f"chart: {file}")
 
 
 def format_choice(probes: Sequence[Probed]) -> str:
@@ -279,8 +279,8 @@ def print_trained(trained: Sequence[Trained], file: Path, *, title: str, console
     rows = rows_of(columns, in_order(trained))
     console.print(Table("whole trainings, to the target or the end", columns, rows).for_console())
     for line in compare_trained(trained):
-        console.print(line, soft_wrap=True)
-    console.print(f"chart: {file}", soft_wrap=True)
+        say(console, line)
+    say(console, f"chart: {file}")
 
 
 def in_order(trained: Sequence[Trained]) -> list[Trained]:

@@ -28,7 +28,7 @@ from common.charts import (
     write_in_place_of_chart,
 )
 from common.cli import add_command, add_json_option, add_overrides, numbers, positive
-from common.console import make_console
+from common.console import make_console, say
 from common.errors import FINISHED, INTERRUPTED, InputError, described
 from common.files import require_free
 from common.machine import environment
@@ -137,7 +137,7 @@ def scale_command(options: ScaleOptions) -> int:
         if chart is not None:
             title = chart_title(study.measured, config=config, global_batch=options.global_batch)
             draw_chart(study.measured, chart, title=title, weak=options.global_batch is None)
-            make_console().print(f"chart: {chart}", soft_wrap=True)
+            say(make_console(), f"chart: {chart}")
     if ended_by:
         so_far = f"; incomplete: {study.done} of {len(study.order)} jobs" if study.done else ""
         print(f"{ended_by}{so_far}", file=sys.stderr)
@@ -276,10 +276,10 @@ def put_out_study(
     console = make_console()
     measured, weak = study.measured, options.global_batch is None
     if any(each.hosts for each in combinations):
-        console.print("note: what fits was planned for hosts like this one", soft_wrap=True)
+        say(console, "note: what fits was planned for hosts like this one")
     print_study(console, combinations, measured, weak=weak)
     if disturbed := disturbance(other_cores):
-        console.print(disturbed, soft_wrap=True)
+        say(console, disturbed)
     workload = {
         "config": options.config,
         "overrides": options.overrides,
@@ -318,10 +318,10 @@ def print_study(
     """
     base = smallest(measured)
     name = f"{base.combination.name}, {base.images_per_second:.3g} images/s"
-    console.print(f"throughput; 1.00: {name}", soft_wrap=True)
+    say(console, f"throughput; 1.00: {name}")
     console.print(throughput_table(combinations, measured).for_console())
     console.print(step_table(measured, weak=weak).for_console(vertical="bottom"))
-    console.print(f"{WEAK}\n{MEANING}" if weak else MEANING, soft_wrap=True)
+    say(console, f"{WEAK}\n{MEANING}" if weak else MEANING)
     # A line for each note that ranks made on their placement, with the combinations.
     shapes: dict[str, dict[str, None]] = {}
     for result in measured:
@@ -329,7 +329,7 @@ def print_study(
             shapes.setdefault(note, {})[result.combination.shape] = None
     notes = [f"note: {', '.join(names)}: {note}" for note, names in shapes.items()]
     for line in (*misfits(combinations), *notes):
-        console.print(line, soft_wrap=True, markup=False)
+        say(console, line)
 
 
 def throughput_table(combinations: Sequence[Combination], measured: Sequence[Measured]) -> Table:

@@ -7,11 +7,12 @@ combinations alike. The planner (`profiling.studies.tune`) measures its steps in
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 
 from rich.console import Console
 
-from common.console import progress
+from common.console import progress, say
 from common.errors import InputError
 from launch.mpirun import Mpirun
 from launch.placement import Misfit, count_ranks, fit_ranks
@@ -262,7 +263,7 @@ def run_rounds(
                 jobs[combination],
                 mpirun=mpirun,
                 advance=lambda step: advance(before + step, rounds.running),  # noqa: B023, at once
-                say=lambda line: console.print(line, markup=False, soft_wrap=True),
+                say=partial(say, console),
             )
             rounds.jobs.setdefault(combination, []).append(ranks)
             keep()

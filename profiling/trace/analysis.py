@@ -25,7 +25,6 @@ from profiling.trace.operators import (
     Origins,
     Piece,
     Steps,
-    find_origins,
     find_steps,
     working_spans,
 )
@@ -145,7 +144,7 @@ def analyze(trace: Trace, *, chosen: Sequence[int] | None = None) -> Analysis:
     """
     steps = find_steps(trace, chosen)
     spans, by_thread = trace.operators, trace.by_thread
-    origins = find_origins(trace, main_thread=steps.main_thread)
+    origins = Origins(trace, main_thread=steps.main_thread)
     works, pieces = working_spans(spans, by_thread, around=origins.around)
     # The cell that each span of a training thread began in; -1 for none.
     begun = array("l", [-1]) * len(spans)

@@ -35,19 +35,6 @@ UNKNOWN = ""
 """The module of an operator that no module called, or whose module is not in the trace."""
 
 
-@dataclass
-class Origins:
-    """Module, category and caller of each operator of a trace."""
-
-    module: "array[int]"
-    """A place in `module_names`."""
-    category: "array[int]"
-    """A place in `CATEGORIES`."""
-    around: "array[int]"
-    """The operator that called it, or -1."""
-    module_names: list[str]
-
-
 class _Node(NamedTuple):
     """A node of the graph that autograd runs, and what its operators inherit."""
 
@@ -56,8 +43,8 @@ class _Node(NamedTuple):
     is_elsewhere: bool
 
 
-def find_origins(trace: Trace, *, main_thread: int) -> Origins:
-    """Return the origins of all operators.
+class Origins:
+    """Module, category and caller of each operator of a trace.
 
     An operator's module is the innermost around it, by `module: NAME` annotations, else by torch's
     own spans of modules, whose names are joined: `Sequential_0.Conv2d_1`. An operator of the
@@ -65,39 +52,41 @@ def find_origins(trace: Trace, *, main_thread: int) -> Origins:
     sequence number, and of several the last to begin. Nodes that store gradients have no number;
     they get the module of the node before them.
     """
-    marks = [
-        mark._replace(text=mark.text.removeprefix(MODULE_MARK))
-        for mark in trace.annotations
-        if mark.text.startswith(MODULE_MARK)
-    ]
-    modules = marks or list(paths(trace.modules))
-    follower = _Follower(trace, main_thread)
-    # The main thread first, since forward comes before backward.
-    for thread in sorted(trace.by_thread, key=lambda thread: thread != main_thread):
-        here = [module for module in modules if module.thread == thread]
-        follower.follow(trace.by_thread[thread], here)
-    follower.origins.module_names = list(follower.places)
-    return follower.origins
 
-
-class _Follower:
-    """Walks through the threads, and fills the origins."""
-
-    def __init__(self, trace: Trace, main_thread: int) -> None:
-        self.trace = trace
-        self.main = main_thread
+    def __init__(self, trace: Trace, *, main_thread: int) -> None:
+        self.trace, self.main = trace, main_thread
         zeros = bytes(8 * len(trace.operators))
-        self.origins = Origins(array("q", zeros), array("q", zeros), array("q", zeros), [])
-        self.places = {UNKNOWN: 0}
-        self.categories = [CATEGORIES.index(category_of(name)) for name in trace.operators.names]
-        self.made_by: dict[tuple[int, int], int] = {}
+        self.module = array("q", zeros)
+        """A place in `module_names`."""
+        self.category = array("q", zeros)
+        """A place in `CATEGORIES`."""
+        self.around = array("q", zeros)
+        """The operator that called it, or -1."""
+        self._places = {UNKNOWN: 0}
+        self._categories = [CATEGORIES.index(category_of(name)) for name in trace.operators.names]
+        self._made_by: dict[tuple[int, int], int] = {}
         """The forward operator by thread and sequence number."""
-        self.elsewhere: set[tuple[int, int]] = set()
+        self._elsewhere: set[tuple[int, int]] = set()
         """Nodes whose forward convolution was not oneDNN's."""
+        marks = [
+            mark._replace(text=mark.text.removeprefix(MODULE_MARK))
+            for mark in trace.annotations
+            if mark.text.startswith(MODULE_MARK)
+        ]
+        modules = marks or list(paths(trace.modules))
+        # The main thread first, since forward comes before backward.
+        for thread in sorted(trace.by_thread, key=lambda thread: thread != main_thread):
+            here = [module for module in modules if module.thread == thread]
+            self._follow(trace.by_thread[thread], here)
 
-    def follow(self, ordered: Sequence[int], modules: Sequence[Annotation]) -> None:
+    @property
+    def module_names(self) -> list[str]:
+        """The modules that operators have; the first is that of operators without one."""
+        return list(self._places)
+
+    def _follow(self, ordered: Sequence[int], modules: Sequence[Annotation]) -> None:
         """Walk through the operators and modules of a thread, in order of time."""
-        spans, origins = self.trace.operators, self.origins
+        spans = self.trace.operators
         nodes: dict[int, _Node] = {}
         last: _Node | None = None
         waiting, around = iter(modules), list[Annotation]()
@@ -109,27 +98,27 @@ class _Follower:
                 coming = next(waiting, None)
             while around and around[-1].end <= start:
                 around.pop()
-            origins.around[span] = parent
+            self.around[span] = parent
             node = nodes.get(parent)
             if name.startswith(EVALUATE):
                 node = last = self._node(span, last)
             if node:
                 nodes[span] = node
             if around and (node is None or around[-1].start >= node.start):
-                module = self.places.setdefault(around[-1].text, len(self.places))
+                module = self._places.setdefault(around[-1].text, len(self._places))
             else:
                 module = node.module if node else 0
-            origins.module[span] = module
-            origins.category[span] = self.categories[spans.name[span]]
+            self.module[span] = module
+            self.category[span] = self._categories[spans.name[span]]
             if name == CONVOLUTION_BACKWARD and node and node.is_elsewhere:
-                origins.category[span] = CATEGORIES.index(Category.OTHER)
+                self.category[span] = CATEGORIES.index(Category.OTHER)
             elif ELSEWHERE.match(name):
                 caller = span
                 while caller >= 0:
-                    self.elsewhere.add((spans.thread[caller], spans.sequence[caller]))
-                    caller = origins.around[caller]
+                    self._elsewhere.add((spans.thread[caller], spans.sequence[caller]))
+                    caller = self.around[caller]
             if sequence != NO_SEQUENCE and not spans.is_backward[span]:
-                self.made_by[spans.thread[span], sequence] = span
+                self._made_by[spans.thread[span], sequence] = span
 
     def _node(self, span: int, before: _Node | None) -> _Node:
         spans = self.trace.operators
@@ -138,9 +127,9 @@ class _Follower:
             is_store = spans.name_of(span) == ACCUMULATE
             return _Node(start, before.module if before and is_store else 0, is_elsewhere=False)
         key = self.trace.forward_threads.get((thread, start), self.main), sequence
-        maker = self.made_by.get(key)
-        module = 0 if maker is None else self.origins.module[maker]
-        return _Node(start, module, is_elsewhere=key in self.elsewhere)
+        maker = self._made_by.get(key)
+        module = 0 if maker is None else self.module[maker]
+        return _Node(start, module, is_elsewhere=key in self._elsewhere)
 
 
 def paths(modules: Iterable[Annotation]) -> Iterator[Annotation]:

@@ -19,7 +19,7 @@ from common.cli import (
     positive,
     positive_number,
 )
-from common.console import make_console
+from common.console import make_console, say
 from common.errors import FINISHED, OUR_BUG, WorkerDiedError
 from common.files import require_free, write_json, write_whole
 from profiling.bench.job import JobFailedError
@@ -116,10 +116,10 @@ def write_plan(
         of_batch = settings_of_probes(measured.probes, batch_size=batch_size)
     settings = [*measured.overrides, *of_batch]
     arguments = training_arguments(winner, config=measured.config, settings=settings)
-    console.print(f"command: {launch_command(winner, arguments)}", soft_wrap=True)
+    say(console, f"command: {launch_command(winner, arguments)}")
     if options.slurm is not None:
         write_whole(options.slurm, slurm_script(winner, arguments))
-        console.print(f"Slurm: sbatch {options.slurm}", soft_wrap=True)
+        say(console, f"Slurm: sbatch {options.slurm}")
     if options.chart is not None:
         size = measured.image_size
         title = (
@@ -127,7 +127,7 @@ def write_plan(
             f"{measured.cores} cores, {measured.environment['cpu']}"
         )
         write_whole(options.chart, landscape(plan.forecasts, winner, title=title))
-        console.print(f"chart: {options.chart}", soft_wrap=True)
+        say(console, f"chart: {options.chart}")
     if options.json_file is not None:
         content = {
             "epochs": asdict(epochs),

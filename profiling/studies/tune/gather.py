@@ -12,10 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
+from common.console import say
 from common.errors import FINISHED, STOPPED_BY_SIGNAL, InputError
 from common.files import read_json_lines
 from common.processes import REPOSITORY, running
@@ -87,11 +89,7 @@ class PlannerOptions:
     mpirun: Path | None
 
     def write(self, content: Measurements | PartialMeasurement) -> None:
-        """Write measurements to the plan's file, if there is one.
-
-        Raises:
-            InputError: It cannot be written.
-        """
+        """Write measurements to the plan's file, if there is one."""
         if self.plan is not None:
             write_measurements(self.plan, content)
 
@@ -121,13 +119,13 @@ def gathered(options: PlannerOptions, *, console: Console) -> Measurements:
     name = options.data or OPENIMAGES
     probes = wanted_probes(options, stored, name=name)
     if isinstance(stored, Measurements):
-        console.print(f"measured before: {plan}, {stored.environment['cpu']}", soft_wrap=True)
+        say(console, f"measured before: {plan}, {stored.environment['cpu']}")
         measured = stored
     else:
         measured = measured_here(options, stored, name=name, console=console)
     before = measured.between_hosts
     if hosts and (before is None or before.hosts != hosts):
-        console.print(f"all-reduces between {', '.join(hosts)} …", soft_wrap=True)
+        say(console, f"all-reduces between {', '.join(hosts)} …")
         between = measure_between(hosts, mpirun=choose_mpirun(options.mpirun))
         measured = replace(measured, between_hosts=between)
         options.write(measured)
@@ -156,16 +154,11 @@ def wanted_probes(options: PlannerOptions, stored: Stored, *, name: str) -> Prob
     What the options leave open is as it was stored, or as configured.
     """
     if name == OPENIMAGES:
-        values = {
-            "--probe": options.probe,
-            "--probe-target": options.probe_target,
-            "--probe-seeds": options.probe_seeds,
-        }
-        for option, value in values.items():
-            if value is not None:
+        for field in ("probe", "probe_target", "probe_seeds"):
+            if getattr(options, field) is not None:
                 raise InputError(
-                    f"{option}: the epochs of openimages are MLPerf's; leave it out, or give "
-                    "--data with a configuration, such as openimages.yaml"
+                    f"--{field.replace('_', '-')}: the epochs of openimages are MLPerf's; "
+                    "leave it out, or give --data with a configuration, such as openimages.yaml"
                 )
         return None
     if options.plan is None:
@@ -246,11 +239,11 @@ def measured_here(
     except KeyboardInterrupt:
         kept = f"{options.plan} has {done()}; the same command goes on"
         none = "nothing is kept without --plan FILE"
-        console.print(f"stopped: {kept if options.plan else none}", soft_wrap=True)
+        say(console, f"stopped: {kept if options.plan else none}")
         raise
     options.write(measured)
     if options.plan is not None:
-        console.print(f"measured: {options.plan}", soft_wrap=True)
+        say(console, f"measured: {options.plan}")
     return measured
 
 
@@ -272,22 +265,20 @@ def with_probes(
     if not missing:
         return measured
 
-    def say(line: str) -> None:
-        console.print(line, soft_wrap=True)
-
+    show = partial(say, console)
     config = load_config(measured.config, measured.overrides)
     folder, total = probes_folder(options.plan), len(probes.wanted)
     most = longest_hours(measured, config)
     try:
         for number, (size, seed) in enumerate(missing):
             remaining = format_hours((len(missing) - number) * most)
-            say(
+            show(
                 f"probe {total - len(missing) + number + 1} of {total}: global batch {size}, seed "
                 f"{seed}; those that are left take up to {remaining} for all their epochs "
                 f"({config.training.epochs})"
             )
             run = train_probe(
-                probes, measured, config, folder=folder, size=size, seed=seed, say=say
+                probes, measured, config, folder=folder, size=size, seed=seed, show=show
             )
             others = [other for other in probes.runs if other.name != run.name]
             probes = replace(probes, runs=(*others, run))
@@ -298,7 +289,7 @@ def with_probes(
             outcome = f"{epochs:.2f} epochs to {target}"
             if math.isinf(epochs):
                 outcome = f"{target} not reached, at best {run.best:.3f}"
-            say(f"  {run.name}: {outcome} ({took})")
+            show(f"  {run.name}: {outcome} ({took})")
     except KeyboardInterrupt:
         console.print(f"stopped: {folder} has the trainings; the same command goes on")
         raise
@@ -314,7 +305,7 @@ def train_probe(
     folder: Path,
     size: int,
     seed: int,
-    say: Callable[[str], None],
+    show: Callable[[str], None],
 ) -> ProbeRun:
     """Train with a global batch size, or go on where an earlier command stopped.
 
@@ -334,7 +325,7 @@ def train_probe(
         f"run.root={folder}",
         f"run.name={name}",
     )
-    run_training(["--config", measured.config, "--auto-resume", *overrides], say=say)
+    run_training(["--config", measured.config, "--auto-resume", *overrides], show=show)
     evaluations = tuple(  # a metric that does not exist counts as 0
         Evaluated(epoch=float(record["epoch"]), score=float(record["map"] or 0.0))
         for record in read_json_lines(folder / name / "metrics.jsonl")
@@ -349,7 +340,7 @@ def train_probe(
     )
 
 
-def run_training(options: Sequence[str], *, say: Callable[[str], None]) -> None:
+def run_training(options: Sequence[str], *, show: Callable[[str], None]) -> None:
     """Run `train.py`; Ctrl-C and SIGTERM let it write a checkpoint first."""
     command = [sys.executable, str(REPOSITORY / "train.py"), *options]
     with running(command, patience_s=SECONDS_FOR_A_CHECKPOINT, stdout=subprocess.PIPE) as process:
@@ -357,9 +348,9 @@ def run_training(options: Sequence[str], *, say: Callable[[str], None]) -> None:
         try:
             for line in process.stdout:
                 if line.startswith(PROGRESS):
-                    say(line.rstrip())
+                    show(line.rstrip())
         except KeyboardInterrupt:
-            say("stopping: the training ends its step and writes a checkpoint")
+            show("stopping: the training ends its step and writes a checkpoint")
             raise
         code = process.wait()
     if code == STOPPED_BY_SIGNAL:

@@ -82,15 +82,13 @@ MEMORY_SHARE = 0.9
 """Share of the free memory that ranks may be estimated to take."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TrainedData:
-    """A data set, and the configuration that trains on it."""
+    """A data set as `--data` names it, the configuration that trains on it, and its images."""
 
     name: str
-    """As `--data` has it."""
     config: str
     images: int
-    """Images of an epoch."""
     evaluated_images: int
     classes: int
 
@@ -104,13 +102,7 @@ def trained_data(name: str, overrides: Sequence[str], *, console: Console) -> Tr
         InputError: The configuration is wrong, or its data is not there.
     """
     if name == OPENIMAGES:
-        return TrainedData(
-            name=OPENIMAGES,
-            config="openimages.yaml",
-            images=TRAINING_IMAGES,
-            evaluated_images=VALIDATION_IMAGES,
-            classes=CLASSES,
-        )
+        return TrainedData(name, "openimages.yaml", TRAINING_IMAGES, VALIDATION_IMAGES, CLASSES)
     from retinanet.training.data import open_run_data  # noqa: PLC0415
 
     config = load_config(name, overrides)
@@ -122,13 +114,8 @@ def trained_data(name: str, overrides: Sequence[str], *, console: Console) -> Tr
         )
     with tempfile.TemporaryDirectory(prefix="tune-") as folder:
         data = open_run_data(config, scenes_folder=Path(folder, "scenes"), console=console)
-        return TrainedData(
-            name=name,
-            config=name,
-            images=len(data.train),
-            evaluated_images=len(data.validation),
-            classes=data.classes.num_classes,
-        )
+        classes = data.classes.num_classes
+        return TrainedData(name, name, len(data.train), len(data.validation), classes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,23 +317,18 @@ def finished(
     busy_cores: float,
 ) -> Measurements:
     """Return what the planner keeps of a complete measurement."""
-    assert result.all_reduces is not None
-    assert result.evaluation_seconds is not None and result.metric_seconds is not None
+    names = (
+        *("command", "environment", "shapes", "all_reduces", "all_reduces_over"),
+        *("evaluation_seconds", "metric_seconds", "update_seconds"),
+    )
     return Measurements(
         **plan.facts(),
-        command=result.command,
-        environment=result.environment,
-        shapes=result.shapes,
+        **{name: getattr(result, name) for name in names},
         steps=tuple(map(step_time, measured)),
         added=tuple(added(measured)),
-        all_reduces=result.all_reduces,
-        all_reduces_over=result.all_reduces_over,
         backward_share=backward_share(measured),
         data_share=max(of_shape.data_share for of_shape in measured),
-        evaluation_seconds=result.evaluation_seconds,
-        metric_seconds=result.metric_seconds,
         busy_cores=busy_cores,
-        update_seconds=result.update_seconds,
     )
 
 
@@ -391,13 +373,11 @@ def shape_of(measured: Measured) -> Shape:
 
 def with_jobs(begun: PartialMeasurement, measured: Sequence[Measured]) -> PartialMeasurement:
     """Return a measurement with these jobs in the place of those before."""
-    return replace(
-        begun,
-        jobs=tuple(
-            JobsOfShape(shape=shape_of(result), jobs=tuple(map(tuple, result.jobs)))
-            for result in measured
-        ),
+    jobs = (
+        JobsOfShape(shape=shape_of(result), jobs=tuple(map(tuple, result.jobs)))
+        for result in measured
     )
+    return replace(begun, jobs=tuple(jobs))
 
 
 def step_time(measured: Measured) -> StepTime:
@@ -412,14 +392,11 @@ def added(measured: Sequence[Measured]) -> list[Added]:
 
     It is a share of the step without exchange; each step is compared with its neighbour.
     """
+    shares = ((shape_of(result), result.added_share) for result in measured)
     return [
-        Added(
-            ranks=result.combination.ranks,
-            batch_size=result.combination.batch_size,
-            share=share / (1 - share),
-        )
-        for result in measured
-        if (share := result.added_share) is not None
+        Added(ranks=shape.ranks, batch_size=shape.batch_size, share=share / (1 - share))
+        for shape, share in shares
+        if share is not None
     ]
 
 

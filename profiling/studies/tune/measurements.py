@@ -38,7 +38,6 @@ class ProbeRun:
     """Images in a step, however many parts it was made of."""
     seed: int
     evaluations: tuple[Evaluated, ...]
-    """In order."""
     is_over: bool
     """Whether it has trained all its epochs; else it ended where it reached its target."""
     seconds: float
@@ -93,7 +92,6 @@ class Probes:
     batch_sizes: tuple[int, ...] = Field(min_length=2)
     """Global ones, ascending."""
     seeds: int = Field(gt=0)
-    """Trainings of each."""
     rule: RateRule
     runs: tuple[ProbeRun, ...] = ()
     """Also of earlier commands with other batch sizes and targets."""
@@ -190,9 +188,7 @@ class Measurements:
     """Everything that was measured of one host."""
 
     command: str
-    """The command that measured it."""
     environment: Mapping[str, Any]
-    """Processor, cores, packages, code."""
     cores: int = Field(gt=0)
     """Cores that ranks may compute on."""
     sockets: int = Field(gt=0)
@@ -203,30 +199,24 @@ class Measurements:
     config: str
     overrides: tuple[str, ...]
     images: int = Field(gt=0)
-    """Images of an epoch."""
     evaluated_images: int = Field(gt=0)
     batch_size: int = Field(gt=0)
     """Images of a rank in a step that the configuration has."""
     every: int = Field(gt=0)
     """Epochs between two evaluations."""
     image_size: int
-    """[pixels]"""
     classes: int
     precision: str
     compress: str
-    """How gradients are compressed: `none` or `bf16`."""
     gradient_bytes: int
     """Gradients of one rank, as they are sent."""
     last_bytes: int
-    """The last bucket of them."""
     steps: tuple[StepTime, ...] = Field(min_length=2)
     added: tuple[Added, ...]
     all_reduces: tuple[AllReduceTime, ...]
     """Between ranks of this host, over its own sockets."""
     all_reduces_over: str
-    """Describes these."""
     backward_share: float
-    """Share of a step."""
     data_share: float
     """The largest share of a step that ranks waited for data."""
     evaluation_seconds: float
@@ -234,11 +224,9 @@ class Measurements:
     metric_seconds: float
     """Time of COCO's metric of the whole validation split, and of its files."""
     busy_cores: float
-    """Cores that other work kept busy meanwhile."""
     update_seconds: float | None = None
     """Time of the optimizer's step, by one thread; None in files from before compute groups."""
     between_hosts: BetweenHosts | None = None
-    """None: was not measured."""
     probes: Probes | None = None
     """None: the epochs until the target are MLPerf's, or were not asked for yet."""
 
@@ -271,7 +259,6 @@ class PartialMeasurement:
     metric_seconds: float | None = None
     update_seconds: float | None = None
     unfinished: Literal[True] = True
-    """Marks the file."""
 
     @property
     def done(self) -> int:

@@ -22,6 +22,7 @@ from common.charts import (
     new_figure,
     rows_of,
 )
+from common.console import say
 from profiling.bench.job import AllReduceTime
 from profiling.bench.results import disturbance
 from profiling.studies.tune.forecast import (
@@ -56,7 +57,7 @@ def print_plan(
     """Print fit, forecasts and choice; `given` is the network that the command line names."""
     network, winner, obvious = plan.network, plan.winner, plan.obvious
     console.print(fit_table(plan.fitted).for_console())
-    console.print(format_fit(plan.fitted), soft_wrap=True)
+    say(console, format_fit(plan.fitted))
     if given is None:
         between = measured.between_hosts
         times = between.all_reduces if between is not None else measured.all_reduces
@@ -65,26 +66,26 @@ def print_plan(
     if math.isfinite(network.bandwidth):
         gigabits, microseconds = 8e-9 * network.bandwidth, 1e6 * network.latency
         latency = f"{microseconds:,.0f}" if microseconds >= 1000 else f"{microseconds:.3g}"
-        console.print(
+        say(
+            console,
             f"network: {gigabits:.3g} Gbit/s a host, {latency} µs a message ({network.source})",
-            soft_wrap=True,
         )
     if disturbed := disturbance(measured.busy_cores):
-        console.print(disturbed, soft_wrap=True)
+        say(console, disturbed)
     console.print(choice_table(plan.ranking, target=epochs.target).for_console())
-    console.print(format_epochs(epochs), soft_wrap=True)
-    console.print(f"\ntake {winner.allocation.name}", soft_wrap=True)
+    say(console, format_epochs(epochs))
+    say(console, f"\ntake {winner.allocation.name}")
     if obvious is not None and obvious is not winner:
         reasons = why_it_loses(obvious, winner)
-        console.print(f"not {obvious.allocation.name}: {reasons}", soft_wrap=True)
+        say(console, f"not {obvious.allocation.name}: {reasons}")
     for line in turning_points(plan.forecasts, winner):
-        console.print(line, soft_wrap=True)
+        say(console, line)
     if with_groups.most > 1:
-        console.print(
+        say(
+            console,
             "groups: the global batch is a group's, whose epochs are taken "
             f"{with_groups.epochs:g} times, as --groups says; how often it is, python -m launch "
             "groups --whole measures",
-            soft_wrap=True,
         )
 
 
