@@ -318,7 +318,7 @@ def trace_charts(traced: Traced, costly: Sequence[Costly]) -> Iterable[Chart]:
         caption=f"Phases of {step}, and what each is spent in.",
     )
     yield chart(
-        lambda: draw_timeline(traced.trace, analysis, title=""),
+        lambda: draw_timeline(analysis, title=""),
         name="timeline",
         label="One step in time: what runs when, and a closer look.",
         caption="One step from left to right: what runs on each thread, how often operators "

@@ -32,27 +32,8 @@ from common.files import write_whole
 from common.machine import processor_name
 from launch.hosts import add_where
 from launch.mpirun import choose_mpirun
-from profiling.studies.async_groups_search import (
-    Job,
-    Probed,
-    Results,
-    Setting,
-    Trained,
-    best,
-    cold_start,
-    common_seconds,
-    for_whole,
-    images_per_second,
-    losses,
-    map_curve,
-    mean_staleness,
-    points_of,
-    probe,
-    read_results,
-    search,
-    whole,
-    write_results,
-)
+from profiling.studies import async_groups_search as study
+from profiling.studies.async_groups_search import Job, Probed, Results, Setting, Trained, best
 from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.config_types import DEFAULT_BETA1
@@ -68,7 +49,7 @@ def groups_command(
     overrides: list[str],
     out: Path,
     seconds: int,
-    cold_start: int,  # the option's name
+    cold_start: int,
     whole: bool,
 ) -> int:
     """Find which groups and momentum to take, and print them; returns the exit code."""
@@ -94,8 +75,8 @@ def groups_command(
         "cold start": cold_start,
         "processor": processor_name(),
     }
-    results = read_results(job.folder, about)
-    write_results(job.folder, results)  # from now on the folder belongs to these settings
+    results = study.read_results(job.folder, about)
+    study.write_results(job.folder, results)  # from now on the folder belongs to these settings
     run_probes(job, results, seconds=seconds, cold_seconds=cold_start, console=console)
     size, precision = settings.data.image_size, settings.engine.precision
     title = f"{config} on {ranks} ranks, {size}×{size}, {precision}; {processor_name()}"
@@ -111,17 +92,21 @@ def run_probes(
 ) -> None:
     """Probe what the search asks for and has not been probed; adds to the results."""
     with progress(console, "cold start, seconds", total=cold_seconds) as advance:
-        after_step = cold_start(job, seconds=cold_seconds, advance=advance)
-    for setting in search(job.ranks, best_of=lambda some: best(results.probes_of(some))):
+        after_step = study.cold_start(job, seconds=cold_seconds, advance=advance)
+    for setting in study.search(job.ranks, best_of=lambda some: best(results.probes_of(some))):
         if results.probes_of([setting]):
             continue
         with progress(console, f"probe of {setting.title}, seconds", total=seconds) as advance:
-            records = probe(job, setting, seconds=seconds, after_step=after_step, advance=advance)
+            records = study.probe(
+                job, setting, seconds=seconds, after_step=after_step, advance=advance
+            )
         probed = Probed(
-            setting=setting, points=points_of(records), staleness=mean_staleness(records)
+            setting=setting,
+            points=study.points_of(records),
+            staleness=study.mean_staleness(records),
         )
         results.probes.append(probed)
-        write_results(job.folder, results)
+        study.write_results(job.folder, results)
 
 
 def train_whole(job: Job, results: Results, settings: Config, *, console: Console) -> None:
@@ -130,7 +115,7 @@ def train_whole(job: Job, results: Results, settings: Config, *, console: Consol
     Each with the learning rate after its best probe's, see `for_whole`; untuned is the momentum.
     """
     plain, tuned = (
-        for_whole(best([each for each in results.probes if each.is_grouped == is_grouped]))
+        study.for_whole(best([each for each in results.probes if each.is_grouped == is_grouped]))
         for is_grouped in (False, True)
     )
     for setting in dict.fromkeys((plain, tuned, replace(tuned, beta1=DEFAULT_BETA1))):
@@ -138,16 +123,16 @@ def train_whole(job: Job, results: Results, settings: Config, *, console: Consol
             continue
         title, epochs = f"whole training of {setting.title}, epochs", settings.training.epochs
         with progress(console, title, total=epochs) as advance:
-            records = whole(job, setting, advance=advance)
+            records = study.whole(job, setting, advance=advance)
         trained = Trained(
             setting=setting,
-            curve=map_curve(records),
+            curve=study.map_curve(records),
             steps=sum(record["kind"] == "step" for record in records),
-            staleness=mean_staleness(records),
+            staleness=study.mean_staleness(records),
             target=settings.training.target_map,
         )
         results.trained.append(trained)
-        write_results(job.folder, results)
+        study.write_results(job.folder, results)
 
 
 ABOUT = """\
@@ -222,7 +207,7 @@ SETTING_COLUMNS = (
 
 def print_probes(job: Job, probes: Sequence[Probed], *, title: str, console: Console) -> None:
     """Print the probes and the choice, and draw them into the study's folder."""
-    chosen, of_probes, file = best(probes), losses(probes), job.folder / "probes.png"
+    chosen, of_probes, file = best(probes), study.losses(probes), job.folder / "probes.png"
     write_whole(file, loss_chart(probes, chosen, title=title))
 
     def format_loss(setting: Setting) -> str:
@@ -231,16 +216,16 @@ def print_probes(job: Job, probes: Sequence[Probed], *, title: str, console: Con
     columns = (
         *SETTING_COLUMNS,
         Column("loss", format_loss, name="setting"),
-        Column("images/s", lambda points: f"{images_per_second(points):.1f}", name="points"),
+        Column("images/s", lambda points: f"{study.images_per_second(points):.1f}", name="points"),
         Column("mean staleness", ".2f", name="staleness"),
     )
     ordered = sorted(probes, key=lambda probed: of_probes[probed.setting].mean)
     rows = rows_of(columns, ordered)
-    seconds = common_seconds(probes)
+    seconds = study.common_seconds(probes)
     heading = f"training loss after {seconds:.0f} s of steps, from one cold start"
     console.print(Table(heading, columns, rows).for_console())
     say(console, format_choice(probes))
-    taken = for_whole(chosen)
+    taken = study.for_whole(chosen)
     larger = f", with learning rate × {taken.rate:g}, as a short probe favours small ones"
     note = larger if taken != chosen else ""
     command = shlex.join(job.command("python", *taken.overrides(job.learning_rate)))
@@ -250,7 +235,7 @@ def print_probes(job: Job, probes: Sequence[Probed], *, title: str, console: Con
 
 def format_choice(probes: Sequence[Probed]) -> str:
     """Return which setting to take, and how it compares with plain training (or with groups)."""
-    of_probes, chosen = losses(probes), best(probes)
+    of_probes, chosen = study.losses(probes), best(probes)
     is_plain = chosen.groups == 1
     other = best([probed for probed in probes if probed.is_grouped == is_plain])
     loss, other_loss = of_probes[chosen], of_probes[other]

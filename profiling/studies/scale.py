@@ -319,7 +319,15 @@ def print_study(
     base = smallest(measured)
     name = f"{base.combination.name}, {base.images_per_second:.3g} images/s"
     say(console, f"throughput; 1.00: {name}")
-    console.print(throughput_table(combinations, measured).for_console())
+    # The paper's Table 3: threads down, ranks across, 1.00 for the smallest combination.
+    rates = {each.combination: each.images_per_second / base.images_per_second for each in measured}
+    counts = dict.fromkeys(each.ranks for each in combinations)
+    rows: dict[int, list[object]] = {}
+    for each in combinations:
+        cell = DOES_NOT_FIT if each.misfit else rates.get(each, NOT_MEASURED)
+        rows.setdefault(each.threads, [each.threads]).append(cell)
+    columns = [Column("threads a rank"), *(Column(count_ranks(count), ".2f") for count in counts)]
+    console.print(Table("", columns, list(rows.values())).for_console())
     console.print(step_table(measured, weak=weak).for_console(vertical="bottom"))
     say(console, f"{WEAK}\n{MEANING}" if weak else MEANING)
     # A line for each note that ranks made on their placement, with the combinations.
@@ -330,19 +338,6 @@ def print_study(
     notes = [f"note: {', '.join(names)}: {note}" for note, names in shapes.items()]
     for line in (*misfits(combinations), *notes):
         say(console, line)
-
-
-def throughput_table(combinations: Sequence[Combination], measured: Sequence[Measured]) -> Table:
-    """Return the paper's Table 3: threads down, ranks across, 1.00 for the smallest combination."""
-    base = smallest(measured).images_per_second
-    rates = {result.combination: result.images_per_second / base for result in measured}
-    counts = dict.fromkeys(each.ranks for each in combinations)
-    rows: dict[int, list[object]] = {}
-    for each in combinations:
-        cell = DOES_NOT_FIT if each.misfit else rates.get(each, NOT_MEASURED)
-        rows.setdefault(each.threads, [each.threads]).append(cell)
-    columns = [Column("threads a rank"), *(Column(count_ranks(count), ".2f") for count in counts)]
-    return Table("", columns, list(rows.values()))
 
 
 def step_table(measured: Sequence[Measured], *, weak: bool) -> Table:

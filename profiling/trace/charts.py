@@ -27,7 +27,7 @@ from common.charts import (
 from common.console import significant
 from profiling.trace.analysis import Analysis, Costly, clipped, module_text
 from profiling.trace.operators import CATEGORIES, EVALUATE, UNMARKED, Category, Cell
-from profiling.trace.trace import Trace, stretches
+from profiling.trace.trace import stretches
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,7 +111,7 @@ SLIVERS = 1000
 """Parts of a step in its lane; each about as wide as a dot of the chart."""
 
 
-def draw_timeline(trace: Trace, analysis: Analysis, *, title: str) -> "Figure":
+def draw_timeline(analysis: Analysis, *, title: str) -> "Figure":
     """Draw the step of median duration: phases, lanes of threads, changes, and a closer look."""
     cells = median_step(analysis)
     window = Window(cells[0].start, cells[-1].end)
@@ -122,11 +122,11 @@ def draw_timeline(trace: Trace, analysis: Analysis, *, title: str) -> "Figure":
     axes = figure.subplots(len(heights), 1, gridspec_kw={"height_ratios": heights})
     strip, *lanes, density, closer_look = axes
     draw_phases(strip, cells, window)
-    starts = [trace.operators.start[span] for span in analysis.working]
+    starts = [analysis.trace.operators.start[span] for span in analysis.working]
     starts = [start for start in starts if window.start <= start < window.end]
     closer = busiest(starts, window)
     for lane, thread in zip(lanes, threads, strict=True):
-        draw_lane(lane, trace, analysis, cells, thread=thread)
+        draw_lane(lane, analysis, cells, thread=thread)
         lane.set_ylabel("main\nthread" if lane is lanes[0] else "backward\nthread")
         lane.sharex(strip)
     # How many working spans begin in each millisecond.
@@ -147,7 +147,7 @@ def draw_timeline(trace: Trace, analysis: Analysis, *, title: str) -> "Figure":
     frame = {"facecolor": "none", "edgecolor": "black", "linewidth": 1.5, "clip_on": False}
     for lane in lanes:
         lane.axvspan(left, right, **frame)
-    draw_closer(closer_look, trace, analysis, closer, window)
+    draw_closer(closer_look, analysis, closer, window)
     colours = colours_of(analysis)
     colour_legend(figure, colours, columns=len(colours), loc="outside lower center", frameon=False)
     figure.suptitle(title)
@@ -183,13 +183,12 @@ def draw_phases(axes: "Axes", cells: Sequence[Cell], window: Window) -> None:
     axes.spines[:].set_visible(False)
 
 
-def draw_lane(
-    axes: "Axes", trace: Trace, analysis: Analysis, cells: Sequence[Cell], *, thread: int
-) -> None:
+def draw_lane(axes: "Axes", analysis: Analysis, cells: Sequence[Cell], *, thread: int) -> None:
     """Draw a thread's step in slivers; the height of a colour is its share of the sliver."""
     start, end = cells[0].start, cells[-1].end
     edges = np.linspace(0, end - start, SLIVERS + 1)
     shares = np.zeros((len(CATEGORIES), SLIVERS))
+    trace = analysis.trace
     lane = stretches(trace.operators, trace.by_thread.get(thread, ()))
     for (begin, over, span), _ in clipped(lane, cells):
         first = min(SLIVERS - 1, int((begin - start) * SLIVERS / (end - start)))
@@ -249,11 +248,9 @@ def densest(starts: Sequence[int], length: int) -> tuple[int, int]:
     return best, most
 
 
-def draw_closer(
-    axes: "Axes", trace: Trace, analysis: Analysis, closer: Window, window: Window
-) -> None:
+def draw_closer(axes: "Axes", analysis: Analysis, closer: Window, window: Window) -> None:
     """Draw spans of the main thread one below the other, as they call each other."""
-    spans, origins = trace.operators, analysis.origins
+    trace, origins, spans = analysis.trace, analysis.origins, analysis.trace.operators
     depth: dict[int, int] = {}
     whole = closer.end - closer.start
     axes.barh(0, whole / 1e6, left=(closer.start - window.start) / 1e6, height=0.9, color=GAPS)

@@ -166,8 +166,21 @@ def print_analysis(
         [(phase, *analysis.times_ms(phase)) for phase in analysis.steps.phases],
         totals=[("all", *whole), ("share", *(f"{time / whole[0]:.1%}" for time in whole))],
     )
-    known = analysis.modules_are_known
-    operators = operator_table(costly, top=top, modules_are_known=known)
+    columns = [
+        text_column("operator"),
+        text_column("phase"),
+        Column("calls", lambda calls: f"{calls:,.0f}" if calls >= 10 else f"{calls:.3g}"),
+        Column("self ms", milliseconds),
+        Column("share", ".1%"),
+    ]
+    if analysis.modules_are_known:
+        columns.append(text_column("costliest module, its share, + others"))
+    rows = [
+        (each.operator, each.phase, each.calls, each.self_ms, each.share, module_text(each))
+        for each in costly[:top]
+    ]
+    title = f"the {min(top, len(costly))} costliest of {len(costly)} operators outside oneDNN"
+    operators = Table(title, columns, [row[: len(columns)] for row in rows])
     for table in (by_phase, fragmentation_table(analysis), operators):
         console.print(table.for_console())
     say(console, MEANING)
@@ -196,24 +209,6 @@ def fragmentation_table(analysis: Analysis) -> Table:
             ("gaps, of wall time", f"{numbers['gap_share']:.1%}", None),
         ],
     )
-
-
-def operator_table(costly: Sequence[Costly], *, top: int, modules_are_known: bool) -> Table:
-    """Return what costs most outside oneDNN."""
-    columns = [
-        text_column("operator"),
-        text_column("phase"),
-        Column("calls", lambda calls: f"{calls:,.0f}" if calls >= 10 else f"{calls:.3g}"),
-        Column("self ms", milliseconds),
-        Column("share", ".1%"),
-        *([text_column("costliest module, its share, + others")] if modules_are_known else []),
-    ]
-    rows = [
-        (each.operator, each.phase, each.calls, each.self_ms, each.share, module_text(each))
-        for each in costly[:top]
-    ]
-    title = f"the {min(top, len(costly))} costliest of {len(costly)} operators outside oneDNN"
-    return Table(title, columns, [row[: len(columns)] for row in rows])
 
 
 KINDS = 8
@@ -366,7 +361,7 @@ def write_charts(analysis: Analysis, costly: Sequence[Costly], *, folder: Path) 
     known = analysis.modules_are_known
     figures = (
         draw_split(analysis, title=f"{step} by phases and what runs: {name}"),
-        draw_timeline(analysis.trace, analysis, title=f"what runs when{shown}: {name}"),
+        draw_timeline(analysis, title=f"what runs when{shown}: {name}"),
         draw_operators(costly, title=title, modules_are_known=known),
     )
     for stem, figure in zip(CHARTS, figures, strict=True):

@@ -320,7 +320,15 @@ def find_steps(trace: Trace, chosen: Sequence[int] | None = None) -> Steps:
             for mark in trace.annotations
             if (match := pattern.fullmatch(mark.text))
         ]
-    main = marks[0][1].thread if marks else busiest_thread(operators)
+    # Without marks: the thread with most forward operators, or with most if none is known as such.
+    calls = zip(operators.thread, operators.sequence, operators.is_backward, strict=True)
+    forward = (
+        thread for thread, sequence, is_backward in calls if sequence >= 0 and not is_backward
+    )
+    if marks:
+        main = marks[0][1].thread
+    else:
+        main = (Counter(forward) or Counter(operators.thread)).most_common(1)[0][0]
     nodes = {place for place, name in enumerate(operators.names) if name.startswith(EVALUATE)}
     backward = {
         thread
@@ -346,15 +354,6 @@ def find_steps(trace: Trace, chosen: Sequence[int] | None = None) -> Steps:
         are_marked=bool(marks),
         phases_are_marked=bool(marked),
     )
-
-
-def busiest_thread(operators: Spans) -> int:
-    """Return the thread with most forward operators, or with most where none is known as such."""
-    calls = zip(operators.thread, operators.sequence, operators.is_backward, strict=True)
-    forward = Counter(
-        thread for thread, sequence, is_backward in calls if sequence >= 0 and not is_backward
-    )
-    return (forward or Counter(operators.thread)).most_common(1)[0][0]
 
 
 def windows_of(

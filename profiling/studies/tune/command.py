@@ -46,6 +46,8 @@ LONGEST_JOB_HOURS = 24
 BITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 BITS_OF_A_BYTE = 8
+ONE_CORE = Network(latency=0.0, bandwidth=math.inf, source="none: one core")
+"""In place of a network; there is no need of one."""
 NUMBER = r"(\d+(?:\.\d+)?)"
 NETWORK = re.compile(
     rf"{NUMBER}\s*([KMGT]?)(bit|bps|b|B)(?:/s)?\s*,\s*{NUMBER}\s*(us|µs|ms|s)", re.ASCII
@@ -69,11 +71,17 @@ def tune_command(options: PlannerOptions) -> int:
         epochs = epochs_of_mlperf(options.rules)
     else:
         epochs = epochs_of_probes(measured.probes, config=measured.config)
+    network, between = options.network, measured.between_hosts
+    if network is None and between is not None:
+        source = f"{between.over}: {', '.join(between.hosts)}"
+        network = fit_network(between.all_reduces, source=source)
+    elif network is None and measured.all_reduces:  # between ranks of one host
+        network = fit_network(measured.all_reduces, source=measured.all_reduces_over)
     plan = choose_allocation(
         measured,
         epochs,
         hosts=options.hosts,
-        network=options.network or measured_network(measured),
+        network=network or ONE_CORE,
         constraints=Constraints(deadline_hours=options.deadline, budget_core_hours=options.budget),
         with_groups=options.groups,
     )
@@ -82,17 +90,6 @@ def tune_command(options: PlannerOptions) -> int:
     )
     write_plan(plan, measured, epochs, options=options, console=console)
     return FINISHED
-
-
-def measured_network(measured: Measurements) -> Network:
-    """Return the network between the hosts that were named, else between ranks of one host."""
-    between = measured.between_hosts
-    if between is not None:
-        source = f"{between.over}: {', '.join(between.hosts)}"
-        return fit_network(between.all_reduces, source=source)
-    if not measured.all_reduces:  # one core, and no need of a network
-        return Network(latency=0.0, bandwidth=math.inf, source="none: one core")
-    return fit_network(measured.all_reduces, source=measured.all_reduces_over)
 
 
 def write_plan(

@@ -105,8 +105,16 @@ def gathered(options: PlannerOptions, *, console: Console) -> Measurements:
     """
     plan = options.plan
     stored = read_measurements(plan) if plan is not None and plan.exists() else None
-    if stored is not None:
-        require_same_training(options, stored)
+    if stored is not None and options.data not in (None, stored.data):
+        raise InputError(
+            f"{plan}: was measured with --data {stored.data}; leave --data out, or give another "
+            "--plan"
+        )
+    if stored is not None and tuple(options.overrides) not in ((), stored.overrides):
+        raise InputError(
+            f"{plan}: was measured with {shlex.join(stored.overrides) or 'no overrides'}; leave "
+            "them out, or give another --plan"
+        )
     hosts = named_hosts(options.measure_hosts, options.hostfile)
     is_measured = isinstance(stored, Measurements) and stored.between_hosts is not None
     if options.hosts > 1 and options.network is None and not hosts and not is_measured:
@@ -130,22 +138,6 @@ def gathered(options: PlannerOptions, *, console: Console) -> Measurements:
         measured = replace(measured, between_hosts=between)
         options.write(measured)
     return measured if probes is None else with_probes(options, measured, probes, console=console)
-
-
-def require_same_training(
-    options: PlannerOptions, stored: Measurements | PartialMeasurement
-) -> None:
-    """Refuse a plan of another training."""
-    if options.data not in (None, stored.data):
-        raise InputError(
-            f"{options.plan}: was measured with --data {stored.data}; leave --data out, or give "
-            "another --plan"
-        )
-    if options.overrides and tuple(options.overrides) != stored.overrides:
-        raise InputError(
-            f"{options.plan}: was measured with {shlex.join(stored.overrides) or 'no overrides'}; "
-            "leave them out, or give another --plan"
-        )
 
 
 def wanted_probes(options: PlannerOptions, stored: Stored, *, name: str) -> Probes | None:
@@ -180,11 +172,6 @@ def wanted_probes(options: PlannerOptions, stored: Stored, *, name: str) -> Prob
             f"{folder}: has probe runs that {options.plan} knows nothing of; move them away, or "
             "give another --plan"
         )
-    return first_probes(options, name=name)
-
-
-def first_probes(options: PlannerOptions, *, name: str) -> Probes:
-    """Return those of a plan that has none."""
     if options.probe is None:
         raise InputError(
             f"--data {name}: nobody knows its epochs yet; give --probe 8,16,32, the global batch "
@@ -197,13 +184,16 @@ def first_probes(options: PlannerOptions, *, name: str) -> Probes:
             f"--probe-target: is missing, and {name} has no training.target_map; give the mAP to "
             "train to, such as --probe-target 0.3"
         )
-    rule = RateRule(
-        rate=training.learning_rate,
-        batch_size=training.batch_size,
-        is_linear=training.optimizer == "sgd",
+    return Probes(
+        target_map=target,
+        batch_sizes=options.probe,
+        seeds=options.probe_seeds or SEEDS,
+        rule=RateRule(
+            rate=training.learning_rate,
+            batch_size=training.batch_size,
+            is_linear=training.optimizer == "sgd",
+        ),
     )
-    seeds = options.probe_seeds or SEEDS
-    return Probes(target_map=target, batch_sizes=options.probe, seeds=seeds, rule=rule)
 
 
 def probes_folder(plan: Path) -> Path:

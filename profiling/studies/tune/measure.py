@@ -321,12 +321,20 @@ def finished(
         *("command", "environment", "shapes", "all_reduces", "all_reduces_over"),
         *("evaluation_seconds", "metric_seconds", "update_seconds"),
     )
+    ranks = [rank for of_shape in measured for job in of_shape.jobs for rank in job]
     return Measurements(
         **plan.facts(),
         **{name: getattr(result, name) for name in names},
         steps=tuple(map(step_time, measured)),
         added=tuple(added(measured)),
-        backward_share=backward_share(measured),
+        # Of a step that is neither forward pass, loss nor waiting for data.
+        backward_share=median(
+            1 - (forward + data) / whole
+            for rank in ranks
+            for forward, data, whole in zip(
+                rank.forward_seconds, rank.data_seconds, rank.seconds, strict=True
+            )
+        ),
         data_share=max(of_shape.data_share for of_shape in measured),
         busy_cores=busy_cores,
     )
@@ -398,18 +406,6 @@ def added(measured: Sequence[Measured]) -> list[Added]:
         for shape, share in shares
         if share is not None
     ]
-
-
-def backward_share(measured: Sequence[Measured]) -> float:
-    """Return the median share of a step that is neither forward pass, loss nor waiting for data."""
-    ranks = (rank for result in measured for job in result.jobs for rank in job)
-    return median(
-        1 - (forward + data) / whole
-        for rank in ranks
-        for forward, data, whole in zip(
-            rank.forward_seconds, rank.data_seconds, rank.seconds, strict=True
-        )
-    )
 
 
 def all_reduces_of_host(

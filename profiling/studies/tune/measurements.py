@@ -102,12 +102,6 @@ class Probes:
         return [(size, seed) for seed in range(self.seeds) for size in self.batch_sizes]
 
     @property
-    def wanted_runs(self) -> list[ProbeRun]:
-        """The runs that are wanted and there, in that order."""
-        by_name = {(run.batch_size, run.seed): run for run in self.runs}
-        return [by_name[name] for name in self.wanted if name in by_name]
-
-    @property
     def missing(self) -> list[tuple[int, int]]:
         """Batch size and seed of the wanted runs that are not there or have to train on."""
         conclusive = [
@@ -125,7 +119,9 @@ def epochs_of_probes(probes: Probes, *, config: str) -> EpochsModel:
         InputError: Some did not reach the target in all their epochs; has the best mAP of each, and
             a target that all have reached.
     """
-    target, rule, runs = probes.target_map, probes.rule, probes.wanted_runs
+    target, rule = probes.target_map, probes.rule
+    by_name = {(run.batch_size, run.seed): run for run in probes.runs}
+    runs = [by_name[name] for name in probes.wanted]
     if short := [run for run in runs if run.best < target]:
         reached: dict[int, list[str]] = {}
         for run in short:

@@ -73,7 +73,15 @@ def print_plan(
     if disturbed := disturbance(measured.busy_cores):
         say(console, disturbed)
     console.print(choice_table(plan.ranking, target=epochs.target).for_console())
-    say(console, format_epochs(epochs))
+    sizes = epochs.batch_sizes
+    names = ", ".join(f"{size:,}" for size in sizes)
+    if len(sizes) > BATCHES_NAMED:
+        names = f"{sizes[0]:,} to {sizes[-1]:,}"
+    say(
+        console,
+        f"epochs until {epochs.target}: {epochs.source}, global batches of {names}; below, those "
+        "of the smallest; beyond (*), the last line goes on",
+    )
     say(console, f"\ntake {winner.allocation.name}")
     if obvious is not None and obvious is not winner:
         reasons = why_it_loses(obvious, winner)
@@ -182,18 +190,6 @@ def turning_points(forecasts: Sequence[Forecast], winner: Forecast) -> Iterator[
                 f"{turn.allocation.name}: more hosts make it longer, by the epochs that global "
                 f"batches above {turn.allocation.global_batch:,} need"
             )
-
-
-def format_epochs(model: EpochsModel) -> str:
-    """Return what the epochs rest on."""
-    sizes = model.batch_sizes
-    names = ", ".join(f"{size:,}" for size in sizes)
-    if len(sizes) > BATCHES_NAMED:
-        names = f"{sizes[0]:,} to {sizes[-1]:,}"
-    return (
-        f"epochs until {model.target}: {model.source}, global batches of {names}; below, those of "
-        "the smallest; beyond (*), the last line goes on"
-    )
 
 
 def landscape(forecasts: Sequence[Forecast], winner: Forecast, *, title: str) -> bytes:
