@@ -225,7 +225,7 @@ def add_counts(
     *options: tuple[str, int, str],
     kind: Callable[[str], int] = positive,
 ) -> None:
-    """Add options that take a number, positive unless `kind` says more: name, default, meaning."""
+    """Add options that take a number, positive unless `kind` differs: name, default, meaning."""
     for name, default, what in options:
         help_text = f"{what} (default: {default:,})"
         parser.add_argument(name, type=kind, default=default, metavar="N", help=help_text)
@@ -243,7 +243,7 @@ class Benchmark:
     variants: Sequence[Variant]
     findings: Callable[[Results], list[Finding]]
     rounds: int
-    """Counted runs of each variant, unless an option says otherwise."""
+    """Counted runs of each variant, unless an option changes it."""
     warm_up: int
     settling: int = 0
     """Runs at the start of every turn that are not counted: what another variant gave back to the

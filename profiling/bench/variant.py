@@ -2,7 +2,7 @@
 
 A variant is a way to do the benchmarked thing, under a name. A recipe is a function
 `prepare(workload: Workload, **options) -> Prepared`, which the variant's process calls. The end of
-the file has what a variant may ask of memory: the policies of numactl, set by the process itself,
+the file has the memory settings of a variant: the policies of numactl, set by the process itself,
 and transparent huge pages for what the C library allocates.
 """
 
@@ -216,7 +216,7 @@ https://www.gnu.org/software/libc/manual/html_node/Memory-Allocation-Tunables.ht
 
 
 def huge_pages_environment() -> dict[str, str]:
-    """Return variables of a process that asks for huge pages; the user's own tunables stay."""
+    """Return variables of a process that requests huge pages; the user's own tunables stay."""
     others = os.environ.get("GLIBC_TUNABLES", "")
     return {"GLIBC_TUNABLES": f"{others}:{TUNABLE}" if others else TUNABLE}
 

@@ -73,7 +73,7 @@ def load_recipe(name: str) -> Callable[..., Prepared]:
 
 
 def answer(question: str, prepared: Prepared) -> dict[str, Any]:
-    """Run once and return what the question asks for."""
+    """Run once and return the measurement that the question names."""
     if question == "run":
         return timed_run(prepared)
     from profiling.bench import measured_steps  # loads torch, which not every recipe does

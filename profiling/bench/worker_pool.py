@@ -64,7 +64,7 @@ class Worker(JsonWorker):
 
         Raises:
             WorkerDiedError: It could not be prepared.
-            InputError: The specification asks for something that is not here.
+            InputError: The specification names something that is not here.
         """
         variables = dict(environment or {})
         self._cache = tempfile.TemporaryDirectory() if cache_variable else None
@@ -116,7 +116,7 @@ def variant_worker(variant: Variant, workload: Workload) -> Worker:
 
     Raises:
         WorkerDiedError: It could not be prepared.
-        InputError: The variant asks for something that is not here.
+        InputError: The variant needs something that is not here.
     """
     specification = {
         "recipe": variant.recipe,
@@ -181,7 +181,7 @@ class WorkerPool:
             self.workers[name] = worker
             self._make_room(self.peak_mb[name] - worker.rss_mb, keep=name)
             return worker
-        # Before its first run, a variant is assumed to need as much as the hungriest so far.
+        # Before its first run, a variant is assumed to need as much as the largest so far.
         self._make_room(self.peak_mb.get(name, max(self.peak_mb.values(), default=0.0)))
         worker = self.start(variant, self.workload)
         self.workers[name] = worker

@@ -153,8 +153,12 @@ def verbose() -> Iterator[None]:
 
 SOFTWARE = ("task-clock", "context-switches", "cpu-migrations", "page-faults")
 HARDWARE = (
-    *("cycles", "instructions", "branch-misses"),
-    *("cache-references", "cache-misses", "dTLB-load-misses"),
+    "cycles",
+    "instructions",
+    "branch-misses",
+    "cache-references",
+    "cache-misses",
+    "dTLB-load-misses",
 )
 
 
@@ -223,7 +227,7 @@ def parse_counters(output: str) -> tuple[dict[str, Any], list[str]]:
         if len(fields) < 5:
             continue
         value, unit, event, _, percent = fields[:5]
-        name = event.partition(":")[0]  # `cycles:u` where the kernel's own are not to be seen
+        name = event.partition(":")[0]  # `cycles:u` where the kernel's own are not visible
         try:
             counters[name] = {"value": float(value), "unit": unit, "share": float(percent) / 100}
         except ValueError:  # <not supported>, <not counted>

@@ -14,7 +14,7 @@ operators count as their parts, and casts as operators of their own):
 
 A tensor's bytes are those of its distinct elements: expanded dimensions count once. Kernels that
 ctypes calls record their bytes (`retinanet.engine.kernel_calls`). Scratch memory of an operator and
-copies into other layouts are not seen. So this is the traffic that the operators ask for; less
+copies into other layouts are not counted. So this is the traffic that the operators request; less
 reaches memory where a tensor is still in a cache, more where an operator reads it twice.
 """
 
@@ -64,7 +64,7 @@ UPDATED = {
     "adam_fused_step": frozenset({"_0", "_1", "_2", "_5"}),
     "_fused_adam_": frozenset({"self", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"}),
 }
-"""Arguments that are changed in place, where the schema does not say so or says too much."""
+"""Arguments that are changed in place, where the schema has none of them, or too many."""
 
 
 class Call(NamedTuple):

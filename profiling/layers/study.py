@@ -137,7 +137,7 @@ class Measured:
 
     @property
     def watching_cost(self) -> float:
-        """The share that watching adds to an iteration, each against the unwatched one right after it."""
+        """The share that watching adds to an iteration, against the unwatched one right after it."""
         pairs = zip(self.watched[::PLAIN_EVERY], self.plain, strict=True)
         return median(passes_ms(watched) / passes_ms(plain) for watched, plain in pairs) - 1
 
@@ -215,7 +215,7 @@ def run_study(
 
     Raises:
         WorkerDiedError: A worker ended by itself.
-        InputError: A configuration asks for something that is not here.
+        InputError: A configuration needs something that is not here.
     """
     waiting = list(zip(labels(configurations), configurations, strict=True))
     measured: list[Measured] = []
@@ -255,8 +255,8 @@ def start(label: str, subject: Subject, configuration: Configuration) -> Worker:
 
 def fits(group: Sequence[Measured]) -> bool:
     """Return whether there is memory for one more; for the first there always is."""
-    hungriest = max((measured.peak_mb for measured in group), default=None)
-    return hungriest is None or available_mb() >= hungriest + SPARE_MB
+    largest = max((measured.peak_mb for measured in group), default=None)
+    return largest is None or available_mb() >= largest + SPARE_MB
 
 
 def take_turns(

@@ -161,7 +161,7 @@ def prepare_evaluation(
         return Prepared(torchvisions)
     settings = ModelConfig(norm=norm)
     model = build_model(settings, num_classes=workload.classes, weights=None).eval()
-    # Norms that train also count the batches they have seen, which frozen ones do not.
+    # Norms that train also count the batches they have processed, which frozen ones do not.
     model.load_state_dict(weights, strict=norm == "frozen")
     forward = torch_forward(model, precision=precision)
 
@@ -180,7 +180,7 @@ ANCHORS_PER_OBJECT = 9
 
 
 def make_outputs(workload: Workload) -> HeadOutputs:
-    """Return BF16 outputs, as the head gives them: background, and objects that some anchors see.
+    """Return BF16 outputs, as the head gives them: background, and objects at some anchors.
 
     An object raises the logits of one class at some neighbouring anchors.
     """
