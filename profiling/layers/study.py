@@ -137,7 +137,7 @@ class Measured:
 
     @property
     def watching_cost(self) -> float:
-        """The share that watching adds to an iteration, against the unwatched one right after it."""
+        """The share that watching adds to an iteration, against the unwatched one after it."""
         pairs = zip(self.watched[::PLAIN_EVERY], self.plain, strict=True)
         return median(passes_ms(watched) / passes_ms(plain) for watched, plain in pairs) - 1
 
