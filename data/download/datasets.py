@@ -17,7 +17,6 @@ from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote
 
 from rich.console import Console
 
@@ -58,7 +57,7 @@ def download_coco(request: Request, console: Console) -> dict[str, str]:
     fetch_file(
         f"{base}/{ARCHIVE}",
         archive,
-        check=zip_with(MEMBERS, limit=LARGEST_JSON),
+        check=partial(check_zip, members=MEMBERS, limit=LARGEST_JSON),
         limit=LARGEST_ARCHIVE,
         options=request.options,
         console=console,
@@ -68,18 +67,12 @@ def download_coco(request: Request, console: Console) -> dict[str, str]:
         console.print(f"{tree.annotations}: taking it out of the zip", soft_wrap=True, markup=False)
         classes = coco_classes(request.classes)
         names = write_annotations(archive, tree.annotations, classes=classes, limit=request.limit)
-        folder_url = f"{base}/{tree.images.name}/"
-        url_of = partial(quoted_url, folder_url)
-        splits.append(Images(f"{tree.images.name}, images", names, tree.images, url_of))
+        title, url = f"{tree.images.name}, images", f"{base}/{tree.images.name}"
+        splits.append(Images(title, names, tree.images, url))
     failed: dict[str, str] = {}
     for images, missing in _fetch_splits(splits, COCO_BYTES_PER_IMAGE, request, console):
         failed |= {f"{images.folder.name}/{name}": reason for name, reason in missing.items()}
     return failed
-
-
-def quoted_url(folder_url: str, name: str) -> str:
-    """Return the address of a file; its name may hold any printable character."""
-    return folder_url + quote(name)
 
 
 def _fetch_splits(
@@ -256,7 +249,7 @@ def download_openimages(request: Request, console: Console) -> dict[str, str]:
     columns = ("ImageID", "LabelName", *CORNERS, *FLAGS)
     descriptions = table(request.out, CLASS_DESCRIPTIONS)
     checks: dict[str, Check] = {CLASS_DESCRIPTIONS: check_class_descriptions}
-    checks |= {BOXES[split]: csv_with(columns) for split in request.splits}
+    checks |= {BOXES[split]: partial(check_csv, columns=columns) for split in request.splits}
     for name, check in checks.items():
         path = table(request.out, name)
         fetch_file(
@@ -306,16 +299,12 @@ def _choose(split: SplitName, class_list: ClassList, request: Request, console: 
         title=f"{split}, images",
         names=tuple(f"{text}.jpg" for text in image_id_texts(ids[: request.limit])),
         folder=known_trees(request.out, split)["MLPerf's OpenImages"].images,
-        url_of=lambda name: f"{base}/{split}/{name}",
+        url=f"{base}/{split}",
     )
 
 
-def zip_with(members: Iterable[str], *, limit: int) -> Check:
-    """Return a check for a zip with these members, whole and of at most `limit` bytes inflated."""
-    return partial(_check_zip, members=tuple(members), limit=limit)
-
-
-def _check_zip(path: Path, *, members: tuple[str, ...], limit: int) -> None:
+def check_zip(path: Path, *, members: Iterable[str], limit: int) -> None:
+    """Accept a zip with these members, whole and each of at most `limit` bytes inflated."""
     try:
         with zipfile.ZipFile(path) as archive:
             for name in members:
@@ -335,12 +324,8 @@ def _check_zip(path: Path, *, members: tuple[str, ...], limit: int) -> None:
         raise AttemptError(f"damaged zip: {error}") from error
 
 
-def csv_with(columns: Iterable[str]) -> Check:
-    """Return a check for a CSV file whose header has these columns and whose last line is whole."""
-    return partial(_check_csv, columns=tuple(columns))
-
-
-def _check_csv(path: Path, *, columns: tuple[str, ...]) -> None:
+def check_csv(path: Path, *, columns: Iterable[str]) -> None:
+    """Accept a CSV file whose header has these columns and whose last line is whole."""
     first, last = end_lines(path)
     missing = [name for name in columns if name not in first]
     if missing:

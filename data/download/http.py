@@ -168,14 +168,8 @@ def receive(
 ) -> None:
     """Request a file, or what is missing of it, and write it to `part.path`.
 
-    With `resume` a part is continued if the server still has the version that it is of.
-
-    Raises:
-        AttemptError: Nothing, less, more or something else came; `keep_part` shows whether the part
-            can be continued.
-        FetchError: The server refuses, or sends more than `limit` bytes; MissingFileError if it
-            has no such file.
-        StoppedError: The command is ending.
+    With `resume` a part is continued if the server still has the version that it is of. An
+    AttemptError's `keep_part` shows whether the part can be continued. Raises as `fetch`, too.
     """
     asked = part.size() if resume and part.version.is_file() else 0
     headers = {"Accept-Encoding": "identity"}
@@ -249,12 +243,9 @@ def _write_body(
 
 
 def check_status(response: requests.Response, *, url: str) -> None:
-    """Accept 200, 206 and 416.
+    """Accept 200, 206 and 416, no missing file, and no redirection from HTTPS to plain HTTP.
 
-    Raises:
-        MissingFileError: There is no such file.
-        AttemptError: The server is busy or broken (408, 425, 429, 5xx); honours Retry-After.
-        FetchError: Any other refusal, or a redirection from HTTPS to plain HTTP.
+    A busy or broken server (408, 425, 429, 5xx) is an AttemptError, which honours Retry-After.
     """
     status = response.status_code
     answer = f"{status} {(response.reason or '')[:SHOWN_OF_A_HEADER]}".rstrip()

@@ -10,10 +10,11 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 import requests
 from PIL import Image
@@ -62,12 +63,12 @@ class Request(NamedTuple):
 
 
 class Images(NamedTuple):
-    """Images of one folder that are wanted; `url_of` returns the address of a name's image."""
+    """Images of one folder that are wanted, and the address of the folder that has them."""
 
     title: str
     names: tuple[str, ...]
     folder: Path
-    url_of: Callable[[str], str]
+    url: str
 
 
 def fetch_images(
@@ -188,7 +189,7 @@ def _work(
                 return
             try:
                 size = fetch(
-                    images.url_of(name),
+                    f"{images.url}/{quote(name)}",
                     images.folder / name,
                     check=check_image,
                     limit=LARGEST_IMAGE,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.download.datasets import check_class_descriptions, csv_with, zip_with
+from data.download.datasets import check_class_descriptions, check_csv, check_zip
 from data.download.http import AttemptError
 from data.download.images import check_image
 from tests.data.download.datasets import jpeg
@@ -74,26 +74,26 @@ def archive(path: Path) -> bytes:
 def test_a_zip_is_checked_to_the_last_byte_of_its_members(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     content = archive(path)
-    zip_with(["a.json", "b.json"], limit=LIMIT)(path)
+    check_zip(path, members=["a.json", "b.json"], limit=LIMIT)
     with pytest.raises(AttemptError, match="not the zip asked for"):
-        zip_with(["a.json", "c.json"], limit=LIMIT)(path)
+        check_zip(path, members=["a.json", "c.json"], limit=LIMIT)
     for place in range(40, 1800, 97):
         damaged = bytearray(content)
         damaged[place] ^= 0xFF
         with pytest.raises(AttemptError, match="damaged zip"):
-            zip_with(["a.json", "b.json"], limit=LIMIT)(write(path, bytes(damaged)))
+            check_zip(write(path, bytes(damaged)), members=["a.json", "b.json"], limit=LIMIT)
     for length in (0, 10, len(content) // 2, len(content) - 1):
         with pytest.raises(AttemptError, match="damaged zip"):
-            zip_with(["a.json"], limit=LIMIT)(write(path, content[:length]))
+            check_zip(write(path, content[:length]), members=["a.json"], limit=LIMIT)
 
 
 def test_a_zip_that_inflates_to_more_than_expected_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     size = len(PIXELS.tobytes())
     archive(path)
-    zip_with(["a.json"], limit=size)(path)
+    check_zip(path, members=["a.json"], limit=size)
     with pytest.raises(AttemptError, match=r"a\.json"):
-        zip_with(["a.json"], limit=size - 1)(path)
+        check_zip(path, members=["a.json"], limit=size - 1)
 
 
 def test_an_encrypted_zip_is_refused(tmp_path: Path) -> None:
@@ -101,13 +101,13 @@ def test_an_encrypted_zip_is_refused(tmp_path: Path) -> None:
     content = bytearray(archive(path))
     content[content.index(b"PK\x01\x02") + 8] |= 1
     with pytest.raises(AttemptError):
-        zip_with(["a.json"], limit=LIMIT)(write(path, bytes(content)))
+        check_zip(write(path, bytes(content)), members=["a.json"], limit=LIMIT)
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
 def test_a_csv_with_its_columns_passes(tmp_path: Path, end: str) -> None:
     content = "\ufeffImageID,XMin,More\n" + "a,1,2\n" * 3000 + "b,1,2" + end
-    csv_with(["XMin", "ImageID"])(write(tmp_path / "a.csv", content.encode()))
+    check_csv(write(tmp_path / "a.csv", content.encode()), columns=["XMin", "ImageID"])
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_csv_with_its_columns_passes(tmp_path: Path, end: str) -> None:
 )
 def test_another_csv_or_a_part_of_one_is_refused(tmp_path: Path, content: str) -> None:
     with pytest.raises(AttemptError):
-        csv_with(["ImageID", "XMin"])(write(tmp_path / "a.csv", content.encode()))
+        check_csv(write(tmp_path / "a.csv", content.encode()), columns=["ImageID", "XMin"])
 
 
 @pytest.mark.parametrize("header", ["", "LabelName,DisplayName\n"])

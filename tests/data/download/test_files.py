@@ -4,13 +4,14 @@ import io
 import re
 import zipfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 import data.download.images
-from data.download.datasets import zip_with
+from data.download.datasets import check_zip
 from data.download.http import HttpOptions
 from data.download.images import Rate, fetch_file
 from tests.data.download.server import Server, serving
@@ -32,7 +33,7 @@ def server() -> Iterator[Server]:
 
 
 def get(server: Server, path: Path, console: Console) -> None:
-    check = zip_with(["a.json"], limit=10_000_000)
+    check = partial(check_zip, members=["a.json"], limit=10_000_000)
     fetch_file(
         f"{server.url}/a.zip",
         path,

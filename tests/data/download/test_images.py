@@ -1,7 +1,6 @@
 """Many images, by several threads."""
 
 import io
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,8 @@ BODY = jpeg(0)
 QUICK = HttpOptions(workers=4, timeout=0.6, attempts=3, first_pause=0.001)
 
 
-def url(server: Server, name: str) -> str:
-    return f"{server.url}/{name}"
-
-
 def images(server: Server, folder: Path, *names: str) -> Images:
-    return Images("images", names, folder, partial(url, server))
+    return Images("images", names, folder, server.url)
 
 
 def many(count: int) -> dict[str, bytes]:
