@@ -130,10 +130,6 @@ class ClassMap:
         """Return the JSON's category ids [N] of labels [N]."""
         return np.array(self.category_ids, dtype=np.int64)[labels]
 
-    def name_of(self, label: int) -> str:
-        """Return the category's name, or "N/A" for a label that no category uses."""
-        return self.names[label]
-
     def check_categories(
         self, category_ids: NDArray[np.int64], category_names: Sequence[str], *, file: Path
     ) -> None:

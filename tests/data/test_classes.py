@@ -18,7 +18,7 @@ def test_contiguous_labels_follow_the_json_order() -> None:
     assert classes.labels_of(np.array([3, 90, 3, 17])).tolist() == [1, 0, 1, 2]
     assert classes.category_ids_of(np.array([1, 0, 2])).tolist() == [3, 90, 17]
     assert classes.category_ids == (90, 3, 17)
-    assert [classes.name_of(label) for label in range(3)] == list(NAMES)
+    assert [classes.names[label] for label in range(3)] == list(NAMES)
 
 
 def test_labels_by_category_id_are_the_ids() -> None:
@@ -26,7 +26,7 @@ def test_labels_by_category_id_are_the_ids() -> None:
     assert classes.num_classes == 91
     assert classes.labels_of(IDS).tolist() == [90, 3, 17]
     assert classes.category_ids_of(np.array([17, 90])).tolist() == [17, 90]
-    assert (classes.name_of(17), classes.name_of(0)) == ("cat", "N/A")
+    assert (classes.names[17], classes.names[0]) == ("cat", "N/A")
     assert classes.category_ids[12] == 12
 
 

@@ -65,7 +65,7 @@ def test_category_ids_as_class_indices(
         num_classes=num_classes,
     )
     assert data.classes.num_classes == outputs
-    assert data.classes.name_of(7) == "seven" and data.classes.name_of(3) == "N/A"
+    assert data.classes.names[7] == "seven" and data.classes.names[3] == "N/A"
 
 
 def test_a_category_id_out_of_range_names_the_file_and_the_entry(tmp_path: Path) -> None:
