@@ -118,7 +118,6 @@ def reorders(measured: Measured) -> Iterator[Advice]:
             f"{readable(problems[0].problem)}, {three(problems[0].ms)} ms.",
             todo="Keep tensors in one layout from operator to operator (channels_last), and "
             "weights in the layout that their convolution takes.",
-            section="problems",
             saves_ms=total,
         )
 
@@ -151,7 +150,6 @@ def fallbacks(measured: Measured) -> list[Advice]:
                     f"{readable(problems[0].problem)}.",
                     todo="A log with ONEDNN_VERBOSE=dispatch says why better ones were passed "
                     "over; often it is a type, a layout or an attribute that they do not take.",
-                    section="problems",
                     saves_ms=saves,
                 )
             )
@@ -188,7 +186,6 @@ def float32_beside_bf16(
         evidence=f"{three(total)} ms {measured.unit}, {total / measured.ms:.1%} of oneDNN's time: "
         f"{', '.join(by_kind)}.{speeds}",
         todo="Train under BF16 autocast (here: engine.precision=bf16), weights kept in float32.",
-        section="problems",
         saves_ms=saved_in_bf16(problems, peaks) if peaks else None,
     )
 
@@ -228,7 +225,6 @@ def lost_to_the_roofline(measured: Measured) -> Iterator[Advice]:
             f"at this machine's peaks it would be {three(ideal)} ms. Most is lost in "
             f"{readable(first.problem)}: {three(first.lost_ms or 0.0)} ms.",
             todo="Sort the table of all problems by what is lost.",
-            section="problems",
             saves_ms=part.lost_ms,
         )
 
@@ -259,7 +255,6 @@ def slow_convolutions(
             f"{item.problem.implementation}, {item.share:.1%} of oneDNN's time, at "
             f"{item.gflop_per_s:,.0f} GFLOP/s.{compared}",
             todo=why_slow(item, alone),
-            section="problems",
             saves_ms=item.lost_ms,
         )
 

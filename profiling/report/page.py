@@ -64,7 +64,7 @@ class Advice(NamedTuple):
     evidence: str
     """The numbers that it rests on."""
     todo: str
-    section: str
+    section: str = "problems"
     """The name of the section that shows it."""
     saves_ms: float | None = None
     """At most, of a step, or of a log without steps; None: not known."""

@@ -91,7 +91,13 @@ class SharedGradients:
         self._pending.append(_Pending(gradients, index, self._next, future))
         self._next += -(-gradients.numel() // LINE) * LINE
         while self._pending and self._are_written(self._pending[0].bucket, wait=is_last):
-            self._sum(self._pending.popleft())
+            part = self._pending.popleft()
+            add = self._library.sum_rounded if self._compress else self._library.sum_floats
+            places = [self._values(rank, part.start) for rank in range(self._ranks)]
+            addresses = (ctypes.c_void_p * self._ranks)(*places)
+            sums = part.gradients
+            add(addresses, self._ranks, sums, sums.numel(), torch.get_num_threads())
+            part.future.set_result(sums)
         return future
 
     def _flag(self, rank: int, index: int) -> int:
@@ -107,14 +113,6 @@ class SharedGradients:
         if wait and not up:
             raise TimeoutError(f"timed out: no gradients of some rank for {seconds:g} s")
         return bool(up)
-
-    def _sum(self, part: _Pending) -> None:
-        add = self._library.sum_rounded if self._compress else self._library.sum_floats
-        places = [self._values(rank, part.start) for rank in range(self._ranks)]
-        addresses = (ctypes.c_void_p * self._ranks)(*places)
-        sums = part.gradients
-        add(addresses, self._ranks, sums, sums.numel(), torch.get_num_threads())
-        part.future.set_result(sums)
 
     def _values(self, rank: int, start: int) -> int:
         """Return the address at which a rank writes in this exchange: two halves take turns.

@@ -25,11 +25,6 @@ FOCAL_LOSS = Kernels(
 )
 
 
-def dense_within_images(tensor: Tensor) -> Tensor:
-    """Return the tensor itself where each image's values lie one after the other, else a copy."""
-    return tensor if tensor[:1].is_contiguous() else tensor.contiguous()
-
-
 def allocate(logits: Tensor, *, reduce: bool, with_gradient: bool) -> tuple[Tensor, Tensor]:
     """Return memory for the loss, [] or [N, A, K], and the gradient, [N, A, K] or nothing."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
@@ -57,7 +52,11 @@ def focal_loss_operator(
         IndexError: A label is K or more.
         NativeLibraryError: The kernel cannot be compiled here.
     """
-    logits, classes = dense_within_images(logits), dense_within_images(classes)
+    # No copy where each image's values lie one after the other.
+    logits, classes = (
+        tensor if tensor[:1].is_contiguous() else tensor.contiguous()
+        for tensor in (logits, classes)
+    )
     weights = image_weights.to(torch.float64).contiguous()
     loss, gradient = allocate(logits, reduce=reduce, with_gradient=with_gradient)
     total = ctypes.c_double()

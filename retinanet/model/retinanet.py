@@ -95,10 +95,8 @@ class ClassificationHead(nn.Module):
 
     def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
         """`features`: [N, channels, H, W] for each level."""
-        return [
-            by_anchor(_convolve_evenly(self.cls_logits, self.conv(level)), self.num_classes)
-            for level in features
-        ]
+        maps = [_convolve_evenly(self.cls_logits, self.conv(level)) for level in features]
+        return [by_anchor(logits, self.num_classes) for logits in maps]
 
 
 class RegressionHead(nn.Module):
@@ -172,12 +170,8 @@ def padded_to_even(tensor: Tensor, *, dim: int) -> Tensor:
 
 def _tower(channels: int) -> nn.Sequential:
     # A Sequential in each place gives torchvision's key `conv.0.0.weight`.
-    return nn.Sequential(
-        *(
-            nn.Sequential(_convolution(channels, channels), nn.ReLU(inplace=True))
-            for _ in range(TOWER_DEPTH)
-        )
-    )
+    convolutions = (_convolution(channels, channels) for _ in range(TOWER_DEPTH))
+    return nn.Sequential(*(nn.Sequential(layer, nn.ReLU(inplace=True)) for layer in convolutions))
 
 
 def by_anchor(maps: Tensor, values: int) -> Tensor:

@@ -259,8 +259,8 @@ class DetectionCounter:
             best = self.classes.most_common(SHOWN_CLASSES)
             text += f" ({', '.join(f'{printable(name)} {count}' for name, count in best)}"
             text += ", …)" if len(self.classes) > len(best) else ")"
-        number = self.pictures + self.frames
-        return f"{text} in {seconds:.1f} s, {number / seconds:.1f} a second"
+        rate = (self.pictures + self.frames) / seconds
+        return f"{text} in {seconds:.1f} s, {rate:.1f} a second"
 
 
 def counted(number: int, singular: str, plural: str | None = None) -> str:
