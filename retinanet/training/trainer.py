@@ -27,8 +27,6 @@ from retinanet.evaluation.output import evaluation_name
 from retinanet.mlperf.log import MlperfLog, begin_log
 from retinanet.mlperf.submission import submit
 from retinanet.model_card import leave_card
-from retinanet.training.async_groups.epoch import GroupEpochs
-from retinanet.training.async_groups.groups import compute_group, make_compute_groups
 from retinanet.training.build import (
     build_model,
     build_optimizer,
@@ -39,19 +37,17 @@ from retinanet.training.checkpoint import Checkpoint
 from retinanet.training.checkpointer import Checkpointer
 from retinanet.training.data import Loading, open_run_data
 from retinanet.training.distributed import (
-    BackgroundLoad,
-    SlowRank,
-    advice_on_slow_rank,
     agree_on_weights,
     average_norms,
     make_exchange,
     settle_batches,
     share_weights,
 )
-from retinanet.training.epoch import EpochContext, EpochStep, EpochStrategy, SynchronousEpoch
+from retinanet.training.epoch import EpochStep
 from retinanet.training.evaluation import BackgroundEvaluation, MetricWork
-from retinanet.training.loop import StepProfiler, train_one_epoch
+from retinanet.training.loop import StepProfiler
 from retinanet.training.nonfinite import NonFiniteGuard, NonFiniteReport
+from retinanet.training.parallel import averaging_ranks, make_strategy
 from retinanet.training.recorder import NullRecorder, Recorder
 from retinanet.training.resume import (
     describe_setup,
@@ -67,7 +63,7 @@ from retinanet.training.run_folder import (
     print_rows,
     ranks_as_json,
 )
-from retinanet.training.schedule import Position, StepPlan, TrainState, learning_rate
+from retinanet.training.schedule import Position, StepPlan, TrainState
 from retinanet.training.signals import StopRequest
 from retinanet.training.train_state import (
     ModelDescription,
@@ -133,15 +129,8 @@ class Trainer:
     def open_components(self) -> None:
         """Make plan, loaders, checkpointer and guard, by the ranks that average with this one."""
         config, group, training = self.config, self.group, self.config.training
-        self.averaging = group
+        self.averaging = averaging_ranks(config, group, self.place)
         """The ranks that average their gradients with this one."""
-        if config.distributed.groups > 1:
-            self.averaging = compute_group(
-                group,
-                config.distributed.groups,
-                comm_cpus=self.share.comm_cpus,
-                timeout_s=config.distributed.timeout_s,
-            )
         self.plan = StepPlan(
             images_per_epoch=len(self.data.train),
             images_per_batch=training.batch_size * self.averaging.size,
@@ -273,7 +262,28 @@ class Trainer:
             profiler=self.profiler,
         )
         self.exchange_name = self.exchange.way if self.exchange else "none"
-        self.strategy = self.make_strategy()
+        # No cycle of references: loading processes, which hold the folder's lock, end with the run.
+        trainer = weakref.proxy(self)
+        self.strategy = make_strategy(
+            config,
+            self.prepared,
+            group=self.group,
+            averaging=averaging,
+            exchange=self.exchange,
+            place=self.place,
+            loading=self.loading,
+            plan=self.plan,
+            guard=self.guard,
+            checkpointer=self.checkpointer,
+            profiler=self.profiler,
+            metric_is_ready=lambda: trainer.evaluation is not None and trainer.evaluation.is_ready,
+            print_note=self.print,
+        )
+        self.restore_rank_states()
+
+    def restore_rank_states(self) -> None:
+        """Restore random states and running statistics of each rank, and note what is different."""
+        checkpoint = self.checkpoint
         states = self.group.from_first(lambda: checkpoint.rank_states() if checkpoint else [])
         if len(states) == self.group.size:  # else no state belongs to any rank
             try:
@@ -282,49 +292,12 @@ class Trainer:
                 raise InputError(f"{self.folder.checkpoints}: {error}") from error
         if checkpoint is not None:
             self.notes += self.checkpointer.resume_from(checkpoint, epoch=self.epochs_done)
-            changed = differences(checkpoint.state, config, self.setup())
+            changed = differences(checkpoint.state, self.config, self.setup())
             if changed:
                 self.notes.append(
                     f"resumed under other conditions: {'; '.join(changed)}; it goes on from the "
                     "same image, and not bit for bit as it would have"
                 )
-
-    def make_strategy(self) -> EpochStrategy:
-        """Return the way in which ranks take steps: all together, or in groups that do not wait."""
-        config, group, share = self.config, self.group, self.share
-        place = f"rank {group.rank} on {group.hosts[group.rank]}"
-        checkpointer, plan = self.checkpointer, self.plan
-        # No cycle of references: loading processes, which hold the folder's lock, end with the run.
-        trainer = weakref.proxy(self)
-        context = EpochContext(
-            take_steps=partial(
-                train_one_epoch,
-                self.prepared,
-                gradient_accumulation=config.training.gradient_accumulation,
-                max_grad_norm=config.training.clip_gradient_norm,
-                focal_form=config.engine.focal_loss,
-                exchange=self.exchange,
-                profiler=self.profiler,
-                main_cpus=share.main_cpus,
-            ),
-            loading=self.loading,
-            plan=self.plan,
-            learning_rate=partial(learning_rate, config.training, self.plan),
-            guard=self.guard,
-            background_load=BackgroundLoad(share.cpus, place=place),
-            checkpoint_is_due=lambda step: checkpointer.is_due(
-                step=step, epoch=plan.epochs_done(step)
-            ),
-            metric_is_ready=lambda: trainer.evaluation is not None and trainer.evaluation.is_ready,
-            print_note=self.print,
-        )
-        if config.distributed.groups == 1:
-            slow_rank = SlowRank(group.hosts, advice=advice_on_slow_rank(config))
-            return SynchronousEpoch(context, group=group, slow_rank=slow_rank)
-        groups = make_compute_groups(
-            config, self.prepared, everybody=group, own=self.averaging, comm_cpus=share.comm_cpus
-        )
-        return GroupEpochs(context, groups, prepared=self.prepared, settings=config.training)
 
     def begin(self) -> None:
         """Begin the run's folder and logs on rank 0, and print what is about to happen."""

@@ -1,0 +1,84 @@
+"""How the ranks of a run train one model: all together, or in compute groups.
+
+Only this module knows of both. With `distributed.groups=1`, the default, nothing of
+`retinanet.training.async_groups` runs.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from launch.pinning import RankContext
+from launch.process_group import ProcessGroup
+from retinanet.config import Config
+from retinanet.engine.engines import PreparedTraining
+from retinanet.engine.gradient_sync import GradientExchange
+from retinanet.training.async_groups.epoch import GroupEpochs
+from retinanet.training.async_groups.groups import compute_group, make_compute_groups
+from retinanet.training.checkpointer import Checkpointer
+from retinanet.training.data import Loading
+from retinanet.training.distributed import BackgroundLoad, SlowRank, advice_on_slow_rank
+from retinanet.training.epoch import EpochContext, EpochStrategy, SynchronousEpoch
+from retinanet.training.loop import StepProfiler, train_one_epoch
+from retinanet.training.nonfinite import NonFiniteGuard
+from retinanet.training.schedule import StepPlan, learning_rate
+
+
+def averaging_ranks(config: Config, group: ProcessGroup, place: RankContext) -> ProcessGroup:
+    """Return the ranks that average their gradients with this one; all ranks call it."""
+    groups, timeout_s = config.distributed.groups, config.distributed.timeout_s
+    if groups == 1:
+        return group
+    return compute_group(group, groups, comm_cpus=place.pinned.share.comm_cpus, timeout_s=timeout_s)
+
+
+def make_strategy(
+    config: Config,
+    prepared: PreparedTraining,
+    *,
+    group: ProcessGroup,
+    averaging: ProcessGroup,
+    exchange: GradientExchange | None,
+    place: RankContext,
+    loading: Loading,
+    plan: StepPlan,
+    guard: NonFiniteGuard,
+    checkpointer: Checkpointer,
+    profiler: StepProfiler,
+    metric_is_ready: Callable[[], bool],
+    print_note: Callable[[str], None],
+) -> EpochStrategy:
+    """Return the way in which the ranks take the steps of an epoch.
+
+    `group` has all ranks, `averaging` those of `averaging_ranks`, which share `exchange`; None: a
+    single rank. For the last two see `EpochContext`.
+    """
+    share = place.pinned.share
+    context = EpochContext(
+        take_steps=partial(
+            train_one_epoch,
+            prepared,
+            gradient_accumulation=config.training.gradient_accumulation,
+            max_grad_norm=config.training.clip_gradient_norm,
+            focal_form=config.engine.focal_loss,
+            exchange=exchange,
+            profiler=profiler,
+            main_cpus=share.main_cpus,
+        ),
+        loading=loading,
+        plan=plan,
+        learning_rate=partial(learning_rate, config.training, plan),
+        guard=guard,
+        background_load=BackgroundLoad(
+            share.cpus, place=f"rank {group.rank} on {group.hosts[group.rank]}"
+        ),
+        checkpoint_is_due=lambda step: checkpointer.is_due(step=step, epoch=plan.epochs_done(step)),
+        metric_is_ready=metric_is_ready,
+        print_note=print_note,
+    )
+    if config.distributed.groups == 1:
+        slow_rank = SlowRank(group.hosts, advice=advice_on_slow_rank(config))
+        return SynchronousEpoch(context, group=group, slow_rank=slow_rank)
+    groups = make_compute_groups(
+        config, prepared, everybody=group, own=averaging, comm_cpus=share.comm_cpus
+    )
+    return GroupEpochs(context, groups, prepared=prepared, settings=config.training)
