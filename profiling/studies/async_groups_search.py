@@ -1,4 +1,4 @@
-"""The study of compute groups: which settings are probed, the trainings, and their results.
+"""The study of compute groups: the settings to probe, the trainings, and their results.
 
 As in Omnivore (Hadjis et al. 2016, arXiv 1606.04487, section 4.2, algorithm 1), the search begins
 with as many groups as there can be and a grid of momentum and learning rate. Where no momentum at
@@ -53,7 +53,7 @@ COLD_START = "cold-start"
 
 @dataclass(frozen=True, order=True)
 class Setting:
-    """What a probe trains with."""
+    """The groups, momentum and learning rate of a probe."""
 
     groups: int
     beta1: float

@@ -38,7 +38,7 @@ STANDARD_SIZE = 800
 STANDARD_BATCH = 2
 
 Job = Sequence[RankSteps]
-"""What each rank of one job measured."""
+"""The steps of each rank of one job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,11 +191,10 @@ class Rounds:
     """The jobs of a study: those to run, and what has been measured so far."""
 
     combinations: Sequence[Combination]
-    """Those that fit, in the order of the first round."""
+    """The combinations that fit, in the order of the first round."""
     rounds: int
     jobs: dict[Combination, list[Job]] = field(default_factory=dict)
     title: str = "scaling study, steps"
-    """Title of the progress that is shown."""
     running: str = ""
     """Names the job that runs, or was the last to."""
 

@@ -45,7 +45,7 @@ class Cost:
     """The sums of one operator over all steps."""
 
     calls: int = 0
-    """Those that began within the steps."""
+    """Calls that began within the steps."""
     own_ns: int = 0
     """Self time on the steps' timeline."""
 
@@ -64,13 +64,11 @@ class Analysis:
     working: list[int]
     """The working spans among them, by begin; places in the trace's columns."""
     median_working_ns: float
-    """Half of the working spans are shorter."""
     switches: int
     """Changes from a working span to one of another operator."""
     elsewhere_ns: int
     """Time of operators on threads that do not train, within the steps; those threads overlap."""
     origins: Origins
-    """Of each span of the trace."""
 
     @property
     def count(self) -> int:
@@ -104,7 +102,7 @@ class Analysis:
 
     @property
     def categories(self) -> list[Category]:
-        """Those that occur; oneDNN and other operators always."""
+        """The categories that occur; oneDNN and other operators always."""
         used = {key.category for key in self.operators} | {Category.ONEDNN, Category.OTHER}
         return [category for category in CATEGORIES if category in used]
 
@@ -232,7 +230,7 @@ class Row:
     calls: float
     self_ms: float
     share: float
-    """Of the wall time of a step; 0 to 1."""
+    """Share of the wall time of a step; 0 to 1."""
     category: str
 
 
@@ -314,7 +312,7 @@ def fragmentation_verdict(analysis: Analysis) -> str:
 
 
 def onednn_verdict(analysis: Analysis, log_ms: float | None = None) -> str:
-    """Return oneDNN's share in a sentence, also by the time of a step in its log if there is one."""
+    """Return oneDNN's share in a sentence, also by the time of a step in its log if given."""
     wall = analysis.wall_ns
     certain = analysis.category_ns(Category.ONEDNN) / wall
     text = f"operators that call oneDNN: {certain:.1%} of the time"

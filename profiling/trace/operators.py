@@ -1,4 +1,4 @@
-"""What each span of a trace is: its caller, module and category; its step and phase; its length.
+"""Properties of each span of a trace: caller, module and category; step and phase; length.
 
 Modules come from annotations around operators, and for the backward pass from the sequence numbers
 that autograd gives forward operators and the nodes that they make. Categories come from names.

@@ -167,7 +167,6 @@ class Trace:
     """Kernels and copies of other devices, which are left out."""
     is_cut_off: bool = False
     bytes_moved: BytesMoved | None = None
-    """Of the operators of a step, where the training counted that."""
 
     @cached_property
     def by_thread(self) -> ByThread:
@@ -251,7 +250,7 @@ class _Reader:
 
 
 def nanoseconds(microseconds: str | int) -> int:
-    """Return microseconds as ns, exactly: `4446000509720.008` has more digits than a float holds."""
+    """Return microseconds as ns, exactly: `4446000509720.008` has more digits than a float."""
     if isinstance(microseconds, int):
         return microseconds * 1000
     whole, _, fraction = microseconds.partition(".")
@@ -270,7 +269,7 @@ class Stretch(NamedTuple):
 
 
 def parents(spans: Spans, ordered: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield each span of a thread, in the order of `Spans.by_thread`, and the one around it, or -1."""
+    """Yield each span of a thread, ordered as by `Spans.by_thread`, and the one around it, or -1."""
     end = spans.end
     around: list[int] = []
     for span in ordered:

@@ -345,7 +345,7 @@ def slurm_script(winner: Forecast, arguments: Sequence[str]) -> str:
     }
     text = SLURM.read_text(encoding="utf-8")
     for start, value in lines.items():
-        # As a function, so that no backslash in the value is an escape.
-        text, count = re.subn(f"(?m)^({start}).*$", lambda match: match[1] + value, text)  # noqa: B023
+        escaped = value.replace("\\", r"\\")  # no backslash in the value is an escape
+        text, count = re.subn(f"(?m)^({start}).*$", rf"\g<1>{escaped}", text)
         assert count == 1, start
     return text

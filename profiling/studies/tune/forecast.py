@@ -134,7 +134,7 @@ class Forecast:
     epochs: Estimate
     step_seconds: float
     exchange_seconds: float
-    """Of the step's."""
+    """The part of the step that is exchange of gradients, or waiting for it."""
     hours: Estimate
     """Evaluations included."""
     core_hours: Estimate
@@ -214,9 +214,8 @@ class Plan:
     fitted: Fitted
     network: Network
     forecasts: Sequence[Forecast]
-    """Of every allocation."""
     ranking: Sequence[Forecast]
-    """Those that keep the limits, the best first; at least one."""
+    """The forecasts that keep the limits, the best first; at least one."""
     obvious: Forecast | None
     """All hosts, a rank a socket, the configuration's batch; None where that does not fit."""
 

@@ -246,8 +246,8 @@ def with_probes(
     if missing and options.probe is None:  # on a laptop no training shall begin unasked
         sizes = ",".join(map(str, probes.batch_sizes))
         raise InputError(
-            f"{options.plan}: {len(missing)} of {len(probes.wanted)} probe runs have not trained until "
-            f"mAP {probes.target_map:g}; give --probe {sizes} to have them do so"
+            f"{options.plan}: {len(missing)} of {len(probes.wanted)} probe runs have not trained "
+            f"until mAP {probes.target_map:g}; give --probe {sizes} to have them do so"
         )
     if probes != measured.probes:
         measured = replace(measured, probes=probes)

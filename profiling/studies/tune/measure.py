@@ -120,11 +120,11 @@ def trained_data(name: str, overrides: Sequence[str], *, console: Console) -> Tr
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementPlan:
-    """What there is to measure on this host, of what this process may use."""
+    """The measurements of this host, of the cores and the memory that this process may use."""
 
     measured: tuple[Shape, ...]
     shapes: tuple[Shape, ...]
-    """All that the host has the cores and the memory for."""
+    """Every shape that the host has the cores and the memory for."""
     data: TrainedData
     config: Config
     """With the user's overrides."""

@@ -1,4 +1,4 @@
-"""What was measured of a host, and the probe runs, in a file that the planner reads.
+"""The measurements of a host, and the probe runs, in a file that the planner reads.
 
 The file also serves on a laptop: other options need no other measurement. While a host is measured,
 the file holds a partial measurement, from which the next command continues. MLPerf's points hold
@@ -161,12 +161,12 @@ def settings_of_probes(probes: Probes, *, batch_size: int) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Added:
-    """What exchanging gradients added to the steps of several ranks on the host."""
+    """The time that exchanging gradients added to the steps of several ranks on the host."""
 
     ranks: int
     batch_size: int
     share: float
-    """Of a step without exchange; around 0 it may be negative."""
+    """Share of a step without exchange; around 0 it may be negative."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +189,7 @@ class Measurements:
     """Cores that ranks may compute on."""
     sockets: int = Field(gt=0)
     shapes: tuple[Shape, ...] = Field(min_length=1)
-    """Those that the host has the cores and the memory for."""
+    """Every shape that the host has the cores and the memory for."""
     data: str
     """As `--data` names it: `openimages`, or a configuration."""
     config: str
@@ -237,7 +237,7 @@ class JobsOfShape:
 
 @dataclass(frozen=True, kw_only=True)
 class PartialMeasurement:
-    """What has been measured of a host so far; fields are those of `Measurements`."""
+    """The measurements of a host so far; fields are those of `Measurements`."""
 
     command: str
     environment: Mapping[str, Any]
@@ -246,7 +246,7 @@ class PartialMeasurement:
     question: Mapping[str, Any]
     """All else that the numbers depend on, without the machine."""
     measured: tuple[Shape, ...]
-    """What there is to measure."""
+    """The shapes whose steps are to be measured."""
     shapes: tuple[Shape, ...]
     jobs: tuple[JobsOfShape, ...] = ()
     all_reduces: tuple[AllReduceTime, ...] | None = None
@@ -264,7 +264,7 @@ class PartialMeasurement:
 
 COMPLETE, PARTIAL = TypeAdapter(Measurements), TypeAdapter(PartialMeasurement)
 MAY_DIFFER = ("code", "kernel")
-"""What may differ between the jobs of one measurement, as between the rounds of an ablation."""
+"""Facts that may differ between the jobs of one measurement, as between rounds of an ablation."""
 
 
 def write_measurements(file: Path, measured: Measurements | PartialMeasurement) -> None:

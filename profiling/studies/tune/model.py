@@ -172,14 +172,13 @@ def held_out(times: Sequence[StepTime]) -> list[StepTime]:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What joins the ranks."""
+    """The network between the ranks."""
 
     latency: float
-    """Of a message. [seconds]"""
+    """Latency of a message. [seconds]"""
     bandwidth: float
-    """Of each host's link, in one direction. [bytes/s]"""
+    """Bandwidth of each host's link, in one direction. [bytes/s]"""
     source: str
-    """Whether it was given, or measured where."""
 
     def all_reduce_seconds(self, size: int, *, ranks: int) -> float:
         """Return the time for so many bytes over a ring of ranks, host after host."""
@@ -239,7 +238,7 @@ class Runs:
 
     batch_size: int
     epochs: tuple[float, ...]
-    """Of each run, ascending; at least one."""
+    """Epochs of each run, ascending; at least one."""
 
     @property
     def mean_epochs(self) -> float:
@@ -270,7 +269,7 @@ class EpochsModel:
     """The epochs until a target, by global batch size."""
 
     runs: tuple[Runs, ...]
-    """Of at least one batch size, ascending."""
+    """At least one, by batch size, ascending."""
     target: str
     """Such as `mAP 0.34`."""
     source: str
@@ -278,7 +277,7 @@ class EpochsModel:
 
     @property
     def batch_sizes(self) -> list[int]:
-        """Those of the runs, ascending."""
+        """The batch sizes of the runs, ascending."""
         return [runs.batch_size for runs in self.runs]
 
     def epochs(self, batch_size: int) -> Estimate:
