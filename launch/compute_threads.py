@@ -12,8 +12,7 @@ from launch.limits import thread_affinities
 from launch.shares import Share
 from launch.topology import format_cpu_list
 
-WORK_OF_A_THREAD = 1 << 17
-"""Numbers to which torch surely gives a thread of their own."""
+WORK_OF_A_THREAD = 1 << 17  # Numbers to which torch surely gives a thread of their own
 
 
 def check_thread_count(threads: int) -> list[str]:

@@ -112,11 +112,9 @@ STARTED_AGAIN = "RETINANET_PRELOADED"
 class Allocator:
     """A library that replaces malloc, and the settings with which it keeps freed memory."""
 
-    libraries: tuple[str, ...]
-    """Names without `lib` and `.so`, the best first."""
+    libraries: tuple[str, ...]  # Names without `lib` and `.so`, the best first
     package: str
-    settings: Mapping[str, str]
-    """Environment variables; what the user has set goes first."""
+    settings: Mapping[str, str]  # Environment variables; what the user has set goes first
 
 
 ALLOCATORS = {
@@ -195,10 +193,8 @@ def preloading(
     return {**settings, **environment, "LD_PRELOAD": preloaded}
 
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
-"""From glibc's malloc.h."""
-HEAP_GROWTH = 64 << 20
-"""The heap grows by at least this much at a time. [bytes]"""
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # From glibc's malloc.h
+HEAP_GROWTH = 64 << 20  # The heap grows by at least this much at a time. [bytes]
 
 
 def set_allocator(policy: str) -> None:

@@ -139,8 +139,7 @@ class Host:
     """A line of a hostfile."""
 
     name: str
-    slots: int | None
-    """Ranks that it has places for; None if the line has no number."""
+    slots: int | None  # Ranks that it has places for; None if the line has no number
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:

@@ -26,8 +26,7 @@ PROCESS = Path("/proc/self")
 CGROUPS = Path("/sys/fs/cgroup")
 MICROSECONDS = re.compile("[1-9][0-9]{0,17}")
 MEMINFO = Path("/proc/meminfo")
-NO_LIMIT = 1 << 60
-"""Version 1 writes a number about as large as this for none. [bytes]"""
+NO_LIMIT = 1 << 60  # Version 1 writes a number about as large as this for none. [bytes]
 UNBOUND = {
     "mpich": "mpirun -bind-to none",
     "intel-mpi": "mpirun -genv I_MPI_PIN=off",
@@ -48,8 +47,7 @@ hydra_bstrap_proxy), and torchrun calls itself pt_elastic."""
 class Allowance:
     """The CPUs and memory that the kernel gives this process."""
 
-    cpus: frozenset[int]
-    """CPUs that it may run on: its affinity, which its cpuset bounds."""
+    cpus: frozenset[int]  # CPUs that it may run on: its affinity, which its cpuset bounds
     quota: float | None
     """CPUs' worth of time that its control groups may use together; None: no limit."""
     memory_nodes: frozenset[int]
@@ -124,10 +122,8 @@ class MemoryLeft:
     """The memory that can still be taken, and what sets that limit. [bytes]"""
 
     size: int
-    of: str
-    """Such as `this host`, or the control group's folder and limit."""
-    swap: int = 0
-    """Beyond that, on the disk and slow."""
+    of: str  # Such as `this host`, or the control group's folder and limit
+    swap: int = 0  # Beyond that, on the disk and slow
 
 
 def memory_left(
@@ -172,8 +168,7 @@ class Part:
     """CPUs that some of a host's ranks share, and notes on what the launcher holds back."""
 
     cpus: frozenset[int]
-    place: int
-    """This rank's number, from 0, among those that share the CPUs."""
+    place: int  # This rank's number, from 0, among those that share the CPUs
     ranks: int
     notes: tuple[str, ...] = ()
 

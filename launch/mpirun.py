@@ -24,8 +24,7 @@ Hosts = Sequence[tuple[str, int]]
 class FamilyOptions(NamedTuple):
     """The options in which the mpiruns of the families differ."""
 
-    signs: tuple[str, ...]
-    """Texts of which `mpirun --version` prints one."""
+    signs: tuple[str, ...]  # Texts of which `mpirun --version` prints one
     unbound: tuple[str, ...]
     on_hosts: Callable[[Hosts], list[str]]
     """Names the hosts with their numbers of ranks, which are equal for Intel MPI."""
@@ -54,16 +53,14 @@ FAMILIES: dict[Family, FamilyOptions] = {
 """Intel MPI first: it calls itself HYDRA too."""
 
 NAMES = ("mpirun", "mpiexec", "mpiexec.hydra")
-SECONDS = 30
-"""For `mpirun --version`, which may come from a network drive."""
+SECONDS = 30  # For `mpirun --version`, which may come from a network drive
 
 
 @dataclass(frozen=True)
 class Mpirun:
     """A program that starts ranks."""
 
-    path: Path
-    """Absolute: other hosts find its helpers next to it."""
+    path: Path  # Absolute: other hosts find its helpers next to it
     family: Family
 
 

@@ -28,8 +28,7 @@ class Pinned:
     """The cores and the environment of a rank, with notes for the user."""
 
     share: Share
-    openmp: str
-    """`gnu` or `intel`."""
+    openmp: str  # `gnu` or `intel`
     notes: tuple[str, ...]
     """Sentences about what is lost, left idle, or not taken from the user's environment."""
     environment: Mapping[str, str]
@@ -220,10 +219,8 @@ class RankContext:
 
     ranks: Ranks
     pinned: Pinned
-    rendezvous: Rendezvous | None
-    """None for one rank alone."""
-    backend: str
-    """`gloo` or `ccl`."""
+    rendezvous: Rendezvous | None  # None for one rank alone
+    backend: str  # `gloo` or `ccl`
     supervisor: RankSupervisor | None = None
 
 

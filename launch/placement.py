@@ -85,10 +85,8 @@ class Fit:
 
     groups: tuple[NodeGroup, ...]
     threads: int
-    idle: int
-    """Cores of the sockets in question, or CPUs of the quota, that no rank uses."""
-    floating: bool
-    """Whether threads move among the cores of their nodes, because of a quota."""
+    idle: int  # Cores of the sockets in question, or CPUs of the quota, that no rank uses
+    floating: bool  # Whether threads move among the cores of their nodes, because of a quota
 
 
 def fit_ranks(

@@ -50,12 +50,9 @@ class HostPlan:
 class Plan:
     """A whole job on hosts that are all alike."""
 
-    topology: Topology
-    """Every online CPU of a host."""
-    allowed: Topology
-    """Those that ranks may use."""
-    quota: float | None
-    """CPUs' worth of time that the ranks of a host may use; None: no limit."""
+    topology: Topology  # Every online CPU of a host
+    allowed: Topology  # Those that ranks may use
+    quota: float | None  # CPUs' worth of time that the ranks of a host may use; None: no limit
     hosts: tuple[HostPlan, ...]
     notes: tuple[str, ...]
 

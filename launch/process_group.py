@@ -43,8 +43,7 @@ SECONDS_FOR_THE_FIRST = 3.0
 """In which the watch receives why an exchange broke, and ends this process with the cause."""
 LOCALHOST = "127.0.0.1"
 SECONDS_BETWEEN_LOOKS = 0.2
-SECONDS_FOR_NAMES = 5.0
-"""In which a name server may still answer."""
+SECONDS_FOR_NAMES = 5.0  # In which a name server may still answer
 SECONDS_REFUSED = 5.0
 """Ranks that start together differ by less; then a refused connection is worth a note."""
 NAMES = "check that MASTER_ADDR, MASTER_PORT or host names are right"
@@ -66,8 +65,7 @@ class ProcessGroup:
     is_on_one_host: bool = True
     notes: tuple[str, ...] = ()
     watch: Watch | None = None
-    control: dist.ProcessGroup | None = None
-    """torch's group for everything else, always gloo."""
+    control: dist.ProcessGroup | None = None  # torch's group for everything else, always gloo
     exchange: dist.ProcessGroup | None = None
     """torch's group for gradients; None: that of all ranks of the job."""
     store: dist.Store | None = None

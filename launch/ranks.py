@@ -19,11 +19,9 @@ class Ranks:
 
     rank: int
     size: int
-    local_rank: int
-    """Its number on this host, from 0."""
+    local_rank: int  # Its number on this host, from 0
     local_size: int
-    launcher: str
-    """`none`, `mpich`, `intel-mpi`, `open-mpi`, `slurm` or `torchrun`."""
+    launcher: str  # `none`, `mpich`, `intel-mpi`, `open-mpi`, `slurm` or `torchrun`
 
     @property
     def is_first(self) -> bool:

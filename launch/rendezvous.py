@@ -36,16 +36,14 @@ MPI_LAUNCHERS = ("mpich", "intel-mpi", "open-mpi")
 MODULE = "mpi4py.MPI"
 JOB_NUMBER = re.compile("[0-9]{1,18}")
 LAST_PORT = 65_535
-FIRST_PORT, PORTS = 20_000, 10_000
-"""Slurm's jobs meet at a port that follows from their number."""
+FIRST_PORT, PORTS = 20_000, 10_000  # Slurm's jobs meet at a port that follows from their number
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
     """How to reach rank 0, and the CPUs of the ranks of this host."""
 
-    addresses: tuple[str, ...]
-    """Of rank 0's host, to be tried in this order."""
+    addresses: tuple[str, ...]  # Of rank 0's host, to be tried in this order
     port: int
     listener: socket.socket | None = None
     """Rank 0's, listening at the port already; None: torch is to listen."""
@@ -198,8 +196,7 @@ def write_line(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-SIOCGIFADDR = 0x8915
-"""Linux's request for an interface's IPv4 address."""
+SIOCGIFADDR = 0x8915  # Linux's request for an interface's IPv4 address
 SECONDS_TO_CONNECT = 3.0
 
 
@@ -272,8 +269,7 @@ def network_of_this_process() -> str:
 
 SECONDS_TO_BE_ENDED = 3.0
 """After rank 0 has ended with the same error, a launcher without MPI ends the others."""
-SECONDS_TO_AGREE = 60.0
-"""In which the other ranks of mpirun come to the exchange of an error."""
+SECONDS_TO_AGREE = 60.0  # In which the other ranks of mpirun come to the exchange of an error
 
 
 @contextmanager
@@ -356,11 +352,9 @@ NOTICE_S, NOTICE_SHARE = 30.0, 0.25
 class Wait:
     """The object of a wait, for messages; the waiting code keeps it up to date."""
 
-    what: str
-    """Such as "rank 0 at 10.0.0.1, port 29500"."""
+    what: str  # Such as "rank 0 at 10.0.0.1, port 29500"
     advice: str
-    noted: bool = True
-    """Whether a note is printed while it lasts; the end of the limit always is."""
+    noted: bool = True  # Whether a note is printed while it lasts; the end of the limit always is
 
 
 @contextmanager

@@ -218,8 +218,7 @@ def below_scripts(process: int, number: int) -> int:
 HELPER = "hydra_pmi_proxy"
 DEPTH = 3
 """Intel MPI's is started by a helper of mpiexec.hydra, which is started by the script mpirun."""
-MOST_HOSTS = 32
-"""With more, launchers connect hosts as a tree, and not each to the first."""
+MOST_HOSTS = 32  # With more, launchers connect hosts as a tree, and not each to the first
 NOTICE_S, LIMIT_S = 30.0, 300.0
 """When a note on hosts that have not started is printed, and when mpirun is ended."""
 
@@ -323,8 +322,7 @@ def missing_hosts(launcher: int, hosts: Sequence[str]) -> tuple[str, ...]:
     return missing if len(unnamed) < len(missing) else ()
 
 
-ESTABLISHED = "01"
-"""State of a connection in /proc/net/tcp."""
+ESTABLISHED = "01"  # State of a connection in /proc/net/tcp
 REMOTE_SHELLS = ("ssh", "rsh")
 """Their connections show that a host is reached, not that its helper reaches this one."""
 

@@ -10,12 +10,9 @@ from launch.topology import Core, Node, Socket, Topology, count_cores
 class CoreRequest:
     """Cores that each rank requests. [physical cores]"""
 
-    threads: int | None = None
-    """Compute threads, one a core; None: all cores that are left."""
-    comm_cores: int = 0
-    """For communication: `launch.comm_cores`."""
-    loader_cores: int = 0
-    """For loading images: `data.reserve_cores`."""
+    threads: int | None = None  # Compute threads, one a core; None: all cores that are left
+    comm_cores: int = 0  # For communication: `launch.comm_cores`
+    loader_cores: int = 0  # For loading images: `data.reserve_cores`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +24,8 @@ class Share:
     cpus: tuple[int, ...]
     """CPUs of its compute threads, one a core: exactly `threads` of them, more where it floats."""
     comm_cpus: tuple[int, ...]
-    loader_cpus: tuple[int, ...]
-    """All CPUs, hyperthreads included, of the cores that load images."""
-    threads: int
-    """Compute threads."""
+    loader_cpus: tuple[int, ...]  # All CPUs, hyperthreads included, of the cores that load images
+    threads: int  # Compute threads
     floating: bool
     """Whether the threads move among `cpus`, because a CPU quota gives fewer than there are."""
 

@@ -20,13 +20,10 @@ SYSFS = Path("/sys/devices/system")
 class Cpu:
     """One hardware thread, as the kernel numbers it."""
 
-    cpu: int
-    """The kernel's number, which pinning uses."""
-    core: int
-    """Physical core, counted over the whole host in the order of its lowest CPU."""
+    cpu: int  # The kernel's number, which pinning uses
+    core: int  # Physical core, counted over the whole host in the order of its lowest CPU
     socket: int
-    node: int
-    """NUMA node; 0 where the host has none."""
+    node: int  # NUMA node; 0 where the host has none
 
 
 @dataclass(frozen=True)
@@ -94,8 +91,7 @@ def topology_of(facts: Iterable[CpuFacts]) -> Topology:
     return Topology(tuple(cpus))
 
 
-Core = tuple[int, ...]
-"""The CPUs (hyperthreads) of a physical core, in order of number."""
+Core = tuple[int, ...]  # The CPUs (hyperthreads) of a physical core, in order of number
 
 
 @dataclass(frozen=True)
@@ -103,8 +99,7 @@ class Node:
     """The part of a NUMA node that lies on one socket."""
 
     number: int
-    cores: tuple[Core, ...]
-    """In order of their lowest CPU, the same however the host was described."""
+    cores: tuple[Core, ...]  # In order of their lowest CPU, the same however the host was described
 
 
 @dataclass(frozen=True)
@@ -211,8 +206,7 @@ def read_sysfs_text(file: Path) -> str:
 COMMAND = "lscpu -p=CPU,CORE,SOCKET,NODE"
 COLUMNS = ("cpu", "core", "socket", "node")
 UNKNOWN = ("", "-")
-MOST_BYTES = 10_000_000
-"""Of an output: 65,536 CPUs have 2 MB."""
+MOST_BYTES = 10_000_000  # Of an output: 65,536 CPUs have 2 MB
 
 
 def read_lscpu(file: Path) -> list[CpuFacts]:

@@ -33,12 +33,10 @@ from launch.rendezvous import MPI_LAUNCHERS
 from launch.topology import format_cpu_list
 
 SECONDS_BETWEEN_BEATS = 1.0
-SECONDS_FOR_SUPERVISORS = 0.3
-"""In which those of ranks that have ended forward their exit codes."""
+SECONDS_FOR_SUPERVISORS = 0.3  # In which those of ranks that have ended forward their exit codes
 PATIENCE = 5.0
 """How long a failing rank waits for rank 0's reply, and rank 0 for the others' ends. [seconds]"""
-DIED = 1
-"""Exit code where a rank ended without a message."""
+DIED = 1  # Exit code where a rank ended without a message
 
 BYE = b"bye"
 BEAT = b"beat"
@@ -51,8 +49,7 @@ class Failure:
     rank: int
     code: int
     text: str
-    is_silent: bool = False
-    """Whether the rank may still exist, such as a stopped process."""
+    is_silent: bool = False  # Whether the rank may still exist, such as a stopped process
 
     def message(self) -> bytes:
         """Return it as it is sent to other ranks."""

@@ -143,11 +143,9 @@ class Question:
     """The work given to oneDNN, without how it was done; training and inference are the same."""
 
     kind: str
-    direction: str
-    """`forward`, `backward data`, …; empty where a kind has none."""
+    direction: str  # `forward`, `backward data`, …; empty where a kind has none
     shape: str
-    types: str
-    """Empty where types do not matter."""
+    types: str  # Empty where types do not matter
     algorithm: str
 
 
@@ -155,8 +153,7 @@ class Question:
 class SideCalls:
     """The calls of one side that do the same work."""
 
-    calls: float = 0.0
-    """A step, where steps are compared."""
+    calls: float = 0.0  # A step, where steps are compared
     ms: float = 0.0
     implementations: dict[str, None] = field(default_factory=dict)
     """In order of appearance, as are the layouts."""
@@ -236,8 +233,7 @@ class Comparison:
     first: Side
     second: Side
     pairs: Sequence[Pair]
-    is_by_step: bool
-    """Whether calls and times are those of a step."""
+    is_by_step: bool  # Whether calls and times are those of a step
 
     @property
     def only_one(self) -> list[Pair]:
@@ -412,8 +408,7 @@ def hint_on_types(comparison: Comparison) -> str:
     return "the types of numbers differ; --ignore-types compares shapes alone"
 
 
-COLOURS = (charts.BLUE, charts.ORANGE)
-"""The first side's and the second's."""
+COLOURS = (charts.BLUE, charts.ORANGE)  # The first side's and the second's
 BARS = 10
 LONGEST_SHAPE = 44
 
@@ -469,10 +464,8 @@ class Condition:
     """The first log's number over the second's, against a bound."""
 
     text: str
-    name: str
-    """`total`, or a kind with or without its direction."""
-    is_of_calls: bool
-    """Numbers of calls; else times."""
+    name: str  # `total`, or a kind with or without its direction
+    is_of_calls: bool  # Numbers of calls; else times
     operator: str
     bound: float
 

@@ -215,8 +215,7 @@ def replay_now(
 
 WORST = 3
 REASONS = 5
-ALMOST_ALL = 0.9995
-"""More is shown as 100.0%."""
+ALMOST_ALL = 0.9995  # More is shown as 100.0%
 FASTER_THAN_ALONE = 1.1
 ABOVE_1 = (
     "well above 1: the replay ran under worse conditions than the run: other work beside it, other "
@@ -413,8 +412,7 @@ def as_json(
     }
 
 
-MOST = 12
-"""Kinds and directions that are shown, the costliest."""
+MOST = 12  # Kinds and directions that are shown, the costliest
 PALER = 0.45
 
 

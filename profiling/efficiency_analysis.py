@@ -23,14 +23,11 @@ class Part:
     kind: str
     direction: str
     calls: int
-    measured_ms: float
-    """The time of all calls in the run."""
-    hot_ms: float
-    """The time of all calls at the hot replay's speed."""
+    measured_ms: float  # The time of all calls in the run
+    hot_ms: float  # The time of all calls at the hot replay's speed
     cold_ms: float | None
     """The time of those with a cold replay; None without any. benchdnn runs small ones hot only."""
-    cold_measured_ms: float
-    """Measured time of the same."""
+    cold_measured_ms: float  # Measured time of the same
 
     @property
     def lost_ms(self) -> float:
@@ -43,8 +40,7 @@ class ProblemEfficiency(Part):
     """One problem that was replayed."""
 
     problem: Problem
-    replayed: ReplayTime
-    """The time of one call, alone."""
+    replayed: ReplayTime  # The time of one call, alone
     roofline_ms: float | None
     """The time of one call at the machine's peaks; None where they or the work are not known."""
 
@@ -77,14 +73,10 @@ class Steps:
 
     whole: frozenset[tuple[int | None, int | None]]
     """Rank and number of each step whose begin and end are marked; none: the log has no marks."""
-    ranks: int
-    """Ranks in the log, at least 1."""
-    wall_ms: float | None
-    """The time of a step, the mean over whole ones; None without marks."""
-    images: int | None
-    """Images of all the log's ranks together in a step."""
-    ranks_of_run: int | None
-    """Number of ranks that trained; None where the log does not have it."""
+    ranks: int  # Ranks in the log, at least 1
+    wall_ms: float | None  # The time of a step, the mean over whole ones; None without marks
+    images: int | None  # Images of all the log's ranks together in a step
+    ranks_of_run: int | None  # Number of ranks that trained; None where the log does not have it
 
     @property
     def count(self) -> int | None:
@@ -102,16 +94,11 @@ class Efficiency:
 
     replay: Replay
     steps: Steps
-    problems: Sequence[ProblemEfficiency]
-    """The largest losses come first."""
-    not_replayed: Sequence[NotReplayed]
-    """The costliest come first."""
-    parts: Sequence[Part]
-    """By kind and direction, the costliest first."""
-    total: Part
-    """The sum of all replayed problems."""
-    outside_ms: float
-    """oneDNN's time outside of whole steps, which counts nowhere."""
+    problems: Sequence[ProblemEfficiency]  # The largest losses come first
+    not_replayed: Sequence[NotReplayed]  # The costliest come first
+    parts: Sequence[Part]  # By kind and direction, the costliest first
+    total: Part  # The sum of all replayed problems
+    outside_ms: float  # oneDNN's time outside of whole steps, which counts nowhere
     cautions: Sequence[str]
     """Differences between replay and run, other than running alone; reasons against the peaks."""
 
@@ -228,14 +215,10 @@ class Projection:
     Problems without a replay, or without a roofline, keep their measured time.
     """
 
-    speeds: tuple[Speed, ...]
-    """`as measured` first."""
-    elsewhere_s: float | None
-    """Outside of oneDNN's primitives, our own kernels included."""
-    images: int | None
-    """In a step, of all ranks in the log."""
-    roofline_share: float
-    """The share of oneDNN's measured time that has a roofline."""
+    speeds: tuple[Speed, ...]  # `as measured` first
+    elsewhere_s: float | None  # Outside of oneDNN's primitives, our own kernels included
+    images: int | None  # In a step, of all ranks in the log
+    roofline_share: float  # The share of oneDNN's measured time that has a roofline
 
 
 def project(

@@ -91,20 +91,15 @@ class Peaks:
     """The memory's, in 10⁹ bytes a second, as a large copy or scaling has it."""
     threads: int
     cpu: str
-    versions: dict[str, str]
-    """Versions of the packages that computed."""
-    cpus: tuple[int, ...] = ()
-    """On which the threads ran."""
+    versions: dict[str, str]  # Versions of the packages that computed
+    cpus: tuple[int, ...] = ()  # On which the threads ran
     rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """GFLOP/s of everything that was timed, by type and by what it was."""
-    bandwidths: Mapping[str, float] = field(default_factory=dict)
-    """GB/s of each way to move memory."""
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    """Types that have no peak, and why."""
+    bandwidths: Mapping[str, float] = field(default_factory=dict)  # GB/s of each way to move memory
+    left_out: Mapping[str, str] = field(default_factory=dict)  # Types that have no peak, and why
     other_cores: float = 0.0
     """Cores that other work kept busy meanwhile: more than a tenth, and peaks are too low."""
-    notes: tuple[str, ...] = ()
-    """Steps that were not possible, such as binding threads to cores."""
+    notes: tuple[str, ...] = ()  # Steps that were not possible, such as binding threads to cores
 
     def best(self, type_name: str) -> str:
         """Return what reached the peak of a type; empty where the file has none."""
@@ -263,8 +258,7 @@ def cautions_of_peaks(peaks: Peaks | None, log: OneDnnLog) -> list[str]:
 
 
 TIMES_THE_CACHES = 4
-LARGEST_SHARE = 1 / 8
-"""Share of the memory that is free: there are two buffers, and other programs."""
+LARGEST_SHARE = 1 / 8  # Share of the memory that is free: there are two buffers, and other programs
 
 
 def last_level_bytes(cpus: Path = Path("/sys/devices/system/cpu")) -> int:

@@ -16,24 +16,18 @@ from torch import Tensor
 
 from common.machine import installed_versions
 
-TYPES = ("f32", "bf16", "f16", "s8", "u8")
-"""By oneDNN's names."""
+TYPES = ("f32", "bf16", "f16", "s8", "u8")  # By oneDNN's names
 FLOATS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-ROUNDS = 2
-"""Their better median counts: another program may disturb one of them."""
-WORK_REPETITIONS, REPETITIONS = 3, 5
-"""Calls of arithmetic, and of moving memory."""
+ROUNDS = 2  # Their better median counts: another program may disturb one of them
+WORK_REPETITIONS, REPETITIONS = 3, 5  # Calls of arithmetic, and of moving memory
 PROBES = 3
 PROBE_SIZE = 512
 """A product that is done soon even where the type is emulated number by number, and that takes
 longer than a busy machine may keep one of the threads waiting."""
-EMULATED = 1 / 8
-"""Share of float32's rate; a slower type is emulated."""
-BUFFER_BYTES = 256 * 2**20
-"""Many times what the caches of most processors hold."""
+EMULATED = 1 / 8  # Share of float32's rate; a slower type is emulated
+BUFFER_BYTES = 256 * 2**20  # Many times what the caches of most processors hold
 CHANNELS, SMALL_OUT = 256, 720
-LARGE, SMALL = 100, 50
-"""Sides of maps: P3's and P4's of images of 800x800."""
+LARGE, SMALL = 100, 50  # Sides of maps: P3's and P4's of images of 800x800
 LEAST_IMAGES = 2
 
 Rates = dict[str, dict[str, float]]
@@ -42,8 +36,7 @@ Rates = dict[str, dict[str, float]]
 class Work(NamedTuple):
     """An operation to be timed."""
 
-    gflop: float
-    """10⁹ multiplications and additions."""
+    gflop: float  # 10⁹ multiplications and additions
     call: Callable[[], object]
 
 

@@ -130,14 +130,11 @@ class Row(NamedTuple):
     calls: int
     total_ms: float
     mean_ms: float
-    share: float
-    """Share of the time of all executions, 0 to 1."""
+    share: float  # Share of the time of all executions, 0 to 1
     gflop: float | None
     """10⁹ operations of a call; None where not counted, see `profiling.onednn_log.work`."""
-    gbyte: float | None
-    """10⁹ bytes of a call's tensors, each once."""
-    gflop_per_s: float | None
-    """The rate of a call; None where its arithmetic is not counted."""
+    gbyte: float | None  # 10⁹ bytes of a call's tensors, each once
+    gflop_per_s: float | None  # The rate of a call; None where its arithmetic is not counted
     flop_per_byte: float | None
     """The arithmetic intensity; None where arithmetic or bytes are not counted."""
 
@@ -192,8 +189,7 @@ class Part:
     calls: int
     total_ms: float
     share: float
-    gflop: float
-    """10⁹ operations of all calls whose arithmetic is counted."""
+    gflop: float  # 10⁹ operations of all calls whose arithmetic is counted
     gflop_per_s: float | None
 
 
@@ -304,8 +300,7 @@ def json_parts(log: OneDnnLog, parts: Sequence[Part], rows: Sequence[Row]) -> It
 
 FORMATS = {"calls": ",", "ms": ",.1f", "share": ".1%", "GFLOP/s": ",.0f"}
 MEASURES = tuple(Column(name, format_) for name, format_ in FORMATS.items())
-MESSAGES = 5
-"""Dispatch reasons and messages that are shown."""
+MESSAGES = 5  # Dispatch reasons and messages that are shown
 
 
 def print_parts(console: Console, parts: Sequence[Part]) -> None:
@@ -382,10 +377,8 @@ def print_remarks(console: Console, log: OneDnnLog) -> None:
             say(console, f"  and {more:,} more")
 
 
-BARS = 12
-"""Kinds with a bar of their own; the others share one."""
-SMALLEST_LABELLED = 0.06
-"""Share from which a piece of a bar has its number in it."""
+BARS = 12  # Kinds with a bar of their own; the others share one
+SMALLEST_LABELLED = 0.06  # Share from which a piece of a bar has its number in it
 
 
 def draw_distribution(parts: Sequence[Part], *, title: str) -> "Figure":
@@ -428,11 +421,9 @@ def draw_distribution(parts: Sequence[Part], *, title: str) -> "Figure":
     return figure
 
 
-LARGEST_DOT = 900
-"""Area of the dot of a problem that takes all of the time. [points²]"""
+LARGEST_DOT = 900  # Area of the dot of a problem that takes all of the time. [points²]
 SMALLEST_DOT = 9
-MOVERS = 10
-"""Bars for kinds that only move data."""
+MOVERS = 10  # Bars for kinds that only move data
 
 
 def draw_roofline(rows: Sequence[Row], peaks: Peaks | None, *, title: str) -> "Figure":

@@ -31,16 +31,11 @@ from retinanet.config import (
 SHIPPED = Path(__file__).resolve().parent.parent / "configs"
 """The folder of `--config openimages.yaml`, from any working directory."""
 
-LONGEST_TEXT = 100_000
-"""Characters."""
-MOST_BRACKETS = 500
-"""The parser takes seconds for some thousand, each within the last."""
-MOST_VALUES = 10_000
-"""Each counted as often as it is named."""
-MOST_DEPTH = 20
-"""Sections and lists within one another."""
-MOST_SECTIONS = max(name.count(".") for name in field_names())
-"""Before a field's own name."""
+LONGEST_TEXT = 100_000  # Characters
+MOST_BRACKETS = 500  # The parser takes seconds for some thousand, each within the last
+MOST_VALUES = 10_000  # Each counted as often as it is named
+MOST_DEPTH = 20  # Sections and lists within one another
+MOST_SECTIONS = max(name.count(".") for name in field_names())  # Before a field's own name
 
 SHORTHANDS = {"engine": "name"}
 """A section given as one word means this field of it: `engine: ipex` is `engine.name: ipex`."""

@@ -28,10 +28,8 @@ class Resume(Enum):
 
     MUST_MATCH = "must match"
     """With another value the checkpoint would mean something else: the run is refused."""
-    FREE = "free"
-    """No step's weights depend on it, or its effect is recorded as the run's set-up."""
-    LENGTH = "length"
-    """Steps depend on it only where the learning rate falls until the run's end."""
+    FREE = "free"  # No step's weights depend on it, or its effect is recorded as the run's set-up
+    LENGTH = "length"  # Steps depend on it only where the learning rate falls until the run's end
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +78,7 @@ def interval_of(text: str) -> Interval:
 
 
 STEP_WINDOW = re.compile(r"([1-9][0-9]{0,11})(?:-([1-9][0-9]{0,11}))?")
-MOST_STEPS = 10_000
-"""Steps of a window: the records of one take about a megabyte."""
+MOST_STEPS = 10_000  # Steps of a window: the records of one take about a megabyte
 
 
 def is_window(text: str) -> bool:
@@ -101,8 +98,7 @@ MetricLibrary = Literal["faster-coco-eval", "pycocotools"]
 METRIC_LIBRARIES: tuple[MetricLibrary, ...] = get_args(MetricLibrary)
 DEFAULT_LIBRARY: MetricLibrary = "faster-coco-eval"
 
-BatchSplit = Literal["even", "speed"] | tuple[int, ...]
-"""Values of `distributed.batch_split`."""
+BatchSplit = Literal["even", "speed"] | tuple[int, ...]  # Values of `distributed.batch_split`
 MOST_IMAGES = 10**6
 """Images of a rank in a batch. What fits a host's memory is checked before a run."""
 
@@ -206,8 +202,7 @@ def planned_split(split: BatchSplit, *, batch_size: int, ranks: int) -> str:
     return describe_split(images) if len(set(images)) > 1 else ""
 
 
-DEFAULT_BETA1 = 0.9
-"""Adam's and LAMB's without groups, as MLPerf has it."""
+DEFAULT_BETA1 = 0.9  # Adam's and LAMB's without groups, as MLPerf has it
 
 
 def implicit_momentum(groups: int) -> float:

@@ -43,14 +43,11 @@ BYTES = {"bf16": 2, "float32": 4}
 class ModelBytes:
     """Sizes of a model's parts. [bytes]"""
 
-    state: int
-    """All tensors of its `state_dict`: parameters, and the statistics of norms."""
-    trained: int
-    """The parameters that train; their gradients are as large."""
+    state: int  # All tensors of its `state_dict`: parameters, and the statistics of norms
+    trained: int  # The parameters that train; their gradients are as large
     backbone: int
     trained_backbone: int
-    statistics: int
-    """Running statistics of the norms that train, which every rank has for itself."""
+    statistics: int  # Running statistics of the norms that train, which every rank has for itself
     optimizer: int
 
     @property
@@ -63,12 +60,10 @@ class ModelBytes:
 class MemoryNeed:
     """The memory of a rank beyond a process that has loaded the libraries. [bytes]"""
 
-    model: int
-    """Weights, gradients and optimizer, which no step can do without."""
+    model: int  # Weights, gradients and optimizer, which no step can do without
     activations: int
     """Maps that are kept for the backward pass, or an evaluation's maps if they are more."""
-    other: int
-    """Copies of weights, libraries, exchange."""
+    other: int  # Copies of weights, libraries, exchange
     loading: int
 
     @property
@@ -177,8 +172,7 @@ class ForwardValues:
 
     maps: int
     """Values of maps, each with the bytes of the precision, the outputs' gradients included."""
-    indices: int
-    """Values of int64: where the stem's pooling found each maximum, if the stem trains."""
+    indices: int  # Values of int64: where the stem's pooling found each maximum, if the stem trains
     logits: int
 
     def bytes(self, value: int) -> int:

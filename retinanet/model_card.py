@@ -37,8 +37,7 @@ class SplitFacts:
     """A split of the data set."""
 
     annotations: str
-    images: str
-    """The folder."""
+    images: str  # The folder
     number_of_images: int
     number_of_boxes: int
 
@@ -48,31 +47,24 @@ class CardFacts:
     """Facts about a checkpoint that was evaluated, of the run `name`."""
 
     name: str
-    checkpoint: str
-    """The folder, as commands take it."""
-    python: str
-    """The interpreter, as commands take it."""
+    checkpoint: str  # The folder, as commands take it
+    python: str  # The interpreter, as commands take it
     step: int
     total_steps: int
     epochs: float
     image_size: int
     parameters: int
     is_pretrained: bool
-    is_drawn: bool
-    """Whether the data are synthetic scenes."""
+    is_drawn: bool  # Whether the data are synthetic scenes
     train: SplitFacts
     validation: SplitFacts
-    settings: Mapping[str, str]
-    """How it was trained: a name and a value a row."""
-    summary: Mapping[str, float]
-    """`METRICS` to values; nan where nothing could be measured."""
+    settings: Mapping[str, str]  # How it was trained: a name and a value a row
+    summary: Mapping[str, float]  # `METRICS` to values; nan where nothing could be measured
     classes: tuple[ClassResult, ...]
 
 
-WEAK = 0.1
-"""mAP of a class that is hardly found."""
-FEW = 1000
-"""Training pictures below which a detector of photographs has seen little."""
+WEAK = 0.1  # mAP of a class that is hardly found
+FEW = 1000  # Training pictures below which a detector of photographs has seen little
 
 
 def sentences(facts: CardFacts) -> Iterator[str]:
@@ -126,11 +118,9 @@ SUMMARY_ROWS = [
     for name, metric in METRICS.items()
     if metric.table == "precision" or metric.area == "all"
 ]
-CLASSES_SHOWN = 10
-"""Of each end of the table, where there are more than twice as many."""
+CLASSES_SHOWN = 10  # Of each end of the table, where there are more than twice as many
 NAMES_SHOWN = 400
-LONGEST = 200
-"""Characters of a name or a path."""
+LONGEST = 200  # Characters of a name or a path
 
 
 def model_card(facts: CardFacts) -> str:

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SILENCE_S = 3600.0
-RUN_FILES = ("metrics.jsonl", "mlperf.log")
-"""A training holds these open from its start to its end."""
+RUN_FILES = ("metrics.jsonl", "mlperf.log")  # A training holds these open from its start to its end
 
 
 def main() -> int:

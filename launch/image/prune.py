@@ -13,10 +13,8 @@ from pathlib import Path
 
 COMPILING = ("torch/include", "torch/share", "mpich/include", "numpy/*/include")
 """Below site-packages: only a compiler reads them."""
-TESTS_OF_TORCH = ("torch/test", "torch/bin/*")
-"""138 MB of CPU-only wheels."""
-USED_OF_TORCH = ("torch_shm_manager",)
-"""In torch/bin: hands memory over between processes."""
+TESTS_OF_TORCH = ("torch/test", "torch/bin/*")  # 138 MB of CPU-only wheels
+USED_OF_TORCH = ("torch_shm_manager",)  # In torch/bin: hands memory over between processes
 INSTALLING = ("pip", "pip-*.dist-info")
 CUDA_OF_TORCH = ("libtorch_cuda*", "libtorch_nvshmem*", "libcaffe2_nvrtc*")
 

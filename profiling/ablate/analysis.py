@@ -25,18 +25,14 @@ from profiling.ablate.result import (
 
 PADDING = re.compile(r"\b0+(?=\d)")
 """Zeros before numbers in names of details, which are there for their order."""
-NAMED = 6
-"""Variants of one reason that are named; the others are counted."""
+NAMED = 6  # Variants of one reason that are named; the others are counted
 T = TypeVar("T")
 UNSURE = "The rounds scatter too much to tell; more of them would (`--rounds`)."
 
 
-NOTHING = 0.05
-"""A ratio nearer to 1 than this is called no difference."""
-ALIKE = 1.15
-"""Two ratios within this factor are called about the same."""
-HOLDS = 1.25
-"""A second measurement within this factor of the first has the same rough size."""
+NOTHING = 0.05  # A ratio nearer to 1 than this is called no difference
+ALIKE = 1.15  # Two ratios within this factor are called about the same
+HOLDS = 1.25  # A second measurement within this factor of the first has the same rough size
 WANTED_CONFIDENCE = 0.9
 
 
@@ -117,12 +113,9 @@ class Outcome:
     """One comparison, measured or not."""
 
     comparison: Comparison
-    ratio: Ratio | None
-    """None: could not be measured here."""
-    missing: str = ""
-    """Why it has no ratio."""
-    again: Ratio | None = None
-    """The ratio of a second measurement, where there is one."""
+    ratio: Ratio | None  # None: could not be measured here
+    missing: str = ""  # Why it has no ratio
+    again: Ratio | None = None  # The ratio of a second measurement, where there is one
 
     @property
     def what(self) -> str:
@@ -236,12 +229,10 @@ class VariantNumbers(NamedTuple):
 
     name: str
     allocator: str
-    values: list[float]
-    """The drawn quantity, by round."""
+    values: list[float]  # The drawn quantity, by round
     page_faults: float | None
     """Median of a run; None for jobs, of which neither this nor the memory is known."""
-    peak_mb: float | None
-    """Largest of all runs. [MB]"""
+    peak_mb: float | None  # Largest of all runs. [MB]
 
 
 def variant_numbers(result: Result, choice: ChartChoice) -> tuple[str, list[VariantNumbers]]:
@@ -265,11 +256,9 @@ class Row:
 
     name: str
     ablation: Ablation
-    result: Result | None
-    """None: was not measured yet."""
+    result: Result | None  # None: was not measured yet
     outcomes: Sequence[Outcome]
-    command: str
-    """The command that measures it."""
+    command: str  # The command that measures it
     has_other_again: bool = False
     """Whether there is a second run of another definition, which says nothing of this one."""
 

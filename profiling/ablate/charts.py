@@ -55,15 +55,12 @@ PRIMITIVES = {
     "elsewhere": "#adb5bd",
 }
 """In the order in which they are drawn; others take what is left of `PALETTE`."""
-SMALLEST = 0.01
-"""Parts that are less everywhere are `others`."""
+SMALLEST = 0.01  # Parts that are less everywhere are `others`
 LABELLED = 0.06
-WIDEST_LINEAR = 6.0
-"""Ratios beyond are drawn on a logarithmic axis."""
+WIDEST_LINEAR = 6.0  # Ratios beyond are drawn on a logarithmic axis
 WIDEST_DOUBLING = 200.0
 """Where they span more, the axis has a line for every factor of 10, else of 2."""
-ROW = 0.42
-"""Height of a bar. [inches]"""
+ROW = 0.42  # Height of a bar. [inches]
 
 
 def picture(ablation: Ablation, result: Result, outcomes: Sequence[Outcome]) -> "Figure":

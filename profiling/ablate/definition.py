@@ -25,18 +25,15 @@ class AblationVariant:
     """One of the variants that run in turn."""
 
     about: str
-    recipe: str | None = None
-    """Module that prepares it; None: the ablation's."""
+    recipe: str | None = None  # Module that prepares it; None: the ablation's
     options: dict[str, Option] = Field(default_factory=dict)
     """For the recipe, on top of the ablation's."""
     allocator: Literal["system", "tuned", "tcmalloc", "jemalloc"] | None = None
     """Memory policy; None: the ablation's."""
-    huge_pages: bool = False
-    """Whether the C library asks the kernel for huge pages."""
+    huge_pages: bool = False  # Whether the C library asks the kernel for huge pages
     memory: str | None = None
     """Where memory lies, as numactl names it; needs a host with several memory nodes."""
-    pillow_simd: bool = False
-    """Whether Pillow-SIMD stands in Pillow's place."""
+    pillow_simd: bool = False  # Whether Pillow-SIMD stands in Pillow's place
     needs: tuple[Literal["bf16", "ipex"], ...] = ()
     """Needs that not every machine meets, beside those of the fields above."""
 
@@ -46,24 +43,16 @@ class Comparison:
     """A change that is compared with its baseline."""
 
     change: str
-    baseline: str
-    """Another variant; or the same, with another quantity."""
-    of: str = "seconds"
-    """The quantity: seconds of a run, or one of the recipe's details."""
-    baseline_of: str | None = None
-    """The baseline's, where it is another."""
+    baseline: str  # Another variant; or the same, with another quantity
+    of: str = "seconds"  # The quantity: seconds of a run, or one of the recipe's details
+    baseline_of: str | None = None  # The baseline's, where it is another
     ratio: Literal["times as fast", "times as much", "share"] = "times as fast"
     """Baseline over change, for times; change over baseline, as a number or in percent."""
-    paper: Annotated[float, Field(gt=0)] | None = None
-    """The paper's figure, in the same terms."""
-    more: str = ""
-    """Why ours is larger than the paper's, where it is."""
-    alike: str = ""
-    """The sentence where it is about the same."""
-    less: str = ""
-    """Why ours is smaller, where it is."""
-    remark: str = ""
-    """A sentence for any case."""
+    paper: Annotated[float, Field(gt=0)] | None = None  # The paper's figure, in the same terms
+    more: str = ""  # Why ours is larger than the paper's, where it is
+    alike: str = ""  # The sentence where it is about the same
+    less: str = ""  # Why ours is smaller, where it is
+    remark: str = ""  # A sentence for any case
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -73,12 +62,9 @@ class ChartChoice:
     kind: Literal["bars", "shares", "curves", "grid", "points"] = "bars"
     """Medians as bars; parts of a whole; losses by step; throughput by ranks; by batch size."""
     of: str = "seconds"
-    parts: tuple[str, ...] = ()
-    """Details that add up to it, for bars."""
-    unit: str = "seconds"
-    """Label of the axis."""
-    per: str = "a run"
-    """Seconds of what."""
+    parts: tuple[str, ...] = ()  # Details that add up to it, for bars
+    unit: str = "seconds"  # Label of the axis
+    per: str = "a run"  # Seconds of what
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -88,12 +74,9 @@ class Size:
     image_size: Annotated[int, Field(ge=64, multiple_of=32)] | None = None
     """Height and width. [pixels]"""
     images: Annotated[int, Field(ge=1)] | None = None
-    classes: Annotated[int, Field(ge=1)] | None = None
-    """Outputs of the head for every anchor."""
-    rounds: Annotated[int, Field(ge=1)] | None = None
-    """Counted runs of each variant."""
-    warm_up: Annotated[int, Field(ge=0)] | None = None
-    """Runs of each before them."""
+    classes: Annotated[int, Field(ge=1)] | None = None  # Outputs of the head for every anchor
+    rounds: Annotated[int, Field(ge=1)] | None = None  # Counted runs of each variant
+    warm_up: Annotated[int, Field(ge=0)] | None = None  # Runs of each before them
     options: dict[str, Option] = Field(default_factory=dict)
     """For the recipe, on top of the ablation's and below the variant's."""
 
@@ -102,13 +85,10 @@ class Size:
 class Ablation:
     """A file of configs/ablations."""
 
-    place: int
-    """Where it stands among all, ascending."""
+    place: int  # Where it stands among all, ascending
     question: str
-    source: str
-    """Where in which paper it is asked."""
-    says: str
-    """The paper's statement, in a few words of ours."""
+    source: str  # Where in which paper it is asked
+    says: str  # The paper's statement, in a few words of ours
     recipe: str
     """Module that prepares a variant, see `profiling.bench.variant`; or `mpirun`: whole jobs."""
     variants: Annotated[dict[str, AblationVariant], Field(min_length=1)]
@@ -122,10 +102,8 @@ class Ablation:
     """Another ablation, whose runs of variants of the same names are this one's as well."""
     calls: tuple[str, str] | None = None
     """Two variants whose oneDNN logs are held against each other, call by call."""
-    settling: Annotated[int, Field(ge=0)] = 0
-    """Runs at the start of every turn that do not count."""
-    remark: str = ""
-    """Anything else that matters to a reader."""
+    settling: Annotated[int, Field(ge=0)] = 0  # Runs at the start of every turn that do not count
+    remark: str = ""  # Anything else that matters to a reader
     quick: Size = Size()
     full: Size = Size()
 
@@ -136,8 +114,7 @@ class Ablation:
 
 SizeName = Literal["quick", "full"]
 
-Ablations = Mapping[str, Ablation]
-"""By name, in order."""
+Ablations = Mapping[str, Ablation]  # By name, in order
 
 FOLDER = SHIPPED / "ablations"
 SCHEMA = TypeAdapter(Ablation)

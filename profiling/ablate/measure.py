@@ -105,18 +105,15 @@ def begun_result(
     )
 
 
-COUNT = 128
-"""Photos that decoders read, at most."""
+COUNT = 128  # Photos that decoders read, at most
 
 
 @dataclass
 class Photos:
     """The photos that decoders read: those of a folder, or drawn scenes, made when first needed."""
 
-    folder: Path | None
-    """The folder of a user's photos; None: drawn scenes."""
-    scratch: Path
-    """Where the list goes, and drawn scenes."""
+    folder: Path | None  # The folder of a user's photos; None: drawn scenes
+    scratch: Path  # Where the list goes, and drawn scenes
     console: Console
 
     def listed(self) -> Path:

@@ -38,8 +38,7 @@ MATRIX_OPERATORS = ("aten::addmm", "aten::mm", "aten::bmm", "aten::baddbmm", "at
 WINOGRAD_WORDS = ("our convolution forward", "our convolution backward")
 WORDS = 128
 VOCABULARY = 30_522
-WIDTH = 768
-"""The width of BERT base (Devlin et al., 2018), which has 12 layers of 12 heads."""
+WIDTH = 768  # The width of BERT base (Devlin et al., 2018), which has 12 layers of 12 heads
 
 
 def prepare_networks(

@@ -36,10 +36,8 @@ USUAL = {
     "quick": {"image_size": 320, "images": 1, "classes": 264, "rounds": 8, "warm_up": 2},
     "full": {"image_size": 800, "images": 2, "classes": 264, "rounds": 5, "warm_up": 2},
 }
-JOBS = "mpirun"
-"""The recipe of variants that are whole jobs."""
-READS_PHOTOS = "data.bench.recipes."
-"""Begins the names of recipes that decode."""
+JOBS = "mpirun"  # The recipe of variants that are whole jobs
+READS_PHOTOS = "data.bench.recipes."  # Begins the names of recipes that decode
 PINNED = {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
 """A core for each thread, with every OpenMP: where the kernel chooses, two threads that wake often
 share a core for 10 ms, which is longer than our focal loss takes."""
@@ -83,12 +81,9 @@ class Plan:
     workload: Workload
     rounds: int
     warm_up: int
-    variants: Mapping[str, Variant]
-    """The variants that can run."""
-    left_out: Mapping[str, str]
-    """Why the others cannot, by name."""
-    photos: str | None = None
-    """Photos that decoders read, see `Photos.describe`."""
+    variants: Mapping[str, Variant]  # The variants that can run
+    left_out: Mapping[str, str]  # Why the others cannot, by name
+    photos: str | None = None  # Photos that decoders read, see `Photos.describe`
 
     @property
     def definition(self) -> Definition:
@@ -223,8 +218,7 @@ def pillow_simd_folder() -> Path | None:
     return folder if (folder / "PIL").is_dir() else None
 
 
-RoundOfRuns = Mapping[str, Run]
-"""A run of every variant, by name."""
+RoundOfRuns = Mapping[str, Run]  # A run of every variant, by name
 
 
 class Call(TypedDict):
@@ -263,13 +257,10 @@ class Result:
 
     ablation: str
     size: SizeName
-    command: str
-    """The command that goes on with it, or repeats it."""
-    environment: Mapping[str, Any]
-    """Processor, cores, kernel, packages, code."""
+    command: str  # The command that goes on with it, or repeats it
+    environment: Mapping[str, Any]  # Processor, cores, kernel, packages, code
     definition: Definition
-    left_out: Mapping[str, str]
-    """Variants that could not run here, and why."""
+    left_out: Mapping[str, str]  # Variants that could not run here, and why
     rounds_wanted: int
     rounds: tuple[RoundOfRuns, ...] = ()
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -278,8 +269,7 @@ class Result:
     busy_cores: tuple[float, ...] = ()
     """Cores that other work kept busy, for each time that it was measured."""
     began: str = ""
-    ended: str = ""
-    """Times of day, in UTC."""
+    ended: str = ""  # Times of day, in UTC
 
     @property
     def is_complete(self) -> bool:

@@ -164,8 +164,7 @@ SHORT_TRAINING_LEARNING_RATE = 3e-4
 LONGEST_GRADIENT = 15.0
 BATCH = 8
 TRAIN, HELD_OUT = 240, 40
-POINTS = 6
-"""Times at which a training is looked at."""
+POINTS = 6  # Times at which a training is looked at
 
 
 def prepare_short_training(

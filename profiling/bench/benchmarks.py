@@ -14,8 +14,7 @@ from profiling.bench.results import CEILING, RECIPES, Benchmark, Finding, Result
 from profiling.bench.variant import Variant
 
 SUBJECT = "torch"
-ONEDNN_ALONE = "torch-onednn"
-"""The subject without convolutions of our own."""
+ONEDNN_ALONE = "torch-onednn"  # The subject without convolutions of our own
 BASELINE = "torchvision-tuned"
 """The variant that memory and traffic are compared with: it has the same allocator."""
 WANTED_WITH_AMX = {"torchvision": 7.0, "torchvision-tuned": 3.2, "ipex": 2.0}

@@ -51,8 +51,7 @@ from retinanet.config_file import configured_split, load_config
 
 RECIPES = "data.bench.recipes"
 MLPERF = "mlperf"
-STANDARD_SIZE = 800
-"""The size of MLPerf's images, for which the target is given. [pixels]"""
+STANDARD_SIZE = 800  # The size of MLPerf's images, for which the target is given. [pixels]
 TARGET = 2.0
 """Times as many images a second of a core as MLPerf's recipe; for photos at 800×800 pixels."""
 

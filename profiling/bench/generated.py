@@ -22,8 +22,7 @@ from retinanet.evaluation.matching import SplitDetections
 
 CLASSES = 264
 WIDTH, HEIGHT = 1024, 768
-GROUPS = 0.05
-"""Share of boxes around several objects."""
+GROUPS = 0.05  # Share of boxes around several objects
 IMAGES_AT_ONCE = 20_000
 
 
@@ -98,8 +97,7 @@ def box_texts(
 
 
 BOXES_OF_IMAGE = 7.3
-FOUND_OF_A_BOX = 3
-"""Boxes that a detector finds at each true one, as far as there is room for them."""
+FOUND_OF_A_BOX = 3  # Boxes that a detector finds at each true one, as far as there is room for them
 
 
 def generated_truth(*, images: int, random: np.random.Generator) -> Annotations:
@@ -173,8 +171,7 @@ onednn_verbose,v1,info,cpu,runtime:OpenMP,nthr:28
 onednn_verbose,v1,info,cpu,isa:Intel AVX-512 with Intel DL Boost and bfloat16 support
 """
 DIRECTIONS = ("forward_training", "backward_data", "backward_weights")
-FOREIGN_EVERY = 50
-"""A line of another program follows so many lines."""
+FOREIGN_EVERY = 50  # A line of another program follows so many lines
 FIRST_TIME_STAMP = 1_795_230_198_092.0
 
 

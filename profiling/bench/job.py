@@ -17,10 +17,8 @@ from typing import Any
 from common.processes import REPOSITORY, running
 from launch.mpirun import Hosts, Mpirun, mpirun_command, search_path
 
-MODULE = "profiling.bench.measured_rank"
-"""The program of each rank."""
-MARK = "measured-rank "
-"""Begins the lines for `messages_of`, among what else mpirun passes on."""
+MODULE = "profiling.bench.measured_rank"  # The program of each rank
+MARK = "measured-rank "  # Begins the lines for `messages_of`, among what else mpirun passes on
 
 
 class JobFailedError(Exception):
@@ -36,19 +34,15 @@ class MeasuredJob:
     """A job that `measure_ranks` starts."""
 
     ranks: int
-    hosts: Hosts = ()
-    """See `mpirun_command`."""
+    hosts: Hosts = ()  # See `mpirun_command`
     config: str
     overrides: tuple[str, ...]
     warm_up: int
-    steps: int
-    """Counted ones, after the warm-up."""
+    steps: int  # Counted ones, after the warm-up
     alternate: bool
     """Whether each counted step is followed by one whose gradients stay with their rank."""
-    scenes: Path
-    """Folder for synthetic data."""
-    own_model: bool = False
-    """Whether the configuration's model trains, and not MLPerf's."""
+    scenes: Path  # Folder for synthetic data
+    own_model: bool = False  # Whether the configuration's model trains, and not MLPerf's
 
     @property
     def all_steps(self) -> int:
@@ -71,22 +65,16 @@ class RankSteps:
 
     rank: int
     host: str
-    seconds: list[float]
-    """Time of each step, waiting included."""
-    data_seconds: list[float]
-    """Of these, waiting for data."""
-    forward_seconds: list[float]
-    """Of these, forward passes and losses."""
+    seconds: list[float]  # Time of each step, waiting included
+    data_seconds: list[float]  # Of these, waiting for data
+    forward_seconds: list[float]  # Of these, forward passes and losses
     exchange_seconds: list[float]
     """Of these, waiting for gradients after the last of its own; one rank alone has zeros."""
     held_back_seconds: list[float]
     """Time of the steps between these, whose gradients stayed with their rank; may be empty."""
-    images: int
-    """In each step."""
-    way: str
-    """Which gradients take: `shared memory`, `gloo` or `ccl`; `none` for one rank alone."""
-    notes: list[str]
-    """About the rank's place."""
+    images: int  # In each step
+    way: str  # Which gradients take: `shared memory`, `gloo` or `ccl`; `none` for one rank alone
+    notes: list[str]  # About the rank's place
 
 
 def measure_ranks(
@@ -177,10 +165,8 @@ class AllReduceTime:
     """A measured all-reduce."""
 
     ranks: int
-    size: int
-    """[bytes]"""
-    seconds: float
-    """Median."""
+    size: int  # [bytes]
+    seconds: float  # Median
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +174,7 @@ class AllReduces:
     """Times of all-reduces of one job."""
 
     times: tuple[AllReduceTime, ...]
-    hosts: int
-    """Number of hosts on which the ranks ran."""
+    hosts: int  # Number of hosts on which the ranks ran
     backend: str
 
     @property

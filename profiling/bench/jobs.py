@@ -39,8 +39,7 @@ from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.placement import configured_plan
 
-Job = list[RankSteps]
-"""The steps of all ranks of a job."""
+Job = list[RankSteps]  # The steps of all ranks of a job
 LARGEST_SHARE = 0.01
 WAITING_WARM_UP = 3
 
@@ -181,14 +180,12 @@ def waiting_table(runs: dict[int, Job]) -> Table:
 RANKS = 2
 BATCH_SPLIT_WARM_UP = 2
 DEFAULTS = ("data.image_size=256", "training.batch_size=8", "launch.threads=1")
-STANDARD = (256, 8)
-"""Image size and mean batch of a rank for which the target is given."""
+STANDARD = (256, 8)  # Image size and mean batch of a rank for which the target is given
 LEAST_SHARE = 0.8
 JOBS = {"undisturbed": "even", "even": "even", "speed": "speed"}
 """Jobs of a round by name: `distributed.batch_split`. But for the first, rank 1 is disturbed."""
 
-Round = dict[str, Job]
-"""The jobs of `JOBS`."""
+Round = dict[str, Job]  # The jobs of `JOBS`
 
 BATCH_SPLIT_ABOUT = """\
 Trains a few steps of a configuration on two ranks, started by mpirun and pinned as those of

@@ -38,8 +38,7 @@ from retinanet.training.data import Loading, open_run_data
 from retinanet.training.distributed import agreed_batches, make_exchange, settle_batches
 from retinanet.training.loop import StepResult, require_finite, train_one_epoch
 
-RATE = 1e-6
-"""A learning rate at which random weights stay what they are."""
+RATE = 1e-6  # A learning rate at which random weights stay what they are
 
 
 def measure_steps(

@@ -21,12 +21,10 @@ from profiling.bench.benchmarks import step_gflops
 from profiling.bench.results import BytesMoved, Finding, Results, disturbance
 from profiling.bench.variant import STANDARD, Variant
 
-MOST_MOVING = 20
-"""Operators in the table of bytes."""
+MOST_MOVING = 20  # Operators in the table of bytes
 OPERATORS_SHOWN = 20
 """Operators in the table of where the time goes, the costliest; the JSON file has all."""
-PIPE_WIDTH = 140
-"""A pipe gets room for whole lines."""
+PIPE_WIDTH = 140  # A pipe gets room for whole lines
 
 
 def print_results(results: Results, findings: Sequence[Finding]) -> None:

@@ -48,10 +48,8 @@ class Primitives:
     """The time of one run, by oneDNN's verbose output and torch's profiler."""
 
     seconds: float
-    by_kind: Mapping[str, float]
-    """Seconds in each kind of primitive."""
-    winograd_seconds: float = 0.0
-    """Seconds in Winograd's convolutions, which are ours."""
+    by_kind: Mapping[str, float]  # Seconds in each kind of primitive
+    winograd_seconds: float = 0.0  # Seconds in Winograd's convolutions, which are ours
     kernel_seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds in our other kernels, by name."""
 
@@ -96,8 +94,7 @@ class Results:
     operators: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     bytes_moved: Mapping[str, Sequence[BytesMoved]] = field(default_factory=dict)
     """By operator of one run, the largest first; see `profiling.capture.byte_counter`."""
-    other_cores: float = 0.0
-    """See `background_load`."""
+    other_cores: float = 0.0  # See `background_load`
 
     @property
     def names(self) -> list[str]:
@@ -161,12 +158,10 @@ class Finding:
 
     what: str
     value: float
-    shown: str
-    """The value with its unit, for people."""
+    shown: str  # The value with its unit, for people
     _: KW_ONLY
     at_least: float | None = None
-    at_most: float | None = None
-    """The target, if there is one."""
+    at_most: float | None = None  # The target, if there is one
 
     @property
     def target(self) -> str:
@@ -242,22 +237,19 @@ class Benchmark:
     about: str
     variants: Sequence[Variant]
     findings: Callable[[Results], list[Finding]]
-    rounds: int
-    """Counted runs of each variant, unless an option changes it."""
+    rounds: int  # Counted runs of each variant, unless an option changes it
     warm_up: int
     settling: int = 0
     """Runs at the start of every turn that are not counted: what another variant gave back to the
     kernel before disturbs the first one, by 0.1 s where it was gigabytes."""
-    uses_onednn: bool = False
-    """Whether the time inside oneDNN's primitives is of interest."""
+    uses_onednn: bool = False  # Whether the time inside oneDNN's primitives is of interest
     counts_bytes: bool = False
     """Whether the bytes that its operators move are counted, in a run of its own."""
     beside_load: bool = False
     """Whether it can also be measured beside a process that keeps one core busy."""
 
 
-CEILING = "ceiling"
-"""The variant that runs single convolutions and a matrix product."""
+CEILING = "ceiling"  # The variant that runs single convolutions and a matrix product
 
 
 def measure(
@@ -332,8 +324,7 @@ def profiled(worker: Runner) -> Primitives:
 
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-DISTURBING_CORES = 0.1
-"""A larger load is reported."""
+DISTURBING_CORES = 0.1  # A larger load is reported
 
 
 class OtherLoad:

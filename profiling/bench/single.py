@@ -44,8 +44,7 @@ Trains as train.py does, alone in a process, and writes checkpoints of model and
 temporary folder: the time for which copying stops the training, and by how much the steps are
 slower until the checkpoint is on the disk. Of both follows the share of a run with
 checkpoint.every=10min."""
-EVERY_SECONDS = 600.0
-"""`checkpoint.every: 10min`, for which the target is given."""
+EVERY_SECONDS = 600.0  # `checkpoint.every: 10min`, for which the target is given
 
 INDEX_ABOUT = """\
 Writes annotations with the fields of MLPerf's export and random boxes to a temporary folder,
@@ -64,8 +63,7 @@ METRIC_ABOUT = """\
 Generates true boxes and 300 found boxes in each of 24,781 images with the statistics of MLPerf's
 validation split, and computes the metric in a process of its own on one core. On a tenth of the
 images both libraries compute it, and their numbers are compared. Two minutes."""
-FOUND = 300
-"""The most boxes that the model's postprocessing keeps."""
+FOUND = 300  # The most boxes that the model's postprocessing keeps
 
 
 def add_single_benchmarks(kinds: Benchmarks) -> None:
@@ -167,8 +165,7 @@ class Opening(NamedTuple):
     """The cost of opening the index in one rank."""
 
     seconds: float
-    private_mb: float
-    """Growth of its private memory."""
+    private_mb: float  # Growth of its private memory
     epoch_private_mb: float
     """The same after it has chosen the images to train on and an epoch's order."""
 

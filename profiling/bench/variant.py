@@ -25,13 +25,10 @@ class Variant:
     """A way to do the benchmarked thing, from which a worker process is made."""
 
     name: str
-    about: str
-    """A few words for `--help`."""
-    recipe: str
-    """What prepares it in its process; see `profiling.bench.worker.load_recipe`."""
+    about: str  # A few words for `--help`
+    recipe: str  # What prepares it in its process; see `profiling.bench.worker.load_recipe`
     _: KW_ONLY
-    allocator: str = "tuned"
-    """The memory policy that its process sets before torch is loaded."""
+    allocator: str = "tuned"  # The memory policy that its process sets before torch is loaded
     memory: str | None = None
     """Where its memory lies, as numactl names it; None: near the core that first writes it."""
     pinned: bool = False
@@ -40,15 +37,13 @@ class Variant:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of its process, beside those of this one."""
     options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
-    package: str | None = None
-    """An optional Python package that it needs."""
+    package: str | None = None  # An optional Python package that it needs
     needs_intel_openmp: bool = False
     """Whether it is left out where Intel's OpenMP is not installed, which goes before torch's own
     in the process of every variant that is `pinned`."""
     cache_variable: str | None = None
     """Variable that names a folder for files of its process, removed when that ends."""
-    by_default: bool = True
-    """Whether it runs when no variants are named."""
+    by_default: bool = True  # Whether it runs when no variants are named
 
 
 def choose(variants: Sequence[Variant], names: str | None) -> list[Variant]:
@@ -80,20 +75,16 @@ class Workload:
     """A batch's measures; the batch itself is made from the seed, the same for all."""
 
     images: int = 2
-    image_size: int = 800
-    """Height and width of every image. [pixels]"""
-    classes: int = 264
-    """Outputs of the classification head for every anchor."""
-    seed: int = 0
-    """Makes images, boxes and weights."""
+    image_size: int = 800  # Height and width of every image. [pixels]
+    classes: int = 264  # Outputs of the classification head for every anchor
+    seed: int = 0  # Makes images, boxes and weights
 
     def __str__(self) -> str:
         side = self.image_size
         return f"{self.images} images of {side}x{side}, {self.classes} classes"
 
 
-STANDARD = Workload()
-"""The workload that targets are given for."""
+STANDARD = Workload()  # The workload that targets are given for
 
 
 @dataclass(frozen=True)
@@ -117,12 +108,9 @@ class Run:
     seconds: float
     page_faults: int
     """Pages that the kernel had to give to the process meanwhile, without reading a disk."""
-    rss_mb: float
-    """Resident memory afterwards. [MB, 10⁶ bytes]"""
-    peak_rss_mb: float
-    """Largest resident memory of the process since its start. [MB]"""
-    details: dict[str, float]
-    """What the recipe returned."""
+    rss_mb: float  # Resident memory afterwards. [MB, 10⁶ bytes]
+    peak_rss_mb: float  # Largest resident memory of the process since its start. [MB]
+    details: dict[str, float]  # What the recipe returned
 
 
 class Ratio(NamedTuple):

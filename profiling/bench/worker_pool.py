@@ -22,15 +22,13 @@ from common.machine import available_mb
 from common.processes import JsonWorker
 from profiling.bench.variant import Run, Variant, Workload
 
-SPARE_MB = 1000.0
-"""Memory that stays free for the rest of the machine."""
+SPARE_MB = 1000.0  # Memory that stays free for the rest of the machine
 
 
 class Runner(Protocol):
     """Something that can be run again and again, such as a worker's process."""
 
-    rss_mb: float
-    """Resident memory after its last run. [10⁶ bytes]"""
+    rss_mb: float  # Resident memory after its last run. [10⁶ bytes]
     facts: dict[str, Any]
 
     def run(self) -> Run:

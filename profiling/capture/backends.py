@@ -39,12 +39,9 @@ class ProfilerHook:
     InputError or PerfFailedError if the hook cannot go on.
     """
 
-    name = ""
-    """Its section of the configuration: `profile.onednn`."""
-    content = ""
-    """The content of its file, for people."""
-    is_shown = True
-    """Whether messages name it; else it serves another hook."""
+    name = ""  # Its section of the configuration: `profile.onednn`
+    content = ""  # The content of its file, for people
+    is_shown = True  # Whether messages name it; else it serves another hook
 
     def __init__(self, file: Path, steps: Collection[int], *, problem: str = "") -> None:
         """The name of the file may change before `open`."""

@@ -36,12 +36,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TOP = 15
-"""Layers in the printed table; all are in the files of --out and --json."""
-LEAST_PAIRS = 3
-"""With fewer unwatched iterations, what watching adds is chance."""
-MOST_BY_PASS = 2
-"""Configurations whose passes have columns of their own."""
+TOP = 15  # Layers in the printed table; all are in the files of --out and --json
+LEAST_PAIRS = 3  # With fewer unwatched iterations, what watching adds is chance
+MOST_BY_PASS = 2  # Configurations whose passes have columns of their own
 PAPER = "the 2017 study found up to 83 % in AlexNet and ResNet-50"
 WINOGRAD = (
     "GFLOP/s counts convolutions in their direct form; Winograd's, of heads and pyramid, compute "
@@ -269,14 +266,11 @@ def as_json(
     return json.dumps(content, indent=1, ensure_ascii=False)
 
 
-LAYERS = 30
-"""Layers with bars of their own; the others share result."""
+LAYERS = 30  # Layers with bars of their own; the others share result
 COLOURS = (GREY, GREEN, ORANGE, PURPLE, "#15aabf", "#e8590c", "#5c7cfa", "#333333")
 """Colours of configurations; passes have others."""
-ROW = 0.24
-"""The height of a layer with result bar. [inches]"""
-PassTimes = Mapping[tuple[int, str], float]
-"""Milliseconds by configuration's number and pass."""
+ROW = 0.24  # The height of a layer with result bar. [inches]
+PassTimes = Mapping[tuple[int, str], float]  # Milliseconds by configuration's number and pass
 
 
 def draw_layers(measured: Sequence[Measured], *, title: str) -> "Figure":

@@ -42,14 +42,10 @@ CONVOLUTIONS = ("Conv2d", "Conv3d", "Conv1d", "ConvTranspose2d")
 class Configuration:
     """One of the ways to run the network that are compared."""
 
-    onednn: bool
-    """The optimized engine; else torch's operators do without oneDNN, and without ours."""
-    threads: int
-    """Compute threads, one a core."""
-    memory: str | None = None
-    """The memory policy, as numactl names it; None leaves it."""
-    huge_pages: bool = False
-    """Whether the C library requests huge pages from the kernel."""
+    onednn: bool  # The optimized engine; else torch's operators do without oneDNN, and without ours
+    threads: int  # Compute threads, one a core
+    memory: str | None = None  # The memory policy, as numactl names it; None leaves it
+    huge_pages: bool = False  # Whether the C library requests huge pages from the kernel
 
 
 @dataclass(frozen=True)
@@ -66,21 +62,14 @@ class Layer:
     """One layer, or the loss, or what lies between them."""
 
     name: str
-    type: str
-    """The module's class; `loss`, or empty between layers."""
-    calls: int
-    """In one iteration."""
-    trains: bool
-    """Whether it has weights that get gradients."""
+    type: str  # The module's class; `loss`, or empty between layers
+    calls: int  # In one iteration
+    trains: bool  # Whether it has weights that get gradients
     forward: Statistic
-    backward: Statistic | None
-    """None: it has no backward pass, as nothing before it trains."""
-    share: float
-    """Share of the whole iteration."""
-    gflop: float
-    """Multiplications and additions of an iteration, both passes. [10⁹]"""
-    gflop_per_s: float | None
-    """None where no arithmetic is counted."""
+    backward: Statistic | None  # None: it has no backward pass, as nothing before it trains
+    share: float  # Share of the whole iteration
+    gflop: float  # Multiplications and additions of an iteration, both passes. [10⁹]
+    gflop_per_s: float | None  # None where no arithmetic is counted
 
     @property
     def total_ms(self) -> float:
@@ -96,13 +85,11 @@ class Measured:
     """
 
     configuration: Configuration
-    label: str
-    """Its name, by what differs from the others."""
+    label: str  # Its name, by what differs from the others
     facts: Mapping[str, Any]
     watched: list[dict[str, Any]] = field(default_factory=list)
     plain: list[dict[str, float]] = field(default_factory=list)
-    warm_ms: float = 0.0
-    """The last iteration of the warm-up."""
+    warm_ms: float = 0.0  # The last iteration of the warm-up
     peak_mb: float = 0.0
     huge_pages_mb: float = 0.0
     primitives: Mapping[str, float] = field(default_factory=dict)

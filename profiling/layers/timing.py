@@ -44,10 +44,8 @@ LOSS = "loss"
 class Span(NamedTuple):
     """Work between two stamps."""
 
-    layer: str | None
-    """None: between layers."""
-    work: str
-    """`forward`, or the name of a node of the graph."""
+    layer: str | None  # None: between layers
+    work: str  # `forward`, or the name of a node of the graph
     start: Any
     end: Any
 
@@ -55,12 +53,10 @@ class Span(NamedTuple):
 class Clock(NamedTuple):
     """Stamps of time on the device that computes."""
 
-    stamp: Callable[[], Any]
-    """Returns a stamp of the work's present place."""
+    stamp: Callable[[], Any]  # Returns a stamp of the work's present place
     milliseconds: Callable[[Any, Any], float]
     """Returns the time from one stamp to a later one, after `finish`."""
-    finish: Callable[[], None]
-    """Waits until all stamps are taken."""
+    finish: Callable[[], None]  # Waits until all stamps are taken
 
 
 def clock_of(device: str) -> Clock:
@@ -186,12 +182,9 @@ class TimedModel(NamedTuple):
     """A network with its batch, ready to run."""
 
     network: nn.Module
-    forward: Callable[[], Any]
-    """Returns the network's outputs for the batch."""
-    loss: Callable[[Any], Tensor]
-    """Returns the loss of such outputs."""
-    folded: FoldedForward | None
-    """What computes the network where its modules are not called."""
+    forward: Callable[[], Any]  # Returns the network's outputs for the batch
+    loss: Callable[[Any], Tensor]  # Returns the loss of such outputs
+    folded: FoldedForward | None  # What computes the network where its modules are not called
 
 
 def plain_iteration(
@@ -287,8 +280,7 @@ CLASSIFIERS: dict[str, Callable[[], nn.Module]] = {
     "resnet50": torchvision.models.resnet50,
     "resnext50": torchvision.models.resnext50_32x4d,
 }
-CATEGORIES = 1000
-"""The categories of ImageNet."""
+CATEGORIES = 1000  # The categories of ImageNet
 
 
 def timed_model(subject: Subject, *, onednn: bool) -> TimedModel:

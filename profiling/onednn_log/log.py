@@ -60,10 +60,8 @@ class NotUnderstood:
     """A line that looks like oneDNN's and has an unknown form."""
 
     file: str
-    line: int
-    """Counted from 1."""
-    text: str
-    """Its beginning."""
+    line: int  # Counted from 1
+    text: str  # Its beginning
     why: str
 
 
@@ -76,10 +74,8 @@ class OneDnnLog:
     """`3.7.1`, one for each version that wrote, in order of appearance; none without a header."""
     instruction_sets: list[str] = field(default_factory=list)
     """In the library's words: `Intel AVX-512 with Intel DL Boost and bfloat16 support`."""
-    runtimes: list[str] = field(default_factory=list)
-    """`OpenMP`, `TBB` …"""
-    threads: list[int] = field(default_factory=list)
-    """`nthr` of each header that differs."""
+    runtimes: list[str] = field(default_factory=list)  # `OpenMP`, `TBB` …
+    threads: list[int] = field(default_factory=list)  # `nthr` of each header that differs
     facts: list[dict[str, object]] = field(default_factory=list)
     """The facts that a run of ours writes, once a rank; see `profiling.onednn_log.parse`."""
     executions: dict[Where, dict[Problem, Calls]] = field(default_factory=dict)
@@ -93,12 +89,10 @@ class OneDnnLog:
     """Errors, warnings and failed checks, by text."""
     phase_ms: dict[Where, float] = field(default_factory=dict)
     """Wall-clock time of phases and, with `phase=None`, of whole steps, from marks."""
-    lines: int = 0
-    """Lines of all files, other programs' included."""
+    lines: int = 0  # Lines of all files, other programs' included
     onednn_lines: int = 0
     not_understood_count: int = 0
-    not_understood: list[NotUnderstood] = field(default_factory=list)
-    """The first of them."""
+    not_understood: list[NotUnderstood] = field(default_factory=list)  # The first of them
 
     def calls(self, keep: Callable[[Where], bool] = lambda _: True) -> dict[Problem, Calls]:
         """Return executions by problem, over all places that `keep` keeps; not to be changed."""
@@ -165,14 +159,12 @@ def note_header(log: OneDnnLog, text: str) -> None:
         note(log.instruction_sets, match[1])
 
 
-SHOWN = 20
-"""Lines that were not understood and are kept to be shown."""
+SHOWN = 20  # Lines that were not understood and are kept to be shown
 
 MOST_BEFORE_ONEDNN = 1 << 30
 """Bytes, unpacked, after which a file without a line of oneDNN's is not read on."""
 
-REMEMBERED = 4096
-"""Lines whose meaning is kept; trainings have hundreds of different ones."""
+REMEMBERED = 4096  # Lines whose meaning is kept; trainings have hundreds of different ones
 
 RANK = re.compile(r"\s*\[(?:\d+,)?(\d+)\](?:<std(?:out|err)>)?:?\s*$|\s*(\d+):\s*$")
 """The prefixes of lines from mpirun's `-prepend-rank` and `--tag-output`, and srun's `-l`."""

@@ -26,8 +26,7 @@ COMPONENTS = ("primitive", "graph", "ukernel", "common")
 ENGINE = re.compile(r"(?:cpu|gpu|any)(?::\d+)?(?:2(?:cpu|gpu)(?::\d+)?)?")
 OLD_QUERY = re.compile(r"query:\w+:[\dx]+")
 ATTENDED = re.compile(r"(?:query|key|val|msk):")
-FIELDS = 8
-"""Between an operation and its time."""
+FIELDS = 8  # Between an operation and its time
 MESSAGES = ("error", "warning", "debuginfo")
 
 
@@ -35,8 +34,7 @@ class Head(NamedTuple):
     """A line without its marker, its time stamp and its time: equal for equal work."""
 
     text: str
-    time: str
-    """The last field."""
+    time: str  # The last field
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +43,7 @@ class Meaning:
 
     kind: Literal["execution", "creation", "dispatch", "message", "info"]
     problem: Problem | None = None
-    text: str = ""
-    """A creation's state of the cache, a dispatch's reason, else the message."""
+    text: str = ""  # A creation's state of the cache, a dispatch's reason, else the message
 
 
 def head_of(text: str) -> Head:

@@ -22,20 +22,15 @@ COMPUTING = ("convolution", "deconvolution", "matmul", "inner_product", "gemm", 
 class MemoryDescriptor:
     """One tensor of a primitive: `src:bf16:a:blocked:acdb::f0`."""
 
-    role: str
-    """`src`, `wei`, `bia`, `dst`, `diff_src`, `data`, `ws`, `src0` …, as in the log."""
-    type: str
-    """`f32`, `bf16`, `u8` …; `undef` where there is no such tensor."""
+    role: str  # `src`, `wei`, `bia`, `dst`, `diff_src`, `data`, `ws`, `src0` …, as in the log
+    type: str  # `f32`, `bf16`, `u8` …; `undef` where there is no such tensor
     properties: str = ""
     """Letters: `a` the library chose the layout, `p` padded, `o` padding offset, `0` offset."""
-    kind: str = "blocked"
-    """`blocked`, `any`, `wino`, `rnn_packed`, `opaque`, `sparse`, `undef` …"""
-    tag: str = ""
-    """The layout: `acdb`, `aBcd16b`; empty where the kind implies it."""
+    kind: str = "blocked"  # `blocked`, `any`, `wino`, `rnn_packed`, `opaque`, `sparse`, `undef` …
+    tag: str = ""  # The layout: `acdb`, `aBcd16b`; empty where the kind implies it
     strides: str = ""
     """`150528x1x672x3` where the tensor is not dense; logs before 3.0 do not have them."""
-    flags: str = ""
-    """`f0`, or what the library adds to a layout, such as `f8:s8m1`."""
+    flags: str = ""  # `f0`, or what the library adds to a layout, such as `f8:s8m1`
 
     @property
     def is_there(self) -> bool:
@@ -105,14 +100,10 @@ class Problem:
     Two lines with equal problems differ in nothing but when they ran and how long they took.
     """
 
-    component: str
-    """`primitive`, `graph` or `ukernel`."""
-    engine: str
-    """`cpu` or `gpu`, as in the log: `gpu:0`, `cpu2gpu` for a reorder between two."""
-    kind: str
-    """`convolution`, `matmul`, `reorder` …; for a graph the kind of partition."""
-    implementation: str
-    """`brg_conv_fwd:avx512_core_bf16`, `jit:uni` …"""
+    component: str  # `primitive`, `graph` or `ukernel`
+    engine: str  # `cpu` or `gpu`, as in the log: `gpu:0`, `cpu2gpu` for a reorder between two
+    kind: str  # `convolution`, `matmul`, `reorder` …; for a graph the kind of partition
+    implementation: str  # `brg_conv_fwd:avx512_core_bf16`, `jit:uni` …
     direction: str
     """oneDNN's propagation kind: `forward_training`, `forward_inference`, `backward_data`,
     `backward_weights`, `backward`, or `undef` where a primitive has none."""
@@ -120,10 +111,8 @@ class Problem:
     """In the log's order. Empty for graphs, and where a kind has none."""
     attributes: str
     """As in the log, blanks trimmed: `attr-scratchpad:user attr-post-ops:eltwise_relu`."""
-    auxiliary: str
-    """As in the log: `alg:convolution_direct`, `axis:1`, `flags:GR` …"""
-    shape: str
-    """As in the log: `mb2_ic64oc64_ih200oh200kh1…`, `400x256:256x64`, `2x256x100x100`."""
+    auxiliary: str  # As in the log: `alg:convolution_direct`, `axis:1`, `flags:GR` …
+    shape: str  # As in the log: `mb2_ic64oc64_ih200oh200kh1…`, `400x256:256x64`, `2x256x100x100`
 
     @property
     def name(self) -> str:

@@ -34,8 +34,7 @@ SMALLEST = ("--eltwise", "--alpha=0", "--beta=0", "--alg=relu", "1")
 LISTING = ("--eltwise", "--mode=L", "--cold-cache=all", *SMALLEST[1:])
 """The same, not run, with an option that not every version has."""
 
-PATIENCE = 120.0
-"""Seconds that filling tensors and making the primitive may take, beside the runs."""
+PATIENCE = 120.0  # Seconds that filling tensors and making the primitive may take, beside the runs
 HOW_TO_GET_ONE = "build oneDNN's target `benchdnn`, as docs/profiling.md describes"
 
 
@@ -44,12 +43,9 @@ class Benchdnn:
     """A benchdnn that runs here."""
 
     path: Path
-    version: str
-    """The version of its oneDNN: `3.7.2`."""
-    instruction_set: str
-    """In the library's words."""
-    has_cold_cache: bool
-    """Whether it can drive data out of the caches between runs."""
+    version: str  # The version of its oneDNN: `3.7.2`
+    instruction_set: str  # In the library's words
+    has_cold_cache: bool  # Whether it can drive data out of the caches between runs
 
     @property
     def dialect(self) -> int:
@@ -109,8 +105,7 @@ class Ended:
 
     status: int | None
     """Its exit status, negative a signal's number; None: it took too long and was killed."""
-    why: str
-    """In a few words; benchdnn prints an error for some options, and ends with 0."""
+    why: str  # In a few words; benchdnn prints an error for some options, and ends with 0
 
 
 ERROR = re.compile(r"\b(err|error)\b", re.IGNORECASE)
@@ -263,14 +258,12 @@ def lines_of(output: Path) -> Iterable[str]:
             yield line.rstrip("\n")
 
 
-LONGEST_MS = 2_000.0
-"""The most that the runs of a problem may take, by its time in the log."""
+LONGEST_MS = 2_000.0  # The most that the runs of a problem may take, by its time in the log
 FEWEST_RUNS = 3
 LEAST_COLD_GB = 32_768 / 1e9
 """Tensors below this are not run cold: to fill the caches three times over, as benchdnn does, it
 would prepare so many copies of them that it takes minutes and gigabytes."""
-START_SECONDS = 0.3
-"""The time of a process beside the runs, about."""
+START_SECONDS = 0.3  # The time of a process beside the runs, about
 
 
 class Batch(NamedTuple):
@@ -278,10 +271,8 @@ class Batch(NamedTuple):
 
     problems: list[Problem]
     line: ProblemLine
-    mean_ms: float
-    """About what a run takes, by the log."""
-    runs: int
-    """Runs that count: fewer than requested where they would take long."""
+    mean_ms: float  # About what a run takes, by the log
+    runs: int  # Runs that count: fewer than requested where they would take long
 
     def expected_seconds(self, *, cold: bool) -> float:
         """Return about how long it takes."""
@@ -395,8 +386,7 @@ def run_batch(
     return why
 
 
-FINE_MS = 0.01
-"""From here on the steps of the log's clock do not matter."""
+FINE_MS = 0.01  # From here on the steps of the log's clock do not matter
 
 
 def typical(milliseconds: Sequence[float]) -> float:

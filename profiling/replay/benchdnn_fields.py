@@ -21,8 +21,7 @@ choice wherever benchdnn accepts `any`."""
 class Dialect(NamedTuple):
     """The version of benchdnn's options, and the layouts to request."""
 
-    major: int = 3
-    """benchdnn's major version: 2, as documented for 2.x, or 3."""
+    major: int = 3  # benchdnn's major version: 2, as documented for 2.x, or 3
     layouts: Layouts = "log"
 
 
@@ -34,14 +33,10 @@ class NotExpressibleError(ValueError):
 class ProblemLine:
     """One problem for benchdnn: a driver, its options, the sizes."""
 
-    driver: str
-    """`conv`, `matmul` …"""
-    options: tuple[str, ...]
-    """`--dir=FWD_D`, `--dt=bf16:bf16:bf16` …"""
-    sizes: str
-    """`mb2_ic64oc64_ih200…`, `400x256:256x64` …"""
-    notes: tuple[str, ...] = ()
-    """How what benchdnn runs differs from the log, each in a few words."""
+    driver: str  # `conv`, `matmul` …
+    options: tuple[str, ...]  # `--dir=FWD_D`, `--dt=bf16:bf16:bf16` …
+    sizes: str  # `mb2_ic64oc64_ih200…`, `400x256:256x64` …
+    notes: tuple[str, ...] = ()  # How what benchdnn runs differs from the log, each in a few words
 
     @property
     def words(self) -> tuple[str, ...]:

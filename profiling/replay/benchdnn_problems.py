@@ -37,8 +37,7 @@ from profiling.replay.benchdnn_fields import (
     triple_option,
 )
 
-Option = Callable[[Problem, Dialect], list[str]]
-"""Returns one or several of a problem's options."""
+Option = Callable[[Problem, Dialect], list[str]]  # Returns one or several of a problem's options
 
 
 def one_tensor(problem: Problem, dialect: Dialect) -> list[str]:
@@ -197,8 +196,7 @@ def matmul_tensors(problem: Problem, dialect: Dialect) -> list[str]:
 
 COMPENSATIONS = {"s8m": "s8s8_comp", "zpm": "zp_comp"}
 """Additions of int8 weights to their values, followed by the mask, in 2.x and 3.x."""
-VALUES_ONLY = ("", "f0")
-"""Flags of tensors that contain nothing else."""
+VALUES_ONLY = ("", "f0")  # Flags of tensors that contain nothing else
 
 
 def reorder_tensors(problem: Problem, dialect: Dialect) -> list[str]:
@@ -329,8 +327,7 @@ class Driver(NamedTuple):
     """How benchdnn runs one kind of primitive: its options in their order, then the sizes."""
 
     tensors: Option
-    directed: bool = False
-    """Whether `--dir` stands before the tensors."""
+    directed: bool = False  # Whether `--dir` stands before the tensors
     algorithms: Mapping[str, str] | None = None
     """benchdnn's names of algorithms where they differ from oneDNN's; None: has no `--alg`."""
     parameters: Option | None = None
@@ -339,8 +336,7 @@ class Driver(NamedTuple):
     empty: no option."""
     sized_tensors: int | None = None
     """The number of tensors whose sizes are written, 0: all inputs; None: sizes have names."""
-    notes: Callable[[Problem], tuple[str, ...]] | None = None
-    """See `ProblemLine.notes`."""
+    notes: Callable[[Problem], tuple[str, ...]] | None = None  # See `ProblemLine.notes`
 
 
 CONVOLUTIONS = {"direct": "DIRECT", "winograd": "WINO", "auto": "AUTO"}
@@ -451,13 +447,10 @@ NOT_EXPRESSIBLE = "not-expressible.txt"
 class ProblemFiles:
     """The files that were written, and the problems that benchdnn cannot run."""
 
-    files: dict[str, Path]
-    """By driver."""
+    files: dict[str, Path]  # By driver
     lines: dict[Problem, ProblemLine]
-    not_expressible: dict[Problem, str]
-    """The reasons, each in one line."""
-    refused: Path
-    """The file of these problems, if there are any."""
+    not_expressible: dict[Problem, str]  # The reasons, each in one line
+    refused: Path  # The file of these problems, if there are any
 
 
 def write_problem_files(

@@ -109,8 +109,7 @@ class Work:
     conditions: Conditions
     repeats: int
     cold: bool
-    file: Path
-    """The file of the replay."""
+    file: Path  # The file of the replay
 
 
 def benchdnn_command(
@@ -291,10 +290,8 @@ class ReplayedRow:
     log_ms: float
     hot_ms: float | None
     cold_ms: float | None
-    implementation: str
-    """The replay's."""
-    why_not: str
-    """Why it has no time; empty where it has."""
+    implementation: str  # The replay's
+    why_not: str  # Why it has no time; empty where it has
 
     @property
     def total_ms(self) -> float:
@@ -321,8 +318,7 @@ def rows_of(calls: Mapping[Problem, Calls], replay: Replay) -> list[ReplayedRow]
     return sorted(rows, key=lambda row: -row.total_ms)
 
 
-SHOWN = 20
-"""Rows that are printed; the files have all."""
+SHOWN = 20  # Rows that are printed; the files have all
 
 MEANING = """\
 each: of a call in the log, mean; hot: of a run alone, one right after the other, median; cold: the

@@ -27,8 +27,7 @@ class Conditions:
     """Where a log's problems ran, as far as it says, and are to be run again."""
 
     threads: int
-    cpus: tuple[int, ...] = ()
-    """Logical CPUs; none: those that this process may use."""
+    cpus: tuple[int, ...] = ()  # Logical CPUs; none: those that this process may use
     memory_nodes: tuple[int, ...] = ()
     """NUMA nodes that memory comes from; none: as the kernel chooses."""
 
@@ -37,23 +36,18 @@ class Conditions:
 class ReplayTime:
     """One problem, run again several times; medians of the runs."""
 
-    hot_ms: float
-    """Runs one after the other: data is in the caches, as far as it fits."""
-    cold_ms: float | None
-    """Runs whose data was driven out of the caches before; None: not measured."""
+    hot_ms: float  # Runs one after the other: data is in the caches, as far as it fits
+    cold_ms: float | None  # Runs whose data was driven out of the caches before; None: not measured
     runs: int
-    implementation: str
-    """The library's choice, as a log names it."""
+    implementation: str  # The library's choice, as a log names it
 
 
 @dataclass(frozen=True)
 class Replay:
     """Times of problems, and how they were taken."""
 
-    runner: str
-    """`benchdnn` or `torch`."""
-    version: str
-    """oneDNN's: `3.7.2`."""
+    runner: str  # `benchdnn` or `torch`
+    version: str  # oneDNN's: `3.7.2`
     instruction_set: str
     conditions: Conditions
     times: dict[Problem, ReplayTime] = field(default_factory=dict)
@@ -322,8 +316,7 @@ def difference(wanted: Problem, ran: Problem) -> str:
 
 
 POST_OPS = "attr-post-ops:"
-OF_NO_WEIGHT = ("attr-scratchpad:",)
-"""Attributes that change nothing of the work."""
+OF_NO_WEIGHT = ("attr-scratchpad:",)  # Attributes that change nothing of the work
 
 
 def post_ops(problem: Problem) -> tuple[str, ...]:
@@ -354,8 +347,7 @@ class Geometry:
     output: tuple[int, ...]
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    """As torch counts: 1 where the kernel's points are neighbours."""
+    dilation: tuple[int, ...]  # As torch counts: 1 where the kernel's points are neighbours
     padding: tuple[int, ...]
     """Before the first pixel; oneDNN derives the other side's from the output's size."""
 

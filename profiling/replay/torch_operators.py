@@ -24,8 +24,7 @@ from profiling.replay.replay import (
     post_ops,
 )
 
-Run = Callable[[], object]
-"""Runs a problem once."""
+Run = Callable[[], object]  # Runs a problem once
 
 
 class NotReachedError(LookupError):

@@ -42,8 +42,7 @@ def answer(question: dict[str, Any], flush: Callable[[], object]) -> dict[str, A
         return {"why_not": f"torch: {first_line}"}
 
 
-WARM_UP = 2
-"""The first run makes kernels, the second reuses the memory of the first."""
+WARM_UP = 2  # The first run makes kernels, the second reuses the memory of the first
 LEAST_RUNS = 3
 SECONDS = 2.0
 """The time of a problem's hot runs, and of its cold ones; `LEAST_RUNS` may take longer."""

@@ -49,8 +49,7 @@ def saving(advice: Advice, measured: Measured) -> str:
     return f"At most {three(advice.saves_ms)} ms {measured.unit}{share}."
 
 
-OPERATORS = 3
-"""Operators outside oneDNN that advice names."""
+OPERATORS = 3  # Operators outside oneDNN that advice names
 
 
 def all_advice(material: Material) -> list[Advice]:
@@ -95,8 +94,7 @@ def most_saving_first(findings: Iterable[Advice]) -> list[Advice]:
     return sorted(findings, key=lambda item: (item.saves_ms is None, -(item.saves_ms or 0.0)))
 
 
-MOST_PROBLEMS = 5
-"""Findings of one sort."""
+MOST_PROBLEMS = 5  # Findings of one sort
 REORDER_SHARE = 0.05
 FALLBACK_SHARE = 0.005
 FLOAT32_SHARE = 0.05
@@ -277,8 +275,7 @@ def why_slow(item: MeasuredProblem, alone_ms: float | None) -> str:
     )
 
 
-MANY_FAULTS = 20_000
-"""A step; 80 MB of fresh memory."""
+MANY_FAULTS = 20_000  # A step; 80 MB of fresh memory
 
 
 def mostly_outside(
@@ -350,8 +347,7 @@ def many_page_faults(counters: Sequence[Counters]) -> Iterator[Advice]:
         )
 
 
-Step = tuple[int | None, int | None]
-"""Rank and number."""
+Step = tuple[int | None, int | None]  # Rank and number
 UNEVEN = 0.05
 UNEVEN_STEPS = 0.2
 MOST_RANKS = 16
@@ -505,8 +501,7 @@ def fragmented(analysis: Analysis) -> Iterator[Advice]:
         )
 
 
-WORTHWHILE = 0.05
-"""Share of a step from which on it is a finding."""
+WORTHWHILE = 0.05  # Share of a step from which on it is a finding
 CONVOLUTION_OPERATORS = ("aten::convolution", "torch_ipex::convolution")
 
 

@@ -192,8 +192,7 @@ def read_traced(file: Path, log: OneDnnLog, console: Console) -> Traced:
 
 
 LOGS, TRACES, COUNTERS, ENVIRONMENT = "onednn", "trace", "perf", "environment.json"
-OF_A_RUN = ("config.yaml", "metrics.jsonl", LOGS)
-"""Any of these in a folder: a run of ours."""
+OF_A_RUN = ("config.yaml", "metrics.jsonl", LOGS)  # Any of these in a folder: a run of ours
 RANK = re.compile(r"rank(\d+)\.")
 
 

@@ -28,8 +28,7 @@ class Traced:
 
     trace: Trace
     analysis: Analysis
-    beside: BesideLog | None
-    """The log's part of the same steps, where they fit."""
+    beside: BesideLog | None  # The log's part of the same steps, where they fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +38,10 @@ class MeasuredProblem:
     problem: Problem
     calls: float
     ms: float
-    share: float
-    """Of all of oneDNN's time, 0 to 1."""
+    share: float  # Of all of oneDNN's time, 0 to 1
     gflop_per_s: float | None
     gbyte_per_s: float | None
-    roofline_ms: float | None
-    """Of all these calls at the machine's peaks; None where not known."""
+    roofline_ms: float | None  # Of all these calls at the machine's peaks; None where not known
     peak_share: float | None
     """Its rate over the peak rate of its type of number; None where not known."""
 
@@ -58,11 +55,9 @@ class MeasuredProblem:
 class Measured:
     """Everything that counts of a log: whole steps where it marks them, else all of it."""
 
-    problems: Sequence[MeasuredProblem]
-    """The costliest first."""
+    problems: Sequence[MeasuredProblem]  # The costliest first
     steps: Steps
-    wall_ms: float | None
-    """Of a step; None where the log marks none."""
+    wall_ms: float | None  # Of a step; None where the log marks none
 
     @property
     def ms(self) -> float:
@@ -87,13 +82,10 @@ class Counters:
     """perf's counters of one rank."""
 
     rank: int
-    steps: int
-    """Number of steps counted."""
+    steps: int  # Number of steps counted
     seconds: float
-    counts: dict[str, float]
-    """Of all steps together; times in milliseconds."""
-    not_counted: tuple[str, ...]
-    """Events that the machine has no counters for."""
+    counts: dict[str, float]  # Of all steps together; times in milliseconds
+    not_counted: tuple[str, ...]  # Events that the machine has no counters for
 
     def a_step(self, name: str) -> float | None:
         """Return the count of a mean step, None where it was not counted."""
@@ -166,14 +158,10 @@ class MeasuredPart:
     problems: Sequence[MeasuredProblem]
     calls: float
     ms: float
-    share: float
-    """Of all of oneDNN's time."""
-    bounded_ms: float
-    """Time of the problems that have a roofline."""
-    lost_ms: float
-    """Time of these problems beyond their roofline."""
-    gflop_per_s: float | None
-    """Rate of the problems whose arithmetic is counted."""
+    share: float  # Of all of oneDNN's time
+    bounded_ms: float  # Time of the problems that have a roofline
+    lost_ms: float  # Time of these problems beyond their roofline
+    gflop_per_s: float | None  # Rate of the problems whose arithmetic is counted
 
     @property
     def name(self) -> str:
@@ -216,8 +204,7 @@ class Phase:
 
     name: str
     wall_ms: float
-    kinds_ms: dict[str, float]
-    """oneDNN's time by kind of primitive, the costliest first."""
+    kinds_ms: dict[str, float]  # oneDNN's time by kind of primitive, the costliest first
 
     @property
     def onednn_ms(self) -> float:

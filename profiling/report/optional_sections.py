@@ -128,8 +128,7 @@ def projection_table(projection: Projection) -> Table:
     return Table("A step at each speed", columns, rows, notes=notes)
 
 
-MOST_PAIRS = 100
-"""Rows of a table of questions."""
+MOST_PAIRS = 100  # Rows of a table of questions
 SIDES = ("this", "the reference")
 
 
@@ -210,8 +209,7 @@ def both_columns(first: str, last: str) -> list[Column]:
     return [text_column(first), *calls, *times, Column(last, three)]
 
 
-MOST_STEPS = 200
-"""Rows of the table of steps."""
+MOST_STEPS = 200  # Rows of the table of steps
 COUNTED = {
     "task-clock": "CPU time, ms",
     "page-faults": "page faults",
@@ -272,8 +270,7 @@ def counters_blocks(counters: Sequence[Counters]) -> list[Block]:
 
 
 BARS = 15
-MOST_OPERATORS = 100
-"""Rows of the table of operators."""
+MOST_OPERATORS = 100  # Rows of the table of operators
 
 
 def operators_of_trace(material: Material) -> list[Block]:

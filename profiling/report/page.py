@@ -34,8 +34,7 @@ class Chart(NamedTuple):
     """A chart, as `chart` makes it."""
 
     svg: str
-    caption: str
-    """What it shows and how to read it."""
+    caption: str  # What it shows and how to read it
 
 
 class Facts(NamedTuple):
@@ -61,13 +60,10 @@ class Advice(NamedTuple):
     """One finding: something to look at next."""
 
     title: str
-    evidence: str
-    """The numbers that it rests on."""
+    evidence: str  # The numbers that it rests on
     todo: str
-    section: str = "problems"
-    """The name of the section that shows it."""
-    saves_ms: float | None = None
-    """At most, of a step, or of a log without steps; None: not known."""
+    section: str = "problems"  # The name of the section that shows it
+    saves_ms: float | None = None  # At most, of a step, or of a log without steps; None: not known
 
 
 class Suggestions(NamedTuple):
@@ -195,8 +191,7 @@ PASSED_OVER = ("version", "style", "type", "preserveAspectRatio")
 FONTS = "DejaVu Sans, Verdana, sans-serif"
 """Verdana is as wide as the font that matplotlib measures with."""
 NOT_XML = re.compile(r"[^\t\n\r -\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")
-NO_BREAK = "\N{NO-BREAK SPACE}"
-"""Blanks at the beginning of a text are dropped; these are not."""
+NO_BREAK = "\N{NO-BREAK SPACE}"  # Blanks at the beginning of a text are dropped; these are not
 DECIMALS = re.compile(r"(\.\d\d)\d+")
 
 

@@ -187,8 +187,7 @@ def time_by_phase(material: Material) -> list[Block]:
     return [bars, Table("A mean step by phases", columns, rows, totals=[total])]
 
 
-COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED)
-"""Of the largest kinds."""
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED)  # Of the largest kinds
 SMALLEST_LABELLED = 0.05
 """Share of the longest phase from which on a piece has its milliseconds in it."""
 
@@ -258,8 +257,7 @@ def time_by_kind(material: Material) -> list[Block]:
     return [bars, Table("oneDNN's time by kind and direction", columns, rows, totals=[total])]
 
 
-DOTS = 1000
-"""Problems in the roofline chart, the costliest."""
+DOTS = 1000  # Problems in the roofline chart, the costliest
 
 
 def what_it_could_be(material: Material) -> list[Block]:
@@ -386,8 +384,7 @@ def what_next(material: Material, *, advice: Sequence[Advice]) -> list[Block]:
     return [Text([MEANING]), Suggestions(items)]
 
 
-MOST_PROBLEMS = 500
-"""Rows of the table; what is beyond is one row."""
+MOST_PROBLEMS = 500  # Rows of the table; what is beyond is one row
 
 
 def all_problems(material: Material) -> list[Block]:

@@ -193,11 +193,9 @@ def several(text: str) -> int:
     return count
 
 
-CLEARLY = 2.0
-"""Standard errors of a difference from which on it is not by chance."""
+CLEARLY = 2.0  # Standard errors of a difference from which on it is not by chance
 COLOURS = (BLUE, GREEN, ORANGE, RED, PURPLE, "#8d6e63")
-WINDOW_SHARE = 0.15
-"""Share of a probe's steps over whose losses each drawn median is taken."""
+WINDOW_SHARE = 0.15  # Share of a probe's steps over whose losses each drawn median is taken
 SETTING_COLUMNS = (
     Column("groups", name="setting.groups"),
     Column("beta1", "g", name="setting.beta1"),

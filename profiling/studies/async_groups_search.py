@@ -31,8 +31,7 @@ BETAS = (0.0, 0.6, DEFAULT_BETA1)
 """Momenta that are probed beside that of the rule (`retinanet.config_types`)."""
 RATES = (1.0, 0.3, 0.1, 0.03)
 """Shares of the configuration's learning rate: with late gradients a smaller one is stable."""
-LAST_SHARE = 0.25
-"""Share of the time over which losses are averaged, since single steps scatter."""
+LAST_SHARE = 0.25  # Share of the time over which losses are averaged, since single steps scatter
 SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_FOR_A_CHECKPOINT = 600.0
 """After so long a training that was asked to stop is killed: it ends its step first."""
@@ -47,8 +46,7 @@ FOR_PROBES = (
 )
 """Probes are stopped after their time, long before a learning rate that decays would have."""
 RESULTS_FILE = "probes.json"
-COLD_START = "cold-start"
-"""The run that all others continue."""
+COLD_START = "cold-start"  # The run that all others continue
 
 
 @dataclass(frozen=True, order=True)
@@ -57,8 +55,7 @@ class Setting:
 
     groups: int
     beta1: float
-    rate: float = 1.0
-    """Share of the configuration's learning rate."""
+    rate: float = 1.0  # Share of the configuration's learning rate
 
     @property
     def name(self) -> str:
@@ -122,12 +119,9 @@ class Job:
     ranks: int
     config: str
     overrides: tuple[str, ...]
-    learning_rate: float
-    """The configuration's."""
-    where: tuple[str, ...]
-    """Options of `python -m launch run` that name the hosts and the mpirun."""
-    folder: Path
-    """Holds all runs."""
+    learning_rate: float  # The configuration's
+    where: tuple[str, ...]  # Options of `python -m launch run` that name the hosts and the mpirun
+    folder: Path  # Holds all runs
 
     def command(self, python: str, *overrides: str) -> list[str]:
         """Return the command that trains; `python` is the interpreter, or its name for a user."""
@@ -401,12 +395,10 @@ class Trained:
     """The result of a whole training, until the target or the end."""
 
     setting: Setting
-    curve: list[Evaluated]
-    """At least one."""
+    curve: list[Evaluated]  # At least one
     steps: int
     staleness: float
-    target: float | None
-    """mAP, of the configuration."""
+    target: float | None  # mAP, of the configuration
 
     @property
     def seconds(self) -> float:

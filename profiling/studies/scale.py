@@ -253,10 +253,8 @@ WEAK = "efficiency: throughput against that of the fewest ranks of as many threa
 COLOURS = (BLUE, RED, GREEN, ORANGE, PURPLE, "#333333")
 LARGEST_SHARE_SHOWN = 0.10
 """The axis of shares reaches this far at least, so that small ones look small."""
-ROOM = 1.4
-"""The axis beyond the highest bar, for the legend."""
-BAR = 0.36
-"""Width of a bar, of the distance between two combinations."""
+ROOM = 1.4  # The axis beyond the highest bar, for the legend
+BAR = 0.36  # Width of a bar, of the distance between two combinations
 
 
 def put_out_study(

@@ -37,8 +37,7 @@ LARGEST_EXCHANGE = 0.05
 STANDARD_SIZE = 800
 STANDARD_BATCH = 2
 
-Job = Sequence[RankSteps]
-"""The steps of each rank of one job."""
+Job = Sequence[RankSteps]  # The steps of each rank of one job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +49,7 @@ class Combination:
     batch_size: int
     hosts: tuple[tuple[str, int], ...] = ()
     """Names, and the number of ranks of each; none: this host."""
-    misfit: str = ""
-    """Why it cannot run; empty if it can."""
+    misfit: str = ""  # Why it cannot run; empty if it can
 
     @property
     def name(self) -> str:
@@ -139,8 +137,7 @@ class Measured:
     """The jobs of one combination, and the numbers made of them."""
 
     combination: Combination
-    jobs: Sequence[Job]
-    """One of each round, in order; at least one."""
+    jobs: Sequence[Job]  # One of each round, in order; at least one
 
     @property
     def step_seconds(self) -> float:
@@ -195,8 +192,7 @@ class Rounds:
     rounds: int
     jobs: dict[Combination, list[Job]] = field(default_factory=dict)
     title: str = "scaling study, steps"
-    running: str = ""
-    """Names the job that runs, or was the last to."""
+    running: str = ""  # Names the job that runs, or was the last to
 
     @property
     def order(self) -> list[tuple[int, Combination]]:

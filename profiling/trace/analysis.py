@@ -44,10 +44,8 @@ class Operator(NamedTuple):
 class Cost:
     """The sums of one operator over all steps."""
 
-    calls: int = 0
-    """Calls that began within the steps."""
-    own_ns: int = 0
-    """Self time on the steps' timeline."""
+    calls: int = 0  # Calls that began within the steps
+    own_ns: int = 0  # Self time on the steps' timeline
 
 
 @dataclass
@@ -57,15 +55,11 @@ class Analysis:
     trace: Trace
     steps: Steps
     operators: dict[Operator, Cost]
-    pieces_ns: dict[Piece, int]
-    """Operator time by what kind of span it is in."""
-    spans: int
-    """Calls of operators that began within the steps."""
-    working: list[int]
-    """The working spans among them, by begin; places in the trace's columns."""
+    pieces_ns: dict[Piece, int]  # Operator time by what kind of span it is in
+    spans: int  # Calls of operators that began within the steps
+    working: list[int]  # The working spans among them, by begin; places in the trace's columns
     median_working_ns: float
-    switches: int
-    """Changes from a working span to one of another operator."""
+    switches: int  # Changes from a working span to one of another operator
     elsewhere_ns: int
     """Time of operators on threads that do not train, within the steps; those threads overlap."""
     origins: Origins
@@ -229,8 +223,7 @@ class Row:
     module: str
     calls: float
     self_ms: float
-    share: float
-    """Share of the wall time of a step; 0 to 1."""
+    share: float  # Share of the wall time of a step; 0 to 1
     category: str
 
 
@@ -374,14 +367,11 @@ def milliseconds(value: float) -> str:
 class BesideLog:
     """oneDNN's own time by its log: means over the steps that count. [ms]"""
 
-    log_ms: dict[str, float]
-    """By phase of the trace."""
-    other_ms: float
-    """In phases that the trace does not have, and in none."""
+    log_ms: dict[str, float]  # By phase of the trace
+    other_ms: float  # In phases that the trace does not have, and in none
     kinds_ms: dict[str, float]
     """By kind of primitive and direction, `convolution backward_data`; the costliest first."""
-    has_steps: bool
-    """Whether the log marks steps; else it was taken as a whole."""
+    has_steps: bool  # Whether the log marks steps; else it was taken as a whole
 
     @property
     def total_ms(self) -> float:

@@ -51,8 +51,7 @@ def colours_of(analysis: Analysis) -> Mapping[str, str]:
     return {**used, "gaps: no operator runs": GAPS}
 
 
-SMALLEST_LABELLED = 0.045
-"""Share of the longest bar from which a piece has its milliseconds in it."""
+SMALLEST_LABELLED = 0.045  # Share of the longest bar from which a piece has its milliseconds in it
 
 
 def draw_split(analysis: Analysis, *, title: str) -> "Figure":
@@ -107,8 +106,7 @@ def draw_operators(costly: Sequence[Costly], *, title: str, modules_are_known: b
     return figure
 
 
-SLIVERS = 1000
-"""Parts of a step in its lane; each about as wide as a dot of the chart."""
+SLIVERS = 1000  # Parts of a step in its lane; each about as wide as a dot of the chart
 
 
 def draw_timeline(analysis: Analysis, *, title: str) -> "Figure":
@@ -211,18 +209,13 @@ def draw_lane(axes: "Axes", analysis: Analysis, cells: Sequence[Cell], *, thread
     axes.set_yticks([])
 
 
-CLOSER = 300
-"""The closer look shows this part of the step, 1 / 300, or less."""
-MOST_SPANS = 60
-"""Spans in the closer look; if there are more, it is closer still."""
-DEEPEST = 9
-"""Levels of calls that the closer look shows."""
+CLOSER = 300  # The closer look shows this part of the step, 1 / 300, or less
+MOST_SPANS = 60  # Spans in the closer look; if there are more, it is closer still
+DEEPEST = 9  # Levels of calls that the closer look shows
 LABELLED = 0.006, 0.04
 """Shares of the closer look's width from which a span has its name in it, upright and lying."""
-SEPARATED = 0.003
-"""Share of its width from which a span is set off from its neighbours."""
-LETTERS = 150
-"""Letters of a name that spans the whole width."""
+SEPARATED = 0.003  # Share of its width from which a span is set off from its neighbours
+LETTERS = 150  # Letters of a name that spans the whole width
 UPRIGHT_LETTERS = 12
 
 

@@ -36,8 +36,7 @@ from profiling.trace.charts import draw_operators, draw_split, draw_timeline, me
 from profiling.trace.operators import Category, Piece
 from profiling.trace.trace import BytesMoved, read_trace
 
-MANY = 200_000
-"""Calls that take seconds to add up."""
+MANY = 200_000  # Calls that take seconds to add up
 TABLE = "operators.csv"
 CHARTS = ("split", "timeline", "operators")
 
@@ -211,8 +210,7 @@ def fragmentation_table(analysis: Analysis) -> Table:
     )
 
 
-KINDS = 8
-"""Kinds of primitives that are shown of a log."""
+KINDS = 8  # Kinds of primitives that are shown of a log
 
 
 def print_beside_log(console: Console, analysis: Analysis, beside: BesideLog) -> None:

@@ -31,8 +31,7 @@ MODULE_MARK = "module: "
 EVALUATE = "autograd::engine::evaluate_function: "
 """The prefix of the wrapper around each node that the backward pass runs."""
 ACCUMULATE = f"{EVALUATE}torch::autograd::AccumulateGrad"
-UNKNOWN = ""
-"""The module of an operator that no module called, or whose module is not in the trace."""
+UNKNOWN = ""  # The module of an operator that no module called, or whose module is not in the trace
 
 
 class _Node(NamedTuple):
@@ -155,12 +154,9 @@ class Piece(IntEnum):
     that mostly calls others.
     """
 
-    CALLING = 0
-    """Between calls, less than 0.1 ms."""
-    SHORT = 1
-    """Work of less than 0.1 ms."""
-    LONG = 2
-    """Either, of 0.1 ms or longer."""
+    CALLING = 0  # Between calls, less than 0.1 ms
+    SHORT = 1  # Work of less than 0.1 ms
+    LONG = 2  # Either, of 0.1 ms or longer
 
 
 def working_spans(
@@ -257,8 +253,7 @@ STEP_MARKS = (re.compile(r"step (\d+)"), re.compile(r"ProfilerStep#(\d+)"))
 """Ours, and those of `torch.profiler.schedule`; the first pattern that a trace has counts."""
 PHASE_MARK = "phase: "
 UNMARKED = "between phases"
-WHOLE = None
-"""The number of the one step of a trace in which none are marked."""
+WHOLE = None  # The number of the one step of a trace in which none are marked
 
 
 class Cell(NamedTuple):
@@ -274,12 +269,9 @@ class Cell(NamedTuple):
 class Steps:
     """The part of a trace that counts."""
 
-    cells: tuple[Cell, ...]
-    """By time; together they cover the steps, and nothing twice."""
-    main_thread: int
-    """The thread that takes the steps."""
-    training_threads: tuple[int, ...]
-    """The main one, then those that run autograd's backward pass."""
+    cells: tuple[Cell, ...]  # By time; together they cover the steps, and nothing twice
+    main_thread: int  # The thread that takes the steps
+    training_threads: tuple[int, ...]  # The main one, then those that run autograd's backward pass
     are_marked: bool
     phases_are_marked: bool
 

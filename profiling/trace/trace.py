@@ -22,10 +22,8 @@ from typing import IO, Any, NamedTuple, NoReturn
 from common.errors import InputError
 from common.files import regular_descriptor
 
-OPERATOR = ("cpu_op", "Operator")
-"""Categories of operators; the second is that of torch 1."""
-MODULE = "nn.Module: "
-"""How names of modules begin in traces `with_stack`."""
+OPERATOR = ("cpu_op", "Operator")  # Categories of operators; the second is that of torch 1
+MODULE = "nn.Module: "  # How names of modules begin in traces `with_stack`
 OPTIMIZER_STEP = "Optimizer.step#"
 OUR_OPTIMIZERS = ("OnePassAdam", "Lamb")
 """Optimizers of retinanet/engine whose kernel no operator of the trace stands for."""
@@ -41,8 +39,7 @@ class Annotation(NamedTuple):
 
 
 NO_SEQUENCE = -1
-ByThread = dict[int, "array[int]"]
-"""The spans of each thread: their places in the columns."""
+ByThread = dict[int, "array[int]"]  # The spans of each thread: their places in the columns
 
 
 class Spans:
@@ -95,8 +92,7 @@ class Spans:
         }
 
 
-KEY = "bytes_moved"
-"""The field of a trace's file, beside its events."""
+KEY = "bytes_moved"  # The field of a trace's file, beside its events
 PHASES = ("data", "forward", "loss", "backward", "optimizer")
 BETWEEN = "between phases"
 
@@ -119,10 +115,8 @@ class MovedRow(NamedTuple):
 class BytesMoved(NamedTuple):
     """One step's traffic, see `profiling.capture.byte_counter` for what counts."""
 
-    step: int
-    """The step that was counted: the one before the first that was traced."""
-    rows: Sequence[MovedRow]
-    """The largest first."""
+    step: int  # The step that was counted: the one before the first that was traced
+    rows: Sequence[MovedRow]  # The largest first
 
     @property
     def total(self) -> int:
@@ -163,8 +157,7 @@ class Trace:
     """Calls of `nn.Module`s, with torch's names: `Conv2d_0`."""
     forward_threads: dict[tuple[int, int], int] = field(default_factory=dict)
     """The thread that ran the forward operator, by thread and begin of the backward one."""
-    gpu_events: int = 0
-    """Kernels and copies of other devices, which are left out."""
+    gpu_events: int = 0  # Kernels and copies of other devices, which are left out
     is_cut_off: bool = False
     bytes_moved: BytesMoved | None = None
 
@@ -264,8 +257,7 @@ class Stretch(NamedTuple):
 
     start: int
     end: int
-    span: int
-    """Its place in the columns."""
+    span: int  # Its place in the columns
 
 
 def parents(spans: Spans, ordered: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -322,8 +314,7 @@ def overlay(over: Iterator[Stretch], under: Iterator[Stretch]) -> Iterator[Stret
         below = next(under, None)
 
 
-LONGEST_EVENT = 1 << 26
-"""Characters after which an event that does not end is an error."""
+LONGEST_EVENT = 1 << 26  # Characters after which an event that does not end is an error
 BLANKS = re.compile(r"[ \t\r\n]*")
 
 
@@ -456,13 +447,10 @@ class TraceEvents:
         raise InputError(f"{self._file}: {what}") from cause
 
 
-CHUNK = 1 << 20
-"""Bytes read at a time."""
-UNPACKED = 1 << 23
-"""Bytes that are unpacked at a time at the most."""
+CHUNK = 1 << 20  # Bytes read at a time
+UNPACKED = 1 << 23  # Bytes that are unpacked at a time at the most
 GZIP = b"\x1f\x8b"
-GZIP_WINDOW = 31
-"""zlib's number for gzip with its header."""
+GZIP_WINDOW = 31  # zlib's number for gzip with its header
 
 
 def text_chunks(file: IO[bytes], advance: Callable[[int, str], None]) -> Iterator[str]:

@@ -37,8 +37,7 @@ class PreparedTraining:
     model: RetinaNet
     """Holds weights, anchors, the mode. `state_dict()` is plain: float32, torchvision's names."""
     optimizer: Optimizer
-    forward: Forward
-    """For training and evaluation, by the model's mode."""
+    forward: Forward  # For training and evaluation, by the model's mode
 
 
 def chosen_engine(name: str) -> str:
@@ -102,8 +101,7 @@ def autocast(precision: str) -> AbstractContextManager[None]:
 
 
 PACKAGE = "intel_extension_for_pytorch"
-FITTING_TORCH = "2.8"
-"""Its last release is made for this one."""
+FITTING_TORCH = "2.8"  # Its last release is made for this one
 ADVICE = "run `make ipex`, or set engine.name=torch"
 
 

@@ -34,8 +34,7 @@ class MappedMemory(NamedTuple):
     """The memory of a process as this process sees it."""
 
     address: int
-    mapped: mmap.mmap
-    """Kept as long as the address is used."""
+    mapped: mmap.mmap  # Kept as long as the address is used
 
 
 class _Pending(NamedTuple):
@@ -251,14 +250,11 @@ SHARED = Kernels(
 )
 
 LARGEST_BUCKETS = 1023
-LINE = 64
-"""A processor's cache line. [bytes]"""
-FLAGS_AT = LINE
-"""Behind the name; each flag has a line of its own. [bytes]"""
+LINE = 64  # A processor's cache line. [bytes]
+FLAGS_AT = LINE  # Behind the name; each flag has a line of its own. [bytes]
 HEADER = FLAGS_AT + LARGEST_BUCKETS * LINE
 
-Gather = Callable[[Any], list[Any]]
-"""Returns every rank's value, in order of rank."""
+Gather = Callable[[Any], list[Any]]  # Returns every rank's value, in order of rank
 
 
 def share_gradients(

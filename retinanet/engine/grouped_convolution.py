@@ -31,14 +31,11 @@ WEIGHT_GRADIENT = Kernels(
     grouped_gradient_bytes="Pi->q",
     grouped_weight_gradient="PPPPPii",
 )
-UNIT = 32
-"""The number of channels must be a multiple of this."""
+UNIT = 32  # The number of channels must be a multiple of this
 _Shape = c_struct("q images channels group_width in_height in_width out_height out_width stride")
 """`GroupedShape` as the C++ has it."""
-_Work = c_struct("P source result gate bias", "i relu")
-"""`Maps` as grouped_convolution.cpp has it."""
-_GradientMaps = c_struct("P features gradient gate")
-"""`Maps` as grouped_weight_gradient.cpp has it."""
+_Work = c_struct("P source result gate bias", "i relu")  # `Maps` as grouped_convolution.cpp has it
+_GradientMaps = c_struct("P features gradient gate")  # `Maps` as grouped_weight_gradient.cpp has it
 
 
 def is_grouped(

@@ -146,8 +146,7 @@ def level_records(
     return (Level * len(records))(*records)
 
 
-CACHE_LINE = 64
-"""[bytes]"""
+CACHE_LINE = 64  # [bytes]
 
 
 def scratch_bytes(size: int) -> Tensor:

@@ -183,12 +183,9 @@ class TensorUpdate:
 
     weight: Tensor
     gradient: Tensor
-    exp_avg: Tensor
-    """Running average of the gradient, of the steps before this one."""
-    exp_avg_sq: Tensor
-    """Running average of its square."""
-    step: int
-    """This step's number, from 1."""
+    exp_avg: Tensor  # Running average of the gradient, of the steps before this one
+    exp_avg_sq: Tensor  # Running average of its square
+    step: int  # This step's number, from 1
     weight_decay: float
     use_trust_ratio: bool
     """Whether LAMB scales the step by the weight's norm; Adam does not look at it."""

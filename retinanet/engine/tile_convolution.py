@@ -58,10 +58,8 @@ class Tiles(IntEnum):
     """The unit that computes the tile instructions, as csrc/tiles.h has it."""
 
     AMX = 0
-    VECTORS = 1
-    """AVX-512 BF16."""
-    EMULATED = 2
-    """Plain C++, slow, for tests on any processor."""
+    VECTORS = 1  # AVX-512 BF16
+    EMULATED = 2  # Plain C++, slow, for tests on any processor
 
 
 @functools.cache
@@ -94,8 +92,7 @@ class PackedWeight(NamedTuple):
     """A convolution's weight, rounded to BF16, in tiles; or turned round, for input gradients."""
 
     values: Tensor
-    channels: int
-    """Channels of the result."""
+    channels: int  # Channels of the result
 
 
 _Weights = c_struct("P values scale", "q outputs inputs taps")
@@ -200,8 +197,7 @@ def pointwise_convolve(
 
 _GradientLevel = c_struct("P input gradient gate", "q images height width input_height input_width")
 """`Level` as weight_gradient.cpp has it."""
-_GradientShape = c_struct("q inputs outputs kernel stride")
-"""`Shape` as weight_gradient.cpp has it."""
+_GradientShape = c_struct("q inputs outputs kernel stride")  # `Shape` as weight_gradient.cpp has it
 
 
 def weight_gradient(

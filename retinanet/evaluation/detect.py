@@ -28,8 +28,7 @@ from retinanet.model.postprocess import Detections, postprocess
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.signals import StopRequest
 
-SCORE_THRESHOLD = 0.05
-"""Of evaluations, as in torchvision and MLPerf's reference."""
+SCORE_THRESHOLD = 0.05  # Of evaluations, as in torchvision and MLPerf's reference
 
 
 def detect_batch(

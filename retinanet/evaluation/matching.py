@@ -24,20 +24,16 @@ from data.annotations import Annotations
 PARAMETERS = Params(iouType="bbox")
 """COCO's T thresholds of IoU, R recalls, A ranges of area and M limits of boxes an image."""
 LOWEST_IOU = PARAMETERS.iouThrs[0]
-MOST_BOXES = PARAMETERS.maxDets[-1]
-"""COCO's largest limit of boxes an image and class: 100."""
-CATEGORY = 1
-"""Any number: the library sees one class at a time."""
+MOST_BOXES = PARAMETERS.maxDets[-1]  # COCO's largest limit of boxes an image and class: 100
+CATEGORY = 1  # Any number: the library sees one class at a time
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Matches:
     """C found boxes of a class, in the class's order: all that may be matched at any threshold."""
 
-    rows: NDArray[np.intp]
-    """[C] of the class's found boxes"""
-    is_matched: NDArray[np.bool_]
-    """[A, T, C] to a true box, be it one that does not count"""
+    rows: NDArray[np.intp]  # [C] of the class's found boxes
+    is_matched: NDArray[np.bool_]  # [A, T, C] to a true box, be it one that does not count
     is_ignored: NDArray[np.bool_]
     """[A, T, C] neither right nor wrong: matched to a true box that does not count, or to none and
     of an area that does not"""
@@ -47,16 +43,11 @@ class Matches:
 class Boxes:
     """B boxes of one class, in the order of their images' ids."""
 
-    image_ids: NDArray[np.int64]
-    """[B] ascending"""
-    boxes: NDArray[np.float64]
-    """[B, 4] xywh in pixels"""
-    areas: NDArray[np.float64]
-    """[B] square pixels"""
-    scores: NDArray[np.float64]
-    """[B] the best of an image first; of true boxes 0"""
-    is_crowd: NDArray[np.bool_]
-    """[B] of found boxes false"""
+    image_ids: NDArray[np.int64]  # [B] ascending
+    boxes: NDArray[np.float64]  # [B, 4] xywh in pixels
+    areas: NDArray[np.float64]  # [B] square pixels
+    scores: NDArray[np.float64]  # [B] the best of an image first; of true boxes 0
+    is_crowd: NDArray[np.bool_]  # [B] of found boxes false
 
 
 class Overlaps(NamedTuple):
@@ -65,8 +56,7 @@ class Overlaps(NamedTuple):
     image_id: int
     true_rows: range
     found_rows: NDArray[np.intp]
-    ious: NDArray[np.float64]
-    """[C, G] of a crowd, the share of the found box that lies in it"""
+    ious: NDArray[np.float64]  # [C, G] of a crowd, the share of the found box that lies in it
 
 
 def matches_of(truth: Boxes, found: Boxes) -> Matches:
@@ -136,14 +126,10 @@ def dataset_of(
 class ImageDetections:
     """The detections in one image: D boxes, best first."""
 
-    image_id: int
-    """the JSON's id"""
-    boxes: NDArray[np.float64]
-    """[D, 4] xyxy in pixels of the original image"""
-    scores: NDArray[np.float64]
-    """[D] probabilities"""
-    category_ids: NDArray[np.int64]
-    """[D] the JSON's category ids"""
+    image_id: int  # the JSON's id
+    boxes: NDArray[np.float64]  # [D, 4] xyxy in pixels of the original image
+    scores: NDArray[np.float64]  # [D] probabilities
+    category_ids: NDArray[np.int64]  # [D] the JSON's category ids
 
     def of_rows(self, rows: NDArray[np.bool_]) -> "ImageDetections":
         """Return some of the boxes, in their order."""
@@ -155,14 +141,10 @@ class ImageDetections:
 class SplitDetections:
     """D boxes of a split's images: those of an image together, and its best first."""
 
-    image_ids: NDArray[np.int64]
-    """[D] the JSON's ids"""
-    boxes: NDArray[np.float32]
-    """[D, 4] xyxy in pixels of the original images"""
-    scores: NDArray[np.float32]
-    """[D] probabilities"""
-    category_ids: NDArray[np.int64]
-    """[D] the JSON's category ids"""
+    image_ids: NDArray[np.int64]  # [D] the JSON's ids
+    boxes: NDArray[np.float32]  # [D, 4] xyxy in pixels of the original images
+    scores: NDArray[np.float32]  # [D] probabilities
+    category_ids: NDArray[np.int64]  # [D] the JSON's category ids
 
     @classmethod
     def of(cls, images: Iterable[ImageDetections]) -> "SplitDetections":

@@ -41,15 +41,12 @@ from retinanet.evaluation.matching import (
 class Metric(NamedTuple):
     """One of COCO's numbers: a mean over the classes, and its names for people."""
 
-    table: str
-    """Of `Tables`: `precision` (at 101 recalls) or `recall`."""
-    iou: float | None
-    """The IoU from which a box is right; None: the mean over 0.50, 0.55, … 0.95."""
+    table: str  # Of `Tables`: `precision` (at 101 recalls) or `recall`
+    iou: float | None  # The IoU from which a box is right; None: the mean over 0.50, 0.55, … 0.95
     area: str
     """The objects that count: `all`, or by pixels of the original images `small`, `medium` or
     `large`."""
-    limit: int
-    """Boxes an image and class, the best, that are looked at."""
+    limit: int  # Boxes an image and class, the best, that are looked at
     heading: str
     label: str
 
@@ -89,14 +86,11 @@ class ClassResult:
 
     category_id: int
     name: str
-    map: float
-    """Average precision over IoU 0.50:0.95."""
+    map: float  # Average precision over IoU 0.50:0.95
     map_50: float
     map_75: float
-    mar_100: float
-    """Average recall over IoU 0.50:0.95 with up to 100 boxes an image."""
-    true_boxes: int
-    """Of single objects, without crowds and groups."""
+    mar_100: float  # Average recall over IoU 0.50:0.95 with up to 100 boxes an image
+    true_boxes: int  # Of single objects, without crowds and groups
     found_boxes: int
 
 
@@ -104,10 +98,8 @@ class ClassResult:
 class Evaluation:
     """The metric of a set of detections; a number is nan where no true box could be found."""
 
-    summary: dict[str, float]
-    """`METRICS` to values from 0 to 1."""
-    classes: tuple[ClassResult, ...]
-    """In the categories' order."""
+    summary: dict[str, float]  # `METRICS` to values from 0 to 1
+    classes: tuple[ClassResult, ...]  # In the categories' order
     curves: dict[str, NDArray[np.float64]]
     """`CURVES` to [101] precision at recall 0, 0.01, … 1, the mean over the classes that have true
     boxes; nan where none has"""
@@ -131,10 +123,8 @@ class Tables:
     of boxes an image (1, 10, 100); -1 where a category has no true box.
     """
 
-    precision: NDArray[np.float64]
-    """[T, R, K, A, M]"""
-    recall: NDArray[np.float64]
-    """[T, K, A, M]"""
+    precision: NDArray[np.float64]  # [T, R, K, A, M]
+    recall: NDArray[np.float64]  # [T, K, A, M]
 
 
 def tables_by_class(annotations: Annotations, detections: SplitDetections) -> Tables:

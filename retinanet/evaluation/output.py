@@ -29,12 +29,9 @@ from retinanet.evaluation.matching import ImageDetections, SplitDetections, foun
 from retinanet.evaluation.metric import CLASS_METRICS, COLOURS, CURVES, Evaluation
 
 BOXES_AT_ONCE = 100_000
-RESULT_FIELDS = ("image_id", "category_id", "bbox", "score")
-"""Of COCO's result format."""
-CHART_NAME_LENGTH = 32
-"""Characters of a class's name in the chart."""
-CLASSES_IN_CHART = 40
-"""More bars than this cannot be read: the best and the worst half are shown."""
+RESULT_FIELDS = ("image_id", "category_id", "bbox", "score")  # Of COCO's result format
+CHART_NAME_LENGTH = 32  # Characters of a class's name in the chart
+CLASSES_IN_CHART = 40  # More bars than this cannot be read: the best and the worst half are shown
 
 
 @dataclass(frozen=True)
@@ -122,18 +119,12 @@ def evaluation_chart(evaluation: Evaluation, *, title: str) -> bytes:
     return as_png(figure)
 
 
-Pixels = NDArray[np.uint8]
-"""[H, W, 3] RGB"""
-LEAST_SIDE = 480
-"""Smaller pictures are enlarged, so that labels can be read. [pixels]"""
-MOST_ENLARGED = 4096
-"""The longer side of a picture is enlarged to that at most. [pixels]"""
-MOST_BOXES = 40
-"""A picture with more boxes than this cannot be read."""
-MOST_TRUE_BOXES = 1000
-"""True boxes are all drawn, up to this limit."""
-LONGEST_NAME = 60
-"""Characters of a class's name in a label."""
+Pixels = NDArray[np.uint8]  # [H, W, 3] RGB
+LEAST_SIDE = 480  # Smaller pictures are enlarged, so that labels can be read. [pixels]
+MOST_ENLARGED = 4096  # The longer side of a picture is enlarged to that at most. [pixels]
+MOST_BOXES = 40  # A picture with more boxes than this cannot be read
+MOST_TRUE_BOXES = 1000  # True boxes are all drawn, up to this limit
+LONGEST_NAME = 60  # Characters of a class's name in a label
 PALETTE = (
     "#e6194b", "#3c8ddc", "#2f9e44", "#f08c00", "#9c36b5",
     "#0b7285", "#c2255c", "#5f3dc4", "#846358", "#66801a",
@@ -230,10 +221,8 @@ def save_picture(pixels: Pixels, file: Path) -> None:
     write_whole(file, content.getvalue())
 
 
-SHOWN_SCORE = 0.4
-"""Predictions below this are not drawn in a run's pictures, where any reaches it."""
-UNSURE_BOXES = 3
-"""So many are drawn where none does."""
+SHOWN_SCORE = 0.4  # Predictions below this are not drawn in a run's pictures, where any reaches it
+UNSURE_BOXES = 3  # So many are drawn where none does
 
 
 def spread_indices(total: int, count: int) -> list[int]:

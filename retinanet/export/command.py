@@ -31,11 +31,9 @@ from retinanet.model.postprocess import DETECTIONS_PER_IMAGE, NMS_IOU, Detection
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import Checkpoint
 
-BOX_TOLERANCE = 0.05
-"""[pixels of the network's input]"""
+BOX_TOLERANCE = 0.05  # [pixels of the network's input]
 SCORE_TOLERANCE = 0.001
-IOU_TOLERANCE = 0.001
-"""Where a runtime's rounding may decide otherwise about what is kept."""
+IOU_TOLERANCE = 0.001  # Where a runtime's rounding may decide otherwise about what is kept
 CHECK_IMAGES = 4
 
 
@@ -93,14 +91,10 @@ def export(
 class Comparison(NamedTuple):
     """Two sets of detections side by side: numbers of detections, and the largest differences."""
 
-    same: int
-    """Both have them, within the tolerances."""
-    differing: int
-    """Only one has them, and rounding does not explain it."""
-    at_the_edge: int
-    """Only one has them, at an edge of what is kept: score, IoU, or number."""
-    box_difference: float
-    """[pixels of the network's input]"""
+    same: int  # Both have them, within the tolerances
+    differing: int  # Only one has them, and rounding does not explain it
+    at_the_edge: int  # Only one has them, at an edge of what is kept: score, IoU, or number
+    box_difference: float  # [pixels of the network's input]
     score_difference: float
 
 

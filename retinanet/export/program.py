@@ -33,8 +33,7 @@ from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import Checkpoint
 from retinanet.training.train_state import MODEL_FILE
 
-NO_LABEL = -1
-"""The label of a row that holds no detection."""
+NO_LABEL = -1  # The label of a row that holds no detection
 OUTSIDE = ((-2.0, -2.0, -1.0, -1.0), (-4.0, -4.0, -3.0, -3.0))
 """Boxes that always stay: torch.export assumes that at least two do."""
 Suppress: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -196,11 +195,9 @@ def suppress_in_onnx(classes: int) -> Suppress:
     return suppress
 
 
-OPSET = 18
-"""Of ONNX: the exporter's own, which runtimes since 2023 know."""
+OPSET = 18  # Of ONNX: the exporter's own, which runtimes since 2023 know
 OUTPUTS = ("boxes", "scores", "labels")
-DESCRIPTION = "description.json"
-"""Of torch.export's extra files."""
+DESCRIPTION = "description.json"  # Of torch.export's extra files
 
 Detector: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 """Images uint8 [N, 3, S, S] to boxes, scores and labels, see `DetectorProgram`."""
@@ -210,12 +207,9 @@ Detector: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 class Format:
     """A kind of file, by its suffix."""
 
-    runtime: str
-    """The package that runs it."""
-    packages: tuple[str, ...]
-    """Packages that are not in requirements.txt."""
-    suppress: Callable[[int], Suppress]
-    """Non-maximum suppression for a number of classes."""
+    runtime: str  # The package that runs it
+    packages: tuple[str, ...]  # Packages that are not in requirements.txt
+    suppress: Callable[[int], Suppress]  # Non-maximum suppression for a number of classes
     write: Callable[[torch.export.ExportedProgram, Path, dict[str, Any]], None]
     """Write a program, of this `suppress`, with its description."""
     load: Callable[[Path], Detector]

@@ -40,8 +40,7 @@ from common.native import NativeLibraryError
 from retinanet.loss.focal_kernel import FOCAL_LOSS, focal_loss_operator
 from retinanet.model.matching import IGNORED
 
-FORMS = ("kernel", "paper", "paper_implicit", "reference")
-"""All the same mathematics."""
+FORMS = ("kernel", "paper", "paper_implicit", "reference")  # All the same mathematics
 FASTEST_WITHOUT_COMPILER = "paper"
 
 

@@ -233,10 +233,8 @@ def begin_log(
 
 
 BEGIN = ":::MLLOG "
-MOST_BYTES = 256_000_000
-"""The limit of a log: some have the output of all ranks in them."""
-LATEST_MS, LARGEST = 2**53, 1e15
-"""A time or a number beyond is not valid."""
+MOST_BYTES = 256_000_000  # The limit of a log: some have the output of all ranks in them
+LATEST_MS, LARGEST = 2**53, 1e15  # A time or a number beyond is not valid
 OF_EVALUATIONS = (constants.EVAL_START, constants.EVAL_ACCURACY, constants.EVAL_STOP)
 
 

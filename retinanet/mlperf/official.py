@@ -244,8 +244,7 @@ def remarks_on(log: RunLog) -> list[str]:
     return remarks
 
 
-FEWEST = 3
-"""Of which one is left when the fastest and the slowest are dropped."""
+FEWEST = 3  # Of which one is left when the fastest and the slowest are dropped
 
 
 def rcp(*, runs: Sequence[Path], rules: Rules | None, json_file: Path | None) -> int:

@@ -31,11 +31,9 @@ Rules = Literal["5.1.0", "5.0.0", "4.1.0", "2.1.0"]
 
 RULES: tuple[Rules, ...] = get_args(Rules)
 NEWEST: Rules = "5.1.0"
-TRAINING_IMAGES, VALIDATION_IMAGES = 1_170_301, 24_781
-"""Of MLPerf's part of OpenImages v6."""
+TRAINING_IMAGES, VALIDATION_IMAGES = 1_170_301, 24_781  # Of MLPerf's part of OpenImages v6
 TARGET_MAP = 0.34
-RUNS_OF_SUBMISSION = 5
-"""Of which the fastest and the slowest do not count."""
+RUNS_OF_SUBMISSION = 5  # Of which the fastest and the slowest do not count
 
 
 def benchmark_name(rules: Rules) -> str:
@@ -77,14 +75,11 @@ def broken_rules(sections: Mapping[str, Any]) -> list[str]:
 class ReferencePoint:
     """Runs of the reference implementation at one global batch size."""
 
-    batch_size: int
-    """Images a step, of all ranks."""
+    batch_size: int  # Images a step, of all ranks
     learning_rate: float
     warmup_epochs: float
-    warmup_factor: float
-    """Of the learning rate, from which the warm-up begins."""
-    epochs: tuple[float, ...]
-    """Until mAP 0.34 of each run, ascending."""
+    warmup_factor: float  # Of the learning rate, from which the warm-up begins
+    epochs: tuple[float, ...]  # Until mAP 0.34 of each run, ascending
     least_epochs: float
     """From which mean on the official checker takes runs for converged as the reference does."""
 

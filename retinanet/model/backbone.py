@@ -12,8 +12,7 @@ from common.errors import InputError
 
 NORMS: dict[str, type[nn.Module]] = {"frozen": FrozenBatchNorm2d, "batch": nn.BatchNorm2d}
 LAYERS = ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4")
-IN_DETECTOR = "backbone.body."
-"""Prefix of the body's names in a whole detector's."""
+IN_DETECTOR = "backbone.body."  # Prefix of the body's names in a whole detector's
 FROZEN_PREFIX_LENGTH = {5: 0, 4: 2, 3: 3, 2: 4, 1: 5, 0: 6}
 """Leading entries of LAYERS that stay frozen, by `trainable_layers`. bn1 goes with conv1, as in
 torchvision's _resnet_fpn_extractor."""

@@ -25,13 +25,11 @@ BOXES_AT_ONCE = 32
 class Assignment(NamedTuple):
     """The targets of N images: A_l anchors on level l, of them F_l foreground."""
 
-    classes: list[Tensor]
-    """For each level int64 [N, A_l]: the label, or BACKGROUND, or IGNORED."""
+    classes: list[Tensor]  # For each level int64 [N, A_l]: the label, or BACKGROUND, or IGNORED
     boxes: list[Tensor]
     """For each level [F_l, 4] xyxy pixels: the box of each foreground anchor, in the order of
     `(classes[level] >= 0).nonzero()`."""
-    num_foreground: Tensor
-    """int64 [N]: foreground anchors of an image, on all levels together."""
+    num_foreground: Tensor  # int64 [N]: foreground anchors of an image, on all levels together
 
 
 def match_anchors(
@@ -105,23 +103,17 @@ def assign_targets(
     )
 
 
-IOU_MARGIN = 1e-5
-"""Relative; float32's IoU differs from the exact one by less than a tenth of this."""
+IOU_MARGIN = 1e-5  # Relative; float32's IoU differs from the exact one by less than a tenth of this
 
 
 class AnchorShapes(NamedTuple):
     """Anchors of one size, on a regular grid, for each of S sizes; pairs are (x, y), float64."""
 
-    centers: Tensor
-    """[S, 2] pixels: of the anchor at the grid's first place."""
-    sizes: Tensor
-    """[S, 2] pixels."""
-    steps: Tensor
-    """[S, 2] pixels from a place to the next."""
-    last_places: Tensor
-    """[S, 2] number of the last column, and of the last row."""
-    first_index: Tensor
-    """int64 [S]: of the anchor at the first place, counted through all levels."""
+    centers: Tensor  # [S, 2] pixels: of the anchor at the grid's first place
+    sizes: Tensor  # [S, 2] pixels
+    steps: Tensor  # [S, 2] pixels from a place to the next
+    last_places: Tensor  # [S, 2] number of the last column, and of the last row
+    first_index: Tensor  # int64 [S]: of the anchor at the first place, counted through all levels
 
 
 def anchor_shapes(anchors: Sequence[Tensor]) -> AnchorShapes:

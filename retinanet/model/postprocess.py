@@ -13,8 +13,7 @@ from retinanet.model.retinanet import HeadOutputs
 
 CANDIDATES_PER_LEVEL = 1000
 DETECTIONS_PER_IMAGE = 300
-NMS_IOU = 0.5
-"""As torchvision and MLPerf's reference have them."""
+NMS_IOU = 0.5  # As torchvision and MLPerf's reference have them
 ROWS_PER_CANDIDATE = 4
 """Anchors looked at for each candidate wanted, before looking for a higher threshold pays."""
 
@@ -24,10 +23,8 @@ class Detections(NamedTuple):
 
     boxes: Tensor
     """float32 [D, 4] xyxy, in pixels of the network's input unless they were resized since."""
-    scores: Tensor
-    """float32 [D], probabilities."""
-    labels: Tensor
-    """int64 [D], indices of the network's classes."""
+    scores: Tensor  # float32 [D], probabilities
+    labels: Tensor  # int64 [D], indices of the network's classes
 
 
 @torch.no_grad()

@@ -22,12 +22,10 @@ from retinanet.model.backbone import ResNeXtBody
 class HeadOutputs(NamedTuple):
     """The network's outputs for N images, one entry for each of P3 to P7."""
 
-    cls_logits: list[Tensor]
-    """[N, H * W * 9, K] for each level."""
+    cls_logits: list[Tensor]  # [N, H * W * 9, K] for each level
     bbox_regression: list[Tensor]
     """[N, H * W * 9, 4] for each level: (dx, dy, dw, dh) from the anchor, see `encode_boxes`."""
-    feature_sizes: list[tuple[int, int]]
-    """(H, W) of each level."""
+    feature_sizes: list[tuple[int, int]]  # (H, W) of each level
 
 
 class RetinaNet(nn.Module):

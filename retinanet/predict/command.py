@@ -33,8 +33,7 @@ DEFAULT_OUT = Path("predictions")
 THREADS = 2
 """That decode and compress: Pillow does both without holding Python's lock. torch is called by one
 thread alone: each that calls it would get a team of threads of its own."""
-FEW = 10
-"""So many pictures get a line each; of more the progress is shown."""
+FEW = 10  # So many pictures get a line each; of more the progress is shown
 
 
 def predict(

@@ -49,8 +49,7 @@ class Sources(NamedTuple):
     """All of them: pictures, then videos and cameras; each in the order of the command line."""
 
     all: tuple[Source, ...]
-    passed_over: int
-    """Files in folders that are no pictures by their names."""
+    passed_over: int  # Files in folders that are no pictures by their names
 
     @property
     def pictures(self) -> list[Source]:
@@ -274,14 +273,11 @@ class Search:
 
     detector: PictureDetector
     batch_size: int
-    draws: bool
-    """Whether drawn copies are written."""
-    add_boxes: AddBoxes
-    """To the JSON file, if there is one."""
+    draws: bool  # Whether drawn copies are written
+    add_boxes: AddBoxes  # To the JSON file, if there is one
     counter: DetectionCounter
     console: Console
-    stop: StopRequest
-    """Checked between two batches."""
+    stop: StopRequest  # Checked between two batches
 
     def record(self, file: Path, found: ImageDetections, **more: float) -> list[dict[str, Any]]:
         """Write, count and return the boxes of a picture or frame, best first, as in the JSON.

@@ -32,17 +32,14 @@ NOTHING = ImageDetections(
     image_id=0, boxes=np.zeros((0, 4)), scores=np.zeros(0), category_ids=np.zeros(0, np.int64)
 )
 """Before the first frame that is looked at."""
-CAMERA_FORMAT = "v4l2"
-"""Linux' cameras."""
+CAMERA_FORMAT = "v4l2"  # Linux' cameras
 FILES_ONLY = {
     "protocol_whitelist": "file",
     "format_whitelist": "mov,mp4,matroska,webm,avi,mjpeg,mpeg,mpegts",
 }
 """Without these FFmpeg opens a playlist, whatever its name, and all its files."""
-MICROSECONDS = 1_000_000
-"""Of a container's duration, in a second."""
-USUAL_RATE = Fraction(25)
-"""Frames a second of a video that does not say."""
+MICROSECONDS = 1_000_000  # Of a container's duration, in a second
+USUAL_RATE = Fraction(25)  # Frames a second of a video that does not say
 CODECS = {
     "libx264": {"crf": "20", "preset": "veryfast"},
     "libopenh264": {},
@@ -108,8 +105,7 @@ class Frame(NamedTuple):
     """One picture of a video; `number` counts from 0."""
 
     number: int
-    pixels: NDArray[np.uint8]
-    """[H, W, 3] RGB, upright"""
+    pixels: NDArray[np.uint8]  # [H, W, 3] RGB, upright
     place: int
     """When it is shown, in the video's `time_base`, from 0; later than that of the frame before."""
 
@@ -117,14 +113,11 @@ class Frame(NamedTuple):
 class Video(NamedTuple):
     """An open video; `total` (frames) and `seconds` are 0 where the file does not say."""
 
-    rate: Fraction
-    """Frames a second, on average."""
-    time_base: Fraction
-    """Of the frames' places. [seconds]"""
+    rate: Fraction  # Frames a second, on average
+    time_base: Fraction  # Of the frames' places. [seconds]
     total: int
     seconds: float
-    frames: Iterator[Frame]
-    """Raises InputError where the file is damaged."""
+    frames: Iterator[Frame]  # Raises InputError where the file is damaged
 
 
 WriteFrame = Callable[[NDArray[np.uint8], int], None]

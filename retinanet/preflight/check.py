@@ -31,11 +31,9 @@ class Job:
     """A run's configuration and command line, on so many ranks, to be checked."""
 
     config: Config
-    arguments: argparse.Namespace
-    """Of the command line: `resume`, `auto_resume`, `overwrite`."""
+    arguments: argparse.Namespace  # Of the command line: `resume`, `auto_resume`, `overwrite`
     ranks: Ranks
-    local_ranks: int
-    """Ranks that this host will have: those that are there, or more."""
+    local_ranks: int  # Ranks that this host will have: those that are there, or more
     all_ranks: int
 
     @cached_property

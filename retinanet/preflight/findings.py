@@ -13,8 +13,7 @@ from common.console import make_console
 Level = Literal["ok", "warning", "failure"]
 HostFindings = tuple[str, list["Finding"]]
 STYLES: dict[Level, str] = {"ok": "green", "warning": "yellow", "failure": "bold red"}
-PIPED_WIDTH = 160
-"""A log has room for it, and few cells need a second line. [characters]"""
+PIPED_WIDTH = 160  # A log has room for it, and few cells need a second line. [characters]
 UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
@@ -22,13 +21,11 @@ UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 class Finding:
     """The result of one check."""
 
-    subject: str
-    """The object of the check, in a word or two, such as `disk space`."""
+    subject: str  # The object of the check, in a word or two, such as `disk space`
     level: Level
     """`failure`: the run cannot work. `warning`: it may not, or not as well as it could."""
     found: str
-    fix: str = ""
-    """For the user; empty where nothing needs to be done."""
+    fix: str = ""  # For the user; empty where nothing needs to be done
 
     @property
     def line(self) -> str:

@@ -139,8 +139,7 @@ def check_counts(
 SHARED_MEMORY = "/dev/shm"
 SHARED = Path(SHARED_MEMORY)
 PAGE, CHANNELS = 4096, 3
-AHEAD = 2
-"""Batches that each process of torch's DataLoader loads ahead."""
+AHEAD = 2  # Batches that each process of torch's DataLoader loads ahead
 
 
 def waiting_batches(config: Config, size: Callable[[int], int]) -> int:
@@ -203,8 +202,7 @@ def docker_size(size: int) -> str:
 
 
 OPEN_FILES = "open files"
-OTHER_FILES = 100
-"""Files, sockets and pipes that a rank has open beside loaded tensors."""
+OTHER_FILES = 100  # Files, sockets and pipes that a rank has open beside loaded tensors
 
 
 def check_open_files(config: Config, *, limit: int | None = None) -> Finding:
@@ -364,8 +362,7 @@ def openmp_conflict(libraries: Sequence[Path]) -> list[Finding]:
 
 VERSIONS = "versions"
 PINS = Path(__file__).resolve().parents[2] / "requirements.txt"
-NOT_NEEDED = ("nvidia-", "triton")
-"""CUDA's, which CPU-only builds of torch come without."""
+NOT_NEEDED = ("nvidia-", "triton")  # CUDA's, which CPU-only builds of torch come without
 NAMED = 4
 AS_PINNED = "run `make setup`, or go on where you know that they work together"
 

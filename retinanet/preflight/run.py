@@ -181,8 +181,7 @@ class DiskNeed:
 
     checkpoint: int
     checkpoints: int
-    rest: int
-    """Scenes, detections and metrics, roughly and at the most."""
+    rest: int  # Scenes, detections and metrics, roughly and at the most
 
     @property
     def all(self) -> int:
@@ -212,8 +211,7 @@ class FreeSpace:
     """The space that a file system has left for this user. [bytes]"""
 
     size: int
-    files: int | None
-    """Files that it can still take (inodes); None where it sets no limit."""
+    files: int | None  # Files that it can still take (inodes); None where it sets no limit
 
 
 def free_space(folder: Path) -> FreeSpace:
@@ -311,8 +309,7 @@ def planned(subject: str, plan: Callable[[], str]) -> list[Finding]:
 
 
 SUBJECT = "data"
-SAMPLED = 24
-"""Images of each split: the first, the last, and others at random."""
+SAMPLED = 24  # Images of each split: the first, the last, and others at random
 SECONDS = 2.0
 LOOKED_AT_ALL = "`python -m data verify` looks at all"
 

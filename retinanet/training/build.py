@@ -203,12 +203,9 @@ def read_torchvision_weights() -> dict[str, Tensor]:
 class PickledWeights:
     """The weights in a file."""
 
-    tensors: dict[str, Tensor]
-    """Dense, each with memory of its own, under today's names."""
-    renamed: int
-    """Number of names with an older spelling; see `retinanet.model.retinanet`."""
-    dropped: tuple[str, ...]
-    """Names of what stood beside them and is no tensor."""
+    tensors: dict[str, Tensor]  # Dense, each with memory of its own, under today's names
+    renamed: int  # Number of names with an older spelling; see `retinanet.model.retinanet`
+    dropped: tuple[str, ...]  # Names of what stood beside them and is no tensor
 
 
 def is_imagenet_file(content: bytes) -> bool:

@@ -202,10 +202,8 @@ REMOVED = ".removed"
 class Contents:
     """The content of a checkpoint; tensors are copies, since training continues meanwhile."""
 
-    parts: Mapping[str, Mapping[str, Tensor]]
-    """Tensors by file and name."""
-    state: State
-    """Without the parts, which are known once they are written."""
+    parts: Mapping[str, Mapping[str, Tensor]]  # Tensors by file and name
+    state: State  # Without the parts, which are known once they are written
 
 
 def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -316,8 +314,7 @@ def checkpoint_folder(checkpoints: Path, step: int) -> Path:
     return checkpoints / f"step-{step:06d}"
 
 
-BEST, LAST = "best", "last"
-"""Links beside the checkpoints."""
+BEST, LAST = "best", "last"  # Links beside the checkpoints
 
 NAME = re.compile(r"step-([0-9]{6,18})")
 

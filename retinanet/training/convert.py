@@ -182,8 +182,7 @@ def converted_state(class_map: ClassMap, *, image_size: int) -> State:
     )
 
 
-MOST_BYTES = 16 << 20
-"""A larger file is read as annotations, in parts."""
+MOST_BYTES = 16 << 20  # A larger file is read as annotations, in parts
 
 
 def read_class_map(file: Path, *, outputs: int) -> ClassMap:

@@ -91,8 +91,7 @@ def require_no_files(settings: DataConfig) -> None:
 
 LARGEST_SHARE = 0.01
 """Largest share of a step that loading may take before it moves out of the training process."""
-FIRST_STEPS = 3
-"""Steps that are longer than others, since kernels are built and memory is filled."""
+FIRST_STEPS = 3  # Steps that are longer than others, since kernels are built and memory is filled
 STEPS_MEASURED = 8
 
 
@@ -167,8 +166,7 @@ class LoadingWatch:
     (docs/experiments.md), but below `LARGEST_SHARE` nothing is gained either.
     """
 
-    is_open: bool
-    """Whether there is something to decide."""
+    is_open: bool  # Whether there is something to decide
     seen: list[StepResult] = field(default_factory=list)
 
     def step(self, result: StepResult) -> str | None:

@@ -228,8 +228,7 @@ def make_exchange(
 
 PASSES_UNTIL_SORTED = 2
 """Backward passes after which DDP has the order in which gradients become ready."""
-SETTLING_SIDE = 128
-"""Side of the image for them. [pixels]"""
+SETTLING_SIDE = 128  # Side of the image for them. [pixels]
 
 
 def settle_buckets(exchange: GradientExchange, prepared: PreparedTraining) -> None:
@@ -249,8 +248,7 @@ def settle_buckets(exchange: GradientExchange, prepared: PreparedTraining) -> No
     statistics.put_back()
 
 
-BOX = (0.2, 0.2, 0.6, 0.7)
-"""The object of each image, in shares of its side. [xyxy]"""
+BOX = (0.2, 0.2, 0.6, 0.7)  # The object of each image, in shares of its side. [xyxy]
 
 
 def dummy_batch(images: int, size: int) -> Batch:
@@ -267,11 +265,9 @@ def dummy_batch(images: int, size: int) -> Batch:
     )
 
 
-STEPS = 20
-"""Looked at together: single steps are slow for many reasons."""
+STEPS = 20  # Looked at together: single steps are slow for many reasons
 MOST_OF_THEM = 0.8
-LONGER_NOTED = 0.25
-"""Share of the others' time, from which on it is worth a line."""
+LONGER_NOTED = 0.25  # Share of the others' time, from which on it is worth a line
 
 
 class SlowRank:
@@ -319,8 +315,7 @@ SECONDS = 5.0
 LEAST_WAIT = 0.2
 """Share of the time that a compute thread waited for its core, from which on a note is worth it.
 An undisturbed thread waits for less than 0.02, one beside a busy process for about 0.5."""
-LEAST_CORES = 0.1
-"""A process that used less is not named."""
+LEAST_CORES = 0.1  # A process that used less is not named
 MOST_NAMED = 3
 SILENT_SECONDS = 600.0
 """After a note: a load that stays, or comes and goes, is reported again only then."""
@@ -383,8 +378,7 @@ class RankBatches:
     """The split of a batch among the ranks."""
 
     images: tuple[int, ...]
-    speeds: tuple[float, ...] = ()
-    """Each rank's, where they have just been measured. [images/s]"""
+    speeds: tuple[float, ...] = ()  # Each rank's, where they have just been measured. [images/s]
     is_recorded: bool = False
     """Whether they were measured at an earlier start of the run, and not again."""
 
@@ -437,8 +431,7 @@ def settle_batches(
     return RankBatches(images=images, speeds=speeds)
 
 
-PASSES = 3
-"""Passes of the slowest rank, in the time for which all are measured."""
+PASSES = 3  # Passes of the slowest rank, in the time for which all are measured
 
 
 def measured_speed(

@@ -24,21 +24,15 @@ class EpochStep:
 
     result: StepResult | None = None
     """The merged step of all ranks that took it; None: there is nothing to log."""
-    nonfinite: NonFiniteReport | None = None
-    """If the step was not finite."""
-    bad_images: tuple[str, ...] = ()
-    """The step's, unless they were known before, a line each."""
-    done: int = 0
-    """Steps of the run that are done, for the progress bar."""
+    nonfinite: NonFiniteReport | None = None  # If the step was not finite
+    bad_images: tuple[str, ...] = ()  # The step's, unless they were known before, a line each
+    done: int = 0  # Steps of the run that are done, for the progress bar
     step: int | None = None
     """Steps of the run that the weights have seen, where all ranks have the same weights now."""
-    group: ProcessGroup | None = None
-    """The ranks that are left, where some have ended."""
+    group: ProcessGroup | None = None  # The ranks that are left, where some have ended
     checkpoint_is_due: bool = False
-    metric_is_ready: bool = False
-    """The metric of an evaluation in the background."""
-    problem: InputError | NonFiniteLossError | None = None
-    """Why the run ends after this."""
+    metric_is_ready: bool = False  # The metric of an evaluation in the background
+    problem: InputError | NonFiniteLossError | None = None  # Why the run ends after this
 
 
 class EpochStrategy(Protocol):
@@ -70,16 +64,13 @@ class EpochContext:
     """`train_one_epoch` of the run's model, under its settings."""
     loading: Loading
     plan: StepPlan
-    learning_rate: Callable[[int], float]
-    """From completed steps of the run to the next one's."""
+    learning_rate: Callable[[int], float]  # From completed steps of the run to the next one's
     guard: NonFiniteGuard
     background_load: BackgroundLoad
-    checkpoint_is_due: Callable[[int], bool]
-    """After so many steps, as this rank sees it."""
+    checkpoint_is_due: Callable[[int], bool]  # After so many steps, as this rank sees it
     metric_is_ready: Callable[[], bool]
     """The metric of an evaluation in the background, as this rank sees it."""
-    print_note: Callable[[str], None]
-    """Prints a line above the progress bar."""
+    print_note: Callable[[str], None]  # Prints a line above the progress bar
 
     def with_load(self, result: StepResult) -> StepResult:
         """Return this rank's step with a note about other programs on its cores, if there are."""

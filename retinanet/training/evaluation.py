@@ -24,8 +24,7 @@ from retinanet.evaluation.metric import Evaluation, coco_metric
 from retinanet.evaluation.output import SplitResult, write_evaluation
 from retinanet.training.train_state import TrainingPosition
 
-NICE = 10
-"""The process's niceness where there is no core to spare: training goes first."""
+NICE = 10  # The process's niceness where there is no core to spare: training goes first
 WRITTEN = "written"
 
 
@@ -33,14 +32,11 @@ WRITTEN = "written"
 class MetricWork:
     """The input of the process that computes the metric."""
 
-    annotations: Annotations
-    """The split's."""
+    annotations: Annotations  # The split's
     detections: SplitDetections
     library: MetricLibrary
-    folder: Path
-    """Folder of boxes, classes and chart."""
-    name: str
-    """Their files' name."""
+    folder: Path  # Folder of boxes, classes and chart
+    name: str  # Their files' name
 
     def metric(self) -> tuple[Evaluation, float]:
         """Return the metric, and the seconds that it took."""

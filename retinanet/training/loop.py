@@ -37,46 +37,36 @@ NOTHING = nullcontext()
 class GroupStep:
     """Facts that `retinanet.training.async_groups` adds to a step."""
 
-    number: int
-    """The compute group whose step it was."""
-    staleness: int
-    """Updates by other groups between reading the weights and updating them."""
-    at_work: int = 1
-    """Groups that took steps at the same time, this one included."""
+    number: int  # The compute group whose step it was
+    staleness: int  # Updates by other groups between reading the weights and updating them
+    at_work: int = 1  # Groups that took steps at the same time, this one included
 
 
 @dataclass(frozen=True)
 class StepResult:
     """Losses, times and memory of one optimizer step."""
 
-    step: int
-    """Optimizer steps done, this one included."""
+    step: int  # Optimizer steps done, this one included
     losses: dict[str, float]
     """`classification` and `bbox_regression`, averaged over the step's batches."""
     gradient_norm: float
     """L2 norm of all gradients, averaged over batches and ranks, before they were clipped."""
     learning_rate: float
     images: int
-    seconds: float
-    """Waiting for data included."""
-    data_seconds: float
-    """Waiting for data alone."""
+    seconds: float  # Waiting for data included
+    data_seconds: float  # Waiting for data alone
     page_faults: int
     """Pages that the kernel newly mapped into this process; loading processes not counted."""
-    resident_mb: float
-    """Memory in RAM after the step. [10⁶ bytes]"""
-    peak_resident_mb: float
-    """The most so far, evaluations included. [10⁶ bytes]"""
+    resident_mb: float  # Memory in RAM after the step. [10⁶ bytes]
+    peak_resident_mb: float  # The most so far, evaluations included. [10⁶ bytes]
     exchange_seconds: float = 0.0
     """Averaging gradients over the ranks, beyond what the backward pass hides."""
-    forward_seconds: float = 0.0
-    """Forward passes and losses, in which no rank waits for another."""
+    forward_seconds: float = 0.0  # Forward passes and losses, in which no rank waits for another
     bad_images: tuple[str, ...] = ()
     """Images that could not be read and were replaced by others, a line each."""
     nonfinite: tuple[NonFiniteStep, ...] = ()
     """Each rank's record, if the loss or a gradient was not finite: nothing was updated then."""
-    notes: tuple[str, ...] = ()
-    """Lines for the log about what slowed the step down, of all ranks."""
+    notes: tuple[str, ...] = ()  # Lines for the log about what slowed the step down, of all ranks
     group: GroupStep | None = None
 
     @property

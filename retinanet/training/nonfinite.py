@@ -18,12 +18,9 @@ from torch import Tensor, nn
 from common.errors import InputError
 from data.annotations import Annotations
 
-NAMES_KEPT = 5
-"""Names of tensors that a report has."""
-NORMS_KEPT = 10
-"""Gradient norms of the steps before that a report has."""
-BATCHES_SHOWN, IMAGES_SHOWN, NORMS_SHOWN, NAMES_SHOWN = 2, 4, 3, 2
-"""In the line for the console."""
+NAMES_KEPT = 5  # Names of tensors that a report has
+NORMS_KEPT = 10  # Gradient norms of the steps before that a report has
+BATCHES_SHOWN, IMAGES_SHOWN, NORMS_SHOWN, NAMES_SHOWN = 2, 4, 3, 2  # In the line for the console
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +37,7 @@ class BatchTerms:
 
     losses: dict[str, float]
     image_ids: tuple[int, ...]
-    forward_seconds: float = 0.0
-    """Forward pass and losses, in which no rank waits for another."""
+    forward_seconds: float = 0.0  # Forward pass and losses, in which no rank waits for another
 
     @property
     def is_finite(self) -> bool:
@@ -57,10 +53,8 @@ class NonFiniteStep:
     """
 
     batches: tuple[BatchTerms, ...]
-    gradients: TensorNames
-    """Parameters whose gradients were not finite."""
-    weights: TensorNames
-    """Parameters that were not finite before the step."""
+    gradients: TensorNames  # Parameters whose gradients were not finite
+    weights: TensorNames  # Parameters that were not finite before the step
     statistics: TensorNames
     """Statistics and constants of norms that were not finite before the step."""
 
@@ -98,12 +92,9 @@ def require_finite_tensors(tensors: Mapping[str, Tensor], *, file: Path | str) -
 class NonFiniteReport:
     """A step of all ranks that was not finite."""
 
-    content: dict[str, Any]
-    """The whole report, for JSON: see `describe_step`."""
-    line: str
-    """The most important of it."""
-    advice: str | None
-    """Advice to the user if the run cannot continue; None: the step is skipped."""
+    content: dict[str, Any]  # The whole report, for JSON: see `describe_step`
+    line: str  # The most important of it
+    advice: str | None  # Advice to the user if the run cannot continue; None: the step is skipped
 
 
 class NonFiniteGuard:

@@ -40,10 +40,8 @@ from retinanet.evaluation.output import (
 from retinanet.training.loop import StepResult
 from retinanet.training.run_folder import RunFolder
 
-SECONDS_BETWEEN_WARNINGS = 600.0
-"""Checkpoints warn of a full disk too, each time."""
-STEPS_AVERAGED = 20
-"""Speed and loss on the console are means over so many steps."""
+SECONDS_BETWEEN_WARNINGS = 600.0  # Checkpoints warn of a full disk too, each time
+STEPS_AVERAGED = 20  # Speed and loss on the console are means over so many steps
 
 
 class Recorder:

@@ -21,10 +21,8 @@ from retinanet.training.train_state import State
 
 ADVICE = "use the settings of the run's config.yaml, or another run.name"
 
-SPLIT = "split of batches"
-"""Under which the set-up has the images of each rank in a batch."""
-EVEN = "even"
-"""The value where all ranks have as many."""
+SPLIT = "split of batches"  # Under which the set-up has the images of each rank in a batch
+EVEN = "even"  # The value where all ranks have as many
 GROUPS = "compute groups"
 BETA1 = "beta1"
 DEFAULT_SETUP: dict[str, Any] = {SPLIT: EVEN, GROUPS: 1, BETA1: DEFAULT_BETA1}

@@ -293,21 +293,16 @@ class RunFacts:
     parameters: int
     trained_parameters: int
     total_steps: int
-    images_per_step: int
-    """Images of all ranks that take a step together."""
+    images_per_step: int  # Images of all ranks that take a step together
     engine: str
-    loading: str
-    """The decoder of images, and its process."""
+    loading: str  # The decoder of images, and its process
     hosts: tuple[str, ...]
-    averaging_ranks: int
-    """Ranks that average their gradients with each other."""
+    averaging_ranks: int  # Ranks that average their gradients with each other
     exchange: str
     """The way gradients are averaged: `shared memory`, `gloo`, `ccl`; `none` for one rank."""
     batches: RankBatches
-    context: RankContext
-    """Rank 0's."""
-    rows: dict[str, object]
-    """Further rows for the console, see `EpochStrategy.describe`."""
+    context: RankContext  # Rank 0's
+    rows: dict[str, object]  # Further rows for the console, see `EpochStrategy.describe`
 
 
 def describe_run(facts: RunFacts, *, step: int) -> dict[str, Any]:

@@ -16,12 +16,9 @@ from retinanet.config import TrainingConfig
 class Position:
     """The place in the order of images where the next step begins."""
 
-    step: int = 0
-    """Optimizer steps done."""
-    epoch: int = 0
-    """Epochs done."""
-    images: int = 0
-    """Places of the running epoch's order that are done; see `training_keys`."""
+    step: int = 0  # Optimizer steps done
+    epoch: int = 0  # Epochs done
+    images: int = 0  # Places of the running epoch's order that are done; see `training_keys`
 
 
 @dataclass(kw_only=True)
@@ -62,19 +59,13 @@ class StepPlan:
     the place where it begins, in its own steps.
     """
 
-    images_per_epoch: int
-    """Places in an epoch's order: the training images."""
-    images_per_batch: int
-    """Images of all ranks together."""
-    gradient_accumulation: int
-    """Batches a step."""
+    images_per_epoch: int  # Places in an epoch's order: the training images
+    images_per_batch: int  # Images of all ranks together
+    gradient_accumulation: int  # Batches a step
     epochs: int
-    max_steps: int | None
-    """Ends the run early."""
-    evaluate_every: int
-    """Epochs between evaluations."""
-    start: Position = Position()
-    """The place where these steps begin."""
+    max_steps: int | None  # Ends the run early
+    evaluate_every: int  # Epochs between evaluations
+    start: Position = Position()  # The place where these steps begin
 
     def __post_init__(self) -> None:
         """Raise InputError if an epoch has fewer batches than a step."""

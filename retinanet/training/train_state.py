@@ -24,20 +24,16 @@ from common.errors import InputError
 from common.files import open_regular
 from data.annotations import ClassMap, shown
 
-MOST_DIGITS = 9
-"""Digits of a rank's number in a checkpoint."""
-FORMAT = 2
-"""Raised when a reader of an older format could go wrong."""
+MOST_DIGITS = 9  # Digits of a rank's number in a checkpoint
+FORMAT = 2  # Raised when a reader of an older format could go wrong
 
 STATE_FILE = "state.json"
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 RANKS_FILE = "ranks.safetensors"
-MOST_BYTES = 64_000_000
-"""A larger `state.json` is not read: thousands of ranks need less."""
+MOST_BYTES = 64_000_000  # A larger `state.json` is not read: thousands of ranks need less
 
-RANDOM_GENERATORS = {"python", "numpy", "torch"}
-"""The keys of `random_states`."""
+RANDOM_GENERATORS = {"python", "numpy", "torch"}  # The keys of `random_states`
 DESCRIBED_FIELDS = {
     "norm": ("model", "norm"),
     "trainable_layers": ("model", "trainable_layers"),
@@ -54,8 +50,7 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 class RankState:
     """The state that each rank has of its own."""
 
-    random: dict[str, Any]
-    """See `random_states`."""
+    random: dict[str, Any]  # See `random_states`
     statistics: dict[str, Tensor]
     """Means and variances under the model's names, unless they are the checkpoint's model's."""
 
@@ -160,28 +155,20 @@ class ModelDescription:
     image_size: Annotated[int, Field(ge=32, le=65536)]
     """Side of the square that images are resized to. [pixels]"""
     precision: Annotated[str, Field(pattern="^(bf16|float32)$")]
-    classes: dict[str, Any]
-    """`ClassMap.to_json`: class indices, category ids and names."""
+    classes: dict[str, Any]  # `ClassMap.to_json`: class indices, category ids and names
 
 
 @pydantic.dataclasses.dataclass(config=STRICT, frozen=True, kw_only=True)
 class TrainingPosition:
     """The progress of a run, under the names of `state.json`."""
 
-    step: Count
-    """Optimizer steps done."""
-    epoch: Count
-    """Epochs done."""
-    images: Count
-    """Images of the running epoch's order that are done, by all ranks together."""
-    images_per_epoch: Count
-    """Training images, of which there is an order in each epoch."""
-    map_here: float | None
-    """mAP of the weights at this step; None where they were not evaluated."""
-    best_map: float | None
-    """Highest mAP of an evaluation so far."""
-    skipped_steps: Count = 0
-    """Steps whose loss or gradient was not finite, among the steps done."""
+    step: Count  # Optimizer steps done
+    epoch: Count  # Epochs done
+    images: Count  # Images of the running epoch's order that are done, by all ranks together
+    images_per_epoch: Count  # Training images, of which there is an order in each epoch
+    map_here: float | None  # mAP of the weights at this step; None where they were not evaluated
+    best_map: float | None  # Highest mAP of an evaluation so far
+    skipped_steps: Count = 0  # Steps whose loss or gradient was not finite, among the steps done
 
 
 @pydantic.dataclasses.dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -200,12 +187,9 @@ class State:
     position: TrainingPosition
     setup: dict[str, Any]
     """Ranks, threads, processor and the like: with others the next steps are other bits."""
-    config: dict[str, Any]
-    """The run's configuration."""
-    random_states: list[dict[str, Any]]
-    """Each rank's, see `random_states`."""
-    parts: dict[Annotated[str, Field(pattern=r"^[a-z]+\.safetensors$")], Part]
-    """The other files."""
+    config: dict[str, Any]  # The run's configuration
+    random_states: list[dict[str, Any]]  # Each rank's, see `random_states`
+    parts: dict[Annotated[str, Field(pattern=r"^[a-z]+\.safetensors$")], Part]  # The other files
 
 
 SCHEMA = TypeAdapter(State)

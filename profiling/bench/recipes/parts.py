@@ -31,8 +31,7 @@ from retinanet.model.postprocess import postprocess
 from retinanet.model.retinanet import HeadOutputs, RetinaNet
 from retinanet.training.build import build_model
 
-FRESH_LOGIT = -4.6
-"""The logit of a new detector everywhere: 0.01 as a probability."""
+FRESH_LOGIT = -4.6  # The logit of a new detector everywhere: 0.01 as a probability
 
 
 def prepare_focal_loss(workload: Workload, *, form: str, dtype: str) -> Prepared:
@@ -173,8 +172,7 @@ def prepare_evaluation(
 
 
 BACKGROUND_LOGIT = -5.0
-LARGEST_BACKGROUND_LOGIT = -3.0
-"""A score of 0.047: below the threshold of 0.05."""
+LARGEST_BACKGROUND_LOGIT = -3.0  # A score of 0.047: below the threshold of 0.05
 OBJECTS_PER_LEVEL = 40
 ANCHORS_PER_OBJECT = 9
 

@@ -383,8 +383,7 @@ def prepare_bandwidth(workload: Workload) -> Prepared:
 
 
 CHECKPOINT_WARM_UP = 3
-QUIET_STEPS = 4
-"""Steps of each round before the checkpoint, for comparison."""
+QUIET_STEPS = 4  # Steps of each round before the checkpoint, for comparison
 
 
 def prepare_checkpoint(workload: Workload, *, folder: str) -> Prepared:

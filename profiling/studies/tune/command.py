@@ -41,8 +41,7 @@ from profiling.studies.tune.report import landscape, print_plan
 from retinanet.mlperf.rules import NEWEST, RULES, expectation, reference_points
 
 SLURM = Path(__file__).parents[3] / "launch" / "recipes" / "slurm.sbatch"
-LONGEST_JOB_HOURS = 24
-"""Longer trainings are queued again by the script itself."""
+LONGEST_JOB_HOURS = 24  # Longer trainings are queued again by the script itself
 BITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 BITS_OF_A_BYTE = 8

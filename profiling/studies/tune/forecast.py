@@ -24,14 +24,10 @@ from profiling.studies.tune.model import (
 )
 
 HOUR = 3600.0
-PLAIN = WithGroups()
-"""One group."""
-STEPS = 8
-"""Up to so many hosts every number is forecast; then the distance to the next one doubles."""
-SHORT, LONG = 2.0, 48.0
-"""Times that are better printed in minutes, and in days. [hours]"""
-WORTH_SAYING = 0.05
-"""Share of a step spent waiting from which on it is part of the reason."""
+PLAIN = WithGroups()  # One group
+STEPS = 8  # Up to so many hosts every number is forecast; then the distance to the next one doubles
+SHORT, LONG = 2.0, 48.0  # Times that are better printed in minutes, and in days. [hours]
+WORTH_SAYING = 0.05  # Share of a step spent waiting from which on it is part of the reason
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -40,8 +36,7 @@ class Allocation:
 
     hosts: int
     on_host: Shape
-    groups: int = 1
-    """Compute groups, each of as many whole hosts."""
+    groups: int = 1  # Compute groups, each of as many whole hosts
 
     @property
     def ranks(self) -> int:
@@ -133,13 +128,10 @@ class Forecast:
     allocation: Allocation
     epochs: Estimate
     step_seconds: float
-    exchange_seconds: float
-    """The part of the step that is exchange of gradients, or waiting for it."""
-    hours: Estimate
-    """Evaluations included."""
+    exchange_seconds: float  # The part of the step that is exchange of gradients, or waiting for it
+    hours: Estimate  # Evaluations included
     core_hours: Estimate
-    is_extrapolated: bool
-    """Whether no known training had so large a global batch."""
+    is_extrapolated: bool  # Whether no known training had so large a global batch
 
     @property
     def images_per_second(self) -> float:
@@ -214,8 +206,7 @@ class Plan:
     fitted: Fitted
     network: Network
     forecasts: Sequence[Forecast]
-    ranking: Sequence[Forecast]
-    """The forecasts that keep the limits, the best first; at least one."""
+    ranking: Sequence[Forecast]  # The forecasts that keep the limits, the best first; at least one
     obvious: Forecast | None
     """All hosts, a rank a socket, the configuration's batch; None where that does not fit."""
 

@@ -50,12 +50,10 @@ from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.mlperf.rules import Rules
 
-SEEDS = 2
-"""Probe runs of each batch size: the least that show a spread."""
+SEEDS = 2  # Probe runs of each batch size: the least that show a spread
 SECONDS_FOR_A_CHECKPOINT = 600.0
 """After so long a probe run that was asked to stop is killed: it ends its step first."""
-PROGRESS = "epoch "
-"""The start of the lines of `train.py` that are passed on."""
+PROGRESS = "epoch "  # The start of the lines of `train.py` that are passed on
 
 Stored = Measurements | PartialMeasurement | None
 """The content of the plan's file; None: there is none."""
@@ -69,16 +67,12 @@ class PlannerOptions:
     network: Network | None
     measure_hosts: str | None
     hostfile: Path | None
-    data: str | None
-    """None: the plan's, else OpenImages."""
+    data: str | None  # None: the plan's, else OpenImages
     rules: Rules
     overrides: list[str]
-    probe: tuple[int, ...] | None
-    """Global batch sizes, ascending; None: the plan's."""
-    probe_target: float | None
-    """mAP; None: the plan's, else the configuration's."""
-    probe_seeds: int | None
-    """None: the plan's, else `SEEDS`."""
+    probe: tuple[int, ...] | None  # Global batch sizes, ascending; None: the plan's
+    probe_target: float | None  # mAP; None: the plan's, else the configuration's
+    probe_seeds: int | None  # None: the plan's, else `SEEDS`
     groups: WithGroups
     deadline: float | None
     budget: float | None

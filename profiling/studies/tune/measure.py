@@ -52,34 +52,26 @@ from retinanet.config_file import load_config
 from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
 from retinanet.placement import core_request
 
-STEPS = 2
-"""Steps of a job that count; beside each is one without exchange."""
+STEPS = 2  # Steps of a job that count; beside each is one without exchange
 WARM_UP = 2
 ROUNDS = 2
 EVALUATION_IMAGES = 2
-RUNS, WARM_UP_RUNS = 3, 2
-"""Runs of evaluation and optimizer."""
-METRIC_SHARE = 10
-"""The metric of all images takes ten times as long as that of a tenth."""
+RUNS, WARM_UP_RUNS = 3, 2  # Runs of evaluation and optimizer
+METRIC_SHARE = 10  # The metric of all images takes ten times as long as that of a tenth
 BUCKET_BYTES = 25 * 2**20
 """Gradients that DDP exchanges together; nothing hides the exchange of the last bucket."""
-HOST_SIZES = (2**12, 2**20, 2**25)
-"""All-reduces that are measured on this host. [bytes]"""
+HOST_SIZES = (2**12, 2**20, 2**25)  # All-reduces that are measured on this host. [bytes]
 NETWORK_SIZES = (2**12, 2**16, 2**20, 2**23, 2**25)
 """All-reduces that are measured between hosts, up to about a bucket of gradients. [bytes]"""
-OPENIMAGES = "openimages"
-"""The data whose epochs are those of MLPerf's reference points."""
-CLASSES = 264
-"""Classes of MLPerf's part of OpenImages v6."""
+OPENIMAGES = "openimages"  # The data whose epochs are those of MLPerf's reference points
+CLASSES = 264  # Classes of MLPerf's part of OpenImages v6
 SCENES = 96
 """Synthetic images for the measured jobs, where there is no data set or it is synthetic itself."""
-MOST_PAIRS = 4
-"""Ways to divide the host that are measured."""
+MOST_PAIRS = 4  # Ways to divide the host that are measured
 BATCH_SIZES = (1, 2, 4)
 """Images of a rank, measured and planned beside the configuration's own number: more gain little,
 and make global batches large."""
-MEMORY_SHARE = 0.9
-"""Share of the free memory that ranks may be estimated to take."""
+MEMORY_SHARE = 0.9  # Share of the free memory that ranks may be estimated to take
 
 
 @dataclass(frozen=True)
@@ -123,11 +115,9 @@ class MeasurementPlan:
     """The measurements of this host, of the cores and the memory that this process may use."""
 
     measured: tuple[Shape, ...]
-    shapes: tuple[Shape, ...]
-    """Every shape that the host has the cores and the memory for."""
+    shapes: tuple[Shape, ...]  # Every shape that the host has the cores and the memory for
     data: TrainedData
-    config: Config
-    """With the user's overrides."""
+    config: Config  # With the user's overrides
     overrides: tuple[str, ...]
     cores: int
     sockets: int

@@ -34,14 +34,12 @@ class Evaluated:
 class ProbeRun:
     """One training until the target of probe runs, or until its end."""
 
-    batch_size: int = Field(gt=0)
-    """Images in a step, however many parts it was made of."""
+    batch_size: int = Field(gt=0)  # Images in a step, however many parts it was made of
     seed: int
     evaluations: tuple[Evaluated, ...]
     is_over: bool
     """Whether it has trained all its epochs; else it ended where it reached its target."""
-    seconds: float
-    """The time that the last command which ran it took."""
+    seconds: float  # The time that the last command which ran it took
 
     @property
     def name(self) -> str:
@@ -68,8 +66,7 @@ class ProbeRun:
 class RateRule:
     """How the learning rate follows from the global batch size."""
 
-    rate: float = Field(gt=0)
-    """The configuration's, for `batch_size` images."""
+    rate: float = Field(gt=0)  # The configuration's, for `batch_size` images
     batch_size: int = Field(gt=0)
     is_linear: bool
     """Whether it grows with the batch, as SGD's; else with its square root, as Adam's."""
@@ -89,12 +86,10 @@ class Probes:
     """All probe runs of one configuration, and what they are for."""
 
     target_map: float = Field(gt=0, le=1)
-    batch_sizes: tuple[int, ...] = Field(min_length=2)
-    """Global ones, ascending."""
+    batch_sizes: tuple[int, ...] = Field(min_length=2)  # Global ones, ascending
     seeds: int = Field(gt=0)
     rule: RateRule
-    runs: tuple[ProbeRun, ...] = ()
-    """Also of earlier commands with other batch sizes and targets."""
+    runs: tuple[ProbeRun, ...] = ()  # Also of earlier commands with other batch sizes and targets
 
     @property
     def wanted(self) -> list[tuple[int, int]]:
@@ -165,8 +160,7 @@ class Added:
 
     ranks: int
     batch_size: int
-    share: float
-    """Share of a step without exchange; around 0 it may be negative."""
+    share: float  # Share of a step without exchange; around 0 it may be negative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,8 +169,7 @@ class BetweenHosts:
 
     hosts: tuple[str, ...] = Field(min_length=2)
     all_reduces: tuple[AllReduceTime, ...] = Field(min_length=2)
-    over: str
-    """How many hosts, and which backend, in words."""
+    over: str  # How many hosts, and which backend, in words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,40 +178,31 @@ class Measurements:
 
     command: str
     environment: Mapping[str, Any]
-    cores: int = Field(gt=0)
-    """Cores that ranks may compute on."""
+    cores: int = Field(gt=0)  # Cores that ranks may compute on
     sockets: int = Field(gt=0)
     shapes: tuple[Shape, ...] = Field(min_length=1)
     """Every shape that the host has the cores and the memory for."""
-    data: str
-    """As `--data` names it: `openimages`, or a configuration."""
+    data: str  # As `--data` names it: `openimages`, or a configuration
     config: str
     overrides: tuple[str, ...]
     images: int = Field(gt=0)
     evaluated_images: int = Field(gt=0)
-    batch_size: int = Field(gt=0)
-    """Images of a rank in a step that the configuration has."""
-    every: int = Field(gt=0)
-    """Epochs between two evaluations."""
+    batch_size: int = Field(gt=0)  # Images of a rank in a step that the configuration has
+    every: int = Field(gt=0)  # Epochs between two evaluations
     image_size: int
     classes: int
     precision: str
     compress: str
-    gradient_bytes: int
-    """Gradients of one rank, as they are sent."""
+    gradient_bytes: int  # Gradients of one rank, as they are sent
     last_bytes: int
     steps: tuple[StepTime, ...] = Field(min_length=2)
     added: tuple[Added, ...]
-    all_reduces: tuple[AllReduceTime, ...]
-    """Between ranks of this host, over its own sockets."""
+    all_reduces: tuple[AllReduceTime, ...]  # Between ranks of this host, over its own sockets
     all_reduces_over: str
     backward_share: float
-    data_share: float
-    """The largest share of a step that ranks waited for data."""
-    evaluation_seconds: float
-    """Time of an image, by one thread."""
-    metric_seconds: float
-    """Time of COCO's metric of the whole validation split, and of its files."""
+    data_share: float  # The largest share of a step that ranks waited for data
+    evaluation_seconds: float  # Time of an image, by one thread
+    metric_seconds: float  # Time of COCO's metric of the whole validation split, and of its files
     busy_cores: float
     update_seconds: float | None = None
     """Time of the optimizer's step, by one thread; None in files from before compute groups."""
@@ -243,10 +227,8 @@ class PartialMeasurement:
     environment: Mapping[str, Any]
     data: str
     overrides: tuple[str, ...]
-    question: Mapping[str, Any]
-    """All else that the numbers depend on, without the machine."""
-    measured: tuple[Shape, ...]
-    """The shapes whose steps are to be measured."""
+    question: Mapping[str, Any]  # All else that the numbers depend on, without the machine
+    measured: tuple[Shape, ...]  # The shapes whose steps are to be measured
     shapes: tuple[Shape, ...]
     jobs: tuple[JobsOfShape, ...] = ()
     all_reduces: tuple[AllReduceTime, ...] | None = None

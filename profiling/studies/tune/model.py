@@ -19,14 +19,11 @@ from numpy.typing import NDArray
 from profiling.bench.job import AllReduceTime
 from retinanet.mlperf.rules import TARGET_MAP, Rules, reference_points
 
-TINY = 1e-9
-"""The upper bound of a value that a fit is to leave out."""
-LEAST_TO_FIT = 4
-"""As many measurements as the model has numbers."""
+TINY = 1e-9  # The upper bound of a value that a fit is to leave out
+LEAST_TO_FIT = 4  # As many measurements as the model has numbers
 MOST_ON_HOST = 8
 """The most ranks of one host between which all-reduces are timed: it has fewer sockets."""
-SMALL_ERROR = 0.1
-"""Errors of the network's fit below this share count by their squares."""
+SMALL_ERROR = 0.1  # Errors of the network's fit below this share count by their squares
 RUNS_THAT_ARE_SCORED = 3
 """From so many on the best and the worst run do not count for the mean, as MLPerf scores."""
 
@@ -57,14 +54,10 @@ class StepTime:
 class StepTimeModel:
     """The step time of any shape on one host, without exchange of gradients."""
 
-    fixed: float
-    """Time of a step of one thread, whatever its images. [seconds]"""
-    per_image: float
-    """[seconds of one thread]"""
-    serial: float
-    """Share of it that more threads do not make shorter."""
-    contention: float
-    """How much longer a step is when all other cores compute too, as a share."""
+    fixed: float  # Time of a step of one thread, whatever its images. [seconds]
+    per_image: float  # [seconds of one thread]
+    serial: float  # Share of it that more threads do not make shorter
+    contention: float  # How much longer a step is when all other cores compute too, as a share
     cores: int
 
     def seconds(self, shape: Shape) -> float:
@@ -174,10 +167,8 @@ def held_out(times: Sequence[StepTime]) -> list[StepTime]:
 class Network:
     """The network between the ranks."""
 
-    latency: float
-    """Latency of a message. [seconds]"""
-    bandwidth: float
-    """Bandwidth of each host's link, in one direction. [bytes/s]"""
+    latency: float  # Latency of a message. [seconds]
+    bandwidth: float  # Bandwidth of each host's link, in one direction. [bytes/s]
     source: str
 
     def all_reduce_seconds(self, size: int, *, ranks: int) -> float:
@@ -237,8 +228,7 @@ class Runs:
     """Trainings until the target at one global batch size."""
 
     batch_size: int
-    epochs: tuple[float, ...]
-    """Epochs of each run, ascending; at least one."""
+    epochs: tuple[float, ...]  # Epochs of each run, ascending; at least one
 
     @property
     def mean_epochs(self) -> float:
@@ -268,12 +258,9 @@ class Estimate:
 class EpochsModel:
     """The epochs until a target, by global batch size."""
 
-    runs: tuple[Runs, ...]
-    """At least one, by batch size, ascending."""
-    target: str
-    """Such as `mAP 0.34`."""
-    source: str
-    """Whose trainings they are, and on what."""
+    runs: tuple[Runs, ...]  # At least one, by batch size, ascending
+    target: str  # Such as `mAP 0.34`
+    source: str  # Whose trainings they are, and on what
 
     @property
     def batch_sizes(self) -> list[int]:
@@ -316,7 +303,6 @@ def epochs_of_mlperf(rules: Rules) -> EpochsModel:
 class WithGroups:
     """Compute groups that a user allows, and what they cost."""
 
-    most: int = 1
-    """Compute groups, each of whole hosts."""
+    most: int = 1  # Compute groups, each of whole hosts
     epochs: float = 1.0
     """Times the epochs that plain training needs at a group's batch; see `launch groups`."""

@@ -152,8 +152,7 @@ class GroupEpochs:
 class Arrival:
     """A rank's part of the meeting after a stretch."""
 
-    taken: int = 0
-    """The number after that of the last step it was given, from 0 in the stretch."""
+    taken: int = 0  # The number after that of the last step it was given, from 0 in the stretch
     untrained: int | None = None
     """The first that it was given and did not train, since something was wrong."""
     problem: InputError | NonFiniteLossError | None = None
@@ -306,8 +305,7 @@ class Stretch:
         return self._arrival
 
 
-CLOSED = 10**12
-"""More than any number of batches: numbers beyond it were requested after the end."""
+CLOSED = 10**12  # More than any number of batches: numbers beyond it were requested after the end
 
 
 class BatchQueue:

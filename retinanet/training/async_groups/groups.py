@@ -119,23 +119,16 @@ class GroupUpdate:
 class ComputeGroups:
     """This rank among the compute groups of a job."""
 
-    everybody: ProcessGroup
-    """All ranks that the job began with."""
-    own: ProcessGroup
-    """The ranks of this rank's group, which average their gradients."""
-    number: int
-    """This rank's group, counted from 0."""
-    count: int
-    """Groups that the job began with."""
+    everybody: ProcessGroup  # All ranks that the job began with
+    own: ProcessGroup  # The ranks of this rank's group, which average their gradients
+    number: int  # This rank's group, counted from 0
+    count: int  # Groups that the job began with
     update: GroupUpdate
-    comm_cpus: tuple[int, ...]
-    """Cores of the threads that exchange."""
-    timeout_s: float
-    """A rank that is silent for longer breaks a group."""
+    comm_cpus: tuple[int, ...]  # Cores of the threads that exchange
+    timeout_s: float  # A rank that is silent for longer breaks a group
     stretch: int = 0
     """Times until now that all have begun to train without waiting; see `BatchQueue`."""
-    own_steps: int = 0
-    """Steps of this rank's group in this process."""
+    own_steps: int = 0  # Steps of this rank's group in this process
 
     @property
     def store(self) -> dist.Store:

@@ -25,8 +25,7 @@ from retinanet.engine.gradient_sync import LINE, MemoryPlace, SharedMemory, map_
 from retinanet.engine.kernel_calls import is_one_block
 
 VALUES_OF_A_LINE = LINE // 4
-VERSION_AT = LINE
-"""Behind the name. [bytes]"""
+VERSION_AT = LINE  # Behind the name. [bytes]
 VALUES_AT = 2 * LINE
 SECONDS_BETWEEN_TRIES = 0.0005
 
@@ -36,8 +35,7 @@ SLOTS = {
     "sgd": ("momentum_buffer",),
 }
 """State that each optimizer has of a parameter, under torch's names."""
-COUNTING = ("adam", "lamb")
-"""Optimizers that count each parameter's steps too."""
+COUNTING = ("adam", "lamb")  # Optimizers that count each parameter's steps too
 
 MakeOptimizer = Callable[[nn.Module], Optimizer]
 """`make_optimizer` with all arguments but the model, for example."""
@@ -187,8 +185,7 @@ def lines_of(count: int) -> int:
     return -(-count // VALUES_OF_A_LINE) * VALUES_OF_A_LINE
 
 
-STEP, READ, END = 1.0, 2.0, 3.0
-"""Kinds of requests."""
+STEP, READ, END = 1.0, 2.0, 3.0  # Kinds of requests
 
 
 class ServedWeights:
