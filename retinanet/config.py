@@ -93,7 +93,8 @@ class RunConfig:
         str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200), Resume.FREE
     ]
     """Folder below `root`; nothing outside it is written. [letters, digits, . _ -]"""
-    root: Annotated[Path, Resume.FREE] = Path("runs")  # Folder that holds the runs. [path]
+    root: Annotated[Path, Resume.FREE] = Path("runs")
+    """Folder that holds the runs. [path]"""
     seed: Annotated[int, Field(ge=0, lt=2**32), Resume.MUST_MATCH] = 0
     """Seed of weights, order of images and augmentation. [integer]"""
 
@@ -102,7 +103,8 @@ class RunConfig:
 class ScenesConfig:
     """How many drawn scenes stand in for a data set."""
 
-    train: Annotated[int, Field(ge=1, le=10**7)] = 1000  # Scenes to train on. [images]
+    train: Annotated[int, Field(ge=1, le=10**7)] = 1000
+    """Scenes to train on. [images]"""
     validation: Annotated[int, Field(ge=1, le=10**7)] = 150
     """Held-out scenes to evaluate on. [images]"""
 
@@ -355,7 +357,8 @@ class TraceProfileConfig:
 class ProfileConfig:
     """What is looked at closely while it runs; weights become the same."""
 
-    onednn: OneDnnProfileConfig | None = None  # oneDNN's log of some steps. [section or null]
+    onednn: OneDnnProfileConfig | None = None
+    """oneDNN's log of some steps. [section or null]"""
     trace: TraceProfileConfig | None = None
     """torch.profiler's trace of some steps. [section or null]"""
     perf: bool = False
@@ -390,7 +393,8 @@ class MlperfConfig:
     """closed: MLPerf's own model, data and schedule, or the run is refused. [name]"""
     rules: Rules = NEWEST
     """Rule set that the log is for; before 5.0.0 the benchmark is called `ssd`. [version]"""
-    organization: Annotated[str, Field(min_length=1)] = "unnamed"  # Who submits. [text]
+    organization: Annotated[str, Field(min_length=1)] = "unnamed"
+    """Who submits. [text]"""
     platform: Annotated[str, Field(min_length=1)] | None = None
     """Name of the system; null: the number of hosts and their processor. [text or null]"""
     status: Literal["onprem", "cloud", "research", "preview"] = "research"

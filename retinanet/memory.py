@@ -3,7 +3,7 @@
 Counted on a model that has shapes and no memory (torch's meta device, some 100 ms): the weights,
 their gradients, the optimizer's averages, copies of weights in the precision of the arithmetic, and
 what the forward pass keeps for the backward pass, to 1 % of autograd's own account. Libraries and
-a backward pass's gradients in flight are measured. docs/surviving.md has comparisons.
+a backward pass's gradients in flight are measured. docs/preflight.md has comparisons.
 """
 
 import functools

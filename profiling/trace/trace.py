@@ -261,7 +261,7 @@ class Stretch(NamedTuple):
 
 
 def parents(spans: Spans, ordered: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield each span of a thread, ordered as by `Spans.by_thread`, and the one around it, or -1."""
+    """Yield each span of a thread, ordered by `Spans.by_thread`, and the one around it, or -1."""
     end = spans.end
     around: list[int] = []
     for span in ordered:

@@ -51,7 +51,7 @@ class FoldedForward:
         self.around: Around = lambda module: NOTHING
         """May be changed between two calls. No module's hook, as few modules are called."""
         self._frozen: dict[nn.Conv2d, tuple[tuple[object, ...], Tensor, Tensor]] = {}
-        """Versions of the tensors it was made from, as torch counts their changes; weight, shift."""
+        """Versions of the tensors it was made from, as torch counts changes; weight, shift."""
 
     @property
     def own_kernels(self) -> str | None:

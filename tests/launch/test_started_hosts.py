@@ -20,7 +20,11 @@ from launch import run
 from launch.run import run_with_graceful_stop
 run.NOTICE_S, run.LIMIT_S = 2.0, 5.0
 hosts = ("left", "right")
-sys.exit(run_with_graceful_stop(sys.argv[1:], stop_signal=signal.SIGTERM, patience_s=20, hosts=hosts))
+sys.exit(
+    run_with_graceful_stop(
+        sys.argv[1:], stop_signal=signal.SIGTERM, patience_s=20, hosts=hosts
+    )
+)
 """
 SLEEP = "import time; time.sleep(9)"
 

@@ -1,4 +1,4 @@
-"""What two ranks do together, as JSON lines of both; `test_distributed.py` runs this under mpirun."""
+"""Two ranks together, with JSON lines of both; `test_distributed.py` runs this under mpirun."""
 
 import json
 import os
