@@ -1,1 +1,1 @@
-"""What every package uses: errors, command lines, console, files, processes, charts."""
+"""The pieces that every package uses: errors, command lines, console, files, processes, charts."""

@@ -141,7 +141,7 @@ MISSING, ABSENT = object(), object()
 
 
 class Field(NamedTuple):
-    """What a field of the entries of a list must hold."""
+    """The requirements on a field of the entries of a list."""
 
     name: str  # `attributes.IsGroupOf` is a field of the object `attributes`
     convert: Callable[[list[Any]], Any]

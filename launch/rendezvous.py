@@ -41,7 +41,7 @@ FIRST_PORT, PORTS = 20_000, 10_000  # Slurm's jobs meet at a port that follows f
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """How to reach rank 0, and the CPUs of the ranks of this host."""
+    """The addresses of rank 0, and the CPUs of the ranks of this host."""
 
     addresses: tuple[str, ...]  # Of rank 0's host, to be tried in this order
     port: int

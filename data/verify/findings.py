@@ -20,7 +20,7 @@ class Place(NamedTuple):
 
 
 class Severity(StrEnum):
-    """What training does about a finding; the worst first."""
+    """The effect of a finding on training; the worst first."""
 
     STOPS = "stops training"
     MENDED = "left out or mended"

@@ -40,7 +40,7 @@ from data.verify.findings import KINDS, Findings, Place, Severity
 
 @dataclass(frozen=True)
 class TrainingRules:
-    """What a training run accepts and does with images."""
+    """The settings of a training run that decide which images it can use."""
 
     decoder: str  # as `resolve_decoder` returns it
     image_size: int  # side of the square that images are resized to [pixels]

@@ -56,7 +56,7 @@ class MeasuredVariant(TypedDict):
 
 
 class Definition(TypedDict):
-    """All that a measurement depends on but the machine: for one that goes on later."""
+    """The conditions of a measurement except the machine, which must be equal to continue it."""
 
     workload: dict[str, int]
     warm_up: int

@@ -1,1 +1,1 @@
-"""What `profile.onednn`, `profile.trace` and `profile.perf` write while a training runs."""
+"""Recordings of some steps of a training: `profile.onednn`, `profile.trace`, `profile.perf`."""

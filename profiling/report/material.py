@@ -66,7 +66,7 @@ class Measured:
 
     @property
     def unit(self) -> str:
-        """What calls and times refer to."""
+        """The unit of calls and times, for headings."""
         return "a step" if self.steps.count else "in the log"
 
     @property

@@ -1,1 +1,1 @@
-"""What makes a step fast: precision, memory layout, the optimizer's form."""
+"""The engine of a training step: precision, memory layout, convolutions, optimizers."""
