@@ -61,11 +61,16 @@ def texts_of_sources() -> dict[str, str]:
 
 
 def is_made_of(message: str, text: str) -> bool:
-    """Whether a message is a row of pieces of a text, each of at least `SHORTEST` characters."""
+    """Whether a message is a row of pieces of a text, each of at least `SHORTEST` characters.
+
+    A colon may stand between two of them, as `Finding` joins its subject and what was found.
+    """
     reached = {0}
     for start in range(len(message)):
         if start not in reached:
             continue
+        if message.startswith(": ", start):
+            reached.add(start + len(": "))
         for end in range(start + SHORTEST, len(message) + 1):
             if message[start:end] not in text:
                 break
