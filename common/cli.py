@@ -13,7 +13,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from common.errors import described, exit_code_of
+from common.errors import exit_code_of, format_error
 
 MOST = 10**9  # of steps, seconds, images
 MOST_RANKS = 10**5
@@ -42,7 +42,7 @@ def run_command(command: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except BaseException as error:
-        line = described(error)
+        line = format_error(error)
         if line is None:
             raise
         print(line, file=sys.stderr)

@@ -67,7 +67,7 @@ def exit_code_of(error: BaseException) -> int:
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else OUR_BUG
 
 
-def described(error: BaseException) -> str | None:
+def format_error(error: BaseException) -> str | None:
     """Return the line for stderr; None for an error that needs its traceback."""
     if isinstance(error, InputError | NonFiniteLossError | WorkerDiedError):
         return f"error: {error}"

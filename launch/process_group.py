@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.console import output_to_nowhere
-from common.errors import INTERRUPTED, InputError, described, exit_code_of
+from common.errors import INTERRUPTED, InputError, exit_code_of, format_error
 from common.machine import ProcessIdentity, own_process
 from launch.compute_threads import calling_thread_on
 from launch.pinning import RankContext, check_pinning
@@ -160,7 +160,7 @@ class ProcessGroup:
 
     def interrupt(self) -> NoReturn:
         """End the job now, from any thread of any rank; does not return."""
-        text = f"{described(KeyboardInterrupt())}"
+        text = f"{format_error(KeyboardInterrupt())}"
         if self.watch is None:
             write_line(text)
             os._exit(INTERRUPTED)
@@ -169,7 +169,7 @@ class ProcessGroup:
     def fail(self, error: BaseException) -> NoReturn:
         """End the job with an error of this rank; does not return."""
         assert self.watch is not None
-        text = described(error)
+        text = format_error(error)
         if text is None:  # our bug, or an exchange that broke since another rank has failed
             time.sleep(SECONDS_FOR_THE_FIRST)
             text = "".join(traceback.format_exception(error))

@@ -29,7 +29,7 @@ from common.charts import (
 )
 from common.cli import add_command, add_json_option, add_overrides, numbers, positive
 from common.console import make_console, say
-from common.errors import FINISHED, INTERRUPTED, InputError, described
+from common.errors import FINISHED, INTERRUPTED, InputError, format_error
 from common.files import require_free
 from common.machine import environment
 from launch.hosts import add_where
@@ -123,7 +123,7 @@ def scale_command(options: ScaleOptions) -> int:
         except JobFailedError as error:
             code, ended_by = error.code, f"{study.running}: {error}"
         except KeyboardInterrupt as error:
-            code, ended_by = INTERRUPTED, described(error) or ""
+            code, ended_by = INTERRUPTED, format_error(error) or ""
     if study.done:
         on_hosts = any(each.hosts for each in study.combinations)
         put_out_study(

@@ -261,7 +261,6 @@ class Trainer:
             weight=self.batches.weight(averaging.rank),
             profiler=self.profiler,
         )
-        self.exchange_name = self.exchange.way if self.exchange else "none"
         # No cycle of references: loading processes, which hold the folder's lock, end with the run.
         trainer = weakref.proxy(self)
         self.strategy = make_strategy(
@@ -615,6 +614,11 @@ class Trainer:
     def epochs_done(self) -> float:
         """Epochs until now, with the share of the running one."""
         return self.plan.epochs_done(self.state.step)
+
+    @property
+    def exchange_name(self) -> str:
+        """How gradients are averaged: `shared memory`, `gloo` or `ccl`; `none` for one rank."""
+        return self.exchange.way if self.exchange else "none"
 
     @property
     def resuming_command(self) -> str:
