@@ -15,7 +15,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from common.cli import run_command
-from tests.commands import RunHere
+from tests.support.commands import RunHere
 
 LONG_FILES = (
     "docs/test_commands.py",

@@ -19,7 +19,7 @@ import train
 from retinanet.config_file import load_config
 from retinanet.engine import folded_forward
 from retinanet.model.retinanet import RetinaNet
-from tests.commands import RunHere
+from tests.support.commands import RunHere
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 EXAMPLES = REPOSITORY / "docs" / "examples"

@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 
 from retinanet.__main__ import main
-from tests.commands import RunHere
-from tests.random_detectors import NAMES, write_detector
+from tests.support.commands import RunHere
+from tests.support.random_detectors import NAMES, write_detector
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "serving.md"
 LINE = re.compile(r"(\w+) ([\d.]+) \[(.*)\]")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.without_locks import built_library, without_locks
+from tests.support.without_locks import built_library, without_locks
 
 SETUP = Path(__file__).resolve().parents[1] / "setup.sh"
 SKIPPED = "the test of the report's page will be skipped; install one"

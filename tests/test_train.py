@@ -34,7 +34,7 @@ from retinanet.mlperf.official import check_compliance
 from retinanet.training import data, loop
 from retinanet.training.checkpoint import read_checkpoint
 from retinanet.training.loop import batch_losses
-from tests.without_locks import built_library, without_locks
+from tests.support.without_locks import built_library, without_locks
 from train import main
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.data.coco_files import write_json
-from tests.fast_precision import FAST_PRECISION
+from tests.support.fast_precision import FAST_PRECISION
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 NUM_IMAGES = 8

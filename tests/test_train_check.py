@@ -10,7 +10,7 @@ import pytest
 
 from common.cli import run_command
 from tests.launch.ranks import run_ranks
-from tests.mounts import needs_root, tmpfs
+from tests.support.mounts import needs_root, tmpfs
 from train import main
 
 SETTINGS = (

@@ -102,7 +102,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def whole(root: Path) -> Ended:
     """A run that nobody disturbs; each rank's weights at its end are in `root`."""
     words = words_of(root, "whole", "checkpoint.every=3 steps", "checkpoint.keep=9")
-    return run_ranks(2, "tests/trained_ranks.py", str(root), *words)
+    return run_ranks(2, "tests/support/trained_ranks.py", str(root), *words)
 
 
 def test_groups_take_every_step_once_to_the_last(whole: Ended, root: Path) -> None:
@@ -167,7 +167,7 @@ class Pieces:
     def go_on(self, *changes: str, steps: int, nan_at: int = 0) -> Ended:
         """`steps`: after which it ends; `nan_at`: of rank 1's batches, the one that has a NaN."""
         words = words_of(self.root, "pieces", *LONG, f"training.max_steps={steps}", *changes)
-        program = ("tests/nan_in_groups.py", "1", str(nan_at)) if nan_at else ("train.py",)
+        program = ("tests/support/nan_in_groups.py", "1", str(nan_at)) if nan_at else ("train.py",)
         return run_ranks(2, *program, *words, "--resume")
 
     @property

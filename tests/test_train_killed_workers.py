@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fast_precision import FAST_PRECISION
+from tests.support.fast_precision import FAST_PRECISION
 from tests.launch.processes_left import children_of, wait_until_ended, wait_until_gone
 from tests.launch.ranks import REPOSITORY, ended, start_ranks
 

@@ -12,7 +12,7 @@ import pytest
 from retinanet.config_file import load_config
 from retinanet.memory import LOADED, memory_need, model_bytes
 from retinanet.preflight.run import known_data
-from tests.fast_precision import FAST_PRECISION
+from tests.support.fast_precision import FAST_PRECISION
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

@@ -16,7 +16,7 @@ from data.synthetic import make_scenes
 from retinanet.__main__ import main
 from retinanet.mlperf.log import LogLine, lines_of
 from retinanet.mlperf.official import check_compliance
-from tests.commands import RunHere
+from tests.support.commands import RunHere
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

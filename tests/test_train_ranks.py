@@ -63,7 +63,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def finished(root: Path) -> Ended:
     """A whole run of two ranks; each rank's weights at its end are in `root`."""
-    job = run_ranks(2, "tests/trained_ranks.py", str(root), *settings_in(root, "whole"))
+    job = run_ranks(2, "tests/support/trained_ranks.py", str(root), *settings_in(root, "whole"))
     assert job.code == 0, job.errors
     return job
 
@@ -149,7 +149,7 @@ def test_a_signal_writes_one_checkpoint_and_all_ranks_go_on_from_it(root: Path) 
     more = [word for word in words if "max_steps" not in word]
     resumed = run_ranks(
         2,
-        *("tests/trained_ranks.py", str(root), *more, f"training.max_steps={step + 2}", "--resume"),
+        *("tests/support/trained_ranks.py", str(root), *more, f"training.max_steps={step + 2}", "--resume"),
     )
     assert resumed.code == 0, resumed.errors
     assert f"resumed after step {step}" in " ".join(resumed.output.split())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from common.cli import run_command
-from tests.fast_precision import FAST_PRECISION
+from tests.support.fast_precision import FAST_PRECISION
 from train import main
 
 SETTINGS = (

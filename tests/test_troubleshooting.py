@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import RunHere
+from tests.support.commands import RunHere
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = REPOSITORY / "docs" / "troubleshooting.md"

@@ -13,7 +13,7 @@ import pytest
 
 from common import locks
 from common.locks import FileLock, LockHeldError, is_locked, owner_file, this_process
-from tests.without_locks import built_library, without_locks
+from tests.support.without_locks import built_library, without_locks
 
 HOLD = """
 import sys, time

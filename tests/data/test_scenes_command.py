@@ -8,7 +8,7 @@ from PIL import Image
 import data.synthetic
 from data.__main__ import main
 from data.coco_json import read_annotations
-from tests.commands import RunHere
+from tests.support.commands import RunHere
 
 
 def test_photos_and_their_boxes_are_what_a_labelling_tool_exports(

@@ -8,7 +8,7 @@ import pytest
 
 from data.__main__ import main
 from data.coco_json import read_annotations
-from tests.commands import RunHere
+from tests.support.commands import RunHere
 from tests.data.coco_files import random_content, write_json
 
 

@@ -36,7 +36,7 @@ from tests.docs.rules import (
 )
 from tests.docs.running import run_by_bash, run_in_process
 from tests.launch.hosts_by_hand import TWO_SOCKETS
-from tests.mlperf_runs import closed_config, write_run
+from tests.support.mlperf_runs import closed_config, write_run
 from tests.profiling.studies.tune.by_hand import measurements, probes
 
 LARGE = 1_000_000

@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import InputError
 from launch.environment import ALLOCATORS, STARTED_AGAIN, find, preloading
-from tests.fast_precision import FAST_PRECISION
+from tests.support.fast_precision import FAST_PRECISION
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

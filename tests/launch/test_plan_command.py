@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launch.__main__ import main
-from tests.commands import RunHere
+from tests.support.commands import RunHere
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launch.__main__ import main
-from tests.commands import RunHere
+from tests.support.commands import RunHere
 from tests.launch.processes_left import wait_until_gone
 
 REPOSITORY = Path(__file__).resolve().parents[2]

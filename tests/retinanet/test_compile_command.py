@@ -6,7 +6,7 @@ from common.native import known_instruction_sets
 from retinanet.__main__ import main
 from retinanet.engine.kernel_calls import kernel_sources
 from retinanet.preflight.host import check_compiler
-from tests.commands import RunHere
+from tests.support.commands import RunHere
 
 
 def test_every_kernel_is_compiled_for_every_instruction_set_and_nothing_else_stays(

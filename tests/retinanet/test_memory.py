@@ -16,7 +16,7 @@ from retinanet.memory import BYTES, forward_values, images_that_fit, model_bytes
 from retinanet.training.build import build_model, build_optimizer
 from retinanet.training.checkpoint import optimizer_tensors
 from retinanet.training.loop import batch_losses
-from tests.fast_precision import FAST_PRECISION
+from tests.support.fast_precision import FAST_PRECISION
 
 CLASSES, SIZE, IMAGES = 80, 128, 3
 

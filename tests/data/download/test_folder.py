@@ -10,7 +10,7 @@ from rich.console import Console
 
 from common.errors import InputError
 from data.download.images import MISSING_LIST, check_space, one_download, tidy, write_missing_list
-from tests.without_locks import built_library, without_locks
+from tests.support.without_locks import built_library, without_locks
 
 Usage = namedtuple("Usage", "total used free")
 

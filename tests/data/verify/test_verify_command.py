@@ -14,7 +14,7 @@ from PIL import Image
 
 from common.errors import InputError
 from data.__main__ import main
-from tests.commands import RunHere
+from tests.support.commands import RunHere
 from tests.data.verify.small_set import (
     counts,
     entries,

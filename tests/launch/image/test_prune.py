@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from launch.image.prune import files_in_use, main, unneeded
-from tests.commands import RunHere
+from tests.support.commands import RunHere
 
 
 def test_a_folder_that_is_no_environment_is_named_and_nothing_removed(

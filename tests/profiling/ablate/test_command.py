@@ -16,8 +16,8 @@ import pytest
 
 from profiling.__main__ import main
 from profiling.ablate.measure import alone_on_this_machine
-from tests.commands import RunHere
-from tests.without_locks import built_library, without_locks
+from tests.support.commands import RunHere
+from tests.support.without_locks import built_library, without_locks
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -13,7 +13,7 @@ from profiling.ablate.definition import Ablation
 from profiling.ablate.report import markdown_page, remarks, sections_of, summary
 from profiling.ablate.result import Result
 from profiling.report.page import render_page
-from tests.browsers import chromium
+from tests.support.browsers import chromium
 from tests.profiling.ablate.made import ablation, result, run
 
 COMMAND = "python -m profiling ablate run not-yet --quick"

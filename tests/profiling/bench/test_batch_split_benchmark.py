@@ -6,8 +6,8 @@ import pytest
 from profiling.__main__ import main
 from profiling.bench.job import RankSteps
 from profiling.bench.jobs import Job, batch_split_findings
-from tests.commands import RunHere
-from tests.fast_precision import FAST_PRECISION
+from tests.support.commands import RunHere
+from tests.support.fast_precision import FAST_PRECISION
 
 SMALL = [
     "data.scenes.train=8",

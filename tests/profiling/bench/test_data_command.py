@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from data.__main__ import main
-from tests.commands import RunHere
+from tests.support.commands import RunHere
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

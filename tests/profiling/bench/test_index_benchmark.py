@@ -9,7 +9,7 @@ from common.cli import run_command
 from data.coco_json import read_annotations
 from profiling.__main__ import main
 from profiling.bench.generated import write_annotations
-from tests.mounts import needs_root, tmpfs
+from tests.support.mounts import needs_root, tmpfs
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

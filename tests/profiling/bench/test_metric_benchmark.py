@@ -8,7 +8,7 @@ import pytest
 from profiling.__main__ import main
 from profiling.bench.generated import generated_detections, generated_truth
 from profiling.bench.single import largest_difference
-from tests.commands import RunHere
+from tests.support.commands import RunHere
 
 
 def test_both_libraries_are_measured_and_compared(run_here: RunHere, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from common.cli import run_command
 from profiling.__main__ import main
-from tests.fast_precision import FAST_PRECISION
+from tests.support.fast_precision import FAST_PRECISION
 
 SMALL = [
     "data.scenes.train=6",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from profiling.onednn_log.parse import PHASES
-from tests.fast_precision import FAST_PRECISION
+from tests.support.fast_precision import FAST_PRECISION
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SETTINGS = (

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from profiling.onednn_log.log import read_logs
 from profiling.onednn_log.parse import PHASES
 from retinanet.engine.tile_convolution import has_tiles
-from tests.fast_precision import FAST_PRECISION
+from tests.support.fast_precision import FAST_PRECISION
 from tests.profiling.capture.small_runs import (
     events_of,
     marks_of,

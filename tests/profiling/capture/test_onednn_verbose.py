@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from profiling.onednn_log.log import read_logs
-from tests.fast_precision import needs_bf16
+from tests.support.fast_precision import needs_bf16
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -17,7 +17,7 @@ from common.cli import run_command
 from profiling.efficiency import OUTPUTS, add_efficiency
 from profiling.peaks import Peaks, save
 from profiling.replay.replay import load_replay, save_replay
-from tests.fast_precision import needs_bf16
+from tests.support.fast_precision import needs_bf16
 from tests.profiling.efficiency.logs import (
     COPY,
     FORWARD,

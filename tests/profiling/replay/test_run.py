@@ -16,7 +16,7 @@ from profiling.onednn_log.log import Calls, read_logs
 from profiling.onednn_log.work import Problem
 from profiling.replay.replay import Conditions, Replay
 from profiling.replay.torch_replay import TorchWorker, replay_with_torch
-from tests.fast_precision import needs_bf16
+from tests.support.fast_precision import needs_bf16
 from tests.profiling.onednn_log.logs import shared_logs
 from tests.profiling.replay.problems import v3
 

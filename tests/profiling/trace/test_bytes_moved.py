@@ -10,7 +10,7 @@ from common.errors import InputError
 from profiling.__main__ import main
 from profiling.report.advice import memory_traffic
 from profiling.trace.trace import BytesMoved, bytes_moved_of
-from tests.commands import RunHere
+from tests.support.commands import RunHere
 from tests.profiling.trace.traces_by_hand import STEP
 
 ROWS = [

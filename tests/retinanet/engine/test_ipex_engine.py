@@ -20,7 +20,7 @@ from common.errors import InputError
 from retinanet.engine.engines import PACKAGE, chosen_engine, import_ipex, prepare_training
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import read_checkpoint
-from tests.fast_precision import needs_bf16
+from tests.support.fast_precision import needs_bf16
 from train import main
 
 REPOSITORY = Path(__file__).resolve().parents[3]

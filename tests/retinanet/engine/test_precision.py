@@ -13,7 +13,7 @@ from retinanet.engine.engines import prepare_training
 from retinanet.engine.optimizers import make_optimizer
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.loop import train_one_epoch
-from tests.fast_precision import needs_bf16
+from tests.support.fast_precision import needs_bf16
 
 SIZE = 96
 STEPS = 30

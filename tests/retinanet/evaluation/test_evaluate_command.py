@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from retinanet.__main__ import main
-from tests.commands import RunHere
-from tests.random_detectors import NAMES, write_detector
+from tests.support.commands import RunHere
+from tests.support.random_detectors import NAMES, write_detector
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ import torch
 from retinanet.__main__ import main
 from retinanet.export import program
 from retinanet.training.checkpoint import read_checkpoint
-from tests.commands import RunHere
-from tests.random_detectors import random_detector, write_detector
+from tests.support.commands import RunHere
+from tests.support.random_detectors import random_detector, write_detector
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from retinanet.export.command import compare, compare_program, detections_of
 from retinanet.export.program import DetectorProgram, fold_norms, suppress_by_class
 from retinanet.model.postprocess import Detections
 from retinanet.model.retinanet import RetinaNet
-from tests.random_detectors import random_detector
+from tests.support.random_detectors import random_detector
 
 
 def images_of(count: int, *, size: int = 64) -> Tensor:

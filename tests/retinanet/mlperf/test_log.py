@@ -10,7 +10,7 @@ from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.mlperf.log import LogLine, MlperfLog, lines_of, running_log
 from retinanet.model.retinanet import RetinaNet, current_key, mlperf_key
-from tests.mlperf_runs import closed_config, write_run
+from tests.support.mlperf_runs import closed_config, write_run
 
 
 def said(lines: list[LogLine]) -> list[str]:

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from retinanet.__main__ import main
-from tests.commands import RunHere
+from tests.support.commands import RunHere
 
 POINTS = ("mlperf", "points")
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from retinanet.__main__ import main
-from tests.commands import RunHere
-from tests.mlperf_runs import closed_config, write_run
+from tests.support.commands import RunHere
+from tests.support.mlperf_runs import closed_config, write_run
 
 
 def runs_of(folder: Path, *epochs: int, changes: tuple[str, ...] = ()) -> list[Path]:

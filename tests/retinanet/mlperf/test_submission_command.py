@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from retinanet.__main__ import main
-from tests.commands import RunHere
-from tests.mlperf_runs import closed_config, write_run
+from tests.support.commands import RunHere
+from tests.support.mlperf_runs import closed_config, write_run
 
 PLATFORM = "mlperf.platform=two nodes (of 8)"
 

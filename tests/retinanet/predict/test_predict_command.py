@@ -16,8 +16,8 @@ from PIL import Image
 
 from retinanet.__main__ import main
 from retinanet.predict.command import best_of
-from tests.commands import RunHere
-from tests.random_detectors import NAMES, write_detector
+from tests.support.commands import RunHere
+from tests.support.random_detectors import NAMES, write_detector
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 MANY = 24

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from retinanet.__main__ import main
-from tests.commands import RunHere
-from tests.random_detectors import write_detector
+from tests.support.commands import RunHere
+from tests.support.random_detectors import write_detector
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -4,7 +4,7 @@ import pytest
 
 from retinanet.preflight.findings import Finding
 from retinanet.preflight.run import DiskNeed, FreeSpace, check_disk, free_space, size_of
-from tests.mounts import needs_root, tmpfs
+from tests.support.mounts import needs_root, tmpfs
 
 MB = 1_000_000
 NEED = DiskNeed(checkpoint=400 * MB, checkpoints=5, rest=50 * MB)

@@ -15,7 +15,7 @@ from retinanet.preflight.host import (
     docker_size,
     waiting_batches,
 )
-from tests.mounts import needs_root, tmpfs
+from tests.support.mounts import needs_root, tmpfs
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

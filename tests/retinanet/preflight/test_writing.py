@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from retinanet.preflight.run import check_writing
-from tests.mounts import needs_root, tmpfs
+from tests.support.mounts import needs_root, tmpfs
 
 
 def test_a_folder_that_is_not_there_is_tried_in_the_nearest_one_above(tmp_path: Path) -> None:

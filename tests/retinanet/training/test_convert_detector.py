@@ -25,8 +25,8 @@ from retinanet.__main__ import main
 from retinanet.training.build import unpickle_weights
 from retinanet.training.checkpoint import read_checkpoint
 from retinanet.training.convert import detector_tensors, read_class_map, require_free_folder
-from tests.commands import RunHere
-from tests.random_detectors import random_detector
+from tests.support.commands import RunHere
+from tests.support.random_detectors import random_detector
 
 OUTPUTS = 5
 CATEGORIES = [{"id": 4, "name": "four"}, {"id": 1, "name": "one"}, {"id": 3, "name": "three"}]

@@ -19,7 +19,7 @@ from profiling.studies.tune.measurements import (
     read_measurements,
     write_measurements,
 )
-from tests.fast_precision import FAST_PRECISION
+from tests.support.fast_precision import FAST_PRECISION
 from tests.launch.ranks import MPIRUN, REPOSITORY, Ended, ended
 from tests.profiling.studies.tune.by_hand import measurements
 

@@ -18,7 +18,7 @@ from profiling.studies.tune.measure import (
     what_to_measure,
 )
 from profiling.studies.tune.model import Shape
-from tests.fast_precision import FAST_PRECISION
+from tests.support.fast_precision import FAST_PRECISION
 from tests.launch.ranks import MPIRUN
 
 SMALL = (
