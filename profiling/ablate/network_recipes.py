@@ -25,9 +25,9 @@ from retinanet.config import ModelConfig
 from retinanet.engine.convolution import (
     ConvParams,
     cast_weight,
-    conv_params_of,
     convolution_gradients,
     convolve,
+    get_conv_params,
 )
 from retinanet.engine.engines import autocast
 from retinanet.engine.folded_forward import Norm, folded_scale_shift
@@ -193,7 +193,7 @@ def conv_norm_relu(
             outputs = outputs + added
         return F.relu(outputs) if relu else outputs
     scale, shift = folded_scale_shift(norm)
-    params = conv_params_of(module)
+    params = get_conv_params(module)
     if unit == "one" and relu:
         fused: Tensor = _ConvolutionRelu.apply(features, module.weight, scale, shift, added, params)
         return fused
@@ -236,7 +236,7 @@ class _ConvolutionRelu(torch.autograd.Function):
         before_relu = torch.ops.aten.threshold_backward(gradient, outputs, 0)
         wants = (ctx.needs_input_grad[0], True, False)
         of_features, of_weight, _ = convolution_gradients(
-            before_relu, features, weight, ctx.params, wants=wants
+            before_relu, features, weight, ctx.params, needs=wants
         )
         assert of_weight is not None
         of_weight = of_weight.float().mul_(scale.view(-1, 1, 1, 1))

@@ -45,8 +45,8 @@ class ConvParams(NamedTuple):
 POINTWISE = ConvParams((1, 1), (0, 0), 1)
 SAME_3X3 = ConvParams((1, 1), (1, 1), 1)
 RELU_SLOPE = 2.0**-100
-"""Of oneDNN's ReLU for negative values. With 0 it would turn NaN into 0, and an error that should
-stop the training into a wrong result; the rest of them, 1e-30 times as much, counts as 0."""
+"""Slope of oneDNN's leaky ReLU, for negative values. With oneDNN's plain ReLU NaN becomes 0, and an
+error that should stop the training becomes a wrong result. 1e-30 of a value counts as 0."""
 
 
 class _Form(NamedTuple):
@@ -57,10 +57,10 @@ class _Form(NamedTuple):
     gated: bool
     adds: bool
     passes: bool
-    own: bool
+    allow_tiles: bool
 
 
-def conv_params_of(convolution: nn.Conv2d) -> ConvParams:
+def get_conv_params(convolution: nn.Conv2d) -> ConvParams:
     """Return the parameters of a convolution without dilation and with zero padding."""
     assert not isinstance(convolution.padding, str)
     assert convolution.dilation == (1, 1)
@@ -78,7 +78,7 @@ def convolve(
     gated: bool = False,
     added: Tensor | None = None,
     passes: bool = False,
-    own: bool = True,
+    allow_tiles: bool = True,
 ) -> list[Tensor]:
     """Return `convolution(level, weight) * scale + bias` of each level [N, I, H_l, W_l].
 
@@ -92,14 +92,14 @@ def convolve(
     norm_relu.py. `gated` is such a reader: the only one of levels that a ReLU returned. `added`,
     for one level and with `relu`, is summed with the result before. `passes` returns the one level
     behind the result, for its other readers: what they send back is summed, and masked, as the
-    level's gradient is written. `own` lets AMX's own kernels compute it where they can; else oneDNN
-    does.
+    level's gradient is written. `allow_tiles` lets the tile kernels compute it where they can; else
+    oneDNN does.
     """
     assert len(levels) == 1 or (added is None and not passes)
     assert relu or added is None
-    form = _Form(params, relu, gated, added is not None, passes, own)
+    form = _Form(params, relu, gated, added is not None, passes, allow_tiles)
     maps = levels if added is None else (*levels, added)
-    if own and suits_packing(levels, weight, form):
+    if allow_tiles and suits_packing(levels, weight, form):
         return list(_TileConvolution.apply(weight, bias, scale, form, *maps))
     return list(_Convolution.apply(weight, bias, scale, form, *maps))
 
@@ -117,6 +117,8 @@ class _TileConvolution(torch.autograd.Function):
         *maps: Tensor,
     ) -> tuple[Tensor, ...]:
         levels, added = (maps[:-1], maps[-1]) if form.adds else (maps, None)
+        # Packed for both passes at once, so that the float32 weight is read once a step. The
+        # backward pass needs the turned weight only, not the weight itself.
         for_gradients = any(ctx.needs_input_grad[4 : 4 + len(levels)])
         packed, turned = pack_weight(weight, scale, for_gradients=for_gradients)
         ctx.save_for_backward(turned.values if turned else None, scale, *levels)
@@ -131,26 +133,26 @@ class _TileConvolution(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         turned, scale, *levels = ctx.saved_tensors
-        wants_weight, wants_bias, _, _, *_ = ctx.needs_input_grad
+        needs_weight, needs_bias, _, _, *_ = ctx.needs_input_grad
         passed = gradients[-1] if ctx.form.passes else None
         gradients = gradients[: len(levels)]
-        of_weight = of_bias = None
-        if wants_weight or wants_bias:
+        grad_weight = grad_bias = None
+        if needs_weight or needs_bias:
             kernel = ctx.shape[-1]
-            of_weight, of_bias = weight_gradient(levels, gradients, kernel=kernel, scale=scale)
-        of_levels: Sequence[Tensor | None] = [None] * len(levels)
+            grad_weight, grad_bias = weight_gradient(levels, gradients, kernel=kernel, scale=scale)
+        grad_levels: Sequence[Tensor | None] = [None] * len(levels)
         if turned is not None:
             packed = PackedWeight(turned, ctx.shape[1])
             if ctx.shape[2:] == (1, 1):
                 gate = levels[0] if ctx.form.gated else None
-                of_levels = [pointwise_convolve(gradients[0], packed, added=passed, gate=gate)]
+                grad_levels = [pointwise_convolve(gradients[0], packed, added=passed, gate=gate)]
             else:
                 gates = levels if ctx.form.gated else ()
-                of_levels = tile_convolve(gradients, packed, gates=gates)
+                grad_levels = tile_convolve(gradients, packed, gates=gates)
         # The kernel gives the bias's gradient also where there is no bias.
-        of_bias = of_bias if wants_bias else None
-        of_added = gradients if ctx.form.adds else ()
-        return of_weight, of_bias, None, None, *of_levels, *of_added
+        grad_bias = grad_bias if needs_bias else None
+        grad_added = gradients if ctx.form.adds else ()
+        return grad_weight, grad_bias, None, None, *grad_levels, *grad_added
 
 
 class _Convolution(torch.autograd.Function):
@@ -164,11 +166,21 @@ class _Convolution(torch.autograd.Function):
         *maps: Tensor,
     ) -> tuple[Tensor, ...]:
         levels, added = (maps[:-1], maps[-1]) if form.adds else (maps, None)
+        # Saved instead of the float32 weight: the backward pass needs no second cast, and the
+        # weight's gradient does not depend on the weight.
         cast = cast_weight(weight, scale, levels[0].dtype)
         ctx.save_for_backward(cast, scale, *levels)
         ctx.form, ctx.dtype = form, weight.dtype
         outputs = [
-            convolution(level, cast, bias, form.params, relu=form.relu, added=added, own=form.own)
+            convolution(
+                level,
+                cast,
+                bias,
+                form.params,
+                relu=form.relu,
+                added=added,
+                allow_tiles=form.allow_tiles,
+            )
             for level in levels
         ]
         return (*outputs, levels[0].detach()) if form.passes else tuple(outputs)
@@ -177,34 +189,37 @@ class _Convolution(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         weight, scale, *levels = ctx.saved_tensors
-        wants_weight, wants_bias, _, _, *wants_levels = ctx.needs_input_grad
-        of_levels: list[Tensor | None] = []
-        of_weight = of_bias = None
-        params, own = ctx.form.params, ctx.form.own
+        needs_weight, needs_bias, _, _, *needs_levels = ctx.needs_input_grad
+        grad_levels: list[Tensor | None] = []
+        grad_weight = grad_bias = None
+        params, allow_tiles = ctx.form.params, ctx.form.allow_tiles
         passed = gradients[-1] if ctx.form.passes else None
         gradients = gradients[: len(levels)]
-        if wants_weight and own and suits_tiles(levels[0], weight, params):
+        # One call for all levels, which share the sums: the loop below would write and read them
+        # again for each level.
+        if needs_weight and allow_tiles and suits_tiles(levels[0], weight, params):
             kernel, stride = weight.shape[-1], params.stride[0]
-            of_weight, of_bias = weight_gradient(
+            grad_weight, grad_bias = weight_gradient(
                 levels, gradients, kernel=kernel, stride=stride, scale=scale
             )
-            wants_weight = wants_bias = False
-        for gradient, level, wants_level in zip(gradients, levels, wants_levels, strict=False):
-            of_level, weight_part, bias_part = convolution_gradients(
+            needs_weight = needs_bias = False
+        for gradient, level, needs_level in zip(gradients, levels, needs_levels, strict=False):
+            grad_level, weight_part, bias_part = convolution_gradients(
                 gradient, level, weight, params,
-                wants=(wants_level, wants_weight, wants_bias), added=passed, gated=ctx.form.gated,
-                own=own,
+                needs=(needs_level, needs_weight, needs_bias), added=passed, gated=ctx.form.gated,
+                allow_tiles=allow_tiles,
             )  # fmt: skip
-            of_levels.append(of_level)
-            if wants_weight or wants_bias:
-                of_weight = _sum(of_weight, weight_part, ctx.dtype)
-                of_bias = _sum(of_bias, bias_part, ctx.dtype)
-        if wants_weight and of_weight is not None and scale is not None:
-            of_weight = of_weight.mul_(scale.view(-1, 1, 1, 1))
+            grad_levels.append(grad_level)
+            if needs_weight or needs_bias:
+                grad_weight = _sum(grad_weight, weight_part, ctx.dtype)
+                grad_bias = _sum(grad_bias, bias_part, ctx.dtype)
+        # The gradient is that of `weight * scale`; the chain rule's factor comes last, in float32.
+        if needs_weight and grad_weight is not None and scale is not None:
+            grad_weight = grad_weight.mul_(scale.view(-1, 1, 1, 1))
         # Our kernels give the bias's gradient also where there is no bias.
-        of_bias = of_bias if ctx.needs_input_grad[1] else None
-        of_added = gradients if ctx.form.adds else ()
-        return of_weight, of_bias, None, None, *of_levels, *of_added
+        grad_bias = grad_bias if ctx.needs_input_grad[1] else None
+        grad_added = gradients if ctx.form.adds else ()
+        return grad_weight, grad_bias, None, None, *grad_levels, *grad_added
 
 
 def cast_weight(weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -223,22 +238,25 @@ def convolution(
     *,
     relu: bool = False,
     added: Tensor | None = None,
-    own: bool = True,
+    allow_tiles: bool = True,
 ) -> Tensor:
     """Convolve [N, I, H, W] to [N, O, H', W']; the bias is cast, the rest has one precision.
 
     `added`, of the result's shape, is summed with it before the ReLU.
     """
     stride, padding, groups = params
-    if own and suits_pointwise(features, weight, params):
+    if allow_tiles and suits_pointwise(features, weight, params):
         packed, _ = pack_weight(weight)
         return pointwise_convolve(features, packed, bias, added=added, relu=relu)
     if added is not None:
-        return add_relu_(convolution(features, weight, bias, params, own=own), added)
-    own = own and suits_grouped_tiles(features, weight, params)
-    if own and beats_onednn(weight, stride):
+        return add_relu_(
+            convolution(features, weight, bias, params, allow_tiles=allow_tiles), added
+        )
+    allow_tiles = allow_tiles and suits_grouped_tiles(features, weight, params)
+    if allow_tiles and beats_onednn(weight, stride):
         return grouped_convolution(features, weight, bias, stride=stride[0], relu=relu)
     cast_bias = None if bias is None else bias.detach().to(features.dtype)
+    # A private operator of torch's compiler: the only way to oneDNN's post-operations from Python.
     if relu and can_fuse_relu(features.dtype):
         fused: Tensor = torch.ops.mkldnn._convolution_pointwise(
             features, weight, cast_bias, padding, stride, (1, 1), groups,
@@ -270,60 +288,69 @@ def convolution_gradients(
     weight: Tensor,
     params: ConvParams,
     *,
-    wants: tuple[bool, bool, bool],
+    needs: tuple[bool, bool, bool],
     added: Tensor | None = None,
     gated: bool = False,
-    own: bool = True,
+    allow_tiles: bool = True,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return gradients of features, weight and bias, as far as `wants` asks for them.
+    """Return the gradients of features, weight and bias that `needs` selects, else None.
 
     `added` is summed with that of the features. `gated`: the features are what a ReLU returned, and
     the gradient of its input takes the place of theirs.
     """
-    wants_features, wants_weight, wants_bias = wants
-    of_features = of_weight = of_bias = None
+    needs_features, needs_weight, needs_bias = needs
+    grad_features = grad_weight = grad_bias = None
     dtype, gate = features.dtype, features
-    if wants_features:
-        tiles = own and added is None and suits_grouped_tiles(features, weight, params)
-        if tiles and beats_onednn(weight, params.stride):
-            of_features = grouped_input_gradient(
+    if needs_features:
+        takes_tiles = (
+            allow_tiles and added is None and suits_grouped_tiles(features, weight, params)
+        )
+        if takes_tiles and beats_onednn(weight, params.stride):
+            grad_features = grouped_input_gradient(
                 gradient, weight, features.shape, gate if gated else None, stride=params.stride[0]
             )
             gated = False
         else:
-            of_features = _special_features_gradient(gradient, features, weight, params, own=own)
-        wants_features = of_features is None
-    if wants_weight:
-        of_weight, of_bias = _special_weight_gradient(gradient, features, weight, params, own=own)
-        wants_weight, wants_bias = of_weight is None, wants_bias and of_bias is None
-    if wants_weight and features.shape[3] == 1 and params.stride != (1, 1):
-        # For maps one pixel wide oneDNN 3.7's BF16 kernel leaves places of the gradient unwritten.
+            grad_features = _special_features_gradient(
+                gradient, features, weight, params, allow_tiles=allow_tiles
+            )
+        needs_features = grad_features is None
+    if needs_weight:
+        grad_weight, grad_bias = _special_weight_gradient(
+            gradient, features, weight, params, allow_tiles=allow_tiles
+        )
+        needs_weight, needs_bias = grad_weight is None, needs_bias and grad_bias is None
+    if needs_weight and features.shape[3] == 1 and params.stride != (1, 1):
+        # For maps one pixel wide oneDNN 3.7's BF16 kernel leaves the outer taps of the gradient
+        # unwritten: they hold whatever was in memory before, NaN included.
         wide = torch.promote_types(dtype, torch.float32)
         gradient, features, weight = gradient.to(wide), features.to(wide), weight.to(wide)
-    if wants_features or wants_weight or wants_bias:
+    if needs_features or needs_weight or needs_bias:
         computed = _onednn_gradients(
-            gradient, features, weight, params, wants=(wants_features, wants_weight, wants_bias)
+            gradient, features, weight, params, needs=(needs_features, needs_weight, needs_bias)
         )
-        if wants_features and computed[0] is not None:
-            of_features = computed[0].to(dtype)
-        of_weight = computed[1] if wants_weight else of_weight
-        of_bias = computed[2] if wants_bias else of_bias
-    if of_features is not None and gated:
-        of_features = masked_sum_([of_features] if added is None else [of_features, added], gate)
-    elif of_features is not None and added is not None:
-        of_features = of_features.add_(added)
-    return of_features, of_weight, of_bias
+        if needs_features and computed[0] is not None:
+            grad_features = computed[0].to(dtype)
+        grad_weight = computed[1] if needs_weight else grad_weight
+        grad_bias = computed[2] if needs_bias else grad_bias
+    if grad_features is not None and gated:
+        grad_features = masked_sum_(
+            [grad_features] if added is None else [grad_features, added], gate
+        )
+    elif grad_features is not None and added is not None:
+        grad_features = grad_features.add_(added)
+    return grad_features, grad_weight, grad_bias
 
 
 def _special_features_gradient(
-    gradient: Tensor, features: Tensor, weight: Tensor, params: ConvParams, *, own: bool
+    gradient: Tensor, features: Tensor, weight: Tensor, params: ConvParams, *, allow_tiles: bool
 ) -> Tensor | None:
     """Return the features' gradient where oneDNN's is wrong or slow, else None."""
-    if len(weight) % 2 == 1:
+    if len(weight) % 2 == 1:  # oneDNN reads past the gradient, see `padded_to_even`
         gradient, weight = padded_to_even(gradient, dim=1), padded_to_even(weight, dim=0)
-        wants = (True, False, False)
-        return _onednn_gradients(gradient, features, weight, params, wants=wants)[0]
-    if own and suits_pointwise(features, weight, params, stride=2):
+        needs = (True, False, False)
+        return _onednn_gradients(gradient, features, weight, params, needs=needs)[0]
+    if allow_tiles and suits_pointwise(features, weight, params, stride=2):
         _, turned = pack_weight(weight, for_gradients=True)
         assert turned is not None
         size = (features.shape[2], features.shape[3])
@@ -332,7 +359,7 @@ def _special_features_gradient(
 
 
 def _special_weight_gradient(
-    gradient: Tensor, features: Tensor, weight: Tensor, params: ConvParams, *, own: bool
+    gradient: Tensor, features: Tensor, weight: Tensor, params: ConvParams, *, allow_tiles: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the weight's gradient, perhaps with the bias's, where oneDNN's is slow, else None."""
     if weight.shape[2:] == (1, 1) and params == POINTWISE:
@@ -342,8 +369,9 @@ def _special_weight_gradient(
             maps.permute(0, 2, 3, 1).reshape(-1, maps.shape[1]) for maps in (gradient, features)
         )
         product = by_pixel.t() @ features_by_pixel
-        return product.as_strided(weight.shape, weight.stride()), None  # as DDP expects gradients
-    if own and suits_grouped_weight_gradient(features, weight, params):
+        # DDP warns, and copies, if a gradient's strides are not those of its weight.
+        return product.as_strided(weight.shape, weight.stride()), None
+    if allow_tiles and suits_grouped_weight_gradient(features, weight, params):
         return grouped_weight_gradient(
             features, gradient, group_width=weight.shape[1], stride=params.stride[0]
         )
@@ -356,12 +384,12 @@ def _onednn_gradients(
     weight: Tensor,
     params: ConvParams,
     *,
-    wants: tuple[bool, bool, bool],
+    needs: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     stride, padding, groups = params
     return torch.ops.aten.convolution_backward(
         gradient, features, weight, [len(weight)], stride, padding, (1, 1), False, (0, 0), groups,
-        wants,
+        needs,
     )  # fmt: skip
 
 
@@ -397,7 +425,7 @@ def suits_pointwise(
 
 
 def suits_grouped_tiles(features: Tensor, weight: Tensor, params: ConvParams) -> bool:
-    """Return whether AMX's own kernels take a grouped convolution here."""
+    """Return whether AMX's own kernels compute a grouped convolution here."""
     return features.dtype == torch.bfloat16 and is_grouped(weight, *params) and has_tiles()
 
 

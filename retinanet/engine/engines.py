@@ -1,8 +1,8 @@
 """The engines behind one interface: what runs a model's arithmetic and updates its weights.
 
 One is torch with this package's forward pass, the other Intel's extension for PyTorch (IPEX), the
-engine of the paper. IPEX is imported here only, and only where it is asked for: it replaces
-operators and autocast rules of torch for the whole process.
+engine of the paper. IPEX is imported in this file only, and only if `engine.name` is `ipex`: it
+replaces operators and autocast rules of torch for the whole process.
 """
 
 import logging
@@ -44,7 +44,7 @@ def chosen_engine(name: str) -> str:
     """Return the engine that `auto`, `torch` or `ipex` means here: `torch` or `ipex`.
 
     Raises:
-        InputError: IPEX is asked for and not installed, or made for another torch.
+        InputError: `name` is `ipex`, which is not installed or made for another torch.
     """
     if name == "ipex":
         require_ipex()
@@ -66,7 +66,7 @@ def prepare_training(
     `convolutions`: of the torch engine, see `choose_winograd`.
 
     Raises:
-        InputError: IPEX or Winograd's convolutions are asked for and do not work here.
+        InputError: IPEX or Winograd's convolutions are selected and do not work here.
     """
     if engine == "torch":
         forward = torch_forward(model, precision=precision, convolutions=convolutions)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torchvision.models.resnet import Bottleneck
 from torchvision.ops import FrozenBatchNorm2d
 
-from retinanet.engine.convolution import cast_weight, conv_params_of, convolution, convolve
+from retinanet.engine.convolution import cast_weight, convolution, convolve, get_conv_params
 from retinanet.engine.norm_relu import batch_norm, branches
 from retinanet.engine.tile_convolution import has_tiles
 from retinanet.engine.winograd import choose_winograd, suits_winograd, winograd_convolve
@@ -42,21 +42,23 @@ class FoldedForward:
         `choose_winograd`; AMX's own kernels where there is AMX.
 
         Raises:
-            InputError: `winograd` is asked for, and this machine cannot.
+            InputError: `convolutions` is "winograd", and it is not available on this machine.
         """
         self._model = model
         self._precision = precision
         self.has_winograd = precision == "bf16" and choose_winograd(convolutions)
-        self._own = convolutions != "onednn"
+        self._allow_tiles = convolutions != "onednn"
         self.around: Around = lambda module: NOTHING
-        """May be changed between two calls. No module's hook, as few modules are called."""
+        """Called with each module that computes; may be replaced between two calls. Forward hooks
+        cannot be used: most modules' `forward` is never called."""
         self._frozen: dict[nn.Conv2d, tuple[tuple[object, ...], Tensor, Tensor]] = {}
-        """Versions of the tensors it was made from, as torch counts changes; weight, shift."""
+        """For each frozen convolution: the version counters of the tensors that its folded weight
+        was made from (torch increments them at in-place changes), that weight, and the shift."""
 
     @property
     def own_kernels(self) -> str | None:
         """Return which kernels of our own convolve: `winograd`, `tiles` (AMX's), both, or none."""
-        has_amx = self._own and self._precision == "bf16" and has_tiles()
+        has_amx = self._allow_tiles and self._precision == "bf16" and has_tiles()
         names = ["winograd"] * self.has_winograd + ["tiles"] * has_amx
         return ", ".join(names) or None
 
@@ -76,12 +78,15 @@ class FoldedForward:
         body = self._model.backbone.body
         maps = []
         [features] = self._normed(images, body.conv1, body.bn1, relu=True)
-        # Where pooling returns zero its inputs are, so that a mask behind it serves for both.
+        # The ReLU's mask is applied behind the pooling, on a quarter of the pixels: where pooling
+        # returns zero, all its inputs are zero, so both masks are equal.
         features = F.max_pool2d(features, kernel_size=3, stride=2, padding=1)
         for layer in (body.layer1, body.layer2, body.layer3, body.layer4):
             for block in layer:
                 features = self._block(block, features)
             if layer is not body.layer1:
+                # Two readers, the next layer and the pyramid: `branches` sums and masks their
+                # gradients in one pass, where autograd would sum in one and mask in another.
                 features, for_pyramid = branches(features, 2)
                 maps.append(for_pyramid)
         return maps
@@ -112,25 +117,32 @@ class FoldedForward:
         passes: bool = False,
     ) -> list[Tensor]:
         """Apply convolution and norm; `relu`, `gated`, `added` and `passes` as in `convolve`."""
-        params = conv_params_of(module)
+        params = get_conv_params(module)
         with self.around(module):
             if not isinstance(norm, FrozenBatchNorm2d) and norm.training:
+                # Statistics of this batch: nothing can be folded ahead of the convolution.
                 maps, *passed = convolve(
                     [features], module.weight, None,
-                    params=params, gated=gated, passes=passes, own=self._own,
+                    params=params, gated=gated, passes=passes, allow_tiles=self._allow_tiles,
                 )  # fmt: skip
                 return [batch_norm(maps, norm, added, relu=relu), *passed]
             if not module.weight.requires_grad and not features.requires_grad:
                 weight, shift = self._frozen_weight(module, norm, features.dtype)
                 maps = convolution(
-                    features, weight, shift, params, relu=relu, added=added, own=self._own
+                    features,
+                    weight,
+                    shift,
+                    params,
+                    relu=relu,
+                    added=added,
+                    allow_tiles=self._allow_tiles,
                 )
                 return [maps, features] if passes else [maps]
             scale, shift = folded_scale_shift(norm)
             return convolve(
                 [features], module.weight, shift,
                 params=params, scale=scale, relu=relu, gated=gated, added=added, passes=passes,
-                own=self._own,
+                allow_tiles=self._allow_tiles,
             )  # fmt: skip
 
     def _pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
@@ -139,6 +151,7 @@ class FoldedForward:
         for features, block in zip(reversed(maps), reversed(fpn.inner_blocks), strict=True):
             [lateral] = self._convolve([features], block[0])
             if merged:
+                # In place: the convolution made this map, and its backward pass does not read it.
                 lateral = lateral.add_(F.interpolate(merged[-1], size=lateral.shape[-2:]))
             merged.append(lateral)
         blocks = zip(reversed(merged), fpn.layer_blocks, strict=True)
@@ -150,6 +163,8 @@ class FoldedForward:
     def _head(self, levels: list[Tensor]) -> HeadOutputs:
         head = self._model.head
         classes, boxes = head.classification_head, head.regression_head
+        # All levels go through a layer together: its weight is cast or packed once for the five of
+        # them, and the small levels do not each leave threads without work.
         logits = self._tower(levels, classes.conv, classes.cls_logits)
         deltas = self._tower(levels, boxes.conv, boxes.bbox_reg)
         return HeadOutputs(
@@ -174,13 +189,13 @@ class FoldedForward:
     ) -> list[Tensor]:
         """Apply a convolution with bias; `relu` and `gated` as in `convolve`."""
         assert module.bias is not None
-        params = conv_params_of(module)
+        params = get_conv_params(module)
         with self.around(module):
             if self.has_winograd and suits_winograd(levels, module.weight, params):
                 return winograd_convolve(levels, module.weight, module.bias, relu=relu)
             return convolve(
                 levels, module.weight, module.bias,
-                params=params, relu=relu, gated=gated, own=self._own,
+                params=params, relu=relu, gated=gated, allow_tiles=self._allow_tiles,
             )  # fmt: skip
 
     def _frozen_weight(

@@ -86,9 +86,13 @@ class SharedGradients:
         write = self._library.write_rounded if self._compress else self._library.write_floats
         values = self._values(self._rank, self._next)
         write(gradients, values, gradients.numel(), weight, torch.get_num_threads())
+        # Only after all threads have returned from writing: the flag's release store makes every
+        # value visible to a rank that reads the flag.
         self._library.raise_flag(self._flag(self._rank, index), self._exchange)
         self._pending.append(_Pending(gradients, index, self._next, future))
         self._next += -(-gradients.numel() // LINE) * LINE
+        # Sum the parts that all ranks have written by now, while the backward pass goes on; only
+        # the last part waits.
         while self._pending and self._are_written(self._pending[0].bucket, wait=is_last):
             part = self._pending.popleft()
             add = self._library.sum_rounded if self._compress else self._library.sum_floats
@@ -105,12 +109,14 @@ class SharedGradients:
 
     def _are_written(self, index: int, *, wait: bool) -> bool:
         """Return whether all ranks have written a part; only `wait` waits for them."""
+        # Flags count exchanges and never fall, so that none has to be reset: a reset would need a
+        # barrier of its own.
         flags = [self._flag(rank, index) for rank in range(self._ranks)]
         seconds = self._timeout_s if wait else 0.0
         addresses = (ctypes.c_void_p * self._ranks)(*flags)
         up = self._library.flags_are_up(addresses, self._ranks, self._exchange, seconds)
         if wait and not up:
-            raise TimeoutError(f"timed out: no gradients of some rank for {seconds:g} s")
+            raise TimeoutError(f"timed out: no gradients from another rank for {seconds:g} s")
         return bool(up)
 
     def _values(self, rank: int, start: int) -> int:
@@ -143,7 +149,7 @@ class GradientExchange:
     def __init__(
         self,
         model: nn.Module,
-        losses_of: Callable[[Any], Losses],
+        compute_losses: Callable[[Any], Losses],
         *,
         compress: str,
         shared: SharedGradients | None = None,
@@ -154,7 +160,7 @@ class GradientExchange:
 
         Args:
             model: The model.
-            losses_of: Runs it on a batch.
+            compute_losses: Runs it on a batch.
             compress: `bf16` halves the bytes and rounds each rank's gradients; `none`.
             shared: Made for the same `compress`, where all ranks are on one host; else gradients go
                 by the process group's backend.
@@ -167,7 +173,7 @@ class GradientExchange:
         self._weight = 1 / dist.get_world_size(ranks) if weight is None else weight
         self._compresses, self._holds_back = compress == "bf16", False
         self._module = DistributedDataParallel(
-            _LossesModule(model, losses_of),
+            _LossesModule(model, compute_losses),
             process_group=ranks,
             init_sync=False,
             gradient_as_bucket_view=True,
@@ -230,13 +236,13 @@ class GradientExchange:
 class _LossesModule(nn.Module):
     """The module for DDP, whose outputs lead to all gradients: two numbers, not large logits."""
 
-    def __init__(self, model: nn.Module, losses_of: Callable[[Any], Losses]) -> None:
+    def __init__(self, model: nn.Module, compute_losses: Callable[[Any], Losses]) -> None:
         super().__init__()
         self.model = model
-        self._losses_of = losses_of
+        self._compute_losses = compute_losses
 
     def forward(self, batch: Any) -> Any:
-        return self._losses_of(batch)
+        return self._compute_losses(batch)
 
 
 SHARED = Kernels(
@@ -251,7 +257,9 @@ SHARED = Kernels(
 
 LARGEST_BUCKETS = 1023
 LINE = 64  # A processor's cache line. [bytes]
-FLAGS_AT = LINE  # Behind the name; each flag has a line of its own. [bytes]
+# Behind the name. Each flag has a cache line of its own: on a shared one, a rank that raises its
+# flag would take the line away from those that poll the others. [bytes]
+FLAGS_AT = LINE
 HEADER = FLAGS_AT + LARGEST_BUCKETS * LINE
 
 Gather = Callable[[Any], list[Any]]  # Returns every rank's value, in order of rank
@@ -266,6 +274,7 @@ def share_gradients(
     sums are float32 in any case. Return None on all ranks if any of them cannot: other hosts, no
     memory, no compiler, or containers that do not see each other's processes.
     """
+    # Each part starts on a cache line of its own; two halves, as exchanges alternate between them.
     room = values + LINE * LARGEST_BUCKETS
     size = 2 * -(-room * (2 if compress else 4) // mmap.PAGESIZE) * mmap.PAGESIZE
     shared = None
@@ -286,7 +295,7 @@ def share_gradients(
 
 
 MemoryPlace = tuple[str, bytes]
-"""The path at which processes of the same user can open it while it is open, and its name."""
+"""A path at which other processes of the user can open it until it is closed, and its name."""
 NAME_BYTES = 16
 
 
@@ -304,6 +313,7 @@ class SharedMemory:
             OSError: There is not so much memory.
         """
         self._file = os.memfd_create("ranks")
+        # Not ftruncate: missing memory must be an error here, not SIGBUS at the first write.
         os.posix_fallocate(self._file, 0, size)
         self._name = secrets.token_bytes(NAME_BYTES)
         os.pwrite(self._file, self._name, 0)
@@ -328,6 +338,6 @@ def map_memory(place: MemoryPlace, size: int) -> MappedMemory:
     path, name = place
     with Path(path).open("r+b", buffering=0) as file:
         if os.pread(file.fileno(), NAME_BYTES, 0) != name:
-            raise FileNotFoundError(f"{path}: not the memory of a rank")
+            raise FileNotFoundError(f"{path}: is not the memory of a rank")
         mapped = mmap.mmap(file.fileno(), size)
     return MappedMemory(ctypes.addressof(ctypes.c_char.from_buffer(mapped)), mapped)

@@ -71,7 +71,7 @@ def grouped_convolution(
     relu: bool = False,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """Return the output, [N, C, H', W'] in channels_last memory, with a ReLU if asked for.
+    """Return the output, [N, C, H', W'] in channels_last memory, after an optional ReLU.
 
     `weight` is BF16. NaN passes the ReLU.
     """
@@ -149,17 +149,17 @@ def grouped_weight_gradient(
     channels = features.shape[1]
     shape = _shape(features, gradient, group_width, stride)
     maps = _GradientMaps(features, gradient, gate)
-    of_weight = torch.empty(channels, 3, 3, group_width).permute(0, 3, 1, 2)
-    of_bias = torch.empty(channels)
+    grad_weight = torch.empty(channels, 3, 3, group_width).permute(0, 3, 1, 2)
+    grad_bias = torch.empty(channels)
     threads = torch.get_num_threads()
     size = WEIGHT_GRADIENT.library().grouped_gradient_bytes(shape, threads)
     scratch = torch.empty(size, dtype=torch.uint8)
     WEIGHT_GRADIENT.call(
         "grouped_weight_gradient",
-        shape, maps, of_weight, of_bias, scratch, tiles_for(tiles), threads,
-        read=(features, gradient, gate), written=(of_weight, of_bias),
+        shape, maps, grad_weight, grad_bias, scratch, tiles_for(tiles), threads,
+        read=(features, gradient, gate), written=(grad_weight, grad_bias),
     )  # fmt: skip
-    return of_weight, of_bias
+    return grad_weight, grad_bias
 
 
 def _shape(features: Tensor, output: Tensor, group_width: int, stride: int) -> Record:

@@ -273,7 +273,7 @@ def compile_kernels() -> int:
         InputError: There is no compiler, it fails, or the folder cannot be written.
     """
     instruction_sets = known_instruction_sets()
-    print(f"into {COMPILED_AHEAD}")
+    print(f"compiling kernels into {COMPILED_AHEAD}")
     current = set()
     for source in kernel_sources():
         try:

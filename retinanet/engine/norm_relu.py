@@ -111,6 +111,7 @@ class _AddRelu(torch.autograd.Function):
 class _Branches(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, maps: Tensor, count: int) -> tuple[Tensor, ...]:
+        # A reader without gradient gives None, not a map of zeros that would be summed for nothing.
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(maps)
         return tuple(maps.detach() for _ in range(count))
@@ -130,7 +131,7 @@ _Norm = c_struct("q pixels channels", "P weight bias mean inverse sums")
 def batch_norm(
     maps: Tensor, norm: nn.BatchNorm2d, added: Tensor | None = None, *, relu: bool = False
 ) -> Tensor:
-    """Return `norm(maps)` of maps [N, C, H, W], plus `added`, with a ReLU if asked for; NaN stays.
+    """Return `norm(maps)` of maps [N, C, H, W], plus `added`, then optionally ReLU; NaN stays.
 
     The norm is in training mode, and its running statistics follow, as when it is called. The
     ReLU's gradient is left to the readers of the result. `added` is for `relu` only.
@@ -186,16 +187,16 @@ class _BatchNorm(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         maps, weight, bias, mean, inverse = ctx.saved_tensors
         slopes = channels_last(gradient)
-        of_maps = torch.empty_like(maps, memory_format=torch.channels_last)
-        of_weight, of_bias = torch.empty_like(weight), torch.empty_like(bias)
+        grad_maps = torch.empty_like(maps, memory_format=torch.channels_last)
+        grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(bias)
         sums = _scratch(maps)
         record = _Norm(maps.numel() // len(weight), len(weight), weight, bias, mean, inverse, sums)
         BATCH_NORM.call(
             "batch_norm_backward",
-            record, slopes, maps, of_maps, of_weight, of_bias, torch.get_num_threads(),
-            read=(maps, slopes), written=(of_maps,),
+            record, slopes, maps, grad_maps, grad_weight, grad_bias, torch.get_num_threads(),
+            read=(maps, slopes), written=(grad_maps,),
         )  # fmt: skip
-        return of_maps, of_weight, of_bias, gradient if ctx.has_added else None, None, None
+        return grad_maps, grad_weight, grad_bias, gradient if ctx.has_added else None, None, None
 
 
 def _scratch(maps: Tensor) -> Tensor:

@@ -72,13 +72,14 @@ def make_optimizer(
 
 @functools.cache
 def native_steps_work() -> bool:
-    """Return whether the C++ steps can be had; the first call prints on stderr if not."""
+    """Return whether the C++ steps are available; if not, the first call prints why on stderr."""
     try:
         STEP_KERNELS.library()
     except NativeLibraryError as error:
         reason = str(error).splitlines()[0]
         print(
-            f"optimizer: PyTorch's own step instead of the compiled one: {reason}", file=sys.stderr
+            f"optimizer: using PyTorch's step instead of the compiled one: {reason}",
+            file=sys.stderr,
         )
         return False
     return True

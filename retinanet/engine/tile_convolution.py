@@ -167,7 +167,7 @@ def pointwise_convolve(
     spread_over: tuple[int, int] | None = None,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """Return a 1×1 convolution's result plus `added`, with a ReLU if asked for; NaN stays.
+    """Return a 1×1 convolution's result plus `added`, then optionally ReLU; NaN stays.
 
     It is zero where `gate` is not positive, see `tile_convolve`. `spread_over`: (height, width) of
     the result, whose every second row and column the features are, which makes it the input's
@@ -180,7 +180,7 @@ def pointwise_convolve(
     map_size = spread_over or (height, width)
     output = empty_maps(images, channels, *map_size)
     if spread_over is not None:
-        output.zero_()
+        output.zero_()  # the kernel writes a quarter of the pixels; no gradient reaches the others
     spread = _Spread(height, width, *map_size, 1 if spread_over is None else 2)
     target = _Target(output, added, gate, bias, relu, channels)
     maps = 1 + (added is not None) + (gate is not None)
@@ -221,8 +221,8 @@ def weight_gradient(
     gradients = [channels_last(gradient) for gradient in gradients]
     gates = [channels_last_or_none(gate) for gate in gates or [None] * len(inputs)]
     in_channels, out_channels = inputs[0].shape[1], gradients[0].shape[1]
-    of_weight = torch.empty(out_channels, kernel, kernel, in_channels).permute(0, 3, 1, 2)
-    of_bias = torch.empty(out_channels)
+    grad_weight = torch.empty(out_channels, kernel, kernel, in_channels).permute(0, 3, 1, 2)
+    grad_bias = torch.empty(out_channels)
     records = [
         _GradientLevel(level, gradient, gate, len(level), *gradient.shape[2:], *level.shape[2:])
         for level, gradient, gate in zip(inputs, gradients, gates, strict=True)
@@ -234,7 +234,8 @@ def weight_gradient(
     scratch = torch.empty(size, dtype=torch.uint8)
     WEIGHT_GRADIENT.call(
         "weight_gradient_sum",
-        levels, len(levels), shape, scale, of_weight, of_bias, scratch, threads, tiles_for(tiles),
-        read=(*inputs, *gradients, *gates), written=(of_weight, of_bias),
+        levels, len(levels), shape, scale, grad_weight, grad_bias, scratch, threads,
+        tiles_for(tiles),
+        read=(*inputs, *gradients, *gates), written=(grad_weight, grad_bias),
     )  # fmt: skip
-    return of_weight, of_bias
+    return grad_weight, grad_bias

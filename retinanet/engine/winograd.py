@@ -43,7 +43,7 @@ def choose_winograd(convolutions: str) -> bool:
     but not for whole matrices (AMX, where direct convolutions are many times as fast).
 
     Raises:
-        InputError: `winograd` is asked for, and this machine cannot.
+        InputError: `winograd` is selected and not available on this machine.
     """
     if convolutions == "onednn":
         return False
@@ -59,9 +59,9 @@ def choose_winograd(convolutions: str) -> bool:
             return True
     if convolutions == "winograd":
         raise InputError(
-            f"engine.convolutions: no winograd here, as {problem}; take auto or onednn"
+            f"engine.convolutions: winograd is not available: {problem}; use auto or onednn"
         )
-    _print_once(f"convolutions: oneDNN's instead of Winograd's: {problem}")
+    _print_once(f"convolutions: using oneDNN instead of Winograd: {problem}")
     return False
 
 
@@ -79,7 +79,7 @@ def suits_winograd(levels: Sequence[Tensor], weight: Tensor, params: ConvParams)
 def winograd_convolve(
     levels: Sequence[Tensor], weight: Tensor, bias: Tensor, *, relu: bool
 ) -> list[Tensor]:
-    """Apply a 3×3 convolution of stride 1 and padding 1, then ReLU if asked for, to each level.
+    """Apply a 3×3 convolution of stride 1 and padding 1, then optionally ReLU, to each level.
 
     `levels`: BF16 [N, I, H_l, W_l]; `weight` float32 [O, I, 3, 3]; `bias` float32 [O]. Returns
     BF16 [N, O, H_l, W_l] in channels_last memory.
@@ -103,17 +103,17 @@ class _WinogradConvolution(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         weight, *saved = ctx.saved_tensors
         maps, gates = saved[: ctx.level_count], saved[ctx.level_count :]
-        wants_weight, wants_bias, _, *wants_levels = ctx.needs_input_grad
+        needs_weight, needs_bias, _, *needs_levels = ctx.needs_input_grad
         given = [channels_last(gradient) for gradient in gradients]
-        of_weight = of_bias = None
-        of_levels: list[Tensor | None] = [None] * ctx.level_count
-        if any(wants_levels):
-            of_levels = [*convolve_levels(given, weight, gates=gates, backward=True)]
-        if wants_weight:
-            of_weight = weight_gradient(maps, given, gates)
-        if wants_bias:
-            of_bias = bias_gradient(given, gates)
-        return of_weight, of_bias, None, *of_levels
+        grad_weight = grad_bias = None
+        grad_levels: list[Tensor | None] = [None] * ctx.level_count
+        if any(needs_levels):
+            grad_levels = [*convolve_levels(given, weight, gates=gates, backward=True)]
+        if needs_weight:
+            grad_weight = weight_gradient(maps, given, gates)
+        if needs_bias:
+            grad_bias = bias_gradient(given, gates)
+        return grad_weight, grad_bias, None, *grad_levels
 
 
 def convolve_levels(
@@ -150,7 +150,7 @@ def weight_gradient(
 ) -> Tensor:
     """Return the weight's gradient, float32 [O, I, 3, 3], summed over the levels."""
     in_channels, out_channels = inputs[0].shape[1], gradients[0].shape[1]
-    of_weight = torch.empty(
+    grad_weight = torch.empty(
         (out_channels, in_channels, 3, 3), dtype=torch.float32, memory_format=torch.channels_last
     )
     work = (level_records(inputs, gradients, gates), len(inputs), in_channels, out_channels)
@@ -158,20 +158,20 @@ def weight_gradient(
     size = WINOGRAD.library().winograd_gradient_bytes(*work, threads)
     WINOGRAD.call(
         "winograd_weight_gradient",
-        *work, of_weight, torch.empty(size, dtype=torch.uint8), threads,
-        read=(*inputs, *gradients, *gates), written=(of_weight,),
+        *work, grad_weight, torch.empty(size, dtype=torch.uint8), threads,
+        read=(*inputs, *gradients, *gates), written=(grad_weight,),
     )  # fmt: skip
-    return of_weight
+    return grad_weight
 
 
 def bias_gradient(gradients: Sequence[Tensor], gates: Sequence[Tensor]) -> Tensor:
     """Return the bias's gradient, float32 [O], summed over the levels."""
     threads, out_channels = torch.get_num_threads(), gradients[0].shape[1]
-    of_bias = torch.empty(out_channels)
+    grad_bias = torch.empty(out_channels)
     WINOGRAD.call(
         "winograd_bias_gradient",
-        level_records(gradients, gradients, gates), len(gradients), out_channels, of_bias,
+        level_records(gradients, gradients, gates), len(gradients), out_channels, grad_bias,
         torch.empty(threads * out_channels), threads,
-        read=(*gradients, *gates), written=(of_bias,),
+        read=(*gradients, *gates), written=(grad_bias,),
     )  # fmt: skip
-    return of_bias
+    return grad_bias

@@ -53,7 +53,7 @@ def detection_loss(
 
 
 def l1_box_loss_sum(deltas: Tensor, classes: Tensor, boxes: Tensor, *, anchors: Tensor) -> Tensor:
-    """Return |predicted - wanted| deltas, summed for each image: float32 [N].
+    """Return |predicted - target| deltas, summed for each image: float32 [N].
 
     `deltas` [N, A, 4] of any floating type (dx, dy, dw, dh); `classes` int64 [N, A], negative
     where an anchor is not foreground; `boxes` [F, 4] xyxy pixels, the boxes of the F foreground
@@ -62,7 +62,7 @@ def l1_box_loss_sum(deltas: Tensor, classes: Tensor, boxes: Tensor, *, anchors: 
     """
     image, anchor = (classes >= 0).nonzero(as_tuple=True)
     assert len(boxes) == len(image), f"{len(boxes)} boxes for {len(image)} foreground anchors"
-    wanted = encode_boxes(boxes.float(), anchors[anchor])
-    difference = (deltas[image, anchor].float() - wanted).abs().sum(dim=1)
+    target_deltas = encode_boxes(boxes.float(), anchors[anchor])
+    difference = (deltas[image, anchor].float() - target_deltas).abs().sum(dim=1)
     zeros = torch.zeros(len(deltas), dtype=torch.float32, device=deltas.device)
     return zeros.index_add(0, image, difference)

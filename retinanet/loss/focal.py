@@ -77,7 +77,9 @@ def focal_loss(
     if form in ("auto", "kernel"):
         problem = kernel_problem()
         if problem is not None and form == "kernel":
-            raise InputError(f"focal loss: no kernel, as {problem}; or take the form auto")
+            raise InputError(
+                f"focal loss: the kernel is not available: {problem}; use the form auto"
+            )
         form = "kernel" if problem is None else FASTEST_WITHOUT_COMPILER
     if image_weights is None:
         image_weights = torch.ones(len(logits[0]), device=logits[0].device)
@@ -131,7 +133,7 @@ def level_loss(
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def kernel_problem() -> str | None:
-    """Return why the kernel cannot be had, or None; torch.compile need not look inside."""
+    """Return why the kernel is not available, or None; torch.compile takes it as a constant."""
     return try_kernel()
 
 
@@ -143,7 +145,8 @@ def try_kernel() -> str | None:
     except NativeLibraryError as error:
         problem = str(error).splitlines()[0]
         print(
-            f"focal loss: the form {FASTEST_WITHOUT_COMPILER} instead of the kernel: {problem}",
+            f"focal loss: using the form {FASTEST_WITHOUT_COMPILER} instead of the kernel: "
+            f"{problem}",
             file=sys.stderr,
         )
         return problem
@@ -173,6 +176,8 @@ class PaperFocalLoss(torch.autograd.Function):
         y = one_hot_targets(x, classes)
         m, cross_entropy = paper_terms(x, y)
         loss = m.pow(gamma).mul_(cross_entropy).mul_(alpha_factor(y, alpha))
+        # m and the cross entropy are kept, not the logits: the backward pass then needs neither
+        # exponentials nor logarithms.
         ctx.save_for_backward(classes, m, cross_entropy, y)
         ctx.alpha, ctx.gamma, ctx.dtype = alpha, gamma, logits.dtype
         return loss.index_put_(((classes == IGNORED),), loss.new_zeros(()))

@@ -1,4 +1,4 @@
-"""ResNeXt50-32x4d without its classifier: the picture in, C3, C4 and C5 out."""
+"""ResNeXt50-32x4d without its classifier: returns C3, C4 and C5 of an image."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -76,13 +76,13 @@ def load_pretrained_backbone(
     given = {k: v for k, v in given.items() if not k.endswith("num_batches_tracked")}
     expected = body.state_dict()
     expected = {k: v for k, v in expected.items() if not k.endswith("num_batches_tracked")}
-    fix = "give weights of torchvision's resnext50_32x4d"
+    fix = "use weights of torchvision's resnext50_32x4d"
     for key in expected:
         if key not in given:
             raise InputError(f"{source}: key {key} is missing; {fix}")
     for key, value in given.items():
         if key not in expected:
-            raise InputError(f"{source}: key {key} is not known; {fix}")
+            raise InputError(f"{source}: unknown key {key}; {fix}")
         if value.shape != expected[key].shape:
             shapes = f"shape {list(expected[key].shape)} expected, got {list(value.shape)}"
             raise InputError(f"{source}: key {key}: {shapes}; {fix}")

@@ -63,9 +63,9 @@ def postprocess(
             for logits, deltas, level_anchors, best in levels
         ]
         boxes, scores, labels = (torch.cat(parts) for parts in zip(*candidates, strict=True))
-        found = Detections(clip_boxes(boxes, image_size), scores, labels)
+        clipped = Detections(clip_boxes(boxes, image_size), scores, labels)
         detections.append(
-            _best_unsuppressed(found, image_size, iou=nms_iou, limit=detections_per_image)
+            _best_unsuppressed(clipped, image_size, iou=nms_iou, limit=detections_per_image)
         )
     return detections
 
@@ -121,21 +121,21 @@ def _level_candidates(
 
 
 def _best_unsuppressed(
-    found: Detections, image_size: tuple[int, int], *, iou: float, limit: int
+    candidates: Detections, image_size: tuple[int, int], *, iou: float, limit: int
 ) -> Detections:
     """Return the `limit` best that no better one of their class overlaps by more than `iou`.
 
-    The boxes are inside the image. What is suppressed depends on better detections only, so that
-    they are taken a few at a time until there are enough.
+    The boxes are inside the image. Suppression depends on better detections only, so that they are
+    processed a few at a time until there are enough.
     """
-    boxes, scores, labels = found
+    boxes, scores, labels = candidates
     # An image apart, boxes of different classes cannot meet. In float32 they would lose digits.
     apart = boxes.double() + (labels * max(image_size))[:, None]
-    kept = labels[:0]
+    selected = labels[:0]
     for few in scores.argsort(descending=True, stable=True).split(2 * limit):
-        kept = torch.cat((kept, few))
-        kept = kept[nms(apart[kept], scores[kept].double(), iou)]
-        if len(kept) >= limit:
+        selected = torch.cat((selected, few))
+        selected = selected[nms(apart[selected], scores[selected].double(), iou)]
+        if len(selected) >= limit:
             break
-    kept = kept[:limit]
-    return Detections(boxes[kept], scores[kept], labels[kept])
+    selected = selected[:limit]
+    return Detections(boxes[selected], scores[selected], labels[selected])

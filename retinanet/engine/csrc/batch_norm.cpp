@@ -14,8 +14,8 @@ constexpr int64_t BLOCK = 64;  // pixels whose sums are float32
 
 static int64_t count_blocks(int64_t pixels) { return (pixels + BLOCK - 1) / BLOCK; }
 
-// [blocks][2][channels]: sums of the differences to `shift`, and of their squares. Differences to a
-// value of the map itself, as squares of large numbers would lose what makes the variance.
+// [blocks][2][channels]: sums of the differences to `shift`, and of their squares. `shift` is the map's first
+// pixel: the variance is a difference of sums, which would cancel where the mean is large.
 static void sum_block(
     const Bfloat16* maps, int64_t first, int64_t end, int64_t channels, const Bfloat16* shift, float* sums) {
     float *sum = sums, *squares = sums + channels;
@@ -48,7 +48,7 @@ static void sum_gradient_block(
     }
 }
 
-static double total_of(const float* sums, int64_t blocks, int64_t channels, int64_t place) {
+static double sum_over_blocks(const float* sums, int64_t blocks, int64_t channels, int64_t place) {
     double total = 0.0;
     for (int64_t block = 0; block < blocks; block++) total += sums[block * 2 * channels + place];
     return total;
@@ -85,8 +85,8 @@ void batch_norm_forward(
         }
 #pragma omp for schedule(static)
         for (int64_t channel = 0; channel < channels; channel++) {
-            const double mean = total_of(norm->sums, blocks, channels, channel) / pixels;
-            const double square = total_of(norm->sums, blocks, channels, channels + channel) / pixels;
+            const double mean = sum_over_blocks(norm->sums, blocks, channels, channel) / pixels;
+            const double square = sum_over_blocks(norm->sums, blocks, channels, channels + channel) / pixels;
             const double spread = square - mean * mean;
             variance[channel] = spread < 0.0 ? 0.0f : static_cast<float>(spread);  // NaN stays
             norm->mean[channel] = static_cast<float>(mean + widened(maps[channel]));
@@ -128,8 +128,8 @@ void batch_norm_backward(
         }
 #pragma omp for schedule(static)
         for (int64_t channel = 0; channel < channels; channel++) {
-            const double sum = total_of(norm->sums, blocks, channels, channel);
-            const double products = total_of(norm->sums, blocks, channels, channels + channel);
+            const double sum = sum_over_blocks(norm->sums, blocks, channels, channel);
+            const double products = sum_over_blocks(norm->sums, blocks, channels, channels + channel);
             const double slope = double{norm->weight[channel]} * inverse[channel];
             of_bias[channel] = static_cast<float>(sum);
             of_weight[channel] = static_cast<float>(products);

@@ -13,7 +13,8 @@ static inline float widened(Bfloat16 value) {
     return wide;
 }
 
-// To the nearest, ties to even; NaN stays NaN. Without a branch, so that loops over it are vectorized.
+// To the nearest, ties to even. NaN stays NaN: the addition alone would make infinity or zero of some, so NaN is
+// truncated, with its quiet bit set. Without a branch, so that loops over it are vectorized.
 static inline Bfloat16 rounded(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);

@@ -1,6 +1,7 @@
 // Grouped 3×3 convolutions with padding 1, and the gradients of their inputs, in BF16.
 //
-// Channels are taken in units of 32, one cache line of a pixel. Some rows of a unit are copied to
+// Channels are taken in units of 32, one cache line of a pixel. A group of 4 by itself would fill 4 of a tile's 32
+// summed channels and 4 of its 16 columns; a unit does eight such groups with two tiles a tap. Some rows of a unit are copied to
 // scratch memory, pixel after pixel with a zero before each row, so that the 16 rows of a tile are 16
 // neighbouring pixels and a tap is one offset for all of them. Weights are laid out as tiles with
 // zeros between the groups. A convolution of stride 2 reads rows and columns of one parity: they are
@@ -63,9 +64,9 @@ struct Plan {
     }
 };
 
-static void add_tap(Class& one, int64_t offset, int64_t weight) {
-    one.offset[one.taps] = offset;
-    one.weight[one.taps++] = weight;
+static void add_tap(Class& pixel_class, int64_t offset, int64_t weight) {
+    pixel_class.offset[pixel_class.taps] = offset;
+    pixel_class.weight[pixel_class.taps++] = weight;
 }
 
 static void plan_result_taps(Plan& plan) {
@@ -80,14 +81,14 @@ static void plan_result_taps(Plan& plan) {
 static void plan_gradient_taps(Plan& plan, int64_t stride) {
     plan.class_count = stride * stride;
     for (int64_t index = 0; index < plan.class_count; index++) {
-        Class& one = plan.classes[index];
-        one.row = index / stride;
-        one.column = index % stride;
+        Class& pixel_class = plan.classes[index];
+        pixel_class.row = index / stride;
+        pixel_class.column = index % stride;
         for (int64_t tap = 0; tap < TAPS; tap++) {
             // The result's pixel is at stride * y + ky - 1 for the gradient's y.
-            const int64_t row = one.row + 1 - tap / 3, column = one.column + 1 - tap % 3;
+            const int64_t row = pixel_class.row + 1 - tap / 3, column = pixel_class.column + 1 - tap % 3;
             if (row % stride != 0 || column % stride != 0) continue;
-            add_tap(one, (row / stride + plan.lead) * plan.pitch + column / stride + 1, tap);
+            add_tap(pixel_class, (row / stride + plan.lead) * plan.pitch + column / stride + 1, tap);
         }
     }
 }
@@ -201,15 +202,16 @@ static inline void write_line(const float* low, const float* high, const Bfloat1
 
 // sums [2 tiles of pixels][2 blocks] = bias + Σ over taps of copied pixels · weights.
 template <typename Tiles>
-static void multiply_step(const Bfloat16* copied, const Class& one, const Bfloat16* weights, const float* bias, float* sums) {
+static void multiply_step(const Bfloat16* copied, const Class& pixel_class, const Bfloat16* weights, const float* bias, float* sums) {
     constexpr int64_t LINE = UNIT * sizeof(Bfloat16), TILE = TILE_ROWS * BLOCK;
+    // A stride of 0 gives every row the same 16 values: sums begin with the bias.
     Tiles::template load<0>(bias, 0);
     Tiles::template load<1>(bias + BLOCK, 0);
     Tiles::template load<2>(bias, 0);
     Tiles::template load<3>(bias + BLOCK, 0);
-    for (int64_t tap = 0; tap < one.taps; tap++) {
-        const Bfloat16* pixels = copied + one.offset[tap] * UNIT;
-        const Bfloat16* tiles = weights + one.weight[tap] * 2 * TILE_VALUES;
+    for (int64_t tap = 0; tap < pixel_class.taps; tap++) {
+        const Bfloat16* pixels = copied + pixel_class.offset[tap] * UNIT;
+        const Bfloat16* tiles = weights + pixel_class.weight[tap] * 2 * TILE_VALUES;
         Tiles::template load<6>(tiles, LINE);
         Tiles::template load<4>(pixels, LINE);
         Tiles::template multiply<0, 4, 6>();
@@ -227,10 +229,10 @@ static void multiply_step(const Bfloat16* copied, const Class& one, const Bfloat
 
 // Write the pixels of a step that exist; `place` is the first one's, in pixels of the pitch.
 static void write_step(
-    const Maps& maps, const Plan& plan, const Strip& strip, const Class& one, int64_t unit, int64_t place, const float* sums) {
+    const Maps& maps, const Plan& plan, const Strip& strip, const Class& pixel_class, int64_t unit, int64_t place, const float* sums) {
     int64_t row = place / plan.pitch, column = place % plan.pitch;
     for (int64_t pixel = 0; pixel < STEP && row < strip.rows; pixel++) {
-        const int64_t y = (strip.row + row) * plan.result_step + one.row, x = column * plan.result_step + one.column;
+        const int64_t y = (strip.row + row) * plan.result_step + pixel_class.row, x = column * plan.result_step + pixel_class.column;
         if (column < plan.grid_width && x < plan.result_width && y < plan.result_height) {
             const int64_t to = ((strip.image * plan.result_height + y) * plan.result_width + x) * plan.channels + unit * UNIT;
             const float* low = sums + (pixel / TILE_ROWS * 2 * TILE_ROWS + pixel % TILE_ROWS) * BLOCK;
@@ -252,12 +254,12 @@ static void convolve_strip(
     Tiles::begin();
     for (int64_t unit = plan.units * part / plan.unit_parts; unit < plan.units * (part + 1) / plan.unit_parts; unit++) {
         copy_rows(maps, plan, strip, unit, copied);
-        const Bfloat16* own = weights + unit * UNIT_WEIGHTS;
+        const Bfloat16* unit_weights = weights + unit * UNIT_WEIGHTS;
         for (int64_t place = 0; place < strip.rows * plan.pitch; place += STEP) {
             for (int64_t type = 0; type < plan.class_count; type++) {
-                const Class& one = plan.classes[type];
-                multiply_step<Tiles>(copied + place * UNIT, one, own, maps.bias + unit * UNIT, sums);
-                write_step(maps, plan, strip, one, unit, place, sums);
+                const Class& pixel_class = plan.classes[type];
+                multiply_step<Tiles>(copied + place * UNIT, pixel_class, unit_weights, maps.bias + unit * UNIT, sums);
+                write_step(maps, plan, strip, pixel_class, unit, place, sums);
             }
         }
     }
@@ -282,7 +284,7 @@ void grouped_convolve(
     int32_t tiles, int32_t threads) {
     const Plan plan = make_plan(*shape, backward, threads);
     Bfloat16* weights = reinterpret_cast<Bfloat16*>(scratch);
-    char* own_scratch = scratch + plan.units * UNIT_WEIGHTS * sizeof(Bfloat16);
+    char* thread_scratch = scratch + plan.units * UNIT_WEIGHTS * sizeof(Bfloat16);
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(static)
@@ -291,9 +293,9 @@ void grouped_convolve(
         }
 #pragma omp for schedule(dynamic)
         for (int64_t job = 0; job < plan.strips * plan.unit_parts; job++) {
-            char* own = own_scratch + omp_get_thread_num() * plan.thread_bytes();
+            char* memory = thread_scratch + omp_get_thread_num() * plan.thread_bytes();
             const int64_t strip = job / plan.unit_parts, part = job % plan.unit_parts;
-            with_tiles(tiles, [&](auto kind) { convolve_strip<decltype(kind)>(*maps, plan, strip, part, weights, own); });
+            with_tiles(tiles, [&](auto kind) { convolve_strip<decltype(kind)>(*maps, plan, strip, part, weights, memory); });
         }
     }
 }

@@ -67,6 +67,8 @@ static Plan make_plan(const GroupedShape& shape, int64_t threads) {
     plan.strip_rows = divided_up(shape.out_height, plan.image_strips);
     plan.strips = shape.images * plan.image_strips;
     plan.units = shape.channels / UNIT;
+    // Of all ways to share units and strips among the threads, the one whose largest job is smallest; of equal
+    // ones that with the most parts of the units, as parts of the strips have sums to be added at the end.
     plan.unit_parts = plan.strip_parts = 1;
     int64_t least = plan.units * plan.strips;
     for (int64_t parts = std::min(plan.units, threads); parts >= 1; parts--) {
@@ -371,8 +373,8 @@ static void write_channel(const Plan& plan, const char* scratch, int64_t channel
         const int64_t part = job % plan.unit_parts;
         const int64_t first_unit = plan.units * part / plan.unit_parts;
         if (unit < first_unit || unit >= plan.units * (part + 1) / plan.unit_parts) continue;
-        const char* own = scratch + job * plan.job_bytes() + plan.packed_values() * sizeof(Bfloat16);
-        const float* sums = reinterpret_cast<const float*>(own) + (unit - first_unit) * plan.unit_sums();
+        const char* job_scratch = scratch + job * plan.job_bytes() + plan.packed_values() * sizeof(Bfloat16);
+        const float* sums = reinterpret_cast<const float*>(job_scratch) + (unit - first_unit) * plan.unit_sums();
         for (int64_t i = 0; i < width; i++) {
             const int64_t input = first + i;
             const float* row = sums + sums_place(plan, channel, input / BLOCK % 2) + input % BLOCK;
@@ -402,8 +404,8 @@ void grouped_weight_gradient(
     {
 #pragma omp for schedule(static, 1)
         for (int64_t job = 0; job < jobs; job++) {
-            char* own = scratch + job * plan.job_bytes();
-            with_tiles(tiles, [&](auto kind) { sum_job<decltype(kind)>(*maps, plan, job, own); });
+            char* job_scratch = scratch + job * plan.job_bytes();
+            with_tiles(tiles, [&](auto kind) { sum_job<decltype(kind)>(*maps, plan, job, job_scratch); });
         }
 #pragma omp for schedule(static)
         for (int64_t channel = 0; channel < plan.shape.channels; channel++) {

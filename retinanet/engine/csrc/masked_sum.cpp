@@ -11,9 +11,10 @@
 
 namespace {
 
-constexpr int64_t kChunk = 8192;  // values that a thread takes at a time
+constexpr int64_t kChunk = 8192;  // values that a thread takes at a time: 16 KB of each map
 constexpr int64_t kMostTerms = 4;
 
+// The number of terms is a template argument, so that the loop over the values has no branch.
 template <int64_t terms>
 void masked_sum_chunk(Bfloat16* first, const Bfloat16* const* others, const Bfloat16* gate,
                       int64_t begin, int64_t end) {

@@ -52,7 +52,7 @@ struct Chunk {
     double weight_squares = 0, update_squares = 0;
 };
 
-std::vector<Chunk> chunks_of(const Tensor* first, const Tensor* last) {
+std::vector<Chunk> make_chunks(const Tensor* first, const Tensor* last) {
     std::vector<Chunk> chunks;
     for (const Tensor* tensor = first; tensor != last; ++tensor)
         for (int64_t begin = 0; begin < tensor->size; begin += kChunk)
@@ -144,7 +144,7 @@ std::vector<float> lamb_rates(const Tensor* first, const Tensor* last,
 }
 
 void lamb_group(const Tensor* first, const Tensor* last, const Settings& settings, int threads) {
-    std::vector<Chunk> chunks = chunks_of(first, last);
+    std::vector<Chunk> chunks = make_chunks(first, last);
     const int64_t count = chunks.size();
     // Static schedules: a thread meets the chunks again that are in its own cache.
 #pragma omp parallel for schedule(static) num_threads(threads)
@@ -160,7 +160,7 @@ void lamb_group(const Tensor* first, const Tensor* last, const Settings& setting
 extern "C" {
 
 void adam_step(const Tensor* tensors, int64_t count, const Settings* settings, int threads) {
-    const std::vector<Chunk> chunks = chunks_of(tensors, tensors + count);
+    const std::vector<Chunk> chunks = make_chunks(tensors, tensors + count);
     const int64_t chunk_count = chunks.size();
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t i = 0; i < chunk_count; ++i) adam_chunk(chunks[i], *settings);
@@ -168,6 +168,8 @@ void adam_step(const Tensor* tensors, int64_t count, const Settings* settings, i
 
 void lamb_step(const Tensor* tensors, int64_t count, const Settings* settings, int threads) {
     const Tensor *first = tensors, *end = tensors + count;
+    // In groups of tensors that fit the caches: with all tensors at once, the second pass would fetch everything
+    // from memory again.
     while (first != end) {
         const Tensor* last = first;
         int64_t values = 0;

@@ -19,7 +19,7 @@ constexpr int64_t LINE = 64;
 constexpr int64_t MOST_PIXELS = 256;        // of a task
 constexpr int64_t TASK_BYTES = 512 << 10;   // of maps; the level-2 cache holds those of two tasks
 constexpr int64_t WEIGHT_BYTES = 640 << 10;  // that stay in the level-2 cache beside them
-constexpr int64_t TASKS_PER_THREAD = 4;
+constexpr int64_t TASKS_PER_THREAD = 4;     // so that a thread that is delayed leaves tasks to the others
 
 struct Plan {
     int64_t pixels, inputs, outputs;
@@ -103,7 +103,7 @@ struct Fetcher {
 };
 
 // sums [32 pixels][32 outputs] = rows [32][inputs] times the weights of a pair. Between the tile
-// instructions the sums before are written, `writes` pixels at a time, and `fetches` lines fetched.
+// instructions the previous sums are written, `writes` pixels at a time, and `fetches` lines prefetched.
 template <typename Tiles>
 static inline __attribute__((always_inline)) void multiply(
     const Plan& plan, const Bfloat16* rows, const Bfloat16* weights, float* sums, Writer& writer, int64_t writes,
@@ -144,10 +144,10 @@ static void convolve_task(
         const int64_t pixel = task.first + index;
         places[index] = pixel < task.end ? spread.place(pixel) * plan.outputs : -1;
     }
-    const int64_t left = (task.end - task.first) % PIXELS;
-    if (left > 0) {  // the last rows, with zeros behind them
+    const int64_t tail_pixels = (task.end - task.first) % PIXELS;
+    if (tail_pixels > 0) {  // copied, as a tile load of 16 rows would read past the map; zeros behind
         std::memset(tail, 0, plan.tail_bytes());
-        std::memcpy(tail, input + (task.end - left) * plan.inputs, left * plan.inputs * sizeof *tail);
+        std::memcpy(tail, input + (task.end - tail_pixels) * plan.inputs, tail_pixels * plan.inputs * sizeof *tail);
     }
     const int64_t writes = divided_up(PIXELS, plan.blocks);
     const int64_t maps = 1 + (target.added != nullptr) + (target.gate != nullptr);
@@ -164,6 +164,8 @@ static void convolve_task(
         writer.template finish<Tiles>();
         writer = Writer(target, pair * COLUMNS, sum, places + (first - task.first), pixels, PIXELS);
     };
+    // While the weights stay in the cache, a pixel's outputs are written one after the other: 2.2 ms in place
+    // of 2.4 for 256 → 512 channels. Larger weights are read once a task instead.
     if (plan.weights_fit()) {
         for (int64_t first = task.first; first < task.end; first += PIXELS) {
             for (int64_t pair = task.first_pair; pair < task.end_pair; pair++) convolve_pair(first, pair);
@@ -184,12 +186,12 @@ static void convolve(
 #pragma omp parallel num_threads(threads)
     {
         Tiles::begin();
-        char* own = scratch + omp_get_thread_num() * plan.thread_bytes();
+        char* thread_scratch = scratch + omp_get_thread_num() * plan.thread_bytes();
         for (int64_t index = taken++, next; index < plan.tasks; index = next) {
             next = taken++;
             Fetcher fetcher;
             if (next < plan.tasks) fetcher = Fetcher(plan, input, target, Task(plan, next));
-            convolve_task<Tiles>(plan, input, weights, target, spread, Task(plan, index), fetcher, own);
+            convolve_task<Tiles>(plan, input, weights, target, spread, Task(plan, index), fetcher, thread_scratch);
         }
         Tiles::end();
     }

@@ -1,5 +1,5 @@
 // Gradients between the ranks of one host: each rank writes its own to memory that all of them see,
-// and sums what all have written. Bound by memory, so nothing is passed over twice.
+// and sums what all have written. Bound by memory, so each value is read and written once.
 
 #include <sched.h>
 #include <time.h>
@@ -11,7 +11,7 @@
 namespace {
 
 constexpr int64_t kChunk = 16384;   // values that a thread takes at a time; they stay in its cache
-constexpr int kSpins = 2000;        // looks at a flag before others may have the processor
+constexpr int kSpins = 2000;        // reads of a flag before the processor is yielded
 constexpr int64_t kNanoseconds = 1000000000;
 
 // To BF16, ties to even; NaN stays NaN.
@@ -36,6 +36,7 @@ void sum(const Value* const* parts, int64_t count, float* out, int64_t size, int
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t begin = 0; begin < size; begin += kChunk) {
         const int64_t end = begin + kChunk < size ? begin + kChunk : size;
+        // A chunk of the sum stays in the cache while all ranks' parts are added to it.
         const Value* first = parts[0];
         for (int64_t i = begin; i < end; i++) out[i] = widened(first[i]);
         for (int64_t part = 1; part < count; part++) {
@@ -80,12 +81,14 @@ void sum_floats(const float* const* parts, int64_t count, float* out, int64_t si
     sum(parts, count, out, size, threads);
 }
 
-// Tell the others that everything written before is there.
+// Announce that everything written before is complete. Release here and acquire in `flags_are_up` order the
+// gradients' ordinary stores and loads around the flag.
 void raise_flag(int64_t* flag, int64_t value) {
     reinterpret_cast<std::atomic<int64_t>*>(flag)->store(value, std::memory_order_release);
 }
 
-// Whether all flags have come to the value: looks once, or waits for so many seconds.
+// Whether all flags have reached the value; with `seconds` of 0 without waiting. Spins first, since ranks arrive
+// within microseconds of each other, then yields: another rank may need this very core.
 int32_t flags_are_up(const int64_t* const* flags, int64_t count, int64_t value, double seconds) {
     const int64_t end = now() + static_cast<int64_t>(seconds * kNanoseconds);
     for (int64_t number = 0; number < count; number++) {

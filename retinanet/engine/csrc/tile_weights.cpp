@@ -70,6 +70,7 @@ void tile_weights_pack(const Weights* weights, Bfloat16* for_outputs, Bfloat16* 
             for (int64_t tap = 0; tap < taps; tap++) {
                 Bfloat16 block[TILE_SUM * TILE_SUM];
                 round_block(*weights, output * TILE_SUM, input * TILE_SUM, tap, block);
+                // A block of 32 × 32 is two tiles each way, as tiles have 16 columns and 32 summed channels.
                 for (int64_t half = 0; half < 2; half++) {
                     const int64_t forward = ((2 * output + half) * input_blocks + input) * taps + tap;
                     pack_for_outputs(block + half * TILE_ROWS * TILE_SUM, for_outputs + forward * TILE_VALUES);

@@ -19,12 +19,13 @@ struct Target {
     int64_t outputs;
 };
 
-// Writes sums [pixels][32 outputs], one pixel at each step.
+// Writes sums [pixels][32 outputs], one pixel at each step. It has steps, and no loop, so that its caller
+// can put them between tile instructions, which leave the other units of the core idle.
 struct Writer {
     const float* sums;
-    const int64_t* places;  // of each pixel in the maps, negative if it is not one; of later ones too
+    const int64_t* places;  // of each pixel in the maps, negative for padding; `ahead` more behind the last
     int64_t pixels = 0, pixel = 0;  // how many, and the next one
-    int64_t ahead;                  // so many later is the pixel whose memory is fetched now
+    int64_t ahead;  // the memory of the pixel that many places later is prefetched now
     Bfloat16* output;
     const Bfloat16* added;
     const Bfloat16* gate;

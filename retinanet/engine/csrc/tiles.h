@@ -28,7 +28,10 @@ static inline int64_t divided_up(int64_t value, int64_t step) { return (value + 
 #if defined(__linux__) && defined(__x86_64__)
 #define HAS_TILE_INSTRUCTIONS 1
 
-// The processor's own tiles. Each thread calls `begin` first and `end` last.
+// The processor's own tiles. Each thread calls `begin` first and `end` last: the configuration is a
+// thread's, and a tile state that is not released is saved at every context switch. The instructions are
+// assembly, so that the file compiles for any target and runs them only where `with_tiles` finds AMX; the
+// tile numbers are template arguments because they are part of the instruction.
 struct HardwareTiles {
     static void begin() {
         struct alignas(64) {
@@ -124,6 +127,8 @@ struct VectorTiles {
         Tile& result = tiles()[c];
         const Tile &left = tiles()[a], &right = tiles()[b];
         fill(result);
+        // All 16 rows of c stay in registers through the loop over pairs. One more register holds b's row; a's
+        // pair is broadcast by the instruction itself, from memory.
         __m512 sums[TILE_ROWS];
 #pragma GCC unroll 16
         for (int row = 0; row < TILE_ROWS; row++) sums[row] = _mm512_load_ps(result.sums[row]);
@@ -192,7 +197,7 @@ struct EmulatedTiles {
     }
 };
 
-// Who computes the instructions, as `Tiles` in tile_convolution.py counts them.
+// What computes the instructions, with the numbers of `Tiles` in tile_convolution.py.
 enum : int32_t { TILES_OF_AMX, TILES_OF_VECTORS, TILES_EMULATED };
 
 // Calls `compute` with a value of the type that stands for `kind`.

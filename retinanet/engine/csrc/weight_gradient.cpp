@@ -10,6 +10,10 @@
 //
 // Channels go in units of 32: one tile has the unit's even channels, the next one its odd ones. So a pair is
 // made by shifts alone, and the order is put right when the sums are written.
+//
+// Registers: six tiles of sums share one tile of dY. For 3×3 these are the left and the right tap of three
+// rows, which begin at even pixels alike: 2 KB from the level-2 cache for six products, where 2×2 sums read
+// 4 KB for four.
 
 #include <omp.h>
 
@@ -24,7 +28,9 @@
 #endif
 
 constexpr int64_t UNIT = 32;         // channels packed at once
-constexpr int64_t PACKED = 512;      // tiles of dY that a block of pixels has, at most: 512 KB of the L2 cache
+// Tiles of dY that a block of pixels has, at most: 512 KB of the L2 cache. Larger blocks push the sums out,
+// smaller ones read and write the sums more often (256, 768 and 1,024 were slower).
+constexpr int64_t PACKED = 512;
 constexpr int64_t MOST_BLOCKS = 16;  // of 16 output channels in a group, for 3×3; twice as many for 1×1
 constexpr int64_t CHUNK = 12;        // tiles along the sum whose X stays in the L1 cache, for 1×1
 constexpr int64_t TILE_BYTES = 1024;
@@ -63,23 +69,23 @@ static int64_t rounded_up(int64_t value, int64_t step) { return (value + step - 
 
 // Pixels from a row to the next. A 3×3's rows end in at least one zero, and their lengths are even, so that
 // pairs begin alike in all rows; a 1×1's rows follow each other without a gap.
-static int64_t pitch_of(const Level& level, const Shape& shape) {
+static int64_t row_pitch(const Level& level, const Shape& shape) {
     return shape.kernel == 1 ? level.width : rounded_up(level.width + 1, 2);
 }
 
 // Rows of a level's sequence; a 3×3's images have a row of zeros between them.
-static int64_t rows_of(const Level& level, const Shape& shape) {
+static int64_t count_rows(const Level& level, const Shape& shape) {
     return level.images * (level.height + (shape.kernel == 1 ? 0 : 1));
 }
 
 static int64_t count_pixels(const Level* levels, int64_t level_count, const Shape& shape) {
     int64_t pixels = 0;
-    for (int64_t l = 0; l < level_count; l++) pixels += rows_of(levels[l], shape) * pitch_of(levels[l], shape);
+    for (int64_t l = 0; l < level_count; l++) pixels += count_rows(levels[l], shape) * row_pitch(levels[l], shape);
     return pixels;
 }
 
 // About how many cycles a plan takes, by what each part took in measurements; only the order of plans matters.
-static double cycles_of(const Plan& plan, int64_t pixels, int64_t threads) {
+static double estimate_cycles(const Plan& plan, int64_t pixels, int64_t threads) {
     const double steps = static_cast<double>(pixels) / (TILE_SUM * plan.parts);
     const double inputs = 2.0 * plan.input_units;
     const double a_step = plan.blocks * (inputs * plan.taps * 24 + 390) + inputs * (plan.taps > 1 ? 485 : 400);
@@ -95,8 +101,8 @@ static Plan plan_gradient(const Level* levels, int64_t level_count, const Shape&
     double least = 0;
     int64_t rows = 0, widest = 0;
     for (int64_t l = 0; l < level_count; l++) {
-        rows += rows_of(levels[l], shape);
-        widest = std::max(widest, pitch_of(levels[l], shape));
+        rows += count_rows(levels[l], shape);
+        widest = std::max(widest, row_pitch(levels[l], shape));
     }
     const int64_t pixels = count_pixels(levels, level_count, shape);
     const int64_t all_blocks = rounded_up(shape.outputs, UNIT) / TILE_ROWS;
@@ -115,7 +121,7 @@ static Plan plan_gradient(const Level* levels, int64_t level_count, const Shape&
             plan.parts = parts;
             plan.sums = plan.blocks * 2 * plan.input_units * plan.taps * TILE_SUMS;
             plan.most_pixels = plan.steps * TILE_SUM + (shape.kernel == 1 ? 0 : 2 * widest) + 4;
-            const double cycles = cycles_of(plan, pixels, threads);
+            const double cycles = estimate_cycles(plan, pixels, threads);
             if (least == 0 || cycles < least) best = plan, least = cycles;
         }
     }
@@ -157,7 +163,7 @@ struct Workspace {
 // Where the pixels of a strip's gradient lie, `count` of them.
 static void place_gradient(const Strip& strip, const Shape& shape, int64_t count, Workspace& work) {
     const Level& level = *strip.level;
-    const int64_t pitch = pitch_of(level, shape), image_rows = rows_of(level, shape) / level.images;
+    const int64_t pitch = row_pitch(level, shape), image_rows = count_rows(level, shape) / level.images;
     std::fill(work.gradient_places, work.gradient_places + count, work.zeros);
     for (int64_t row = strip.first; row < strip.end; row++) {
         const int64_t image = row / image_rows, y = row % image_rows;
@@ -171,11 +177,11 @@ static void place_gradient(const Strip& strip, const Shape& shape, int64_t count
 // Where the pixels of a strip's input lie; of a 3×3 from a row and a column before the gradient's first.
 static void place_input(const Strip& strip, const Shape& shape, int64_t count, Workspace& work) {
     const Level& level = *strip.level;
-    const int64_t pitch = pitch_of(level, shape), image_rows = rows_of(level, shape) / level.images;
+    const int64_t pitch = row_pitch(level, shape), image_rows = count_rows(level, shape) / level.images;
     const int64_t around = shape.kernel / 2;
     std::fill(work.input_places, work.input_places + count, work.zeros);
     for (int64_t row = std::max<int64_t>(0, strip.first - around);
-         row < std::min(strip.end + around, rows_of(level, shape)); row++) {
+         row < std::min(strip.end + around, count_rows(level, shape)); row++) {
         const int64_t image = row / image_rows, y = row % image_rows;
         if (y >= level.height) continue;
         const Bfloat16* from = level.input + (image * level.input_height + y * shape.stride) * level.input_width * shape.inputs;
@@ -189,11 +195,11 @@ static __mmask32 first_lanes(int64_t count) {
     return count >= 32 ? 0xffffffffu : static_cast<__mmask32>((1u << std::max<int64_t>(count, 0)) - 1);
 }
 
-// The pairs (one, next) of a unit's even channels, and of its odd ones.
-static inline void pair_up(__m512i one, __m512i next, __m512i* pairs) {
+// The pairs (first, second) of a unit's even channels, and of its odd ones.
+static inline void pair_up(__m512i first, __m512i second, __m512i* pairs) {
     const __mmask32 upper = 0xaaaaaaaa;
-    pairs[0] = _mm512_mask_blend_epi16(upper, one, _mm512_slli_epi32(next, 16));
-    pairs[1] = _mm512_mask_blend_epi16(upper, _mm512_srli_epi32(one, 16), next);
+    pairs[0] = _mm512_mask_blend_epi16(upper, first, _mm512_slli_epi32(second, 16));
+    pairs[1] = _mm512_mask_blend_epi16(upper, _mm512_srli_epi32(first, 16), second);
 }
 
 // rows[r] lane c to rows[c] lane r, 16 × 16.
@@ -225,9 +231,9 @@ static inline void transpose(__m512i* rows) {
 
 static inline void add_pairs(__m512i pairs, __m512* sum) {
     const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
-    const __m512 one = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
-    const __m512 next = _mm512_castsi512_ps(_mm512_and_si512(pairs, upper));
-    *sum = _mm512_add_ps(*sum, _mm512_add_ps(one, next));
+    const __m512 first = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    const __m512 second = _mm512_castsi512_ps(_mm512_and_si512(pairs, upper));
+    *sum = _mm512_add_ps(*sum, _mm512_add_ps(first, second));
 }
 #endif
 
@@ -343,21 +349,22 @@ static inline void multiply_at(const Bfloat16* input) {
 // unit of the input.
 struct Ahead {
     const Bfloat16* const* places;
-    int64_t left;     // of the pixels
+    int64_t remaining;  // pixels
     int64_t channel;  // the unit's first
     int64_t share;    // pixels in a step
 
     Ahead(const Bfloat16* const* places, int64_t count, int64_t channel, int64_t steps)
-        : places(places), left(count), channel(channel), share((count + steps - 1) / std::max<int64_t>(steps, 1)) {}
+        : places(places), remaining(count), channel(channel), share((count + steps - 1) / std::max<int64_t>(steps, 1)) {}
 
     void fetch() {
-        const int64_t taken = std::min(share, left);
+        const int64_t taken = std::min(share, remaining);
         for (int64_t pixel = 0; pixel < taken; pixel++) __builtin_prefetch(places[pixel] + channel, 0, 2);
-        places += taken, left -= taken;
+        places += taken, remaining -= taken;
     }
 };
 
-// A step's share of `tiles` tiles of sums.
+// Prefetch a step's share of the `tiles` tiles of sums that the next pass adds to: where the sums do not fit
+// the L2 cache beside the packed blocks, each pass would wait for them (10.0 in place of 8.5 ms).
 static inline void fetch_sums(const float* sums, int64_t tiles, int64_t step, int64_t steps) {
     if (!sums) return;
     const int64_t lines = tiles * TILE_BYTES / 64, share = (lines + steps - 1) / steps;
@@ -485,12 +492,14 @@ static void sum_strip(
         }
         return;
     }
+    // Even channels of the input, then odd ones. The middle taps take two blocks of dY at a time: there are
+    // only three of them, and with one block half of the sums' registers would be unused.
     for (int64_t which = 0; which < 2; which++) {
         float* of_half = sums + which * plan.taps * TILE_SUMS;
         for (int64_t b = 0; b < blocks; b++) {
-            float* own = of_half + b * next;
+            float* block_sums = of_half + b * next;
             sum_sides<Tiles>(
-                work.gradients + b * block, work.even + which * half, steps, pitch, own, b + 1 < blocks ? own + next : nullptr, first,
+                work.gradients + b * block, work.even + which * half, steps, pitch, block_sums, b + 1 < blocks ? block_sums + next : nullptr, first,
                 ahead);
         }
         for (int64_t b = 0; b < blocks; b += 2) {
@@ -506,7 +515,7 @@ struct Group {
     int64_t first_unit, units;
 };
 
-static Group group_of(const Plan& plan, int64_t index) {
+static Group find_group(const Plan& plan, int64_t index) {
     const int64_t first = index * plan.blocks / 2;
     return {first, std::min(plan.blocks / 2, plan.output_units - first)};
 }
@@ -515,7 +524,7 @@ static Group group_of(const Plan& plan, int64_t index) {
 template <class Tiles>
 static void add_strip(const Strip& strip, const Shape& shape, const Plan& plan, const Group& group, Workspace& work, float* sums, bool first) {
     const Level& level = *strip.level;
-    const int64_t pitch = pitch_of(level, shape);
+    const int64_t pitch = row_pitch(level, shape);
     const int64_t steps = ((strip.end - strip.first) * pitch + TILE_SUM - 1) / TILE_SUM;
     const int64_t halo = plan.taps == 1 ? 0 : 2 * pitch + 2;
     const int64_t pixels = steps * TILE_SUM + halo, pairs = pixels / 2, half = plan.most_pixels * 16;
@@ -554,8 +563,8 @@ static void add_rows(
     int64_t passed = 0;
     std::fill(work.bias, work.bias + plan.blocks * TILE_ROWS, 0.0f);
     for (int64_t l = 0; l < level_count; l++) {
-        const int64_t rows = rows_of(levels[l], shape);
-        const int64_t at_once = std::max<int64_t>(1, plan.steps * TILE_SUM / pitch_of(levels[l], shape));
+        const int64_t rows = count_rows(levels[l], shape);
+        const int64_t at_once = std::max<int64_t>(1, plan.steps * TILE_SUM / row_pitch(levels[l], shape));
         for (int64_t row = std::max<int64_t>(0, begin - passed); row < std::min(rows, end - passed); row += at_once) {
             const Strip strip{&levels[l], row, std::min({row + at_once, rows, end - passed})};
             add_strip<Tiles>(strip, shape, plan, group, work, sums, first);
@@ -569,7 +578,7 @@ static void add_rows(
 static int64_t part_begin(const Level* levels, int64_t level_count, const Shape& shape, const Plan& plan, int64_t part) {
     int64_t wanted = count_pixels(levels, level_count, shape) * part / plan.parts, passed = 0;
     for (int64_t l = 0; l < level_count; l++) {
-        const int64_t rows = rows_of(levels[l], shape), pitch = pitch_of(levels[l], shape);
+        const int64_t rows = count_rows(levels[l], shape), pitch = row_pitch(levels[l], shape);
         if (wanted < rows * pitch) return passed + wanted / pitch;
         wanted -= rows * pitch;
         passed += rows;
@@ -618,7 +627,7 @@ static void weight_gradient(
             const int64_t part = task % plan.parts;
             add_rows<Tiles>(
                 levels, level_count, shape, plan, part_begin(levels, level_count, shape, plan, part),
-                part_begin(levels, level_count, shape, plan, part + 1), group_of(plan, task / plan.parts), work, sums + task * plan.sums);
+                part_begin(levels, level_count, shape, plan, part + 1), find_group(plan, task / plan.parts), work, sums + task * plan.sums);
             std::copy(work.bias, work.bias + group_channels, biases + task * group_channels);
         }
         Tiles::end();

@@ -24,8 +24,10 @@ using Bfloat16 = uint16_t;
 
 constexpr int POSITIONS = 16;
 constexpr int PANEL_COLUMNS = 32;
-constexpr int ROWS = 12;             // of a register tile
-constexpr int64_t TILES = 84;        // taken through all channels at once, a multiple of ROWS
+// Rows of a register tile: 12 rows × 2 vectors of sums, 2 vectors of the panel and one broadcast pair are 27
+// of the 32 vector registers. A prefetch in the loop would push sums out of them, at half the speed.
+constexpr int ROWS = 12;
+constexpr int64_t TILES = 84;        // taken through all channels at once, a multiple of ROWS; 48 was slower
 constexpr int64_t SUM_BLOCK = 256;   // input channels transformed at once
 constexpr int64_t NARROW = 64;       // output channels at once, where the sum has one block
 constexpr int64_t WIDE = 256;        // the same where it has several
@@ -197,9 +199,9 @@ WITH_BF16 static void write_outputs(
                 if (y >= level.height || x >= level.width) continue;
                 // The comparison keeps NaN, as torch's ReLU does.
                 const __mmask16 negative = relu ? _mm512_cmp_ps_mask(pixels[column], _mm512_setzero_ps(), _CMP_LT_OQ) : 0;
-                const __m512 kept = _mm512_mask_blend_ps(negative, pixels[column], _mm512_setzero_ps());
+                const __m512 clamped = _mm512_mask_blend_ps(negative, pixels[column], _mm512_setzero_ps());
                 _mm256_mask_storeu_epi16(
-                    image + (y * level.width + x) * channels + channel + first, lanes, rounded(kept));
+                    image + (y * level.width + x) * channels + channel + first, lanes, rounded(clamped));
             }
         }
     }
@@ -234,7 +236,9 @@ WITH_BF16 static void fill_rows(
     }
 }
 
-// One block of tiles through all channels.
+// One block of tiles through all channels. Where the sum has one block (256 channels), the tiles are
+// transformed once, and few outputs at a time keep the sums in the cache; where it has several, they are
+// transformed again for each range of outputs, which is therefore wide.
 WITH_BF16 static void convolve_block(
     const Level* levels, int64_t first_tile, int64_t tiles, int64_t inputs, int64_t outputs,
     const Bfloat16* panels, const float* bias, bool relu, Bfloat16* rows, float* sums) {
@@ -306,8 +310,8 @@ WITH_BF16 static void fill_panels(
 }
 
 // How the work of a weight gradient is shared. An item is a block of output channels, a row of four
-// positions and a part of the tiles; it shares nothing with the others, so that threads whose
-// caches are far apart do not wait for each other's.
+// positions and a part of the tiles; it shares nothing with the others. Panels that threads
+// shared took up to 1.8 times as long on cores without a common cache.
 struct GradientPlan {
     int64_t tiles, columns, blocks, block, parts, part_tiles, plane, thread_values;
 };
@@ -348,14 +352,14 @@ WITH_BF16 static void sum_gradient(
         fill_panels<false, place>(tiles, taken, inputs, 0, input_panels, of_inputs);
         fill_panels<true, place>(tiles, taken, outputs, output, gradient_panels, of_gradients);
         for (int position = 0; position < 4; position++) {
-            for (int64_t own = 0; own < gradient_panels; own++) {
-                const Bfloat16* rows = of_gradients + position * position_values(gradient_panels) + own * GRADIENT_TILES * PANEL_COLUMNS;
+            for (int64_t block = 0; block < gradient_panels; block++) {
+                const Bfloat16* rows = of_gradients + position * position_values(gradient_panels) + block * GRADIENT_TILES * PANEL_COLUMNS;
                 for (int64_t panel = 0; panel < input_panels; panel++) {
                     const Bfloat16* columns = of_inputs + position * position_values(input_panels) + panel * GRADIENT_TILES * PANEL_COLUMNS;
                     for (int64_t row = 0; row < PANEL_COLUMNS; row += GRADIENT_ROWS) {
                         multiply<GRADIENT_ROWS>(
                             rows + 2 * row, 2, 2 * PANEL_COLUMNS, columns, (taken + 1) / 2,
-                            sums + position * plan.plane + (own * PANEL_COLUMNS + row) * plan.columns + panel * PANEL_COLUMNS,
+                            sums + position * plan.plane + (block * PANEL_COLUMNS + row) * plan.columns + panel * PANEL_COLUMNS,
                             plan.columns, first > first_tile);
                     }
                 }
@@ -503,8 +507,8 @@ WITH_BF16 void winograd_convolve(
     const int64_t step = std::min(TILES, rounded_up((tiles + 4 * threads - 1) / (4 * threads), ROWS));
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t first = 0; first < tiles; first += step) {
-        char* own = scratch + winograd_thread_bytes() * omp_get_thread_num();
-        float* sums = reinterpret_cast<float*>(own);
+        char* thread_scratch = scratch + winograd_thread_bytes() * omp_get_thread_num();
+        float* sums = reinterpret_cast<float*>(thread_scratch);
         Bfloat16* rows = reinterpret_cast<Bfloat16*>(sums + POSITIONS * TILES * WIDE);
         convolve_block(
             levels, first, std::min(step, tiles - first), inputs, outputs, panels, bias, relu != 0, rows, sums);
@@ -550,8 +554,8 @@ WITH_BF16 void winograd_bias_gradient(
     const Level* levels, int64_t level_count, int64_t outputs, float* gradient, float* sums, int32_t threads) {
 #pragma omp parallel num_threads(threads)
     {
-        float* own = sums + omp_get_thread_num() * outputs;
-        std::fill(own, own + outputs, 0.0f);
+        float* thread_sums = sums + omp_get_thread_num() * outputs;
+        std::fill(thread_sums, thread_sums + outputs, 0.0f);
         for (int64_t index = 0; index < level_count; index++) {
             const Level& level = levels[index];
 #pragma omp for schedule(static)
@@ -559,11 +563,11 @@ WITH_BF16 void winograd_bias_gradient(
                 const Tile tile{&level, row / level.height, row % level.height, 0};
                 for (int64_t channel = 0; channel < outputs; channel += 16) {
                     const __mmask16 lanes = first_lanes(outputs - channel);
-                    __m512 sum = _mm512_maskz_loadu_ps(lanes, own + channel);
+                    __m512 sum = _mm512_maskz_loadu_ps(lanes, thread_sums + channel);
                     for (int64_t x = 0; x < level.width; x++) {
                         sum = _mm512_add_ps(sum, load(level.output, level.gate, tile, 0, x, outputs, channel, lanes));
                     }
-                    _mm512_mask_storeu_ps(own + channel, lanes, sum);
+                    _mm512_mask_storeu_ps(thread_sums + channel, lanes, sum);
                 }
             }
         }

@@ -30,7 +30,7 @@ constexpr long kBlock = 256;          // values that stay in the first cache bet
 constexpr long kTableBlock = 64;      // values summed in float32 before going on in float64
 constexpr long kChunkValues = 65536;  // work of a thread at a time; sums do not depend on threads
 constexpr long kTableEntries = 65536;
-constexpr long kTablePaysFrom = 4 * kTableEntries;
+constexpr long kTablePaysFrom = 4 * kTableEntries;  // values of an image for which filling it pays
 
 struct bfloat16 {
     uint16_t bits;
@@ -144,7 +144,7 @@ struct Block {
     }
 };
 
-// What a value of BF16 means for a background class.
+// Loss and gradient of one BF16 value as a background class; 8 bytes, so that one load fetches both.
 struct TableEntry {
     float loss;        // f(x)
     int32_t gradient;  // the BF16 bits of the gradient, with their sign
@@ -187,7 +187,8 @@ double background(const Image<T>& image, long first, long last) {
     return sum;
 }
 
-// As above, from the table.
+// As above, from the table. Losses are summed in float32 over 64 values and in float64 beyond: a fresh head has
+// millions of equal losses, whose rounding errors in a float32 sum would all have one sign.
 template <bool with_gradient>
 double look_up(const bfloat16* logits, bfloat16* gradient, long count, const TableEntry* table) {
     double sum = 0;
@@ -218,9 +219,9 @@ double look_up(const bfloat16* logits, bfloat16* gradient, long count, const Tab
     sum = _mm_cvtsd_f64(sums) + _mm_cvtsd_f64(_mm_unpackhi_pd(sums, sums));
 #endif
     for (; i < count; ++i) {
-        const TableEntry& found = table[logits[i].bits];
-        sum += found.loss;
-        if (with_gradient) gradient[i].bits = uint16_t(found.gradient);
+        const TableEntry& entry = table[logits[i].bits];
+        sum += entry.loss;
+        if (with_gradient) gradient[i].bits = uint16_t(entry.gradient);
     }
     return sum;
 }
@@ -250,7 +251,7 @@ double background(const Image<bfloat16>& image, long first, long last, const Tab
     return look_up<true>(logits, image.gradient + first, last - first, table);
 }
 
-// The class that a foreground anchor is; returns f(-x).
+// The true class of a foreground anchor; returns f(-x). Not worth vectors: there is one in a row of classes.
 template <typename T>
 double foreground(const Image<T>& image, long index) {
     Real<T> loss, slope;

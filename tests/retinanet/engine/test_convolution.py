@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from retinanet.engine.convolution import ConvParams, conv_params_of, convolve
+from retinanet.engine.convolution import ConvParams, convolve, get_conv_params
 
 CONVOLUTIONS = [
     nn.Conv2d(8, 6, 1),
@@ -38,7 +38,7 @@ def test_values_and_gradients_over_levels(
     bias = torch.randn(len(convolution.weight), requires_grad=True)
     scale = torch.rand(len(convolution.weight)) + 0.5 if scaled else None
     weight = convolution.weight
-    params = conv_params_of(convolution)
+    params = get_conv_params(convolution)
     outputs = convolve(levels, weight, bias, params=params, scale=scale)
     full = (
         weight.double() if scale is None else weight.double() * scale.double()[:, None, None, None]
@@ -64,7 +64,7 @@ def test_strided_convolution_of_a_map_one_pixel_wide_writes_all_of_its_gradient(
         torch.randn(64, 64, 3, 3).contiguous(memory_format=torch.channels_last).requires_grad_()
     )
     bias = torch.zeros(64)
-    params = conv_params_of(nn.Conv2d(64, 64, 3, stride=2, padding=1))
+    params = get_conv_params(nn.Conv2d(64, 64, 3, stride=2, padding=1))
     level = torch.randn(2, 64, height, 1).bfloat16().requires_grad_()
     for _ in range(5):
         poison()

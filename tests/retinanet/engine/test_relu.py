@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from retinanet.engine.convolution import conv_params_of, convolve
+from retinanet.engine.convolution import convolve, get_conv_params
 from retinanet.engine.norm_relu import add_relu, branches
 
 PRECISIONS = [(torch.float64, 1e-7), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
@@ -26,13 +26,13 @@ def convolved(
     levels: list[Tensor], module: nn.Conv2d, *, relu: bool = False, gated: bool = False
 ) -> list[Tensor]:
     assert module.bias is not None
-    params = conv_params_of(module)
+    params = get_conv_params(module)
     return convolve(levels, module.weight, module.bias, params=params, relu=relu, gated=gated)
 
 
 def reference(level: Tensor, module: nn.Conv2d) -> Tensor:
     assert module.bias is not None
-    stride, padding, groups = conv_params_of(module)
+    stride, padding, groups = get_conv_params(module)
     weight, bias = module.weight.double(), module.bias.double()
     return F.conv2d(level, weight, bias, stride, padding, 1, groups)
 

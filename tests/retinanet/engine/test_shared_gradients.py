@@ -122,7 +122,7 @@ def test_what_is_not_a_number_stays_so(compress: bool) -> None:
 
 def test_a_rank_that_does_not_write_is_waited_for_no_longer_than_told() -> None:
     first, _ = shared_by(2, compress=False, timeout_s=0.2)
-    with pytest.raises(TimeoutError, match=r"no gradients of some rank for 0\.2 s"):
+    with pytest.raises(TimeoutError, match=r"no gradients from another rank for 0\.2 s"):
         averaged(first, gradients_of(0, 0))
 
 

@@ -84,7 +84,7 @@ def test_pretrained_weights_without_counters_load_into_batch_norms(
     ("change", "message"),
     [
         ({"layer1.0.conv1.weight": None}, "key layer1.0.conv1.weight is missing"),
-        ({"layer9.weight": torch.zeros(1)}, "key layer9.weight is not known"),
+        ({"layer9.weight": torch.zeros(1)}, "unknown key layer9.weight"),
         ({"conv1.weight": torch.zeros(2, 3)}, r"key conv1.weight: shape \[64, 3, 7, 7\] expected"),
     ],
 )
