@@ -180,11 +180,11 @@ def test_threads_and_repetition_change_nothing(tiles: Tiles) -> None:
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("allow_tiles", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("params", [POINTWISE, SAME_3X3, ConvParams((1, 1), (1, 1), 4)], ids=str)
 def test_a_residual_block_of_two_trains_as_in_float64(
-    own_tiles: None, params: ConvParams, dtype: torch.dtype, own: bool
+    own_tiles: None, params: ConvParams, dtype: torch.dtype, allow_tiles: bool
 ) -> None:
     torch.manual_seed(0)
     size = 1 + 2 * params.padding[0]
@@ -195,11 +195,18 @@ def test_a_residual_block_of_two_trains_as_in_float64(
     given = torch.randn(2, 32, 11, 9)
     level = features.to(dtype).requires_grad_()
     inner, shortcut = convolve(
-        [level], weights[0], None, params=params, relu=True, gated=True, passes=True, own=own
+        [level],
+        weights[0],
+        None,
+        params=params,
+        relu=True,
+        gated=True,
+        passes=True,
+        allow_tiles=allow_tiles,
     )
     [result] = convolve(
         [inner], weights[1], None,
-        params=params, relu=True, gated=True, added=shortcut, own=own,
+        params=params, relu=True, gated=True, added=shortcut, allow_tiles=allow_tiles,
     )  # fmt: skip
     # The last ReLU's mask is its readers' to apply.
     found = torch.autograd.grad(result, [level, *weights], (given * (result > 0)).to(dtype))
