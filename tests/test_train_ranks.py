@@ -149,7 +149,13 @@ def test_a_signal_writes_one_checkpoint_and_all_ranks_go_on_from_it(root: Path) 
     more = [word for word in words if "max_steps" not in word]
     resumed = run_ranks(
         2,
-        *("tests/support/trained_ranks.py", str(root), *more, f"training.max_steps={step + 2}", "--resume"),
+        *(
+            "tests/support/trained_ranks.py",
+            str(root),
+            *more,
+            f"training.max_steps={step + 2}",
+            "--resume",
+        ),
     )
     assert resumed.code == 0, resumed.errors
     assert f"resumed after step {step}" in " ".join(resumed.output.split())

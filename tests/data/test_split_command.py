@@ -8,8 +8,8 @@ import pytest
 
 from data.__main__ import main
 from data.coco_json import read_annotations
-from tests.support.commands import RunHere
 from tests.data.coco_files import random_content, write_json
+from tests.support.commands import RunHere
 
 
 def exported(path: Path, *, images: int = 20, boxes: int = 60) -> Path:

@@ -36,8 +36,8 @@ from tests.docs.rules import (
 )
 from tests.docs.running import run_by_bash, run_in_process
 from tests.launch.hosts_by_hand import TWO_SOCKETS
-from tests.support.mlperf_runs import closed_config, write_run
 from tests.profiling.studies.tune.by_hand import measurements, probes
+from tests.support.mlperf_runs import closed_config, write_run
 
 LARGE = 1_000_000
 """Bytes: files from here on are linked and not copied. They are replaced whole, never changed."""

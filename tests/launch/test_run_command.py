@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from launch.__main__ import main
-from tests.support.commands import RunHere
 from tests.launch.processes_left import wait_until_gone
+from tests.support.commands import RunHere
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MPIRUN = Path(sys.prefix) / "bin" / "mpirun"

@@ -14,7 +14,6 @@ from PIL import Image
 
 from common.errors import InputError
 from data.__main__ import main
-from tests.support.commands import RunHere
 from tests.data.verify.small_set import (
     counts,
     entries,
@@ -23,6 +22,7 @@ from tests.data.verify.small_set import (
     write_config,
     write_split,
 )
+from tests.support.commands import RunHere
 
 REPOSITORY = Path(__file__).parents[3]
 COCO128 = REPOSITORY.parent / "shared" / "data" / "coco128"

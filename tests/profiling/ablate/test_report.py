@@ -13,8 +13,8 @@ from profiling.ablate.definition import Ablation
 from profiling.ablate.report import markdown_page, remarks, sections_of, summary
 from profiling.ablate.result import Result
 from profiling.report.page import render_page
-from tests.support.browsers import chromium
 from tests.profiling.ablate.made import ablation, result, run
+from tests.support.browsers import chromium
 
 COMMAND = "python -m profiling ablate run not-yet --quick"
 SENTENCES = {"more": "It is more.", "alike": "It is alike.", "less": "It is less."}

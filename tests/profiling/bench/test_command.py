@@ -13,9 +13,9 @@ import pytest
 from profiling.__main__ import main
 from retinanet.engine.tile_convolution import has_tiles
 from retinanet.engine.winograd import choose_winograd
+from tests.launch.processes_left import wait_until_ended
 from tests.support.commands import RunHere
 from tests.support.fast_precision import needs_bf16
-from tests.launch.processes_left import wait_until_ended
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 TINY = ["--images=1", "--image-size=64", "--classes=3", "--rounds=2", "--warm-up=1"]

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from profiling.onednn_log.log import read_logs
 from profiling.onednn_log.parse import PHASES
 from retinanet.engine.tile_convolution import has_tiles
-from tests.support.fast_precision import FAST_PRECISION
 from tests.profiling.capture.small_runs import (
     events_of,
     marks_of,
@@ -22,6 +21,7 @@ from tests.profiling.capture.small_runs import (
     settings_in,
     start,
 )
+from tests.support.fast_precision import FAST_PRECISION
 
 STEPS = [3, 4, 5]
 CONVOLUTIONS = ("aten::convolution", "_Convolution", "_TileConvolution", "_WinogradConvolution")

@@ -17,7 +17,6 @@ from common.cli import run_command
 from profiling.efficiency import OUTPUTS, add_efficiency
 from profiling.peaks import Peaks, save
 from profiling.replay.replay import load_replay, save_replay
-from tests.support.fast_precision import needs_bf16
 from tests.profiling.efficiency.logs import (
     COPY,
     FORWARD,
@@ -27,6 +26,7 @@ from tests.profiling.efficiency.logs import (
     replay_of,
     write_log,
 )
+from tests.support.fast_precision import needs_bf16
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SMALL = "mb2_ic8oc8_ih20oh20kh1sh1dh0ph0_iw20ow20kw1sw1dw0pw0"

@@ -16,9 +16,9 @@ from profiling.onednn_log.log import Calls, read_logs
 from profiling.onednn_log.work import Problem
 from profiling.replay.replay import Conditions, Replay
 from profiling.replay.torch_replay import TorchWorker, replay_with_torch
-from tests.support.fast_precision import needs_bf16
 from tests.profiling.onednn_log.logs import shared_logs
 from tests.profiling.replay.problems import v3
+from tests.support.fast_precision import needs_bf16
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 WRITER = "tests.profiling.replay.training_log"

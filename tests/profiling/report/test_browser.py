@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
-from tests.support.browsers import chromium
 from tests.profiling.report.logs_by_hand import convolution, hostile_log, write_run
 from tests.profiling.report.pages import written_page
+from tests.support.browsers import chromium
 
 MANY = 40
 FIRST = 12

@@ -10,8 +10,8 @@ from common.errors import InputError
 from profiling.__main__ import main
 from profiling.report.advice import memory_traffic
 from profiling.trace.trace import BytesMoved, bytes_moved_of
-from tests.support.commands import RunHere
 from tests.profiling.trace.traces_by_hand import STEP
+from tests.support.commands import RunHere
 
 ROWS = [
     ["forward", "aten::convolution", 3, 2_000_000_000, 1_000_000_000],

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from launch.__main__ import main
-from tests.support.commands import RunHere
-from tests.support.fast_precision import FAST_PRECISION
 from tests.launch.ranks import MPIRUN, REPOSITORY, ended
 from tests.launch.two_hosts import two_hosts
+from tests.support.commands import RunHere
+from tests.support.fast_precision import FAST_PRECISION
 
 SMALL = (
     "--mpirun",

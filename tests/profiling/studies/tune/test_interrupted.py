@@ -19,9 +19,9 @@ from profiling.studies.tune.measurements import (
     read_measurements,
     write_measurements,
 )
-from tests.support.fast_precision import FAST_PRECISION
 from tests.launch.ranks import MPIRUN, REPOSITORY, Ended, ended
 from tests.profiling.studies.tune.by_hand import measurements
+from tests.support.fast_precision import FAST_PRECISION
 
 SMALL = ("data.image_size=64", f"engine.precision={FAST_PRECISION}")
 

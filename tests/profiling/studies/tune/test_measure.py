@@ -18,8 +18,8 @@ from profiling.studies.tune.measure import (
     what_to_measure,
 )
 from profiling.studies.tune.model import Shape
-from tests.support.fast_precision import FAST_PRECISION
 from tests.launch.ranks import MPIRUN
+from tests.support.fast_precision import FAST_PRECISION
 
 SMALL = (
     "data.scenes={train: 8, validation: 1}",
