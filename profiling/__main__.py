@@ -9,21 +9,21 @@ import sys
 from common.cli import run_command, run_command_group
 
 COMMANDS = {
-    "stats": ("profiling.stats:add_stats", "oneDNN's logs as tables and pictures"),
-    "report": ("profiling.report.command:add_report", "everything on one page for a browser"),
-    "compare": ("profiling.compare:add_compare", "two oneDNN logs side by side"),
+    "stats": ("profiling.stats:add_stats", "summarize oneDNN logs in tables and charts"),
+    "report": ("profiling.report.command:add_report", "write one HTML page about a run"),
+    "compare": ("profiling.compare:add_compare", "compare two oneDNN logs"),
     "efficiency": (
         "profiling.efficiency:add_efficiency",
-        "a run's primitives against the same ones alone",
+        "compare a run's primitives with the same ones in isolation",
     ),
     "benchdnn": (
         "profiling.replay.command:add_benchdnn",
         "run a log's problems again, each alone",
     ),
-    "peaks": ("profiling.peaks:add_peaks", "measure what this machine can do at most"),
+    "peaks": ("profiling.peaks:add_peaks", "measure the peak rates of this machine"),
     "trace": (
         "profiling.trace.command:add_trace",
-        "torch.profiler's traces as tables and pictures",
+        "analyze a trace of torch.profiler",
     ),
     "layers": (
         "profiling.layers.command:add_layers",

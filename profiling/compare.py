@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ABOUT = """\
-Put two oneDNN logs side by side: kinds, problems, calls and times. On top is what only one side
-calls; so the paper found backward convolutions of layers that were frozen. Where both logs have
-marks of steps (profile.onednn), a step is compared with a step, else a log with a log."""
+Compare two oneDNN logs: kinds, problems, calls and times. Calls that only one side makes come
+first; this is how the paper found backward convolutions of frozen layers. If both logs have marks
+of steps (profile.onednn), mean steps are compared, otherwise whole logs."""
 
 EPILOG = """\
---fail-if CONDITION ends with status 4 if it holds, after everything is printed. The number is the
-first log's over the second's:
+--fail-if CONDITION: exit with status 4 if the condition holds, after all output. The number is that
+of the first log divided by that of the second:
   total > 1.1                        time of all calls
   convolution > 1.1                  time of a kind
   convolution backward data > 1.1    time of a kind and direction
@@ -53,14 +53,14 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     """Add `compare` to the commands of a command line."""
     parser = add_command(commands, "compare", about=ABOUT, examples=EPILOG)
     add = parser.add_argument
-    add("first", type=Path, metavar="LOG", help="a log, or a folder of logs")
-    add("second", type=Path, metavar="REFERENCE", help="what it is held against")
-    add("--names", metavar="A,B", help="what to call them (default: their files)")
-    add("--ignore-types", action="store_true", help="float32 and BF16 are the same problem")
-    add("--top", type=positive, default=15, metavar="N", help="problems a table (default: 15)")
+    add("first", type=Path, metavar="LOG", help="a log or a folder of logs")
+    add("second", type=Path, metavar="REFERENCE", help="the log or folder of logs to compare with")
+    add("--names", metavar="A,B", help="names of the two sides (default: their file names)")
+    add("--ignore-types", action="store_true", help="match problems of different types")
+    add("--top", type=positive, default=15, metavar="N", help="problems per table (default: 15)")
     what = "see below; repeatable"
     add("--fail-if", action="append", default=[], metavar="CONDITION", help=what)
-    what = "write comparison.csv, .png and .svg here"
+    what = "write comparison.csv, .png and .svg to DIR"
     add_output_options(parser, what, overwrite="replace files in DIR")
     parser.set_defaults(run=compare_command)
 
@@ -80,7 +80,7 @@ def compare_command(
     """Read both logs, match, print, write; return the exit code.
 
     Raises:
-        InputError: A log cannot be read, a condition or a name is none, or a file is in the way.
+        InputError: A log cannot be read, a condition or a name is invalid, or a file exists.
     """
     console = make_console()
     conditions = [parse_condition(text) for text in fail_if]
@@ -88,9 +88,9 @@ def compare_command(
     if out is not None:
         files = [out / "comparison.csv", *charts.chart_files(out, "comparison")]
         require_free_outputs(files, overwrite=overwrite)
-    called = names_of(names, first, second)
+    side_names = names_of(names, first, second)
     logs = [read_with_progress(log_files(path), console) for path in (first, second)]
-    comparison = compare(*map(Side, called, logs), with_types=not ignore_types)
+    comparison = compare(*map(Side, side_names, logs), with_types=not ignore_types)
     ratios = [ratio_of(condition, comparison) for condition in conditions]
     print_comparison(console, comparison, top=top)
     problems = [pair.record() for pair in (*comparison.only_one, *comparison.both)]
@@ -115,7 +115,7 @@ def compare_command(
     for condition, ratio in zip(conditions, ratios, strict=True):
         are_met.append(OPERATORS[condition.operator](ratio, condition.bound))
         result = "FAILED" if are_met[-1] else "passed"
-        say(console, f"{result}: {condition.text}: it is {ratio:.3f}")
+        say(console, f"{result}: {condition.text}: ratio {ratio:.3f}")
     return CONDITION_MET if any(are_met) else FINISHED
 
 
@@ -128,19 +128,19 @@ def names_of(names: str | None, first: Path, second: Path) -> tuple[str, str]:
     if names is not None:
         left, comma, right = names.partition(",")
         if not comma or not left or not right or "," in right:
-            raise InputError(f"--names {names!r}: expected two names with a comma between them")
+            raise InputError(f"--names {names!r}: expected two names separated by a comma")
         return left, right
     parts = [path.resolve().with_suffix("").parts for path in (first, second)]
     for count in range(1, max(map(len, parts)) + 1):
-        left, right = ("/".join(of_path[-count:]) for of_path in parts)
+        left, right = ("/".join(part[-count:]) for part in parts)
         if left != right:
             return left, right
     return "first", "second"
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """The work given to oneDNN, without how it was done; training and inference are the same."""
+class WorkKey:
+    """What oneDNN was asked to compute, whatever the implementation; training equals inference."""
 
     kind: str
     direction: str  # `forward`, `backward data`, …; empty where a kind has none
@@ -167,16 +167,16 @@ class SideCalls:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The same work on both sides: a question's, or all of a kind and direction."""
+    """The same work on both sides: of one key, or of all of a kind and direction."""
 
-    question: Question
+    key: WorkKey
     first: SideCalls = field(default_factory=SideCalls)
     second: SideCalls = field(default_factory=SideCalls)
 
     @property
     def name(self) -> str:
         """`convolution backward data`."""
-        return f"{self.question.kind} {self.question.direction}".strip()
+        return f"{self.key.kind} {self.key.direction}".strip()
 
     @property
     def ratio(self) -> float | None:
@@ -202,7 +202,7 @@ class Pair:
     def record(self) -> dict[str, object]:
         """Return the pair for CSV and JSON."""
         return {
-            **asdict(self.question),
+            **asdict(self.key),
             "first_calls": self.first.calls,
             "second_calls": self.second.calls,
             "first_ms": self.first.ms,
@@ -261,19 +261,19 @@ def compare(
         for side in (first, second)
     ]
     is_by_step = all(steps) if by_step is None else by_step
-    matched: dict[Question, Pair] = {}
+    matched: dict[WorkKey, Pair] = {}
     for place, side in enumerate((first, second)):
         divisor = steps[place] if is_by_step else 1
         of_side = side.log.calls(lambda where: where.step is not None or not is_by_step)
         for problem, calls in of_side.items():
-            question = Question(
+            key = WorkKey(
                 problem.kind,
                 direction_name(problem.direction),
                 modern_shape(problem),
                 problem.types if with_types else "",
                 problem.algorithm,
             )
-            pair = matched.setdefault(question, Pair(question))
+            pair = matched.setdefault(key, Pair(key))
             total = (pair.first, pair.second)[place]
             total.add(SideCalls(calls.count / divisor, calls.total_ms / divisor))
             total.implementations[problem.implementation] = None
@@ -285,14 +285,14 @@ def kinds_of(pairs: Sequence[Pair]) -> list[Pair]:
     """Return sums by kind and direction, the costliest first."""
     groups: dict[tuple[str, str], list[Pair]] = defaultdict(list)
     for pair in pairs:
-        groups[pair.question.kind, pair.question.direction].append(pair)
+        groups[pair.key.kind, pair.key.direction].append(pair)
     sums = (sum_of(group, *key) for key, group in groups.items())
     return sorted(sums, key=lambda kind: -kind.cost_ms)
 
 
 def sum_of(pairs: Sequence[Pair], kind: str, direction: str = "") -> Pair:
     """Return the sum of several pairs, under the name of a kind and direction."""
-    total = Pair(Question(kind, direction, shape="", types="", algorithm=""))
+    total = Pair(WorkKey(kind, direction, shape="", types="", algorithm=""))
     for pair in pairs:
         total.first.add(pair.first)
         total.second.add(pair.second)
@@ -300,18 +300,18 @@ def sum_of(pairs: Sequence[Pair], kind: str, direction: str = "") -> Pair:
 
 
 NOT_CALLED = "–"
-"""A time that was not measured, as there were no calls: 0.00 would say that they were fast."""
+"""Shown in place of the time of a side without calls; 0.00 would look like a fast call."""
 LONGEST_HEADING = 14
 MOSTLY_DIFFERENT = 0.5
-"""Share of the time in work that one side alone does, from which a hint is given."""
+"""Share of the time in unmatched work from which a hint is printed."""
 
 
 def print_comparison(console: Console, comparison: Comparison, *, top: int) -> None:
     """Print what is compared, kinds, calls of one side, then calls of both."""
     for place, side in (("first", comparison.first), ("second", comparison.second)):
         say(console, f"{place + ':':<8}{side.name}; {library_of(side.log)}")
-    of = "a step" if comparison.is_by_step else "whole logs"
-    say(console, f"calls and milliseconds are those of {of}")
+    scope = "per step" if comparison.is_by_step else "of the whole logs"
+    say(console, f"calls and times are {scope}")
     # Names as headings: the ends of long ones.
     left, right = (
         name if len(name) <= LONGEST_HEADING else f"…{name[1 - LONGEST_HEADING :]}"
@@ -332,10 +332,10 @@ def print_comparison(console: Console, comparison: Comparison, *, top: int) -> N
     *rows, total = kind_rows(comparison, names, total="total", not_called=NOT_CALLED)
     table = Table("by kind and direction", columns("kind", ",.1f", ratio), rows, totals=[total])
     console.print(table.for_console(vertical="bottom"))
-    only_one = "calls that only one side makes, {}; cost: of those calls"
+    only_one = "calls that only one side makes, {}; cost: time of these calls"
     for pairs, title, with_extra, last in (
         (comparison.only_one, only_one, True, Column("cost\nms", ",.2f")),
-        (comparison.both, "calls that both make equally often, {}", False, ratio),
+        (comparison.both, "calls that both sides make equally often, {}", False, ratio),
     ):
         if pairs:
             count = (
@@ -377,7 +377,7 @@ def pair_rows(
         # Implementations and layouts stand once where both sides have the same.
         sides = [side for side in (pair.first, pair.second) if side.calls]
         ways = (f"{', '.join(side.implementations)}; {', '.join(side.layouts)}" for side in sides)
-        lines = (pair.name, pair.question.shape, pair.question.types, *dict.fromkeys(ways))
+        lines = (pair.name, pair.key.shape, pair.key.types, *dict.fromkeys(ways))
         row = row_of(pair, "\n".join(filter(None, lines)), names=names, not_called=not_called)
         rows.append([*row[:-1], pair.extra_ms] if with_extra else row)
     return rows
@@ -401,11 +401,11 @@ def hint_on_types(comparison: Comparison) -> str:
     total = sum(pair.cost_ms for pair in comparison.pairs)
     if not total or sum(pair.cost_ms for pair in alone) < MOSTLY_DIFFERENT * total:
         return ""
-    first = {pair.question.types for pair in alone if pair.first.calls}
-    second = {pair.question.types for pair in alone if pair.second.calls}
+    first = {pair.key.types for pair in alone if pair.first.calls}
+    second = {pair.key.types for pair in alone if pair.second.calls}
     if not first or not second or first & second:
         return ""
-    return "the types of numbers differ; --ignore-types compares shapes alone"
+    return "the number types differ; use --ignore-types to match by shape"
 
 
 COLOURS = (charts.BLUE, charts.ORANGE)  # The first side's and the second's
@@ -429,23 +429,23 @@ def draw_comparison(comparison: Comparison) -> "Figure":
     charts.horizontal_bars(
         left, bars, bars_a_row=2, rows=rows, thickness=0.76, fontsize=8, room=1.15
     )
-    left.set_xlabel("milliseconds")
+    left.set_xlabel("time [ms]")
     left.set_title("by kind and direction")
     charts.colour_legend(left, dict(zip(names, COLOURS, strict=True)), loc="lower right")
     right.set_title("calls that only one side makes")
     bars = []
     for pair in only_one:
         side = 0 if pair.extra_calls > 0 else 1  # the one that makes the extra calls
-        name = f"{pair.name}\n{charts.shortened(pair.question.shape, LONGEST_SHAPE)}"
+        name = f"{pair.name}\n{charts.shortened(pair.key.shape, LONGEST_SHAPE)}"
         note = f"{significant(abs(pair.extra_calls))} × {names[side]}"
         bars.append(Bar(name, [Piece(pair.extra_ms, COLOURS[side])], note))
     if bars:
         charts.horizontal_bars(right, bars, rows=rows, fontsize=8, name_size=8, room=1.25)
-        right.set_xlabel("milliseconds in those calls")
+        right.set_xlabel("time of these calls [ms]")
     else:
         charts.write_in_place_of_chart(right, "none")
-    of = "a step" if comparison.is_by_step else "whole logs"
-    figure.suptitle(f"{names[0]} against {names[1]}: oneDNN in {of}")
+    scope = "per step" if comparison.is_by_step else "in whole logs"
+    figure.suptitle(f"{names[0]} compared with {names[1]}: oneDNN's time {scope}")
     return figure
 
 
@@ -456,7 +456,9 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
 }
 FORM = re.compile(r"\s*([a-z_ .]+?)\s*(>=|<=|>|<)\s*(\d+(?:\.\d*)?)\s*")
-ADVICE = "expected such as 'total > 1.1', 'convolution backward data > 1.2', 'reorder calls > 1'"
+ADVICE = (
+    "expected for example 'total > 1.1', 'convolution backward data > 1.2', 'reorder calls > 1'"
+)
 
 
 @dataclass(frozen=True)
@@ -479,9 +481,9 @@ def parse_condition(text: str) -> Condition:
     match = FORM.fullmatch(text)
     if not match:
         raise InputError(f"--fail-if {text!r}: {ADVICE}")
-    words = re.split(r"[ .]+", match[1])
-    is_of_calls = words[-1] == "calls"
-    name = " ".join(words[:-1] if is_of_calls else words) or "total"
+    terms = re.split(r"[ .]+", match[1])
+    is_of_calls = terms[-1] == "calls"
+    name = " ".join(terms[:-1] if is_of_calls else terms) or "total"
     return Condition(text.strip(), name, is_of_calls, match[2], float(match[3]))
 
 
@@ -496,12 +498,12 @@ def ratio_of(condition: Condition, comparison: Comparison) -> float:
     chosen = [
         kind
         for kind in kinds
-        if name in ("total", kind.name.replace("_", " "), kind.question.kind.replace("_", " "))
+        if name in ("total", kind.name.replace("_", " "), kind.key.kind.replace("_", " "))
     ]
     if not chosen:
         known = ", ".join(["total", *dict.fromkeys(kind.name for kind in kinds)])
         raise InputError(
-            f"--fail-if {condition.text!r}: neither log has {condition.name!r}; they have {known}"
+            f"--fail-if {condition.text!r}: neither log has {condition.name!r}; use one of {known}"
         )
     total = sum_of(chosen, "")
     first, second = (

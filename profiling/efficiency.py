@@ -47,20 +47,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ABOUT = """\
-Were a run's oneDNN primitives as fast as they are alone?
+Compare the oneDNN primitives of a run with the same primitives in isolation.
 
 Each problem of the log is run again by itself, on the same number of threads, and its time is
-multiplied by its calls. The sum over the run's own time is the efficiency: near 1, primitives ran
-in training as fast as alone; below 1, training lost time to cold caches, to neighbours on the
-memory bus, or to cores that were not its own. Then a step is projected: as measured, at the
-replay's speed, and at the machine's peaks."""
+multiplied by its calls. This sum divided by the time in the run is the efficiency: near 1,
+primitives ran in training as fast as in isolation; below 1, training lost time to cold caches, to
+memory bandwidth used by other cores, or to shared cores. Then the time of a step is projected: as
+measured, at the replay's speed, and at the machine's peaks."""
 
 FILES = """\
---out DIR gets:
-  efficiency.csv      a row for each problem; those that lose most first, not replayed ones last
-  efficiency.png      ratios by kind and direction, and a step at each speed; also as .svg
-  replay.json         the replay, if it was made now: --replay takes it the next time
-  peaks.json          the peaks, if they were measured now"""
+files in --out DIR:
+  efficiency.csv      a row for each problem, the largest loss first, not replayed ones last
+  efficiency.png      ratios by kind and direction, and a step at each speed; also .svg
+  replay.json         the replay, if this command ran it; reuse it with --replay
+  peaks.json          the peaks, if this command measured them"""
 
 EXAMPLES = """\
 examples:
@@ -80,21 +80,21 @@ def add_efficiency(commands: "argparse._SubParsersAction[argparse.ArgumentParser
     parser = add_command(commands, "efficiency", about=ABOUT, examples=f"{FILES}\n\n{EXAMPLES}")
     onednn_logs.add_logs(parser)
     add = parser.add_argument_group("replay").add_argument
-    add("--replay", type=Path, metavar="FILE", help="a replay.json made before")
-    what = "who runs problems now (default: benchdnn where there is one, else torch)"
+    add("--replay", type=Path, metavar="FILE", help="use this replay.json; run nothing")
+    what = "program that runs the problems (default: benchdnn if available, otherwise torch)"
     add("--runner", choices=("auto", "benchdnn", "torch"), default="auto", help=what)
-    what = "oneDNN's own benchmark (default: on PATH)"
+    what = "oneDNN's benchmark program (default: benchdnn on PATH)"
     add("--benchdnn", type=Path, metavar="FILE", help=what)
-    what = f"runs of each problem, fewer of slow ones (default: {REPEATS})"
+    what = f"timed runs of each problem, fewer of slow ones (default: {REPEATS})"
     add("--repeats", type=positive, default=REPEATS, metavar="N", help=what)
-    add("--no-cold", dest="cold", action="store_false", help="leave out runs with empty caches")
+    add("--no-cold", dest="cold", action="store_false", help="skip the runs with empty caches")
     add("--threads", type=positive, metavar="N", help="compute threads (default: as in the log)")
     add_peaks_option(parser)
-    what = "training steps that the log is of, where it marks none"
+    what = "training steps in the log, if it has no marks"
     parser.add_argument("--steps", type=positive, metavar="N", help=what)
-    what = "images of all its ranks in a step, where it does not say"
+    what = "images per step of all ranks in the log, if it does not record them"
     parser.add_argument("--images-a-step", type=positive, metavar="N", help=what)
-    add_output_options(parser, "write table and chart here")
+    add_output_options(parser, "write table and chart to DIR")
     parser.set_defaults(run=efficiency_command)
 
 
@@ -123,17 +123,15 @@ def efficiency_command(
     require_free_json(json_file)
     if out is not None:
         if out.exists() and not out.is_dir():
-            raise InputError(f"--out: {out} is a file; name a folder")
+            raise InputError(f"--out: {out} is a file; give a folder")
         require_free_outputs([out / name for name in OUTPUTS], overwrite=overwrite)
     made = None if replay is None else load_replay(replay)
     if made is not None and (runner != "auto" or benchdnn or threads):
-        raise InputError("--replay: is made already; leave --runner, --benchdnn, --threads out")
+        raise InputError("--replay: runs nothing; remove --runner, --benchdnn and --threads")
     program = None if made else chosen_benchdnn(runner, benchdnn)
     log = onednn_logs.read_with_progress(logs, console)
     if steps is not None and (marked := steps_of(log).whole):
-        raise InputError(
-            f"--steps: the log marks its {len(marked)} steps itself; leave --steps out"
-        )
+        raise InputError(f"--steps: the log already marks its {len(marked)} steps; remove --steps")
     onednn_logs.describe_log(console, log)
     machine = choose_peaks(peaks, log, console=console, folder=out)
     if made is None:
@@ -168,12 +166,12 @@ def chosen_benchdnn(runner: str, benchdnn: Path | None) -> Path | None:
     """
     if runner == "torch":
         if benchdnn is not None:
-            raise InputError("--benchdnn: --runner torch runs none; leave one of them out")
+            raise InputError("--benchdnn: not used by --runner torch; remove one of them")
         return None
     program = find_benchdnn(benchdnn)
     if program is None and runner == "benchdnn":
-        wrong = "there is none on PATH; name it with --benchdnn, or use torch"
-        raise InputError(f"--runner benchdnn: {wrong}")
+        reason = "benchdnn is not on PATH; give its path with --benchdnn, or use --runner torch"
+        raise InputError(f"--runner benchdnn: {reason}")
     return program
 
 
@@ -198,7 +196,7 @@ def replay_now(
     conditions = conditions_of(log, threads=threads, cpus=None, say=note)
     calls = log.calls(steps_of(log).holds)
     name = f"benchdnn ({benchdnn})" if benchdnn else "torch's oneDNN"
-    title = f"replaying through {name}, problems"
+    title = f"replaying through {name} [problems]"
     with background_load() as others, progress(console, title, total=len(calls)) as advance:
         options: dict[str, Any] = {
             "conditions": conditions,
@@ -218,14 +216,14 @@ REASONS = 5
 ALMOST_ALL = 0.9995  # More is shown as 100.0%
 FASTER_THAN_ALONE = 1.1
 ABOVE_1 = (
-    "well above 1: the replay ran under worse conditions than the run: other work beside it, other "
-    "threads or cores, another oneDNN, or memory from elsewhere"
+    "a ratio above 1 means that the replay ran under worse conditions than the run: other load, "
+    "other threads or cores, another version of oneDNN, or remote memory"
 )
 
 MEANING = """\
-ratio: the replay's time over the measured, 1.00 where primitives ran in training as fast as alone
-  hot: run again and again, with data in the caches; cold: with caches emptied before each run
-lost: measured time beyond the hot replay's; only what was replayed is in ratios and lost times"""
+ratio: replayed time / measured time; 1.00: primitives ran in training as fast as in isolation
+  hot: run repeatedly, with data in the caches; cold: with caches emptied before each run
+lost: measured time minus hot replayed time. Ratios and losses cover replayed problems only."""
 
 
 def print_efficiency(console: Console, efficiency: Efficiency) -> None:
@@ -239,9 +237,9 @@ def print_efficiency(console: Console, efficiency: Efficiency) -> None:
         f"{threads} thread{'s' if threads > 1 else ''}",
     )
     if efficiency.outside_ms > 0:
-        say(console, f"left out: {efficiency.outside_ms:,.1f} ms that ran outside of whole steps")
+        say(console, f"not included: {efficiency.outside_ms:,.1f} ms outside of complete steps")
     if not total.measured_ms:
-        say(console, "nothing could be replayed: there is no ratio")
+        say(console, "no ratio: no problem could be replayed")
     else:
         cold = cold_ratio(total)
         ratios = f"{hot_ratio(total):.2f} hot" + ("" if cold is None else f", {cold:.2f} cold")
@@ -255,13 +253,16 @@ def print_efficiency(console: Console, efficiency: Efficiency) -> None:
         if (hot_ratio(total) or 0) > FASTER_THAN_ALONE:
             say(console, ABOVE_1)
         if 0 < cold_share < ALMOST_ALL:
-            say(console, f"cold ratios are of the {cold_share:.1%} of the time that were run cold")
+            say(
+                console,
+                f"cold ratios cover {cold_share:.1%} of the time: the problems with cold runs",
+            )
     print_not_replayed(console, efficiency)
     worst = [problem for problem in efficiency.problems if problem.lost_ms > 0][:WORST]
     if worst:
         rows = [row_of(readable(problem.problem), problem) for problem in worst]
-        several = f"the {len(worst)} problems that lose most"
-        title = several if len(worst) > 1 else "what loses most"
+        several = f"the {len(worst)} problems that lose most time"
+        title = several if len(worst) > 1 else "the problem that loses most time"
         table = Table(title, (text_column("problem"), *MEASURES), rows)
         console.print(table.for_console(show_lines=True))
 
@@ -285,7 +286,7 @@ def row_of(name: str, timed: Part, *, divisor: float = 1) -> list[object]:
 
 
 def part_rows(efficiency: Efficiency, *, divisor: float = 1) -> list[list[object]]:
-    """Return such a row for each kind and direction, and last one for all."""
+    """Return a row of `row_of` for each kind and direction, and a last one for all."""
     rows = []
     for part in efficiency.parts:
         name = kind_and_direction(part.kind, part.direction)
@@ -302,7 +303,7 @@ def print_not_replayed(console: Console, efficiency: Efficiency) -> None:
         console,
         f"not replayed: {count} problem{'s' if count > 1 else ''}, "
         f"{efficiency.not_replayed_ms:,.1f} ms, "
-        f"{efficiency.not_replayed_share:.1%} of the time; left out of both sides of every ratio",
+        f"{efficiency.not_replayed_share:.1%} of the time; not included in any ratio",
     )
     reasons: dict[tuple[str, str], list[NotReplayed]] = defaultdict(list)
     for problem in efficiency.not_replayed:
@@ -311,11 +312,11 @@ def print_not_replayed(console: Console, efficiency: Efficiency) -> None:
     groups.sort(key=lambda group: -group[0])
     for milliseconds, group in groups[:REASONS]:
         example = printable(readable(group[0].problem))
-        more = f" and {len(group) - 1} more" if len(group) > 1 else ""
-        say(console, f"  {milliseconds:,.1f} ms: {example}{more}: {printable(group[0].why)}")
+        others = f" and {len(group) - 1} more" if len(group) > 1 else ""
+        say(console, f"  {milliseconds:,.1f} ms: {example}{others}: {printable(group[0].why)}")
     remaining = len(groups) - REASONS
     if remaining > 0:
-        say(console, f"  and for {remaining} other reasons; --out and --json have them all")
+        say(console, f"  and {remaining} other reasons; --out and --json list all")
 
 
 def print_projection(
@@ -323,33 +324,39 @@ def print_projection(
 ) -> None:
     """Print a step at each speed, and what the numbers leave out."""
     if projection is None:
-        say(console, "no projection: the log marks no steps; --steps N says how many it is of")
+        say(
+            console,
+            "no projection: the log has no marks of steps; give --steps N",
+        )
         return
     elsewhere = projection.elsewhere_s
     columns = [text_column("")]
     columns += [Column(name, significant, unit=" s") for name in ("in oneDNN", "elsewhere", "step")]
-    columns += [Column("images/s", ".3g"), Column("times as fast", ".2f")]
+    columns += [Column("images/s", ".3g"), Column("speedup", ".2f")]
     before = projection.speeds[0].step_s or projection.speeds[0].onednn_s
     rows = []
     for speed in projection.speeds:
         after = speed.onednn_s if speed.step_s is None else speed.step_s
         rates = (speed.images_per_s or None, before / after if after else "")
         rows.append((speed.name, speed.onednn_s, elsewhere, speed.step_s, *rates))
-    title = "oneDNN's part of a step" if elsewhere is None else "a step"
-    # A column in which nothing is known is left out.
+    title = "oneDNN's time per step" if elsewhere is None else "projected time of a step"
+    # Columns without any value are not shown.
     console.print(Table(title, columns, rows).without_empty_columns().for_console())
     if elsewhere is None:
-        say(console, "only oneDNN's time is projected: the log does not tell what else a step does")
+        say(console, "only oneDNN's time is projected: the log does not record the rest of a step")
     else:
-        say(console, "elsewhere: all but oneDNN's primitives, our own kernels too; kept as it was")
+        say(
+            console,
+            "elsewhere: time outside oneDNN's primitives, kept as measured",
+        )
         if projection.images is None:
-            say(console, "images/s: the log does not tell; --images-a-step N says how many")
+            say(console, "images/s: not known; give the images per step with --images-a-step N")
     if 0 < projection.roofline_share < ALMOST_ALL:
         share = f"{projection.roofline_share:.1%} of oneDNN's time"
-        say(console, f"at the roofline: {share}; the rest as measured")
+        say(console, f"at the roofline: {share} has a roofline; the remaining time is as measured")
     steps = efficiency.steps
     if steps.ranks_of_run is not None and steps.ranks_of_run > steps.ranks:
-        say(console, f"images/s are of {steps.ranks} of the run's {steps.ranks_of_run} ranks")
+        say(console, f"images/s: sum of {steps.ranks} of the run's {steps.ranks_of_run} ranks")
 
 
 COLUMNS = (
@@ -429,10 +436,10 @@ def draw_efficiency(
     figure.suptitle(title)
     draw_ratios(left, parts, efficiency.total)
     if projection is None:
-        charts.write_in_place_of_chart(right, "the log marks no steps")
+        charts.write_in_place_of_chart(right, "the log has no marks of steps")
         return figure
     elsewhere = projection.elsewhere_s
-    right.set_title("oneDNN's seconds a step" if elsewhere is None else "seconds a step")
+    right.set_title("oneDNN's time per step" if elsewhere is None else "time of a step")
     colours = {"oneDNN's primitives": charts.BLUE}
     if elsewhere is not None:
         colours["everything else, as measured"] = charts.PALE
@@ -443,14 +450,14 @@ def draw_efficiency(
         pieces = [Piece(*piece) for piece in zip(times, colours.values(), strict=False)]
         bars.append(Bar(speed.name, pieces, f"{speed.step_s or speed.onednn_s:.3g} s{images}"))
     charts.horizontal_bars(right, bars, thickness=0.6, fontsize=8, room=1.45)
-    right.set_xlabel("seconds")
+    right.set_xlabel("time [s]")
     charts.colour_legend(right, colours, columns=3, **BELOW)
     return figure
 
 
 def draw_ratios(axes: "Axes", parts: Sequence[Part], total: Part) -> None:
-    """Draw two bars for each part: hot above, cold below and paler."""
-    axes.set_title("speed in the run, of the speed alone")
+    """Draw two bars for each part: the hot ratio, and below it the cold ratio in a paler colour."""
+    axes.set_title("speed in the run, relative to isolation")
     if not parts:
         charts.write_in_place_of_chart(axes, "nothing was replayed")
         return
@@ -471,7 +478,7 @@ def draw_ratios(axes: "Axes", parts: Sequence[Part], total: Part) -> None:
     if overall is not None:
         label = f"all, hot: {overall:.2f}"
         axes.axvline(overall, color=charts.RED, linestyle="--", linewidth=1, label=label)
-    axes.set_xlabel("replayed time / measured time: 1 is as fast as alone, less is slower")
+    axes.set_xlabel("replayed time / measured time; 1: as fast as in isolation, below 1: slower")
     axes.barh(0, 0, color=grey, label="hot replay")
     axes.barh(0, 0, color=(grey, PALER), label="cold replay (paler)")
     axes.legend(ncols=3, **BELOW)

@@ -31,7 +31,7 @@ class Part:
 
     @property
     def lost_ms(self) -> float:
-        """Measured time beyond the hot replay's; below 0 where the run was faster."""
+        """Measured time minus that of the hot replay; negative where the run was faster."""
         return self.measured_ms - self.hot_ms
 
 
@@ -128,7 +128,7 @@ def efficiency_of(log: OneDnnLog, replay: Replay, *, peaks: Peaks | None) -> Eff
     for problem, calls in log.calls(steps.holds).items():
         time = replay.times.get(problem)
         if time is None:
-            why = replay.not_replayed.get(problem, "it is not in the replay")
+            why = replay.not_replayed.get(problem, "not in the replay")
             not_replayed.append(NotReplayed(problem, calls.count, calls.total_ms, why))
             continue
         item = ProblemEfficiency(
@@ -252,7 +252,7 @@ def project(
         add_speed("at the cold replay's speed", cold_ms + efficiency.not_replayed_ms)
     bounded = [problem for problem in problems if problem.roofline_ms is not None]
     if bounded:
-        # Caches can beat the roofline: such problems keep their measured time.
+        # Data in caches can be faster than the roofline: such problems keep their measured time.
         times = (
             p.measured_ms if p.roofline_ms is None else min(p.measured_ms, p.roofline_ms * p.calls)
             for p in problems

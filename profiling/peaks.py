@@ -1,4 +1,4 @@
-"""`python -m profiling peaks`: what this machine can do at most. Loads no torch.
+"""`python -m profiling peaks`: the peak rates of this machine. Loads no torch.
 
 A worker measures (`common.processes.JsonWorker`, with `profiling.peaks_measure`), so that the
 caller needs no torch. A JSON file holds the peaks for other commands, whose option `--peaks` is
@@ -31,28 +31,28 @@ from profiling.onednn_log.log import OneDnnLog
 from profiling.onednn_log.work import Problem, gbyte, gflop
 
 ABOUT = """\
-Measure what this machine can do at most: GFLOP/s for each type of number, and the memory's
-bandwidth. Other commands hold what a training did against these peaks.
+Measure the peak rates of this machine: GFLOP/s for each number type, and the memory bandwidth.
+Other commands compare a training with these peaks.
 
-Matrix products and RetinaNet's large convolutions are timed with one thread on each core, in two
-rounds, and the best counts: real work should not go beyond it. It takes about ten seconds. Use a
-machine on which nothing else runs."""
+Matrix products and RetinaNet's large convolutions are timed with one thread per core, in two
+rounds, and the highest rate counts, so that real work does not exceed it. This takes about ten
+seconds. Run it on an idle machine."""
 
 EXAMPLES = """\
 examples:
   python -m profiling peaks                              # all cores
-  python -m profiling peaks --threads 28                 # as many as a rank of training has
-  python -m profiling peaks --json peaks.json            # for machines without torch to read
+  python -m profiling peaks --threads 28                 # the threads of one rank
+  python -m profiling peaks --json peaks.json            # also for machines without torch
   numactl --cpunodebind=0 python -m profiling peaks      # the cores of one memory node"""
 
 
 def add_peaks(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `peaks` to the commands of a command line."""
     parser = add_command(commands, "peaks", about=ABOUT, examples=EXAMPLES)
-    what = "compute threads, one a core (default: the cores that this process may use)"
+    what = "compute threads, one per core (default: all cores that this process may use)"
     parser.add_argument("--threads", type=positive, metavar="N", help=what)
-    add_json_option(parser, "write everything here too; other commands read it with --peaks")
-    what = "write --json's file even if other work kept cores busy meanwhile"
+    add_json_option(parser, "also write all results to FILE, for --peaks of other commands")
+    what = "write the file of --json even if other processes kept cores busy"
     parser.add_argument("--keep-disturbed", action="store_true", help=what)
     parser.set_defaults(run=peaks_command)
 
@@ -72,8 +72,8 @@ def peaks_command(*, threads: int | None, json_file: Path | None, keep_disturbed
     if json_file is not None:
         if peaks.are_disturbed and not keep_disturbed:
             raise InputError(
-                f"--json: {json_file} is not written, since other work kept "
-                f"{peaks.other_cores:.2f} cores busy meanwhile; end that, or add --keep-disturbed"
+                f"--json: {json_file} was not written, because other processes kept "
+                f"{peaks.other_cores:.2f} cores busy; stop them, or add --keep-disturbed"
             )
         save(peaks, json_file)
     return FINISHED
@@ -81,7 +81,7 @@ def peaks_command(*, threads: int | None, json_file: Path | None, keep_disturbed
 
 @dataclass(frozen=True)
 class Peaks:
-    """Measured, not read off a data sheet."""
+    """The measured peak rates of a machine."""
 
     matrix_gflop_per_s: dict[str, float]
     """By oneDNN's names of types: `{"f32": 410.2, "bf16": 823.0}`. `s8` is of signed, `u8` of
@@ -119,7 +119,7 @@ def save(peaks: Peaks, file: Path) -> None:
     """Write a file that `load_peaks` reads.
 
     Raises:
-        InputError: It cannot be written.
+        InputError: The file cannot be written.
     """
     write_whole(file, json.dumps(asdict(peaks), indent=1, ensure_ascii=False) + "\n")
 
@@ -128,7 +128,7 @@ def load_peaks(path: Path) -> Peaks:
     """Read a file of `save`.
 
     Raises:
-        InputError: It is not there, or not such a file; names the field.
+        InputError: The file is missing or invalid; the message has the field.
     """
     content = read_json_object(path, advice=ADVICE)
     try:
@@ -141,7 +141,7 @@ def peaks_of(content: Mapping[str, Any]) -> Peaks:
     """Return peaks from an object of JSON; unknown fields are ignored.
 
     Raises:
-        ValueError: A field is missing or is something else; names it.
+        ValueError: A field is missing or invalid; the message has its name.
     """
     for name in ("matrix_gflop_per_s", "bandwidth_gb_per_s", "threads", "cpu", "versions"):
         if name not in content:
@@ -194,7 +194,7 @@ def roofline_ms(problem: Problem, peaks: Peaks) -> float | None:
     if problem.is_computing:
         peak = matrix_peak(problem, peaks)
         if computed is None or not peak:
-            return None  # the memory alone would promise too much
+            return None  # The memory bound alone would be too optimistic
         times.append(computed / peak)
     if moved is not None:
         times.append(moved / peaks.bandwidth_gb_per_s)
@@ -202,9 +202,9 @@ def roofline_ms(problem: Problem, peaks: Peaks) -> float | None:
 
 
 MEANING = """\
-A type's peak is its highest rate, marked *; the memory's is the higher of its two. Multiplications
-and additions count as one operation each, padding as if it were computed; bytes read and written
-count alike. s8 is signed times signed, u8 unsigned times signed bytes."""
+*: the peak, the highest rate of a type or of the memory. Multiplications and additions each count
+as one operation, padding included; bytes read and bytes written both count. s8: signed × signed,
+u8: unsigned × signed bytes."""
 
 
 def print_peaks(console: Console, peaks: Peaks) -> None:
@@ -215,7 +215,7 @@ def print_peaks(console: Console, peaks: Peaks) -> None:
     if disturbed := disturbance(peaks.other_cores):
         print_cautions(console, [disturbed])
     say(console, f"{peaks.cpu}, {threads}{where}; {versions}")
-    # Works down, types across.
+    # One row per operation, one column per type.
     rows = []
     for work in dict.fromkeys(work for works in peaks.rates.values() for work in works):
         cells = [
@@ -232,7 +232,7 @@ def print_peaks(console: Console, peaks: Peaks) -> None:
         for name, rate in peaks.bandwidths.items()
     ]
     console.print(Table("", (text_column("memory"), Column("GB/s")), memory).for_console())
-    left_out = [f"{name} is left out: {why}" for name, why in peaks.left_out.items()]
+    left_out = [f"{name} is omitted: {why}" for name, why in peaks.left_out.items()]
     for line in (*left_out, *(f"note: {note}" for note in peaks.notes), MEANING):
         say(console, line)
 
@@ -244,14 +244,14 @@ def cautions_of_peaks(peaks: Peaks | None, log: OneDnnLog) -> list[str]:
     cautions = []
     if peaks.are_disturbed:
         cautions.append(
-            f"peaks: disturbed: other work kept {peaks.other_cores:.2f} cores busy while they were "
-            "measured, so they are too low, and what is held against them looks better than it is"
+            f"peaks: disturbed: other processes kept {peaks.other_cores:.2f} cores busy during the "
+            "measurement, so the peaks are too low, and rates compared with them look too good"
         )
     threads = log.run_threads
     if threads and peaks.threads not in threads:
         counts = " and ".join(map(str, threads))
         cautions.append(
-            f"peaks: threads: {counts} in the log, {peaks.threads} when peaks were measured; "
+            f"peaks: threads: {counts} in the log, {peaks.threads} in the measurement of peaks; "
             f"measure them with python -m profiling peaks --threads {threads[0]} --json FILE"
         )
     return [*cautions, *(f"peaks: {note}" for note in peaks.notes)]
@@ -290,16 +290,16 @@ def measure_peaks(
     share = choose_cores(threads=threads, cpus=cpus)
     if find_spec("torch") is None:
         raise InputError(
-            "peaks cannot be measured: torch is not installed in this environment; "
-            "measure where it is, and bring the file of python -m profiling peaks --json FILE"
+            "peaks cannot be measured: torch is not installed in this environment; run "
+            "python -m profiling peaks --json FILE where it is, and copy the file"
         )
     try:
         with closing(JsonWorker("profiling.peaks", asdict(share))) as worker:
-            while "found" not in (answer := worker.ask("next")):
+            while "peaks" not in (answer := worker.ask("next")):
                 advance(answer["percent"], answer["next"])
     except WorkerDiedError as error:
         raise InputError(f"peaks cannot be measured: {error}") from error
-    return peaks_of(answer["found"])
+    return peaks_of(answer["peaks"])
 
 
 MEASURE = "measure"
@@ -312,8 +312,8 @@ def add_peaks_option(parser: argparse.ArgumentParser) -> None:
         "--peaks",
         default=MEASURE,
         metavar="FILE",
-        help="the machine's peaks from `python -m profiling peaks --json FILE`; `none`: do "
-        "without (default: measure this machine now, with as many threads as the log had)",
+        help="peak rates written by `python -m profiling peaks --json FILE`; `none`: use no peaks "
+        "(default: measure this machine, with the log's number of threads)",
     )
 
 
@@ -326,7 +326,7 @@ def choose_peaks(
     unless other work disturbed them.
 
     Raises:
-        InputError: The file is not there or holds no peaks.
+        InputError: The file is missing or invalid.
     """
     if choice == NONE:
         return None
@@ -334,7 +334,7 @@ def choose_peaks(
         return load_peaks(Path(choice))
     usable = choose_cores(threads=None).threads
     threads = min(max(log.run_threads, default=usable), usable)
-    title = f"measuring this machine's peaks with {threads} threads, percent"
+    title = f"measuring peaks with {threads} threads [%]"
     try:
         with progress(console, title, total=100) as advance:
             peaks = measure_peaks(threads=threads, advance=advance)
@@ -342,8 +342,8 @@ def choose_peaks(
         say(console, f"note: no peaks: {error}")
         return None
     if folder is not None and peaks.are_disturbed:
-        (folder / "peaks.json").unlink(missing_ok=True)  # an earlier call's, which is replaced
-        say(console, "note: these peaks were disturbed and are not kept")
+        (folder / "peaks.json").unlink(missing_ok=True)  # --overwrite replaces an earlier file
+        say(console, "note: peaks.json was not written: other processes kept cores busy")
     elif folder is not None:
         save(peaks, folder / "peaks.json")
     return peaks
@@ -359,14 +359,14 @@ def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
 
 def measurement(share: Share, notes: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Measure; yield what comes next and the percentage that is done, last the peaks."""
-    # torch had to wait for the cores.
+    # Loading torch starts OpenMP, which reads the affinity: the cores must be taken before.
     from profiling.peaks_measure import measure_bandwidths, measure_rates, prepare_works, versions  # noqa: PLC0415
 
     with background_load() as others:
-        yield {"percent": 0, "next": "which types there are"}
+        yield {"percent": 0, "next": "supported types"}
         works, left_out = prepare_works()
         rates = yield from measure_rates(works)
-        # No cache holds a buffer, if free memory has room for it.
+        # Buffers larger than all caches, as far as free memory allows.
         buffer_bytes = TIMES_THE_CACHES * last_level_bytes()
         buffer_bytes = min(buffer_bytes, round(available_mb() * 1e6 * LARGEST_SHARE))
         bandwidths = measure_bandwidths(buffer_bytes=buffer_bytes)
@@ -383,7 +383,7 @@ def measurement(share: Share, notes: Sequence[str]) -> Iterator[dict[str, Any]]:
         "other_cores": others.cores,
         "notes": list(notes),
     }
-    yield {"found": peaks}
+    yield {"peaks": peaks}
 
 
 def share_of(fields: dict[str, Any]) -> Share:

@@ -50,11 +50,11 @@ def prepare_works() -> tuple[dict[str, dict[str, Work]], dict[str, str]]:
         try:
             rate = probed_rate(name)
             if rate < slow:
-                left_out[name] = f"emulated here, {rate:.3g} GFLOP/s"
+                left_out[name] = f"emulated by this processor, {rate:.3g} GFLOP/s"
                 continue
             works[name] = works_of(name, threads=threads)
         except RuntimeError as error:
-            left_out[name] = f"torch cannot: {str(error).splitlines()[0]}"
+            left_out[name] = f"not supported by torch: {str(error).splitlines()[0]}"
     return works, left_out
 
 
@@ -78,7 +78,7 @@ def measure_rates(
     for done, (type_name, name) in enumerate(plan):
         yield {"percent": 100 * done // len(plan), "next": f"{type_name}, {name}"}
         work = works[type_name][name]
-        work.call()  # does not count
+        work.call()  # Warm-up: creates the primitive and touches the memory
         rate = work.gflop / median_seconds(work.call, repetitions=WORK_REPETITIONS)
         rates[type_name][name] = max(rate, rates[type_name].get(name, 0.0))
     return rates
@@ -187,7 +187,7 @@ def convolution_gflop(images: int, channels: tuple[int, int], size: int) -> floa
     return 2 * images * size * size * channels[0] * channels[1] * 9 / 1e9
 
 
-# Plain bytes with scales beside them, since torch is removing tensors of quantized types.
+# Plain bytes and separate scales, because torch is removing tensors of quantized types.
 def byte_product(size: int) -> Work:
     """Return u8 · s8, scaled to u8: oneDNN's matmul as quantized models call it."""
     onednn = torch.ops.onednn

@@ -2,7 +2,7 @@
 
 A row of `primitives.csv` is a distinct problem; `parameters.csv` has the same problems in the terms
 of Fu et al. 2023, Table 2; the chart of where oneDNN's time goes is their Figure 2. The roofline
-chart shows what each problem reaches below what the machine can do at most.
+chart compares the rate of each problem with the peaks of the machine.
 """
 
 import argparse
@@ -47,23 +47,23 @@ examples:
   python -m profiling stats onednn.log --out stats --peaks peaks.json"""
 
 FILES = """\
---out DIR gets:
+files in --out DIR:
   primitives.csv      a row for each distinct problem, the costliest first
-  parameters.csv      the same in the paper's terms (Table 2)
-  distribution.png    time by kind and direction; also as .svg
-  roofline.png        what each problem reaches against the machine's peaks; also as .svg
-  peaks.json          the peaks, if they were measured now"""
+  parameters.csv      the same problems with the fields of the paper's Table 2
+  distribution.png    time by kind and direction; also .svg
+  roofline.png        rate of each problem and the machine's peaks; also .svg
+  peaks.json          the peaks, if this command measured them"""
 
 
 def add_stats(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `stats` to the commands of a command line."""
-    about = "Sum up oneDNN's logs: where the time goes, by kind and by problem."
+    about = "Summarize oneDNN logs: time by kind of primitive and by problem."
     parser = add_command(commands, "stats", about=about, examples=f"{FILES}\n\n{EXAMPLES}")
     onednn_logs.add_logs(parser)
     add_peaks_option(parser)
     what = "problems to print (default: 10)"
     parser.add_argument("--top", type=positive, default=10, metavar="N", help=what)
-    add_output_options(parser, "write tables and pictures here")
+    add_output_options(parser, "write tables and charts to DIR")
     parser.set_defaults(run=stats_command)
 
 
@@ -108,11 +108,11 @@ def stats_command(
         name = onednn_logs.name_files(log.files)
         title = f"oneDNN's time by kind and direction: {name}"
         charts.save_chart(draw_distribution(parts, title=title), *chart_files(out, "distribution"))
-        title = f"what oneDNN reaches: {name}"
+        title = f"roofline of {name}"
         title += f"; peaks: {machine.threads} threads of {machine.cpu}" if machine else ""
         title += "".join(f"\ncaution: {caution}" for caution in cautions)
         charts.save_chart(draw_roofline(rows, machine, title=title), *chart_files(out, "roofline"))
-        say(console, f"tables and pictures: {out}")
+        say(console, f"tables and charts: {out}")
     return FINISHED
 
 
@@ -163,8 +163,8 @@ def merge_equal(calls: Mapping[Problem, Calls]) -> Mapping[Problem, Calls]:
     for problem in calls:
         first.setdefault(identity(problem), problem)
     if len(first) == len(calls):
-        return calls  # as nearly always: a log of many problems is not kept a second time
-    merged = {problem: Calls() for problem in first.values()}  # the log's calls stay as they are
+        return calls  # The usual case: do not hold a log of many problems in memory twice
+    merged = {problem: Calls() for problem in first.values()}  # Never modify the log's calls
     for problem, counted in calls.items():
         merged[first[identity(problem)]].add(counted.total_ms, counted.count)
     return merged
@@ -346,35 +346,35 @@ def print_phases(console: Console, log: OneDnnLog) -> None:
         rows.append((phase or "whole step", wall, inside, wall - inside))
     names = ("ms", "in oneDNN", "elsewhere")
     columns = (text_column("phase"), *(Column(name, ",.1f") for name in names))
-    table = Table(f"a step by phases, mean of {len(steps)}", columns, rows[:-1], totals=rows[-1:])
+    table = Table(f"phases of a step, mean of {len(steps)}", columns, rows[:-1], totals=rows[-1:])
     console.print(table.for_console())
     kernels = sorted({str(facts["own_kernels"]) for facts in log.facts if facts.get("own_kernels")})
     if kernels:
         say(
             console,
-            f"elsewhere: also the program's own convolutions ({', '.join(kernels)}), which are not "
-            "in oneDNN's log; a trace tells them apart, engine.convolutions=onednn does without",
+            f"elsewhere includes this project's convolutions ({', '.join(kernels)}), which oneDNN "
+            "does not log; record a trace to see them, or set engine.convolutions=onednn",
         )
 
 
 def print_remarks(console: Console, log: OneDnnLog) -> None:
-    """Print what else is in the log, and the first of the lines that were not understood."""
+    """Print creations, messages, and the first of the lines that could not be parsed."""
     if log.creation_states:
         states = ", ".join(f"{count:,} {state}" for state, count in log.creation_states.items())
         total = sum(calls.total_ms for calls in log.creations.values())
-        say(console, f"primitives were made: {states}; {total:,.1f} ms")
-    for name, counter in (("passed over", log.dispatches), ("messages", log.messages)):
+        say(console, f"primitives created: {states}; {total:,.1f} ms")
+    for name, counter in (("skipped implementations", log.dispatches), ("messages", log.messages)):
         for text, count in counter.most_common(MESSAGES):
             say(console, f"{name}: {count:,} × {printable(text)}")
         if len(counter) > MESSAGES:
-            say(console, f"{name}: {len(counter) - MESSAGES:,} other texts")
+            say(console, f"{name}: {len(counter) - MESSAGES:,} more")
     if log.not_understood_count:
-        lines = f"{log.not_understood_count:,} lines look like oneDNN's"
-        say(console, f"{lines} and are not understood; nothing of them is in the tables:")
+        count = f"{log.not_understood_count:,}"
+        say(console, f"oneDNN lines that cannot be parsed and are in no table: {count}")
         for line in log.not_understood:
             say(console, f"  {line.file}:{line.line}: {line.why}: {printable(line.text[:80])}")
-        if more := log.not_understood_count - len(log.not_understood):
-            say(console, f"  and {more:,} more")
+        if hidden := log.not_understood_count - len(log.not_understood):
+            say(console, f"  and {hidden:,} more")
 
 
 BARS = 12  # Kinds with a bar of their own; the others share one
@@ -412,7 +412,7 @@ def draw_distribution(parts: Sequence[Part], *, title: str) -> "Figure":
     figure = charts.new_figure(height=2.0 + 0.5 * len(bars))
     axes = figure.subplots()
     charts.horizontal_bars(axes, bars, room=1.18)
-    axes.set_xlabel("milliseconds in all calls")
+    axes.set_xlabel("time of all calls [ms]")
     names = sorted({colour_name(part) for part in parts}, key=order.index)
     colours = {name or "no direction": DIRECTION_COLOURS[name] for name in names}
     below = (0.5, -0.16 - 0.3 / len(bars))
@@ -423,11 +423,11 @@ def draw_distribution(parts: Sequence[Part], *, title: str) -> "Figure":
 
 LARGEST_DOT = 900  # Area of the dot of a problem that takes all of the time. [points²]
 SMALLEST_DOT = 9
-MOVERS = 10  # Bars for kinds that only move data
+MOVERS = 10  # Kinds that only move data in the chart
 
 
 def draw_roofline(rows: Sequence[Row], peaks: Peaks | None, *, title: str) -> "Figure":
-    """Draw what computes, GFLOP/s over FLOP a byte (left), and what only moves data, GB/s (right).
+    """Draw problems that compute (left: GFLOP/s over FLOP/byte) and that move data (right: GB/s).
 
     A dot's area is the problem's share of the time.
     """
@@ -463,10 +463,10 @@ def draw_computing(axes: "Axes", rows: Sequence[Row], peaks: Peaks | None) -> No
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter("")
-    axes.set_xlabel("FLOP a byte of tensors")
-    axes.set_ylabel("GFLOP/s")
+    axes.set_xlabel("arithmetic intensity [FLOP/byte]")
+    axes.set_ylabel("rate [GFLOP/s]")
     axes.grid(alpha=0.3)
-    legend = axes.legend(loc="lower right", title="area: share of the time")
+    legend = axes.legend(loc="lower right", title="area: share of time")
     for handle in legend.legend_handles:
         handle.set_sizes([40])  # type: ignore[union-attr]
 
@@ -476,11 +476,11 @@ def draw_ceilings(axes: "Axes", rows: Sequence[Row], peaks: Peaks) -> None:
     bandwidth = peaks.bandwidth_gb_per_s
     intensities = [row.flop_per_byte or 1 for row in rows]
     highest = max(intensities) * 2
-    types = {word.rpartition(":")[2] for row in rows for word in row.types.split()}
+    types = {item.rpartition(":")[2] for row in rows for item in row.types.split()}
     shown = {name: peak for name, peak in peaks.matrix_gflop_per_s.items() if name in types}
     top = max([*shown.values(), *(row.gflop_per_s or 0 for row in rows)])
     ridge = min(highest, top / bandwidth)
-    lowest = min(min(intensities) / 2, ridge / 6)  # so that the slope is seen
+    lowest = min(min(intensities) / 2, ridge / 6)  # So that the slope is visible
 
     line: dict[str, Any] = {"color": DARK, "linewidth": 1.2}
     text: dict[str, Any] = {"textcoords": "offset points", "fontsize": 9}
@@ -495,12 +495,12 @@ def draw_ceilings(axes: "Axes", rows: Sequence[Row], peaks: Peaks) -> None:
 
 def draw_moving(axes: "Axes", rows: Sequence[Row], peaks: Peaks | None) -> None:
     """Draw bytes a second of kinds whose arithmetic does not count, the costliest on top."""
-    axes.set_title("what only moves data")
+    axes.set_title("primitives that only move data")
     by_kind: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         by_kind[row.kind].append(row)
     if not by_kind:
-        charts.write_in_place_of_chart(axes, "nothing in this log")
+        charts.write_in_place_of_chart(axes, "none in this log")
         return
     groups = sorted(by_kind.items(), key=lambda item: -sum(row.total_ms for row in item[1]))
     bars, rates = [], [peaks.bandwidth_gb_per_s if peaks else 0.0]
@@ -508,7 +508,7 @@ def draw_moving(axes: "Axes", rows: Sequence[Row], peaks: Peaks | None) -> None:
         rate = sum((row.gbyte or 0) * row.calls for row in group)
         rate *= 1000 / sum(row.total_ms for row in group)
         share = sum(row.share for row in group)
-        note = f"{significant(rate, 3)} GB/s, {share:.1%} of the time"
+        note = f"{significant(rate, 3)} GB/s, {share:.1%} of time"
         bars.append(Bar(kind, [Piece(rate, DIRECTION_COLOURS[""])], note))
         rates.append(rate)
     charts.horizontal_bars(axes, bars, rows=3, thickness=0.6)
@@ -518,4 +518,4 @@ def draw_moving(axes: "Axes", rows: Sequence[Row], peaks: Peaks | None) -> None:
         bandwidth = peaks.bandwidth_gb_per_s
         axes.axvline(bandwidth, color=DARK, linestyle="--", linewidth=1.2)
         axes.text(bandwidth, -0.62, f"memory {bandwidth:,.0f} GB/s", ha="center", fontsize=9)
-    axes.set_xlabel("GB/s of tensors, each once")
+    axes.set_xlabel("bandwidth [GB/s], each tensor counted once")

@@ -126,7 +126,7 @@ def test_compare_finds_the_planted_layer(tmp_path: Path, run_here: RunHere) -> N
     assert done_here.returncode == 0, done_here.stderr
     only_one = done_here.stdout.split("calls that only one side makes")[1]
     assert "ic256oc36_ih32oh32kh3" in only_one and "src:f32 wei:f32" in only_one
-    assert "ic256oc256_ih32oh32kh3" not in only_one.split("calls that both make")[0]
+    assert "ic256oc256_ih32oh32kh3" not in only_one.split("calls that both sides make")[0]
 
 
 def test_the_planted_patch_fits_and_has_the_last_layer_of_the_heads_in_float32(

@@ -57,7 +57,7 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class NotUnderstood:
-    """A line that looks like oneDNN's and has an unknown form."""
+    """A oneDNN line that cannot be parsed."""
 
     file: str
     line: int  # Counted from 1
@@ -80,11 +80,11 @@ class OneDnnLog:
     """The facts that a run of ours writes, once a rank; see `profiling.onednn_log.parse`."""
     executions: dict[Where, dict[Problem, Calls]] = field(default_factory=dict)
     creations: dict[Problem, Calls] = field(default_factory=dict)
-    """Making a primitive, with the state of its cache in `creation_states`."""
+    """Creations of primitives; the states of their cache are in `creation_states`."""
     creation_states: Counter[str] = field(default_factory=Counter)
     """`cache_hit`, `cache_miss`, `nested_cache_hit`, `from_cache_blob` …"""
     dispatches: Counter[str] = field(default_factory=Counter)
-    """Why implementations were passed over, by reason."""
+    """Implementations that oneDNN skipped, by reason."""
     messages: Counter[str] = field(default_factory=Counter)
     """Errors, warnings and failed checks, by text."""
     phase_ms: dict[Where, float] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class OneDnnLog:
     not_understood: list[NotUnderstood] = field(default_factory=list)  # The first of them
 
     def calls(self, keep: Callable[[Where], bool] = lambda _: True) -> dict[Problem, Calls]:
-        """Return executions by problem, over all places that `keep` keeps; not to be changed."""
+        """Return executions by problem, in all places that `keep` accepts; do not modify them."""
         places = [problems for where, problems in self.executions.items() if keep(where)]
         if len(places) == 1:
             return places[0]
@@ -159,17 +159,17 @@ def note_header(log: OneDnnLog, text: str) -> None:
         note(log.instruction_sets, match[1])
 
 
-SHOWN = 20  # Lines that were not understood and are kept to be shown
+SHOWN = 20  # Lines that could not be parsed and are kept for the report
 
 MOST_BEFORE_ONEDNN = 1 << 30
-"""Bytes, unpacked, after which a file without a line of oneDNN's is not read on."""
+"""Unpacked bytes after which reading of a file without a oneDNN line ends."""
 
-REMEMBERED = 4096  # Lines whose meaning is kept; trainings have hundreds of different ones
+CACHED_LINES = 4096  # Lines whose meaning is cached; trainings have hundreds of distinct ones
 
 RANK = re.compile(r"\s*\[(?:\d+,)?(\d+)\](?:<std(?:out|err)>)?:?\s*$|\s*(\d+):\s*$")
 """The prefixes of lines from mpirun's `-prepend-rank` and `--tag-output`, and srun's `-l`."""
 
-ADVICE = "ONEDNN_VERBOSE=1 makes a program write"
+ADVICE = "run the program with ONEDNN_VERBOSE=1 and save its output"
 
 
 def read_logs(
@@ -189,7 +189,7 @@ def read_logs(
 
 
 class _Reader:
-    """One file on its way into a log."""
+    """Reads one file into a log."""
 
     def __init__(self, log: OneDnnLog, name: str) -> None:
         self.log = log
@@ -211,8 +211,7 @@ class _Reader:
             self.bytes += size
             if self.bytes > MOST_BEFORE_ONEDNN and self.log.onednn_lines == self.first_onednn_line:
                 raise InputError(
-                    f"{self.name}: no line of oneDNN's in its first {self.bytes >> 30} GiB; "
-                    f"{ADVICE} them to its output"
+                    f"{self.name}: no oneDNN line in its first {self.bytes >> 30} GiB; {ADVICE}"
                 )
             advance(size)
 
@@ -229,14 +228,14 @@ class _Reader:
         except (EOFError, zlib.error) as error:  # a packed log whose writer was killed
             if not self.number:
                 raise InputError(f"{self.name}: is a damaged gzip file: {error}") from error
-            self.not_understood("", f"the packed file is damaged from here on: {error}")
+            self.not_understood("", f"the gzip file is damaged from here on: {error}")
         self.log.lines += self.number
         if not self.executed:
             raise InputError(f"{self.name}: {self.why_without_executions(is_text=is_text)}")
 
     def line(self, line: str) -> None:
         if line.startswith("onednn_verbose,") and line.count("_verbose,") == 1:
-            self.onednn_line(line, self.rank)  # as almost all are
+            self.onednn_line(line, self.rank)  # The fast path of almost all lines
         elif "_verbose," in line:
             starts = [match.start() for match in parse.MARKER.finditer(line)]
             prefix = RANK.match(line[: starts[0]]) if starts else None
@@ -244,7 +243,7 @@ class _Reader:
             for start, end in pairwise([*starts, len(line)]):  # none, if another program's
                 self.onednn_line(line[start:end], rank)
         elif line.startswith("profilednn_"):
-            self.own_line(line.rstrip())
+            self.profilednn_line(line.rstrip())
 
     def onednn_line(self, line: str, rank: int | None) -> None:
         self.log.onednn_lines += 1
@@ -286,7 +285,7 @@ class _Reader:
         calls.add(time)
         self.executed += 1
 
-    def own_line(self, line: str) -> None:
+    def profilednn_line(self, line: str) -> None:
         try:
             if line.startswith(parse.FACTS):
                 facts = parse.parse_facts(line[len(parse.FACTS) :])
@@ -296,7 +295,7 @@ class _Reader:
             elif line.startswith(parse.MARK):
                 self.add_mark(parse.parse_mark(line[len(parse.MARK) :]))
         except ValueError as error:
-            self.not_understood(line, f"no mark or facts of ProfileDNN: {error}")
+            self.not_understood(line, f"invalid line of ProfileDNN: {error}")
 
     def add_mark(self, mark: Mark) -> None:
         place = Where(self.rank, mark.step, mark.phase)
@@ -317,27 +316,23 @@ class _Reader:
 
     def why_without_executions(self, *, is_text: bool) -> str:
         if not self.number:
-            return f"is empty; {ADVICE} a log"
+            return f"is empty; {ADVICE}"
         missed = self.log.not_understood_count - self.first_not_understood
         if missed:
             first = next(line for line in self.log.not_understood if line.file == self.name)
             return (
-                f"no line of oneDNN's is understood, of {missed}; the first is "
-                f"line {first.line}: {first.why}"
+                f"none of its {missed} oneDNN lines can be parsed; the first is line "
+                f"{first.line}: {first.why}"
             )
         if self.log.onednn_lines > self.first_onednn_line:
-            return (
-                "oneDNN's lines here tell of no execution; "
-                "ONEDNN_VERBOSE=1 (or profile_exec) writes those"
-            )
-        what = "no line of oneDNN's" if is_text else "no text"
-        return f"holds {what}; {ADVICE} them to its output"
+            return "its oneDNN lines contain no execution; set ONEDNN_VERBOSE=1 (or profile_exec)"
+        return f"{'contains no oneDNN lines' if is_text else 'is not a text file'}; {ADVICE}"
 
 
-def make_room(remembered: dict[Any, Any]) -> None:
-    """Drop all lines where there are too many, so that distinct ones do not fill the memory."""
-    if len(remembered) >= REMEMBERED:
-        remembered.clear()
+def make_room(cache: dict[Any, Any]) -> None:
+    """Clear a cache that is full, so that a log of distinct lines does not fill the memory."""
+    if len(cache) >= CACHED_LINES:
+        cache.clear()
 
 
 STANDARD_INPUT = Path("-")
@@ -380,7 +375,7 @@ def lines_of(stream: io.BufferedIOBase, advance: Callable[[int], None]) -> Itera
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
     """Add the argument of one or more logs, as `logs`."""
-    what = "what a program wrote under ONEDNN_VERBOSE=1, plain or .gz; - reads a pipe"
+    what = "log written under ONEDNN_VERBOSE=1, plain or .gz; -: standard input"
     parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help=what)
 
 
@@ -394,7 +389,7 @@ def log_files(path: Path) -> list[Path]:
         return [path]
     files = sorted(file for file in path.iterdir() if file.name.endswith((".log", ".log.gz")))
     if not files:
-        raise InputError(f"{path}: holds no *.log and no *.log.gz; give a log, or a folder of logs")
+        raise InputError(f"{path}: contains no *.log or *.log.gz; give a log or a folder of logs")
     return files
 
 
@@ -423,7 +418,7 @@ def describe_log(console: Console, log: OneDnnLog) -> None:
         threads = " and ".join(map(str, log.threads))
         parts.append(f"{' and '.join(log.runtimes)}, {threads} threads")
     say(console, "; ".join([*parts, *log.instruction_sets]))
-    counts = [f"{log.lines:,} lines, {log.onednn_lines:,} of them oneDNN's"]
+    counts = [f"{log.lines:,} lines, {log.onednn_lines:,} from oneDNN"]
     for name, numbers in (("ranks", log.ranks), ("steps", log.steps)):
         if numbers:
             counts.append(f"{name} {', '.join(map(str, numbers))}")

@@ -76,9 +76,9 @@ def milliseconds(time: str) -> float:
     try:
         value = float(time)
     except ValueError:
-        raise ValueError("its last field is not a time; the line may be cut") from None
+        raise ValueError("the last field is not a time; the line may be truncated") from None
     if not math.isfinite(value) or value < 0:
-        raise ValueError(f"a time of {time} ms")
+        raise ValueError(f"invalid time: {time} ms")
     return value
 
 
@@ -93,7 +93,7 @@ def meaning_of(head: Head) -> Meaning:
     if not fields:
         if component == "primitive" and head.time.startswith("info"):
             return Meaning("info", text=head.time)
-        raise ValueError("it ends after its marker; the line may be cut")
+        raise ValueError("it ends after its marker; the line may be truncated")
     operation, *fields = fields
     name, _, state = operation.partition(":")
     if operation == "info":
@@ -117,7 +117,7 @@ def problem_of(component: str, fields: list[str]) -> Problem:
         ValueError: They are not those of a problem.
     """
     if not fields or not ENGINE.fullmatch(fields[0]):
-        raise ValueError("no engine after the operation")
+        raise ValueError("no engine follows the operation")
     if component == "graph":
         return graph_problem(fields)
     if fields[1:2] == ["sdpa"] and any(OLD_QUERY.fullmatch(field) for field in fields):
@@ -125,10 +125,10 @@ def problem_of(component: str, fields: list[str]) -> Problem:
     if len(fields) == FIELDS - 1:  # 1.0 and 1.1 have no attributes
         fields = [*fields[:5], "", *fields[5:]]
     if len(fields) != FIELDS:
-        raise ValueError(f"{len(fields) + 1} fields after the operation, where 8 or 9 are known")
+        raise ValueError(f"{len(fields) + 1} fields after the operation; expected 8 or 9")
     engine, kind, implementation, direction, memories, attributes, auxiliary, shape = fields
     if not re.fullmatch(r"[a-z_]+", kind) or not re.fullmatch(r"[a-z_]+", direction):
-        raise ValueError(f"no primitive with propagation: {kind[:30]!r}, {direction[:30]!r}")
+        raise ValueError(f"invalid primitive or direction: {kind[:30]!r}, {direction[:30]!r}")
     return Problem(
         component=component,
         engine=intern(engine),
@@ -149,7 +149,7 @@ def graph_problem(fields: list[str]) -> Problem:
         ValueError: Fields are missing.
     """
     if len(fields) < 6:
-        raise ValueError("too few fields for a graph's partition; the line may be cut")
+        raise ValueError("too few fields for a graph partition; the line may be truncated")
     engine, *others = fields
     if others[0].isdigit():  # the partition's number differs from run to run
         others = others[1:]
@@ -230,7 +230,7 @@ def parse_mark(text: str) -> Mark:
         raise ValueError("not a mark of a step")
     time = float(milliseconds)
     if not math.isfinite(time):
-        raise ValueError(f"a time of {time} ms")
+        raise ValueError(f"invalid time: {time} ms")
     return Mark(time, edge == "begin", int(step), phase[0] if phase else None)
 
 
@@ -243,7 +243,7 @@ def parse_facts(text: str) -> dict[str, Any]:
     try:
         facts = json.loads(text)
     except RecursionError:
-        raise ValueError("JSON that is nested too deep") from None
+        raise ValueError("JSON that is nested too deeply") from None
     if not isinstance(facts, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004
     return facts

@@ -132,8 +132,8 @@ class Problem:
     @property
     def algorithm(self) -> str:
         """`convolution_direct`, `eltwise_relu`, `pooling_max` …; empty where a kind has none."""
-        words = (word.partition(":") for word in self.auxiliary.split())
-        return next((value for name, _, value in words if name == "alg"), "")
+        fields = (field.partition(":") for field in self.auxiliary.split())
+        return next((value for name, _, value in fields if name == "alg"), "")
 
     @property
     def is_computing(self) -> bool:
@@ -224,7 +224,7 @@ def modern_shape(problem: Problem) -> str:
 def convolution_flop(problem: Problem) -> float:
     """Count convolutions and deconvolutions."""
     sizes = named_sizes(problem.shape)
-    # Each weight meets each output of a convolution, and each input of a deconvolution.
+    # Each weight is used once for each output of a convolution, or input of a deconvolution.
     places = product_of(sizes, SOURCE if problem.kind == "deconvolution" else TARGET)
     channels = sizes["ic"] * sizes["oc"] / sizes.get("g", 1)
     return 2 * sizes["mb"] * channels * places * product_of(sizes, WINDOW)
@@ -232,8 +232,8 @@ def convolution_flop(problem: Problem) -> float:
 
 def product_flop(problem: Problem) -> float:
     """Count matrix products; a micro-kernel adds up `bs:` of them, as its auxiliary field has."""
-    words = dict(word.partition(":")[::2] for word in problem.auxiliary.split())
-    return 2 * prod(product_sizes(problem.shape)) * int(words.get("bs", 1))
+    fields = dict(field.partition(":")[::2] for field in problem.auxiliary.split())
+    return 2 * prod(product_sizes(problem.shape)) * int(fields.get("bs", 1))
 
 
 def recurrent_flop(problem: Problem) -> float:
@@ -365,14 +365,14 @@ DIRECTION_COLOURS = {
 
 
 def direction_name(direction: str) -> str:
-    """Return oneDNN's propagation kind in words, training and inference together."""
+    """Return the readable name of a propagation kind; training and inference share one."""
     if direction.startswith("forward"):
         return "forward"
     return "" if direction == "undef" else direction.replace("_", " ")
 
 
 def readable(problem: Problem) -> str:
-    """Return a problem in words: `convolution backward data, 3×3, 256 → 36, 2 × 100×100, bf16`.
+    """Return a readable description: `convolution backward data, 3×3, 256 → 36, 2 × 100×100, bf16`.
 
     oneDNN's own shape stands in where it is of no known form.
     """

@@ -1,6 +1,6 @@
-"""Findings: what to look at next, each with how much time it would save at most.
+"""Findings: what to look at next, each with an upper bound of the time that it could save.
 
-What two findings would save may be the same time, so the numbers do not add up. Findings rest on
+Two findings may concern the same time, so their savings do not add up. Findings rest on
 the log's problems (reorders, fallbacks, float32, what is slower than the peaks allow), on the log
 around them (phases, primitives made, lines left, uneven ranks and steps), and on what was given
 beside the log (a reference, a replay, a trace, counters).
@@ -39,13 +39,13 @@ from profiling.trace.trace import BytesMoved
 
 
 def saving(advice: Advice, measured: Measured) -> str:
-    """Return a sentence on how much it would save."""
+    """Return a sentence about the time that a finding could save."""
     if advice.saves_ms is None:
-        return "How much it would save is not known."
-    whole, of = (
-        (measured.wall_ms, "of it") if measured.wall_ms else (measured.ms, "of oneDNN's time")
-    )
-    share = f", {advice.saves_ms / whole:.1%} {of}" if whole else ""
+        return "The possible saving is not known."
+    whole, name = measured.ms, "oneDNN's time"
+    if measured.wall_ms:
+        whole, name = measured.wall_ms, "the step"
+    share = f", {advice.saves_ms / whole:.1%} of {name}" if whole else ""
     return f"At most {three(advice.saves_ms)} ms {measured.unit}{share}."
 
 
@@ -53,7 +53,7 @@ OPERATORS = 3  # Operators outside oneDNN that advice names
 
 
 def all_advice(material: Material) -> list[Advice]:
-    """Return all findings: what saves most first, what is not known last."""
+    """Return all findings, by saving in descending order; unknown savings come last."""
     measured, log, peaks = material.measured, material.log, material.peaks
     replayed = material.efficiency.problems if material.efficiency else ()
     alone_ms = {problem.problem: problem.replayed.hot_ms for problem in replayed}
@@ -90,7 +90,7 @@ def all_advice(material: Material) -> list[Advice]:
 
 
 def most_saving_first(findings: Iterable[Advice]) -> list[Advice]:
-    """Return findings in order; those whose saving is not known are last."""
+    """Sort findings by saving in descending order; unknown savings come last."""
     return sorted(findings, key=lambda item: (item.saves_ms is None, -(item.saves_ms or 0.0)))
 
 
@@ -114,14 +114,14 @@ def reorders(measured: Measured) -> Iterator[Advice]:
             f"{times(sum(problem.calls for problem in problems))}, "
             f"{total / measured.ms:.1%} of oneDNN's time. The costliest: "
             f"{readable(problems[0].problem)}, {three(problems[0].ms)} ms.",
-            todo="Keep tensors in one layout from operator to operator (channels_last), and "
-            "weights in the layout that their convolution takes.",
+            todo="Keep tensors in one layout for all operators (channels_last), and weights in the "
+            "layout of their convolution.",
             saves_ms=total,
         )
 
 
 def is_fallback(problem: Problem) -> bool:
-    """Return whether it is a last resort: a reference, or a convolution by way of GEMM."""
+    """Return whether the implementation is a reference, or a convolution through GEMM."""
     name = problem.implementation
     by_gemm = problem.kind in CONVOLUTIONS and name.startswith("gemm")
     return by_gemm or REFERENCE.search(name) is not None
@@ -146,8 +146,8 @@ def fallbacks(measured: Measured) -> list[Advice]:
                     evidence=f"{three(total)} ms {measured.unit} in {len(problems)} problems, "
                     f"{total / measured.ms:.1%} of oneDNN's time. The costliest: "
                     f"{readable(problems[0].problem)}.",
-                    todo="A log with ONEDNN_VERBOSE=dispatch says why better ones were passed "
-                    "over; often it is a type, a layout or an attribute that they do not take.",
+                    todo="A log with ONEDNN_VERBOSE=dispatch has the reason why faster ones were "
+                    "skipped; often it is an unsupported type, layout or attribute.",
                     saves_ms=saves,
                 )
             )
@@ -180,10 +180,10 @@ def float32_beside_bf16(
         else ""
     )
     yield Advice(
-        title="Arithmetic in float32 on a machine that has BF16",
+        title="Arithmetic in float32 on a machine with BF16",
         evidence=f"{three(total)} ms {measured.unit}, {total / measured.ms:.1%} of oneDNN's time: "
         f"{', '.join(by_kind)}.{speeds}",
-        todo="Train under BF16 autocast (here: engine.precision=bf16), weights kept in float32.",
+        todo="Train with BF16 autocast (in train.py: engine.precision=bf16) and float32 weights.",
         saves_ms=saved_in_bf16(problems, peaks) if peaks else None,
     )
 
@@ -217,12 +217,11 @@ def lost_to_the_roofline(measured: Measured) -> Iterator[Advice]:
         ideal = part.bounded_ms - part.lost_ms
         first = max(part.problems, key=lambda problem: problem.lost_ms or 0.0)
         yield Advice(
-            title=f"{part.name}: {part.bounded_ms / ideal:.2f} times as long as the roofline "
-            "allows",
+            title=f"{part.name}: {part.bounded_ms / ideal:.2f} times the time at the roofline",
             evidence=f"{three(part.bounded_ms)} ms {measured.unit} in {times(part.calls)}; "
-            f"at this machine's peaks it would be {three(ideal)} ms. Most is lost in "
+            f"{three(ideal)} ms at the peaks of this machine. The largest loss is in "
             f"{readable(first.problem)}: {three(first.lost_ms or 0.0)} ms.",
-            todo="Sort the table of all problems by what is lost.",
+            todo="Sort the table of all problems by lost time.",
             saves_ms=part.lost_ms,
         )
 
@@ -246,7 +245,7 @@ def slow_convolutions(
     ]
     for item in slow[:MOST_PROBLEMS]:
         alone = alone_ms.get(item.problem)
-        compared = "" if alone is None else f" Alone it takes {three(alone * item.calls)} ms."
+        compared = "" if alone is None else f" In isolation: {three(alone * item.calls)} ms."
         yield Advice(
             title=f"{readable(item.problem)}: {item.peak_share:.0%} of the peak rate",
             evidence=f"{three(item.ms)} ms {measured.unit} in {times(item.calls)} of "
@@ -260,18 +259,18 @@ def slow_convolutions(
 def why_slow(item: MeasuredProblem, alone_ms: float | None) -> str:
     """Return the likely reason, from its sizes and the time of one call alone."""
     if alone_ms is not None and alone_ms * item.calls < MUCH_FASTER * item.ms:
-        return "The implementation can do better: it is what ran beside it, or before."
+        return "The implementation is faster in isolation: other work or cold caches slow it down."
     sizes = named_sizes(item.problem.shape)
     groups = sizes.get("g", 1)
     each = min(sizes.get("ic", 0), sizes.get("oc", 0)) // groups
     if each < FEW_CHANNELS:
-        of = "of a group meet" if groups > 1 else "meet"
-        return f"Only {each} channels {of} here, fewer than a vector holds; wider is faster."
+        scope = " per group" if groups > 1 else ""
+        return f"It has only {each} channels{scope}, fewer than a vector; more are faster."
     if alone_ms is not None:
-        return "It is the implementation: another one, or another shape, may be faster."
+        return "The implementation is slow in isolation too: another one or another shape may help."
     return (
-        "`python -m profiling efficiency` runs it alone: if it is as slow there, it is the "
-        "implementation, else what ran beside it."
+        "Run it in isolation with `python -m profiling efficiency`: if it is as slow there, the "
+        "implementation is the cause, otherwise other work in the run."
     )
 
 
@@ -289,16 +288,18 @@ def mostly_outside(
         return
     phases = sorted(phases_of(log), key=lambda phase: -phase.elsewhere_ms)
     largest = (
-        f" Most of it is in {phases[0].name}: {three(phases[0].elsewhere_ms)} ms." if phases else ""
+        f" The largest part: {phases[0].name}, {three(phases[0].elsewhere_ms)} ms."
+        if phases
+        else ""
     )
     named = ", ".join(f"{name} {three(milliseconds)} ms" for name, milliseconds in operators)
     yield Advice(
-        title="More time outside of oneDNN than inside",
-        evidence=f"{three(outside)} ms of a step of {three(measured.wall_ms)} ms are not in "
+        title="More time outside oneDNN than inside",
+        evidence=f"{three(outside)} ms of a step of {three(measured.wall_ms)} ms are outside "
         f"oneDNN's primitives.{largest}",
-        todo=f"In the trace cost most: {named}."
+        todo=f"The costliest operators in the trace: {named}."
         if operators
-        else "A trace names the operators: train with profile.trace.steps.",
+        else "Record a trace to find the operators: train with profile.trace.steps.",
         section="trace" if operators else "phases",
         saves_ms=outside,
     )
@@ -310,11 +311,10 @@ def primitives_made_again(measured: Measured, log: OneDnnLog) -> Iterator[Advice
     total = sum(calls.total_ms for calls in log.creations.values())
     if misses > len(log.creations):
         yield Advice(
-            title="Primitives are made again and again",
-            evidence=f"{misses:,} were made (cache_miss) of {len(log.creations):,} different ones; "
-            f"making took {three(total)} ms of the log.",
-            todo="ONEDNN_PRIMITIVE_CACHE_CAPACITY may be too small for so many shapes, or shapes "
-            "change from step to step.",
+            title="Primitives are created repeatedly",
+            evidence=f"{misses:,} creations (cache_miss) of {len(log.creations):,} different "
+            f"primitives took {three(total)} ms in the log.",
+            todo="Increase ONEDNN_PRIMITIVE_CACHE_CAPACITY, or use fewer different shapes.",
             section="log",
             saves_ms=total / (measured.steps.count or 1),
         )
@@ -324,10 +324,11 @@ def not_understood(log: OneDnnLog) -> Iterator[Advice]:
     """Advise on lines that are in no number of the page."""
     if log.not_understood_count:
         yield Advice(
-            title="Lines of the log are not understood",
-            evidence=f"{log.not_understood_count:,} of {log.onednn_lines:,} lines look like "
-            "oneDNN's and are in no number here.",
-            todo="See them: a log may be cut or mixed with other output, or of a newer oneDNN.",
+            title="Lines of the log cannot be parsed",
+            evidence=f"{log.not_understood_count:,} of {log.onednn_lines:,} oneDNN lines are not "
+            "included in any number of this page.",
+            todo="Check them: the log may be truncated, mixed with other output, or written by a "
+            "newer oneDNN.",
             section="log",
         )
 
@@ -337,12 +338,12 @@ def many_page_faults(counters: Sequence[Counters]) -> Iterator[Advice]:
     rank = max(counters, key=lambda rank: rank.a_step("page-faults") or 0.0, default=None)
     if rank and (faults := rank.a_step("page-faults") or 0.0) >= MANY_FAULTS:
         yield Advice(
-            title="Memory is given back and asked for again",
-            evidence=f"{faults:,.0f} page faults a step of "
+            title="Memory is returned to the kernel and allocated again",
+            evidence=f"{faults:,.0f} page faults per step of "
             f"{significant(rank.seconds / rank.steps, 3)} s"
             f"{f', rank {rank.rank}' if len(counters) > 1 else ''}.",
-            todo="Let the allocator keep its memory (here: engine.allocator; elsewhere "
-            "GLIBC_TUNABLES, tcmalloc or jemalloc), and count again.",
+            todo="Configure the allocator to keep its memory (in train.py: engine.allocator; "
+            "otherwise GLIBC_TUNABLES, tcmalloc or jemalloc).",
             section="ranks",
         )
 
@@ -357,9 +358,9 @@ def uneven_ranks(log: OneDnnLog) -> Iterator[Advice]:
     """Advise on a rank that is slower than the others, for which they wait."""
     if len(log.ranks) < 2:
         return
-    for words, by_step in (
-        ("in oneDNN", onednn_ms_by_step(log)),
-        ("from begin to end of a step", wall_ms_by_step(log)),
+    for measure, by_step in (
+        ("time in oneDNN", onednn_ms_by_step(log)),
+        ("wall time", wall_ms_by_step(log)),
     ):
         by_rank: dict[int, list[float]] = {}
         for (rank, _), milliseconds in by_step.items():
@@ -371,13 +372,13 @@ def uneven_ranks(log: OneDnnLog) -> Iterator[Advice]:
         if len(means) < 2 or not average or means[slowest] - average <= UNEVEN * average:
             continue
         listed = [f"rank {rank} {three(ms)} ms" for rank, ms in means.items()]
-        more = f", and {len(means) - MOST_RANKS} more" if len(means) > MOST_RANKS else ""
+        others = f", and {len(means) - MOST_RANKS} more" if len(means) > MOST_RANKS else ""
         yield Advice(
-            title=f"Rank {slowest} is slower than the others {words}",
-            evidence=f"Time a step {words}: {', '.join(listed[:MOST_RANKS])}{more}; on average "
+            title=f"Rank {slowest} is slower than the others ({measure})",
+            evidence=f"Per step: {', '.join(listed[:MOST_RANKS])}{others}; average "
             f"{three(average)} ms.",
-            todo="Ranks wait for the slowest. Look at its cores and its memory node: another "
-            "program there, fewer cores, or memory of another node.",
+            todo="All ranks wait for the slowest. Check its cores and its memory node for another "
+            "program, fewer cores, or remote memory.",
             section="ranks",
             saves_ms=means[slowest] - average,
         )
@@ -395,9 +396,9 @@ def uneven_steps(log: OneDnnLog) -> Iterator[Advice]:
     yield Advice(
         title=f"Step {number}{'' if rank is None else f' of rank {rank}'} is longer than the "
         "others",
-        evidence=f"{three(wall_ms[slowest])} ms, the others {three(others)} ms on average.",
-        todo="Means over so few steps say little then: log more of them, later in the run, and "
-        "see that nothing else runs on the machine.",
+        evidence=f"{three(wall_ms[slowest])} ms; the others take {three(others)} ms on average.",
+        todo="Means over so few steps are unreliable: log more steps, later in the run, on an idle "
+        "machine.",
         section="ranks",
         saves_ms=(wall_ms[slowest] - others) / len(wall_ms),
     )
@@ -428,13 +429,13 @@ SHORT_SHARE = 0.1
 def calls_the_reference_does_not_make(comparison: Comparison) -> list[Advice]:
     """Advise on calls that the reference does without, or makes elsewhere."""
     if alike_share(comparison) < ALIKE:
-        return []  # another model, image size or type: every call is one that the other lacks
+        return []  # Another model, image size or type: every call would be a finding
     groups: dict[tuple[str, str], list[Pair]] = {}
     for pair in comparison.only_one:
         if pair.extra_calls > 0:
-            groups.setdefault((pair.question.kind, pair.question.direction), []).append(pair)
+            groups.setdefault((pair.key.kind, pair.key.direction), []).append(pair)
     whole = sum(pair.first.ms for pair in comparison.pairs)
-    unit = "a step" if comparison.is_by_step else "in the log"
+    unit = "per step" if comparison.is_by_step else "in the log"
     findings = []
     for (kind, direction), pairs in groups.items():
         extra, first = sum(pair.extra_ms for pair in pairs), pairs[0]
@@ -443,11 +444,11 @@ def calls_the_reference_does_not_make(comparison: Comparison) -> list[Advice]:
         findings.append(
             Advice(
                 title=f"{kind_and_direction(kind, direction)}: the reference makes fewer calls",
-                evidence=f"{times(sum(pair.extra_calls for pair in pairs))} more {unit} than "
+                evidence=f"{times(sum(pair.extra_calls for pair in pairs))} {unit} more than "
                 f"{comparison.second.name}, {three(extra)} ms. The costliest: "
-                f"{first.question.shape} {first.question.types}, {three(first.extra_ms)} ms.",
-                todo="Find out who asks for them: gradients of frozen layers, layouts that change, "
-                "batches of another size; or the reference has other kernels for them.",
+                f"{first.key.shape} {first.key.types}, {three(first.extra_ms)} ms.",
+                todo="Find their cause: gradients of frozen layers, changes of layout, another "
+                "batch size, or other kernels in the reference.",
                 section="comparison",
                 saves_ms=extra,
             )
@@ -470,11 +471,11 @@ def slower_than_alone(efficiency: Efficiency) -> Iterator[Advice]:
         return
     first = efficiency.problems[0]
     yield Advice(
-        title="Primitives are slower in the run than alone",
-        evidence=f"Alone, with warm caches, they take {ratio:.0%} of the time. Most is lost in "
-        f"{readable(first.problem)}: {three(first.lost_ms / count)} ms.",
-        todo="Cold caches, neighbours on the memory bus, and cores that are shared do that: pin "
-        "ranks, give each its own memory node, and see that nothing else runs.",
+        title="Primitives are slower in the run than in isolation",
+        evidence=f"In isolation, with warm caches, they take {ratio:.0%} of the time. The largest "
+        f"loss is in {readable(first.problem)}: {three(first.lost_ms / count)} ms.",
+        todo="Typical causes are cold caches, shared memory bandwidth and shared cores: pin ranks, "
+        "one to a memory node, and stop other programs.",
         section="efficiency",
         saves_ms=total.lost_ms / count,
     )
@@ -486,8 +487,8 @@ def fragmented(analysis: Analysis) -> Iterator[Advice]:
     if gaps > GAP_SHARE:
         yield Advice(
             title="Time in which no operator runs",
-            evidence=f"{gaps:.1%} of the traced time: Python, waiting for data, or for ranks.",
-            todo="The timeline shows in which phase.",
+            evidence=f"{gaps:.1%} of the traced time: Python, or waiting for data or other ranks.",
+            todo="The timeline shows the phases of the gaps.",
             section="trace",
             saves_ms=sum(analysis.gaps_ns.values()) / 1e6 / analysis.count,
         )
@@ -532,12 +533,11 @@ def memory_traffic(
     )
     yield Advice(
         title="Memory traffic of small operators",
-        evidence=f"A step's operators read and write {three(moved.total / 1e9)} GB. At the "
-        f"measured {three(bandwidth_gb_per_s)} GB/s that takes {three(milliseconds)} ms, "
-        f"{milliseconds / step_ms:.0%} of the step, as far as it is not in caches; "
-        f"{three(saves)} ms of them outside convolutions, matrix products and our kernels: "
-        f"{first}.",
-        todo="Fuse them with the operators that make their arguments, let them work in place, or "
+        evidence=f"The operators of a step read and write {three(moved.total / 1e9)} GB. At the "
+        f"measured {three(bandwidth_gb_per_s)} GB/s this takes {three(milliseconds)} ms, "
+        f"{milliseconds / step_ms:.0%} of the step, if nothing is in caches; {three(saves)} ms of "
+        f"this is outside convolutions, matrix products and this project's kernels: {first}.",
+        todo="Fuse them with the operators that produce their arguments, run them in place, or "
         "keep values in BF16.",
         section="trace",
         saves_ms=saves,

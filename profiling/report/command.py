@@ -26,20 +26,20 @@ from profiling.trace.analysis import BesideLog, analyze, lay_beside
 from profiling.trace.trace import read_trace
 
 ABOUT = """\
-Everything that is known of a run on one page for a browser: what ran on what, where a step's time
-goes, what it could be, and what to look at next. The page is one file that loads nothing from
-anywhere; its tables sort and filter; it prints. LOG is a log of oneDNN, a folder of logs, or a
-run's folder, of which the logs, the trace, the counters and environment.json are taken."""
+Write one HTML page about a run: what ran on which machine, where a step spends its time, how fast
+it could be, and what to look at next. The page is one file and loads no other; its tables can be
+sorted and filtered. LOG is a log of oneDNN, a folder of logs, or the folder of a run, from which
+logs, trace, counters and environment.json are read."""
 
 EXAMPLES = """\
-A section whose input is missing says which command makes it.
+A section whose input is missing shows the command that creates it.
 
 examples:
   python train.py profile.onednn.steps=20-22 profile.trace.steps=20-22 profile.perf=true
   python -m profiling report runs/demo
   python -m profiling report runs/demo --peaks peaks.json --replay replay/replay.json --overwrite
   python -m profiling report runs/coco --reference runs/baseline --out coco.html
-  python -m profiling report onednn.log --peaks none --title 'the model of Monday'"""
+  python -m profiling report onednn.log --peaks none --title 'ResNet-50, batch size 32'"""
 
 
 def add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -58,13 +58,13 @@ def add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_peaks_option(parser)
     for name, metavar, what in (
         ("--replay", "FILE", "replay.json of `python -m profiling benchdnn` or `efficiency`"),
-        ("--reference", "LOG", "what to compare with: a log, a folder of logs, or runs/NAME"),
-        ("--trace", "FILE", "torch.profiler's trace (default: the run's, of its first rank)"),
+        ("--reference", "LOG", "compare with this log, folder of logs, or runs/NAME"),
+        ("--trace", "FILE", "trace of torch.profiler (default: that of the run's first rank)"),
         ("--environment", "FILE", "environment.json of the run (default: beside the log)"),
     ):
         parser.add_argument(name, type=Path, metavar=metavar, help=what)
-    parser.add_argument("--title", metavar="TEXT", help="the page's heading")
-    parser.add_argument("--overwrite", action="store_true", help="replace a page of that name")
+    parser.add_argument("--title", metavar="TEXT", help="heading of the page")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing page")
     parser.set_defaults(run=report_command)
 
 
@@ -74,7 +74,7 @@ def report_command(
     """Read, compute, draw and write; return the exit code. `options`: of `gather`.
 
     Raises:
-        InputError: A file cannot be read or written, or holds something else.
+        InputError: A file cannot be read or written, or is invalid.
     """
     require_free_outputs([out], overwrite=overwrite)
     console = make_console()
@@ -85,8 +85,8 @@ def report_command(
     if not title:
         runs = dict.fromkeys(str(facts["run"]) for facts in material.log.facts if facts.get("run"))
         name = ", ".join(runs) or Path(material.log.files[0]).name
-        goes = "a training step" if material.measured.steps.count else "oneDNN's time"
-        title = f"{name}: where {goes} goes"
+        subject = "a training step" if material.measured.steps.count else "oneDNN"
+        title = f"{name}: where {subject} spends its time"
     page = render_page(all_sections(material, advice), title=title, summary=summary)
     write_whole(out, page)
     for sentence in summary:
@@ -105,10 +105,10 @@ def gather(
     environment: Path | None,
     console: Console,
 ) -> Material:
-    """Read everything; what is small or may be wrong first.
+    """Read all inputs; the small ones first, so that an invalid file is reported soon.
 
     Raises:
-        InputError: A file is missing, damaged, or something else.
+        InputError: A file is missing or invalid.
     """
     inputs = find_inputs(logs, trace=trace, environment=environment)
     loaded = load_replay(replay) if replay else None
@@ -140,16 +140,16 @@ KINDS = 3
 
 
 def summarize(material: Material, advice: Sequence[Advice]) -> str:
-    """Return how long, in what, what it could be, what to look at first, in a few sentences."""
+    """Return a few sentences: time of a step, its largest parts, the bound, the first finding."""
     measured = material.measured
     if not measured.problems:
-        return "None of oneDNN's primitives ran within a whole step of this log."
+        return "This log has no oneDNN primitives within a complete step."
     if measured.wall_ms:
         steps = measured.steps.count or 1
-        mean = f", the mean of {steps}," if steps > 1 else ""
+        mean = f" on average over {steps} steps" if steps > 1 else ""
         text = (
-            f"A step{mean} takes {three(measured.wall_ms)} ms; {three(measured.ms)} ms of it "
-            f"({measured.ms / measured.wall_ms:.0%}) are in oneDNN's primitives."
+            f"A step takes {three(measured.wall_ms)} ms{mean}; oneDNN's primitives take "
+            f"{three(measured.ms)} ms of it ({measured.ms / measured.wall_ms:.0%})."
         )
     else:
         calls = sum(problem.calls for problem in measured.problems)
@@ -158,19 +158,19 @@ def summarize(material: Material, advice: Sequence[Advice]) -> str:
             f"{len(measured.problems):,} different problems."
         )
     largest = [f"{part.name} {part.share:.0%}" for part in parts_of(measured.problems)[:KINDS]]
-    text += f" Most of that is {', '.join(largest)}."
+    text += f" The largest parts are {', '.join(largest)}."
     ideal = measured.roofline_ms
     if ideal is not None and measured.ms:
-        text += f" At this machine's measured peaks they would take {three(ideal)} ms"
+        text += f" At the measured peaks of this machine they would take {three(ideal)} ms"
         if measured.wall_ms:
             step = measured.wall_ms - measured.ms + ideal
-            text += f", and a step {measured.wall_ms / step:.2f} times as fast"
+            text += f", and a step would be {measured.wall_ms / step:.2f} times as fast"
         text += "."
     first = next((item for item in advice if item.saves_ms), None)
     if first:
-        text += f" Look first at: {first.title}. {saving(first, measured)}"
+        text += f" Start with: {first.title}. {saving(first, measured)}"
     if material.log.not_understood_count:
-        text += f" {material.log.not_understood_count:,} lines of the log are not understood."
+        text += f" {material.log.not_understood_count:,} lines of the log cannot be parsed."
     return text
 
 
@@ -187,12 +187,12 @@ def read_traced(file: Path, log: OneDnnLog, console: Console) -> Traced:
     try:
         beside = lay_beside(analysis, replace(log, executions=of_rank))
     except InputError:
-        beside = None  # other steps, or another rank: each stands for itself then
+        beside = None  # Other steps, or another rank: the page shows them separately
     return Traced(trace, analysis, beside)
 
 
 LOGS, TRACES, COUNTERS, ENVIRONMENT = "onednn", "trace", "perf", "environment.json"
-OF_A_RUN = ("config.yaml", "metrics.jsonl", LOGS)  # Any of these in a folder: a run of ours
+RUN_ENTRIES = ("config.yaml", "metrics.jsonl", LOGS)  # A folder with any of these is a run
 RANK = re.compile(r"rank(\d+)\.")
 
 
@@ -208,7 +208,7 @@ class Inputs(NamedTuple):
 def find_inputs(paths: Sequence[Path], *, trace: Path | None, environment: Path | None) -> Inputs:
     """Return the files that a report is made from, found beside logs, folders of logs, and runs.
 
-    A trace or an environment that is given goes before those that are found.
+    `trace` and `environment` take precedence over files that are found.
 
     Raises:
         InputError: A folder has no log.
@@ -244,7 +244,7 @@ def run_of(path: Path) -> Path | None:
 
 def is_run(folder: Path) -> bool:
     """Return whether a training wrote it."""
-    return any((folder / name).exists() for name in OF_A_RUN)
+    return any((folder / name).exists() for name in RUN_ENTRIES)
 
 
 def logs_of(path: Path) -> list[Path]:
@@ -254,7 +254,7 @@ def logs_of(path: Path) -> list[Path]:
     logs = files_by_rank(path / LOGS, (".log", ".log.gz"))
     if not logs:
         raise InputError(
-            f"{path}: this run has written no log of oneDNN; train with profile.onednn.steps=20-22"
+            f"{path}: this run has no oneDNN log; train with profile.onednn.steps=20-22"
         )
     return logs
 

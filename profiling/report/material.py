@@ -1,4 +1,4 @@
-"""Everything that a report is made from, once it is read.
+"""The data that a report is made from.
 
 A log's problems as means of a step, beside what the machine's peaks allow; a step by its phases;
 and perf's counters of a run's steps, as `profile.perf` writes them.
@@ -67,7 +67,7 @@ class Measured:
     @property
     def unit(self) -> str:
         """The unit of calls and times, for headings."""
-        return "a step" if self.steps.count else "in the log"
+        return "per step" if self.steps.count else "in the log"
 
     @property
     def roofline_ms(self) -> float | None:
@@ -94,7 +94,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class Material:
-    """A log, and what was given beside it; None: was not."""
+    """A log and the optional inputs; None where an input was not given."""
 
     log: OneDnnLog
     measured: Measured
@@ -112,8 +112,8 @@ class Material:
         return list(dict.fromkeys([*cautions_of_peaks(self.peaks, self.log), *of_replay]))
 
     @property
-    def log_words(self) -> str:
-        """The log as it would be typed after a command."""
+    def log_argument(self) -> str:
+        """The log as an argument of a command."""
         files = self.log.files
         if len(files) == 1:
             return shlex.quote(files[0])
@@ -243,14 +243,14 @@ def phases_of(log: OneDnnLog) -> list[Phase]:
     return phases
 
 
-ADVICE = "expected what profile.perf=true writes to runs/NAME/perf"
+ADVICE = "expected a file that profile.perf=true writes to runs/NAME/perf"
 
 
 def load_counters(file: Path) -> Counters:
     """Read `perf/rank<N>.json`.
 
     Raises:
-        InputError: It cannot be read, or is no such file.
+        InputError: The file cannot be read, or is invalid.
     """
     content: Any = read_json_object(file, advice=ADVICE)
     try:
@@ -264,5 +264,5 @@ def load_counters(file: Path) -> Counters:
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{file}: {type(error).__name__}: {error}; {ADVICE}") from error
     if not counters.steps:
-        raise InputError(f"{file}: ValueError: steps: none were counted; {ADVICE}")
+        raise InputError(f"{file}: ValueError: steps: no steps were counted; {ADVICE}")
     return counters

@@ -55,33 +55,35 @@ def run_against_replay(material: Material) -> list[Block]:
     efficiency = material.efficiency
     if efficiency is None:
         text = (
-            "Whether primitives are as fast in the run as alone, a replay tells. Make it, and "
-            "give its replay.json with --replay:"
+            "A replay shows whether primitives are as fast in the run as in isolation. Create one, "
+            "and pass its replay.json with --replay:"
         )
-        return [Missing(text, f"python -m profiling benchdnn {material.log_words} --out replay")]
+        return [Missing(text, f"python -m profiling benchdnn {material.log_argument} --out replay")]
     projection = project(efficiency, steps=None, images_a_step=None)
-    spoken = "; ".join(
+    bar_values = "; ".join(
         f"{kind_and_direction(part.kind, part.direction)} {hot_ratio(part) or 0:.2f}"
         for part in efficiency.parts[:8]
     )
     bars = chart(
         lambda: draw_efficiency(efficiency, projection, title=""),
         name="efficiency",
-        label=f"Bars of replayed over measured time: {spoken}.",
-        caption="Left: time alone over time in the run; 1: as fast as alone. Right: a step as it "
-        "was, and as it could be.",
+        label=f"Bar chart of replayed time / measured time: {bar_values}.",
+        caption="Left: time in isolation / time in the run; 1: equally fast. Right: the time of a "
+        "step as measured, and projected.",
     )
     *rows, total = (row[:-1] for row in part_rows(efficiency, divisor=efficiency.steps.count or 1))
     columns = (
         text_column("kind"),
         Column("calls", count),
         Column("measured, ms", three),
-        Column("hot, ms", three, meaning="Alone, data in the caches as far as it fits"),
-        Column("cold, ms", three, meaning="Alone, caches emptied before"),
+        Column("hot, ms", three, meaning="In isolation, with data in the caches as far as it fits"),
+        Column("cold, ms", three, meaning="In isolation, with caches emptied before"),
         Column("hot ratio", ".1%"),
         Column("cold ratio", ".1%"),
     )
-    table = Table("Measured and alone, by kind and direction", columns, rows, totals=[total])
+    table = Table(
+        "In the run and in isolation, by kind and direction", columns, rows, totals=[total]
+    )
     blocks: list[Block] = [Text(efficiency_texts(efficiency)), bars, table]
     if projection:
         blocks.append(projection_table(projection))
@@ -93,17 +95,17 @@ def efficiency_texts(efficiency: Efficiency) -> list[str]:
     hot, cold = hot_ratio(efficiency.total), cold_ratio(efficiency.total)
     replay = efficiency.replay
     text = (
-        f"Each problem was run alone by {replay.runner}, oneDNN {replay.version}, "
+        f"Each problem was run in isolation by {replay.runner}, oneDNN {replay.version}, "
         f"{replay.conditions.threads} threads."
     )
     if hot is not None:
-        text += f" Alone they take {hot:.0%} of their time in the run with warm caches"
-        text += f", {cold:.0%} with cold ones." if cold is not None else "."
+        text += f" In isolation they take {hot:.0%} of their time in the run with warm caches"
+        text += f", {cold:.0%} with cold caches." if cold is not None else "."
     lines = [text, *efficiency.cautions]
     if efficiency.not_replayed:
         lines.append(
             f"{len(efficiency.not_replayed):,} problems, {efficiency.not_replayed_share:.1%} of "
-            "the time, were not run again; no ratio has them."
+            "the time, were not replayed; no ratio includes them."
         )
     return lines
 
@@ -119,17 +121,17 @@ def projection_table(projection: Projection) -> Table:
         text_column("speed"),
         Column("in oneDNN, ms", three),
         Column("step, ms", three),
-        Column("images/s", three, meaning="Of all ranks in the log"),
+        Column("images/s", three, meaning="Sum of all ranks in the log"),
     )
     notes = []
     if projection.elsewhere_s is not None:
         elsewhere = three(projection.elsewhere_s * 1000)
-        notes = [f"What is not oneDNN's stays as it was: {elsewhere} ms."]
+        notes = [f"The time outside oneDNN is constant: {elsewhere} ms."]
     return Table("A step at each speed", columns, rows, notes=notes)
 
 
 MOST_PAIRS = 100  # Rows of a table of questions
-SIDES = ("this", "the reference")
+SIDES = ("this", "reference")
 
 
 def log_against_reference(material: Material) -> list[Block]:
@@ -137,8 +139,8 @@ def log_against_reference(material: Material) -> list[Block]:
     comparison = material.comparison
     if comparison is None:
         text = (
-            "Another log shows what this one does more, or slower: an earlier version, another "
-            "model, another machine."
+            "A comparison with another log, such as one of an earlier version or another machine, "
+            "shows additional and slower calls."
         )
         return [Missing(text, "--reference OTHER.log")]
 
@@ -147,15 +149,15 @@ def log_against_reference(material: Material) -> list[Block]:
         figure.suptitle("")
         return figure
 
-    spoken = "; ".join(
+    bar_values = "; ".join(
         f"{kind.name} {significant(kind.first.ms)} against {significant(kind.second.ms)} ms"
         for kind in kinds_of(comparison.pairs)[:8]
     )
     bars = chart(
         draw,
         name="comparison",
-        label=f"Bars of both sides: {spoken}.",
-        caption="Left: time by kind and direction. Right: what the calls cost that only one side "
+        label=f"Bar chart of both sides: {bar_values}.",
+        caption="Left: time by kind and direction. Right: time of the calls that only one side "
         "makes.",
     )
     *rows, total = kind_rows(comparison, SIDES, total="all", not_called=None)
@@ -163,28 +165,28 @@ def log_against_reference(material: Material) -> list[Block]:
     table = Table("By kind and direction", columns, rows, totals=[total])
     blocks: list[Block] = [Text(comparison_texts(comparison)), bars, table]
     for pairs, with_extra, title in (
-        (comparison.only_one, True, "Calls that only one side makes, or makes more of"),
+        (comparison.only_one, True, "Calls that only one side makes, or makes more often"),
         (comparison.both, False, "Calls that both sides make equally often"),
     ):
         if pairs:
             rows = pair_rows(pairs[:MOST_PAIRS], SIDES, with_extra=with_extra, not_called=None)
             note = (
                 f"The {MOST_PAIRS} costliest of {len(pairs):,} are shown; `python -m profiling "
-                "compare --out DIR` writes all."
+                "compare --out DIR` writes all of them."
             )
-            last = "cost of these calls, ms" if with_extra else "this / reference"
+            last = "time of these calls, ms" if with_extra else "this / reference"
             notes = [note] if len(pairs) > MOST_PAIRS else []
             blocks.append(Table(title, both_columns("problem", last), rows, notes=notes))
     return blocks
 
 
 def comparison_texts(comparison: Comparison) -> list[str]:
-    """Return who is who, and whether they have something in common."""
+    """Return descriptions of both sides, and of how much they have in common."""
     first, second = comparison.first, comparison.second
     lines = [
         f"This: {first.name}; {library_of(first.log)}. Reference: {second.name}; "
-        f"{library_of(second.log)}. Calls and times are those "
-        f"{'a step' if comparison.is_by_step else 'in the log'}."
+        f"{library_of(second.log)}. Calls and times are "
+        f"{'per step' if comparison.is_by_step else 'of the whole logs'}."
     ]
     alike = alike_share(comparison)
     if alike < ALIKE:
@@ -194,8 +196,8 @@ def comparison_texts(comparison: Comparison) -> list[str]:
         )
     if hint_on_types(comparison):
         lines.append(
-            "The types of numbers differ, so that little is alike: `python -m profiling compare "
-            "--ignore-types` compares shapes alone."
+            "The number types differ, so few problems match: `python -m profiling compare "
+            "--ignore-types` matches by shape."
         )
     return lines
 
@@ -214,13 +216,13 @@ COUNTED = {
     "task-clock": "CPU time, ms",
     "page-faults": "page faults",
     "context-switches": "context switches",
-    "cpu-migrations": "moves between CPUs",
+    "cpu-migrations": "CPU migrations",
     "cycles": "cycles",
     "instructions": "instructions",
     "branch-misses": "branch misses",
     "cache-references": "cache references",
     "cache-misses": "cache misses",
-    "dTLB-load-misses": "TLB misses of loads",
+    "dTLB-load-misses": "TLB load misses",
 }
 """perf's events, and their names on the page."""
 
@@ -239,13 +241,13 @@ def ranks_and_counters(material: Material) -> list[Block]:
         ]  # fmt: skip
         times = (Column(name, three) for name in ("ms", "in oneDNN, ms", "elsewhere, ms"))
         columns = [text_column("step"), Column("rank"), *times]
-        more = len(order) > MOST_STEPS
-        notes = [f"The first {MOST_STEPS} of {len(order):,}."] if more else []
-        blocks.append(Table("Each rank's steps", columns, rows, notes=notes))
+        note = f"The first {MOST_STEPS} of {len(order):,} steps are shown."
+        notes = [note] if len(order) > MOST_STEPS else []
+        blocks.append(Table("Steps by rank", columns, rows, notes=notes))
     if material.counters:
         blocks += counters_blocks(material.counters)
     else:
-        text = "Page faults, context switches and cycles of the steps perf counts, where it can:"
+        text = "perf can count page faults, context switches and cycles of the steps:"
         command = "python train.py profile.onednn.steps=20-22 profile.perf=true"
         blocks.append(Missing(text, command))
     return blocks
@@ -260,12 +262,12 @@ def counters_blocks(counters: Sequence[Counters]) -> list[Block]:
         seconds = rank.seconds / rank.steps
         busy = clock / 1000 / seconds if clock is not None and seconds else None
         rows.append((str(rank.rank), seconds, busy, *map(rank.a_step, events)))
-    names = ("s a step", "busy CPUs", *(COUNTED[event] for event in events))
+    names = ("seconds per step", "busy CPUs", *(COUNTED[event] for event in events))
     columns = [text_column("rank"), *(Column(name, three) for name in names)]
-    blocks: list[Block] = [Table("perf's counters of a mean step", columns, rows)]
+    blocks: list[Block] = [Table("perf's counters, mean of a step", columns, rows)]
     missing = dict.fromkeys(event for rank in counters for event in rank.not_counted)
     if missing:
-        blocks.append(Text([f"perf has no counters here for {', '.join(missing)}."]))
+        blocks.append(Text([f"perf has no counters on this machine for {', '.join(missing)}."]))
     return blocks
 
 
@@ -278,8 +280,8 @@ def operators_of_trace(material: Material) -> list[Block]:
     traced = material.traced
     if traced is None:
         text = (
-            "Which operators are not oneDNN's, and which modules call them, a trace tells. Train "
-            "with this, and give runs/NAME, or the trace with --trace:"
+            "A trace shows the operators outside oneDNN and the modules that call them. Record one "
+            "in training, and pass runs/NAME, or the trace with --trace:"
         )
         return [Missing(text, "python train.py profile.trace.steps=20-22")]
     analysis = traced.analysis
@@ -292,7 +294,7 @@ def operators_of_trace(material: Material) -> list[Block]:
     summary = Text([f"{'; '.join(describe(analysis))}.", *map(sentence, verdicts), *notes])
     names = ("wall time", *(category.value for category in analysis.categories), "gaps")
     phases = Table(
-        "Phases by what runs, ms",
+        "Phases by category, ms",
         [text_column("phase"), *(Column(name, three) for name in names)],
         [(phase, *analysis.times_ms(phase)) for phase in analysis.steps.phases],
         totals=[("all", *analysis.times_ms(None))],
@@ -305,27 +307,27 @@ def trace_charts(traced: Traced, costly: Sequence[Costly]) -> Iterable[Chart]:
     analysis = traced.analysis
     step = "a step" if analysis.steps.are_marked else "the whole trace"
     known = analysis.modules_are_known
-    spoken = "; ".join(
+    bar_values = "; ".join(
         f"{operator.operator} {significant(operator.self_ms)} ms" for operator in costly[:8]
     )
     yield chart(
         lambda: draw_split(analysis, title=""),
         name="split",
-        label=f"Bars of {step} by phases and what runs; the table below has the numbers.",
-        caption=f"Phases of {step}, and what each is spent in.",
+        label=f"Bar chart of {step} by phase and category; the table below has the numbers.",
+        caption=f"Phases of {step}, by category of operators.",
     )
     yield chart(
         lambda: draw_timeline(analysis, title=""),
         name="timeline",
-        label="One step in time: what runs when, and a closer look.",
-        caption="One step from left to right: what runs on each thread, how often operators "
-        "change, and a closer look where they change most.",
+        label="Timeline of one step, and a closer view.",
+        caption="Timeline of one step: the operators of each thread, how often they change, and a "
+        "closer view where they change most.",
     )
     yield chart(
         lambda: draw_operators(costly[:BARS], title="", modules_are_known=known),
         name="operators",
-        label=f"Bars of the costliest operators outside oneDNN: {spoken}.",
-        caption="The operators outside oneDNN that cost most, by their own time.",
+        label=f"Bar chart of the costliest operators outside oneDNN: {bar_values}.",
+        caption="The costliest operators outside oneDNN, by self time.",
     )
 
 
@@ -335,7 +337,7 @@ def operator_table(analysis: Analysis, costly: Sequence[Costly]) -> Table:
         text_column("operator"),
         text_column("phase"),
         Column("calls", count),
-        Column("ms", three, meaning="Its own time, without the operators that it calls"),
+        Column("ms", three, meaning="Self time, without the operators that it calls"),
         Column("share", ".1%", meaning="Of the step"),
         text_column("costliest module"),
     ]
@@ -348,7 +350,7 @@ def operator_table(analysis: Analysis, costly: Sequence[Costly]) -> Table:
     ]  # fmt: skip
     note = (
         f"The {MOST_OPERATORS} costliest of {len(costly):,}; `python -m profiling trace --out DIR` "
-        "writes all."
+        "writes all of them."
     )
     notes = [note] if len(costly) > MOST_OPERATORS else []
     return Table("Operators outside oneDNN, the costliest first", columns, rows, notes=notes)

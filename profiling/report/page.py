@@ -50,7 +50,7 @@ class Text(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """A text on what is missing here, and the command that makes it."""
+    """A text about a missing input, and the command that creates it."""
 
     text: str
     command: str
@@ -84,7 +84,7 @@ class Section(NamedTuple):
 
 
 def render_page(sections: Sequence[Section], *, title: str, summary: Sequence[str]) -> str:
-    """Return the whole page as HTML; `summary`: sentences for who reads no further."""
+    """Return the whole page as HTML; `summary`: sentences at the top."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -135,7 +135,7 @@ def digest(text: str) -> str:
 
 
 def three(value: float) -> str:
-    """Return it with about three figures and never an exponent: `12,346`, `12.3`, `0.012`."""
+    """Format a number with about three digits, without exponent: `12,346`, `12.3`, `0.012`."""
     if value == 0:
         return "0"
     if 0 < value < 0.0005:
@@ -145,7 +145,7 @@ def three(value: float) -> str:
 
 
 def count(value: float) -> str:
-    """Return a number of calls: whole where it is, else a mean."""
+    """Format a number of calls, which is a mean if it is not whole."""
     return f"{value:,.0f}" if value == round(value) else three(value)
 
 
@@ -155,15 +155,15 @@ def times(count: float) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return it with a capital, and a full stop; oneDNN stays as it is written."""
+    """Return text as a sentence, with a capital and a full stop; oneDNN keeps its case."""
     begin = text[:1] if text.startswith("oneDNN") else text[:1].upper()
     return f"{begin}{text[1:]}."
 
 
-def listed(words: list[str], most: int) -> str:
-    """Return the first of them with commas, and how many more there are."""
-    more = f" and {len(words) - most:,} more" if len(words) > most else ""
-    return ", ".join(words[:most]) + more
+def listed(items: list[str], most: int) -> str:
+    """Return the first items, separated by commas, and the number of the others."""
+    others = f" and {len(items) - most:,} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + others
 
 
 def chart(draw: Callable[[], "Figure"], *, name: str, label: str, caption: str) -> Chart:
@@ -187,7 +187,7 @@ ATTRIBUTES = (
     *("stroke-miterlimit", "font-size", "font-family", "font-style", "font-weight"),
     *("font-variant", "font-stretch", "text-anchor", "dominant-baseline", "image-rendering"),
 )
-PASSED_OVER = ("version", "style", "type", "preserveAspectRatio")
+IGNORED_ATTRIBUTES = ("version", "style", "type", "preserveAspectRatio")
 FONTS = "DejaVu Sans, Verdana, sans-serif"
 """Verdana is as wide as the font that matplotlib measures with."""
 NOT_XML = re.compile(r"[^\t\n\r -\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")
@@ -212,17 +212,17 @@ def inline_svg(figure: "Figure", *, name: str, label: str) -> str:
 
 
 def clean(element: ET.Element, name: str) -> None:
-    """Remove from an element and all below it what may not be there, in place."""
+    """Remove everything that is not allowed from an element and its descendants, in place."""
     element.tag = local_name(element.tag)
-    assert element.tag in ELEMENTS, f"<{element.tag}> is in no chart that is known"
+    assert element.tag in ELEMENTS, f"<{element.tag}> is not an element of charts"
     attributes = {local_name(key): value for key, value in element.attrib.items()}
     styles = [pair.partition(":") for pair in attributes.pop("style", "").split(";")]
     attributes |= {key.strip(): value.strip() for key, _, value in styles if value}
     element.attrib.clear()
     for key, value in attributes.items():
-        if key not in PASSED_OVER:
-            assert key in ATTRIBUTES, f"{key}= is in no chart that is known"
-            element.set(key, changed(key, value, name))
+        if key not in IGNORED_ATTRIBUTES:
+            assert key in ATTRIBUTES, f"{key}= is not an attribute of charts"
+            element.set(key, convert_attribute(key, value, name))
     for child in list(element):
         if local_name(child.tag) in DROPPED:
             element.remove(child)
@@ -230,11 +230,11 @@ def clean(element: ET.Element, name: str) -> None:
             clean(child, name)
     text, element.text, element.tail = element.text, None, None
     if element.tag in ("text", "tspan") and text:
-        words = printable(text).lstrip(" ")
-        element.text = NO_BREAK * (len(text) - len(words)) + words
+        stripped = printable(text).lstrip(" ")
+        element.text = NO_BREAK * (len(text) - len(stripped)) + stripped
 
 
-def changed(key: str, value: str, name: str) -> str:
+def convert_attribute(key: str, value: str, name: str) -> str:
     """Return an attribute's value: ids with the chart's name, paths without the last decimals."""
     if key == "id":
         return f"{name}-{value}"

@@ -1,7 +1,7 @@
-"""The page's sections in the order in which a person reads them, as far as a log has them.
+"""The sections of the page in reading order.
 
-What ran, where the time goes, what it could be against the machine's peaks, what to look at next,
-all problems, and what else the log says. Sections that need more than a log are in
+Run and machine, time by phase and kind, the roofline, findings, all problems, and other lines of
+the log. Sections that need more than a log are in
 `profiling.report.optional_sections`.
 """
 
@@ -67,41 +67,41 @@ if TYPE_CHECKING:
 def all_sections(material: Material, advice: Sequence[Advice]) -> list[Section]:
     """Return what ran, where time goes, what it could be, what to look at next, and all numbers."""
     sections: dict[str, tuple[str, Callable[[Material], Sequence[Block]]]] = {
-        "what-ran": ("What ran, and on what", what_ran),
-        "phases": ("Where a step's time goes", time_by_phase),
-        "kinds": ("Where oneDNN's time goes", time_by_kind),
-        "trace": ("Operators, oneDNN's and others", operators_of_trace),
-        "could-be": ("What it could be", what_it_could_be),
-        "efficiency": ("In the run, and alone", run_against_replay),
-        "comparison": ("Against the reference", log_against_reference),
+        "what-ran": ("Run and machine", what_ran),
+        "phases": ("Time of a step, by phase", time_by_phase),
+        "kinds": ("oneDNN's time, by kind", time_by_kind),
+        "trace": ("Operators in and outside oneDNN", operators_of_trace),
+        "could-be": ("Roofline: how fast it could be", what_it_could_be),
+        "efficiency": ("Efficiency: the run and isolated primitives", run_against_replay),
+        "comparison": ("Comparison with the reference", log_against_reference),
         "next": ("What to look at next", partial(what_next, advice=advice)),
         "problems": ("All problems", all_problems),
         "ranks": ("Ranks, steps and counters", ranks_and_counters),
-        "log": ("What else the log says", log_remarks),
+        "log": ("Other lines of the log", log_remarks),
     }
     names = list(sections) if material.measured.problems else ["what-ran", "kinds", "ranks", "log"]
     return [Section(name, sections[name][0], sections[name][1](material)) for name in names]
 
 
-OF_A_RUN = {
+RUN_FACTS = {
     "run": "run",
     "ranks": "ranks",
-    "threads": "threads a rank",
-    "images_a_step": "images a step and rank",
+    "threads": "threads per rank",
+    "images_a_step": "images per step and rank",
     "image_size": "image size",
     "precision": "precision",
     "engine": "engine",
     "convolutions": "convolutions",
-    "own_kernels": "own kernels",
+    "own_kernels": "this project's kernels",
     "allocator": "allocator",
     "torch": "torch",
     "ipex": "IPEX",
     "host": "host",
 }
 """Entries of `profilednn_facts`, and their names on the page."""
-OF_A_MACHINE = {
+MACHINE_FACTS = {
     "processor": "processor",
-    "usable_cpus": "CPUs that it may use",
+    "usable_cpus": "usable CPUs",
     "cpu_capability": "torch's instruction set",
     "system": "system",
     "python": "Python",
@@ -116,22 +116,22 @@ def what_ran(material: Material) -> list[Block]:
     packages = environment.get("packages")
     packages = packages if isinstance(packages, Mapping) else {}
     commands = [environment.get("command"), *(facts.get("command") for facts in log.facts)]
-    command = next((words for words in commands if isinstance(words, list)), [])
+    command = next((arguments for arguments in commands if isinstance(arguments, list)), [])
     numbers = sorted({number for _, number in material.measured.steps.whole if number is not None})
     values_of_run = [
         (name, dict.fromkeys(text_of(facts.get(key)) for facts in log.facts))
-        for key, name in OF_A_RUN.items()
+        for key, name in RUN_FACTS.items()
     ]
     pairs = [
         ("library", " and ".join(f"oneDNN {version}" for version in log.versions)),
         ("instruction set", "; ".join(log.instruction_sets)),
         ("oneDNN's threads", f"{threads}, {' and '.join(log.runtimes)}" if threads else ""),
         *((name, ", ".join(filter(None, values))) for name, values in values_of_run),
-        *((name, text_of(environment.get(key))) for key, name in OF_A_MACHINE.items()),
+        *((name, text_of(environment.get(key))) for key, name in MACHINE_FACTS.items()),
         ("packages", listed([f"{name} {version}" for name, version in packages.items()], 12)),
         ("command", " ".join(map(str, command))),
         ("logs", listed(log.files, 6)),
-        ("read", f"{log.lines:,} lines, {log.onednn_lines:,} of them oneDNN's"),
+        ("content", f"{log.lines:,} lines, {log.onednn_lines:,} from oneDNN"),
         ("steps", listed([f"{number:,}" for number in numbers], 20)),
     ]
     values: dict[str, str] = {}
@@ -141,8 +141,8 @@ def what_ran(material: Material) -> list[Block]:
     blocks: list[Block] = [Facts(list(values.items()))]
     if not material.environment:
         text = (
-            "Of the machine the log tells no more. A run of ours writes environment.json; "
-            "give it with"
+            "The log has no more information about the machine. A run of train.py writes it to "
+            "environment.json; pass it with"
         )
         blocks.append(Missing(text, "--environment runs/NAME/environment.json"))
     return blocks
@@ -159,15 +159,15 @@ def time_by_phase(material: Material) -> list[Block]:
     """Return a step by phases: oneDNN's time in each, and the time outside oneDNN."""
     phases = phases_of(material.log)
     if not phases:
-        text = "The log does not tell the phases of a step. A training of ours marks them:"
+        text = "The log has no marks of phases. A training of this project writes them:"
         return [Missing(text, "python train.py profile.onednn.steps=20-22")]
-    spoken = "; ".join(f"{phase.name} {significant(phase.wall_ms)} ms" for phase in phases)
+    bar_values = "; ".join(f"{phase.name} {significant(phase.wall_ms)} ms" for phase in phases)
     bars = chart(
         lambda: draw_phases(phases),
         name="phases",
-        label=f"Bars of a step's phases: {spoken}.",
+        label=f"Bar chart of the phases of a step: {bar_values}.",
         caption="Each bar is a phase of a mean step. Colours: oneDNN's primitives by kind. Grey: "
-        "all that is not oneDNN's, such as other operators, Python, and waiting.",
+        "time outside oneDNN, such as other operators, Python, and waiting.",
     )
     whole = sum(phase.wall_ms for phase in phases)
     rows = [
@@ -212,7 +212,7 @@ def draw_phases(phases: Sequence[Phase]) -> "Figure":
     figure = new_figure(height=1.6 + 0.5 * len(phases))
     axes = figure.subplots()
     horizontal_bars(axes, bars, room=1.15)
-    axes.set_xlabel("milliseconds a step")
+    axes.set_xlabel("time per step [ms]")
     colours = {kind.replace("_", " "): colour for kind, colour in colour_of.items()}
     if len(totals) > len(largest):
         colours["other kinds"] = DARK
@@ -225,7 +225,7 @@ def time_by_kind(material: Material) -> list[Block]:
     """Return oneDNN's time by kind and direction: the paper's Figure 2, of a mean step."""
     measured = material.measured
     if not measured.problems:
-        return [Text(["The log has no whole step with primitives of oneDNN in it."])]
+        return [Text(["The log has no complete step with oneDNN primitives."])]
     parts = parts_of(measured.problems)
 
     def draw() -> "Figure":
@@ -234,16 +234,16 @@ def time_by_kind(material: Material) -> list[Block]:
             for part in parts
         ]
         figure = draw_distribution(shown, title="")
-        figure.axes[0].set_xlabel(f"milliseconds {measured.unit}")
+        figure.axes[0].set_xlabel(f"time {measured.unit} [ms]")
         return figure
 
-    spoken = "; ".join(f"{part.name} {part.share:.1%}" for part in parts[:8])
+    bar_values = "; ".join(f"{part.name} {part.share:.1%}" for part in parts[:8])
     bars = chart(
         draw,
         name="kinds",
-        label=f"Bars of oneDNN's time by kind of primitive and direction: {spoken}.",
-        caption="oneDNN's time by kind of primitive; colours tell the direction. Percentages are "
-        "of oneDNN's time.",
+        label=f"Bar chart of oneDNN's time by kind of primitive and direction: {bar_values}.",
+        caption="oneDNN's time by kind of primitive; colours: direction. Percentages are shares of "
+        "oneDNN's time.",
     )
     columns = (
         text_column("kind"),
@@ -266,8 +266,8 @@ def what_it_could_be(material: Material) -> list[Block]:
     blocks: list[Block] = []
     if peaks is None:
         text = (
-            "What the machine can do at most is not known here. Measure it, and give the file "
-            "with --peaks:"
+            "The peak rates of the machine are not known. Measure them, and pass the file with "
+            "--peaks:"
         )
         blocks.append(Missing(text, "python -m profiling peaks --json peaks.json"))
     else:
@@ -281,15 +281,15 @@ def what_it_could_be(material: Material) -> list[Block]:
             parts = parts_of(measured.problems)
             blocks += [lost_chart(parts, measured.unit), lost_table(parts, measured)]
     rows = rows_of(material.log.calls(measured.steps.holds))
-    under = " Lines: the machine's peaks." if peaks else ""
+    lines = " Lines: peaks of the machine." if peaks else ""
     few = f" The {DOTS:,} costliest problems of {len(rows):,} are shown."
     roofline = chart(
         lambda: draw_roofline(rows[:DOTS], peaks, title=""),
         name="roofline",
-        label="Roofline: what each problem reaches; the table of all problems has the numbers.",
-        caption="Left: a dot for each problem that multiplies; the further right, the more work "
-        "for each byte; the higher, the faster; its area is its share of the time. Right: what "
-        f"only moves data.{under}{few if len(rows) > DOTS else ''}",
+        label="Roofline: rate of each problem; the table of all problems has the numbers.",
+        caption="Left: a dot for each problem that multiplies matrices; its area is its share of "
+        "the time; further right: more work per byte. Right: primitives that only move data."
+        f"{lines}{few if len(rows) > DOTS else ''}",
     )
     return [*blocks, roofline]
 
@@ -298,18 +298,18 @@ def possible(measured: Measured) -> str:
     """Return sentences on oneDNN's part and a whole step at the roofline."""
     ideal = measured.roofline_ms
     if ideal is None:
-        return "For none of its problems a bound is known."
+        return "No problem has a known bound."
     text = (
-        f"At the machine's measured peaks oneDNN's primitives would take {three(ideal)} ms "
+        f"At the measured peaks of the machine, oneDNN's primitives would take {three(ideal)} ms "
         f"{measured.unit} instead of {three(measured.ms)} ms."
     )
     if measured.wall_ms:
         step = measured.wall_ms - measured.ms + ideal
         text += (
             f" A step would then take {three(step)} ms instead of {three(measured.wall_ms)} ms, "
-            "if all else stays as it is."
+            "with the time outside oneDNN unchanged."
         )
-    return f"{text} No program reaches that everywhere; it is what lies between that counts."
+    return f"{text} No program reaches the peaks everywhere: this is a bound, not a target."
 
 
 BARS = 12
@@ -330,19 +330,19 @@ def lost_chart(parts: Sequence[MeasuredPart], unit: str) -> Chart:
         figure = new_figure(height=1.6 + 0.42 * len(bars))
         axes = figure.subplots()
         horizontal_bars(axes, bars, room=1.5)
-        axes.set_xlabel(f"milliseconds {unit}; full: at the roofline, pale: beyond it")
+        axes.set_xlabel(f"time {unit} [ms]; full colour: at the roofline, pale: beyond it")
         return figure
 
-    spoken = "; ".join(
+    bar_values = "; ".join(
         f"{part.name} {significant(part.lost_ms)} of {significant(part.bounded_ms)} ms"
         for part in parts[:8]
     )
     return chart(
         draw,
         name="lost",
-        label=f"Bars of time beyond the roofline: {spoken}.",
-        caption="Full: the time that each kind would take at the machine's peaks (arithmetic or "
-        "memory, what takes longer). Pale: what it takes beyond that.",
+        label=f"Bar chart of time beyond the roofline: {bar_values}.",
+        caption="Full colour: the time of each kind at the machine's peaks (arithmetic or memory, "
+        "whichever takes longer). Pale: the time beyond that.",
     )
 
 
@@ -356,50 +356,50 @@ def lost_table(parts: Sequence[MeasuredPart], measured: Measured) -> Table:
     columns = (
         text_column("kind"),
         Column(f"ms {measured.unit}", three),
-        Column("at the roofline, ms", three, meaning="Of problems whose work is known"),
+        Column("at the roofline, ms", three, meaning="Of problems with known arithmetic and size"),
         Column("of roofline", ".1%"),
         Column("lost, ms", three),
     )
     total = ("all", measured.ms, measured.roofline_ms, None, sum(part.lost_ms for part in parts))
     note = (
-        "Data that stays in a cache can be faster than the roofline says; of such problems "
-        "nothing counts as lost."
+        "Data that stays in a cache can be faster than the roofline; such problems have no lost "
+        "time."
     )
-    title = "What is lost against the roofline, most first"
+    title = "Time beyond the roofline"
     return Table(title, columns, rows, totals=[total], notes=[note])
 
 
 MEANING = (
-    "Read off the numbers of this page, what could save most first. What two of them would save "
-    "may be the same time, so the numbers do not add up; and they are bounds, not promises."
+    "Findings from the numbers of this page, the largest possible saving first. Savings are upper "
+    "bounds; two findings may concern the same time, so they do not add up."
 )
 
 
 def what_next(material: Material, *, advice: Sequence[Advice]) -> list[Block]:
     """Return each piece of advice with its numbers."""
     if not advice:
-        needed = " Much of what is looked for needs the machine's peaks (--peaks)."
-        return [Text([f"Nothing stands out in what was given.{'' if material.peaks else needed}"])]
+        needed = " Many findings need the peaks of the machine (--peaks)."
+        return [Text([f"There are no findings.{'' if material.peaks else needed}"])]
     items = [(item, saving(item, material.measured)) for item in advice]
     return [Text([MEANING]), Suggestions(items)]
 
 
-MOST_PROBLEMS = 500  # Rows of the table; what is beyond is one row
+MOST_PROBLEMS = 500  # Rows of the table; the other problems share one row
 
 
 def all_problems(material: Material) -> list[Block]:
-    """Return the costliest problems, each with what it reaches; what is beyond is one row."""
+    """Return the costliest problems, each with its rates; the others share one row."""
     measured = material.measured
     columns = [
-        text_column("problem", meaning="Below it: oneDNN's own shape and layouts"),
+        text_column("problem", meaning="Small print: shape and layouts in oneDNN's notation"),
         text_column("implementation"),
         Column(f"calls {measured.unit}", count),
         Column(f"ms {measured.unit}", three),
         Column("share", ".1%", meaning="Of oneDNN's time"),
         Column("GFLOP/s", three),
-        Column("GB/s", three, meaning="Of its tensors, each once"),
-        Column("of roofline", ".1%", meaning="Time at the machine's peaks over measured time"),
-        Column("lost, ms", three, meaning="Beyond the roofline"),
+        Column("GB/s", three, meaning="Each tensor counted once"),
+        Column("of roofline", ".1%", meaning="Time at the machine's peaks / measured time"),
+        Column("lost, ms", three, meaning="Time beyond the roofline"),
     ]
     if all(problem.roofline_ms is None for problem in measured.problems):
         columns = columns[:-2]
@@ -409,9 +409,9 @@ def all_problems(material: Material) -> list[Block]:
     if others:
         sums.insert(0, (f"{len(others):,} other problems", others))
         notes = [
-            f"These are the {MOST_PROBLEMS} costliest of {len(measured.problems):,} problems; the "
-            f"other {len(others):,} are one row. All are in primitives.csv of `python -m profiling "
-            f"stats {material.log_words} --out DIR`."
+            f"The {MOST_PROBLEMS} costliest of {len(measured.problems):,} problems are shown; the "
+            f"other {len(others):,} share one row. primitives.csv of `python -m profiling stats "
+            f"{material.log_argument} --out DIR` has all of them."
         ]
     totals = []
     for name, group in sums:
@@ -439,35 +439,35 @@ MOST_REMARKS = 50
 
 
 def log_remarks(material: Material) -> list[Block]:
-    """Return everything that is in no number above."""
+    """Return creations, messages and lines that could not be parsed."""
     log = material.log
     blocks: list[Block] = []
     if log.creation_states:
         states = ", ".join(f"{count:,} {state}" for state, count in log.creation_states.items())
         total = sum(calls.total_ms for calls in log.creations.values())
-        blocks.append(Text([f"Primitives were made: {states}; {three(total)} ms in all."]))
+        blocks.append(Text([f"Primitives created: {states}; {three(total)} ms in total."]))
     else:
-        text = "The log does not tell when primitives are made. oneDNN writes that too with"
+        text = "The log has no creations of primitives. oneDNN logs them with"
         blocks.append(Missing(text, "ONEDNN_VERBOSE=2"))
     for title, counter in (
-        ("Why implementations were passed over", log.dispatches),
+        ("Reasons for skipped implementations", log.dispatches),
         ("Errors, warnings and failed checks", log.messages),
     ):
         if counter:
-            more = len(counter) - MOST_REMARKS
-            notes = [f"{more:,} other texts are left out."] if more > 0 else []
+            hidden = len(counter) - MOST_REMARKS
+            notes = [f"{hidden:,} more texts are not shown."] if hidden > 0 else []
             columns = (text_column("text"), Column("lines", ","))
             rows = counter.most_common(MOST_REMARKS)
             blocks.append(Table(title, columns, rows, notes=notes))
     if log.not_understood:
-        more = log.not_understood_count - len(log.not_understood)
+        hidden = log.not_understood_count - len(log.not_understood)
         table = Table(
-            "Lines that look like oneDNN's and are not understood",
-            (text_column("line"), text_column("why"), text_column("its beginning")),
+            "oneDNN lines that cannot be parsed",
+            (text_column("line"), text_column("reason"), text_column("beginning of the line")),
             [(f"{line.file}:{line.line}", line.why, line.text[:80]) for line in log.not_understood],
-            notes=[f"And {more:,} more."] if more > 0 else [],
+            notes=[f"{hidden:,} more lines are not shown."] if hidden > 0 else [],
         )
         blocks.append(table)
     else:
-        blocks.append(Text(["Every line is understood."]))
+        blocks.append(Text(["All oneDNN lines were parsed."]))
     return blocks

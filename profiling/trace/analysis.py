@@ -1,4 +1,4 @@
-"""Where the time of steps goes: a trace added up by operator, phase, module and category.
+"""Sum up a trace by operator, phase, module and category.
 
 At every moment of a step one operator counts, so that operators and gaps add up to the wall time.
 `lay_beside` takes oneDNN's own time of the same steps from its log. The verdicts are sentences for
@@ -172,7 +172,7 @@ def analyze(trace: Trace, *, chosen: Sequence[int] | None = None) -> Analysis:
 
 
 def clipped(timeline: Iterable[Stretch], cells: Sequence[Cell]) -> Iterator[tuple[Stretch, int]]:
-    """Yield what of the stretches lies in the cells, with the cell's place; both are by time."""
+    """Yield the parts of stretches inside cells, with the index of the cell; both are sorted."""
     place = 0
     for start, end, span in timeline:
         while place < len(cells) and cells[place].end <= start:
@@ -277,12 +277,12 @@ def costliest_outside_onednn(rows: list[Row]) -> list[Costly]:
 def module_text(operator: Costly) -> str:
     """Return the costliest module, its share if there are others, and how many those are."""
     (name, share), *others = operator.modules
-    name = name or "outside modules"
+    name = name or "no module"
     return f"{name}, {share:.0%}, +{len(others)}" if others else name
 
 
 DEGREES = ((0.25, "fragmented"), (0.10, "a little fragmented"), (0.0, "hardly fragmented"))
-"""The least share of operator time in short pieces, and what it is called."""
+"""Lower bounds of the share of short pieces in operator time, with their verdicts."""
 
 
 def short_share(analysis: Analysis) -> float:
@@ -300,8 +300,8 @@ def fragmentation_verdict(analysis: Analysis) -> str:
     """Return whether operators should be merged, in a sentence."""
     share = short_share(analysis)
     degree = next(name for least, name in DEGREES if share >= least)
-    text = f"{degree}: {share:.1%} of operator time is in pieces shorter than 0.1 ms"
-    return f"{text}; in gaps, where no operator runs, is {gap_share(analysis):.1%} of the time"
+    text = f"{degree}: pieces shorter than 0.1 ms are {share:.1%} of operator time"
+    return f"{text}; gaps, in which no operator runs, are {gap_share(analysis):.1%} of the time"
 
 
 def onednn_verdict(analysis: Analysis, log_ms: float | None = None) -> str:
@@ -312,7 +312,7 @@ def onednn_verdict(analysis: Analysis, log_ms: float | None = None) -> str:
     if log_ms is not None:
         return f"oneDNN itself, by its log: {log_ms * 1e6 * analysis.count / wall:.1%}; {text}"
     products = analysis.category_ns(Category.PRODUCTS) / wall
-    unknown = f"matrix products, by oneDNN or another library (--onednn-log tells): {products:.1%}"
+    unknown = f"matrix products, in oneDNN or another library (see --onednn-log): {products:.1%}"
     return f"{text}; {unknown}" if products else text
 
 
@@ -323,7 +323,7 @@ def verdicts(analysis: Analysis, beside: "BesideLog | None") -> list[str]:
 
 
 def describe(analysis: Analysis) -> list[str]:
-    """Return what was read, and which steps count."""
+    """Return descriptions of the file and of the analyzed steps."""
     trace = analysis.trace
     seconds = [time / 1e9 for time in analysis.steps.durations.values()]
     numbers = ", ".join(map(str, analysis.steps.numbers))
@@ -331,33 +331,33 @@ def describe(analysis: Analysis) -> list[str]:
     if not analysis.steps.are_marked:
         count = analysis.optimizer_steps
         trained = f", {count} optimizer steps" if count else ""
-        steps = f"no steps are marked: the whole trace, {mean} s{trained}"
+        steps = f"no marks of steps: the whole trace, {mean} s{trained}"
     elif len(seconds) == 1:
         steps = f"step {numbers}: {mean} s"
     else:
         bounds = f"{significant(min(seconds))} to {significant(max(seconds))}"
         spread = f"{mean} s on average, {bounds}"
-        steps = f"steps {numbers}: {spread}; all below is of an average step"
-    return [f"{trace.file}: {len(trace.operators):,} calls of operators", steps]
+        steps = f"steps {numbers}: {spread}; all numbers are per step"
+    return [f"{trace.file}: {len(trace.operators):,} operator calls", steps]
 
 
 def remarks(analysis: Analysis) -> Iterator[str]:
-    """Yield what a reader should know of this trace."""
+    """Yield remarks on what the trace lacks and what the analysis omits."""
     if analysis.trace.is_cut_off:
-        yield "the file ends in the middle (was its writer killed?); this is what it holds"
+        yield "the file is truncated; the analysis covers what it contains"
     if not analysis.steps.phases_are_marked:
-        yield "no phases are marked: forward is all but backward, optimizer and data, loss included"
+        yield "no marks of phases: forward is all time outside backward, optimizer and data"
     if not analysis.modules_are_known:
-        yield "no modules are told; profile with_stack=True for them"
+        yield "the trace has no modules; record it with with_stack=True"
     if analysis.elsewhere_ns:
         time = milliseconds(analysis.elsewhere_ns / 1e6 / analysis.count)
-        yield f"other threads run operators for {time} ms meanwhile; they are left out"
+        yield f"operators of other threads are not included: {time} ms"
     if analysis.trace.gpu_events:
-        yield f"{analysis.trace.gpu_events:,} events of a GPU are left out"
+        yield f"{analysis.trace.gpu_events:,} GPU events are not included"
 
 
 def milliseconds(value: float) -> str:
-    """Return a time with as many decimals as one reads."""
+    """Format a time, with fewer decimals for larger values."""
     if value >= 1000:
         return f"{value:,.0f}"
     return f"{value:.2f}" if 0 < value < 1 else f"{value:.1f}"
@@ -380,7 +380,7 @@ class BesideLog:
 
 
 def lay_beside(analysis: Analysis, log: OneDnnLog) -> BesideLog:
-    """Return what of a log belongs to the steps of a trace.
+    """Return the part of a log that belongs to the steps of a trace.
 
     Steps are matched by number, phases by name. A log without marks is taken as a whole, beside a
     trace that is.
@@ -392,15 +392,16 @@ def lay_beside(analysis: Analysis, log: OneDnnLog) -> BesideLog:
     numbers, count = analysis.steps.numbers, analysis.count
     missing = ", ".join(str(number) for number in numbers if number not in log.steps)
     if len(log.ranks) > 1:
-        raise InputError(f"{name} has several ranks; give that of the trace's rank")
+        raise InputError(f"{name} has several ranks; give the log of the trace's rank")
     if log.steps and not analysis.steps.are_marked:
-        raise InputError(f"{name} marks steps, the trace does not; they cannot match")
+        raise InputError(f"{name} has marks of steps, the trace has none; they cannot match")
     if log.steps and missing:
         have = ", ".join(map(str, log.steps))
-        raise InputError(f"{name} has steps {have}, and not {missing}; choose with --step")
+        raise InputError(f"{name} has steps {have}, not {missing}; select steps with --step")
     if analysis.steps.are_marked and missing:
         raise InputError(
-            f"{name} marks no steps; train with profile.onednn.steps and profile.trace.steps alike"
+            f"{name} has no marks of steps; train with equal profile.onednn.steps and "
+            "profile.trace.steps"
         )
     log_ms = dict.fromkeys(analysis.steps.phases, 0.0)
     kinds_ms: defaultdict[str, float] = defaultdict(float)

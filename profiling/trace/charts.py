@@ -1,4 +1,4 @@
-"""Charts of a trace: phases by what they are spent in, costly operators, and one step in time.
+"""Charts of a trace: phases by category, costly operators, and the timeline of one step.
 
 The timeline shows the step of median duration: phases, a lane for each thread, how often operators
 change, and a closer look, calls within calls, where most spans begin.
@@ -69,7 +69,7 @@ def draw_split(analysis: Analysis, *, title: str) -> "Figure":
     figure = new_figure(height=1.9 + 0.55 * len(phases))
     axes = figure.subplots()
     horizontal_bars(axes, bars)
-    axes.set_xlabel(f"milliseconds {'a step' if analysis.steps.are_marked else 'in all'}")
+    axes.set_xlabel("time per step [ms]" if analysis.steps.are_marked else "time [ms]")
     colour_legend(figure, colours, columns=len(colours), loc="outside lower center", frameon=False)
     figure.suptitle(title)
     return figure
@@ -95,8 +95,8 @@ def draw_operators(costly: Sequence[Costly], *, title: str, modules_are_known: b
     axes = figure.subplots()
     horizontal_bars(axes, bars, room=2.0, fontsize=8, name_size=9)
     axes.set_xlabel(
-        "milliseconds of self time; share of the wall time"
-        + (", the costliest module with its part, + how many others" if modules_are_known else "")
+        "self time [ms]; share of wall time"
+        + ("; costliest module with its share, + number of others" if modules_are_known else "")
     )
     if costly:
         used = dict.fromkeys(operator.category for operator in costly)
@@ -131,14 +131,14 @@ def draw_timeline(analysis: Analysis, *, title: str) -> "Figure":
     since = [(start - window.start) / 1e6 for start in starts]
     counts, edges = np.histogram(since, bins=250, range=(0, whole_ms))
     density.stairs(counts / (edges[1] - edges[0]), edges, fill=True, color=DARK)
-    density.set_ylabel("working\nspans\na ms")
+    density.set_ylabel("working\nspans\nper ms")
     density.spines[["top", "right"]].set_visible(False)
     density.sharex(strip)
     for upper in (strip, *lanes):
         upper.tick_params(bottom=False, labelbottom=False)
     strip.set_xlim(0, whole_ms)
     density.set_xlabel(
-        "milliseconds since the step began; the height of a colour is its share of each "
+        "time since the begin of the step [ms]; height of a colour: its share of each "
         f"{whole_ms / SLIVERS:.2g} ms"
     )
     left, right = ((edge - window.start) / 1e6 for edge in closer)
@@ -264,10 +264,10 @@ def draw_closer(axes: "Axes", analysis: Analysis, closer: Window, window: Window
     axes.set_xlim(*((edge - window.start) / 1e6 for edge in closer))
     axes.set_ylim(min(DEEPEST, max(depth.values(), default=0) + 1) - 0.5, -0.5)
     axes.set_yticks([])
-    axes.set_ylabel("closer:\ncalls within\ncalls")
+    axes.set_ylabel("closer view:\nnested calls")
     axes.spines[["top", "right"]].set_visible(False)
     axes.ticklabel_format(useOffset=False)
-    axes.set_xlabel(f"milliseconds; the {whole / 1e6:.3g} ms framed above, where most spans begin")
+    axes.set_xlabel(f"time [ms]; the framed {whole / 1e6:.3g} ms, in which most spans begin")
 
 
 def label(axes: "Axes", name: str, *, left: float, depth: int, width: float, share: float) -> None:

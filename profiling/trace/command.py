@@ -41,28 +41,28 @@ TABLE = "operators.csv"
 CHARTS = ("split", "timeline", "operators")
 
 ABOUT = """\
-Say where a training step goes, from a trace of torch.profiler: oneDNN against everything else,
-forward against backward, the operators outside oneDNN by cost and the modules that call them, and
-how fragmented it is: how short the operators are, how often they change, when none runs.
+Show where a training step spends its time, from a trace of torch.profiler: oneDNN and other
+operators, forward and backward, the costliest operators outside oneDNN and the modules that call
+them, and fragmentation: how short operators are, how often they change, when none runs.
 
-Reads what export_chrome_trace writes, .json or .json.gz, of any model; needs no torch. Where a
-training has marked them (profile.trace), steps, phases and modules are its own: `step 20`,
-`phase: forward`, `module: backbone.body.conv1`. Else steps are those of torch.profiler.schedule,
-or the whole trace; backward is what autograd runs, optimizer and data are torch's own marks; and
-modules are known if the trace was taken with_stack.
+The input is a file of export_chrome_trace, .json or .json.gz, of any model; torch is not needed.
+Traces of train.py (profile.trace) have marks of steps, phases and modules: `step 20`,
+`phase: forward`, `module: backbone.body.conv1`. In other traces, steps are those of
+torch.profiler.schedule or the whole trace, backward is the time of autograd, optimizer and data are
+torch's marks, and modules are known if the trace was recorded with with_stack=True.
 
-A training's own trace also holds the bytes that the operators of the step before its window read
-and write, from the shapes of their tensors: they are shown by phase and operator.
+Traces of train.py also contain the bytes that the operators of the step before the window read and
+write; they are shown by phase and operator.
 
-A trace cannot tell which library multiplies matrices. A log of oneDNN of the same steps can:
-train with profile.onednn and profile.trace, and give the log to --onednn-log."""
+A trace does not show which library multiplies matrices. A oneDNN log of the same steps does: train
+with profile.onednn and profile.trace, and pass the log with --onednn-log."""
 
 FILES = """\
---out DIR gets:
+files in --out DIR:
   operators.csv       a row for each operator, phase and module, the costliest first
-  split.png           phases, and what each is spent in; also as .svg
-  timeline.png        one step in time, and a closer look where it is most fragmented; also as .svg
-  operators.png       what costs most outside oneDNN; also as .svg"""
+  split.png           phases by category; also .svg
+  timeline.png        timeline of one step, and a closer view of its busiest part; also .svg
+  operators.png       the costliest operators outside oneDNN; also .svg"""
 
 EXAMPLES = """\
 examples:
@@ -81,7 +81,7 @@ def add_trace(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "file", type=Path, metavar="TRACE", help="a Chrome trace of torch.profiler, plain or .gz"
     )
     parser.add_argument(
-        "--step", type=numbers, metavar="A,B", help="only these steps (default: all marked)"
+        "--step", type=numbers, metavar="A,B", help="only these steps (default: all)"
     )
     parser.add_argument(
         "--top", type=positive, default=15, metavar="N", help="operators to show (default: 15)"
@@ -89,7 +89,7 @@ def add_trace(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser.add_argument(
         "--onednn-log", type=Path, metavar="LOG", help="oneDNN's log of the same steps and rank"
     )
-    add_output_options(parser, "write table and pictures here")
+    add_output_options(parser, "write table and charts to DIR")
     parser.set_defaults(run=trace_command)
 
 
@@ -112,7 +112,7 @@ def trace_command(
     with progress_in_bytes(console, f"reading {file.name}", total=size) as advance:
         trace = read_trace(file, advance)
     if len(trace.operators) > MANY:
-        say(console, f"adding up {len(trace.operators):,} calls of operators")
+        say(console, f"analyzing {len(trace.operators):,} operator calls")
     analysis = analyze(trace, chosen=step)
     log = read_with_progress([onednn_log], console) if onednn_log else None
     beside = lay_beside(analysis, log) if log else None
@@ -131,36 +131,36 @@ def trace_command(
     if out is not None:
         write_whole(out / TABLE, Table("", OPERATOR_COLUMNS, list(map(astuple, rows))).csv())
         write_charts(analysis, costly[:top], folder=out)
-        say(console, f"table and pictures: {out}")
+        say(console, f"table and charts: {out}")
     return FINISHED
 
 
 def numbers(text: str) -> tuple[int, ...]:
     """Return different whole numbers, ascending."""
-    words = text.split(",")
-    if not all(word.isdigit() for word in words):
-        raise argparse.ArgumentTypeError(f"expected numbers such as 20,21, found {text!r}")
-    return tuple(sorted({int(word) for word in words}))
+    fields = text.split(",")
+    if not all(field.isdigit() for field in fields):
+        raise argparse.ArgumentTypeError(f"expected numbers such as 20,21, got {text!r}")
+    return tuple(sorted({int(field) for field in fields}))
 
 
 MEANING = """\
-self time: of an operator, without the operators that it calls. gaps: no operator runs
-working span: a call that spends at least half of its time itself, with all that it calls; others
-  only call. pieces: working spans, and the times between the calls of the others
+self time: time of an operator without the operators that it calls. gaps: no operator runs
+working span: a call whose self time is at least half of its duration, with everything it calls
+pieces: working spans, and the times between the calls of all other operators
 context switch: the next working span is of another operator"""
 
 
 def print_analysis(
     console: Console, analysis: Analysis, costly: Sequence[Costly], *, top: int
 ) -> None:
-    """Print what was read, a step by phases, its fragmentation, what costs most outside oneDNN."""
+    """Print the input, a step by phase, its fragmentation, and the costliest operators."""
     for line in describe(analysis):
         say(console, line)
     window = "a step" if analysis.steps.are_marked else "the whole trace"
     headings = ("wall time", *(category.value for category in analysis.categories), "gaps")
     whole = analysis.times_ms(None)
     by_phase = Table(
-        f"{window} by phases (ms)",
+        f"{window} by phase [ms]",
         [text_column("phase"), *(Column(heading, milliseconds) for heading in headings)],
         [(phase, *analysis.times_ms(phase)) for phase in analysis.steps.phases],
         totals=[("all", *whole), ("share", *(f"{time / whole[0]:.1%}" for time in whole))],
@@ -173,10 +173,10 @@ def print_analysis(
         Column("share", ".1%"),
     ]
     if analysis.modules_are_known:
-        columns.append(text_column("costliest module, its share, + others"))
+        columns.append(text_column("costliest module, share, + others"))
     rows = [
-        (each.operator, each.phase, each.calls, each.self_ms, each.share, module_text(each))
-        for each in costly[:top]
+        (item.operator, item.phase, item.calls, item.self_ms, item.share, module_text(item))
+        for item in costly[:top]
     ]
     title = f"the {min(top, len(costly))} costliest of {len(costly)} operators outside oneDNN"
     operators = Table(title, columns, [row[: len(columns)] for row in rows])
@@ -188,13 +188,13 @@ def print_analysis(
 
 
 def fragmentation_table(analysis: Analysis) -> Table:
-    """Return into how many pieces a step falls."""
+    """Return the table of the fragmentation of a step."""
     numbers = fragmentation_json(analysis)
-    window = "a step" if analysis.steps.are_marked else "in all"
+    window = "per step" if analysis.steps.are_marked else "total"
     working_per_s = len(analysis.working) / (analysis.wall_ns / 1e9)
     return Table(
         "fragmentation",
-        (text_column(""), Column(window, ",.0f"), Column("a second", ",.0f")),
+        (text_column(""), Column(window, ",.0f"), Column("per second", ",.0f")),
         [
             ("spans", numbers["spans"], numbers["spans_per_s"]),
             ("working spans", numbers["working_spans"], working_per_s),
@@ -202,10 +202,10 @@ def fragmentation_table(analysis: Analysis) -> Table:
         ],
         totals=[
             ("working span, median", f"{numbers['median_working_span_us']:,.1f} µs", None),
-            ("pieces below 0.1 ms, of operator time", f"{numbers['short_share']:.1%}", None),
-            ("  work", f"{numbers['short_work_share']:.1%}", None),
+            ("pieces below 0.1 ms, share of operator time", f"{numbers['short_share']:.1%}", None),
+            ("  working spans", f"{numbers['short_work_share']:.1%}", None),
             ("  between calls", f"{numbers['between_calls_share']:.1%}", None),
-            ("gaps, of wall time", f"{numbers['gap_share']:.1%}", None),
+            ("gaps, share of wall time", f"{numbers['gap_share']:.1%}", None),
         ],
     )
 
@@ -234,17 +234,17 @@ def print_beside_log(console: Console, analysis: Analysis, beside: BesideLog) ->
     )
     rows = [row(phase, log_ms) for phase, log_ms in beside.log_ms.items()]
     totals = [row(None, beside.total_ms)]
-    table = Table("oneDNN's log beside the trace (ms)", columns, rows, totals=totals)
+    table = Table("oneDNN's log and the trace [ms]", columns, rows, totals=totals)
     console.print(table.for_console(vertical="bottom"))
     kinds = list(beside.kinds_ms.items())
     times = ", ".join(f"{kind} {milliseconds(time)}" for kind, time in kinds[:KINDS])
-    more = f", {len(kinds) - KINDS} more kinds" if len(kinds) > KINDS else ""
-    say(console, f"oneDNN itself: {printable(times)}{more}")
+    others = f", {len(kinds) - KINDS} more kinds" if len(kinds) > KINDS else ""
+    say(console, f"oneDNN itself: {printable(times)}{others}")
     if beside.other_ms:
         time = milliseconds(beside.other_ms)
-        say(console, f"note: {time} ms of the log are in no phase of the trace")
+        say(console, f"note: {time} ms of the log are outside the phases of the trace")
     if not beside.has_steps:
-        say(console, "note: the log marks no steps; it was taken as a whole")
+        say(console, "note: the log has no marks of steps; all of it is included")
 
 
 def print_bytes_moved(console: Console, moved: BytesMoved, *, top: int) -> None:
@@ -256,8 +256,8 @@ def print_bytes_moved(console: Console, moved: BytesMoved, *, top: int) -> None:
     rows, by_phase = moved.rows, moved.by_phase()
     sums = sum(row.read for row in rows), sum(row.written for row in rows), moved.total
     phases = Table(
-        f"GB that the operators of step {moved.step} read and write",
-        (text_column("phase"), *(Column(name, gigabytes) for name in ("read", "written", "both"))),
+        f"memory traffic of the operators of step {moved.step} [GB]",
+        (text_column("phase"), *(Column(name, gigabytes) for name in ("read", "written", "total"))),
         [(phase, read, written, read + written) for phase, (read, written) in by_phase.items()],
         totals=[("all", *sums)],
     )
@@ -265,15 +265,15 @@ def print_bytes_moved(console: Console, moved: BytesMoved, *, top: int) -> None:
         text_column("operator"),
         text_column("phase"),
         Column("calls", ",d"),
-        Column("GB read", gigabytes),
-        Column("GB written", gigabytes),
+        Column("read", gigabytes),
+        Column("written", gigabytes),
         Column("share", ".1%"),
     )
     shown = [
         (row.operator, row.phase, row.calls, row.read, row.written, row.total / (moved.total or 1))
         for row in rows[:top]
     ]
-    title = f"the {len(shown)} operators of {len(rows)} that move most"
+    title = f"the {len(shown)} of {len(rows)} operators with most memory traffic"
     console.print(phases.for_console())
     console.print(Table(title, columns, shown).for_console())
 
@@ -325,14 +325,14 @@ def as_json(
 
 
 def phase_json(analysis: Analysis, phase: str | None) -> dict[str, float]:
-    """Return wall time, and what adds up to it. [ms]"""
+    """Return wall time, and the parts of it. [ms]"""
     categories = (f"{category.name.lower()}_ms" for category in analysis.categories)
     names = ["wall_ms", *categories, "gaps_ms"]
     return dict(zip(names, analysis.times_ms(phase), strict=True))
 
 
 def fragmentation_json(analysis: Analysis) -> dict[str, float]:
-    """Return into how many pieces a step falls."""
+    """Return the numbers of the fragmentation of a step."""
     seconds, count = analysis.wall_ns / 1e9, analysis.count
     operator_ns = analysis.operator_ns or 1
     return {
@@ -355,11 +355,11 @@ def write_charts(analysis: Analysis, costly: Sequence[Costly], *, folder: Path) 
     step = "a step" if analysis.steps.are_marked else "the whole trace"
     number = median_step(analysis)[0].step
     shown = "" if number is None else f", step {number}"
-    title = f"the operators that cost most outside oneDNN, in {step}: {name}"
+    title = f"costliest operators outside oneDNN, {step}: {name}"
     known = analysis.modules_are_known
     figures = (
-        draw_split(analysis, title=f"{step} by phases and what runs: {name}"),
-        draw_timeline(analysis, title=f"what runs when{shown}: {name}"),
+        draw_split(analysis, title=f"{step} by phase and category: {name}"),
+        draw_timeline(analysis, title=f"timeline{shown}: {name}"),
         draw_operators(costly, title=title, modules_are_known=known),
     )
     for stem, figure in zip(CHARTS, figures, strict=True):

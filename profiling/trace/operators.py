@@ -75,8 +75,8 @@ class Origins:
         modules = marks or list(paths(trace.modules))
         # The main thread first, since forward comes before backward.
         for thread in sorted(trace.by_thread, key=lambda thread: thread != main_thread):
-            here = [module for module in modules if module.thread == thread]
-            self._follow(trace.by_thread[thread], here)
+            in_thread = [module for module in modules if module.thread == thread]
+            self._follow(trace.by_thread[thread], in_thread)
 
     @property
     def module_names(self) -> list[str]:
@@ -220,11 +220,11 @@ COMMUNICATION = re.compile(r"c10d::|gloo:|mpi:|ccl:|oneccl|nccl:|ucc:|record_par
 ELSEWHERE = re.compile(
     r"aten::(_?slow_conv|slow_conv_dilated|thnn_conv|_conv_depthwise|_nnpack|xnnpack|cudnn_conv)"
 )
-"""Convolutions that oneDNN has no part in: float64, or where it is switched off."""
+"""Convolutions of other libraries: in float64, or with oneDNN switched off."""
 
 
 class Category(StrEnum):
-    """Where time goes, in the order of tables and charts."""
+    """Categories of operators, in the order of tables and charts."""
 
     ONEDNN = "oneDNN"
     OURS = "our kernels"
@@ -338,7 +338,7 @@ def find_steps(trace: Trace, chosen: Sequence[int] | None = None) -> Steps:
     intervals = marked or sorted(unmarked_phases(trace, main, training))
     cells = tuple(cut(windows, intervals, UNMARKED if marked else "forward"))
     if not cells:
-        raise InputError(f"{trace.file}: its operators take no time")
+        raise InputError(f"{trace.file}: its operators have no duration")
     return Steps(
         cells=cells,
         main_thread=main,
@@ -357,7 +357,7 @@ def windows_of(
     """Return begin and end of each step that counts, by number."""
     operators = trace.operators
     if chosen is not None and not marked:
-        raise InputError(f"--step: {trace.file} marks no steps; leave --step out")
+        raise InputError(f"--step: {trace.file} has no marks of steps; remove --step")
     for number in chosen or ():
         if number not in marked:
             have = ", ".join(map(str, sorted(marked)))
@@ -366,7 +366,7 @@ def windows_of(
         places = [span for span, thread in enumerate(operators.thread) if thread in training]
         begin = min(operators.start[span] for span in places)
         return {WHOLE: (begin, max(operators.end[span] for span in places))}
-    if not chosen and trace.is_cut_off:  # without steps that the file holds in part; at least one
+    if not chosen and trace.is_cut_off:  # Omit steps that are incomplete, but keep at least one
         last = max(operators.start)
         chosen = [number for number, (_, end) in marked.items() if end <= last] or [min(marked)]
     return {number: marked[number] for number in chosen or marked}

@@ -143,7 +143,7 @@ def bytes_moved_of(content: Any, file: Path) -> BytesMoved | None:
         ]
         return BytesMoved(int(content["step"]), sorted(rows, key=lambda row: -row.total))
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{file}: {KEY} is not what profile.trace writes") from error
+        raise InputError(f"{file}: {KEY}: not in the form that profile.trace writes") from error
 
 
 @dataclass
@@ -173,7 +173,7 @@ def read_trace(file: Path, advance: Callable[[int, str], None] | None = None) ->
     `advance` is called with the number of bytes read so far.
 
     Raises:
-        InputError: It is no trace, or one without CPU operators.
+        InputError: The file is not a trace, or has no CPU operators.
     """
     events = TraceEvents(file, advance)
     trace = Trace(file)
@@ -280,7 +280,7 @@ def stretches(spans: Spans, ordered: Sequence[int]) -> Iterator[Stretch]:
     start, end = spans.start, spans.end
     around: list[int] = []
     now = 0
-    for span in chain(ordered, (None,)):  # after the last, all that still run end
+    for span in chain(ordered, (None,)):  # After the last span, all running ones end
         while around and (span is None or end[around[-1]] <= start[span]):
             over = around.pop()
             if end[over] > now:
@@ -343,7 +343,7 @@ class TraceEvents:
         """Read the file.
 
         Raises:
-            InputError: It cannot be read, is no JSON, or has no `traceEvents`.
+            InputError: The file cannot be read, is not JSON, or has no `traceEvents`.
         """
         try:
             with os.fdopen(regular_descriptor(self._file, pipes=True), "rb") as file:
@@ -386,7 +386,7 @@ class TraceEvents:
                 is_near_end = error.pos >= len(self._text) - 12
                 may_go_on = is_near_end or error.msg.startswith("Unterminated string")
                 if not may_go_on or len(self._text) - self._at >= LONGEST_EVENT:
-                    self._refuse(f"is no JSON at character {self._before + error.pos}", error)
+                    self._refuse(f"is not JSON at character {self._before + error.pos}", error)
                 if not self._more():
                     raise EOFError from error
             else:
@@ -397,9 +397,9 @@ class TraceEvents:
     def _document(self) -> Iterator[dict[str, Any]]:
         first = self._peek()
         if not first:
-            self._refuse("is empty, or damaged from its beginning on")
+            self._refuse("is empty, or damaged at its beginning")
         if first not in "{[":
-            self._refuse("is no JSON: it does not begin with { or [")
+            self._refuse("is not JSON: it does not begin with { or [")
         try:
             yield from self._events() if first == "[" else self._object()
         except EOFError:
@@ -414,7 +414,7 @@ class TraceEvents:
             if (character := self._peek()) != ":":
                 if not character:
                     raise EOFError
-                self._refuse(f"is no JSON at character {self._before + self._at}: expected :")
+                self._refuse(f"is not JSON at character {self._before + self._at}: expected :")
             self._at += 1
             if key == "traceEvents" and self._peek() == "[":
                 self.fields[key] = None
@@ -422,7 +422,7 @@ class TraceEvents:
             elif isinstance(key, str):
                 self.fields[key] = self._value()
         if self.fields.get("traceEvents", "") is not None:
-            self._refuse("has no list of traceEvents; give what export_chrome_trace writes")
+            self._refuse("has no list traceEvents; give a file of export_chrome_trace")
 
     def _events(self) -> Iterator[dict[str, Any]]:
         self._at += 1
@@ -464,9 +464,9 @@ def text_chunks(file: IO[bytes], advance: Callable[[int, str], None]) -> Iterato
             yield block
 
     decoder, blocks = codecs.getincrementaldecoder("utf-8")(), read()
-    first = next(blocks, b"")  # the file need not be seekable
-    every = chain([first], blocks)
-    yield from map(decoder.decode, unpacked(every) if first.startswith(GZIP) else every)
+    first = next(blocks, b"")  # Not by seeking back: the file may be a pipe
+    blocks = chain([first], blocks)
+    yield from map(decoder.decode, unpacked(blocks) if first.startswith(GZIP) else blocks)
 
 
 def unpacked(blocks: Iterable[bytes]) -> Iterator[bytes]:

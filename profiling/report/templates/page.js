@@ -1,7 +1,7 @@
 "use strict";
 
-// Headers become buttons that sort, long tables show their first rows and get a field that filters.
-// Rows are moved and hidden, never made anew. Without this script all rows are there, as written.
+// Makes headers sort, shortens long tables to their first rows, and adds a filter to them.
+// Rows are moved and hidden, never rebuilt. Without this script the page shows all rows.
 
 const FIRST = 12;
 const collator = new Intl.Collator("en", { numeric: true });
@@ -16,22 +16,22 @@ function keyOf(row, column, isNumber) {
   return "value" in cell.dataset ? Number(cell.dataset.value) : null;
 }
 
-function compare(one, other, isNumber, sign) {
-  if (!isNumber) return sign * collator.compare(one, other);
-  if (one === null || other === null) return (one === null) - (other === null); // unknown: last
-  return sign * (one - other);
+function compare(left, right, isNumber, sign) {
+  if (!isNumber) return sign * collator.compare(left, right);
+  if (left === null || right === null) return (left === null) - (right === null); // unknown: last
+  return sign * (left - right);
 }
 
 function sortBy(table, header, column) {
   const isNumber = header.classList.contains("number");
-  const [first, other] = isNumber ? ["descending", "ascending"] : ["ascending", "descending"];
-  const order = header.getAttribute("aria-sort") === first ? other : first;
-  for (const one of table.tHead.rows[0].cells) one.removeAttribute("aria-sort");
+  const [first, second] = isNumber ? ["descending", "ascending"] : ["ascending", "descending"];
+  const order = header.getAttribute("aria-sort") === first ? second : first;
+  for (const cell of table.tHead.rows[0].cells) cell.removeAttribute("aria-sort");
   header.setAttribute("aria-sort", order);
   const body = table.tBodies[0];
   const keyed = Array.from(body.rows, (row) => [keyOf(row, column, isNumber), row]);
   const sign = order === "ascending" ? 1 : -1;
-  keyed.sort((one, other) => compare(one[0], other[0], isNumber, sign));
+  keyed.sort((left, right) => compare(left[0], right[0], isNumber, sign));
   body.append(...keyed.map(([, row]) => row));
 }
 
@@ -50,7 +50,7 @@ function makeSortable(table, refresh) {
 function makeFilter(container, table) {
   const body = table.tBodies[0];
   const texts = new Map(Array.from(body.rows, (row) => [row, row.textContent.toLowerCase()]));
-  const field = element("input", { type: "search", placeholder: "such as backward bf16" });
+  const field = element("input", { type: "search", placeholder: "for example backward bf16" });
   const label = element("label", { className: "filter" });
   const count = element("output", { className: "count" });
   const more = element("button", { type: "button", className: "more" });
@@ -60,8 +60,8 @@ function makeFilter(container, table) {
     const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
     let shown = 0;
     for (const row of body.rows) {
-      const isFound = words.every((word) => texts.get(row).includes(word));
-      row.hidden = !isFound || (!isOpen && !words.length && shown >= FIRST);
+      const isMatch = words.every((word) => texts.get(row).includes(word));
+      row.hidden = !isMatch || (!isOpen && !words.length && shown >= FIRST);
       shown += !row.hidden;
     }
     const isWhole = shown === body.rows.length;

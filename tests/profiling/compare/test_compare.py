@@ -57,14 +57,14 @@ def test_what_only_one_side_calls_is_on_top(frozen: tuple[Path, Path]) -> None:
     comparison = matched(*frozen)
     first, second = comparison.only_one
     # one reorder at 1 ms costs more than two gradients at 0.25 ms
-    assert (first.question.kind, first.extra_calls, first.extra_ms) == ("reorder", -1, 1)
-    assert (second.question.direction, second.extra_calls, second.extra_ms) == (
+    assert (first.key.kind, first.extra_calls, first.extra_ms) == ("reorder", -1, 1)
+    assert (second.key.direction, second.extra_calls, second.extra_ms) == (
         "backward data",
         2,
         0.5,
     )
     (same,) = comparison.both
-    assert (same.question.direction, same.ratio) == ("forward", 1)
+    assert (same.key.direction, same.ratio) == ("forward", 1)
 
 
 def test_kinds_add_up_to_both_logs(frozen: tuple[Path, Path]) -> None:
