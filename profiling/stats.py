@@ -369,8 +369,8 @@ def print_remarks(console: Console, log: OneDnnLog) -> None:
         if len(counter) > MESSAGES:
             say(console, f"{name}: {len(counter) - MESSAGES:,} more")
     if log.not_understood_count:
-        count = f"{log.not_understood_count:,}"
-        say(console, f"oneDNN lines that cannot be parsed and are in no table: {count}")
+        number = f"{log.not_understood_count:,}"
+        say(console, f"oneDNN lines that cannot be parsed and are in no table: {number}")
         for line in log.not_understood:
             say(console, f"  {line.file}:{line.line}: {line.why}: {printable(line.text[:80])}")
         if hidden := log.not_understood_count - len(log.not_understood):

@@ -444,8 +444,9 @@ def calls_the_reference_does_not_make(comparison: Comparison) -> list[Advice]:
         findings.append(
             Advice(
                 title=f"{kind_and_direction(kind, direction)}: the reference makes fewer calls",
-                evidence=f"{times(sum(pair.extra_calls for pair in pairs))} {unit} more than "
-                f"{comparison.second.name}, {three(extra)} ms. The costliest: "
+                evidence=f"Compared with {comparison.second.name}, "
+                f"{times(sum(pair.extra_calls for pair in pairs))} {unit} are additional, "
+                f"{three(extra)} ms. The costliest: "
                 f"{first.key.shape} {first.key.types}, {three(first.extra_ms)} ms.",
                 todo="Find their cause: gradients of frozen layers, changes of layout, another "
                 "batch size, or other kernels in the reference.",

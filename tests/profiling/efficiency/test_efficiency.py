@@ -1,207 +1,180 @@
-"""Ratios and projections against numbers worked out by hand.
+"""`python -m profiling efficiency`: with a saved replay, and with the real worker."""
 
-Two steps. Forward: 2 calls a step, 10 then 14 ms; backward: one of 20 and 20 ms; product: one of 5
-and 7 ms; a reorder without replay: 4 calls a step of 1 ms, and one of 50 ms before the first step.
-"""
-
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from profiling.efficiency_analysis import (
-    Efficiency,
-    cold_ratio,
-    efficiency_of,
-    hot_ratio,
-    project,
-)
-from profiling.onednn_log.log import read_logs
-from profiling.onednn_log.work import readable
-from profiling.peaks import Peaks
-from profiling.replay.replay import Replay
-from tests.profiling.efficiency.logs import (
-    BACKWARD,
+from profiling.__main__ import main
+from profiling.efficiency import OUTPUTS
+from profiling.peaks import Peaks, save
+from profiling.replay.replay import load_replay, save_replay
+from tests.profiling.efficiency.example_log import (
     COLD,
     COPY,
     FORWARD,
+    HEADER,
     HOT,
-    PRODUCT,
     SHAPE,
-    log_text,
+    execution,
     replay_of,
     write_log,
 )
-from tests.profiling.replay.problems import v3
+from tests.support.commands import RunHere
+from tests.support.fast_precision import needs_bf16
 
-REPLAYED_MS = 2 * 10 + 2 * 14 + 20 + 20 + 5 + 7
-HOT_MS = 4 * 9 + 2 * 10 + 2 * 6
-COLD_MS = 4 * 12 + 2 * 15 + 2 * 6
-COPIES_MS = 8 * 1
-
-
-def found(
-    tmp_path: Path,
-    *,
-    marks: bool = True,
-    facts: bool = True,
-    replay: Replay | None = None,
-    peaks: Peaks | None = None,
-) -> Efficiency:
-    log = read_logs([write_log(tmp_path, marks=marks, facts=facts)])
-    return efficiency_of(log, replay or replay_of(), peaks=peaks)
+REPOSITORY = Path(__file__).resolve().parents[3]
+SMALL = "mb2_ic8oc8_ih20oh20kh1sh1dh0ph0_iw20ow20kw1sw1dw0pw0"
 
 
-def test_the_ratio_is_weighted_by_calls_of_what_was_replayed(tmp_path: Path) -> None:
-    efficiency = found(tmp_path)
-    total = efficiency.total
-    assert (total.calls, total.measured_ms) == (8, REPLAYED_MS)
-    assert (total.hot_ms, total.cold_ms) == (HOT_MS, COLD_MS)
-    assert hot_ratio(total) == 68 / 100 and cold_ratio(total) == 90 / 100
+@pytest.fixture
+def replay(tmp_path: Path) -> Path:
+    save_replay(replay_of(), tmp_path / "replay.json")
+    return tmp_path / "replay.json"
 
 
-def test_each_part_and_problem_has_its_own(tmp_path: Path) -> None:
-    efficiency = found(tmp_path)
-    parts = {(part.kind, part.direction): part for part in efficiency.parts}
-    assert [part.measured_ms for part in efficiency.parts] == [48, 40, 12]
-    forward = parts["convolution", "forward_training"]
-    assert (forward.calls, hot_ratio(forward), cold_ratio(forward)) == (4, 36 / 48, 48 / 48)
-    assert hot_ratio(parts["matmul", "undef"]) == 1
-    # Backward lost 40 - 20, forward 48 - 36, the product nothing.
-    assert [one.problem for one in efficiency.problems] == [v3(BACKWARD), v3(FORWARD), v3(PRODUCT)]
-    assert [one.lost_ms for one in efficiency.problems] == [20, 12, 0]
-
-
-def test_what_was_not_replayed_is_in_no_ratio_and_has_its_share(tmp_path: Path) -> None:
-    efficiency = found(tmp_path)
-    (copy,) = efficiency.not_replayed
-    assert (copy.problem, copy.calls, copy.measured_ms) == (v3(COPY), 8, COPIES_MS)
-    assert copy.why == "no operator makes it"
-    assert efficiency.not_replayed_share == COPIES_MS / (REPLAYED_MS + COPIES_MS)
-
-
-def test_what_ran_outside_of_steps_counts_only_where_steps_are_not_known(tmp_path: Path) -> None:
-    assert found(tmp_path).outside_ms == 50
-    without = found(tmp_path, marks=False)
-    assert without.outside_ms == 0
-    assert without.not_replayed_ms == COPIES_MS + 50
-
-
-def test_a_problem_that_the_replay_does_not_know_is_named(tmp_path: Path) -> None:
-    efficiency = found(tmp_path, replay=replay_of({FORWARD: 9.0}, {}))
-    whys = {one.problem: one.why for one in efficiency.not_replayed}
-    assert whys[v3(PRODUCT)] == "it is not in the replay"
-    assert efficiency.total.cold_ms is None and cold_ratio(efficiency.total) is None
-
-
-def test_a_cold_ratio_is_of_what_was_run_cold(tmp_path: Path) -> None:
-    efficiency = found(tmp_path, replay=replay_of(HOT, {FORWARD: 12.0}))
-    total = efficiency.total
-    assert (total.cold_ms, total.cold_measured_ms) == (48, 48)
-    assert (hot_ratio(total), cold_ratio(total)) == (68 / 100, 1)
-    parts = {part.direction: part for part in efficiency.parts}
-    assert cold_ratio(parts["backward_data"]) is None
-    projection = project(efficiency, steps=None, images_a_step=None)
-    assert projection is not None
-    cold = projection.speeds[2]
-    assert cold.onednn_s == pytest.approx((48 + 20 + 12 + 8) / 2 / 1000)
-
-
-def test_a_step_is_projected_with_the_rest_of_it_kept(tmp_path: Path) -> None:
-    projection = project(found(tmp_path), steps=None, images_a_step=None)
-    assert projection is not None
-    # A step takes (100 + 120) / 2 ms; (100 + 8) / 2 of them are oneDNN's.
-    assert projection.elsewhere_s == pytest.approx(0.056)
-    assert projection.images == 8
-    measured, hot, cold = projection.speeds
-    assert measured.step_s == pytest.approx(0.110)
-    assert measured.images_per_s == pytest.approx(8 / 0.110)
-    assert hot.onednn_s == pytest.approx((68 + 8) / 2 / 1000)
-    assert hot.step_s == pytest.approx(0.038 + 0.056)
-    assert cold.step_s == pytest.approx((90 + 8) / 2 / 1000 + 0.056)
-    assert hot.images_per_s == pytest.approx(8 / 0.094)
-
-
-def test_the_roofline_is_of_arithmetic_or_of_memory_whatever_is_longer(tmp_path: Path) -> None:
-    peaks = Peaks({"bf16": 1000.0}, 100.0, threads=2, cpu="test", versions={})
-    efficiency = found(tmp_path, peaks=peaks)
-    of = {one.problem: one for one in efficiency.problems}
-    flop = 2 * 2 * 256 * 36 * 100 * 100 * 3 * 3
-    assert of[v3(FORWARD)].roofline_ms == pytest.approx(1000 * flop / 1e9 / 1000)
-    projection = project(efficiency, steps=None, images_a_step=None)
-    assert projection is not None
-    bounds = [one.roofline_ms for one in efficiency.problems]
-    assert None not in bounds
-    # What was measured faster than its roofline stays as it was measured.
-    expected = sum(
-        min(one.measured_ms, one.calls * (one.roofline_ms or 0)) for one in efficiency.problems
-    )
-    roofline = projection.speeds[-1]
-    assert roofline.name == "at the roofline"
-    assert roofline.onednn_s == pytest.approx((expected + 8) / 2 / 1000)
-    assert projection.roofline_share == pytest.approx(100 / 108)
-
-
-def test_arithmetic_of_a_type_without_a_peak_has_no_roofline(tmp_path: Path) -> None:
-    peaks = Peaks({"f32": 1000.0}, 100.0, threads=2, cpu="test", versions={})
-    efficiency = found(tmp_path, peaks=peaks)
-    assert {one.roofline_ms for one in efficiency.problems} == {None}
-    projection = project(efficiency, steps=None, images_a_step=None)
-    assert projection is not None
-    assert "at the roofline" not in [speed.name for speed in projection.speeds]
-
-
-def test_without_marks_only_onednns_part_is_projected_and_only_if_steps_are_given(
-    tmp_path: Path,
+@pytest.mark.slow
+def test_saved_replay_is_compared_and_all_files_are_written(
+    tmp_path: Path, replay: Path, run_here: RunHere
 ) -> None:
-    efficiency = found(tmp_path, marks=False, facts=False)
-    assert project(efficiency, steps=None, images_a_step=4) is None
-    projection = project(efficiency, steps=2, images_a_step=4)
-    assert projection is not None and projection.elsewhere_s is None
-    assert projection.speeds[0].onednn_s == pytest.approx((100 + 8 + 50) / 2 / 1000)
-    assert (projection.speeds[0].step_s, projection.speeds[0].images_per_s) == (None, None)
+    out, numbers = tmp_path / "out", tmp_path / "efficiency.json"
+    command = ("efficiency", write_log(tmp_path), "--replay", replay, "--peaks=none", "--out", out)
+    done = run_here(main, *command, "--json", numbers)
+    assert done.returncode == 0, done.stderr
+    assert "efficiency: 0.68 hot, 0.90 cold; 92.6% of oneDNN's time was replayed" in done.stdout
+    assert "not replayed: 1 problem, 8.0 ms, 7.4% of the time" in done.stdout
+    assert "no operator makes it" in done.stdout and "1 of the run's 2 ranks" in done.stdout
+    content = json.loads(numbers.read_text())
+    assert content["efficiency"]["hot_ratio"] == 0.68
+    assert content["projection"]["speeds"][0]["step_s"] == pytest.approx(0.110)
+    assert content["replay"]["runner"] == "torch"
+    rows = list(csv.DictReader((out / "efficiency.csv").open()))
+    assert [row["kind"] for row in rows] == ["convolution", "convolution", "matmul", "reorder"]
+    assert float(rows[0]["lost_ms"]) == 20 and rows[-1]["hot_ratio"] == ""
+    assert rows[-1]["why_not_replayed"] == "no operator makes it"
+    assert (out / "efficiency.png").read_bytes().startswith(b"\x89PNG")
+    assert "convolution backward data" in (out / "efficiency.svg").read_text()
+    for file in (out / name for name in OUTPUTS):  # Each existing file is protected
+        for other in out.iterdir():
+            other.unlink()
+        file.write_text("existing")
+        done = run_here(main, *command)
+        assert done.returncode == 2 and str(file) in done.stderr
+        assert file.read_text() == "existing"
 
 
-def test_ranks_run_side_by_side_and_their_images_add_up(tmp_path: Path) -> None:
-    files = []
-    for rank in (0, 1):
-        file = tmp_path / f"rank{rank}.log"
-        file.write_text(log_text(rank=rank))
-        files.append(file)
-    efficiency = efficiency_of(read_logs(files), replay_of(), peaks=None)
-    assert efficiency.total.calls == 16 and hot_ratio(efficiency.total) == 68 / 100
-    projection = project(efficiency, steps=None, images_a_step=None)
-    assert projection is not None
-    assert projection.speeds[0].step_s == pytest.approx(0.110)
-    assert projection.speeds[0].images_per_s == pytest.approx(16 / 0.110)
+def test_cautions_come_first_and_partial_replays_are_explained(
+    tmp_path: Path, run_here: RunHere
+) -> None:
+    slow = {line: 3 * ms for line, ms in HOT.items()}  # Slower than in the run
+    cold = {FORWARD: COLD[FORWARD]}
+    save_replay(replace(replay_of(slow, cold), other_cores=1.6), tmp_path / "replay.json")
+    peaks = Peaks({"bf16": 1000.0}, 100.0, threads=4, cpu="a CPU", versions={}, other_cores=0.7)
+    save(peaks, tmp_path / "peaks.json")
+    log, numbers = write_log(tmp_path, facts=False), tmp_path / "numbers.json"
+    files = ("--replay", tmp_path / "replay.json", "--peaks", tmp_path / "peaks.json")
+    done = run_here(main, "efficiency", log, *files, "--json", numbers)
+    assert done.returncode == 0, done.stderr
+    before, _, after = done.stdout.partition("efficiency: ")
+    cautions = [line for line in before.splitlines() if line.startswith("caution: ")]
+    assert any("1.60 cores" in line for line in cautions)
+    assert any("peaks: disturbed" in line and "0.70 cores" in line for line in cautions)
+    assert any("peaks: threads: 2 in the log, 4" in line for line in cautions)
+    assert len(json.loads(numbers.read_text())["not_as_in_the_run"]) == len(cautions)
+    assert "a ratio above 1" in after and "cold ratios cover 48.0%" in after
+    assert "--images-a-step" in after
 
 
-def test_a_step_that_was_cut_does_not_count(tmp_path: Path) -> None:
-    text = write_log(tmp_path).read_text()
-    file = tmp_path / "cut.log"
-    file.write_text(text[: text.rindex("profilednn_mark")])
-    efficiency = efficiency_of(read_logs([file]), replay_of(), peaks=None)
-    assert efficiency.steps.count == 1
-    assert efficiency.total.measured_ms == 2 * 10 + 20 + 5
+@pytest.mark.slow
+def test_log_without_replayed_problems_or_marks(tmp_path: Path, run_here: RunHere) -> None:
+    save_replay(replay_of({}, {}), tmp_path / "replay.json")
+    log, out = write_log(tmp_path, marks=False), tmp_path / "out"
+    command = ("efficiency", log, "--replay", tmp_path / "replay.json", "--peaks=none")
+    done = run_here(main, *command, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert "no ratio" in done.stdout and "--steps N" in done.stdout
+    assert "nothing was replayed" in (out / "efficiency.svg").read_text()
+    done = run_here(main, *command, "--steps", "2")
+    assert "only oneDNN's time is projected" in done.stdout
 
 
-def test_mismatches_are_told(tmp_path: Path) -> None:
-    replay = replay_of(HOT, COLD)
-    other = Replay("torch", "3.9.0", replay.instruction_set, replay.conditions, replay.times, {})
-    assert found(tmp_path).cautions == []
-    assert found(tmp_path, replay=other).cautions == [
-        "oneDNN: 3.7.1 in the log, 3.9.0 in the replay"
-    ]
-
-
-def test_problems_have_names_that_people_read() -> None:
-    assert readable(v3(BACKWARD)) == "convolution backward data, 3×3, 256 → 36, 2 × 100×100, bf16"
-    assert readable(v3(PRODUCT)) == "matmul, 1024×5000 by 5000×512, bf16"
-    assert readable(v3(COPY)) == "reorder, 256×256×3×3, bf16 acdb to bf16 AcdB64a2b"
-    grouped = FORWARD.replace(
-        SHAPE,
-        "g32mb2_ic256oc256_ih200oh100kh3sh2dh1ph1_iw200ow100kw3sw2dw1pw1",
+@needs_bf16
+@pytest.mark.slow
+def test_log_is_replayed_and_the_replay_is_saved(tmp_path: Path, run_here: RunHere) -> None:
+    log, out = tmp_path / "onednn.log", tmp_path / "out"
+    lines = (FORWARD.replace(SHAPE, SMALL), COPY.replace("256x256x3x3", "8x8x1x1"))
+    log.write_text(
+        HEADER.replace("nthr:2", "nthr:1") + "".join(execution(line, 5.0) for line in lines)
     )
-    assert readable(v3(grouped)) == (
-        "convolution forward training, 3×3 stride 2×2 dilation 1×1, 256 → 256 in 32 groups, "
-        "2 × 200×200, bf16"
+    options = ("--runner=torch", "--repeats=3", "--peaks=none", "--steps=1", "--out", out)
+    done = run_here(main, "efficiency", log, *options)
+    assert done.returncode == 0, done.stderr
+    assert "replayed 1 of 2 problems through torch" in done.stdout
+    replay = load_replay(out / "replay.json")
+    (replayed,) = replay.times.values()
+    assert replayed.hot_ms > 0 and replayed.cold_ms is not None
+    again = run_here(main, "efficiency", log, "--replay", out / "replay.json", "--peaks=none")
+    assert "replayed 1 of 2 problems through torch" in again.stdout
+
+
+@pytest.fixture
+def without_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--replay=REPLAY", "--steps=2"], "--steps: the log already marks its 2 steps"),
+        (["--replay=REPLAY", "--threads=1"], "--replay: "),
+        (["--replay=REPLAY", "--images-a-step=0"], "expected a whole number of at least 1"),
+        (["--replay=REPLAY", "--peaks=no.json"], "no.json: cannot be read"),
+        (["--replay=/no/such.json"], "/no/such.json: cannot be read"),
+        (["--runner=benchdnn"], "--runner benchdnn: benchdnn is not on PATH"),
+        (["--runner=torch", "--benchdnn=/bin/true"], "--benchdnn: not used by --runner torch"),
+        (["--benchdnn=/no/such"], "--benchdnn: /no/such is not there"),
+        (["--runner=torch", "--out=LOG"], "is a file; give a folder"),
+    ],
+)
+def test_invalid_options(
+    options: list[str],
+    reason: str,
+    replay: Path,
+    run_here: RunHere,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    log = write_log(replay.parent)
+    options = [text.replace("REPLAY", str(replay)).replace("LOG", str(log)) for text in options]
+    done = run_here(main, "efficiency", log, *options)
+    assert done.returncode == 2 and reason in done.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_no_worker(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "profiling", "efficiency"]
+    command += [str(write_log(tmp_path)), "--runner=torch", "--repeats=100000"]
+    # A process group, as a terminal creates it; Ctrl-C signals all of it.
+    process = subprocess.Popen(
+        command,
+        cwd=REPOSITORY,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
     )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not (workers := children.read_text().split()):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "interrupted\n"
+    assert not Path(f"/proc/{workers[0]}").exists()

@@ -1,21 +1,22 @@
-"""Where the tests of logs get them."""
+"""Real logs for tests."""
 
 from pathlib import Path
 
 import pytest
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "logs"
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "onednn"
 
 
 def shared_logs() -> list[Path]:
-    """Real logs beside the repository; a test without them is skipped, and says so."""
-    found = sorted(SHARED.glob("*.log"))
-    if not found:
+    """Return real logs beside the repository; without them the test is skipped."""
+    logs = sorted(SHARED.glob("*.log"))
+    if not logs:
         pytest.skip("no real oneDNN logs at ../shared/logs")
-    return found
+    return logs
 
 
 def plain_sum(file: Path) -> float:
-    """The last field of every execution, added up without any of our code."""
+    """Return the sum of the last fields of all executions, without the parser."""
     lines = file.read_text(encoding="utf-8").splitlines()
     return sum(float(line.rsplit(",", 1)[1]) for line in lines if ",exec," in line)

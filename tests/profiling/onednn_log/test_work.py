@@ -1,4 +1,4 @@
-"""Arithmetic and memory of problems, by hand and against torch's own count."""
+"""Arithmetic and bytes of problems, computed by hand, and compared with the step benchmark."""
 
 import pytest
 import torch
@@ -10,8 +10,8 @@ from profiling.onednn_log.work import MemoryDescriptor, Problem, gbyte, gflop
 
 def problem(kind: str, shape: str, *types: str, auxiliary: str = "", direction: str = "undef"
             ) -> Problem:  # fmt: skip
-    """`types` such as `src:f32`."""
-    memories = tuple(MemoryDescriptor(*word.split(":")) for word in types)
+    """Return a problem; `types` such as `src:f32`."""
+    memories = tuple(MemoryDescriptor(*text.split(":")) for text in types)
     return Problem("primitive", "cpu", kind, "any", direction, memories, "", auxiliary, shape)
 
 
@@ -19,7 +19,7 @@ BF16 = ("src:bf16", "wei:bf16", "bia:undef", "dst:bf16")
 
 
 @pytest.mark.parametrize(
-    ("one", "flop", "size"),
+    ("case", "flop", "size"),
     [
         # 2 images, 8→16 channels in 4 groups, 5x7 → 3x5 outputs, 3x3 window
         (
@@ -66,14 +66,14 @@ BF16 = ("src:bf16", "wei:bf16", "bia:undef", "dst:bf16")
         (problem("convolution", "something else", *BF16), None, None),
     ],
 )  # fmt: skip
-def test_work_by_hand(one: Problem, flop: float | None, size: float | None) -> None:
-    assert gflop(one) == (None if flop is None else pytest.approx(flop / 1e9))
-    assert gbyte(one) == (None if size is None else pytest.approx(size / 1e9))
+def test_arithmetic_and_bytes(case: Problem, flop: float | None, size: float | None) -> None:
+    assert gflop(case) == (None if flop is None else pytest.approx(flop / 1e9))
+    assert gbyte(case) == (None if size is None else pytest.approx(size / 1e9))
 
 
-def test_arithmetic_of_a_convolution_is_that_of_the_step_benchmark() -> None:
+def test_convolution_arithmetic_equals_step_benchmark() -> None:
     network = nn.Conv2d(8, 16, 3, stride=2, padding=1, groups=4, device="meta")
     images = torch.empty(2, 8, 9, 11, device="meta")
     counted = convolution_flop(network, lambda: network(images)) / 2  # forward and weights
-    one = problem("convolution", "g4mb2_ic8oc16_ih9oh5kh3sh2dh0ph1_iw11ow6kw3sw2dw0pw1", *BF16)
-    assert gflop(one) == pytest.approx(counted / 1e9)
+    case = problem("convolution", "g4mb2_ic8oc16_ih9oh5kh3sh2dh0ph1_iw11ow6kw3sw2dw0pw1", *BF16)
+    assert gflop(case) == pytest.approx(counted / 1e9)

@@ -1,4 +1,4 @@
-"""Findings on rows made by hand: each says something, says how much, and is silent otherwise."""
+"""Findings: when each appears, and how much time it could save."""
 
 from collections.abc import Iterable
 
@@ -51,8 +51,8 @@ def problem(
                    "alg:convolution_direct", shape)  # fmt: skip
 
 
-def one(
-    what: Problem,
+def row(
+    work: Problem,
     ms: float,
     *,
     share: float = 0.5,
@@ -60,57 +60,55 @@ def one(
     peak_share: float | None = None,
     calls: float = 2,
 ) -> MeasuredProblem:
-    return MeasuredProblem(what, calls, ms, share, 10.0, 1.0, roofline_ms, peak_share)
+    return MeasuredProblem(work, calls, ms, share, 10.0, 1.0, roofline_ms, peak_share)
 
 
 def measured(*problems: MeasuredProblem, wall_ms: float | None = None) -> Measured:
     return Measured(problems, NO_STEPS, wall_ms)
 
 
-def only(found: Iterable[Advice]) -> Advice:
-    (advice,) = found
+def only(findings: Iterable[Advice]) -> Advice:
+    (advice,) = findings
     return advice
 
 
-def test_a_saving_is_told_of_a_step_or_of_onednns_time() -> None:
+def test_saving_is_relative_to_the_step_or_to_onednns_time() -> None:
     advice = Advice("", "", "", "", 25.0)
-    log = measured(one(problem(), 50.0))
+    log = measured(row(problem(), 50.0))
     assert saving(advice, log) == "At most 25.0 ms in the log, 50.0% of oneDNN's time."
     whole = frozenset({(0, 1)})
     step = Measured(log.problems, Steps(whole, 1, 100.0, None, None), wall_ms=100.0)
-    assert saving(advice, step) == "At most 25.0 ms a step, 25.0% of it."
-    assert saving(Advice("", "", "", ""), step) == "How much it would save is not known."
+    assert saving(advice, step) == "At most 25.0 ms per step, 25.0% of the step."
+    assert saving(Advice("", "", "", ""), step) == "The possible saving is not known."
 
 
-def test_kinds_that_lose_most_against_the_roofline() -> None:
+def test_kinds_far_from_the_roofline() -> None:
     backward = problem(direction="backward_weights")
-    found = list(
+    findings = list(
         lost_to_the_roofline(
             measured(
-                one(problem(), 60.0, roofline_ms=50.0),
-                one(backward, 35.0, roofline_ms=5.0),
-                one(backward, 4.0, roofline_ms=4.5),  # caches made it faster: nothing lost
-                one(problem("matmul"), 1.0, roofline_ms=0.5),  # loses too little to tell
+                row(problem(), 60.0, roofline_ms=50.0),
+                row(backward, 35.0, roofline_ms=5.0),
+                row(backward, 4.0, roofline_ms=4.5),  # caches made it faster: nothing lost
+                row(problem("matmul"), 1.0, roofline_ms=0.5),  # Too small a loss
             )
         )
     )
-    assert [(advice.title, advice.saves_ms) for advice in found] == [
-        ("convolution backward weights: 4.33 times as long as the roofline allows", 30.0),
-        ("convolution forward training: 1.20 times as long as the roofline allows", 10.0),
+    assert [(advice.title, advice.saves_ms) for advice in findings] == [
+        ("convolution backward weights: 4.33 times the time at the roofline", 30.0),
+        ("convolution forward training: 1.20 times the time at the roofline", 10.0),
     ]
-    assert "39.0 ms in the log in 4 calls; at this machine's peaks it would be 9.00 ms" in (
-        found[0].evidence
-    )
-    assert not list(lost_to_the_roofline(measured(one(problem(), 60.0))))
+    assert "39.0 ms in the log in 4 calls; 9.00 ms at the peaks" in findings[0].evidence
+    assert not list(lost_to_the_roofline(measured(row(problem(), 60.0))))
 
 
 @pytest.mark.parametrize(("ms", "is_found"), [(4.0, False), (8.0, True)])
-def test_reorders_from_a_twentieth_of_the_time_on(ms: float, is_found: bool) -> None:
-    found = list(reorders(measured(one(problem(), 92.0), one(problem("reorder"), ms))))
-    assert bool(found) == is_found
-    if found:
-        assert found[0].saves_ms == ms
-        assert "8.00 ms in the log in 2 calls, 8.0% of oneDNN's time" in found[0].evidence
+def test_reorders_above_5_percent(ms: float, is_found: bool) -> None:
+    findings = list(reorders(measured(row(problem(), 92.0), row(problem("reorder"), ms))))
+    assert bool(findings) == is_found
+    if findings:
+        assert findings[0].saves_ms == ms
+        assert "8.00 ms in the log in 2 calls, 8.0% of oneDNN's time" in findings[0].evidence
 
 
 @pytest.mark.parametrize(
@@ -125,57 +123,55 @@ def test_reorders_from_a_twentieth_of_the_time_on(ms: float, is_found: bool) -> 
         ("convolution", "jit:prefetch", False),
     ],
 )
-def test_implementations_that_are_not_for_this_machine(
-    kind: str, implementation: str, is_found: bool
-) -> None:
-    found = fallbacks(measured(one(problem(kind, implementation=implementation), 10.0)))
-    assert bool(found) == is_found
-    if found:
-        assert found[0].title.endswith(f"falls back to {implementation}")
-        assert found[0].saves_ms == 10.0  # no roofline: at most all of it
+def test_fallback_implementations(kind: str, implementation: str, is_found: bool) -> None:
+    findings = fallbacks(measured(row(problem(kind, implementation=implementation), 10.0)))
+    assert bool(findings) == is_found
+    if findings:
+        assert findings[0].title.endswith(f"falls back to {implementation}")
+        assert findings[0].saves_ms == 10.0  # no roofline: at most all of it
 
 
-def test_a_fallback_saves_no_more_than_the_roofline_allows() -> None:
+def test_fallback_saves_at_most_the_time_beyond_the_roofline() -> None:
     reference = problem(implementation="ref:any")
-    advice = only(fallbacks(measured(one(reference, 10.0, roofline_ms=2.0))))
+    advice = only(fallbacks(measured(row(reference, 10.0, roofline_ms=2.0))))
     assert advice.saves_ms == 8.0
-    rare = measured(one(problem(), 999.0), one(reference, 1.0))
+    rare = measured(row(problem(), 999.0), row(reference, 1.0))
     assert fallbacks(rare) == []
 
 
 def test_convolutions_below_half_of_the_peak_rate() -> None:
     narrow = problem(groups=32, channels=128)
     slow = {"roofline_ms": 4.0, "share": 0.1}
-    found = list(
+    findings = list(
         slow_convolutions(
             measured(
-                one(narrow, 40.0, peak_share=0.1, **slow),
-                one(problem(), 40.0, peak_share=0.6, **slow),  # fast enough
-                one(problem(), 10.0, peak_share=0.1, roofline_ms=4.0, share=0.01),  # costs little
-                one(problem(implementation="ref:any"), 40.0, peak_share=0.1, **slow),  # told before
-                one(problem("matmul"), 40.0, peak_share=0.1, **slow),
-                one(problem(), 40.0, peak_share=0.1, roofline_ms=41.0),  # memory allows no more
+                row(narrow, 40.0, peak_share=0.1, **slow),
+                row(problem(), 40.0, peak_share=0.6, **slow),  # fast enough
+                row(problem(), 10.0, peak_share=0.1, roofline_ms=4.0, share=0.01),  # costs little
+                row(problem(implementation="ref:any"), 40.0, peak_share=0.1, **slow),  # A fallback
+                row(problem("matmul"), 40.0, peak_share=0.1, **slow),
+                row(problem(), 40.0, peak_share=0.1, roofline_ms=41.0),  # memory allows no more
             )
         )
     )
-    advice = only(found)
+    advice = only(findings)
     assert advice.title.startswith("convolution forward training, 3×3, 128 → 128 in 32 groups")
     assert advice.title.endswith("10% of the peak rate")
     assert advice.saves_ms == 36.0
-    assert "Only 4 channels of a group" in advice.todo
+    assert "only 4 channels per group" in advice.todo
 
 
-def test_a_slow_convolution_that_is_fast_alone_is_slowed_by_what_is_beside_it() -> None:
-    log = measured(one(problem(), 40.0, peak_share=0.1, roofline_ms=4.0))
-    for alone_ms, words in ((5.0, "it is what ran beside it"), (19.0, "It is the implementation")):
+def test_cause_of_a_slow_convolution_depends_on_isolated_time() -> None:
+    log = measured(row(problem(), 40.0, peak_share=0.1, roofline_ms=4.0))
+    for alone_ms, cause in ((5.0, "faster in isolation"), (19.0, "slow in isolation too")):
         advice = only(slow_convolutions(log, alone_ms={problem(): alone_ms}))
-        assert f"Alone it takes {2 * alone_ms:.1f} ms." in advice.evidence
-        assert words in advice.todo
-    assert "runs it alone" in only(slow_convolutions(log)).todo
+        assert f"In isolation: {2 * alone_ms:.1f} ms." in advice.evidence
+        assert cause in advice.todo
+    assert "python -m profiling efficiency" in only(slow_convolutions(log)).todo
 
 
-def test_float32_where_the_machine_has_bf16() -> None:
-    log = measured(one(problem(type_="f32"), 60.0, calls=2), one(problem(type_="bf16"), 40.0))
+def test_float32_on_a_machine_with_bf16() -> None:
+    log = measured(row(problem(type_="f32"), 60.0, calls=2), row(problem(type_="bf16"), 40.0))
     advice = only(float32_beside_bf16(log, instruction_sets=[], peaks=PEAKS))
     # 2 × 2 × 256² × 2500 × 9 operations at 400 GFLOP/s are 14.75 ms a call
     assert advice.saves_ms == pytest.approx(60.0 - 2 * 14.7456)
@@ -193,13 +189,11 @@ def test_float32_where_the_machine_has_bf16() -> None:
         ("Intel AVX2", False),
     ],
 )
-def test_without_peaks_the_instruction_set_tells_of_bf16(
-    instruction_set: str, is_found: bool
-) -> None:
-    log = measured(one(problem(type_="f32"), 60.0))
-    found = list(float32_beside_bf16(log, instruction_sets=[instruction_set], peaks=None))
-    assert bool(found) == is_found
-    assert all(advice.saves_ms is None for advice in found)
+def test_instruction_set_implies_bf16_without_peaks(instruction_set: str, is_found: bool) -> None:
+    log = measured(row(problem(type_="f32"), 60.0))
+    findings = list(float32_beside_bf16(log, instruction_sets=[instruction_set], peaks=None))
+    assert bool(findings) == is_found
+    assert all(advice.saves_ms is None for advice in findings)
 
 
 def marked(*steps: tuple[int, int, float, float]) -> OneDnnLog:
@@ -212,42 +206,42 @@ def marked(*steps: tuple[int, int, float, float]) -> OneDnnLog:
     return log
 
 
-def test_more_time_outside_of_onednn_than_inside() -> None:
+def test_more_time_outside_onednn_than_inside() -> None:
     log = marked((0, 1, 100.0, 40.0))
-    step = Measured([one(problem(), 40.0)], NO_STEPS, wall_ms=100.0)
+    step = Measured([row(problem(), 40.0)], NO_STEPS, wall_ms=100.0)
     advice = only(mostly_outside(step, log))
     assert advice.saves_ms == 60.0
     assert "60.0 ms of a step of 100 ms" in advice.evidence
-    assert "forward: 59.0 ms" in advice.evidence
+    assert "forward, 59.0 ms" in advice.evidence
     assert "profile.trace.steps" in advice.todo
     traced = only(mostly_outside(step, log, operators=[("aten::add (forward)", 30.0)]))
-    assert traced.todo == "In the trace cost most: aten::add (forward) 30.0 ms."
-    assert not list(mostly_outside(Measured([one(problem(), 60.0)], NO_STEPS, 100.0), log))
-    assert not list(mostly_outside(measured(one(problem(), 1.0)), OneDnnLog()))
+    assert "aten::add (forward) 30.0 ms" in traced.todo
+    assert not list(mostly_outside(Measured([row(problem(), 60.0)], NO_STEPS, 100.0), log))
+    assert not list(mostly_outside(measured(row(problem(), 1.0)), OneDnnLog()))
 
 
-def test_primitives_that_are_made_again() -> None:
+def test_primitives_created_repeatedly() -> None:
     log = OneDnnLog(creations={problem(): Calls(9, 18.0), problem("reorder"): Calls(1, 2.0)})
     log.creation_states.update({"cache_hit": 5, "cache_miss": 5})
     steps = Steps(frozenset({(0, 1), (0, 2)}), 1, 50.0, None, None)
-    advice = only(primitives_made_again(Measured([one(problem(), 1.0)], steps, 50.0), log))
+    advice = only(primitives_made_again(Measured([row(problem(), 1.0)], steps, 50.0), log))
     assert advice.saves_ms == 10.0  # 20 ms in two steps
-    assert "5 were made (cache_miss) of 2 different ones" in advice.evidence
+    assert "5 creations (cache_miss) of 2 different" in advice.evidence
     log.creation_states["cache_miss"] = 2  # each once
-    assert not list(primitives_made_again(measured(one(problem(), 1.0)), log))
+    assert not list(primitives_made_again(measured(row(problem(), 1.0)), log))
 
 
-def test_a_rank_that_the_others_wait_for() -> None:
+def test_slow_rank() -> None:
     even = marked((0, 1, 100.0, 50.0), (1, 1, 101.0, 51.0))
     assert not list(uneven_ranks(even))
     assert not list(uneven_ranks(marked((0, 1, 100.0, 50.0), (0, 2, 300.0, 99.0))))
     slow = marked((0, 1, 100.0, 50.0), (1, 1, 100.0, 70.0))  # the first waits: steps are even
     advice = only(uneven_ranks(slow))
-    assert advice.title == "Rank 1 is slower than the others in oneDNN"
+    assert advice.title.startswith("Rank 1 is slower")
     assert advice.saves_ms == 10.0
 
 
-def test_a_step_that_is_unlike_the_others() -> None:
+def test_slow_step() -> None:
     log = marked((0, 1, 100.0, 50.0), (0, 2, 100.0, 50.0), (0, 3, 160.0, 50.0))
     advice = only(uneven_steps(log))
     assert advice.title == "Step 3 of rank 0 is longer than the others"
@@ -255,17 +249,17 @@ def test_a_step_that_is_unlike_the_others() -> None:
     assert not list(uneven_steps(marked((0, 1, 100.0, 50.0), (0, 2, 110.0, 50.0))))
 
 
-def test_lines_that_are_in_no_number() -> None:
+def test_unparsed_lines() -> None:
     log = OneDnnLog(onednn_lines=10, not_understood_count=2)
     log.not_understood.append(NotUnderstood("a", 1, "", ""))
-    assert "2 of 10 lines" in only(not_understood(log)).evidence
+    assert "2 of 10 oneDNN lines" in only(not_understood(log)).evidence
     assert not list(not_understood(OneDnnLog()))
 
 
-def test_page_faults_of_the_rank_that_has_most() -> None:
+def test_page_faults_of_the_worst_rank() -> None:
     ranks = [Counters(rank, 2, 3.0, {"page-faults": faults}, ())
              for rank, faults in enumerate((60_000.0, 80_000.0))]  # fmt: skip
-    assert "40,000 page faults a step of 1.5 s, rank 1" in only(many_page_faults(ranks)).evidence
+    assert "40,000 page faults per step of 1.5 s, rank 1" in only(many_page_faults(ranks)).evidence
     assert not list(many_page_faults([Counters(0, 2, 3.0, {"page-faults": 60.0}, ())]))
     assert not list(many_page_faults([Counters(0, 2, 3.0, {}, ("page-faults",))]))
     assert not list(many_page_faults([]))
@@ -277,26 +271,26 @@ def compared(first: dict[Problem, Calls], second: dict[Problem, Calls]) -> Compa
     return compare(*sides)
 
 
-def test_calls_that_the_reference_does_not_make() -> None:
+def test_additional_calls() -> None:
     forward, backward = problem(), problem(direction="backward_data")
     both = compared({forward: Calls(2, 60.0), backward: Calls(4, 40.0)}, {forward: Calls(2, 66.0)})
     advice = only(calls_the_reference_does_not_make(both))
     assert advice.title == "convolution backward data: the reference makes fewer calls"
     assert advice.saves_ms == 40.0
-    assert "4 calls more in the log than theirs" in advice.evidence
+    assert "theirs, 4 calls in the log" in advice.evidence
     fewer = compared({forward: Calls(2, 60.0)}, {forward: Calls(3, 66.0)})
     assert calls_the_reference_does_not_make(fewer) == []
 
 
-def test_of_two_logs_that_are_not_alike_nothing_is_said() -> None:
+def test_no_additional_calls_of_unrelated_logs() -> None:
     unlike = compared({problem(): Calls(2, 60.0)}, {problem(type_="f32"): Calls(2, 60.0)})
     assert calls_the_reference_does_not_make(unlike) == []
 
 
 @pytest.mark.parametrize(("hot_ms", "saves_ms"), [(20.0, 20.0), (29.0, None)])
-def test_primitives_that_are_slower_in_the_run(hot_ms: float, saves_ms: float | None) -> None:
+def test_primitives_slower_in_the_run(hot_ms: float, saves_ms: float | None) -> None:
     log = OneDnnLog(executions={Where(): {problem(): Calls(2, 60.0)}})
     times = {problem(): ReplayTime(hot_ms, None, 3, "brg")}
     replay = Replay("torch", "3.7.1", "", Conditions(2), times)
-    found = list(slower_than_alone(efficiency_of(log, replay, peaks=None)))
-    assert [advice.saves_ms for advice in found] == ([] if saves_ms is None else [saves_ms])
+    findings = list(slower_than_alone(efficiency_of(log, replay, peaks=None)))
+    assert [advice.saves_ms for advice in findings] == ([] if saves_ms is None else [saves_ms])

@@ -1,4 +1,4 @@
-"""`python -m profiling report` as a user has it, its page read as text."""
+"""`python -m profiling report`: its inputs, and the page read as text."""
 
 import json
 import re
@@ -9,15 +9,26 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import InputError
+from profiling.__main__ import main
 from profiling.onednn_log.log import read_logs
 from profiling.peaks import save
 from profiling.replay.replay import Conditions, Replay, ReplayTime, save_replay
-from tests.profiling.onednn_log.logs import plain_sum
-from tests.profiling.report.logs_by_hand import convolution, hostile_log, rank_log, write_run
-from tests.profiling.report.pages import PEAKS, report, written_page
-from tests.profiling.trace import traces_by_hand
+from profiling.report.command import find_inputs
+from tests.profiling.onednn_log.example_lines import UNLIKE_OTHERS
+from tests.profiling.onednn_log.logs import FIXTURES, plain_sum
+from tests.profiling.report.example_logs import (
+    PEAKS,
+    convolution,
+    hostile_log,
+    rank_log,
+    write_page,
+    write_run,
+)
+from tests.profiling.trace import example_traces
+from tests.support.commands import RunHere
 
-FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "onednn"
+CAPTION = "oneDNN's problems, the costliest first"
 
 
 class Page(HTMLParser):
@@ -28,7 +39,7 @@ class Page(HTMLParser):
         self.sections: dict[str, str] = {}
         self.tables: dict[str, list[list[str]]] = {}
         self.values: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
-        """What a table's column, counted from 1, is sorted by; 0 where a cell has nothing."""
+        """Sort keys of a column, counted from 1, of a table; 0 for empty cells."""
         self._section = self._caption = ""
         self._open: list[str] = []
         self.feed(file.read_text(encoding="utf-8"))
@@ -65,11 +76,12 @@ def numbers(row: list[str]) -> list[float]:
     return [float(cell.rstrip("%").replace(",", "")) for cell in row[1:] if cell]
 
 
-@pytest.fixture(scope="module")
-def of_a_run(tmp_path_factory: pytest.TempPathFactory) -> Page:
-    """Everything that can be given: two ranks, counters, trace, replay, reference."""
-    folder = tmp_path_factory.mktemp("run")
+def write_full_run(folder: Path) -> tuple[str | Path, ...]:
+    """Write a run with all optional inputs, and return the arguments of `report`."""
     run = write_run(folder)
+    log = run / "onednn" / "rank0.log"
+    other_lines = [*UNLIKE_OTHERS, "onednn_verbose,v1,primitive,exec,cpu,convo"]
+    log.write_text("\n".join([log.read_text(), *other_lines]))
     (run / "environment.json").write_text(json.dumps({"processor": "a CPU", "command": ["train"]}))
     (run / "perf").mkdir()
     counters = {"task-clock": {"value": 360.0}, "page-faults": {"value": 90_000.0}}
@@ -77,72 +89,57 @@ def of_a_run(tmp_path_factory: pytest.TempPathFactory) -> Page:
                "not_counted": ["cycles"]}  # fmt: skip
     (run / "perf" / "rank0.json").write_text(json.dumps(content))
     (run / "trace").mkdir()
-    traces_by_hand.write(run / "trace" / "rank0.json", *traces_by_hand.STEP)
-    problems = read_logs([run / "onednn" / "rank0.log"]).calls()
-    times = {one: ReplayTime(5.0, 6.0, 3, one.implementation) for one in problems}
+    example_traces.write(run / "trace" / "rank0.json", *example_traces.STEP)
+    problems = read_logs([log]).calls()
+    times = {item: ReplayTime(5.0, 6.0, 3, item.implementation) for item in problems}
     save_replay(Replay("torch", "3.7.1", "", Conditions(2), times), folder / "replay.json")
     reference = folder / "reference.log"
     reference.write_text(rank_log(0).replace(convolution(45.0, direction="backward_weights"), ""))
-    words = ("--replay", folder / "replay.json", "--reference", reference)
-    return Page(written_page(folder, run, *words))
+    return run, "--replay", folder / "replay.json", "--reference", reference
 
 
-def test_the_page_begins_with_what_speaks_against_its_peaks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = write_run(tmp_path)
-    disturbed = replace(PEAKS, threads=77, other_cores=1.6)
-    save(disturbed, tmp_path / "disturbed.json")
-    page = tmp_path / "page.html"
-    assert report(run, "--peaks", tmp_path / "disturbed.json", "--out", page) == 0
-    head = page.read_text(encoding="utf-8").partition("<main")[0]
-    assert head.index("1.60 cores") < head.index("77 when peaks") < head.index("A step")
-    printed = capsys.readouterr().out.splitlines()
-    assert "1.60 cores" in printed[0] and "77 when peaks" in printed[1]
-
-
-def test_every_section_is_there_and_none_asks_for_more(of_a_run: Page) -> None:
-    assert list(of_a_run.sections) == ["what-ran", "phases", "kinds", "trace", "could-be",
+@pytest.mark.slow
+def test_page_of_a_run_with_all_inputs(tmp_path: Path) -> None:
+    page = Page(write_page(tmp_path, *write_full_run(tmp_path)))
+    assert list(page.sections) == ["what-ran", "phases", "kinds", "trace", "could-be",
         "efficiency", "comparison", "next", "problems", "ranks", "log"]  # fmt: skip
-    asking = {name for name, text in of_a_run.sections.items() if "python train.py" in text}
-    assert not asking
-    for words in ("by hand", "oneDNN 3.7.1", "a CPU", "20, 21"):
-        assert words in of_a_run.sections["what-ran"]
-
-
-def test_a_step_is_the_mean_over_steps_and_ranks(of_a_run: Page) -> None:
-    # Rank 1 is 1.2 times as slow in convolutions: (20 + 10 + 45 + 24 + 10 + 54) / 2
-    rows = {row[0]: numbers(row) for row in of_a_run.tables["A mean step by phases"][1:]}
+    assert not [name for name, text in page.sections.items() if "python train.py" in text]
+    for text in ("by hand", "oneDNN 3.7.1", "a CPU", "20, 21"):
+        assert text in page.sections["what-ran"]
+    # Rank 1 takes 1.2 times as long in convolutions: (20 + 10 + 45 + 24 + 10 + 54) / 2
+    rows = {row[0]: numbers(row) for row in page.tables["A mean step by phases"][1:]}
     assert rows["forward"] == [40, 40, 32, 8]
     assert rows["backward"] == [50, 50, 49.5, 0.5]
     assert rows["between phases"] == [10, 10, 0, 10]
     assert rows["whole step"] == [100, 100, 81.5, 18.5]
-    kinds = {row[0]: row[1:3] for row in of_a_run.tables["oneDNN's time by kind and direction"][1:]}
+    kinds = {row[0]: row[1:3] for row in page.tables["oneDNN's time by kind and direction"][1:]}
     assert kinds["convolution backward weights"] == ["1", "49.5"]
     assert kinds["all"] == ["4", "81.5"]
-
-
-def test_findings_have_their_numbers(of_a_run: Page) -> None:
-    text = " ".join(of_a_run.sections["next"].split())
-    for words in (
-        "Convolution backward weights: the reference makes fewer calls At most 49.5 ms a step",
-        "Rank 1 is slower than the others in oneDNN",
-        "rank 0 75.0 ms, rank 1 88.0 ms; on average 81.5 ms",
-        "Reorders: layouts or types change between operators At most 10.0 ms a step, 10.0%",
-        "Arithmetic in float32 on a machine that has BF16",
-        "45,000 page faults a step",
-        "Primitives are slower in the run than alone",
+    findings = " ".join(page.sections["next"].split())
+    for text in (
+        "Convolution backward weights: the reference makes fewer calls At most 49.5 ms per step",
+        "Rank 1 is slower than the others",
+        "rank 0 75.0 ms, rank 1 88.0 ms; average 81.5 ms",
+        "Reorders: layouts or types change between operators At most 10.0 ms per step, 10.0%",
+        "Arithmetic in float32 on a machine with BF16",
+        "45,000 page faults per step",
+        "Primitives are slower in the run than in isolation",
     ):
-        assert words in text
-    saved = [float(one) for one in re.findall(r"At most ([\d.]+) ms", text)]
-    assert saved == sorted(saved, reverse=True)
+        assert text in findings
+    savings = [float(number) for number in re.findall(r"At most ([\d.]+) ms", findings)]
+    assert savings == sorted(savings, reverse=True)
+    log = page.sections["log"]
+    for text in ("1 nested_cache_miss", "unsupported isa", "out of memory", "rank0.log:"):
+        assert text in log
 
 
-def test_without_anything_else_a_section_says_how_to_get_it(tmp_path: Path) -> None:
-    log = FIXTURES / "benchdnn-3.7.2-matmul.log"
-    page = tmp_path / "page.html"
-    assert report(log, "--peaks", "none", "--out", page) == 0
-    sections = Page(page).sections
+@pytest.mark.slow
+def test_missing_inputs_have_commands_and_times_add_up(tmp_path: Path, run_here: RunHere) -> None:
+    log, file = FIXTURES / "benchdnn-3.7.2-matmul.log", tmp_path / "page.html"
+    title = ("--title", "A < B")
+    assert run_here(main, "report", log, "--peaks=none", *title, "--out", file).returncode == 0
+    assert "<title>A &lt; B</title>" in file.read_text(encoding="utf-8")
+    page = Page(file)
     for name, command in (
         ("phases", "python train.py profile.onednn.steps=20-22"),
         ("trace", "python train.py profile.trace.steps=20-22"),
@@ -151,100 +148,140 @@ def test_without_anything_else_a_section_says_how_to_get_it(tmp_path: Path) -> N
         ("comparison", "--reference OTHER.log"),
         ("ranks", "profile.perf=true"),
     ):
-        assert command in sections[name]
+        assert command in page.sections[name]
+    assert sum(page.values[CAPTION, 4]) == pytest.approx(plain_sum(log))
+    total = float(page.tables[CAPTION][-1][3].replace(",", ""))
+    assert total == pytest.approx(plain_sum(log), rel=0.005, abs=0.0005)
 
 
-def test_times_of_the_table_add_up_to_those_of_the_log(tmp_path: Path) -> None:
-    caption = "oneDNN's problems, the costliest first"
-    for log in (FIXTURES / "benchdnn-3.7.2-conv.log", FIXTURES / "benchdnn-3.7.2-softmax.log"):
-        page = Page(written_page(tmp_path, log, "--overwrite"))
-        assert sum(page.values[caption, 4]) == pytest.approx(plain_sum(log))
-        assert float(page.tables[caption][-1][3].replace(",", "")) == pytest.approx(
-            plain_sum(log), rel=0.005, abs=0.0005
-        )
-
-
-def test_of_many_problems_the_costliest_have_rows_and_the_rest_one(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_cheap_problems_share_one_row(tmp_path: Path) -> None:
     log = tmp_path / "many.log"
     log.write_text("".join(convolution(place, channels=16 * place) for place in range(1, 621)))
-    page = Page(written_page(tmp_path, log))
-    rows = page.tables["oneDNN's problems, the costliest first"][1:]
+    page = Page(write_page(tmp_path, log))
+    rows = page.tables[CAPTION][1:]
     assert len(rows) == 502
     assert (rows[0][3], rows[499][3]) == ("620", "121")
     assert rows[500][0] == "120 other problems"
     assert rows[500][2:4] == ["120", "7,260"]  # 1 + 2 + … + 120
     assert rows[501][2:4] == ["620", "192,510"]
-    assert "the 500 costliest of 620 problems" in page.sections["problems"]
+    assert "500 costliest of 620 problems" in page.sections["problems"]
     assert "profiling stats" in page.sections["problems"]
 
 
-def test_harmful_names_are_shown_as_they_are(tmp_path: Path) -> None:
-    page = Page(written_page(tmp_path, hostile_log(tmp_path / "a.log")))
-    shown = page.sections["problems"]
-    assert "<img src=x onerror=alert(1)>" in shown
-    assert "</script><script>alert(2)</script>" in shown
-    assert "<b onclick=alert(6)>" in shown
-    assert "{{ 7 * 7 }}${alert(4)}" in shown
-    assert "1 of 9 lines look like oneDNN's" in page.sections["next"]
-
-
-def test_a_log_without_a_whole_step_says_so(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_cautions_come_first_and_a_log_without_a_complete_step(
+    tmp_path: Path, run_here: RunHere
+) -> None:
     lines = rank_log(0).splitlines(keepends=True)
-    marks = [line for line in lines if line.startswith("profilednn_mark")]
-    other = [line for line in lines if not line.startswith("profilednn_mark")]
-    log = tmp_path / "a.log"
-    log.write_text("".join([*marks, *other]))  # every execution lies after the steps
-    page = Page(written_page(tmp_path, log))
-    assert "no whole step with primitives" in page.sections["kinds"]
+    log, page = tmp_path / "a.log", tmp_path / "page.html"
+    log.write_text("".join(sorted(lines, key=lambda line: not line.startswith("profilednn_mark"))))
+    save(replace(PEAKS, threads=77, other_cores=1.6), tmp_path / "disturbed.json")
+    done = run_here(main, "report", log, "--peaks", tmp_path / "disturbed.json", "--out", page)
+    assert done.returncode == 0, done.stderr
+    head = page.read_text(encoding="utf-8").partition("<main")[0]
+    assert head.index("1.60 cores") < head.index("77 in the measurement") < head.index("This log")
+    first, second, *_ = done.stdout.splitlines()
+    assert "1.60 cores" in first and "77 in the measurement" in second
+    assert "no complete step" in Page(page).sections["kinds"]
 
 
-def test_nothing_is_overwritten_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log, page = hostile_log(tmp_path / "a.log"), tmp_path / "page.html"
+def test_existing_page_is_not_overwritten(tmp_path: Path, run_here: RunHere) -> None:
+    page = tmp_path / "page.html"
     page.write_text("mine")
-    assert report(log, "--peaks", "none", "--out", page) == 2
-    assert capsys.readouterr().err == f"error: {page}: exists; give --overwrite or another --out\n"
+    log = hostile_log(tmp_path / "a.log")
+    done = run_here(main, "report", log, "--peaks=none", "--out", page)
+    assert done.returncode == 2 and str(page) in done.stderr and "--overwrite" in done.stderr
     assert page.read_text() == "mine"
-    assert report(log, "--peaks", "none", "--out", page, "--overwrite", "--title", "A < B") == 0
-    assert "<title>A &lt; B</title>" in page.read_text(encoding="utf-8")
-    assert f"page: {page}, 0." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("option", "content", "message"),
+    ("option", "content", "reason"),
     [
         ("--environment", "[1]", "holds no JSON object"),
         ("--environment", "{", "is not JSON"),
         ("--replay", "{}", "holds no replay"),
         ("--trace", "{}", ""),
         ("--peaks", "{}", "matrix_gflop_per_s is missing"),
-        ("--reference", "nothing\n", "holds no line of oneDNN's"),
+        ("--reference", "nothing\n", "no oneDNN lines"),
     ],
 )
-def test_a_wrong_file_is_one_line(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    option: str,
-    content: str,
-    message: str,
+def test_invalid_input_is_one_line(
+    tmp_path: Path, run_here: RunHere, option: str, content: str, reason: str
 ) -> None:
     log, wrong = hostile_log(tmp_path / "a.log"), tmp_path / "wrong.json"
     wrong.write_text(content)
-    words = [option, wrong] if option == "--peaks" else [option, wrong, "--peaks", "none"]
-    assert report(log, *words, "--out", tmp_path / "page.html") == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: {wrong}") and error.count("\n") == 1
-    assert message in error
+    options = [option, wrong] if option == "--peaks" else [option, wrong, "--peaks", "none"]
+    done = run_here(main, "report", log, *options, "--out", tmp_path / "page.html")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {wrong}") and done.stderr.count("\n") == 1
+    assert reason in done.stderr
     assert not (tmp_path / "page.html").exists()
 
 
-def test_damaged_counters_name_their_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", '{"steps": []}', '{"steps": [1], "rank": 0}',
+     '{"steps": [], "rank": 0, "seconds": 1, "counters": {}, "not_counted": []}'],
+)  # fmt: skip
+def test_damaged_counters_name_their_file(tmp_path: Path, run_here: RunHere, content: str) -> None:
     run = write_run(tmp_path)
     (run / "perf").mkdir()
     file = run / "perf" / "rank0.json"
-    for content in ("{", "[]", '{"steps": []}', '{"steps": [1], "rank": 0}'):
-        file.write_text(content)
-        assert report(run, "--peaks", "none", "--out", tmp_path / "page.html") == 2
-        error = capsys.readouterr().err
-        assert error.startswith(f"error: {file}: ") and error.count("\n") == 1
+    file.write_text(content)
+    done = run_here(main, "report", run, "--peaks", "none", "--out", tmp_path / "page.html")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {file}: ") and done.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with files of three ranks, and two files that are no input."""
+    folder = tmp_path / "coco"
+    for name in ("onednn", "trace", "perf"):
+        (folder / name).mkdir(parents=True)
+    for rank in (10, 0, 2):
+        (folder / "onednn" / f"rank{rank}.log").touch()
+        (folder / "trace" / f"rank{rank}.json.gz").touch()
+        (folder / "perf" / f"rank{rank}.json").touch()
+    (folder / "trace" / ".partial-rank0.json.gz").touch()
+    (folder / "onednn" / "notes.txt").touch()
+    (folder / "environment.json").touch()
+    return folder
+
+
+def test_inputs_of_a_run_are_in_order_of_ranks(run: Path, tmp_path: Path) -> None:
+    inputs = find_inputs([run], trace=None, environment=None)
+    assert [file.name for file in inputs.logs] == ["rank0.log", "rank2.log", "rank10.log"]
+    assert inputs.trace == run / "trace" / "rank0.json.gz"
+    assert inputs.environment == run / "environment.json"
+    assert [file.name for file in inputs.counters] == ["rank0.json", "rank2.json", "rank10.json"]
+    trace, environment = tmp_path / "t.json", tmp_path / "e.json"
+    given = find_inputs([run], trace=trace, environment=environment)
+    assert (given.trace, given.environment) == (trace, environment)
+    folder = find_inputs([run / "onednn"], trace=None, environment=None)
+    assert folder.environment == run / "environment.json"
+    assert len(folder.logs) == 3
+
+
+def test_inputs_of_one_rank(run: Path) -> None:
+    inputs = find_inputs([run / "onednn" / "rank2.log"], trace=None, environment=None)
+    assert inputs.environment == run / "environment.json"
+    assert inputs.logs == (run / "onednn" / "rank2.log",)
+    assert inputs.trace == run / "trace" / "rank2.json.gz"
+    assert inputs.counters == (run / "perf" / "rank2.json",)
+
+
+def test_inputs_of_other_logs(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.touch()
+    alone = find_inputs([log], trace=None, environment=None)
+    assert (alone.trace, alone.environment, alone.counters) == (None, None, ())
+    (tmp_path / "environment.json").touch()
+    beside = find_inputs([log], trace=None, environment=None)
+    assert beside.environment == tmp_path / "environment.json"
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").touch()
+    with pytest.raises(InputError, match="train with profile"):
+        find_inputs([run], trace=None, environment=None)

@@ -1,17 +1,32 @@
-"""The page as text: what it holds is harmless, and its policy is that of its own two parts."""
+"""The page as text: escaping, charts as SVG, its policy, and the format of numbers."""
 
 import base64
 import hashlib
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
-from common.charts import Cell, Column, Table
-from profiling.report.page import Block, Facts, Missing, Section, Text, render_page
-from tests.profiling.report.logs_by_hand import HOSTILE, hostile_log
-from tests.profiling.report.pages import written_page
+from common.charts import Cell, Column, Table, new_figure
+from profiling.report.page import (
+    Block,
+    Facts,
+    Missing,
+    Section,
+    Text,
+    chart,
+    clean,
+    count,
+    inline_svg,
+    listed,
+    render_page,
+    sentence,
+    three,
+    times,
+)
+from tests.profiling.report.example_logs import HOSTILE, hostile_log, write_page
 
 LOADS = ("src", "href", "action", "data", "poster", "srcset", "xlink:href", "background")
 
@@ -21,15 +36,21 @@ class Elements(HTMLParser):
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
+
+    @property
+    def structure(self) -> list[tuple[str, list[str]]]:
+        """Names of elements and attributes; without `code` (from backticks) and classes."""
+        named = ((name, sorted(set(given) - {"class"})) for name, given in self.elements)
+        return [item for item in named if item[0] != "code"]
 
 
 def page_of(text: str) -> str:
-    """Everywhere the same text."""
+    """Return a page with the text in all places."""
     table = Table(text, (Column(text, is_number=False, meaning=text), Column(text)),
                   [[f"{text}\n{text}", Cell(text, 1.5)]], totals=[[text, None]],
                   notes=[text])  # fmt: skip
@@ -37,29 +58,28 @@ def page_of(text: str) -> str:
     return render_page([Section("a", text, blocks)], title=text, summary=[text])
 
 
-def without_code(elements: list[tuple[str, dict[str, str | None]]]) -> list[tuple[str, list[str]]]:
-    """Names with their attributes' names; text between backticks is code, and long facts wide."""
-    return [(name, sorted(set(given) - {"class"})) for name, given in elements if name != "code"]
-
-
 @pytest.mark.parametrize("text", HOSTILE)
-def test_texts_are_shown_and_do_nothing_wherever_they_stand(text: str) -> None:
-    plain, found = (without_code(Elements(page_of(one)).found) for one in ("x", text))
-    assert found == plain
+def test_harmful_text_is_escaped_everywhere(text: str) -> None:
+    assert Elements(page_of(text)).structure == Elements(page_of("x")).structure
     assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", page_of(text))
 
 
-def test_nothing_is_loaded_from_anywhere(tmp_path: Path) -> None:
-    page = written_page(tmp_path, hostile_log(tmp_path / "a.log")).read_text(encoding="utf-8")
-    for name, attributes in Elements(page).found:
+@pytest.mark.slow
+def test_page_loads_nothing(tmp_path: Path) -> None:
+    log = hostile_log(tmp_path / "a.log")
+    page = write_page(tmp_path, log).read_text(encoding="utf-8")
+    for name, attributes in Elements(page).elements:
         assert name not in ("iframe", "object", "embed", "base", "form", "img", "audio", "video")
         assert not any(key.startswith("on") or key == "style" for key in attributes)
         for key in LOADS:
             assert (attributes.get(key) or "#").startswith(("#", "data:")), (name, attributes)
     assert not re.search(r"@import|url\((?!#)", page)
+    assert "&lt;img src=x onerror=alert(1)&gt;" in page  # Shown as text
+    assert "&lt;b onclick=alert(6)&gt;" in page and "{{ 7 * 7 }}${alert(4)}" in page
+    assert "1 of 9 oneDNN lines" in page
 
 
-def test_the_policy_allows_the_pages_own_style_and_script_alone() -> None:
+def test_policy_allows_only_the_pages_style_and_script() -> None:
     page = page_of("x")
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
     assert policy
@@ -70,3 +90,70 @@ def test_the_policy_allows_the_pages_own_style_and_script_alone() -> None:
         (content,) = re.findall(f"<{name}>(.*?)</{name}>", page, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         assert rules[f"{name}-src"] == f"'sha256-{digest}'"
+
+
+def test_chart_is_plain_svg_with_ids_of_its_own() -> None:
+    figure = new_figure(width=4, height=3)
+    axes = figure.subplots()
+    axes.plot([1, 2], [3, 4], linestyle="--", label="a title")
+    axes.scatter([1, 2], [3, 4])
+    axes.imshow([[0, 1], [1, 0]])
+    axes.legend()
+    svg = inline_svg(figure, name="first", label="a title")
+    assert svg.startswith("<svg ")
+    assert not re.search(r"style|<script|xmlns|xlink|<!|<\?|metadata|on\w+=", svg)
+    ids = re.findall(r' id="([^"]+)"', svg)
+    used = set(re.findall(r"url\(#([^)]+)\)", svg)) | set(re.findall(r'href="#([^"]+)"', svg))
+    assert len(ids) == len(set(ids))
+    assert all(name.startswith("first-") for name in ids)
+    assert used and used <= set(ids)
+
+
+def test_chart_texts_are_escaped() -> None:
+    text = "  <script>alert('$x$')</script>\x00\x1b & more"
+    figure = new_figure(width=4, height=3)
+    figure.subplots().set_title(text, loc="left")
+    svg = chart(lambda: figure, name="a", label=text, caption="").svg
+    root = ET.fromstring(svg)
+    texts = [element.text or "" for element in root.iter("text")]
+    assert "\u00a0\u00a0<script>alert('$x$')</script>\ufffd\ufffd & more" in texts
+    assert "<script" not in svg
+    assert root.get("role") == "img"
+
+
+@pytest.mark.parametrize(
+    "markup",
+    [
+        "<svg><script/></svg>",
+        '<svg onload="x"/>',
+        "<svg><foreignObject/></svg>",
+        '<svg><use href="https://example.org/#a"/></svg>',
+    ],
+)
+def test_unknown_elements_and_attributes_of_charts_fail(markup: str) -> None:
+    with pytest.raises(AssertionError):
+        clean(ET.fromstring(markup), "a")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.0004, "< 0.001"),
+        (0.0123, "0.012"),
+        (1.234, "1.23"),
+        (12.34, "12.3"),
+        (123.4, "123"),
+        (1234567.8, "1,234,568"),
+        (-12.34, "-12.3"),
+    ],
+)
+def test_numbers_have_three_digits_and_no_exponent(value: float, text: str) -> None:
+    assert three(value) == text
+
+
+def test_texts_with_numbers() -> None:
+    assert (count(3.0), count(2.5)) == ("3", "2.50")
+    assert [times(1), times(2.5)] == ["1 call", "2.5 calls"]
+    assert listed(["a", "b", "c"], 2) == "a, b and 1 more"
+    assert [sentence("reorders"), sentence("oneDNN")] == ["Reorders.", "oneDNN."]

@@ -1,4 +1,4 @@
-"""A program that trains a little, with a trace and oneDNN's log of the same steps.
+"""A program that trains for two steps, with a trace and oneDNN's log of the same steps.
 
 python logged_model.py TRACE > LOG, under ONEDNN_VERBOSE=1
 """
@@ -26,21 +26,21 @@ def main(trace: str) -> None:
     model(image).sum().backward()
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for number in STEPS:
-            say(number, None, is_begin=True)
+            print_mark(number, None, is_begin=True)
             with record_function(f"step {number}"):
-                say(number, "forward", is_begin=True)
+                print_mark(number, "forward", is_begin=True)
                 with record_function("phase: forward"):
                     loss = model(image).sum()
-                say(number, "forward", is_begin=False)
-                say(number, "backward", is_begin=True)
+                print_mark(number, "forward", is_begin=False)
+                print_mark(number, "backward", is_begin=True)
                 with record_function("phase: backward"):
                     loss.backward()
-                say(number, "backward", is_begin=False)
-            say(number, None, is_begin=False)
+                print_mark(number, "backward", is_begin=False)
+            print_mark(number, None, is_begin=False)
     profiler.export_chrome_trace(trace)
 
 
-def say(step: int, phase: str | None, *, is_begin: bool) -> None:
+def print_mark(step: int, phase: str | None, *, is_begin: bool) -> None:
     print(mark_line(Mark(time.time() * 1000, is_begin, step, phase)), end="", flush=True)
 
 

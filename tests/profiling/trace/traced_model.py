@@ -1,4 +1,4 @@
-"""A small model trained under torch's profiler, and what torch itself says of its trace."""
+"""A small model trained under torch's profiler, with torch's own sums of the trace."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ CPU = [ProfilerActivity.CPU]
 
 @dataclass(frozen=True)
 class Traced:
-    """A trace, and the numbers of torch's own sums over it."""
+    """A trace, and torch's own sums of it."""
 
     file: Path
     self_us: dict[str, float]
@@ -35,13 +35,9 @@ def small_model() -> nn.Sequential:
 
 
 def traced(file: Path, *, marks: bool = False, modules: bool = False, steps: int = 2) -> Traced:
-    """Train for some steps.
+    """Train for some steps and write their trace.
 
-    Args:
-        file: Where the trace goes.
-        marks: Mark steps, phases and modules as a run of ours does.
-        modules: Let torch tell of modules, by `with_stack`.
-        steps: How many.
+    `marks`: mark steps, phases and modules as train.py does; `modules`: record them `with_stack`.
     """
     model = small_model()
     optimizer = torch.optim.Adam(model.parameters())
@@ -71,7 +67,7 @@ def traced(file: Path, *, marks: bool = False, modules: bool = False, steps: int
 
 
 def traced_on_schedule(file: Path) -> None:
-    """Steps 2 and 3 of torch's own schedule."""
+    """Write a trace of steps 2 and 3 of torch's own schedule."""
     model = small_model()
     with profile(activities=CPU, schedule=schedule(wait=1, warmup=1, active=2)) as profiler:
         for _ in range(4):
@@ -81,11 +77,11 @@ def traced_on_schedule(file: Path) -> None:
 
 
 def summed_by_torch(file: Path, profiler: profile) -> Traced:
-    averages = [one for one in profiler.key_averages() if not one.is_user_annotation]
+    averages = [item for item in profiler.key_averages() if not item.is_user_annotation]
     return Traced(
         file,
-        self_us={one.key: one.self_cpu_time_total for one in averages},
-        calls={one.key: one.count for one in averages},
+        self_us={item.key: item.self_cpu_time_total for item in averages},
+        calls={item.key: item.count for item in averages},
     )
 
 
@@ -105,8 +101,8 @@ def mark_modules(model: nn.Module) -> None:
         marks.append(record_function(f"module: {name}"))
         marks[-1].__enter__()
 
-    for name, one in model.named_children():
-        one.register_forward_pre_hook(lambda module, inputs, name=name: begin(name))
-        one.register_forward_hook(
+    for name, child in model.named_children():
+        child.register_forward_pre_hook(lambda module, inputs, name=name: begin(name))
+        child.register_forward_hook(
             lambda module, inputs, outputs: marks.pop().__exit__(None, None, None)
         )

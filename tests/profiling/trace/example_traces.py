@@ -1,4 +1,4 @@
-"""Tiny traces whose numbers a person can add up. Times in µs, as in the files."""
+"""Tiny traces with numbers that can be added up by hand. Times in µs, as in the files."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ MAIN, BACKWARD, OTHER = 1, 2, 3
 def operator(
     name: str, start: float, end: float, *, thread: int = MAIN, sequence: int = -1, forward: int = 0
 ) -> Event:
-    """`forward`: torch's number of the thread that ran the forward pass, if this is backward."""
+    """Return an operator; `forward`: thread of the forward operator of a backward one."""
     arguments = {"Sequence number": sequence, "Fwd thread id": forward} if sequence >= 0 else {}
     return event("cpu_op", name, start, end, thread=thread) | {"args": arguments}
 

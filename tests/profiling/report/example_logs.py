@@ -1,8 +1,13 @@
-"""A run's log whose numbers a person can work out, with names that mean harm."""
+"""Logs of a run with numbers that can be computed by hand, logs with harmful names, and pages."""
 
+import argparse
 from pathlib import Path
 
 from profiling.onednn_log.parse import Mark, facts_line, mark_line
+from profiling.peaks import Peaks, save
+from profiling.report.command import add_report
+
+PEAKS = Peaks({"f32": 100.0, "bf16": 400.0}, 20.0, threads=2, cpu="a CPU", versions={})
 
 HEADER = """\
 onednn_verbose,v1,info,oneDNN v3.7.1 (commit 8d263e6)
@@ -15,7 +20,7 @@ HOSTILE = (
     "\"'onmouseover=alert(3) \x1b[2J\x00\u202e`",
     "{{ 7 * 7 }}${alert(4)}<svg/onload=alert(5)>",
 )
-"""Names of implementations. None has a comma, as no field of a log can."""
+"""Harmful names of implementations; without commas, since these separate fields of a log."""
 SHAPE = "mb2_ic{channels}oc{channels}_ih7oh7kh3sh1dh0ph1_iw7ow7kw3sw1dw0pw1"
 
 
@@ -26,7 +31,7 @@ def convolution(
     implementation: str = "brg:avx512",
     direction: str = "forward_training",
 ) -> str:
-    """An execution as 3.7 writes it."""
+    """Return an execution in the form of oneDNN 3.7."""
     return (
         f"onednn_verbose,v1,primitive,exec,cpu,convolution,{implementation},{direction},"
         "src:f32::blocked:acdb::f0 wei:f32::blocked:Acdb16a::f0 dst:f32::blocked:acdb::f0,,"
@@ -42,9 +47,9 @@ def reorder(milliseconds: float) -> str:
 
 
 def rank_log(rank: int, *, slower: float = 1.0) -> str:
-    """Two steps of 100 ms; forward 40 ms with 30 in oneDNN, backward 50 ms with 45."""
-    about = {"run": "by hand", "rank": rank, "ranks": 2, "images_a_step": 2, "threads": 2}
-    text = HEADER + facts_line(about)
+    """Return two steps of 100 ms; forward: 40 ms, 30 in oneDNN; backward: 50 ms, 45 in oneDNN."""
+    facts = {"run": "by hand", "rank": rank, "ranks": 2, "images_a_step": 2, "threads": 2}
+    text = HEADER + facts_line(facts)
     for step in (20, 21):
         begin = 1000.0 * step
         text += mark_line(Mark(begin, True, step, None))
@@ -59,7 +64,7 @@ def rank_log(rank: int, *, slower: float = 1.0) -> str:
 
 
 def write_run(folder: Path) -> Path:
-    """A run's folder with the logs of two ranks."""
+    """Write the folder of a run with the logs of two ranks."""
     logs = folder / "by-hand" / "onednn"
     logs.mkdir(parents=True)
     for rank in (0, 1):
@@ -68,7 +73,7 @@ def write_run(folder: Path) -> Path:
 
 
 def hostile_log(file: Path) -> Path:
-    """Harmful implementation names, each with a time of its own; kinds and shapes as usual."""
+    """Write a log with harmful names, each with another time; kinds and shapes are valid."""
     lines = [
         convolution(10.0 * place, implementation=name, channels=8 * place)
         for place, name in enumerate(HOSTILE, 1)
@@ -81,3 +86,15 @@ def hostile_log(file: Path) -> Path:
     facts = facts_line({"run": "<u>run</u>", "rank": 0, "command": ["</title><script>alert(9)"]})
     file.write_text(HEADER + facts + "".join(lines) + graph + broken)
     return file
+
+
+def write_page(folder: Path, *arguments: str | Path) -> Path:
+    """Run `report` with these peaks in this process, and return the page."""
+    peaks, page = folder / "peaks.json", folder / "page.html"
+    save(PEAKS, peaks)
+    parser = argparse.ArgumentParser()
+    add_report(parser.add_subparsers())
+    command = ("report", *arguments, "--peaks", peaks, "--out", page, "--overwrite")
+    options = vars(parser.parse_args(list(map(str, command))))
+    assert options.pop("run")(**options) == 0
+    return page

@@ -1,4 +1,4 @@
-"""Lines as versions of oneDNN write them, each with what it means. Hand-copied fields, no files."""
+"""Lines as the versions of oneDNN write them."""
 
 CONVOLUTION_SHAPE = "mb2_ic16oc16_ih7oh7kh5sh1dh0ph2_iw7ow7kw5sw1dw0pw2"
 
@@ -25,7 +25,7 @@ SPELLINGS = {
     "src:f32::blocked:aBcd8b::f0 wei:f32::blocked:ABcd8b8a::f0 bia:f32::blocked:a::f0 "
     f"dst:f32::blocked:aBcd8b::f0,,alg:convolution_direct,{CONVOLUTION_SHAPE},0.25",
 }
-"""The same convolution, as each version has it."""
+"""The same convolution, in the spelling of each version."""
 
 OTHERS = {
     "graph": "onednn_verbose,v1,graph,exec,cpu,100002,sdp,matmul_qk;softmax;matmul_v,,"
@@ -56,7 +56,7 @@ OTHERS = {
     "1.x product": "dnnl_verbose,exec,cpu,matmul,gemm:jit,undef,src_bf16::blocked:abc:f0 "
     "wei_bf16::blocked:bac:f0 dst_bf16::blocked:abc:f0,,,b1408m52n64k52,0.417969",
 }
-"""What not every log has; all are executions."""
+"""Rare executions."""
 
 UNLIKE_OTHERS = (
     "onednn_verbose,v1,info,oneDNN v3.12.0 (commit d23923d)",
@@ -75,7 +75,7 @@ UNLIKE_OTHERS = (
     "onednn_verbose,v1,graph,compile:cache_miss,cpu,100002,sdp,matmul;softmax,,in0_f16:1:strided:"
     "undef:1x16:1,fpm:strict,sdp_decomp_kernel_t,dnnl_backend,1.5",
 )
-"""Lines that are understood and tell of no execution."""
+"""Valid lines that are not executions."""
 
 DAMAGED = (
     "onednn_verbose,v1,primitive,exec,cpu,convo",

@@ -1,4 +1,4 @@
-"""Reading logs: totals, prefixes, marks, packed files, and what is damaged."""
+"""Reading logs: totals, prefixes, marks, gzip files, and damaged input."""
 
 import gzip
 import os
@@ -9,38 +9,35 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from profiling.onednn_log.log import Where, read_logs
+from profiling.onednn_log.log import LONGEST_LINE, Where, log_files, name_files, read_logs
 from profiling.onednn_log.parse import Mark, facts_line, mark_line
-from tests.profiling.onednn_log.lines import DAMAGED, OTHERS, SPELLINGS, UNLIKE_OTHERS
-from tests.profiling.onednn_log.logs import plain_sum, shared_logs
+from tests.profiling.onednn_log.example_lines import DAMAGED, OTHERS, SPELLINGS, UNLIKE_OTHERS
+from tests.profiling.onednn_log.logs import FIXTURES, plain_sum, shared_logs
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 LINE = SPELLINGS["3.12"]
 
 
-def written(folder: Path, *lines: str) -> Path:
+def write_log(folder: Path, *lines: str) -> Path:
     file = folder / "onednn.log"
     file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return file
 
 
-def test_totals_of_real_logs_are_a_plain_sum_of_their_lines() -> None:
+def test_totals_of_real_logs_are_the_sum_of_their_lines() -> None:
     for file in shared_logs():
         log = read_logs([file])
         assert log.total_ms == pytest.approx(plain_sum(file), rel=1e-12)
         assert log.not_understood_count == 0
         assert log.versions == [file.name.split("-")[1]]
         assert log.threads == [2]
+        text = file.read_text(encoding="utf-8")
+        states = {name: text.count(f"create:{name}") for name in ("cache_hit", "cache_miss")}
+        assert log.creation_states == {name: count for name, count in states.items() if count}
 
 
-def test_creations_of_a_real_log_are_counted_apart() -> None:
-    file = next(file for file in shared_logs() if "timestamps" in file.name)
-    states = read_logs([file]).creation_states
-    text = file.read_text(encoding="utf-8")
-    assert states == {name: text.count(f"create:{name}") for name in ("cache_hit", "cache_miss")}
-
-
-def test_a_log_of_the_installed_torch_adds_up(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_log_of_the_installed_torch(tmp_path: Path) -> None:
     program = (
         "import torch\n"
         "x = torch.randn(2, 8, 16, 16).to(memory_format=torch.channels_last).requires_grad_()\n"
@@ -50,12 +47,8 @@ def test_a_log_of_the_installed_torch_adds_up(tmp_path: Path) -> None:
     )
     file = tmp_path / "torch.log"
     with file.open("wb") as out:
-        subprocess.run(
-            [sys.executable, "-c", program],
-            stdout=out,
-            check=True,
-            env={**os.environ, "ONEDNN_VERBOSE": "2", "ONEDNN_VERBOSE_TIMESTAMP": "1"},
-        )
+        environment = {**os.environ, "ONEDNN_VERBOSE": "2", "ONEDNN_VERBOSE_TIMESTAMP": "1"}
+        subprocess.run([sys.executable, "-c", program], stdout=out, check=True, env=environment)
     log = read_logs([file])
     assert log.not_understood_count == 0
     assert log.total_ms == pytest.approx(plain_sum(file), rel=1e-12)
@@ -63,29 +56,24 @@ def test_a_log_of_the_installed_torch_adds_up(tmp_path: Path) -> None:
     assert directions == {"forward_training", "backward_data", "backward_weights"}
 
 
-def test_all_versions_in_one_file_are_one_problem(tmp_path: Path) -> None:
-    log = read_logs([written(tmp_path, *SPELLINGS.values())])
-    (calls,) = log.calls().values()
-    assert (calls.count, calls.total_ms) == (len(SPELLINGS), 0.25 * len(SPELLINGS))
-
-
-def test_nothing_vanishes(tmp_path: Path) -> None:
-    lines = [*SPELLINGS.values(), *OTHERS.values(), *UNLIKE_OTHERS, *DAMAGED, "epoch 1", ""]
-    log = read_logs([written(tmp_path, *lines)])
+def test_every_line_is_counted(tmp_path: Path) -> None:
+    profilednn = ["profilednn_mark,x", "profilednn_facts,[1]"]
+    long = f"onednn_verbose,v1,{'x' * LONGEST_LINE}"
+    damaged = [*DAMAGED, *profilednn, long]
+    lines = [*SPELLINGS.values(), *OTHERS.values(), *UNLIKE_OTHERS, *damaged, "epoch 1", ""]
+    log = read_logs([write_log(tmp_path, *lines)])
     assert log.lines == len(lines)
-    assert log.onednn_lines == len(lines) - 2
+    assert log.onednn_lines == len(lines) - 4
     executions = sum(calls.count for calls in log.calls().values())
     assert executions == len(SPELLINGS) + len(OTHERS)
-    assert [one.line for one in log.not_understood] == [
-        number for number, line in enumerate(lines, start=1) if line in DAMAGED
+    assert [item.line for item in log.not_understood] == [
+        number for number, line in enumerate(lines, start=1) if line in damaged
     ]
     assert log.dispatches == {"unsupported isa": 1}
     assert sum(log.messages.values()) == 3
     assert sum(calls.count for calls in log.creations.values()) == 2
-
-
-def test_header_tells_library_and_machine(tmp_path: Path) -> None:
-    log = read_logs([written(tmp_path, *UNLIKE_OTHERS, LINE)])
+    spellings = log.calls()[next(iter(log.calls()))]  # Those of all versions are one problem
+    assert (spellings.count, spellings.total_ms) == (len(SPELLINGS), 0.25 * len(SPELLINGS))
     assert log.versions == ["3.12.0"]
     assert (log.runtimes, log.threads) == (["OpenMP"], [224])
     assert log.instruction_sets == ["Intel AVX-512 with float16, Intel DL Boost and Intel AMX"]
@@ -96,22 +84,17 @@ def test_header_tells_library_and_machine(tmp_path: Path) -> None:
     [("[3] ", 3), ("[1,3]<stdout>:", 3), ("3: ", 3), ("loss 0.3 ", None), ("[a] ", None)],
 )
 def test_prefix_of_a_rank_or_of_other_output(tmp_path: Path, prefix: str, rank: int | None) -> None:
-    log = read_logs([written(tmp_path, prefix + LINE)])
+    log = read_logs([write_log(tmp_path, prefix + LINE)])
     assert list(log.executions) == [Where(rank)]
 
 
-def test_two_lines_that_ran_into_each_other_are_two(tmp_path: Path) -> None:
-    log = read_logs([written(tmp_path, LINE + LINE)])
-    assert sum(calls.count for calls in log.calls().values()) == 2
-
-
-def test_a_cut_last_line_is_told_and_the_rest_is_kept(tmp_path: Path) -> None:
-    file = written(tmp_path, LINE)
+def test_merged_lines_and_a_truncated_last_line(tmp_path: Path) -> None:
+    file = write_log(tmp_path, LINE + LINE)
     with file.open("a", encoding="utf-8") as text:
         text.write(LINE[:60])
     log = read_logs([file])
-    assert sum(calls.count for calls in log.calls().values()) == 1
-    assert [(one.line, one.text) for one in log.not_understood] == [(2, LINE[:60])]
+    assert sum(calls.count for calls in log.calls().values()) == 2
+    assert [(item.line, item.text) for item in log.not_understood] == [(2, LINE[:60])]
 
 
 def test_marks_give_rank_step_and_phase(tmp_path: Path) -> None:
@@ -134,49 +117,52 @@ def test_marks_give_rank_step_and_phase(tmp_path: Path) -> None:
     assert (log.ranks, log.steps) == ([1], [20])
 
 
-def test_packed_logs_and_several_files_are_one(tmp_path: Path) -> None:
-    plain = written(tmp_path, LINE)
+def test_several_files_gzip_and_truncated_gzip(tmp_path: Path) -> None:
+    plain = write_log(tmp_path, LINE)
     packed = tmp_path / "other.log.gz"
     packed.write_bytes(gzip.compress((LINE + "\n").encode() * 3))
     log = read_logs([plain, packed])
     assert sum(calls.count for calls in log.calls().values()) == 4
-
-
-def test_a_packed_log_whose_writer_was_killed_is_read_to_where_it_ends(tmp_path: Path) -> None:
-    packed = tmp_path / "killed.log.gz"
-    many = "".join(LINE.replace("mb2", f"mb{number}") + "\n" for number in range(2000))
+    many = "".join(LINE.replace("mb2", f"mb{number}") + "\n" for number in range(5000))
     whole = gzip.compress(many.encode())
     packed.write_bytes(whole[: len(whole) // 2])
     log = read_logs([packed])
-    assert 0 < sum(calls.count for calls in log.calls().values()) < 2000
+    assert 0 < sum(calls.count for calls in log.calls().values()) < 5000
     assert "damaged" in log.not_understood[-1].why
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "reason"),
     [
         (b"", "is empty"),
-        (bytes(range(256)) * 400, "no text"),
-        (b"epoch 1\nepoch 2\n", "no line of oneDNN's"),
+        (bytes(range(256)) * 400, "not a text file"),
+        (b"epoch 1\nepoch 2\n", "no oneDNN lines"),
         (b"onednn_verbose,v1,primitive,exec,cpu,convo", "line 1"),
         (UNLIKE_OTHERS[0].encode() + b"\n", "no execution"),
-        (b"x," * 10_000_000, "no line of oneDNN's"),
-        (b"onednn_verbose,v1,primitive,exec," + b"x," * 10_000_000, "longer than 65536"),
+        (b"x," * 1_000_000, "no oneDNN lines"),
+        (b"onednn_verbose,v1,primitive,exec," + b"x," * 1_000_000, "longer than 65536"),
         (b"\x1f\x8b but not packed", "compression method"),
+        (b"\x1f\x8b\x08", "damaged gzip"),
     ],
 )
-def test_bad_input_is_one_line(tmp_path: Path, content: bytes, words: str) -> None:
+def test_invalid_file_is_one_line(tmp_path: Path, content: bytes, reason: str) -> None:
     file = tmp_path / "bad.log"
     file.write_bytes(content)
-    with pytest.raises(InputError, match=words) as error:
+    with pytest.raises(InputError, match=reason) as error:
         read_logs([file])
     assert str(error.value).startswith(f"{file}: ")
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_file_and_folders_of_logs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.log: cannot be read: No such file"):
         read_logs([tmp_path / "none.log"])
+    with pytest.raises(InputError, match=r"contains no \*\.log"):
+        log_files(tmp_path)
+    file = write_log(tmp_path, LINE)
+    assert log_files(tmp_path) == log_files(file) == [file]
+    assert len(log_files(FIXTURES)) > 10
+    assert name_files(["a/1.log", "b/2.log", "3.log", "4.log"]) == "1.log, 2.log, 3.log and 1 more"
 
 
 def test_reading_loads_no_torch() -> None:

@@ -1,4 +1,4 @@
-"""Where time goes in traces that were added up by hand."""
+"""Sums of traces, compared with sums by hand."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from common.errors import InputError
 from profiling.trace.analysis import Analysis, analyze
 from profiling.trace.operators import Category, Piece, category_of
 from profiling.trace.trace import read_trace
-from tests.profiling.trace.traces_by_hand import (
+from tests.profiling.trace.example_traces import (
     BACKWARD,
     OTHER,
     STEP,
@@ -32,24 +32,24 @@ def analysis_of(folder: Path, *events: Event, chosen: tuple[int, ...] | None = N
 
 def own_us(analysis: Analysis) -> dict[tuple[str, str], float]:
     """Self time by operator and phase. [µs]"""
-    found: dict[tuple[str, str], float] = {}
-    for one, cost in analysis.operators.items():
-        key = one.name.removeprefix(EVALUATE), one.phase
-        found[key] = found.get(key, 0) + cost.own_ns / 1000
-    return found
+    self_us: dict[tuple[str, str], float] = {}
+    for row, cost in analysis.operators.items():
+        key = row.name.removeprefix(EVALUATE), row.phase
+        self_us[key] = self_us.get(key, 0) + cost.own_ns / 1000
+    return self_us
 
 
 def modules(analysis: Analysis) -> dict[str, str]:
-    return {one.name.removeprefix(EVALUATE): one.module for one in analysis.operators}
+    return {row.name.removeprefix(EVALUATE): row.module for row in analysis.operators}
 
 
-def test_a_step_added_up_by_hand(tmp_path: Path) -> None:
+def test_sums_of_a_step(tmp_path: Path) -> None:
     analysis = analysis_of(tmp_path, *STEP)
     assert analysis.steps.numbers == [20]
     assert analysis.steps.phases == ["forward", "loss", "backward", "between phases"]
     assert analysis.wall_ns == 1_000_000
-    assert [analysis.phase_ns(one) for one in analysis.steps.phases] == [400_000, 100_000, 400_000,
-                                                                         100_000]  # fmt: skip
+    phases_us = [analysis.phase_ns(phase) // 1000 for phase in analysis.steps.phases]
+    assert phases_us == [400, 100, 400, 100]
     assert analysis.gaps_ns == {
         "forward": 140_000, "loss": 30_000, "backward": 110_000, "between phases": 100_000
     }  # fmt: skip
@@ -66,17 +66,14 @@ def test_a_step_added_up_by_hand(tmp_path: Path) -> None:
     assert analysis.category_ns(Category.ONEDNN) == 470_000
     assert analysis.category_ns(Category.ONEDNN, "backward") == 240_000
     assert sum(cost.calls for cost in analysis.operators.values()) == analysis.spans == 9
+    by_name = modules(analysis)
+    assert by_name["aten::mkldnn_convolution"] == "body.conv"
+    assert by_name["aten::convolution_backward"] == "body.conv"
+    assert by_name["torch::autograd::AccumulateGrad"] == "body.conv"  # That of the node before
+    assert by_name["aten::mul"] == ""
 
 
-def test_a_backward_operator_has_its_forward_operators_module(tmp_path: Path) -> None:
-    found = modules(analysis_of(tmp_path, *STEP))
-    assert found["aten::mkldnn_convolution"] == "body.conv"
-    assert found["aten::convolution_backward"] == "body.conv"
-    assert found["torch::autograd::AccumulateGrad"] == "body.conv"  # the node before it
-    assert found["aten::mul"] == ""
-
-
-def test_of_operators_with_one_sequence_number_the_last_made_the_node(tmp_path: Path) -> None:
+def test_last_operator_with_a_sequence_number_makes_the_node(tmp_path: Path) -> None:
     analysis = analysis_of(
         tmp_path,
         annotation("module: outer", 0, 100),
@@ -89,7 +86,7 @@ def test_of_operators_with_one_sequence_number_the_last_made_the_node(tmp_path: 
     assert modules(analysis)["aten::norm_backward"] == "outer.norm"
 
 
-def test_forward_again_within_backward_belongs_to_what_runs_then(tmp_path: Path) -> None:
+def test_module_of_forward_recomputed_in_backward(tmp_path: Path) -> None:
     analysis = analysis_of(
         tmp_path,
         annotation("module: whole", 0, 1000),  # the backward pass is started within a module
@@ -100,12 +97,12 @@ def test_forward_again_within_backward_belongs_to_what_runs_then(tmp_path: Path)
         operator("aten::exp", 220, 280),
         operator("aten::threshold_backward", 300, 390),
     )
-    found = modules(analysis)
-    assert found["aten::exp"] == "block.inner"
-    assert found["aten::threshold_backward"] == "block"
+    by_name = modules(analysis)
+    assert by_name["aten::exp"] == "block.inner"
+    assert by_name["aten::threshold_backward"] == "block"
 
 
-def test_without_marks_modules_are_torchs_own(tmp_path: Path) -> None:
+def test_modules_of_torch_without_marks(tmp_path: Path) -> None:
     analysis = analysis_of(
         tmp_path,
         module("Net_0", 0, 100),
@@ -116,7 +113,7 @@ def test_without_marks_modules_are_torchs_own(tmp_path: Path) -> None:
     assert modules(analysis) == {"aten::addmm": "Net_0.Linear_0", "aten::exp": "Net_0"}
 
 
-def test_two_threads_at_once_are_not_counted_twice(tmp_path: Path) -> None:
+def test_overlapping_threads_count_once(tmp_path: Path) -> None:
     """By hand: main 100..200 and 500..600; autograd's thread 150..550, of which 200..500 count."""
     analysis = analysis_of(
         tmp_path,
@@ -139,7 +136,7 @@ def test_two_threads_at_once_are_not_counted_twice(tmp_path: Path) -> None:
     assert analysis.elsewhere_ns == 900_000
 
 
-def test_without_phases_torchs_own_marks_tell_backward_optimizer_and_data(tmp_path: Path) -> None:
+def test_phases_from_torchs_own_marks(tmp_path: Path) -> None:
     analysis = analysis_of(
         tmp_path,
         annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 100),
@@ -152,7 +149,7 @@ def test_without_phases_torchs_own_marks_tell_backward_optimizer_and_data(tmp_pa
         operator("aten::item", 700, 710),
     )
     assert not analysis.steps.are_marked and not analysis.steps.phases_are_marked
-    phases = {one: analysis.phase_ns(one) for one in analysis.steps.phases}
+    phases = {phase: analysis.phase_ns(phase) for phase in analysis.steps.phases}
     # The trace begins with its first operator and ends with its last.
     assert phases == {
         "data": 90_000, "forward": 310_000, "backward": 200_000, "optimizer": 100_000
@@ -161,7 +158,7 @@ def test_without_phases_torchs_own_marks_tell_backward_optimizer_and_data(tmp_pa
     assert analysis.optimizer_steps == 1
 
 
-def test_steps_are_chosen_and_the_mean_is_over_those(tmp_path: Path) -> None:
+def test_chosen_steps(tmp_path: Path) -> None:
     events = (
         annotation("step 3", 0, 100),
         operator("aten::mul", 10, 50),
@@ -176,21 +173,21 @@ def test_steps_are_chosen_and_the_mean_is_over_those(tmp_path: Path) -> None:
     assert own_us(second) == {("aten::mul", "forward"): 100} and second.spans == 1
     with pytest.raises(InputError, match="has no step 5; it has 3, 4"):
         analysis_of(tmp_path, *events, chosen=(4, 5))
-    with pytest.raises(InputError, match="marks no steps; leave --step out"):
+    with pytest.raises(InputError, match="no marks of steps"):
         analysis_of(tmp_path, operator("aten::mul", 0, 1), chosen=(4,))
 
 
-def test_steps_of_ours_go_before_those_of_the_profilers_schedule(tmp_path: Path) -> None:
+def test_marks_of_train_py_precede_the_profilers_schedule(tmp_path: Path) -> None:
     schedule = (annotation("ProfilerStep#7", 0, 100), operator("aten::mul", 0, 10))
     assert analysis_of(tmp_path, *schedule).steps.numbers == [7]
     assert analysis_of(tmp_path, *schedule, annotation("step 2", 0, 50)).steps.numbers == [2]
 
 
-def test_fragmentation_by_hand(tmp_path: Path) -> None:
-    """What works: convolution 300 µs with its allocation, two muls of 20, one add of 40.
+def test_fragmentation(tmp_path: Path) -> None:
+    """Working spans: a convolution of 300 µs with its allocation, two muls of 20, an add of 40.
 
-    conv2d only calls: 4 µs before and 6 after. linear calls too, and 120 µs of it are between two
-    calls, which is no short piece.
+    conv2d only calls: 4 µs before and 6 after. So does linear, whose 120 µs between two calls are
+    not a short piece.
     """
     analysis = analysis_of(
         tmp_path,
@@ -205,8 +202,8 @@ def test_fragmentation_by_hand(tmp_path: Path) -> None:
         operator("aten::add", 720, 820),
         operator("aten::add", 900, 940),
     )
-    trace_names = read_trace(tmp_path / "trace.json").operators
-    assert [trace_names.name_of(one) for one in analysis.working] == [
+    operators = read_trace(tmp_path / "trace.json").operators
+    assert [operators.name_of(span) for span in analysis.working] == [
         "aten::mkldnn_convolution", "aten::mul", "aten::mul", "aten::addmm", "aten::add",
         "aten::add",
     ]  # fmt: skip
@@ -220,12 +217,12 @@ def test_fragmentation_by_hand(tmp_path: Path) -> None:
     assert analysis.spans == 9
 
 
-def test_spans_that_overlap_without_one_in_the_other_are_counted_once(tmp_path: Path) -> None:
+def test_partly_overlapping_spans_count_once(tmp_path: Path) -> None:
     analysis = analysis_of(tmp_path, operator("aten::a", 0, 100), operator("aten::b", 60, 150))
     assert own_us(analysis) == {("aten::a", "forward"): 60, ("aten::b", "forward"): 90}
 
 
-def test_a_convolution_of_another_library_is_not_onednns_on_its_way_back(tmp_path: Path) -> None:
+def test_backward_of_another_librarys_convolution_is_not_onednn(tmp_path: Path) -> None:
     analysis = analysis_of(
         tmp_path,
         operator("aten::convolution", 0, 100, sequence=1),
@@ -267,5 +264,5 @@ def test_a_convolution_of_another_library_is_not_onednns_on_its_way_back(tmp_pat
         ("aten::copy_", Category.OTHER),
     ],
 )
-def test_what_an_operators_time_is_spent_in(name: str, expected: Category) -> None:
+def test_category_of_a_name(name: str, expected: Category) -> None:
     assert category_of(name) == expected

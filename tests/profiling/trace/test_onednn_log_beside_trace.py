@@ -1,4 +1,4 @@
-"""A trace with oneDNN's log of the same steps beside it."""
+"""`lay_beside`: a trace and oneDNN's log of the same steps."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from profiling.onednn_log.work import Problem
 from profiling.trace.analysis import Analysis, analyze, lay_beside
 from profiling.trace.operators import Category
 from profiling.trace.trace import read_trace
-from tests.profiling.trace.traces_by_hand import STEP, operator, write
+from tests.profiling.trace.example_traces import STEP, operator, write
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PROGRAM = Path(__file__).with_name("logged_model.py")
@@ -22,7 +22,8 @@ CONVOLUTION = Problem("primitive", "cpu", "convolution", "brgconv", "backward_da
 REORDER = Problem("primitive", "cpu", "reorder", "jit:uni", "undef", (), "", "", "")
 
 
-def test_a_real_log_tells_what_the_trace_cannot(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_log_and_trace_of_the_installed_torch(tmp_path: Path) -> None:
     trace_file, log_file = tmp_path / "trace.json", tmp_path / "onednn.log"
     environment = {**os.environ, "ONEDNN_VERBOSE": "1", "PYTHONPATH": str(REPOSITORY)}
     with log_file.open("w") as log:
@@ -37,13 +38,13 @@ def test_a_real_log_tells_what_the_trace_cannot(tmp_path: Path) -> None:
     for phase in ("forward", "backward"):
         callers = analysis.category_ns(Category.ONEDNN, phase)
         products = analysis.category_ns(Category.PRODUCTS, phase)
-        # oneDNN's own time lies within the operators that call it, one step with another.
+        # oneDNN's own time is inside the operators that call it, on average.
         assert 0 < beside.log_ms[phase] < (callers + products) / 1e6 / analysis.count
         assert callers > 0 and products > 0
     one_step = analyze(read_trace(trace_file), chosen=(21,))
-    of_one = lay_beside(one_step, read_logs([log_file]))
-    assert of_one.log_ms["forward"] < 2 * beside.log_ms["forward"]
-    assert of_one.log_ms["forward"] != beside.log_ms["forward"]
+    single = lay_beside(one_step, read_logs([log_file]))
+    assert single.log_ms["forward"] < 2 * beside.log_ms["forward"]
+    assert single.log_ms["forward"] != beside.log_ms["forward"]
 
 
 def analysis_of(folder: Path, *, marked: bool = True) -> Analysis:
@@ -60,7 +61,7 @@ def log_of(
     return log
 
 
-def test_only_the_traces_steps_count_and_phases_go_by_name(tmp_path: Path) -> None:
+def test_steps_match_by_number_and_phases_by_name(tmp_path: Path) -> None:
     log = log_of(
         (Where(0, 20, "backward"), CONVOLUTION, 0.25),
         (Where(0, 20, "backward"), REORDER, 0.05),
@@ -76,7 +77,7 @@ def test_only_the_traces_steps_count_and_phases_go_by_name(tmp_path: Path) -> No
     assert beside.kinds_ms == pytest.approx({"convolution backward_data": 0.25, "reorder": 0.09})
 
 
-def test_a_log_without_marks_goes_with_a_trace_without_steps(tmp_path: Path) -> None:
+def test_log_and_trace_without_marks(tmp_path: Path) -> None:
     beside = lay_beside(analysis_of(tmp_path, marked=False), log_of((Where(), REORDER, 0.004)))
     assert beside.total_ms == pytest.approx(0.004)
     assert not beside.has_steps
@@ -85,13 +86,13 @@ def test_a_log_without_marks_goes_with_a_trace_without_steps(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("places", "marked", "expected"),
     [
-        ([Where(0, 21, "loss")], True, "a.log has steps 21, and not 20; choose with --step"),
-        ([Where()], True, "a.log marks no steps; train with profile.onednn.steps"),
-        ([Where(0, 20, "loss")], False, "marks steps, the trace does not"),
-        ([Where(0, 20), Where(1, 20)], True, "has several ranks; give that of the trace's rank"),
+        ([Where(0, 21, "loss")], True, "a.log has steps 21, not 20"),
+        ([Where()], True, "a.log has no marks of steps"),
+        ([Where(0, 20, "loss")], False, "the trace has none"),
+        ([Where(0, 20), Where(1, 20)], True, "has several ranks"),
     ],
 )
-def test_what_does_not_fit_is_told(
+def test_log_that_does_not_match(
     tmp_path: Path, places: list[Where], marked: bool, expected: str
 ) -> None:
     log = log_of(*((place, REORDER, 1.0) for place in places))

@@ -1,9 +1,8 @@
-"""A small log whose efficiency can be worked out by hand, and its replay."""
+"""A small log and its replay, with an efficiency that can be computed by hand."""
 
 from pathlib import Path
 
 from profiling.onednn_log.parse import Mark, facts_line, mark_line
-from profiling.onednn_log.work import Problem
 from profiling.replay.replay import Conditions, Replay, ReplayTime
 from tests.profiling.replay.problems import v3
 
@@ -28,7 +27,7 @@ COPY = (
     "attr-scratchpad:user,,256x256x3x3"
 )
 
-# Milliseconds of one call: of each of two steps, hot and cold alone.
+# Milliseconds of one call: in each of two steps, and in hot and cold isolation.
 MEASURED = {
     FORWARD: (10.0, 14.0),
     BACKWARD: (20.0, 20.0),
@@ -69,7 +68,7 @@ def write_log(folder: Path, *, marks: bool = True, facts: bool = True) -> Path:
 
 
 def replay_of(hot: dict[str, float] = HOT, cold: dict[str, float] = COLD) -> Replay:
-    """All but the reorder."""
+    """Return a replay of all problems but the reorder."""
     return Replay(
         runner="torch",
         version="3.7.1",
@@ -78,7 +77,3 @@ def replay_of(hot: dict[str, float] = HOT, cold: dict[str, float] = COLD) -> Rep
         times={v3(line): ReplayTime(hot[line], cold.get(line), 20, "brg") for line in hot},
         not_replayed={v3(COPY): "no operator makes it"},
     )
-
-
-def problems(*lines: str) -> list[Problem]:
-    return [v3(line) for line in lines]

@@ -1,0 +1,344 @@
+"""Measuring the peaks, their file, the roofline, and `--peaks` of other commands."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from common.errors import InputError
+from launch import pinning
+from launch.limits import thread_affinities
+from launch.pinning import choose_cores
+from profiling import peaks as peaks_module
+from profiling import peaks_measure
+from profiling.__main__ import main
+from profiling.onednn_log.log import OneDnnLog
+from profiling.onednn_log.work import MemoryDescriptor, Problem
+from profiling.peaks import (
+    Peaks,
+    cautions_of_peaks,
+    choose_peaks,
+    last_level_bytes,
+    load_peaks,
+    measure_peaks,
+    measurement,
+    peaks_of,
+    roofline_ms,
+    save,
+    share_of,
+)
+from profiling.peaks_measure import (
+    convolution,
+    convolution_gflop,
+    matrix_product,
+    matrix_size,
+    works_of,
+)
+from tests.launch.processes_left import children_of, wait_until_ended
+from tests.support.commands import RunHere
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+USABLE_CPUS = sorted(os.sched_getaffinity(0))
+
+PEAKS = Peaks(
+    matrix_gflop_per_s={"f32": 110.0, "bf16": 210.5},
+    bandwidth_gb_per_s=33.6,
+    threads=2,
+    cpu="AMD EPYC",
+    versions={"torch": "2.8.0"},
+    cpus=(0, 1),
+    rates={"f32": {"product": 110.0}, "bf16": {"product": 200.0, "convolution": 210.5}},
+    bandwidths={"copy": 33.6},
+    left_out={"f16": "emulated"},
+    other_cores=0.5,
+    notes=("a sentence",),
+)
+
+
+def require_consistent(peaks: Peaks) -> None:
+    """Assert that each peak is the highest of its rates."""
+    assert {"f32", "bf16"} <= peaks.matrix_gflop_per_s.keys() | peaks.left_out.keys()
+    for name, peak in peaks.matrix_gflop_per_s.items():
+        assert peak == peaks.rates[name][peaks.best(name)] == max(peaks.rates[name].values())
+    assert peaks.bandwidth_gb_per_s == max(peaks.bandwidths.values()) > 0
+    assert peaks.versions["torch"] == torch.__version__.split("+")[0]
+
+
+def measure_on_one_core(folder: Path) -> None:
+    percentages: list[int] = []
+    peaks = measure_peaks(
+        threads=1, cpus=USABLE_CPUS[:1], advance=lambda done, _: percentages.append(done)
+    )
+    assert percentages == sorted(percentages) and percentages[0] >= 0 and percentages[-1] < 100
+    assert peaks.threads == 1 and peaks.cpus == tuple(USABLE_CPUS[:1])
+    require_consistent(peaks)
+    assert peaks.notes == ()
+    save(peaks, folder / "peaks.json")
+    assert load_peaks(folder / "peaks.json") == peaks
+
+
+@pytest.mark.slow
+def test_worker_measures_on_one_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real process, with small work."""
+    worker = "tests.profiling.small_peaks_worker"
+    real = peaks_module.JsonWorker
+    monkeypatch.setattr(peaks_module, "JsonWorker", lambda _, share: real(worker, share))
+    measure_on_one_core(tmp_path)
+
+
+@pytest.mark.exhaustive
+def test_worker_measures_real_sizes(tmp_path: Path) -> None:
+    measure_on_one_core(tmp_path)
+
+
+def test_measurement_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small work, with a type that torch does not support and one that is emulated."""
+
+    def small_works(type_name: str, *, threads: int) -> dict[str, peaks_measure.Work]:
+        if type_name == "s8":
+            raise RuntimeError("no s8\non this processor")
+        return {
+            "product": peaks_measure.products(type_name, 64),
+            **({"forward": convolution(1, (16, 16), 8, torch.float32)[0]}
+               if type_name == "f32" else {}),
+        }  # fmt: skip
+
+    probed = peaks_measure.probed_rate
+    monkeypatch.setattr(peaks_measure, "PROBE_SIZE", 64)
+    monkeypatch.setattr(
+        peaks_measure, "probed_rate", lambda name: probed(name) * (1e-6 if name == "bf16" else 1.0)
+    )
+    monkeypatch.setattr(peaks_measure, "works_of", small_works)
+    monkeypatch.setattr(peaks_measure, "BUFFER_BYTES", 1 << 16)
+    monkeypatch.setattr(peaks_module, "TIMES_THE_CACHES", 0)
+    share = share_of(json.loads(json.dumps(dataclasses.asdict(choose_cores(threads=1)))))
+    assert share == choose_cores(threads=1)
+    *steps, last = measurement(share, ["a note"])
+    assert [step["percent"] for step in steps] == sorted(step["percent"] for step in steps)
+    peaks = peaks_of(last["peaks"])
+    require_consistent(peaks)
+    assert peaks.left_out["s8"].endswith("no s8")
+    assert "emulated" in peaks.left_out["bf16"]
+    assert set(peaks.rates["f32"]) == {"product", "forward"} and peaks.notes == ("a note",)
+
+
+def test_file_is_read_as_it_was_saved(tmp_path: Path) -> None:
+    file = tmp_path / "peaks.json"
+    save(PEAKS, file)
+    assert load_peaks(file) == PEAKS
+    assert PEAKS.best("bf16") == "convolution" and PEAKS.best("s8") == ""
+    required = ("matrix_gflop_per_s", "bandwidth_gb_per_s", "threads", "cpu", "versions")
+    file.write_text(json.dumps({name: getattr(PEAKS, name) for name in required}))
+    assert load_peaks(file).matrix_gflop_per_s == PEAKS.matrix_gflop_per_s
+
+
+def remove_threads(content: dict[str, Any]) -> None:
+    del content["threads"]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (remove_threads, "threads is missing"),
+        (lambda content: content.update(threads=0), "threads: expected a whole number"),
+        (lambda content: content.update(matrix_gflop_per_s={}), "matrix_gflop_per_s: expected"),
+        (lambda content: content["matrix_gflop_per_s"].update(f32="fast"), "matrix_gflop_per_s"),
+        (lambda content: content.update(bandwidth_gb_per_s=-1), "bandwidth_gb_per_s: expected"),
+        (lambda content: content.update(cpu=3), "cpu: expected a name"),
+        (lambda content: content.update(rates=[1]), "rates: expected an object"),
+        (lambda content: content.update(rates={"f32": {"x": None}}), "rates: expected a rate"),
+        (lambda content: content.update(cpus=3), "cpus: expected a list"),
+    ],
+)
+def test_invalid_field_is_one_line(
+    change: Callable[[dict[str, Any]], None], problem: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "peaks.json"
+    save(PEAKS, file)
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    with pytest.raises(InputError) as caught:
+        load_peaks(file)
+    message = str(caught.value)
+    assert message.startswith(f"{file}: {problem}") and "\n" not in message
+    assert "python -m profiling peaks --json" in message
+
+
+def test_file_that_is_not_json(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("onednn_verbose")
+    (tmp_path / "list").write_text("[1]")
+    for name, problem in (("none", "No such file"), ("text", "not JSON"), ("list", "object")):
+        with pytest.raises(InputError, match=problem):
+            load_peaks(tmp_path / name)
+
+
+def test_measurement_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"^--threads: 4096 are more than the \d+ cores? "):
+        measure_peaks(threads=4096)
+    with pytest.raises(InputError, match=r"^CPUs 4095: not among those"):
+        measure_peaks(threads=None, cpus=[4095])
+    monkeypatch.setattr(peaks_module, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"^peaks cannot be measured: torch is not installed"):
+        measure_peaks(threads=1)
+
+
+def test_hyperthreads_of_a_core_count_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lscpu = tmp_path / "lscpu"
+    lscpu.write_text("# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0,0\n2,0,0,0\n3,1,0,0\n")
+    host = pinning.read_topology(lscpu)
+    allowance = pinning.read_allowance()
+    monkeypatch.setattr(pinning, "read_topology", lambda: host)
+    four = type(allowance)(cpus=frozenset(range(4)), quota=None, memory_nodes=frozenset())
+    monkeypatch.setattr(pinning, "read_allowance", lambda: four)
+    assert choose_cores(threads=None).cpus == (0, 1)
+    assert choose_cores(threads=None, cpus=[1, 2, 3]).cpus == (1, 2)
+    assert choose_cores(threads=1).cpus == (0,)
+    limited = type(allowance)(cpus=four.cpus, quota=1.5, memory_nodes=frozenset())
+    monkeypatch.setattr(pinning, "read_allowance", lambda: limited)
+    share = choose_cores(threads=None)
+    assert share.floating and share.threads == 1 and share.cpus == (0, 1)
+
+
+def test_choosing_cores_does_not_pin_this_process() -> None:
+    before = thread_affinities()
+    choose_cores(threads=1)
+    assert thread_affinities() == before
+
+
+@pytest.mark.parametrize(("options", "status"), [((), 2), (("--keep-disturbed",), 0)])
+def test_command_keeps_disturbed_peaks_only_on_request(
+    options: tuple[str, ...],
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run_here: RunHere,
+) -> None:
+    monkeypatch.setattr("profiling.peaks.measure_peaks", lambda **_: PEAKS)
+    file = tmp_path / "peaks.json"
+    done = run_here(main, "peaks", "--json", str(file), *options)
+    assert done.returncode == status
+    assert done.stdout.startswith("caution: ") and "0.50 cores" in done.stdout
+    cells = [[cell.strip() for cell in line.split("│")] for line in done.stdout.splitlines()]
+    assert ["", "convolution", "", "210 *", ""] in cells and ["", "copy", "33.6 *", ""] in cells
+    assert file.exists() == (status == 0)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: --json: ")]
+    assert ["--keep-disturbed" in line for line in errors] == [True] * (status != 0)
+
+
+def test_option_peaks_of_other_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    console, log = Console(quiet=True), OneDnnLog(threads=[1])
+    file = tmp_path / "peaks.json"
+
+    def choose(choice: str = "measure", *, folder: Path | None = tmp_path) -> Peaks | None:
+        return choose_peaks(choice, log, console=console, folder=folder)
+
+    assert choose("none") is None
+    quiet = replace(PEAKS, other_cores=0.0)
+    monkeypatch.setattr("profiling.peaks.measure_peaks", lambda **options: (
+        replace(quiet, threads=options["threads"])
+    ))  # fmt: skip
+    assert choose(folder=None) == replace(quiet, threads=1) and not file.exists()
+    assert choose() == load_peaks(file) == choose(str(file))
+    monkeypatch.setattr("profiling.peaks.measure_peaks", lambda **_: PEAKS)
+    assert choose() == PEAKS and not file.exists()  # Disturbed: the earlier file is removed
+
+    def fail(**_: object) -> Peaks:
+        raise InputError("no torch")
+
+    monkeypatch.setattr("profiling.peaks.measure_peaks", fail)
+    assert choose() is None
+    with pytest.raises(InputError, match="cannot be read"):
+        choose(str(tmp_path / "none"))
+
+
+def test_threads_of_a_run_take_precedence_over_the_header() -> None:
+    log = OneDnnLog(threads=[2], facts=[{"threads": 1}, {"threads": 1}])
+    assert log.run_threads == [1]
+    assert cautions_of_peaks(PEAKS, log)[1].startswith("peaks: threads: 1 in the log, 2 ")
+    fitting = replace(PEAKS, threads=1, other_cores=0.0, notes=())
+    assert cautions_of_peaks(fitting, log) == cautions_of_peaks(None, log) == []
+    assert OneDnnLog(threads=[2]).run_threads == [2]
+
+
+def test_arithmetic_of_works() -> None:
+    assert matrix_product(10, torch.float32).gflop == 2 * 10**3 / 1e9
+    assert convolution_gflop(2, (3, 5), 7) == 2 * 2 * 5 * 7 * 7 * 3 * 9 / 1e9
+    forward, backward = convolution(1, (16, 32), 8, torch.bfloat16)
+    maps, gradient = forward.call(), backward.call()
+    assert isinstance(maps, torch.Tensor) and maps.shape == (1, 32, 8, 8)
+    assert isinstance(gradient, torch.Tensor) and gradient.shape == (1, 16, 8, 8)
+    assert forward.gflop == backward.gflop == convolution_gflop(1, (16, 32), 8)
+
+
+@pytest.mark.slow
+def test_work_grows_with_the_threads() -> None:
+    assert matrix_size(1) == matrix_size(2) == 2048
+    for threads in (8, 56):
+        assert 2 * matrix_size(threads) ** 3 / 1e9 / threads >= 8.5
+    single, eight = works_of("u8", threads=1), works_of("u8", threads=8)
+    assert sum(work.gflop for work in eight.values()) > 3 * sum(w.gflop for w in single.values())
+    for work in single.values():
+        work.call()
+
+
+def test_last_level_caches_are_summed(tmp_path: Path) -> None:
+    for cpu, sharers in ((0, "0-1"), (1, "0-1"), (2, "2-3")):
+        for index, level, size, mask in ((0, 1, "32K", str(cpu)), (3, 3, "1024K", sharers)):
+            folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
+            folder.mkdir(parents=True)
+            (folder / "level").write_text(f"{level}\n")
+            (folder / "size").write_text(f"{size}\n")
+            (folder / "shared_cpu_list").write_text(f"{mask}\n")
+    assert last_level_bytes(tmp_path) == 2 * 1024 * 1024
+    assert last_level_bytes(tmp_path / "none") == 0
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_no_worker() -> None:
+    code = "from profiling.peaks import measure_peaks\nmeasure_peaks(threads=1)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=REPOSITORY,
+        stderr=subprocess.DEVNULL,
+        process_group=0,
+    )
+    while not (workers := children_of(process.pid)):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=30) != 0
+    wait_until_ended(workers)
+
+
+def problem(kind: str, shape: str, type_: str) -> Problem:
+    roles = ("src", "wei", "dst") if kind == "matmul" else ("src", "dst")
+    memories = tuple(MemoryDescriptor(role, type_) for role in roles)
+    return Problem("primitive", "cpu", kind, "any", "undef", memories, "", "", shape)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "type_", "seconds"),
+    [
+        ("matmul", "1000x1000:1000x1000", "bf16", 2e9 / 100e9),  # Arithmetic is the bound
+        ("matmul", "1x1000:1000x1000", "bf16", 2 * (1000 + 1000 * 1000 + 1000) / 10e9),  # Memory
+        ("reorder", "1000x1000", "f32", 8e6 / 10e9),
+        ("reorder", "*x3", "f32", None),  # Unknown size
+        ("matmul", "10x10:10x10", "f32", None),  # A type without a peak
+        ("matmul", "1000x1000:1000x1000", "u8", 2e9 / 400e9),  # u8 uses the peak of s8
+    ],
+)
+def test_roofline(kind: str, shape: str, type_: str, seconds: float | None) -> None:
+    peaks = Peaks({"bf16": 100.0, "s8": 400.0}, 10.0, threads=1, cpu="a CPU", versions={})
+    bound = roofline_ms(problem(kind, shape, type_), peaks)
+    assert bound == (None if seconds is None else pytest.approx(1000 * seconds))
