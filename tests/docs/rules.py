@@ -499,7 +499,7 @@ RULES = (
     Rule(r"python -m profiling report runs/after .*", How.RUN, more="--peaks none"),
     Rule(r"python -m profiling report .*--peaks .*", How.RUN, writes=("report.html",)),
     Rule(r"python -m profiling report .*", How.RUN, more="--peaks none", writes=("report.html",)),
-    Rule(r"python -m profiling peaks.*", How.PARSED, why=OF_TESTS + "tests/profiling/test_peaks.py"),
+    Rule(r"python -m profiling peaks.*", How.PARSED, why=OF_TESTS + "tests/profiling"),
     Rule(r"python -m profiling layers .*", How.PARSED, why=OF_TESTS + "tests/profiling/layers"),
     Rule(
         r"python -m profiling bench log",
