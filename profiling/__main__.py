@@ -1,4 +1,4 @@
-"""ProfileDNN: see where a CPU training step goes, and what it could be.
+"""ProfileDNN: show where the time of a CPU training step goes, and what it could be.
 
 python train.py profile.onednn.steps=20-22         # a run writes oneDNN's log of some steps
 python -m profiling stats runs/demo/onednn/rank0.log --out stats
@@ -18,7 +18,7 @@ COMMANDS = {
     ),
     "benchdnn": (
         "profiling.replay.command:add_benchdnn",
-        "run a log's problems again, each alone",
+        "run each problem of a log again, alone",
     ),
     "peaks": ("profiling.peaks:add_peaks", "measure the peak rates of this machine"),
     "trace": (
@@ -29,8 +29,11 @@ COMMANDS = {
         "profiling.layers.command:add_layers",
         "time each layer of a network, forward and backward",
     ),
-    "bench": ("profiling.bench.command:add_bench", "time contestants against each other"),
-    "ablate": ("profiling.ablate.command:add_ablate", "the paper's ablations, measured here"),
+    "bench": ("profiling.bench.command:add_bench", "benchmarks of alternatives, run in turn"),
+    "ablate": (
+        "profiling.ablate.command:add_ablate",
+        "measure the paper's ablations here",
+    ),
 }
 
 

@@ -193,7 +193,7 @@ def replay_now(
     def note(text: str) -> None:
         say(console, f"note: {text}")
 
-    conditions = conditions_of(log, threads=threads, cpus=None, say=note)
+    conditions = conditions_of(log, threads=threads, cpus=None, warn=note)
     calls = log.calls(steps_of(log).holds)
     name = f"benchdnn ({benchdnn})" if benchdnn else "torch's oneDNN"
     title = f"replaying through {name} [problems]"
@@ -207,7 +207,7 @@ def replay_now(
         if benchdnn is not None:
             replay = replay_with_benchdnn(calls, benchdnn=benchdnn, **options)
         else:
-            replay = replay_with_torch(calls, say=note, **options)
+            replay = replay_with_torch(calls, warn=note, **options)
     return replace(replay, other_cores=others.cores)
 
 

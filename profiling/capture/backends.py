@@ -3,7 +3,7 @@
 Each watches some steps and writes one file. `profile.onednn` has oneDNN's log with marks of steps
 and phases, `profile.perf` what processor and kernel count, `profile.trace` the trace with marks of
 steps, phases and modules, and the bytes that the operators of the step before move. Between steps
-everything is as without a profile.
+nothing is recorded.
 """
 
 import json
@@ -40,8 +40,8 @@ class ProfilerHook:
     """
 
     name = ""  # Its section of the configuration: `profile.onednn`
-    content = ""  # The content of its file, for people
-    is_shown = True  # Whether messages name it; else it serves another hook
+    content = ""  # The content of its file, for messages
+    is_shown = True  # Whether messages name it; False for a hook that only serves another one
 
     def __init__(self, file: Path, steps: Collection[int], *, problem: str = "") -> None:
         """The name of the file may change before `open`."""
@@ -224,7 +224,7 @@ def parse_counters(output: str) -> tuple[dict[str, Any], list[str]]:
         if len(fields) < 5:
             continue
         value, unit, event, _, percent = fields[:5]
-        name = event.partition(":")[0]  # `cycles:u` where the kernel's own are not visible
+        name = event.partition(":")[0]  # `cycles:u` if counting kernel code is not permitted
         try:
             counters[name] = {"value": float(value), "unit": unit, "share": float(percent) / 100}
         except ValueError:  # <not supported>, <not counted>
@@ -236,7 +236,7 @@ SECONDS_TO_ANSWER = 10
 
 
 class PerfFailedError(RuntimeError):
-    """perf does not count here; the message is perf's own."""
+    """perf cannot count on this machine; the message is perf's own."""
 
 
 class PerfStat:
@@ -264,7 +264,7 @@ class PerfStat:
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
                 pass_fds=(commands, answers, self._output.fileno()),
-                start_new_session=True,  # Ctrl-C is the training's
+                start_new_session=True,  # Ctrl-C must reach the training only
                 env={**os.environ, "LC_ALL": "C"},
             )
         except OSError as error:
@@ -273,7 +273,7 @@ class PerfStat:
         finally:
             os.close(commands)
             os.close(answers)
-        self.count(on=False)  # which it is; the answer confirms that perf works
+        self.count(on=False)  # it is off already; the answer confirms that perf works
 
     def count(self, *, on: bool) -> None:
         """Start or stop to count; return when perf has confirmed it.
@@ -291,7 +291,7 @@ class PerfStat:
             self._errors.seek(0)
             lines = map(str.strip, self._errors.read().decode(errors="replace").splitlines())
             problem = next(
-                (line for line in lines if line not in ("", "Error:")), "does not answer"
+                (line for line in lines if line not in ("", "Error:")), "does not respond"
             )
             self.end()
             raise PerfFailedError(f"perf: {problem}")
@@ -343,7 +343,7 @@ class TraceHook(ProfilerHook):
 
     def open(self, prepared: PreparedTraining) -> None:
         """Start the profiler, which takes a second, without tracing."""
-        # With shapes, memory would grow by a gigabyte a step of two large images.
+        # No record_shapes: memory would grow by a gigabyte per step of two large images.
         self._profiler = profile(activities=CPU)
         with errors_to_nowhere():
             self._profiler.start()
@@ -376,7 +376,7 @@ class TraceHook(ProfilerHook):
         profiler, self._profiler = self._profiler, None
         if self.bytes_moved is not None:
             profiler.add_metadata_json(KEY, json.dumps(self.bytes_moved))
-        with errors_to_nowhere():  # it would complain about a GPU that is not there
+        with errors_to_nowhere():  # Kineto warns that there is no GPU
             profiler.stop()
         partial = self.file.with_name(f".partial-{self.file.name}")
         try:
@@ -387,7 +387,7 @@ class TraceHook(ProfilerHook):
 
     def _trace(self, *, on: bool) -> None:
         assert self._profiler is not None
-        with errors_to_nowhere():  # each change would be reported there
+        with errors_to_nowhere():  # Kineto logs each change to stderr
             self._profiler.toggle_collection_dynamic(enable=on, activities=CPU)
 
 

@@ -158,19 +158,19 @@ def operator_bytes(
     if name in UNCOUNTED:
         return 0, 0
     read, written = _Tensors(), _Tensors()
-    given = [
+    arguments = [
         (argument, args[number] if number < len(args) else kwargs[argument.name])
         for number, argument in enumerate(func._schema.arguments)
         if number < len(args) or argument.name in kwargs
     ]
     unread = UNREAD.get(name, frozenset()) | {
         unneeded
-        for argument, mask in given
+        for argument, mask in arguments
         for unneeded, wanted in MASKED.get((name, argument.name), ())
         if not mask[wanted]
     }
     updated = UPDATED.get(name)
-    for argument, value in given:
+    for argument, value in arguments:
         tensors = list(tensors_in(value))
         info = argument.alias_info
         by_schema = info is not None and info.is_write
@@ -180,14 +180,14 @@ def operator_bytes(
             written.add(tensors)
         if not only_written and argument.name not in unread:
             read.add(tensors)
-    memory = {place(tensor) for _, value in given for tensor in tensors_in(value)}
-    made = [tensor for tensor in tensors_in(results) if place(tensor) not in memory]
-    written.add(made)
+    memory = {place(tensor) for _, value in arguments for tensor in tensors_in(value)}
+    created = [tensor for tensor in tensors_in(results) if place(tensor) not in memory]
+    written.add(created)
     if not written.bytes and next(tensors_in(results), None) is not None:
-        return 0, 0  # a view; what returns a number only has read its tensors
-    if name in PICKED_FROM and made:
+        return 0, 0  # a view; an operator that returns a number reads its tensors
+    if name in PICKED_FROM and created:
         table = next(tensors_in(args))
-        read.bytes += min(0, sum(map(tensor_bytes, made)) - tensor_bytes(table))
+        read.bytes += min(0, sum(map(tensor_bytes, created)) - tensor_bytes(table))
     return read.bytes, written.bytes
 
 

@@ -1,4 +1,4 @@
-"""`profile` of a configuration: the hooks of a training run, and what is printed of them.
+"""`profile` of a configuration: the hooks of a training run, and their messages.
 
 Each hook watches some steps; what goes wrong in one ends it alone, and training goes on. oneDNN's
 log begins with the facts of its run (`facts_of_run`), so that its problems can be run again under
@@ -39,7 +39,7 @@ from retinanet.training.loop import NO_PROFILER, StepProfiler
 from retinanet.training.recorder import print_summary
 from retinanet.training.run_folder import command_line
 
-NO_PERF = "there is no perf on this host (Debian's linux-perf, Ubuntu's linux-tools-generic)"
+NO_PERF = "perf is not installed (Debian: linux-perf, Ubuntu: linux-tools-generic)"
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def capturing(
         notes = group.gather(capture.final_notes())
         if notes is not None:
             print_files(console, hooks, ranks=group.size)
-            for note in dict.fromkeys(note for of_rank in notes for note in of_rank):
+            for note in dict.fromkeys(note for rank_notes in notes for note in rank_notes):
                 console.print(f"note: {note}", soft_wrap=True, markup=False)
 
 
@@ -87,7 +87,8 @@ def hooks_of_rank(
     if onednn:
         facts = partial(facts_of_run, config=config, place=place, group=group)
         hooks.append(OneDnnHook(folder / "onednn" / f"rank{rank}.log", onednn, facts=facts))
-    if profile.perf:  # the last to begin and the first to end: it counts least of the others' work
+    if profile.perf:
+        # It begins last and ends first, so that it counts little of the other hooks' work.
         file = folder / "perf" / f"rank{rank}.json"
         problem = "" if shutil.which("perf") else NO_PERF
         steps = frozenset(onednn) | frozenset(trace)
@@ -111,11 +112,11 @@ class Capture:
         notes = []
         for hook in self.hooks:
             if hook.is_shown and hook.problem:
-                notes.append(f"{hook.name}: {hook.problem}; training goes on without it")
+                notes.append(f"{hook.name}: {hook.problem}; training continues without it")
             elif hook.is_shown and not any(step in steps for step in hook.steps):
-                takes = f"takes {format_steps(steps)}" if steps else "takes no step"
+                trained = format_steps(steps) if steps else "no step"
                 notes.append(
-                    f"{hook.name}: this run {takes}, nothing of {format_steps(hook.steps)}"
+                    f"{hook.name}: this run trains {trained}, not {format_steps(hook.steps)}"
                 )
         return notes
 
@@ -125,14 +126,14 @@ class Capture:
         for hook in (hook for hook in self.hooks if hook.is_shown):
             name, steps = hook.name, format_steps(hook.steps)
             if hook.problem:
-                notes.append(f"{name}: {hook.problem}; training went on without it")
+                notes.append(f"{name}: {hook.problem}; training continued without it")
             elif not hook.done:
-                notes.append(f"{name}: nothing is written: this run trained nothing of {steps}")
+                notes.append(f"{name}: nothing was recorded: this run did not train {steps}")
             elif len(hook.done) < len(hook.steps):
-                notes.append(f"{name}: of {steps} this run trained only {format_steps(hook.done)}")
+                notes.append(f"{name}: only {format_steps(hook.done)} of {steps} were recorded")
             if isinstance(hook, PerfHook) and hook.not_counted:
                 events = ", ".join(hook.not_counted)
-                notes.append(f"{name}: perf has no counters here for {events}")
+                notes.append(f"{name}: perf has no counters on this machine for {events}")
         return notes
 
     @contextmanager
@@ -243,7 +244,7 @@ def images_a_step(config: Config, group: ProcessGroup) -> int | None:
 def print_files(console: Console, hooks: Sequence[ProfilerHook], *, ranks: int) -> None:
     """Print rank 0's files, and the commands that read them.
 
-    Such as `.venv/bin/python -m profiling stats runs/demo/onednn/rank0.log --out …`.
+    For example `.venv/bin/python -m profiling stats runs/demo/onednn/rank0.log --out …`.
     """
     written = {
         hook.name: hook for hook in hooks if hook.is_shown and hook.done and hook.file.exists()
@@ -256,9 +257,9 @@ def print_files(console: Console, hooks: Sequence[ProfilerHook], *, ranks: int) 
     if log:
         commands.append(["stats", str(log.file), "--out", str(log.file.with_name("stats"))])
     if trace:
-        same = ["--onednn-log", str(log.file)] if log and log.done == trace.done else []
+        log_option = ["--onednn-log", str(log.file)] if log and log.done == trace.done else []
         out = trace.file.with_name("tables")
-        commands.append(["trace", str(trace.file), *same, "--out", str(out)])
+        commands.append(["trace", str(trace.file), *log_option, "--out", str(out)])
     profiling = [installed("python"), "-m", "profiling"]
     print_summary(
         console,
@@ -268,7 +269,7 @@ def print_files(console: Console, hooks: Sequence[ProfilerHook], *, ranks: int) 
             for hook in written.values()
         },
         paths={},
-        next_commands=[shlex.join([*profiling, *words]) for words in commands],
+        next_commands=[shlex.join([*profiling, *command]) for command in commands],
     )
 
 

@@ -28,8 +28,8 @@ from profiling.layers.study import (
 
 SWITCH = {"off": (False,), "on": (True,), "both": (False, True)}
 SLOW_BF16 = (
-    "without oneDNN, BF16 is multiplied number by number; the 2017 study's engines both computed "
-    "in float32: --precision float32"
+    "without oneDNN, BF16 is computed one number at a time; both engines of the 2017 study used "
+    "float32: add --precision float32"
 )
 
 ABOUT = """\
@@ -39,8 +39,8 @@ In-depth Performance Characterization of CPU- and GPU-based DNN Training on Mode
 (2017): the default engine against the optimized one, threads, memory, forward against backward.
 
 MODEL is retinanet (ours, as train.py runs it, 264 classes), alexnet, resnet50 or resnext50
-(torchvision's), with weights from random numbers. A layer is a module that has no modules inside;
-one that runs several times in an iteration shows the sum. What no layer does, such as residual
+(torchvision's), with random weights. A layer is a module that has no modules inside;
+for one that runs several times in an iteration the sum is shown. All other work, such as residual
 sums, is the row `between layers`, so that all rows add up to the iteration.
 
 Configurations that are compared run in turn, each in a process of its own. Use a machine on which
@@ -67,18 +67,18 @@ def add_layers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--image-size",
         type=image_side,
         metavar="N",
-        help="their height and width (default: 800 for retinanet, else 224)",
+        help="height and width of the images (default: 800 for retinanet, else 224)",
     )
     parser.add_argument(
         "--precision",
         choices=("bf16", "float32"),
         default="bf16",
-        help="of convolutions and matrix products (default: bf16, by autocast)",
+        help="precision of convolutions and matrix products (default: bf16, by autocast)",
     )
     add_counts(
         parser,
-        ("--iterations", 50, "iterations that count"),
-        ("--warm-up", 3, "iterations before them"),
+        ("--iterations", 50, "measured iterations"),
+        ("--warm-up", 3, "warm-up iterations, not measured"),
     )
     add_configuration_options(parser)
     add_output_options(parser, "write layers.csv, layers.png and layers.svg here")
@@ -90,20 +90,20 @@ def add_configuration_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--onednn",
         choices=tuple(SWITCH),
-        help="off: the default engine, torch's operators without oneDNN and without ours; "
-        "on: the optimized one; both: one against the other (default: on)",
+        help="off: the default engine, torch's operators without oneDNN and without our "
+        "kernels; on: the optimized engine; both: compare the two (default: on)",
     )
     parser.add_argument(
         "--threads",
         type=numbers,
         metavar="A,B",
-        help="numbers of compute threads, one a core (default: all cores)",
+        help="numbers of compute threads, one per core (default: all cores)",
     )
     parser.add_argument(
         "--memory",
         action="append",
         metavar="POLICY",
-        help=f"memory policy, as numactl's: {CHOICES}; give it again to compare",
+        help=f"memory policy, named as in numactl: {CHOICES}; repeat the option to compare",
     )
     parser.add_argument(
         "--huge-pages",
@@ -111,7 +111,7 @@ def add_configuration_options(parser: argparse.ArgumentParser) -> None:
         choices=tuple(SWITCH),
         const="on",
         default="off",
-        help="have the C library ask for transparent huge pages; both: with and without",
+        help="let the C library request transparent huge pages; both: with and without",
     )
     parser.add_argument(
         "--device",
@@ -153,7 +153,7 @@ def layers_command(
         device=device,
     )
     configurations = combine(onednn, threads, memory, huge_pages, device=device)
-    remarks = remarks_on(subject, configurations)
+    remarks = option_remarks(subject, configurations)
     progress_console = make_console(stderr=True)
     for remark in remarks:
         progress_console.print(remark, soft_wrap=True, markup=False)
@@ -188,7 +188,7 @@ def combine(
 ) -> list[Configuration]:
     """Return all combinations of what is to be compared."""
     if device == "cuda" and onednn is not None:
-        raise InputError("--onednn: is the processor's; leave it out with --device cuda")
+        raise InputError("--onednn: applies to CPUs only; leave it out with --device cuda")
     if device == "cuda":
         require_gpu()
     nodes = read_allowance().memory_nodes
@@ -205,7 +205,7 @@ def combine(
     ]
 
 
-def remarks_on(subject: Subject, configurations: Sequence[Configuration]) -> list[str]:
+def option_remarks(subject: Subject, configurations: Sequence[Configuration]) -> list[str]:
     """Return sentences about options without effect here, or with an unexpected one."""
     nodes = read_allowance().memory_nodes
     policies = dict.fromkeys(each.memory for each in configurations if each.memory)

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TOP = 15  # Layers in the printed table; all are in the files of --out and --json
-LEAST_PAIRS = 3  # With fewer unwatched iterations, what watching adds is chance
+LEAST_PAIRS = 3  # With fewer iterations without hooks, the overhead of the hooks is lost in noise
 MOST_BY_PASS = 2  # Configurations whose passes have columns of their own
 PAPER = "the 2017 study found up to 83 % in AlexNet and ResNet-50"
 WINOGRAD = (
-    "GFLOP/s counts convolutions in their direct form; Winograd's, of heads and pyramid, compute "
-    "less than half of that, and may go beyond the machine's peak"
+    "GFLOP/s counts convolutions in their direct form; the Winograd convolutions of heads and "
+    "pyramid compute less than half of that, so their rate may exceed the machine's peak"
 )
 PASSES = ("forward", "backward")
 
@@ -65,12 +65,12 @@ def print_study(
     console.print(summary_table(subject, measured).for_console())
     console.print(layers_table(measured).for_console())
     passes = "" if len(measured) <= MOST_BY_PASS else ", both passes together"
-    console.print(f"milliseconds on average{passes}; all rows are the whole iteration")
+    console.print(f"average milliseconds{passes}; the rows add up to the whole iteration")
     notes = [
         f"note: {result.label}: {note}" for result in measured for note in result.facts["notes"]
     ]
     notes += [
-        f"note: {result.label}: oneDNN ran all the same: {', '.join(result.primitives)}"
+        f"note: {result.label}: oneDNN ran nevertheless: {', '.join(result.primitives)}"
         for result in measured
         if not result.configuration.onednn and result.primitives
     ]
@@ -90,9 +90,9 @@ def summary_table(subject: Subject, measured: Sequence[Measured]) -> Table:
         (Column("both ms", ",.1f"), lambda result: result.total_ms),
         (Column("images/s", ".3g"), lambda result: subject.batch / result.total_ms * 1000),
         (Column("convolutions", ".1%"), lambda result: result.convolving_share),
-        (Column("unwatched ms", ",.1f"), lambda result: result.plain_ms),
+        (Column("without hooks ms", ",.1f"), lambda result: result.plain_ms),
         (
-            Column("watching adds", "+.1%"),
+            Column("hooks add", "+.1%"),
             lambda result: result.watching_cost if len(result.plain) >= LEAST_PAIRS else None,
         ),
         (Column("peak MB", ",.0f"), lambda result: result.peak_mb),
@@ -157,7 +157,7 @@ def sentences(subject: Subject, measured: Sequence[Measured]) -> list[str]:
     lines = comparisons(measured)
     last = measured[-1]
     is_ours = subject.model == "retinanet"
-    inside = " (frozen norms, and the heads' activations, are computed inside)" if is_ours else ""
+    inside = " (including frozen norms and the heads' activations)" if is_ours else ""
     label = f" ({last.label})" if len(measured) > 1 else ""
     lines.append(
         f"convolutions take {last.convolving_share:.0%} of the iteration{label}{inside}; {PAPER}"
@@ -167,8 +167,8 @@ def sentences(subject: Subject, measured: Sequence[Measured]) -> list[str]:
     frozen = [layer.name for layer in last.layers() if layer.backward is None]
     if frozen:
         lines.append(
-            f"no backward pass (–): {len(frozen)} layers, {frozen[0]} to {frozen[-1]}, as neither "
-            "they nor what comes before them train"
+            f"no backward pass (–): {len(frozen)} layers, {frozen[0]} to {frozen[-1]}, because "
+            "neither they nor the layers before them are trained"
         )
     nodes = list(last.nodes().items())[:4]
     if nodes:
@@ -266,10 +266,10 @@ def as_json(
     return json.dumps(content, indent=1, ensure_ascii=False)
 
 
-LAYERS = 30  # Layers with bars of their own; the others share result
+LAYERS = 30  # Layers with bars of their own; the others share one
 COLOURS = (GREY, GREEN, ORANGE, PURPLE, "#15aabf", "#e8590c", "#5c7cfa", "#333333")
 """Colours of configurations; passes have others."""
-ROW = 0.24  # The height of a layer with result bar. [inches]
+ROW = 0.24  # The height of a layer with one bar. [inches]
 PassTimes = Mapping[tuple[int, str], float]  # Milliseconds by configuration's number and pass
 
 
@@ -290,7 +290,7 @@ def draw_layers(measured: Sequence[Measured], *, title: str) -> "Figure":
         pieces = [Piece(ms, DIRECTION_COLOURS[work], significant(ms)) for work, ms in means.items()]
         bars.append(Bar(result.label, pieces, note=f"{significant(sum(means.values()))} ms"))
     horizontal_bars(totals_axes, bars, room=1.3, thickness=0.8)
-    totals_axes.set_xlabel("milliseconds an iteration")
+    totals_axes.set_xlabel("milliseconds per iteration")
     passes = {f"{work} pass": DIRECTION_COLOURS[work] for work in PASSES}
     colour_legend(totals_axes, passes, loc="lower right", fontsize=8)
     axes_of_passes = below.subplots(1, 2, sharey=True)

@@ -148,7 +148,7 @@ class Measured:
         ]
         between = {"name": BETWEEN, "type": "", "calls": 1, "trains": False}
         facts = [*self.facts["layers"], {**between, "gflop_forward": 0.0, "gflop_backward": 0.0}]
-        return [layer_of(fact, times[fact["name"]], iteration_ms=self.total_ms) for fact in facts]
+        return [make_layer(fact, times[fact["name"]], iteration_ms=self.total_ms) for fact in facts]
 
     def nodes(self) -> dict[str, float]:
         """Return milliseconds of backward work between layers, by node of autograd's graph."""
@@ -158,7 +158,7 @@ class Measured:
         return dict(sorted(means.items(), key=lambda item: -item[1]))
 
 
-def layer_of(
+def make_layer(
     fact: Mapping[str, Any], times: Sequence[Sequence[float | None]], *, iteration_ms: float
 ) -> Layer:
     """Return a layer from its facts and [forward, backward] of every iteration."""
@@ -227,7 +227,7 @@ def run_study(
                     group.append((worker, result))
                 if waiting:
                     later = ", ".join(label for label, _ in waiting)
-                    console.print(f"memory does not do for all at once: {later} come afterwards")
+                    console.print(f"not enough memory for all at once: {later} run afterwards")
                 take_turns(group, iterations=iterations, report=report)
             measured += [result for _, result in group]
     return measured
@@ -276,7 +276,7 @@ def labels(configurations: Sequence[Configuration]) -> list[str]:
     parts = {
         "onednn": lambda each: "optimized" if each.onednn else "default",
         "threads": lambda each: f"{each.threads} thread{'s' if each.threads > 1 else ''}",
-        "memory": lambda each: f"memory {each.memory or 'as it is'}",
+        "memory": lambda each: f"memory {each.memory or 'default'}",
         "huge_pages": lambda each: "huge pages" if each.huge_pages else "small pages",
     }
     differing = [
@@ -304,7 +304,7 @@ def require_gpu() -> None:
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         raise InputError("--device: cuda: the NVIDIA driver finds no GPU here; leave it out")
     if count.value == 0:
-        raise InputError("--device: cuda: the NVIDIA driver shows no GPU here; leave it out")
+        raise InputError("--device: cuda: the NVIDIA driver reports no GPU here; leave it out")
 
 
 def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:

@@ -1,4 +1,4 @@
-"""When each layer works, forward and backward, without changing what it computes.
+"""Time each layer's forward and backward pass without changing the computation.
 
 Forward, a layer's time is between its module's hooks. Every node of autograd's graph that is made
 meanwhile is the layer's; nodes carry the number of their making. Backward, its time is that of its
@@ -59,7 +59,7 @@ class Clock(NamedTuple):
     finish: Callable[[], None]  # Waits until all stamps are taken
 
 
-def clock_of(device: str) -> Clock:
+def make_clock(device: str) -> Clock:
     """Return the clock of `cpu` or `cuda`.
 
     A processor's work is done when the call returns. A GPU's work waits in a queue, so that stamps
@@ -69,7 +69,7 @@ def clock_of(device: str) -> Clock:
         InputError: There is no GPU that torch can use.
     """
     if device == "cpu":
-        return Clock(time.perf_counter_ns, lambda one, other: (other - one) / 1e6, lambda: None)
+        return Clock(time.perf_counter_ns, lambda start, end: (end - start) / 1e6, lambda: None)
     if not torch.cuda.is_available():
         raise InputError("--device: cuda: torch finds no GPU that it can use; leave it out")
 
@@ -78,7 +78,7 @@ def clock_of(device: str) -> Clock:
         event.record()
         return event
 
-    return Clock(record_event, lambda one, other: one.elapsed_time(other), torch.cuda.synchronize)
+    return Clock(record_event, lambda start, end: start.elapsed_time(end), torch.cuda.synchronize)
 
 
 class Recorder:
@@ -152,10 +152,10 @@ class Recorder:
             node = waiting.pop()
             if node is not None and node not in nodes:
                 nodes.add(node)
-                self._watch(node, self._layer_of(node, starts))
+                self._watch(node, self._find_layer(node, starts))
                 waiting += [following for following, _ in node.next_functions]
 
-    def _layer_of(self, node: Node, starts: list[int]) -> str | None:
+    def _find_layer(self, node: Node, starts: list[int]) -> str | None:
         parameter = getattr(node, "variable", None)
         if parameter is not None:  # the node that adds to a parameter's gradient
             return self._owners.get(parameter)
@@ -239,27 +239,27 @@ def prepare_timing(
 
     `notes` are sentences about cores and memory.
     """
-    clock = clock_of(subject.device)
+    clock = make_clock(subject.device)
     if not onednn:
         mkldnn.set_flags(_enabled=False)
     timed = timed_model(subject, onednn=onednn)
     recorder = Recorder(timed.network, clock)
     layers = list(watched_iteration(timed, recorder)["layers"])
-    facts = facts_of(subject, timed, layers, recorder, notes=notes)
-    measured = 0
+    facts = collect_facts(subject, timed, layers, recorder, notes=notes)
+    measured_count = 0
 
     def warm_up(count: int) -> dict[str, Any]:
         done = [plain_iteration(timed, clock) for _ in range(count)]
         return {"last_ms": sum(done[-1].values()), "peak_mb": peak_resident_mb()}
 
     def measure(count: int) -> dict[str, Any]:
-        nonlocal measured
+        nonlocal measured_count
         watched, plain = [], []
         for _ in range(count):
             watched.append(watched_iteration(timed, recorder))
-            if measured % PLAIN_EVERY == 0:
+            if measured_count % PLAIN_EVERY == 0:
                 plain.append(plain_iteration(timed, clock))
-            measured += 1
+            measured_count += 1
         memory = {"peak_mb": peak_resident_mb(), "huge_pages_mb": huge_pages_mb()}
         return {"watched": watched, "plain": plain, **memory}
 
@@ -269,8 +269,8 @@ def prepare_timing(
     questions = {"warm-up": warm_up, "measure": measure, "primitives": primitives}
 
     def answer(question: str) -> dict[str, Any]:
-        word, count = question.split()
-        return questions[word](int(count))
+        name, count = question.split()
+        return questions[name](int(count))
 
     return facts, answer
 
@@ -306,7 +306,7 @@ def timed_model(subject: Subject, *, onednn: bool) -> TimedModel:
 
 def timed_retinanet(subject: Subject, *, onednn: bool) -> TimedModel:
     """Return ours as train.py runs it on processors; on a GPU its modules are called one by one."""
-    workload = workload_of(subject)
+    workload = make_workload(subject)
     network = make_model(workload)
     network.train().to(subject.device)
     batch = make_batch(workload)
@@ -315,9 +315,9 @@ def timed_retinanet(subject: Subject, *, onednn: bool) -> TimedModel:
     folded = None
     if subject.device == "cpu":
         convolutions = "auto" if onednn else "onednn"
-        made = torch_forward(network, precision=subject.precision, convolutions=convolutions)
-        assert isinstance(made, FoldedForward)
-        folded = made
+        engine = torch_forward(network, precision=subject.precision, convolutions=convolutions)
+        assert isinstance(engine, FoldedForward)
+        folded = engine
 
     def forward() -> HeadOutputs:
         if folded is not None:
@@ -336,7 +336,7 @@ def timed_retinanet(subject: Subject, *, onednn: bool) -> TimedModel:
     return TimedModel(network, forward, loss, folded)
 
 
-def workload_of(subject: Subject) -> Workload:
+def make_workload(subject: Subject) -> Workload:
     """Return the benchmark's workload with this batch."""
     return Workload(images=subject.batch, image_size=subject.image_size, seed=subject.seed)
 
@@ -347,7 +347,7 @@ def model_autocast(subject: Subject) -> torch.autocast:
     return torch.autocast(subject.device, dtype=torch.bfloat16, enabled=enabled)
 
 
-def facts_of(
+def collect_facts(
     subject: Subject,
     timed: TimedModel,
     layers: Iterable[str],
@@ -364,7 +364,7 @@ def facts_of(
     with torch.device("meta"):  # nothing is computed to count the arithmetic
         images = torch.empty(subject.batch, 3, size, size)
         if subject.model == "retinanet":
-            network: nn.Module = RetinaNet(num_classes=workload_of(subject).classes)
+            network: nn.Module = RetinaNet(num_classes=make_workload(subject).classes)
         else:
             network = CLASSIFIERS[subject.model]()
         flop = flop_by_layer(network, partial(network, images))

@@ -34,8 +34,8 @@ SMALLEST = ("--eltwise", "--alpha=0", "--beta=0", "--alg=relu", "1")
 LISTING = ("--eltwise", "--mode=L", "--cold-cache=all", *SMALLEST[1:])
 """The same, not run, with an option that not every version has."""
 
-PATIENCE = 120.0  # Seconds that filling tensors and making the primitive may take, beside the runs
-HOW_TO_GET_ONE = "build oneDNN's target `benchdnn`, as docs/profiling.md describes"
+SETUP_TIMEOUT = 120.0  # Seconds to fill tensors and create the primitive, beside the runs
+HOW_TO_BUILD = "build oneDNN's target `benchdnn`, as docs/profiling.md describes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ def find_benchdnn(path: Path | None) -> Path | None:
     named = path / "benchdnn" if path.is_dir() else path
     program = shutil.which(str(named.absolute()))
     if program is None:
-        why = "is not there" if not named.exists() else "is not a program that can be run"
-        raise InputError(f"--benchdnn: {named} {why}; {HOW_TO_GET_ONE}")
+        why = "does not exist" if not named.exists() else "is not an executable program"
+        raise InputError(f"--benchdnn: {named} {why}; {HOW_TO_BUILD}")
     return Path(program)
 
 
@@ -79,7 +79,9 @@ def probe_benchdnn(path: Path, conditions: Conditions) -> Benchdnn:
     with tempfile.TemporaryDirectory(prefix="benchdnn-") as folder:
         output = Path(folder, "output")
         try:
-            ended = run_benchdnn(path, SMALLEST, output, conditions=conditions, patience=PATIENCE)
+            ended = run_benchdnn(
+                path, SMALLEST, output, conditions=conditions, timeout=SETUP_TIMEOUT
+            )
         except OSError as error:
             raise InputError(f"{path}: cannot be started: {error.strerror}") from error
         if ended.status != 0:
@@ -88,12 +90,12 @@ def probe_benchdnn(path: Path, conditions: Conditions) -> Benchdnn:
             log = read_logs([output])
         except InputError:
             raise InputError(
-                f"{path}: is no benchdnn, or one whose oneDNN writes no log (build it with "
-                "ONEDNN_VERBOSE=ON, which is the default)"
+                f"{path}: is not benchdnn, or its oneDNN writes no log (build it with "
+                "ONEDNN_VERBOSE=ON, the default)"
             ) from None
         if not log.versions:
-            raise InputError(f"{path}: its oneDNN does not tell its version")
-        run_benchdnn(path, LISTING, output, conditions=conditions, patience=PATIENCE)
+            raise InputError(f"{path}: its oneDNN does not print its version")
+        run_benchdnn(path, LISTING, output, conditions=conditions, timeout=SETUP_TIMEOUT)
         has_cold_cache = "LISTED" in output.read_text(encoding="utf-8", errors="replace")
     instruction_set = log.instruction_sets[0] if log.instruction_sets else ""
     return Benchdnn(path, log.versions[0], instruction_set, has_cold_cache)
@@ -112,24 +114,24 @@ ERROR = re.compile(r"\b(err|error)\b", re.IGNORECASE)
 
 
 def run_benchdnn(
-    path: Path, arguments: Sequence[str], output: Path, *, conditions: Conditions, patience: float
+    path: Path, arguments: Sequence[str], output: Path, *, conditions: Conditions, timeout: float
 ) -> Ended:
     """Run it to its end. Whatever ends this call, Ctrl-C too, the process is gone afterwards.
 
     Both output streams go to the file `output`, which is replaced: reading them as they come would
-    take time from the measurement. It is killed after `patience` seconds. OSError: cannot start.
+    take time from the measurement. It is killed after `timeout` seconds. OSError: cannot start.
     """
     with output.open("wb") as stream:
         process = start(path, arguments, stream.fileno(), conditions)
         try:
-            status = process.wait(timeout=patience)
+            status = process.wait(timeout=timeout)
         except subprocess.TimeoutExpired:
-            return Ended(None, f"took longer than {patience:.0f} s and was ended")
+            return Ended(None, f"killed after {timeout:.0f} s")
         finally:
             stop_process(process)
     if status < 0:
         return Ended(status, f"ended by {signal_name(-status)}")
-    errors = (line.strip() for line in lines_of(output) if ERROR.search(line))
+    errors = (line.strip() for line in read_lines(output) if ERROR.search(line))
     return Ended(status, next(errors, "") or (f"ended with status {status}" if status else ""))
 
 
@@ -150,16 +152,16 @@ def start(
         "DNNL_VERBOSE": "1",
     }
 
-    def start_here() -> "subprocess.Popen[str]":
+    def start_placed() -> "subprocess.Popen[str]":
         set_placement(conditions)
         return start_process(
             [path, *arguments], stdout=stream, stderr=stream, environment=environment
         )
 
-    # A process inherits cores and memory policy of the thread that starts it, and those of another
-    # thread can be set without touching this one's.
+    # A process inherits cores and memory policy from the thread that starts it. A thread of its own
+    # leaves those of the calling thread unchanged.
     with ThreadPoolExecutor(max_workers=1) as pool:
-        starting = pool.submit(start_here)
+        starting = pool.submit(start_placed)
         try:
             return starting.result()
         except KeyboardInterrupt:
@@ -215,15 +217,15 @@ def read_timed(output: Path, *, driver: str, runs: int) -> list[Timed]:
     timed: list[Timed] = []
     heads: list[Head] = []
     is_refused = False
-    for line in lines_of(output):
+    for line in read_lines(output):
         if marker := MARKER.match(line):
             head = head_of(line[marker.end() :])
             if head.text.startswith(("exec,", "primitive,exec,")):
                 heads.append(head)
-        elif refused_in(line):
+        elif parse_refusal(line):
             is_refused = True
         elif line.startswith(f"{SIGN},"):
-            if not is_refused:  # a refused problem gets its line too, with zeros
+            if not is_refused:  # benchdnn prints this line for a refused problem too, with zeros
                 counted = heads[-runs:]
                 if len(counted) < runs or len({head.text for head in counted}) != 1:
                     raise ValueError(f"its log does not show {runs} runs of one problem")
@@ -231,7 +233,7 @@ def read_timed(output: Path, *, driver: str, runs: int) -> list[Timed]:
                 assert problem is not None
                 kind = KINDS.get(driver, driver)
                 if problem.kind.removesuffix("_v2") != kind and problem.kind != f"log{kind}":
-                    raise ValueError(f"its log shows {problem.kind} where {kind} was asked for")
+                    raise ValueError(f"its log shows {problem.kind} instead of {kind}")
                 timed.append(Timed(problem, tuple(milliseconds(head.time) for head in counted)))
             heads, is_refused = [], False
     return timed
@@ -239,11 +241,11 @@ def read_timed(output: Path, *, driver: str, runs: int) -> list[Timed]:
 
 def refusal(output: Path) -> str | None:
     """Return why benchdnn did not run a problem: `UNIMPLEMENTED`, `SKIPPED (…)` …"""
-    reason = next(filter(None, map(refused_in, lines_of(output))), None)
+    reason = next(filter(None, map(parse_refusal, read_lines(output))), None)
     return f"benchdnn: {reason}" if reason else None
 
 
-def refused_in(line: str) -> str:
+def parse_refusal(line: str) -> str:
     """Return the state of a problem that did not run; empty for other lines."""
     state = STATE.match(line)
     if not state or state[1] in UNREMARKABLE:
@@ -251,7 +253,7 @@ def refused_in(line: str) -> str:
     return state[1] + (f" ({state[2]})" if state[2] else "")
 
 
-def lines_of(output: Path) -> Iterable[str]:
+def read_lines(output: Path) -> Iterable[str]:
     """Yield lines without their ends."""
     with output.open(encoding="utf-8", errors="replace") as stream:
         for line in stream:
@@ -279,7 +281,7 @@ class Batch(NamedTuple):
         return START_SECONDS + (1 + self.runs) * (2 if cold else 1) * self.mean_ms / 1000
 
 
-def batches_of(
+def make_batches(
     lines: Mapping[Problem, ProblemLine], calls: Mapping[Problem, Calls], *, repeats: int
 ) -> list[Batch]:
     """Return what is to run, in the order of the lines."""
@@ -316,7 +318,7 @@ def replay_with_benchdnn(
     lines, refused = express(calls, Dialect(program.dialect))
     replay = empty_replay(program, conditions)
     replay.not_replayed.update(refused)
-    batches = batches_of(lines, calls, repeats=repeats)
+    batches = make_batches(lines, calls, repeats=repeats)
     run_batches(batches, replay, benchdnn=program, cold=cold, progress=progress)
     return replay
 
@@ -358,35 +360,34 @@ def run_batch(
     normalization in inference, it is run again with one number in all of them.
     """
     line, runs = batch.line, batch.runs
-    # Running alone it is rarely slower than in the log; ten times that is a hang.
-    patience = PATIENCE + 10 * (runs + 1) * 2 * batch.mean_ms / 1000
-    arguments = [f"--fix-times-per-prb={runs}", f"--{line.driver}", TEMPLATE, *line.words]
+    # A problem alone is rarely slower than in the log; ten times slower means that it hangs.
+    timeout = SETUP_TIMEOUT + 10 * (runs + 1) * 2 * batch.mean_ms / 1000
+    arguments = [f"--fix-times-per-prb={runs}", f"--{line.driver}", TEMPLATE, *line.arguments]
     if cold:
-        arguments += ["--cold-cache=all", *line.words]
+        arguments += ["--cold-cache=all", *line.arguments]
     why = ""
     for mode in (["--mode=P"], ["--mode=P", "--mode-modifier=M"]):
         with tempfile.TemporaryDirectory(prefix="benchdnn-") as folder:
             output = Path(folder, "output")
-            words = [*mode, *arguments]
             ended = run_benchdnn(
-                benchdnn.path, words, output, conditions=conditions, patience=patience
+                benchdnn.path, [*mode, *arguments], output, conditions=conditions, timeout=timeout
             )
             try:
                 timed = read_timed(output, driver=line.driver, runs=runs)
                 reason = refusal(output) or f"benchdnn: {ended.why or 'measured nothing'}"
             except ValueError as error:
-                timed, reason = [], f"benchdnn's output is not understood: {error}"
+                timed, reason = [], f"benchdnn's output cannot be parsed: {error}"
         if timed:
-            hot, *others = (typical(measured.milliseconds) for measured in timed)
+            hot, *cold_times = (typical(measured.milliseconds) for measured in timed)
             implementation = timed[0].problem.implementation
-            return ReplayTime(hot, others[0] if others else None, runs, implementation)
+            return ReplayTime(hot, cold_times[0] if cold_times else None, runs, implementation)
         why = why or reason
         if ended.status in (None, 0):
             break
     return why
 
 
-FINE_MS = 0.01  # From here on the steps of the log's clock do not matter
+FINE_MS = 0.01  # From here on the resolution of the log's clock does not matter
 
 
 def typical(milliseconds: Sequence[float]) -> float:

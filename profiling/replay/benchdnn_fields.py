@@ -39,7 +39,7 @@ class ProblemLine:
     notes: tuple[str, ...] = ()  # How what benchdnn runs differs from the log, each in a few words
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def arguments(self) -> tuple[str, ...]:
         """The arguments after `--DRIVER`, independent of the lines before.
 
         Logs contain layouts that benchdnn's documentation does not list; benchdnn accepts those
@@ -50,7 +50,7 @@ class ProblemLine:
     @property
     def text(self) -> str:
         """A line of a problem file."""
-        return " ".join(self.words)
+        return " ".join(self.arguments)
 
 
 DIRECTIONS = {
@@ -80,7 +80,7 @@ def auxiliary_of(problem: Problem) -> dict[str, str]:
 def algorithm_of(problem: Problem) -> str:
     """Return the algorithm, which begins with the name of its kind: `eltwise_relu`."""
     if not problem.algorithm:
-        raise NotExpressibleError("the log does not tell its algorithm")
+        raise NotExpressibleError("the log does not contain its algorithm")
     return problem.algorithm
 
 
@@ -88,7 +88,7 @@ def tensor(problem: Problem, *roles: str) -> MemoryDescriptor:
     """Return the first of these tensors that the problem has."""
     memory = next(filter(None, map(problem.memory, roles)), None)
     if memory is None:
-        raise NotExpressibleError(f"the log does not tell of {' or '.join(roles)}")
+        raise NotExpressibleError(f"the log has no {' or '.join(roles)}")
     return memory
 
 
@@ -105,7 +105,7 @@ UNKNOWN_SIZE = re.compile(r"\*|-\d{10}")
 def require_sizes(problem: Problem) -> str:
     """Return the sizes as in the log, which must hold all of them."""
     if not problem.shape:
-        raise NotExpressibleError("the log does not tell its sizes")
+        raise NotExpressibleError("the log does not contain its sizes")
     if UNKNOWN_SIZE.search(problem.shape):
         raise NotExpressibleError(f"its sizes are known at run time only ({problem.shape})")
     return problem.shape
@@ -257,7 +257,7 @@ def attribute_options(problem: Problem, dialect: Dialect) -> list[str]:
             policy = "common" if value.partition(":")[0] == "0" else "per_oc"
             options.append(f"--attr-oscale={policy}:{SCALE}")
         elif name not in SET_BY_BENCHDNN:
-            raise NotExpressibleError(f"benchdnn knows no attribute {name!r}")
+            raise NotExpressibleError(f"benchdnn has no attribute {name!r}")
     return options
 
 
@@ -275,7 +275,7 @@ def quantization(problem: Problem, name: str, entry: str) -> str:
     if not mask.isdigit():
         raise NotExpressibleError(f"{name} {entry!r} has no mask")
     if int(mask) == 0:
-        words = [role, "common", SCALE if name == "attr-scales" else ZERO_POINT]
+        fields = [role, "common", SCALE if name == "attr-scales" else ZERO_POINT]
     else:
         if problem.kind == "matmul":
             rank = product_rank(problem)
@@ -287,12 +287,12 @@ def quantization(problem: Problem, name: str, entry: str) -> str:
             names = PER_DIMENSION
         if int(mask) not in names:
             raise NotExpressibleError(f"benchdnn has no name for the mask {int(mask)} of {role}")
-        words = [role, names[int(mask)]]
+        fields = [role, names[int(mask)]]
     # 2.x has a value in the type's place; the default type is not written unless groups follow.
     has_type = bool(details) and details[0][:1].isalpha()
     if has_type and details != [DEFAULT_TYPES[name]]:
-        words += details
-    return ":".join(words)
+        fields += details
+    return ":".join(fields)
 
 
 MASK_POLICIES = {0: "common", 1: "per_dim_0", 2: "per_oc", 3: "per_dim_01"}
@@ -317,7 +317,7 @@ def post_operation(name: str, *values: str, dialect: Dialect) -> str:
         return f"prelu:{MASK_POLICIES.get(mask, 'per_tensor')}"
     if name in ("sum", "dw") or name.startswith("dw_"):
         return ":".join([name, *values])
-    raise NotExpressibleError(f"benchdnn knows no post-operation {name!r}")
+    raise NotExpressibleError(f"benchdnn has no post-operation {name!r}")
 
 
 HARDSWISH = ("0.166667", "0.5")

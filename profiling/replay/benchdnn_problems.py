@@ -116,7 +116,7 @@ def several_inputs(problem: Problem, dialect: Dialect) -> list[str]:
     sources = [tensor(problem, "src")] if is_reduction else sources_of(problem)
     destination = tensor(problem, "dst")
     if not sources or (problem.kind == "binary" and len(sources) != 2):
-        raise NotExpressibleError(f"the log tells of {len(sources)} inputs")
+        raise NotExpressibleError(f"the log has {len(sources)} inputs")
     types = [memory.type for memory in sources]
     if problem.kind == "concat":
         types = sorted(set(types))
@@ -180,7 +180,7 @@ def matmul_tensors(problem: Problem, dialect: Dialect) -> list[str]:
     memories = tuple(tensor(problem, role) for role in ("src", "wei", "dst"))
     rank = product_rank(problem)
     if any(memory.kind == "sparse" for memory in memories):
-        raise NotExpressibleError("a product of sparse matrices; the log does not tell how sparse")
+        raise NotExpressibleError("a product of sparse matrices; their sparsity is not in the log")
     options = [triple_option(memories, dialect)]
     # Layouts of sizes that are known at run time only cannot be chosen before.
     is_known = not auxiliary_of(problem).get("runtime_dims_masks")
@@ -203,7 +203,7 @@ def reorder_tensors(problem: Problem, dialect: Dialect) -> list[str]:
     """Return types and layouts of a copy; its layouts are never the library's choice."""
     source, destination = tensor(problem, "src"), tensor(problem, "dst")
     if source.flags not in VALUES_ONLY:
-        raise NotExpressibleError(f"its source has more than values ({source.flags})")
+        raise NotExpressibleError(f"its source contains more than values ({source.flags})")
     options = [f"--sdt={source.type}", f"--ddt={destination.type}"]
     pair, tags, takes_strides = (source, destination), ("stag", "dtag"), dialect.major != 2
     options += layout_options(pair, tags, dialect, takes_any=False, takes_strides=takes_strides)
@@ -213,11 +213,13 @@ def reorder_tensors(problem: Problem, dialect: Dialect) -> list[str]:
             match = re.fullmatch(r"(s8m|zpm)(\d+)", word)
             if not match:
                 raise NotExpressibleError(
-                    f"benchdnn does not know its result's {word} {destination.flags}"
+                    f"benchdnn has no option for its result's {word} {destination.flags}"
                 )
             names.append(f"{COMPENSATIONS[match[1]]}:{match[2]}")
         if not names:
-            raise NotExpressibleError(f"benchdnn does not know its result's {destination.flags}")
+            raise NotExpressibleError(
+                f"benchdnn has no option for its result's {destination.flags}"
+            )
         options.append(f"--oflag={'+'.join(names)}")
     return options
 
@@ -258,7 +260,7 @@ def rnn_tensors(problem: Problem, dialect: Dialect) -> list[str]:
     values = auxiliary_of(problem)
     cell, way = values.get("alg", ""), values.get("direction", "")
     if cell not in CELLS or way not in CELL_DIRECTIONS:
-        raise NotExpressibleError(f"benchdnn's rnn knows no cell {cell!r} in direction {way!r}")
+        raise NotExpressibleError(f"benchdnn's rnn has no cell {cell!r} in direction {way!r}")
     options += [f"--alg={cell.upper()}", f"--direction={CELL_DIRECTIONS[way]}"]
     if cell == "vanilla_rnn":
         activation = values.get("activation", "undef").removeprefix("eltwise_")
@@ -288,7 +290,7 @@ def rnn_types(problem: Problem) -> str:
 
 def rnn_notes(problem: Problem) -> tuple[str, ...]:
     """Return how benchdnn's states differ from the log's."""
-    return () if problem.memory("src_iter") else ("benchdnn gives a first state",)
+    return () if problem.memory("src_iter") else ("benchdnn adds an initial state",)
 
 
 def flags(problem: Problem, dialect: Dialect) -> list[str]:
@@ -385,10 +387,10 @@ OTHER_NAMES = {"logsoftmax": "softmax", "softmax_v2": "softmax", "pooling_v2": "
 
 OTHER_COMPONENTS = {
     "graph": "a partition of a graph: benchdnn's --graph runs a JSON file of the graph, which "
-    "ONEDNN_GRAPH_DUMP=subgraph writes, and the log does not hold it",
-    "ukernel": "a micro-kernel: the log does not hold the batch and the leading dimensions that "
+    "ONEDNN_GRAPH_DUMP=subgraph writes, which the log does not contain",
+    "ukernel": "a micro-kernel: the log does not contain the batch and the leading dimensions that "
     "benchdnn's --brgemm needs",
-    "common": "no primitive",
+    "common": "not a primitive",
 }
 """Why benchdnn cannot run the work of these components of the library."""
 
@@ -397,7 +399,7 @@ NO_DRIVER = {
     "gemm_api": "a plain GEMM call, for which benchdnn has no driver",
     "brgemm": OTHER_COMPONENTS["ukernel"],
     "sdpa": "attention as one primitive: benchdnn runs it as a graph only",
-    "zero_pad": "padding with zeros is no primitive of its own in oneDNN's log",
+    "zero_pad": "padding with zeros is not a primitive of its own in oneDNN's log",
 }
 """Why benchdnn cannot run these kinds of primitives."""
 
@@ -411,12 +413,12 @@ def problem_line(problem: Problem, dialect: Dialect) -> ProblemLine:
     if problem.component in OTHER_COMPONENTS:
         raise NotExpressibleError(OTHER_COMPONENTS[problem.component])
     if not problem.engine.startswith("cpu") or "2" in problem.engine:
-        raise NotExpressibleError(f"it ran on {problem.engine}, and replays are of CPUs")
+        raise NotExpressibleError(f"it ran on {problem.engine}; only CPU problems run again")
     if problem.kind in NO_DRIVER:
         raise NotExpressibleError(NO_DRIVER[problem.kind])
     kind = OTHER_NAMES.get(problem.kind, problem.kind)
     if kind not in DRIVERS:
-        raise NotExpressibleError(f"{problem.kind} is no kind of primitive that is known here")
+        raise NotExpressibleError(f"{problem.kind} is an unknown kind of primitive")
     if kind == "group_normalization" and dialect.major == 2:  # oneDNN has it from 3.2 on
         raise NotExpressibleError("benchdnn 2.x has no group normalization")
     driver = DRIVERS[kind]
@@ -429,7 +431,7 @@ def problem_line(problem: Problem, dialect: Dialect) -> ProblemLine:
         options += driver.parameters(problem, dialect)
     values = {**driver.fields, **auxiliary_of(problem)}
     if any(values[name] is None for name in driver.fields):
-        raise NotExpressibleError(f"the log does not tell its {' and '.join(driver.fields)}")
+        raise NotExpressibleError(f"the log does not contain its {' and '.join(driver.fields)}")
     options += [f"--{name}={values[name]}" for name in driver.fields if values[name]]
     options += attribute_options(problem, dialect)
     if driver.sized_tensors is None:

@@ -26,9 +26,9 @@ from profiling.onednn_log.log import Calls, add_logs, read_with_progress
 from profiling.onednn_log.work import Problem
 from profiling.replay.benchdnn import (
     Benchdnn,
-    batches_of,
     empty_replay,
     find_benchdnn,
+    make_batches,
     memory_note,
     probe_benchdnn,
     run_batches,
@@ -41,21 +41,21 @@ from profiling.replay.torch_replay import replay_with_torch
 REPLAY = "replay.json"
 
 ABOUT = """\
-Writes a oneDNN log's problems in the language of benchdnn, oneDNN's own benchmark, and runs each
-of them again, alone: on the log's cores, with its number of threads. Where there is no benchdnn,
-the oneDNN that torch brings runs them; the output says which it was."""
+Write the problems of a oneDNN log as problem files for benchdnn, oneDNN's own benchmark, and run
+each problem again, alone, on the log's cores and with its number of threads. Without benchdnn,
+torch's oneDNN runs them; the output shows which runner was used."""
 
 FILES = """\
 --out DIR gets:
   conv.txt matmul.txt …  a file for each driver: benchdnn --mode=P --conv --batch=conv.txt
-  not-expressible.txt    problems that benchdnn has no words for, with the reasons, if there are any
+  not-expressible.txt    problems that benchdnn cannot run, with the reasons, if there are any
   replay.json            times of all problems, for `python -m profiling efficiency --replay`"""
 
 EXAMPLES = """\
 examples:
   python -m profiling benchdnn onednn.log --out replay
   python -m profiling benchdnn runs/coco/onednn/rank0.log --out replay --top 30
-  python -m profiling benchdnn onednn.log --out best --layout any   # if layouts were free
+  python -m profiling benchdnn onednn.log --out best --layout any   # with free layouts
   python -m profiling benchdnn onednn.log --out files --write-only  # to run elsewhere"""
 
 
@@ -65,20 +65,20 @@ def add_benchdnn(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_logs(parser)
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="DIR", help="write files here")
-    add("--benchdnn", type=Path, metavar="PATH", help="the program (default: the one on PATH)")
+    add("--benchdnn", type=Path, metavar="PATH", help="path of benchdnn (default: the one on PATH)")
     add("--write-only", action="store_true", help="write problem files and run nothing")
     add(
         "--dialect",
         type=int,
         choices=(2, 3),
-        help="benchdnn's major version (default: that of the one that runs, else 3)",
+        help="benchdnn's major version (default: the version that runs, else 3)",
     )
     add(
         "--layout",
         choices=("log", "any"),
         default="log",
-        help="log: as in the log, and the library's choice where it was so there; any: the "
-        "library's choice wherever benchdnn lets it choose (default: log)",
+        help="log: as in the log, with the library's choice where the log has it; any: the "
+        "library's choice wherever benchdnn permits it (default: log)",
     )
     add("--top", type=positive, metavar="N", help="only the N costliest problems (default: all)")
     add("--overwrite", action="store_true", help="replace files of an earlier call in DIR")
@@ -87,16 +87,16 @@ def add_benchdnn(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         type=positive,
         default=20,
         metavar="N",
-        help="runs of each problem that count, fewer where they take seconds (default: 20)",
+        help="measured runs of each problem, fewer if they take seconds (default: 20)",
     )
     add(
         "--cold",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="also run with data driven out of the caches",
+        help="also measure with the data removed from the caches",
     )
     add("--threads", type=positive, metavar="N", help="threads (default: as in the log)")
-    add("--cpus", metavar="LIST", help="CPUs such as 0-3 (default: those of the log, if it says)")
+    add("--cpus", metavar="LIST", help="CPUs such as 0-3 (default: the log's, if it has them)")
     add_json_option(parser)
     parser.set_defaults(run=benchdnn_command)
 
@@ -145,10 +145,10 @@ def benchdnn_command(
     program = None
     if not write_only:
         conditions = conditions_of(
-            log, threads=threads, cpus=cpus, say=lambda line: say(console, f"note: {line}")
+            log, threads=threads, cpus=cpus, warn=lambda line: say(console, f"note: {line}")
         )
         program = probe_benchdnn(path, conditions) if path else None
-    major = major_of(program, dialect)
+    major = choose_major(program, dialect)
     if overwrite:
         replay_file.unlink(missing_ok=True)
     files = write_problem_files(calls, out, dialect=Dialect(major, layout), overwrite=overwrite)
@@ -163,7 +163,7 @@ def benchdnn_command(
             replay = run_with_torch(console, work)
     replay = replace(replay, other_cores=others.cores)
     save_replay(replay, replay_file)
-    rows, notes = rows_of(calls, replay), mismatches(log, replay)
+    rows, notes = make_rows(calls, replay), mismatches(log, replay)
     print_cautions(console, notes)
     print_replay(console, rows)
     if json_file is not None:
@@ -172,13 +172,13 @@ def benchdnn_command(
     return FINISHED
 
 
-def major_of(program: Benchdnn | None, dialect: int | None) -> int:
+def choose_major(program: Benchdnn | None, dialect: int | None) -> int:
     """Return the major version of the options to write, which must be that of what runs."""
     if program is None:
         return dialect or 3
     if dialect not in (None, program.dialect):
         raise InputError(
-            f"--dialect {dialect}: {program.path} is of oneDNN {program.version} and speaks "
+            f"--dialect {dialect}: {program.path} of oneDNN {program.version} takes dialect "
             f"{program.dialect}; leave the option out, or add --write-only"
         )
     return program.dialect
@@ -205,7 +205,7 @@ def print_files(console: Console, files: ProblemFiles, calls: Mapping[Problem, C
     if refused := files.not_expressible:
         total = sum(problem_calls.total_ms for problem_calls in calls.values())
         part = format_share(sum(calls[problem].total_ms for problem in refused), total)
-        say(console, f"{files.refused}: {len(refused):,} that benchdnn has no words for, {part}")
+        say(console, f"{files.refused}: {len(refused):,} that benchdnn cannot run, {part}")
 
 
 def format_share(part: float, total: float) -> str:
@@ -223,19 +223,22 @@ def run_with_benchdnn(
     where = describe_place(work.conditions)
     say(console, f"runner: benchdnn of oneDNN {benchdnn.version}, {benchdnn.path}; {where}")
     if work.cold and not benchdnn.has_cold_cache:
-        say(console, "note: this benchdnn cannot empty caches between runs; no cold times")
+        say(
+            console,
+            "note: this benchdnn cannot clear the caches between runs: no cold times",
+        )
     if note := memory_note(work.conditions):
         say(console, f"note: {note}")
     replay = empty_replay(benchdnn, work.conditions)
     replay.not_replayed.update(files.not_expressible)
-    batches = batches_of(files.lines, work.calls, repeats=work.repeats)
+    batches = make_batches(files.lines, work.calls, repeats=work.repeats)
     spent = [0.0, *accumulate(batch.expected_seconds(cold=work.cold) for batch in batches)]
     whole = int(spent[-1]) + 1
     saved = time.monotonic()
 
     def save_part() -> None:
         """Save what there is so far; the other problems are in it as interrupted."""
-        interrupted = dict.fromkeys(work.calls, "interrupted before its turn")
+        interrupted = dict.fromkeys(work.calls, "not run: interrupted")
         for problem in replay.times.keys() | replay.not_replayed.keys():
             interrupted.pop(problem, None)
         reasons = {**replay.not_replayed, **interrupted}
@@ -249,22 +252,22 @@ def run_with_benchdnn(
             save_part()
             saved = time.monotonic()
 
-    # The costliest come first, so that a plain count of problems would promise a long wait.
+    # The costliest problems run first, so a plain count of problems would overestimate the wait.
     with progress(console, "seconds, about", total=whole) as advance:
         try:
             run_batches(batches, replay, benchdnn=benchdnn, cold=work.cold, progress=show)
         except KeyboardInterrupt:
             save_part()
             count = f"{len(replay.times):,} of {len(work.calls):,} problems"
-            say(console, f"interrupted: times of {count} are kept in {work.file}")
+            say(console, f"interrupted: times of {count} are saved in {work.file}")
             raise
     return replay
 
 
 def run_with_torch(console: Console, work: Work) -> Replay:
     """Run problems through the oneDNN of torch, where there is no benchdnn."""
-    why = "no benchdnn is on PATH, and --benchdnn names none"
-    say(console, f"runner: torch's own oneDNN ({why}); {describe_place(work.conditions)}")
+    why = "benchdnn is not on PATH, and --benchdnn is not given"
+    say(console, f"runner: torch's oneDNN ({why}); {describe_place(work.conditions)}")
     with progress(console, "problems", total=len(work.calls)) as advance:
         return replay_with_torch(
             work.calls,
@@ -304,7 +307,7 @@ class ReplayedRow:
         return self.log_ms / self.hot_ms if self.hot_ms else None
 
 
-def rows_of(calls: Mapping[Problem, Calls], replay: Replay) -> list[ReplayedRow]:
+def make_rows(calls: Mapping[Problem, Calls], replay: Replay) -> list[ReplayedRow]:
     """Return a row for each problem, costliest first."""
     rows = []
     for problem, in_log in calls.items():
@@ -312,7 +315,7 @@ def rows_of(calls: Mapping[Problem, Calls], replay: Replay) -> list[ReplayedRow]
         if time := replay.times.get(problem):
             row = ReplayedRow(*in_both, time.hot_ms, time.cold_ms, time.implementation, "")
         else:
-            reason = replay.not_replayed.get(problem, "was not reached")
+            reason = replay.not_replayed.get(problem, "not run")
             row = ReplayedRow(*in_both, None, None, "", reason)
         rows.append(row)
     return sorted(rows, key=lambda row: -row.total_ms)
@@ -321,9 +324,9 @@ def rows_of(calls: Mapping[Problem, Calls], replay: Replay) -> list[ReplayedRow]
 SHOWN = 20  # Rows that are printed; the files have all
 
 MEANING = """\
-each: of a call in the log, mean; hot: of a run alone, one right after the other, median; cold: the
-same with its data driven out of the caches, where it is large enough to matter; log / hot: how
-many times longer it took in the log than alone"""
+each: mean time of a call in the log; hot: median time alone, one run right after the other; cold:
+the same with the data removed from the caches before each run, for problems that are large enough;
+log / hot: how many times longer a call took in the log than alone"""
 
 
 def print_replay(console: Console, rows: Sequence[ReplayedRow]) -> None:
@@ -340,10 +343,10 @@ def print_replay(console: Console, rows: Sequence[ReplayedRow]) -> None:
     for row in rows:
         if row.why_not:
             by_reason[row.why_not].append(row)
-    for reason, same in by_reason.items():
-        part = format_share(sum(row.total_ms for row in same), total)
-        kinds = ", ".join(dict.fromkeys(row.problem.kind for row in same))
-        say(console, printable(f"not replayed: {len(same):,} ({kinds}), {part}: {reason}"))
+    for reason, affected in by_reason.items():
+        part = format_share(sum(row.total_ms for row in affected), total)
+        kinds = ", ".join(dict.fromkeys(row.problem.kind for row in affected))
+        say(console, printable(f"not replayed: {len(affected):,} ({kinds}), {part}: {reason}"))
 
 
 def replay_table(rows: Sequence[ReplayedRow]) -> Table:
@@ -359,7 +362,7 @@ def replay_table(rows: Sequence[ReplayedRow]) -> Table:
         Column("log /\nhot", ",.2f"),
     )
     shown = [
-        (describe(row), row.calls, row.total_ms, row.log_ms, row.hot_ms, row.cold_ms, row.ratio)
+        (describe_row(row), row.calls, row.total_ms, row.log_ms, row.hot_ms, row.cold_ms, row.ratio)
         for row in rows[:SHOWN]
     ]
     hot = sum(row.calls * row.hot_ms for row in rows if row.hot_ms is not None)
@@ -369,7 +372,7 @@ def replay_table(rows: Sequence[ReplayedRow]) -> Table:
     return Table(f"problems run again, {count}", columns, [*shown, total])
 
 
-def describe(row: ReplayedRow) -> str:
+def describe_row(row: ReplayedRow) -> str:
     """Return what it is, and how it was done: once where log and replay do it alike."""
     problem = row.problem
     ways = " → ".join(dict.fromkeys((problem.implementation, row.implementation)))

@@ -58,7 +58,7 @@ class Replay:
 
 
 FORMAT = "profilednn replay 1"
-ADVICE = "expected what `python -m profiling benchdnn` writes"
+ADVICE = "expected a file that `python -m profiling benchdnn` writes"
 
 
 def save_replay(replay: Replay, file: Path) -> None:
@@ -88,7 +88,7 @@ def load_replay(file: Path) -> Replay:
     """
     content = read_json_object(file, advice=ADVICE)
     if content.get("format") != FORMAT:
-        raise InputError(f"{file}: holds no replay; {ADVICE}")
+        raise InputError(f"{file}: is not a replay; {ADVICE}")
     try:
         conditions = content["conditions"]
         times = {}
@@ -130,12 +130,12 @@ def conditions_of(
     *,
     threads: int | None,
     cpus: str | None,
-    say: Callable[[str], None] = lambda _: None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> Conditions:
     """Return the first rank's threads, cores and memory nodes, within what this process may use.
 
     The log's facts take precedence over its header, which has threads only; `threads` and `cpus`
-    (such as `0-3`) replace both. `say` gets a line for each difference from the log.
+    (such as `0-3`) replace both. `warn` gets a line for each difference from the log.
 
     Raises:
         InputError: `cpus` is no list, or has a CPU that this process may not use.
@@ -155,16 +155,16 @@ def conditions_of(
         chosen = logged & allowed
         if logged - allowed:
             instead = format_cpu_list(chosen) or f"any of {format_cpu_list(allowed)}"
-            say(f"CPUs {format_cpu_list(logged)} of the log, {instead} here: this process may use "
-                "no others")  # fmt: skip
+            warn(f"CPUs {format_cpu_list(logged)} in the log, {instead} used: this process may use "
+                 "no others")  # fmt: skip
     available = choose_cores(threads=None, cpus=tuple(chosen)).threads
     wanted = threads or next(iter(log.run_threads), available)
     count = min(wanted, available)
     if count < wanted:
-        whose = "asked for" if threads else "of the log"
-        say(f"{wanted} threads {whose}, {count} here: there are no more cores for them")
+        source = "requested" if threads else "in the log"
+        warn(f"{wanted} threads {source}, {count} used: this process has no more cores")
     if log.ranks[1:] and cpus is None and facts:
-        say(f"the log is of {len(log.ranks)} ranks; its problems run again alone, as rank 0 had it")
+        warn(f"the log is of {len(log.ranks)} ranks; problems run again under rank 0's conditions")
     nodes = numbers(facts.get("memory_nodes")) if chosen else ()
     return Conditions(count, tuple(sorted(chosen)), tuple(sorted(nodes)))
 
@@ -220,22 +220,22 @@ def work_of(problem: Problem) -> Work:
     """
     types = set()
     for memory in problem.memories:
-        role = role_of(memory)
+        role = normalize_role(memory)
         is_missing_in_some = role == "dst" and problem.kind in WITHOUT_RESULT
         if memory.is_there and role not in WRITTEN_BY_LIBRARY and not is_missing_in_some:
             types.add((role, memory.type))
-    words = dict(word.split(":", 1) for word in problem.auxiliary.split() if ":" in word)
-    algorithm = words.get("alg", "")
+    fields = dict(word.split(":", 1) for word in problem.auxiliary.split() if ":" in word)
+    algorithm = fields.get("alg", "")
     if problem.kind in ("convolution", "deconvolution"):
         algorithm = "winograd" if "winograd" in algorithm else ""
-    flags = frozenset(words.get("flags", "").replace("S", "CH"))
+    flags = frozenset(fields.get("flags", "").replace("S", "CH"))
     return Work(
         kind=problem.kind,
         direction=problem.direction,
         shape=plain_shape(problem),
         types=frozenset(types),
         fused=(*post_ops(problem), *other_attributes(problem)),
-        details=(algorithm, words.get("axis", ""), words.get("direction", ""), flags),
+        details=(algorithm, fields.get("axis", ""), fields.get("direction", ""), flags),
     )
 
 
@@ -246,7 +246,7 @@ def plain_shape(problem: Problem) -> str:
     return HEIGHT_OF_ONE.sub("", problem.shape)
 
 
-def role_of(memory: MemoryDescriptor) -> str:
+def normalize_role(memory: MemoryDescriptor) -> str:
     """Return the tensor's name: `src` for `diff_src`, `data` and `src0`."""
     role = re.sub(r"\d+$", "", memory.role.removeprefix("diff_"))
     return {"data": "src", "bias": "bia"}.get(role, role)
@@ -266,7 +266,7 @@ def same_layouts(wanted: Problem, ran: Problem) -> bool:
             continue
         if exact and not same_layout(wanted, memory, other):
             return False
-        is_image = role_of(memory) in ("src", "dst")
+        is_image = normalize_role(memory) in ("src", "dst")
         if not exact and is_image and is_channels_last(memory.tag) != is_channels_last(other.tag):
             return False
     return True
@@ -303,16 +303,16 @@ def difference(wanted: Problem, ran: Problem) -> str:
     """Return in a few words why what ran is not the work that was requested."""
     wanted_work, work = work_of(wanted), work_of(ran)
     texts = {
-        "shape": ran.shape,
-        "types": ran.types,
-        "direction": ran.direction,
-        "fused": f"with {' '.join(work.fused) or 'nothing fused'}",
-        "details": ran.auxiliary or "plain",
+        "shape": f"it as {ran.shape}",
+        "types": f"it with {ran.types}",
+        "direction": f"it as {ran.direction}",
+        "fused": f"it with {' '.join(work.fused) or 'nothing fused'}",
+        "details": f"it with {ran.auxiliary or 'no options'}",
     }
     for field_name, text in texts.items():
         if getattr(wanted_work, field_name) != getattr(work, field_name):
-            return f"torch made it {text}"
-    return f"torch made it with layouts {ran.layouts}"
+            return f"torch ran {text}"
+    return f"torch ran it with layouts {ran.layouts}"
 
 
 POST_OPS = "attr-post-ops:"

@@ -34,23 +34,23 @@ class NotReachedError(LookupError):
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
-def memory_of(problem: Problem, role: str) -> MemoryDescriptor | None:
+def find_memory(problem: Problem, role: str) -> MemoryDescriptor | None:
     """Return the tensor of a role, or of its gradient: `dst` or `diff_dst`."""
     return problem.memory(role) or problem.memory(f"diff_{role}")
 
 
 def require_memory(problem: Problem, *roles: str) -> MemoryDescriptor:
     """Return the tensor of the first of these roles that the problem has."""
-    memory = next(filter(None, (memory_of(problem, role) for role in roles)), None)
+    memory = next(filter(None, (find_memory(problem, role) for role in roles)), None)
     if memory is None:
         raise NotReachedError(f"the log has no {roles[0]} for it")
     return memory
 
 
-def type_of(memory: MemoryDescriptor) -> torch.dtype:
+def torch_type(memory: MemoryDescriptor) -> torch.dtype:
     """Return torch's type, which must be a floating-point type."""
     if memory.type not in TYPES:
-        raise NotReachedError(f"torch's operators do not give oneDNN {memory.type}")
+        raise NotReachedError(f"torch's operators do not pass {memory.type} to oneDNN")
     return TYPES[memory.type]
 
 
@@ -59,7 +59,7 @@ def make_tensor(dims: Sequence[int], memory: MemoryDescriptor) -> Tensor:
 
     Where the library chose the layout (property `a`, or blocks), torch stores it row by row.
     """
-    dtype = type_of(memory)
+    dtype = torch_type(memory)
     if memory.strides:
         strides = [int(stride) for stride in memory.strides.split("x")]
         if len(strides) == len(dims):
@@ -76,7 +76,7 @@ def make_opaque(dims: Sequence[int], memory: MemoryDescriptor) -> Tensor:
     """Return a tensor of oneDNN's own kind, for which torch calls oneDNN where it has a choice."""
     if is_plain(memory.tag) and memory.tag != "".join(sorted(memory.tag)):
         raise NotReachedError(f"torch's oneDNN tensors are stored row by row, not as {memory.tag}")
-    return torch.empty(tuple(dims), dtype=type_of(memory)).normal_().to_mkldnn()
+    return torch.empty(tuple(dims), dtype=torch_type(memory)).normal_().to_mkldnn()
 
 
 def require_plain(problem: Problem) -> None:
@@ -92,7 +92,7 @@ def prepare_convolution(problem: Problem) -> Run:
     is_transposed = problem.kind == "deconvolution"
     source_memory = require_memory(problem, "src")
     shape = (sizes.channels_out, sizes.channels_in)[:: -1 if is_transposed else 1]
-    dtype = type_of(require_memory(problem, "wei"))
+    dtype = torch_type(require_memory(problem, "wei"))
     weight = torch.empty(shape[0], shape[1] // sizes.groups, *sizes.kernel, dtype=dtype).normal_()
     # Weights lie as torch stores them beside such an input. Where the library chose the input's
     # layout, torch had given it row by row.
@@ -103,7 +103,7 @@ def prepare_convolution(problem: Problem) -> Run:
     bias_memory = problem.memory("bia") or problem.memory("diff_bia")
     source = make_tensor(sizes.src, source_memory)
     bias = None if bias_memory is None else make_tensor((sizes.channels_out,), bias_memory)
-    result = make_tensor(sizes.dst, memory_of(problem, "dst") or source_memory)
+    result = make_tensor(sizes.dst, find_memory(problem, "dst") or source_memory)
     if direction == "forward_inference" and not is_transposed:
         shared = (weight, bias, sizes.padding, sizes.stride, sizes.dilation, sizes.groups)
         return fused_convolution(problem, source, result, shared)
@@ -137,12 +137,12 @@ def fused_convolution(
     """
     fused, others = post_ops(problem), other_attributes(problem)
     if others:
-        raise NotReachedError(f"torch sets no {' '.join(others)}")
+        raise NotReachedError(f"torch cannot set {' '.join(others)}")
     mkldnn = torch.ops.mkldnn
     name = fused[0].partition(":")[0] if fused else ""
     is_sum = fused[:1] == ("sum",)  # without a factor
     if is_sum or name in BINARIES:
-        after = unary_of(fused[1:], only=("eltwise_relu",))
+        after = parse_unary(fused[1:], only=("eltwise_relu",))
         if is_sum:
             return lambda: mkldnn._convolution_pointwise_.binary(
                 other, source, *shared, "add", 1.0, after.name, [], None
@@ -150,7 +150,7 @@ def fused_convolution(
         return lambda: mkldnn._convolution_pointwise.binary(
             source, other, *shared, BINARIES[name], 1.0, after.name, [], None
         )
-    after = unary_of(fused, only=tuple(FUSED))
+    after = parse_unary(fused, only=tuple(FUSED))
     return lambda: mkldnn._convolution_pointwise(
         source, *shared, after.name or "none", list(after.scalars), after.algorithm
     )
@@ -179,7 +179,7 @@ FUSED = {
 }
 
 
-def unary_of(fused: Sequence[str], *, only: Sequence[str]) -> Unary:
+def parse_unary(fused: Sequence[str], *, only: Sequence[str]) -> Unary:
     """Return the one operation that is fused, which must be among `only`, or none."""
     if not fused:
         return Unary(None)
@@ -205,14 +205,14 @@ def prepare_matmul(problem: Problem) -> Run:
     precision = [LESS_PRECISE[word] for word in others if word in LESS_PRECISE]
     scales = [word for word in others if word.startswith(SCALED)]
     if len(precision) + len(scales) < len(others) or len(scales) > 1:
-        raise NotReachedError(f"torch sets no {' '.join(others)}")
+        raise NotReachedError(f"torch cannot set {' '.join(others)}")
     if left_memory.type == "f32" and not precision:
-        raise NotReachedError("torch gives float32 products to another library")
+        raise NotReachedError("torch computes float32 products with another library")
     if problem.memory("bia") is not None:
         raise NotReachedError("torch adds a matmul's bias beforehand")
     left_dims, right_dims = listed_sizes(problem.shape)[:2]  # oneDNN 2 has the product's too
     if not 2 <= len(left_dims) <= 3:
-        raise NotReachedError(f"torch asks for products of 2 or 3 dimensions, not {len(left_dims)}")
+        raise NotReachedError(f"torch requests products of 2 or 3 dimensions, not {len(left_dims)}")
     left, right = make_tensor(left_dims, left_memory), make_tensor(right_dims, right_memory)
     run = product(left, right, fused=post_ops(problem), is_scaled=bool(scales))
 
@@ -248,16 +248,16 @@ def product(left: Tensor, right: Tensor, *, fused: tuple[str, ...], is_scaled: b
 def prepare_inner_product(problem: Problem) -> Run:
     """Return a linear layer, [mb, ic] × [oc, ic]ᵀ, forward or backward."""
     if any(name in named_sizes(problem.shape) for name in ("id", "ih", "iw")):
-        raise NotReachedError("torch flattens what goes into a linear layer")
+        raise NotReachedError("torch flattens the input of a linear layer")
     sizes = geometry(problem.shape)
     # torch stores weights row by row, whatever layout the library chooses.
     weight = make_tensor((sizes.channels_in, sizes.channels_out), require_memory(problem, "wei"))
     weight = weight.reshape(sizes.channels_out, sizes.channels_in).contiguous()
     bias_memory = problem.memory("bia") or problem.memory("diff_bia")
     bias = None if bias_memory is None else make_tensor((sizes.channels_out,), bias_memory)
-    source, result = require_memory(problem, "src"), memory_of(problem, "dst")
+    source, result = require_memory(problem, "src"), find_memory(problem, "dst")
     if problem.direction == "forward_inference":
-        after = unary_of(post_ops(problem), only=tuple(FUSED))
+        after = parse_unary(post_ops(problem), only=tuple(FUSED))
         data = make_tensor(sizes.src, source)
         return lambda: torch.ops.mkldnn._linear_pointwise(
             data, weight, bias, after.name or "none", list(after.scalars), after.algorithm
@@ -292,7 +292,7 @@ def prepare_pooling(problem: Problem) -> Run:
         raise NotReachedError(f"torch pools oneDNN's tensors in 2 or 3 dimensions, not {spatial}")
     memory = require_memory(problem, "src", "data")
     source = make_opaque(sizes.src, memory)
-    gradient = make_opaque(sizes.dst, memory_of(problem, "dst") or memory)
+    gradient = make_opaque(sizes.dst, find_memory(problem, "dst") or memory)
     window: tuple[object, ...] = (sizes.kernel, sizes.stride, sizes.padding)
     name = f"mkldnn_max_pool{spatial}d"
     if problem.algorithm != "pooling_max":
@@ -366,7 +366,7 @@ def prepare_elementwise(problem: Problem) -> Run:
         raise NotReachedError(f"torch computes {algorithm} {problem.direction} itself")
     data = make_opaque(dims, memory)
     if kind == "prelu":
-        weight = torch.rand(max(others[0]), dtype=type_of(require_memory(problem, "wei")))
+        weight = torch.rand(max(others[0]), dtype=torch_type(require_memory(problem, "wei")))
         return lambda: torch.prelu(data, weight)
     axis = re.search(r"\baxis:(\d+)", problem.auxiliary)
     return lambda: torch.softmax(data, int(axis[1]) if axis else 1)
@@ -405,8 +405,8 @@ def prepare_rnn(problem: Problem) -> Run:
     sizes = named_sizes(problem.shape)
     one_way = "direction:unidirectional_left2right" in problem.auxiliary
     if problem.algorithm != "vanilla_lstm" or not one_way or sizes.get("l", 1) != 1:
-        raise NotReachedError("torch gives oneDNN one layer of an LSTM at a time, left to right")
-    dtype = type_of(require_memory(problem, "src_layer"))
+        raise NotReachedError("torch runs one layer of an LSTM at a time in oneDNN, left to right")
+    dtype = torch_type(require_memory(problem, "src_layer"))
     cell = torch.nn.LSTM(sizes["slc"], sizes["dhc"], dtype=dtype)
     given = torch.randn(sizes["t"], sizes["mb"], sizes["slc"], dtype=dtype)
 
@@ -428,19 +428,19 @@ def prepare_reorder(problem: Problem) -> Run:
     source, target = require_memory(problem, "src"), require_memory(problem, "dst")
     (dims,) = listed_sizes(problem.shape)
     if not (is_plain(source.tag) and is_plain(target.tag)):
-        raise NotReachedError("no operator of this log makes this reorder here")
+        raise NotReachedError("no operator of this log causes this reorder")
     if target.tag != "".join(sorted(target.tag)):
-        raise NotReachedError(f"torch asks for no reorder to {target.tag}")
+        raise NotReachedError(f"torch requests no reorder to {target.tag}")
     if source.tag == target.tag:
-        data, wanted = make_opaque(dims, source), type_of(target)
+        data, wanted = make_opaque(dims, source), torch_type(target)
         return lambda: data.to_dense(wanted)
     order = order_of(source.tag)
     moved = [place for place, where in enumerate(order) if place != where]
     if len(moved) != 2 or source.type != target.type:
-        raise NotReachedError(f"torch asks for no reorder from {source.tag} to {target.tag}")
+        raise NotReachedError(f"torch requests no reorder from {source.tag} to {target.tag}")
     swapped = list(dims)
     swapped[moved[0]], swapped[moved[1]] = swapped[moved[1]], swapped[moved[0]]
-    other = torch.empty(swapped, dtype=type_of(source)).normal_().to_mkldnn()
+    other = torch.empty(swapped, dtype=torch_type(source)).normal_().to_mkldnn()
     return lambda: torch.ops.aten._mkldnn_transpose(other, moved[0], moved[1])
 
 
@@ -467,4 +467,4 @@ def prepare(problem: Problem) -> Run:
     try:
         return OPERATORS[problem.kind](problem)
     except (ValueError, KeyError, IndexError) as error:
-        raise NotReachedError(f"its shape {problem.shape} is not understood") from error
+        raise NotReachedError(f"its shape {problem.shape} cannot be parsed") from error

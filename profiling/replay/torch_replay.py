@@ -83,8 +83,8 @@ def replay_with_torch(
     repeats: int,
     cold: bool,
     progress: Callable[[int, int], None],
-    say: Callable[[str], None] = lambda _: None,
-    worker_of: Callable[[Share], TorchWorker] = TorchWorker,
+    warn: Callable[[str], None] = lambda _: None,
+    make_worker: Callable[[Share], TorchWorker] = TorchWorker,
 ) -> Replay:
     """Run each problem alone, and take its time from oneDNN's log of that run.
 
@@ -94,7 +94,7 @@ def replay_with_torch(
 
     Each problem runs `repeats` times, fewer where two seconds do not do, but at least 3; `cold`:
     as often again with nothing of it in the caches. `progress` gets the number of problems done,
-    and of all; `say` a line for each condition that could not be met.
+    and of all; `warn` a line for each condition that could not be met.
 
     Raises:
         InputError: torch is not installed, or there are fewer cores than threads.
@@ -111,7 +111,7 @@ def replay_with_torch(
     reasons: dict[Problem, str] = {}
     with (
         tempfile.TemporaryDirectory(prefix="replay-") as folder,
-        closing(worker_of(share)) as worker,
+        closing(make_worker(share)) as worker,
     ):
         # Reorders last: most come back with the operators that make them on their way.
         ordered = sorted(calls, key=lambda problem: problem.kind == "reorder")
@@ -122,13 +122,13 @@ def replay_with_torch(
                 problem, worker, observed, log=log, repeats=repeats, cold=cold
             )
         for note in worker.notes:
-            say(note)
+            warn(note)
     progress(len(calls), len(calls))
     # Also what ran with another problem after its own run had failed.
     times = {
         problem: time
         for problem in calls
-        if not not_of_this_cpu(problem) and (time := observed.time_of(problem)) is not None
+        if not unsupported_reason(problem) and (time := observed.time_of(problem)) is not None
     }
     missing = {problem: why for problem, why in reasons.items() if why and problem not in times}
     versions, instruction_sets = map(", ".join, (observed.versions, observed.instruction_sets))
@@ -155,8 +155,8 @@ class Observations:
             if where.step is None:
                 continue
             for problem, calls in problems.items():
-                same = self._by_work.setdefault(work_of(problem), {})
-                hot_ms, cold_ms = same.setdefault(problem, ([], []))
+                runs = self._by_work.setdefault(work_of(problem), {})
+                hot_ms, cold_ms = runs.setdefault(problem, ([], []))
                 (hot_ms if where.step < hot_runs else cold_ms).append(calls.mean_ms)
         return list(log.calls(lambda where: where.step is not None))
 
@@ -183,8 +183,8 @@ def run_again(
     cold: bool,
 ) -> str:
     """Run one problem and add what oneDNN logs; return why it has no time, empty if it has."""
-    if observed.time_of(problem) is not None or not_of_this_cpu(problem):
-        return not_of_this_cpu(problem)
+    if observed.time_of(problem) is not None or unsupported_reason(problem):
+        return unsupported_reason(problem)
     log.touch()
     try:
         answer = worker.run(problem, log, repeats=repeats, cold=cold)
@@ -192,19 +192,19 @@ def run_again(
         return str(error)
     if "why_not" in answer:
         return answer["why_not"]
-    ran = observed.read(log, hot_runs=answer["hot"])
+    executed = observed.read(log, hot_runs=answer["hot"])
     if observed.time_of(problem) is not None:
         return ""
-    alike = [other for other in ran if other.kind == problem.kind]
+    alike = [other for other in executed if other.kind == problem.kind]
     if not alike:
-        return f"torch does not reach oneDNN's {problem.kind} with it"
+        return f"torch does not call oneDNN's {problem.kind} for it"
     return difference(problem, alike[0])
 
 
-def not_of_this_cpu(problem: Problem) -> str:
+def unsupported_reason(problem: Problem) -> str:
     """Return why torch's oneDNN on a CPU cannot run it; empty if it can."""
     if problem.component != "primitive":
-        return f"it is a {problem.component}'s, not a primitive"
+        return f"it belongs to {problem.component}, not a primitive"
     return "" if problem.engine == "cpu" else f"it ran on {problem.engine}"
 
 

@@ -1,4 +1,4 @@
-"""Bytes of operators against sums by hand."""
+"""Bytes of operators against sums worked out by hand."""
 
 from collections.abc import Callable
 
@@ -18,11 +18,11 @@ HALF = torch.ones(1, 4, 6, 8)
 COLUMNS = torch.tensor([0, 1])
 
 
-def moved(run: Callable[[], object]) -> tuple[int, int]:
+def count_bytes(run: Callable[[], object]) -> tuple[int, int]:
     with ByteCounter() as counter:
         run()
     values = counter.moved.values()
-    return sum(one.read for one in values), sum(one.written for one in values)
+    return sum(moved.read for moved in values), sum(moved.written for moved in values)
 
 
 CASES: dict[str, tuple[Callable[[], object], int, int]] = {
@@ -45,42 +45,47 @@ CASES: dict[str, tuple[Callable[[], object], int, int]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_bytes_of_operators_by_hand(case: str) -> None:
+def test_bytes_of_operators(case: str) -> None:
     run, read, written = CASES[case]
-    assert moved(run) == (read, written)
+    assert count_bytes(run) == (read, written)
 
 
-@pytest.mark.parametrize("wants_input", [True, False])
-def test_a_convolutions_backward_pass_reads_what_its_gradients_need(wants_input: bool) -> None:
-    images = torch.zeros(1, 2, 5, 5, requires_grad=wants_input)
+@pytest.mark.parametrize("needs_input", [True, False])
+def test_convolution_backward_reads_what_its_gradients_need(needs_input: bool) -> None:
+    images = torch.zeros(1, 2, 5, 5, requires_grad=needs_input)
     weight = torch.zeros(3, 2, 3, 3, requires_grad=True)
-    bias = torch.zeros(3, requires_grad=not wants_input)
+    bias = torch.zeros(3, requires_grad=not needs_input)
     output = F.conv2d(images, weight, bias)
     gradient = torch.zeros_like(output)
     with ByteCounter() as counter:
         output.backward(gradient)
-    (found,) = [one for call, one in counter.moved.items() if "convolution" in call.operator]
-    of_output, of_images, of_weight = 4 * 27, 4 * 50, 4 * 54
-    if wants_input:
-        assert (found.read, found.written) == (
-            of_output + of_images + of_weight,
-            of_images + of_weight,
+    (bytes_moved,) = [
+        moved for call, moved in counter.moved.items() if "convolution" in call.operator
+    ]
+    output_bytes, image_bytes, weight_bytes = 4 * 27, 4 * 50, 4 * 54
+    if needs_input:
+        assert (bytes_moved.read, bytes_moved.written) == (
+            output_bytes + image_bytes + weight_bytes,
+            image_bytes + weight_bytes,
         )
     else:
-        assert (found.read, found.written) == (of_output + of_images, of_weight + 12)
+        assert (bytes_moved.read, bytes_moved.written) == (
+            output_bytes + image_bytes,
+            weight_bytes + 12,
+        )
 
 
-def test_own_kernels_record_their_bytes_and_nothing_without_a_listener() -> None:
-    with own_kernel("nobody listens", (X,), (X,)):
+def test_own_kernels_record_bytes_only_for_a_listener() -> None:
+    with own_kernel("without a listener", (X,), (X,)):
         pass
     with ByteCounter(lambda: "loss") as counter, own_kernel("kernel", (X, X[:1]), (X[0],)):
         pass
-    assert {call: (one.calls, one.read, one.written) for call, one in counter.moved.items()} == {
-        ("loss", "kernel"): (1, SIZE + SIZE // 2, SIZE // 2)
-    }
+    assert {
+        call: (moved.calls, moved.read, moved.written) for call, moved in counter.moved.items()
+    } == {("loss", "kernel"): (1, SIZE + SIZE // 2, SIZE // 2)}
 
 
-def test_a_custom_operator_counts_once_and_by_its_arguments() -> None:
+def test_custom_operator_counts_once_by_its_arguments() -> None:
     logits = torch.zeros(1, 8, 4, dtype=torch.bfloat16, requires_grad=True)
     classes, weights = torch.zeros(1, 8, dtype=torch.int64), torch.ones(1)
     with ByteCounter() as counter:
@@ -90,7 +95,7 @@ def test_a_custom_operator_counts_once_and_by_its_arguments() -> None:
     assert (counter.moved[call].read, counter.moved[call].written) == (64 + 64 + 4, 64 + 4)
 
 
-def test_the_optimizer_reads_four_tensors_of_a_weight_and_writes_three() -> None:
+def test_optimizer_reads_four_tensors_of_a_weight_and_writes_three() -> None:
     weight = nn.Parameter(torch.zeros(10, 10))
     weight.grad = torch.ones_like(weight)
     for optimizer, name in (
@@ -100,13 +105,13 @@ def test_the_optimizer_reads_four_tensors_of_a_weight_and_writes_three() -> None
         optimizer.step()
         with ByteCounter() as counter:
             optimizer.step()
-        (found,) = [one for call, one in counter.moved.items() if call.operator == name]
+        (bytes_moved,) = [moved for call, moved in counter.moved.items() if call.operator == name]
         scalars = 4 if name.startswith("aten") else 0  # the number of the step
-        assert (found.read, found.written) == (4 * 400 + scalars, 3 * 400)
+        assert (bytes_moved.read, bytes_moved.written) == (4 * 400 + scalars, 3 * 400)
 
 
-def step_by_hand(layers: int, images: int, channels: int, pixels: int) -> int:
-    """Bytes of `small_step`: 1×1 convolutions, each followed by a ReLU in place."""
+def expected_step_bytes(layers: int, images: int, channels: int, pixels: int) -> int:
+    """Return the bytes of a step of 1×1 convolutions, each followed by a ReLU in place."""
     features, weight = 4 * images * channels * pixels, 4 * channels**2
     forward = 2 * features + weight + 2 * features  # convolution; ReLU
     backward_relu = 3 * features
@@ -115,7 +120,7 @@ def step_by_hand(layers: int, images: int, channels: int, pixels: int) -> int:
     return layers * (forward + backward_relu + gradients) + (layers - 1) * to_input
 
 
-def test_a_small_models_step_equals_the_sum_by_hand() -> None:
+def test_bytes_of_a_training_step() -> None:
     model = nn.Sequential(
         nn.Conv2d(8, 8, 1, bias=False), nn.ReLU(inplace=True),
         nn.Conv2d(8, 8, 1, bias=False), nn.ReLU(inplace=True),
@@ -127,14 +132,14 @@ def test_a_small_models_step_equals_the_sum_by_hand() -> None:
             output: Tensor = model(images)
         with phases.phase("backward"):
             output.backward(gradient)
-    found = sum(one.total for one in counter.moved.values())
-    assert found == step_by_hand(layers=2, images=2, channels=8, pixels=25)
+    total = sum(moved.total for moved in counter.moved.values())
+    assert total == expected_step_bytes(layers=2, images=2, channels=8, pixels=25)
     assert {call.phase for call in counter.moved} == {"forward", "backward"}
     with ByteCounter() as again:
         model(images).backward(gradient)
-    # Gradients are there already and are added to: two are read and one is written.
+    # Gradients exist already and are accumulated: two tensors are read and one is written.
     added = 2 * 3 * 4 * 64
-    assert sum(one.total for one in again.moved.values()) == found + added
+    assert sum(moved.total for moved in again.moved.values()) == total + added
 
 
 def test_sizes_count_each_element_once() -> None:

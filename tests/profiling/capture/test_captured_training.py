@@ -1,4 +1,4 @@
-"""One training with all hooks on and one with none: what they wrote, and that they are equal."""
+"""A training with all hooks and one without: the files of the first, and equal weights."""
 
 import json
 import shutil
@@ -14,22 +14,24 @@ from safetensors.torch import load_file
 from profiling.onednn_log.log import read_logs
 from profiling.onednn_log.parse import PHASES
 from retinanet.engine.tile_convolution import has_tiles
-from tests.profiling.capture.small_runs import (
-    events_of,
-    marks_of,
+from tests.profiling.capture.training_runs import (
     marks_of_step,
-    settings_in,
-    start,
+    read_events,
+    read_marks,
+    run_settings,
+    start_training,
 )
 from tests.support.fast_precision import FAST_PRECISION
 
-STEPS = [3, 4, 5]
+pytestmark = pytest.mark.slow
+
+STEPS = [2, 3, 4]
+"""The evaluation after step 2 lies between them."""
 CONVOLUTIONS = ("aten::convolution", "_Convolution", "_TileConvolution", "_WinogradConvolution")
-"""The evaluation after step 4 lies in the window."""
 
 
 class Runs(NamedTuple):
-    """The folder and the words of each."""
+    """The folders and the outputs of both."""
 
     profiled: Path
     plain: Path
@@ -40,10 +42,10 @@ class Runs(NamedTuple):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     root = tmp_path_factory.mktemp("captured")
-    hooks = ("profile.onednn.steps=3-5", "profile.trace.steps=5", "profile.perf=true")
+    hooks = ("profile.onednn.steps=2-4", "profile.trace.steps=4", "profile.perf=true")
     outputs = []
-    for words in (("profiled", *hooks), ("plain",)):
-        process = start(*settings_in(root, *words))
+    for arguments in (("profiled", *hooks), ("plain",)):
+        process = start_training(*run_settings(root, *arguments))
         output, errors = process.communicate(timeout=120)
         assert (process.returncode, errors) == (0, "")
         outputs.append(output)
@@ -58,61 +60,60 @@ def log(runs: Runs) -> Path:
 
 @pytest.fixture(scope="module")
 def events(runs: Runs) -> list[dict[str, Any]]:
-    return events_of(runs.profiled / "trace" / "rank0.json.gz")
+    return read_events(runs.profiled / "trace" / "rank0.json.gz")
 
 
-def test_weights_and_losses_are_those_of_a_run_without_hooks(runs: Runs) -> None:
+def test_weights_and_losses_equal_those_of_a_run_without_hooks(runs: Runs) -> None:
     for file in ("model.safetensors", "optimizer.safetensors"):
-        found, expected = (
+        actual, expected = (
             load_file(run / "checkpoints" / "last" / file) for run in (runs.profiled, runs.plain)
         )
-        assert all(torch.equal(found[name], value) for name, value in expected.items()), file
-    found_losses, expected_losses = (
+        assert all(torch.equal(actual[name], value) for name, value in expected.items()), file
+    losses, expected_losses = (
         [json.loads(line).get("loss") for line in (run / "metrics.jsonl").open()]
         for run in (runs.profiled, runs.plain)
     )
-    assert found_losses == expected_losses and len(found_losses) == 6 + 2
+    assert losses == expected_losses and len(losses) == 4 + 2
 
 
-def test_a_run_without_hooks_makes_none_of_their_folders(runs: Runs) -> None:
+def test_run_without_hooks_has_none_of_their_folders(runs: Runs) -> None:
     assert not {"onednn", "trace", "perf"} & {path.name for path in runs.plain.iterdir()}
     assert "profiled" not in runs.plain_output
 
 
-def test_the_log_marks_every_step_and_phase_in_order(log: Path) -> None:
-    assert marks_of(log) == [mark for step in STEPS for mark in marks_of_step(step)]
+def test_log_marks_every_step_and_phase_in_order(log: Path) -> None:
+    assert read_marks(log) == [mark for step in STEPS for mark in marks_of_step(step)]
 
 
-def test_all_that_onednn_ran_lies_in_a_phase_and_in_its_time(log: Path) -> None:
+def test_every_primitive_lies_within_a_phase(log: Path) -> None:
     executed: Counter[str] = Counter()
     begun = 0.0
     phase = None
     for line in log.read_text().splitlines():
         kind, *fields = line.split(",")
         if kind == "profilednn_mark" and len(fields) == 4:
-            ends = fields[1] == "end"
             assert float(fields[0]) >= begun
-            begun, phase = float(fields[0]), None if ends else fields[3]
+            begun, phase = float(fields[0]), None if fields[1] == "end" else fields[3]
         elif ",primitive,exec," in line:
             assert phase is not None, line
             assert float(fields[1]) >= begun
             executed[phase] += 1
-    # One convolution and more a layer; as many again for inputs and for weights. With AMX most are
-    # our own, which are not oneDNN's.
+    # At least one convolution per layer, and as many again for gradients of inputs and of weights.
+    # With AMX most of them are our own kernels, which do not appear in oneDNN's log.
     assert executed["forward"] > (20 if has_tiles() else 50) * len(STEPS)
     assert executed["backward"] > (10 * len(STEPS) if has_tiles() else executed["forward"])
     assert set(executed) == {"forward", "backward"}
 
 
-def test_the_log_holds_nothing_else_and_the_terminal_nothing_of_it(log: Path, runs: Runs) -> None:
+def test_log_has_nothing_else_and_the_terminal_nothing_of_it(log: Path, runs: Runs) -> None:
     for line in log.read_text().splitlines():
         assert line.startswith(("onednn_verbose,v1,", "profilednn_mark,", "profilednn_facts,"))
     assert "_verbose" not in runs.output and "profilednn" not in runs.output
-    words = ("finished after 6 steps", "epoch 2/6, steps 6/6", "after step 4, epoch 1")
-    assert all(word in runs.output and word in runs.plain_output for word in words)
+    for text in ("finished after 4 steps", "steps 4/4", "after step 2, epoch 1"):
+        assert text in runs.output and text in runs.plain_output
 
 
-def test_the_log_is_read_with_its_header_and_facts(log: Path) -> None:
+def test_log_is_read_with_its_header_and_facts(log: Path) -> None:
     read = read_logs([log])
     assert len(read.versions) == 1 and read.threads == [1] and len(read.instruction_sets) == 1
     assert read.steps == STEPS and read.ranks == [0] and read.not_understood_count == 0
@@ -130,33 +131,33 @@ def test_the_log_is_read_with_its_header_and_facts(log: Path) -> None:
     assert isinstance(facts["command"], list) and facts["command"][0] == "train.py"
 
 
-def test_the_trace_has_its_step_and_phases(events: list[dict[str, Any]]) -> None:
+def test_trace_has_its_step_and_phases(events: list[dict[str, Any]]) -> None:
     marks = [event for event in events if event["cat"] == "user_annotation"]
     [step] = [event for event in marks if event["name"].startswith("step ")]
-    assert step["name"] == "step 5"
+    assert step["name"] == "step 4"
     phases = [event for event in marks if event["name"].startswith("phase: ")]
     names = [event["name"] for event in sorted(phases, key=lambda event: event["ts"])]
-    assert names == [f"phase: {one}" for one in PHASES]
+    assert names == [f"phase: {phase}" for phase in PHASES]
     assert sum(event["dur"] for event in phases) > 0.8 * step["dur"]
     for event in events:
         if event["cat"] == "cpu_op":
             assert within(event, step), event["name"]
 
 
-def test_the_module_of_each_convolution_can_be_told_forward_and_backward(
+def test_trace_names_the_module_of_each_convolution(
     events: list[dict[str, Any]],
 ) -> None:
     modules = [event for event in events if event["name"].startswith("module: ")]
     operators = [event for event in events if event["cat"] == "cpu_op"]
     module_of_sequence = {}
-    found = set()
+    names = set()
     for operator in operators:
         if operator["name"] in CONVOLUTIONS:
             inner = min(
                 (module for module in modules if within(operator, module)),
                 key=lambda module: float(module["dur"]),
             )
-            found.add(inner["name"].removeprefix("module: "))
+            names.add(inner["name"].removeprefix("module: "))
             if "Sequence number" in operator["args"]:
                 module_of_sequence[operator["args"]["Sequence number"]] = inner["name"]
     assert {
@@ -168,7 +169,7 @@ def test_the_module_of_each_convolution_can_be_told_forward_and_backward(
         "head.classification_head.conv.3.0",
         "head.classification_head.cls_logits",
         "head.regression_head.bbox_reg",
-    } <= found
+    } <= names
     backward = [
         operator["args"]["Sequence number"]
         for operator in operators
@@ -184,24 +185,24 @@ def within(event: dict[str, Any], outer: dict[str, Any]) -> bool:
     return bool(outer["ts"] <= event["ts"] and end <= outer["ts"] + outer["dur"])
 
 
-@pytest.mark.skipif(shutil.which("perf") is None, reason="there is no perf here")
-def test_perf_counts_in_the_steps_of_the_windows(runs: Runs) -> None:
+@pytest.mark.skipif(shutil.which("perf") is None, reason="perf is not installed")
+def test_perf_counts_the_profiled_steps(runs: Runs) -> None:
     file = runs.profiled / "perf" / "rank0.json"
     if not file.exists():
-        assert "note: profile.perf: perf: " in runs.output  # it may not count here
-        pytest.skip("perf may not count here")
+        assert "note: profile.perf: perf: " in runs.output
+        pytest.skip("perf may not count on this machine")
     counted = json.loads(file.read_text())
     assert (counted["rank"], counted["steps"]) == (0, STEPS)
     busy = counted["counters"]["task-clock"]
     assert busy["unit"] == "msec"
     assert 0.3 * counted["seconds"] < busy["value"] / 1000 < 1.5 * counted["seconds"]
-    note = "note: profile.perf: perf has no counters here for "
-    assert (note + ", ".join(counted["not_counted"]) in runs.output) == bool(counted["not_counted"])
+    missing = f"for {', '.join(counted['not_counted'])}\n"
+    assert (missing in runs.output) == bool(counted["not_counted"])
 
 
-def test_the_last_words_tell_where_files_are_and_how_to_read_them(runs: Runs) -> None:
-    words = runs.output[runs.output.index("profiled\n") :]
+def test_summary_names_the_files_and_the_commands_that_read_them(runs: Runs) -> None:
+    summary = runs.output[runs.output.index("profiled\n") :]
     log, trace = runs.profiled / "onednn" / "rank0.log", runs.profiled / "trace" / "rank0.json.gz"
-    assert f"{log}, steps 3-5\n" in words and f"{trace}, step 5\n" in words
-    assert f"python -m profiling stats {log} --out {log.with_name('stats')}\n" in words
-    assert f"python -m profiling trace {trace} --out {trace.with_name('tables')}\n" in words
+    assert f"{log}, steps 2-4\n" in summary and f"{trace}, step 4\n" in summary
+    assert f"python -m profiling stats {log} --out {log.with_name('stats')}\n" in summary
+    assert f"python -m profiling trace {trace} --out {trace.with_name('tables')}\n" in summary

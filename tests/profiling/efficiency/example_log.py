@@ -4,7 +4,7 @@ from pathlib import Path
 
 from profiling.onednn_log.parse import Mark, facts_line, mark_line
 from profiling.replay.replay import Conditions, Replay, ReplayTime
-from tests.profiling.replay.problems import v3
+from tests.profiling.replay.problems import parse_v3 as v3
 
 HEADER = """\
 onednn_verbose,v1,info,oneDNN v3.7.1 (commit 8d263e6)

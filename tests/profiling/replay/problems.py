@@ -1,16 +1,32 @@
-"""Problems from lines of real logs."""
+"""Problems from lines of oneDNN logs."""
 
+from collections.abc import Iterable
+
+from profiling.onednn_log.log import Calls
 from profiling.onednn_log.parse import head_of, meaning_of
 from profiling.onednn_log.work import Problem
 
 
-def problem(line: str) -> Problem:
-    """A problem from what follows `onednn_verbose,` and `exec,` without its time."""
-    found = meaning_of(head_of(f"{line},0.5")).problem
-    assert found is not None
-    return found
+def parse_problem(line: str) -> Problem:
+    """Return a problem from a line of any version, without `onednn_verbose,` and its time."""
+    problem = meaning_of(head_of(f"{line},0.5")).problem
+    assert problem is not None
+    return problem
 
 
-def v3(line: str) -> Problem:
-    """A problem as oneDNN 3 writes it, from `cpu,` on."""
-    return problem(f"v1,primitive,exec,{line}")
+def parse_v3(line: str) -> Problem:
+    """Return a problem as oneDNN 3 writes it, from `cpu,` on."""
+    return parse_problem(f"v1,primitive,exec,{line}")
+
+
+def make_calls(*milliseconds: float) -> Calls:
+    """Return calls of these lengths."""
+    calls = Calls()
+    for each in milliseconds:
+        calls.add(each)
+    return calls
+
+
+def by_kind(problems: Iterable[Problem], *kinds: str) -> list[Problem]:
+    """Return the problems of these kinds."""
+    return [problem for problem in problems if problem.kind in kinds]

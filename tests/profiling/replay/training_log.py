@@ -1,4 +1,4 @@
-"""Writes oneDNN's log of a small network's training: `python training_log.py LOG`.
+"""Write oneDNN's log of a small network's training: `python training_log.py LOG`.
 
 Convolutions of every direction in float32 and BF16 (strided, grouped, dilated, channels last and
 row by row), and a linear layer.

@@ -1,4 +1,4 @@
-"""A network whose layers are known: one sleeps, one overwrites its input, one runs twice."""
+"""A small network: one layer sleeps, one overwrites its input, one runs twice."""
 
 import time
 from typing import Any
@@ -41,7 +41,7 @@ class Network(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         hidden = self.relu(self.first(self.frozen(values)))
-        hidden = hidden + 1  # no module's
+        hidden = hidden + 1  # not a module
         hidden = self.shared(self.sleeping(self.relu(self.shared(hidden))))
         output: Tensor = hidden.cos()
         return output

@@ -1,4 +1,4 @@
-"""Runs of `train.py` on a few drawn scenes, in processes of their own, and what their logs hold."""
+"""Small runs of `train.py` on synthetic data, in processes of their own, and their files."""
 
 import gzip
 import json
@@ -12,45 +12,45 @@ from tests.support.fast_precision import FAST_PRECISION
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SETTINGS = (
-    "data.scenes.train=8",
+    "data.scenes.train=4",
     "data.scenes.validation=2",
     "data.image_size=64",
     "training.batch_size=2",
-    "training.max_steps=6",
+    "training.max_steps=4",
     "evaluation.every=1",
     "evaluation.pictures=0",
     f"engine.precision={FAST_PRECISION}",
 )
-"""Four steps an epoch, evaluations after steps 4 and 6."""
+"""Two steps an epoch, evaluations after steps 2 and 4."""
 
 
-def settings_in(root: Path, name: str, *changes: str) -> list[str]:
+def run_settings(root: Path, name: str, *changes: str) -> list[str]:
     return [*SETTINGS, f"run.root={root}", f"run.name={name}", *changes]
 
 
-def start(*words: str) -> subprocess.Popen[str]:
-    """`python train.py` on one thread, so that sums are in one order."""
+def start_training(*arguments: str) -> subprocess.Popen[str]:
+    """Start `python train.py` on one thread, so that sums have one order."""
     return subprocess.Popen(
-        [sys.executable, str(REPOSITORY / "train.py"), *words, "launch.threads=1"],
+        [sys.executable, str(REPOSITORY / "train.py"), *arguments, "launch.threads=1"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def marks_of(log: Path) -> list[str]:
-    """The marks without their times: `begin,3,forward`."""
+def read_marks(log: Path) -> list[str]:
+    """Return the marks without their times: `begin,3,forward`."""
     lines = log.read_text().splitlines()
     return [line.split(",", 2)[2] for line in lines if line.startswith("profilednn_mark,")]
 
 
 def marks_of_step(number: int) -> list[str]:
-    """Those of a step of one batch."""
+    """Return the marks of a step of one batch."""
     inner = [f"{edge},{number},{phase}" for phase in PHASES for edge in ("begin", "end")]
     return [f"begin,{number}", *inner, f"end,{number}"]
 
 
-def events_of(trace: Path) -> list[dict[str, Any]]:
-    """The trace's events that have a duration."""
+def read_events(trace: Path) -> list[dict[str, Any]]:
+    """Return the trace's events that have a duration."""
     with gzip.open(trace, "rt", encoding="utf-8") as file:
         return [event for event in json.load(file)["traceEvents"] if event["ph"] == "X"]

@@ -1,4 +1,4 @@
-"""Runs of the worker, in this process: how often, how marked, and with empty caches or not."""
+"""Runs of the worker, in this process: their number, their marks, and cleared caches."""
 
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from profiling.replay.torch_runs import (
 )
 
 
-class Counted:
-    """A convolution, and what was called in which order."""
+class CountedConvolution:
+    """A convolution that records the order of its calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -31,8 +31,8 @@ class Counted:
         self.calls.append("flush")
 
 
-def test_each_run_is_a_step_of_the_log_and_warm_up_is_none(tmp_path: Path) -> None:
-    counted = Counted()
+def test_each_run_is_a_step_of_the_log_and_warm_up_is_not(tmp_path: Path) -> None:
+    counted = CountedConvolution()
     runs = measure(counted.run, tmp_path / "log", repeats=5, flush=counted.flush)
     assert runs == {"hot": 5, "cold": 5}
     assert counted.calls == ["run"] * (WARM_UP + 5) + ["flush", "run"] * 5
@@ -47,15 +47,13 @@ def test_each_run_is_a_step_of_the_log_and_warm_up_is_none(tmp_path: Path) -> No
     assert convolutions == [1] * 10
 
 
-def test_slow_problems_run_less_often_but_three_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_problem_runs_three_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_runs, "SECONDS", 0.0)
-    runs = measure(Counted().run, tmp_path / "log", repeats=50, flush=None)
+    runs = measure(CountedConvolution().run, tmp_path / "log", repeats=50, flush=None)
     assert runs == {"hot": LEAST_RUNS, "cold": 0}
 
 
-def test_the_caches_are_overwritten_twice(tmp_path: Path) -> None:
+def test_flusher_overwrites_the_caches_twice(tmp_path: Path) -> None:
     for cpu in (0, 1):
         for index, (level, size, sharers) in enumerate(
             (("1", "48K", str(cpu)), ("2", "512K", str(cpu)), ("3", "4096K", "0-1"))

@@ -1,0 +1,235 @@
+"""A replay: its conditions, its file, and which lines of logs are the same work."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from common.errors import InputError
+from profiling.onednn_log.log import OneDnnLog, Where
+from profiling.onednn_log.work import Problem
+from profiling.replay.replay import (
+    Conditions,
+    Replay,
+    ReplayTime,
+    conditions_of,
+    difference,
+    load_replay,
+    mismatches,
+    same_layouts,
+    save_replay,
+    work_of,
+)
+from tests.profiling.replay.problems import parse_problem, parse_v3
+
+ALLOWED = sorted(os.sched_getaffinity(0))
+FIRST = ALLOWED[0]
+RANK = {"threads": 1, "cpus": str(FIRST)}
+
+
+@pytest.mark.parametrize(
+    ("log", "options", "expected", "notes"),
+    [
+        (  # facts take precedence over the header
+            OneDnnLog(threads=[64], facts=[{**RANK, "memory_nodes": "0"}]),
+            {},
+            Conditions(threads=1, cpus=(FIRST,), memory_nodes=(0,)),
+            [],
+        ),
+        (OneDnnLog(threads=[1, 7]), {}, Conditions(threads=1), []),
+        (OneDnnLog(), {}, Conditions(threads=len(ALLOWED)), []),
+        (OneDnnLog(threads=[4096]), {}, Conditions(threads=len(ALLOWED)), ["4096 threads"]),
+        (
+            OneDnnLog(facts=[{**RANK, "cpus": f"{FIRST},99999"}]),
+            {},
+            Conditions(threads=1, cpus=(FIRST,)),
+            [f"CPUs {FIRST},99999 in the log, {FIRST} used"],
+        ),
+        (  # options take precedence over the log
+            OneDnnLog(threads=[64], facts=[{"threads": 64, "cpus": "99999"}]),
+            {"threads": 1, "cpus": str(FIRST)},
+            Conditions(threads=1, cpus=(FIRST,)),
+            [],
+        ),
+        (
+            OneDnnLog(facts=[RANK, RANK], executions={Where(0): {}, Where(1): {}}),
+            {},
+            Conditions(threads=1, cpus=(FIRST,)),
+            ["2 ranks"],
+        ),
+    ],
+)
+def test_conditions(
+    log: OneDnnLog, options: dict[str, object], expected: Conditions, notes: list[str]
+) -> None:
+    printed: list[str] = []
+    arguments = {"threads": None, "cpus": None, **options}
+    assert conditions_of(log, **arguments, warn=printed.append) == expected  # type: ignore[arg-type]
+    assert len(printed) == len(notes)
+    assert all(note in line for note, line in zip(notes, printed, strict=True))
+
+
+@pytest.mark.parametrize("cpus", ["a", "99999", ""])
+def test_unusable_cpus_are_refused(cpus: str) -> None:
+    with pytest.raises(InputError, match="--cpus: "):
+        conditions_of(OneDnnLog(), threads=None, cpus=cpus)
+
+
+def test_mismatches_have_a_line_each_unless_equal_or_unknown() -> None:
+    replay = Replay("benchdnn", "3.7.2", "Intel AVX-512", Conditions(2))
+    other = OneDnnLog(versions=["2.6.0"], instruction_sets=["Intel AVX2"], threads=[4])
+    lines = mismatches(other, replay)
+    assert [line.partition(":")[0] for line in lines] == ["instruction set", "threads", "oneDNN"]
+    assert lines[2] == "oneDNN: 2.6.0 in the log, 3.7.2 in the replay"
+    equal = OneDnnLog(versions=["3.7.2"], instruction_sets=["Intel AVX-512"], threads=[2])
+    assert mismatches(OneDnnLog(), replay) == mismatches(equal, replay) == []
+
+
+def test_loaded_replay_equals_the_saved_one(tmp_path: Path) -> None:
+    product = parse_v3(
+        "cpu,matmul,brg_matmul:avx512_core,undef,src:f32::blocked:ab::f0 wei:f32::blocked:ba::f0 "
+        "bia:f32:a:blocked:ab::f0_mask2 dst:f32::blocked:ab::f0,attr-post-ops:sum,,4x8:8x2"
+    )
+    copy = parse_v3(
+        "cpu,reorder,jit:uni,undef,src:f32::blocked:ab:12x1:f0 dst:f32::blocked:ba::f0,,,10x6"
+    )
+    replay = Replay(
+        runner="benchdnn",
+        version="3.7.2",
+        instruction_set="Intel AVX-512",
+        conditions=Conditions(threads=2, cpus=(0, 1), memory_nodes=(0,)),
+        times={product: ReplayTime(0.1234567890123, None, 20, "brg_matmul:avx512_core")},
+        not_replayed={copy: "benchdnn: UNIMPLEMENTED"},
+    )
+    save_replay(replay, tmp_path / "replay.json")
+    assert load_replay(tmp_path / "replay.json") == replay
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "cannot be read: No such file"),
+        ("", "is not JSON"),
+        ("[1]", "holds no JSON object"),
+        ('{"format": "something else"}', "is not a replay"),
+        ('{"format": "profilednn replay 1"}', "is damaged: KeyError"),
+    ],
+)
+def test_other_file_is_refused_in_one_line(
+    content: str | None, reason: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "replay.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(InputError, match=reason) as error:
+        load_replay(file)
+    assert str(error.value).startswith(f"{file}: ")
+    assert "\n" not in str(error.value)
+
+
+TENSORS = "src:bf16::blocked:acdb::f0 wei:bf16:a:blocked:AcdB64a2b::f0 bia:undef::undef::: "
+SHAPE = "mb4_ic32oc64_ih24oh24kh1sh1dh0ph0_iw32ow32kw1sw1dw0pw0"
+
+
+def convolution(
+    *,
+    implementation: str = "brgconv_1x1:avx512_core_bf16",
+    direction: str = "forward_training",
+    memories: str = f"{TENSORS}dst:bf16::blocked:acdb::f0",
+    attributes: str = "attr-scratchpad:user",
+    shape: str = SHAPE,
+) -> Problem:
+    return parse_v3(
+        f"cpu,convolution,{implementation},{direction},{memories},{attributes},"
+        f"alg:convolution_direct,{shape}"
+    )
+
+
+def product(*, attributes: str = "attr-scratchpad:user", weights: str = "ba") -> Problem:
+    return parse_v3(
+        "cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16::blocked:ab::f0 "
+        f"wei:bf16::blocked:{weights}::f0 dst:bf16::blocked:ab::f0,{attributes},,4x128:128x10"
+    )
+
+
+def reorder(source: str, target: str, shape: str = "64x32x1x1") -> Problem:
+    return parse_v3(
+        f"cpu,reorder,jit:uni,undef,src:bf16::blocked:{source}::f0 dst:bf16::blocked:{target}::f0,"
+        f"attr-scratchpad:user,,{shape}"
+    )
+
+
+def relu(memories: str, algorithm: str = "relu") -> Problem:
+    return parse_v3(
+        f"cpu,eltwise,jit,forward_training,{memories},attr-scratchpad:user,"
+        f"alg:eltwise_{algorithm} alpha:0 beta:0,2x32x20x20"
+    )
+
+
+OLD_CONVOLUTION = parse_problem(
+    "exec,cpu,convolution,jit_bf16_1x1:avx512_core_bf16,backward_data,src_bf16::blocked:acdb:f0 "
+    "wei_bf16::blocked:BAcd8a16b2a:f0 bia_undef::undef::f0 dst_bf16::blocked:acdb:f0,"
+    f"attr-scratchpad:user ,alg:convolution_direct,{SHAPE}"
+)
+OLD_PRODUCT = parse_problem(
+    "exec,cpu,matmul,brg:avx512_core_bf16,undef,src_bf16::blocked:ab:f0 wei_bf16::blocked:ba:f0 "
+    "dst_bf16::blocked:ab:f0,attr-scratchpad:user attr-post-ops:sum ,,4x128:128x10:4x10"
+)
+DATA = "data:f32::blocked:abcd::f0"
+BLOCKED = "AcdB64a2b"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_same"),
+    [
+        (
+            OLD_CONVOLUTION,
+            convolution(implementation="brg_conv_bwd:avx512", direction="backward_data"),
+            True,
+        ),
+        (OLD_PRODUCT, product(attributes="attr-scratchpad:user attr-post-ops:sum"), True),
+        (  # the layout of weights is the library's choice
+            convolution(),
+            convolution(
+                memories=TENSORS.replace(BLOCKED, "aBcd16b") + "dst:bf16::blocked:acdb::f0"
+            ),
+            True,
+        ),
+        (  # a row of pixels is an image of height 1
+            convolution(shape="mb2_ic8oc16_iw20ow18kw3sw1dw0pw0"),
+            convolution(shape="mb2_ic8oc16_ih1oh1kh1sh1dh0ph0_iw20ow18kw3sw1dw0pw0"),
+            True,
+        ),
+        (product(), product(), True),
+        (product(), product(weights="ab"), False),
+        (product(), product(attributes="attr-post-ops:sum"), False),
+        (reorder("acdb", BLOCKED), reorder("acdb", BLOCKED), True),
+        (reorder("acdb", BLOCKED), reorder("acdb", "ABcd8a16b2a"), False),
+        # the place of a dimension makes a difference only if it is larger than 1
+        (reorder("acdb", BLOCKED), reorder("abcd", BLOCKED), True),
+        (reorder("acdb", BLOCKED, "64x32x3x3"), reorder("abcd", BLOCKED, "64x32x3x3"), False),
+        (relu(DATA), relu("src:f32::blocked:abcd::f0 dst:f32::blocked:abcd::f0"), True),
+        (relu(DATA), relu(DATA, algorithm="tanh"), False),
+    ],
+)
+def test_same_work(first: Problem, second: Problem, is_same: bool) -> None:
+    assert (work_of(first) == work_of(second) and same_layouts(first, second)) == is_same
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (convolution(shape=SHAPE.replace("mb4", "mb8")), "as mb8"),
+        (convolution(memories=f"{TENSORS}dst:f32::blocked:acdb::f0"), "src:bf16 wei:bf16 dst:f32"),
+        (convolution(direction="backward_data"), "as backward_data"),
+        (convolution(attributes="attr-post-ops:eltwise_relu"), "with eltwise_relu"),
+        (
+            convolution(memories=f"{TENSORS.replace('acdb', 'abcd')}dst:bf16::blocked:abcd::f0"),
+            "layouts src:abcd wei:AcdB64a2b dst:abcd",
+        ),
+    ],
+)
+def test_difference_names_what_torch_ran_instead(other: Problem, reason: str) -> None:
+    wanted = convolution()
+    assert work_of(wanted) != work_of(other) or not same_layouts(wanted, other)
+    assert reason in difference(wanted, other)
