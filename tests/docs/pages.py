@@ -28,7 +28,7 @@ class Command(NamedTuple):
     place: str
     """File and line, as `docs/data.md:6`."""
     shown: tuple[str, ...] = ()
-    """What the page prints below it."""
+    """The output that the page shows below it."""
     is_inline: bool = False
 
 
@@ -37,18 +37,18 @@ class Block(NamedTuple):
 
     language: str
     line: int
-    """Of its first line within the fence, from 1."""
+    """The number of its first line within the fence, from 1."""
     lines: tuple[str, ...]
 
 
 def all_pages() -> list[Path]:
-    """README and those beside it, and all of docs; not the changelog, which tells the past."""
-    above = [page for page in sorted(REPOSITORY.glob("*.md")) if page.name != "CHANGELOG.md"]
-    return [*above, *sorted((REPOSITORY / "docs").rglob("*.md"))]
+    """Return README and the pages beside it, except the changelog, and all of docs."""
+    top = [page for page in sorted(REPOSITORY.glob("*.md")) if page.name != "CHANGELOG.md"]
+    return [*top, *sorted((REPOSITORY / "docs").rglob("*.md"))]
 
 
 def blocks_and_prose(text: str) -> tuple[list[Block], list[tuple[int, str]]]:
-    """The fenced blocks, and all other lines with their numbers."""
+    """Return the fenced blocks, and all other lines with their numbers."""
     blocks: list[Block] = []
     prose: list[tuple[int, str]] = []
     inside: list[str] | None = None
@@ -67,7 +67,7 @@ def blocks_and_prose(text: str) -> tuple[list[Block], list[tuple[int, str]]]:
 
 
 def commands_of(text: str, page: str) -> Iterator[Command]:
-    """Every command of a page: of shell blocks, behind prompts, below `next:`, in sentences."""
+    """Yield every command of a page: in shell blocks and sentences, behind prompts, below `next:`."""
     blocks, prose = blocks_and_prose(text)
     for block in blocks:
         if any(line.startswith(PROMPT) for line in block.lines):
@@ -82,7 +82,7 @@ def commands_of(text: str, page: str) -> Iterator[Command]:
 
 
 def unmarked_commands(text: str) -> list[str]:
-    """First lines of blocks that are commands, and not marked as such."""
+    """Return first lines of blocks that are commands, but not marked as such."""
     blocks, prose = blocks_and_prose(text)
     firsts = [block.lines[0] for block in blocks if block.language not in SHELL and block.lines]
     indented = [line.strip() for _, line in prose if line.startswith("    ")]
@@ -90,7 +90,7 @@ def unmarked_commands(text: str) -> list[str]:
 
 
 def commands_of_shell_block(block: Block, page: str) -> Iterator[Command]:
-    """Lines with those that they go on in; a loop, or a program behind `<<`, is one command."""
+    """Yield lines with their continuations; a loop, or a program behind `<<`, is one command."""
     begun: list[str] = []
     first = 0
     for number, line in joined_lines(block):
@@ -98,21 +98,21 @@ def commands_of_shell_block(block: Block, page: str) -> Iterator[Command]:
             continue
         first = first if begun else number
         begun.append(line)
-        if line == end_of(begun[0]) or not end_of(begun[0]):
+        if line == last_line_of(begun[0]) or not last_line_of(begun[0]):
             yield Command("\n".join(begun), f"{page}:{first}")
             begun = []
 
 
-def end_of(line: str) -> str:
-    """The line with which a command ends that begins so; nothing where it is the same."""
+def last_line_of(line: str) -> str:
+    """Return the line that ends a command of several lines; empty for one of a single line."""
     if line.startswith(("for ", "while ")):
         return "done"
-    here = re.search(r"<<'?(\w+)'?", line)
-    return here[1] if here else ""
+    heredoc = re.search(r"<<'?(\w+)'?", line)
+    return heredoc[1] if heredoc else ""
 
 
 def joined_lines(block: Block) -> Iterator[tuple[int, str]]:
-    """Lines without comments, a line that ends in a backslash with the next."""
+    """Yield lines without comments; a line that ends in a backslash is joined with the next."""
     begun, first = "", block.line
     for number, line in enumerate(block.lines, start=block.line):
         first = first if begun else number
@@ -125,7 +125,7 @@ def joined_lines(block: Block) -> Iterator[tuple[int, str]]:
 
 
 def commands_behind_prompts(block: Block, page: str) -> Iterator[Command]:
-    """Each with the lines up to the next."""
+    """Yield each command with the lines up to the next."""
     command, place = "", 0
     shown: list[str] = []
     for number, line in [*joined_lines(block), (0, PROMPT)]:
@@ -138,7 +138,7 @@ def commands_behind_prompts(block: Block, page: str) -> Iterator[Command]:
 
 
 def suggested_commands(block: Block, page: str) -> Iterator[Command]:
-    """Those that a command prints below `next:`."""
+    """Yield the commands that a command prints below `next:`."""
     is_next = False
     for number, line in enumerate(block.lines, start=block.line):
         is_next = line == "next:" or (is_next and line.startswith("  "))

@@ -1,49 +1,66 @@
-"""How each command of README and docs is tried. A command without a rule fails its test.
+"""How each command of README and docs is tested. A command without a rule fails its test.
 
-Commands are run as the pages have them, but for what `CHANGES` replaces (paths, placeholders, sizes
-that take hours) and what a rule puts behind them (`more`: smaller images, fewer rounds).
+Commands run as the pages have them, except for what `CHANGES` replaces (paths, placeholders, sizes
+that take hours) and what a rule appends (`more`: smaller images, fewer rounds).
 """
 
 import re
 from enum import Enum
 from shutil import which
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.docs.pages import Command
 
 
 class How(Enum):
-    """What a test does with a command."""
+    """How a test runs a command."""
 
-    RUN = "runs in the tests' process"
-    BASH = "runs in a process of its own, by bash"
-    MAKE = "make prints its recipe (-n), whose own commands are tried in turn"
-    PARSED = "its options are read, and nothing is done"
-    CANNOT = "cannot run here; what is in it of ours is read with --dry-run"
+    RUN = "in the tests' process"
+    BASH = "in a process of its own, by bash"
+    MAKE = "make prints its recipe (-n), whose own commands are tested in turn"
+    PARSED = "its options are read, and nothing else is done"
+    CANNOT = "cannot run here; our part of it is read with --dry-run"
 
 
 class Rule(NamedTuple):
-    """What commands it is for, and what is done with them. The first that fits counts."""
+    """The commands that it is for, and how they are tested. The first rule that matches counts."""
 
-    of: str
-    """A regular expression of whole commands, `.venv/bin/python` written as `python`"""
+    pattern: str
+    """A regular expression of whole commands, with `.venv/bin/python` written as `python`"""
     how: How
     more: str = ""
-    """Words put behind the command"""
+    """Arguments appended to the command"""
     instead: tuple[tuple[str, str], ...] = ()
-    """Regular expressions and what takes their place, after `CHANGES`"""
+    """Regular expressions and their replacements, applied after `CHANGES`"""
     needs: tuple[str, ...] = ()
-    """Things in place that the command does not name"""
+    """Files in place that the command does not name"""
     status: int = 0
     writes: tuple[str, ...] = ()
-    """Files that are there afterwards, and were not before"""
+    """Files that the command creates"""
     prints: tuple[str, ...] = ()
-    """Parts of what it prints, on either stream"""
+    """Parts of its output, on either stream"""
     unlike: tuple[str, ...] = ()
-    """Beginnings of lines that the page shows, and this machine or so small a run does not print"""
+    """Beginnings of lines of the page that this machine or a small run does not print"""
     whole_machine: bool = False
     why: str = ""
-    """Why it is not run, and what runs it instead"""
+    """Why it is not run, and the test that runs it instead"""
+
+
+def run(pattern: str, more: str = "", **options: Any) -> Rule:
+    return Rule(pattern, How.RUN, more, **options)
+
+
+def bash(pattern: str, more: str = "", **options: Any) -> Rule:
+    return Rule(pattern, How.BASH, more, **options)
+
+
+def instead_of_start(text: str) -> tuple[tuple[str, str], ...]:
+    """Return a replacement that puts a text before the command."""
+    return ((r"^", text),)
+
+
+def two_ranks(pattern: str, more: str = "", **options: Any) -> Rule:
+    return bash(pattern, more, instead=TWO_RANKS, whole_machine=True, **options)
 
 
 SMALL = (
@@ -57,14 +74,14 @@ SMALL = (
 )
 SCENES = ("data.scenes.train=8", "data.scenes.validation=2")
 TINY = " ".join(SMALL)
-DRAWN = " ".join((*SCENES, *SMALL))
+SYNTHETIC = " ".join((*SCENES, *SMALL))
 BACKBONE = "model.pretrained_backbone=backbone.safetensors"
 
 CHANGES: tuple[tuple[str, str], ...] = (
     # data sets
     (r"/data/open-images-v6-mlperf", "sets/openimages"),
     (r"/data/coco|(?<==)photos(?=/train2017)", "sets/coco"),
-    # words that stand for a user's own
+    # placeholders
     (r" LOG\b", " runs/demo/onednn/rank0.log"),
     (r" REFERENCE\b", " runs/profiled/onednn/rank0.log"),
     (r" TRACE\b", " runs/demo/trace/rank0.json.gz"),
@@ -78,13 +95,13 @@ CHANGES: tuple[tuple[str, str], ...] = (
     (r"\bFILE\.pth", "backbone.pth"),
     (r"\bFILE\.safetensors", "written.safetensors"),
     (r"<url>", "http://127.0.0.1:1/"),
-    # a copy that a page has its reader make
+    # a copy that the reader of a page makes
     (r"(?<=--config )my-photos\.yaml", "docs/examples/my-photos.yaml"),
-    # what is left out
+    # omissions
     (r"\S*=… ?|…/| …", ""),
-    # steps that a run of two has
+    # steps of a run of two steps
     (r"(profile\.\w+\.steps)=\d+-\d+", r"\1=2"),
-    # processes of others
+    # other processes
     (r"/proc/\d+/", "/proc/$$/"),
 )
 
@@ -94,443 +111,345 @@ TWO_RANKS = ((r"-np \d+", "-np 2"), (r"groups=4", "groups=2"))
 
 OWN_PHOTOS = ("my-photos/train.json", "my-photos/validation.json", "my-photos/images")
 
-# A checkout's folders are links here, and a patch must not reach what they lead to.
+# The checkout's folders are links in the tests, and a patch must not change their targets.
 COPIED = (
     "mkdir -p runs/changed && "
     "cp -rL train.py common configs data launch profiling retinanet runs/changed/ && "
 )
 PATCH = "git apply --directory runs/changed docs/examples/float32-logits.patch"
 
-LOGGED = f"{DRAWN} engine.precision=bf16 profile.onednn.steps=2 profile.trace.steps=2"
+LOGGED = f"{SYNTHETIC} engine.precision=bf16 profile.onednn.steps=2 profile.trace.steps=2"
 
-OF_TESTS = "the suite runs it in small: "
+CANNOT = {
+    r"apt-get install .*": "root, and packages that would stay",
+    r"srun .*": "no Slurm",
+    r"(?:mpirun .*)?(?:docker|podman|buildah|apptainer|kubectl) .*": "containers",
+    r"mpirun (?!.*train\.py).*": "a launcher's options alone; tests/launch/test_mpirun_command.py",
+    r"numastat -p PID": "no numactl",
+    r"git clone .*": "the internet",
+    r"(?:cmake|cp) .*build.*": "oneDNN's sources; it takes 35 minutes",
+}
+STUDIES = "tests/profiling/studies"
+PARSED = {
+    r"python -m launch scale .*": f"{STUDIES}/scale/test_scale_command.py",
+    r"python -m launch groups .*": f"{STUDIES}/async_groups/test_groups_command.py",
+    r"python -m launch tune .*--measure-hosts .*": f"two hosts; {STUDIES}/tune",
+    r"python -m launch tune --plan coco\.json .*": f"it trains; {STUDIES}/tune",
+    r"python -m profiling peaks.*": "tests/profiling",
+    r"python -m profiling layers .*": "tests/profiling/layers",
+    r"python -m profiling bench (?!log|metric|index).*": "tests/profiling/bench",
+    r"python -m profiling ablate run.*": "tests/profiling/ablate",
+    r"python -m tests\.torture .*": "tests/test_torture.py",
+}
+"""Commands that tests run in small."""
 
 RULES = (
+    *(Rule(pattern, How.CANNOT, why=why) for pattern, why in CANNOT.items()),
+    *(Rule(pattern, How.PARSED, why=why) for pattern, why in PARSED.items()),
     # setting up, and the make targets
     Rule(r"make( .*)?", How.MAKE),
-    Rule(
+    bash(
         r"\./setup\.sh \S+",
-        How.BASH,
         instead=((r"^\S+ (\S+)$", r"bash -n setup.sh && grep -w '\1' setup.sh"),),
         why="it installs packages; tests/test_setup.py",
     ),
-    Rule(r"\.ci/run", How.BASH, instead=((r"^", "bash -n "),), why="it is the whole suite"),
-    Rule(r"\.venv/bin/pre-commit install", How.BASH, instead=((r"^", "git init -q . && "),)),
-    Rule(r"apt-get install .*", How.CANNOT, why="root, and packages that would stay"),
-    Rule(r"python -m pip config list", How.BASH),
+    bash(r"\.ci/run", instead=instead_of_start("bash -n "), why="it is the whole suite"),
+    bash(r"\.venv/bin/pre-commit install", instead=instead_of_start("git init -q . && ")),
+    bash(r"python -m pip config list"),
     # data
-    Rule(r"python -m data scenes .*", How.RUN, writes=("*/annotations/instances_default.json",)),
-    Rule(
-        r"python -m data split .*",
-        How.RUN,
-        writes=("my-photos/train.json", "my-photos/validation.json"),
-    ),
-    Rule(
+    run(r"python -m data scenes .*", writes=("*/annotations/instances_default.json",)),
+    run(r"python -m data split .*", writes=("my-photos/train.json", "my-photos/validation.json")),
+    run(
         r"python -m data verify --config my-photos\.yaml",
-        How.RUN,
         needs=OWN_PHOTOS,
         prints=("nothing stops training",),
     ),
-    Rule(
+    run(
         r"python -m data download .*",
-        How.RUN,
-        more="--classes all --pause 0.001",
+        "--classes all --pause 0.001",
         writes=("sets/*/train/labels/openimages-mlperf.json", "sets/*/validation/data/*.jpg"),
     ),
-    Rule(r"python -m data verify .*", How.RUN),
-    Rule(r"python -m data convert .*\.csv .*", How.RUN, more="--classes all"),
-    Rule(
+    run(r"python -m data verify .*"),
+    run(r"python -m data convert .*\.csv .*", "--classes all"),
+    run(
         r"python -m data convert \S+",
-        How.RUN,
         writes=("sets/coco/annotations/*.json.index/current.json",),
     ),
-    Rule(
+    run(
         r"python -m data bench .*",
-        How.RUN,
-        more="--limit 4 --rounds 1 --batch-size 2 --image-size 64 --decoders simplejpeg",
+        "--limit 4 --rounds 1 --batch-size 2 --image-size 64 --decoders simplejpeg",
     ),
     # mistakes that the pages show
-    Rule(r"python train\.py .* batch_size=2", How.RUN, status=2),
-    Rule(r"python train\.py .*pretrained_backbone=backbone\.pth", How.RUN, status=2),
-    Rule(r"python train\.py .*mlperf\.division=closed .*optimizer=lamb .*", How.RUN, status=2),
-    Rule(
+    run(r"python train\.py .* batch_size=2", status=2),
+    run(r"python train\.py .*pretrained_backbone=backbone\.pth", status=2),
+    run(r"python train\.py .*mlperf\.division=closed .*optimizer=lamb .*", status=2),
+    run(
         r"python train\.py .*learning_rate=1e30 .*",
-        How.RUN,
-        more=DRAWN,
+        SYNTHETIC,
         status=3,
         writes=("runs/diverged/checkpoints/nonfinite-*/report.json",),
     ),
-    Rule(
+    run(
         r"python train\.py run\.root=small",
-        How.RUN,
-        more="--dry-run",
+        "--dry-run",
         unlike=("error: disk space",),
         why="it needs a full disk: tests/test_train_disk.py",
     ),
     # the tutorial
-    Rule(
-        r"cp docs/examples/my-photos\.yaml my-photos\.yaml",
-        How.BASH,
-        writes=("my-photos.yaml",),
-    ),
-    Rule(
+    bash(r"cp docs/examples/my-photos\.yaml my-photos\.yaml", writes=("my-photos.yaml",)),
+    run(
         r"python train\.py --config my-photos\.yaml --check",
-        How.RUN,
-        more=TINY,
+        TINY,
         needs=OWN_PHOTOS,
         prints=("the run can work",),
     ),
-    Rule(
+    run(
         r"python train\.py --config my-photos\.yaml --resume",
-        How.RUN,
-        more=f"{TINY} training.max_steps=3",
+        f"{TINY} training.max_steps=3",
         needs=(*OWN_PHOTOS, "runs/my-photos"),
         prints=("resumed", "finished after 3 steps"),
     ),
-    Rule(
+    run(
         r"python train\.py --config my-photos\.yaml",
-        How.RUN,
-        more=TINY,
+        TINY,
         needs=OWN_PHOTOS,
         writes=("runs/my-photos/checkpoints/best", "runs/my-photos/pictures/curves.png"),
         prints=("finished after 2 steps",),
     ),
-    Rule(
+    run(
         r"python -m retinanet evaluate --checkpoint runs/my-photos",
-        How.RUN,
         needs=OWN_PHOTOS,
         prints=("mAP50",),
     ),
-    Rule(
+    bash(  # a shell replaces the asterisk
         r"python -m retinanet predict .*/\*\.jpg",
-        How.BASH,  # a shell replaces the asterisk
         writes=("predictions/photo-00002.boxes.png",),
     ),
     # the worked example
-    Rule(r"mkdir -p runs/changed", How.BASH, writes=("runs/changed",)),
-    Rule(
+    bash(r"mkdir -p runs/changed", writes=("runs/changed",)),
+    bash(
         r"cp -r .* runs/changed/",
-        How.BASH,
         instead=((r"^cp -r", "mkdir -p runs/changed && cp -rL"),),
         writes=("runs/changed/train.py", "runs/changed/retinanet/engine/folded_forward.py"),
     ),
-    Rule(
+    bash(
         re.escape(PATCH),
-        How.BASH,
-        instead=((r"^", f"git init -q . && {COPIED}"),),
-        more="&& ! diff -r retinanet/engine runs/changed/retinanet/engine",
+        "&& ! diff -r retinanet/engine runs/changed/retinanet/engine",
+        instead=instead_of_start(f"git init -q . && {COPIED}"),
         prints=("level.float()",),
     ),
-    Rule(
+    bash(
         r"python runs/changed/train\.py .*",
-        How.BASH,
-        instead=((r"^", f"{COPIED}{PATCH} && "),),
-        more=LOGGED,
+        LOGGED,
+        instead=instead_of_start(f"{COPIED}{PATCH} && "),
         writes=("runs/after/onednn/rank0.log",),
     ),
-    Rule(
+    run(
         r"python train\.py --config docs/examples/profiled\.yaml .*",
-        How.RUN,
+        LOGGED,
         instead=((r"=mended", "=before"),),  # the same program again
-        more=LOGGED,
         writes=("runs/*/onednn/rank0.log", "runs/*/trace/rank0.json.gz"),
     ),
     # training
-    Rule(r"train\.py --help", How.RUN, prints=("--dry-run", "data.root")),
-    Rule(r"train\.py --check", How.RUN, more=DRAWN),
-    Rule(
+    run(r"train\.py --help", prints=("--dry-run", "data.root")),
+    run(r"train\.py --check", SYNTHETIC),
+    bash(
         r"python train\.py .*--check .*launch\.threads=3 .*",
-        How.BASH,
+        f"data.root=sets/coco {BACKBONE} data.image_size=64",
         instead=((r"threads=3", "threads=4096"), (r"batch_size=64", "batch_size=2")),
-        more=f"data.root=sets/coco {BACKBONE} data.image_size=64",
         status=2,
         unlike=("error: /dev/shm", "error: data", "error: disk space", "the run cannot"),
     ),
-    Rule(
+    run(
         r"python train\.py .*--check data\.train_annotations.*",
-        How.RUN,
-        more=f"{TINY} {BACKBONE} data.root=sets/coco",
+        f"{TINY} {BACKBONE} data.root=sets/coco",
     ),
-    Rule(r"python train\.py .*--check", How.RUN, more=f"{TINY} {BACKBONE}"),
+    run(r"python train\.py .*--check", f"{TINY} {BACKBONE}"),
     *(
-        Rule(
+        run(
             rf"python train\.py --config {name}\.yaml .*--resume",
-            How.RUN,
-            more=f"{TINY} {BACKBONE}",
+            f"{TINY} {BACKBONE}",
             needs=(f"runs/{name}",),
             prints=("resumed",),
         )
         for name in ("coco", "openimages")
     ),
-    Rule(
+    bash(
         r"OMP_NUM_THREADS=1 GOMP_CPU_AFFINITY=1 python train\.py",
-        How.BASH,
-        more=f"{DRAWN} training.max_steps=1",
+        f"{SYNTHETIC} training.max_steps=1",
         whole_machine=True,
     ),
-    Rule(
+    run(
         r"python train\.py .*--config (?:coco|openimages)\.yaml .*",
-        How.RUN,
-        more=f"{TINY} {BACKBONE}",
+        f"{TINY} {BACKBONE}",
         writes=("runs/*/checkpoints/best", "runs/*/mlperf.log"),
     ),
-    Rule(
+    run(
         r"python train\.py .*profile\.onednn\.steps=.*",
-        How.RUN,
-        more=DRAWN,
+        SYNTHETIC,
         writes=("runs/*/onednn/rank0.log",),
     ),
-    Rule(r"python train\.py .*", How.RUN, more=DRAWN, writes=("runs/*/metrics.jsonl",)),
+    run(r"python train\.py .*", SYNTHETIC, writes=("runs/*/metrics.jsonl",)),
     # training by several ranks
-    Rule(
+    two_ranks(
         r"\.venv/bin/mpirun -np 8 python train\.py --config openimages\.yaml data\.root=\S+",
-        How.BASH,
-        instead=TWO_RANKS,
-        more=f"{TINY} {BACKBONE}",
+        f"{TINY} {BACKBONE}",
         writes=("runs/openimages/checkpoints/best",),
         prints=("2 ranks",),
-        whole_machine=True,
     ),
-    Rule(
+    two_ranks(
         r"mpirun -np 2 python train\.py .*profile\.perf=true",
-        How.BASH,
-        more=DRAWN,
+        SYNTHETIC,
         writes=("runs/demo/onednn/rank1.log", "runs/demo/trace/rank1.json.gz"),
         unlike=("note: profile.perf", *(() if which("perf") else ("  counters",))),
-        whole_machine=True,
     ),
-    Rule(
+    two_ranks(
         r"mpirun -np 2 python train\.py … --resume",
-        How.BASH,
-        more=f"{DRAWN} training.max_steps=5 training.epochs=2",
+        f"{SYNTHETIC} training.max_steps=5 training.epochs=2",
         needs=("runs/demo",),
-        whole_machine=True,
     ),
-    Rule(
+    two_ranks(
         r"mpirun -np 2 python train\.py .*batch_split=speed",
-        How.BASH,
-        more=f"{DRAWN} training.batch_size=4",
-        whole_machine=True,
+        f"{SYNTHETIC} training.batch_size=4",
     ),
-    Rule(
-        r"mpirun -np 2 python train\.py .*batch_split=\[3, 2\]'",
-        How.BASH,
-        more=DRAWN,
-        status=2,
-        whole_machine=True,
-    ),
-    Rule(
-        r"mpirun -np 8 python train\.py … --check",
-        How.BASH,
-        instead=TWO_RANKS,
-        more=DRAWN,
-        whole_machine=True,
-    ),
-    Rule(
+    two_ranks(r"mpirun -np 2 python train\.py .*batch_split=\[3, 2\]'", SYNTHETIC, status=2),
+    two_ranks(r"mpirun -np 8 python train\.py … --check", SYNTHETIC),
+    bash(
         r"for run in 0 1 2 3 4; do\n *mpirun .*\ndone",
-        How.BASH,
         instead=(("0 1 2 3 4", "0"), *TWO_RANKS, (r"\ndone", " --dry-run\ndone")),
         whole_machine=True,
         why="OpenImages by MLPerf's rules; tests/test_train_mlperf.py",
     ),
-    Rule(
-        r"mpirun -np 1 python train\.py",
-        How.BASH,
-        more="--dry-run",
-        unlike=("note: open-mpi",),
-    ),
-    Rule(
+    bash(r"mpirun -np 1 python train\.py", "--dry-run", unlike=("note: open-mpi",)),
+    two_ranks(
         r"(?:\.venv/bin/)?mpirun -np \d+ python train\.py( .*)?",
-        How.BASH,
-        instead=TWO_RANKS,
-        more="--dry-run",
+        "--dry-run",
         prints=("rank",),
-        whole_machine=True,
         why="8 ranks; tests/test_train_ranks.py, tests/test_train_groups.py",
     ),
-    Rule(
+    bash(
         r"torchrun --nproc-per-node 8 train\.py …",
-        How.BASH,
+        "--dry-run",
         instead=(("node 8", "node 2"),),
-        more="--dry-run",
         whole_machine=True,
-    ),
-    Rule(r"srun .*", How.CANNOT, why="no Slurm"),
-    Rule(
-        r"(?:mpirun .*)?(?:docker|podman|buildah|apptainer|kubectl) .*",
-        How.CANNOT,
-        why="containers",
-    ),
-    Rule(
-        r"mpirun (?!.*train\.py).*",
-        How.CANNOT,
-        why="a launcher's options alone; tests/launch/test_mpirun_command.py",
     ),
     # recipes
-    Rule(
+    bash(
         r"bash launch/recipes/one-host-8-sockets\.sh",
-        How.BASH,
-        instead=((r"^", "RANKS=1 DATA=null "),),
-        more="--config demo.yaml --dry-run",
+        "--config demo.yaml --dry-run",
+        instead=instead_of_start("RANKS=1 DATA=null "),
     ),
-    Rule(r"cp launch/recipes/hosts\.example hosts", How.BASH, writes=("hosts",)),
-    Rule(
+    bash(r"cp launch/recipes/hosts\.example hosts", writes=("hosts",)),
+    bash(
         r"bash launch/recipes/several-hosts\.sh",
-        How.BASH,
-        instead=((r"^", "HOSTS=my-hosts DATA=null "),),
-        more="--config demo.yaml --dry-run",
+        "--config demo.yaml --dry-run",
+        instead=instead_of_start("HOSTS=my-hosts DATA=null "),
         whole_machine=True,
     ),
-    Rule(
+    bash(
         r"(?:[A-Z]+=\S+ )*bash launch/recipes/container\.sh",
-        How.BASH,
         instead=((r"^.*bash", "ENGINE=echo RANKS=1 bash"),),
         prints=("run --rm", "python train.py --config openimages.yaml"),
         why="no docker; its command is printed",
     ),
-    Rule(
+    bash(
         r"sbatch launch/recipes/\w+\.sbatch",
-        How.BASH,
         instead=((r"^sbatch", "bash -n"),),
         why="no Slurm; tests/launch/test_recipes.py",
     ),
-    Rule(
+    bash(
         r"bash launch/image/try_it\.sh",
-        How.BASH,
         instead=((r"^bash", "bash -n"),),
         why="root, debootstrap and podman",
     ),
-    Rule(
+    bash(
         r"python -m launch\.image\.health",
-        How.BASH,
         instead=((r"-m (\S+)", r"-c 'import \1'"),),
         why="it looks at all processes; tests/launch/image/test_health.py",
     ),
-    # looking at a process, and at a run
-    Rule(r"grep -H Cpus_allowed_list .*", How.BASH, prints=("Cpus_allowed_list:",)),
-    Rule(
+    # a process, and a run
+    bash(r"grep -H Cpus_allowed_list .*", prints=("Cpus_allowed_list:",)),
+    bash(
         r"pgrep -P \d+ \| xargs -n1 taskset -cp",
-        How.BASH,
         instead=((r"^(.*) \d{4}", r"sleep 0.5 & \1 $$"),),
     ),
-    Rule(r"numastat -p PID", How.CANNOT, why="no numactl"),
     # a trained detector
-    Rule(r"python -m retinanet predict .*\.mp4 .*", How.RUN, writes=("predictions/*.boxes.mp4",)),
-    Rule(r"python -m retinanet predict .*", How.RUN, writes=("predictions/**/*.boxes.png",)),
-    Rule(
+    run(r"python -m retinanet predict .*\.mp4 .*", writes=("predictions/*.boxes.mp4",)),
+    run(r"python -m retinanet predict .*", writes=("predictions/**/*.boxes.png",)),
+    bash(
         r"python - <<'END'.*scenes\.mp4.*END",
-        How.BASH,
         needs=("runs/demo", "predictions/found.json"),
         writes=("predictions/scenes.mp4",),
     ),
-    Rule(r"head -n 3 predictions/\w+\.json", How.BASH, prints=("[",)),
-    Rule(r"head -n 24 .*/MODEL_CARD\.md", How.BASH, prints=("object-detection", "mAP")),
-    Rule(r"python -m retinanet export .*", How.RUN, prints=("checked by",)),
-    Rule(r"\.venv/bin/tensorboard .*", How.BASH, more="--inspect", prints=("loss",)),
-    Rule(r"python -m retinanet evaluate .*", How.RUN, prints=("mAP50",)),
-    Rule(r"python -m retinanet convert --detector .* --trust", How.RUN, writes=("converted/*",)),
-    Rule(r"python -m retinanet convert .* --trust", How.RUN),
-    Rule(r"python -m retinanet convert .*", How.RUN, status=2),
+    bash(r"head -n 3 predictions/\w+\.json", prints=("[",)),
+    bash(r"head -n 24 .*/MODEL_CARD\.md", prints=("object-detection", "mAP")),
+    run(r"python -m retinanet export .*", prints=("checked by",)),
+    bash(r"\.venv/bin/tensorboard .*", "--inspect", prints=("loss",)),
+    run(r"python -m retinanet evaluate .*", prints=("mAP50",)),
+    run(r"python -m retinanet convert --detector .* --trust", writes=("converted/*",)),
+    run(r"python -m retinanet convert .* --trust"),
+    run(r"python -m retinanet convert .*", status=2),
     # MLPerf
-    Rule(r"python -m retinanet mlperf submission .*", How.RUN, status=4),
-    Rule(r"python -m retinanet mlperf (?:check|rcp) .*", How.RUN),
-    Rule(r"python -m retinanet mlperf points .*", How.RUN),
-    # oneDNN's own benchmark, built
-    Rule(r"git clone .*", How.CANNOT, why="the internet"),
-    Rule(r"(?:cmake|cp) .*build.*", How.CANNOT, why="oneDNN's sources; it takes 35 minutes"),
+    run(r"python -m retinanet mlperf submission .*", status=4),
+    run(r"python -m retinanet mlperf (?:check|rcp|points) .*"),
     # ranks
-    Rule(r"lscpu .* > .*", How.BASH, writes=("node.txt",)),
-    Rule(r"python -m launch plan .*--np 32", How.RUN, status=2),
-    Rule(r"python -m launch plan .*", How.RUN),
-    Rule(r"python -m launch run --np 7 .*", How.RUN, status=2),
-    Rule(r"python -m launch run .*", How.RUN, instead=((r"launch run", "launch run --dry-run"),)),
-    Rule(
-        r"python -m launch scale .*",
-        How.PARSED,
-        why=OF_TESTS + "tests/profiling/studies/scale/test_scale_command.py",
-    ),
-    Rule(
-        r"python -m launch groups .*",
-        How.PARSED,
-        why=OF_TESTS + "tests/profiling/studies/async_groups/test_groups_command.py",
-    ),
-    Rule(
-        r"python -m launch tune .*--measure-hosts .*",
-        How.PARSED,
-        why="two hosts; tests/profiling/studies/tune/test_named_hosts.py",
-    ),
-    Rule(
-        r"python -m launch tune --plan coco\.json .*",
-        How.PARSED,
-        why="it trains; tests/profiling/studies/tune/test_trained_data.py",
-    ),
-    Rule(
+    bash(r"lscpu .* > .*", writes=("node.txt",)),
+    run(r"python -m launch plan .*--np 32", status=2),
+    run(r"python -m launch plan .*"),
+    run(r"python -m launch run --np 7 .*", status=2),
+    run(r"python -m launch run .*", instead=((r"launch run", "launch run --dry-run"),)),
+    run(
         r"python -m launch tune --plan scenes\.json .*--probe .*",
-        How.RUN,
         unlike=("measured: ", "probe ", "  global batch "),  # all have been trained already
     ),
-    Rule(r"python -m launch tune .*", How.RUN),
+    run(r"python -m launch tune .*"),
     # profiling
-    Rule(
+    run(
         r"python -m profiling trace .*",
-        How.RUN,
         unlike=("oneDNN itself: convolution", "hardly fragmented"),
     ),
-    Rule(
-        r"python -m profiling stats (?!.*--peaks).*--out .*",
-        How.RUN,
-        more="--peaks peaks.json",  # to measure them takes half a minute
+    run(  # measuring peaks takes half a minute
+        r"python -m profiling stats (?!.*--peaks).*--out .*", "--peaks peaks.json"
     ),
-    Rule(r"python -m profiling (?:stats|compare) .*", How.RUN),
-    Rule(r"python -m profiling benchdnn .*", How.RUN, more=QUICK_REPLAY),
-    Rule(
+    run(r"python -m profiling (?:stats|compare) .*"),
+    run(r"python -m profiling benchdnn .*", QUICK_REPLAY),
+    run(
         r"python -m profiling efficiency .* --no-cold .*",
-        How.RUN,
-        more="--repeats 1 --peaks none",
+        "--repeats 1 --peaks none",
         writes=("runs/efficiency/replay.json",),
         prints=("efficiency:",),
     ),
-    Rule(
+    run(
         r"python -m profiling efficiency .*",
-        How.RUN,
-        more="--replay replay/replay.json --peaks none",
+        "--replay replay/replay.json --peaks none",
         prints=("efficiency:",),
     ),
-    Rule(r"python -m profiling report runs/after .*", How.RUN, more="--peaks none"),
-    Rule(r"python -m profiling report .*--peaks .*", How.RUN, writes=("report.html",)),
-    Rule(r"python -m profiling report .*", How.RUN, more="--peaks none", writes=("report.html",)),
-    Rule(r"python -m profiling peaks.*", How.PARSED, why=OF_TESTS + "tests/profiling"),
-    Rule(r"python -m profiling layers .*", How.PARSED, why=OF_TESTS + "tests/profiling/layers"),
-    Rule(
-        r"python -m profiling bench log",
-        How.RUN,
-        more="--lines 2000 --problems 20",
-        unlike=("┃ what",),  # targets are of the size that a page shows
+    run(r"python -m profiling report runs/after .*", "--peaks none"),
+    run(r"python -m profiling report .*--peaks .*", writes=("report.html",)),
+    run(r"python -m profiling report .*", "--peaks none", writes=("report.html",)),
+    run(  # the targets are of a log of the page's size
+        r"python -m profiling bench log", "--lines 2000 --problems 20", unlike=("┃ what",)
     ),
-    Rule(r"python -m profiling bench metric", How.RUN, more="--images 20 --found 10"),
-    Rule(r"python -m profiling bench index", How.RUN, more="--images 200 --boxes 900 --ranks 1"),
-    Rule(r"python -m profiling bench .*", How.PARSED, why=OF_TESTS + "tests/profiling/bench"),
-    Rule(r"python -m profiling ablate list", How.RUN),
-    Rule(r"python -m profiling ablate run.*", How.PARSED, why=OF_TESTS + "tests/profiling/ablate"),
-    Rule(
+    run(r"python -m profiling bench metric", "--images 20 --found 10"),
+    run(r"python -m profiling bench index", "--images 200 --boxes 900 --ranks 1"),
+    run(r"python -m profiling ablate list"),
+    run(
         r"python -m profiling ablate report --quick",
-        How.RUN,
         needs=("runs/ablations/quick",),
         writes=("runs/ablations/quick/ablations.html", "runs/ablations/quick/ablations.md"),
     ),
-    Rule(r"python -m tests\.structure", How.RUN),
-    Rule(r"python -m tests\.torture .*", How.PARSED, why=OF_TESTS + "tests/test_torture.py"),
+    run(r"python -m tests\.structure"),
 )
 
 
 def rule_of(command: Command) -> Rule | None:
-    """The first that fits."""
+    """Return the first rule that matches."""
     text = plain(command.text)
-    return next((rule for rule in RULES if re.fullmatch(rule.of, text, re.DOTALL)), None)
+    return next((rule for rule in RULES if re.fullmatch(rule.pattern, text, re.DOTALL)), None)
 
 
 def plain(text: str) -> str:
-    """The command that rules look at: whichever way Python is written."""
+    """Return the command with `python` written in one way, as rules have it."""
     return re.sub(r"(?:\.venv/bin/)(?=python )", "", text)
 
 
@@ -538,9 +457,9 @@ NAME = re.compile(
     r"python -m (?:data|launch|profiling|retinanet)(?: [a-z][a-z-]*){0,2}(?: --[a-z-]+)*(?: …)?|"
     r"train\.py|make|\.venv/bin/(?:python|mpirun)|mpirun|srun|torchrun|docker [a-z]+"
 )
-"""A command's name, perhaps with an option's: what it does without further words is not meant."""
+"""A command's name, perhaps with an option, which is not meant to be run as it stands."""
 
 
 def is_a_name(command: Command) -> bool:
-    """Whether a page only names a command, in the middle of a sentence."""
+    """Return whether a sentence only names a command."""
     return command.is_inline and bool(NAME.fullmatch(plain(command.text)))

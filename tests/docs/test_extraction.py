@@ -1,10 +1,10 @@
-"""What counts as a command of a page, and when printed lines are what the page shows."""
+"""Commands are extracted from pages, and their output is compared with the shown one."""
 
 import pytest
 
+from tests.docs.output import missing_lines
 from tests.docs.pages import Command, commands_of, unmarked_commands
 from tests.docs.rules import is_a_name, rule_of
-from tests.docs.shown import missing_lines
 
 PAGE = """\
 # A page: `make demo`, then `python -m data verify --config NAME`, not `data/` nor `make_it`
@@ -36,9 +36,9 @@ next:
 """
 
 
-def test_commands_are_found_in_blocks_behind_prompts_and_in_sentences() -> None:
-    found = {command.place: command.text for command in commands_of(PAGE, "a.md")}
-    assert found == {
+def test_commands_are_extracted_from_blocks_prompts_and_sentences() -> None:
+    commands = {command.place: command.text for command in commands_of(PAGE, "a.md")}
+    assert commands == {
         "a.md:1": "python -m data verify --config NAME",
         "a.md:4": "make test",
         "a.md:5": ".venv/bin/python train.py --config coco.yaml data.root=/data/coco",
@@ -52,7 +52,7 @@ def test_commands_are_found_in_blocks_behind_prompts_and_in_sentences() -> None:
     assert "make demo" in texts and len(texts) == 9
 
 
-def test_what_a_page_shows_is_of_the_command_above_it() -> None:
+def test_shown_output_belongs_to_the_command_above() -> None:
     shown = {command.text: command.shown for command in commands_of(PAGE, "a.md")}
     assert shown["python -m profiling stats LOG --top 3"] == ("3 problems",)
     assert shown["ls '#1'"][0] == "finished" and shown["make test"] == ()
@@ -61,7 +61,7 @@ def test_what_a_page_shows_is_of_the_command_above_it() -> None:
 @pytest.mark.parametrize(
     "text", ["python -m data verfy x.json", "python train.yp", "make-believe", "docker-compose up"]
 )
-def test_a_command_that_nobody_thought_of_has_no_rule(text: str) -> None:
+def test_unknown_command_has_no_rule(text: str) -> None:
     assert rule_of(Command(text, "a.md:1")) is None
 
 
@@ -78,7 +78,7 @@ def test_a_command_that_nobody_thought_of_has_no_rule(text: str) -> None:
         ("make demo", False),
     ],
 )
-def test_a_name_in_a_sentence_is_no_command_and_in_a_block_it_is(text: str, is_name: bool) -> None:
+def test_name_in_a_sentence_is_not_a_command(text: str, is_name: bool) -> None:
     assert is_a_name(Command(text, "a.md:1", is_inline=True)) == is_name
     assert not is_a_name(Command(text, "a.md:1"))
 
@@ -87,7 +87,7 @@ def test_a_name_in_a_sentence_is_no_command_and_in_a_block_it_is(text: str, is_n
     "text",
     ["```\nmake test\n```\n", "```text\npython train.py\n```\n", "so:\n\n    mpirun -np 2 x\n"],
 )
-def test_commands_in_blocks_that_are_not_marked_are_told(text: str) -> None:
+def test_unmarked_blocks_of_commands_are_found(text: str) -> None:
     assert len(unmarked_commands(text)) == 1
     assert unmarked_commands(text.replace("```\nmake", "```bash\nmake")) == [] or "make" not in text
 
@@ -105,10 +105,10 @@ def test_commands_in_blocks_that_are_not_marked_are_told(text: str) -> None:
         ("12 hosts", "", False),
     ],
 )
-def test_a_shown_line_is_printed_if_its_words_are(shown: str, printed: str, missing: bool) -> None:
+def test_shown_line_is_printed_if_its_words_are(shown: str, printed: str, missing: bool) -> None:
     assert bool(missing_lines([shown], printed)) == missing
 
 
-def test_lines_that_need_not_be_printed_are_named() -> None:
+def test_lines_that_need_not_be_printed_are_listed() -> None:
     assert missing_lines(["note: slow"], "") == ["note: slow"]
     assert missing_lines(["note: slow"], "", unlike=("note:",)) == []

@@ -1,7 +1,8 @@
-"""What pages name in the middle of a sentence is there: commands, options, settings."""
+"""Commands, options, settings and YAML that pages name exist."""
 
 import argparse
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from unittest.mock import patch
@@ -14,21 +15,17 @@ from retinanet.config import SECTIONS, field_names
 from retinanet.config_file import load_config, read_yaml
 from tests.docs.pages import REPOSITORY, all_pages, blocks_and_prose, commands_of
 from tests.docs.rules import is_a_name, plain
-from tests.docs.running import run_in_process, words_of
+from tests.docs.runner import run_in_process
 
 PAGES = {str(page.relative_to(REPOSITORY)): page.read_text("utf-8") for page in all_pages()}
 
 PROGRAMS = ("train.py", "data", "launch", "profiling", "retinanet", "tests.torture", "tests.fuzz")
 
-OF_OTHERS = {
+OTHER_PROGRAMS = {
     "mpirun": ("--allow-run-as-root", "--bind-to", "--mca", "--prtemca"),
     "srun": (
-        "--cpu-bind",
-        "--cpus-per-task",
-        "--exclusive",
-        "--kill-on-bad-exit",
-        "--mpi",
-        "--ntasks",
+        *("--cpu-bind", "--cpus-per-task", "--exclusive", "--kill-on-bad-exit"),
+        *("--mpi", "--ntasks"),
     ),
     "sbatch": ("--signal",),
     "docker": (
@@ -48,7 +45,7 @@ REFUSED = ("distributed.timeout_s=1e300", "model.pretrained_backbone=backbone.pt
 """Values that the pages show as mistakes."""
 
 
-class FoundParser(Exception):  # noqa: N818
+class ParserCaught(Exception):  # noqa: N818
     """Carries a command's parser out of it."""
 
 
@@ -58,18 +55,18 @@ def inline_code(text: str) -> Iterator[str]:
         yield from re.findall(r"`([^`]+)`", line)
 
 
-def parser_of(program: str, folder: Path, *words: str) -> argparse.ArgumentParser:
-    """The parser of `python PROGRAM WORDS`, before it parses anything."""
+def catch_parser(program: str, folder: Path, *arguments: str) -> argparse.ArgumentParser:
+    """Return the parser of `python PROGRAM ARGUMENTS`, before it parses anything."""
 
-    def found(parser: argparse.ArgumentParser, *arguments: Sequence[str]) -> argparse.Namespace:
-        raise FoundParser(parser)
+    def catch(parser: argparse.ArgumentParser, *_: Sequence[str]) -> argparse.Namespace:
+        raise ParserCaught(parser)
 
     with (
-        patch.object(argparse.ArgumentParser, "parse_args", found),
-        patch.object(argparse.ArgumentParser, "parse_intermixed_args", found),
-        pytest.raises(FoundParser) as caught,
+        patch.object(argparse.ArgumentParser, "parse_args", catch),
+        patch.object(argparse.ArgumentParser, "parse_intermixed_args", catch),
+        pytest.raises(ParserCaught) as caught,
     ):
-        run_in_process([program, *words], folder)
+        run_in_process([program, *arguments], folder)
     parser = caught.value.args[0]
     assert isinstance(parser, argparse.ArgumentParser)
     return parser
@@ -77,9 +74,9 @@ def parser_of(program: str, folder: Path, *words: str) -> argparse.ArgumentParse
 
 def options_of_program(program: str, folder: Path) -> set[str]:
     """Return the options of a program and of its commands; each loads only if it is named."""
-    parser = parser_of(program, folder)
+    parser = catch_parser(program, folder)
     commands = [name for action in parser._actions for name in command_names(action)]
-    loaded = [parser_of(program, folder, name) for name in commands]
+    loaded = [catch_parser(program, folder, name) for name in commands]
     return set().union(*(options_of(parser) for parser in (parser, *loaded)))
 
 
@@ -89,13 +86,13 @@ def command_names(action: argparse.Action) -> list[str]:
 
 
 def options_of(parser: argparse.ArgumentParser) -> set[str]:
-    """Its own, and those of all commands below it."""
-    found = {option for action in parser._actions for option in action.option_strings}
+    """Return the options of a parser and of all commands below it."""
+    options = {option for action in parser._actions for option in action.option_strings}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
-                found |= options_of(command)
-    return found
+                options |= options_of(command)
+    return options
 
 
 NAMES = sorted(
@@ -109,17 +106,19 @@ NAMES = sorted(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_command_that_is_named_has_help(name: str, tmp_path: Path) -> None:
+def test_named_command_has_help(name: str, tmp_path: Path) -> None:
     command, *options = name.split(" --")
-    done = run_in_process([*words_of(command), "--help"], tmp_path)
+    done = run_in_process([*shlex.split(command), "--help"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"usage: {command} ")
-    assert [one for one in options if f"--{one} " not in done.stdout.replace("\n", " ")] == []
+    assert [
+        option for option in options if f"--{option} " not in done.stdout.replace("\n", " ")
+    ] == []
 
 
-def test_every_option_that_a_page_names_is_some_commands(tmp_path: Path) -> None:
+def test_named_options_exist(tmp_path: Path) -> None:
     ours = set().union(*(options_of_program(program, tmp_path) for program in PROGRAMS))
-    others = {option for options in OF_OTHERS.values() for option in options}
+    others = {option for options in OTHER_PROGRAMS.values() for option in options}
     named = {
         (page, option)
         for page, text in PAGES.items()
@@ -127,7 +126,7 @@ def test_every_option_that_a_page_names_is_some_commands(tmp_path: Path) -> None
         for option in re.findall(r"(?<!\S)--[a-z][a-z-]*", code)
         if code.startswith("--")
     }
-    assert [one for one in sorted(named) if one[1] not in ours | others] == []
+    assert [pair for pair in sorted(named) if pair[1] not in ours | others] == []
     assert others - {option for _, option in named} == set()
 
 
@@ -136,7 +135,7 @@ FIELD = rf"(?:{TOP})(?:\.[a-z]\w*)+"
 
 
 def settings_of(text: str) -> Iterator[tuple[str, str]]:
-    """Fields that are named (`data.root`), and such with values, in blocks too."""
+    """Yield fields that a page names (`data.root`), with their values, in blocks too."""
     blocks, _ = blocks_and_prose(text)
     code = list(inline_code(text))
     for line in [*code, *(line for block in blocks for line in block.lines)]:
@@ -148,7 +147,7 @@ def settings_of(text: str) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_setting_of_a_page_is_a_field_that_takes_the_value(page: str) -> None:
+def test_named_settings_are_valid(page: str) -> None:
     known = {*field_names(), *SECTIONS}
     faults = []
     for name, value in sorted(set(settings_of(PAGES[page]))):
@@ -160,7 +159,7 @@ def test_every_setting_of_a_page_is_a_field_that_takes_the_value(page: str) -> N
 
 
 def refused(pair: str, name: str) -> list[str]:
-    """The fault that is found in this field; what does not fit others is another command's."""
+    """Return the error of this field; errors of other fields depend on the whole command."""
     try:
         load_config("demo.yaml", ["profile.onednn.steps=1-2", pair])
     except InputError as error:
@@ -169,7 +168,7 @@ def refused(pair: str, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_yaml_of_a_page_is_a_configuration_or_an_ablation(page: str, tmp_path: Path) -> None:
+def test_yaml_is_a_configuration_or_an_ablation(page: str, tmp_path: Path) -> None:
     blocks, _ = blocks_and_prose(PAGES[page])
     for block in blocks:
         if block.language not in ("yaml", "yml"):

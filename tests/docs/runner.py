@@ -1,4 +1,4 @@
-"""A page's command, run as it is written: in this process where it is ours, else by bash."""
+"""Run a page's command: ours in this process, which saves the start of Python, others by bash."""
 
 import argparse
 import contextlib
@@ -6,7 +6,6 @@ import importlib
 import io
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,19 +18,18 @@ from common.cli import run_command
 from launch.environment import set_allocator
 from retinanet.config_file import load_config
 
-TIMEOUT = 120
-"""Seconds, of a command in a process of its own."""
+TIMEOUT = 120  # Seconds of a command in a process of its own
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_PROXY": "*"}
-"""A proxy would be asked for 127.0.0.1 too."""
+"""NO_PROXY: requests to 127.0.0.1 would use a proxy too."""
 
 
 class ParsedError(Exception):
-    """Ends a command whose options were read: what it would have done is not wanted."""
+    """Ends a command after its options were read."""
 
 
 def run_by_bash(text: str, folder: Path, **variables: str) -> CompletedProcess[str]:
-    """A line of a shell, with the programs of the environment that the tests run in."""
+    """Run a shell command with the programs of the tests' environment."""
     programs = f"{Path(sys.prefix) / 'bin'}:{os.environ['PATH']}"
     return subprocess.run(
         ["bash", "-c", text],
@@ -44,19 +42,19 @@ def run_by_bash(text: str, folder: Path, **variables: str) -> CompletedProcess[s
     )
 
 
-def run_in_process(words: Sequence[str], folder: Path) -> CompletedProcess[str]:
-    """`python -m data …`, `python train.py …` and the like, without waiting for Python to start.
+def run_in_process(command: Sequence[str], folder: Path) -> CompletedProcess[str]:
+    """Run `python -m data …`, `python train.py …` and the like in this process.
 
-    Torch is loaded already, so that a training is not pinned.
+    Training is not pinned, as torch is loaded already.
     """
-    variables, program, rest = split_command(words)
+    variables, program, arguments = split_command(command)
     if program == "train.py":
-        rest = ["launch.pin=false", "launch.threads=1", *rest]
+        arguments = ["launch.pin=false", "launch.threads=1", *arguments]
         set_allocator("tuned")
     with (
         contextlib.chdir(folder),
         patch.dict(os.environ, {**ENVIRONMENT, **variables}),
-        patch.object(sys, "argv", [program, *rest]),
+        patch.object(sys, "argv", [program, *arguments]),
         contextlib.redirect_stdout(io.StringIO()) as output,
         contextlib.redirect_stderr(io.StringIO()) as errors,
     ):
@@ -65,56 +63,51 @@ def run_in_process(words: Sequence[str], folder: Path) -> CompletedProcess[str]:
             code = run_command(main_of(program))
         except SystemExit as ended:  # argparse's
             code = int(ended.code or 0)
-    return CompletedProcess(words, code, output.getvalue(), errors.getvalue())
+    return CompletedProcess(command, code, output.getvalue(), errors.getvalue())
 
 
-def parse_only(words: Sequence[str], folder: Path) -> CompletedProcess[str]:
-    """The same up to where the options were read."""
+def parse_only(command: Sequence[str], folder: Path) -> CompletedProcess[str]:
+    """Read a command's options, and do nothing else."""
     with stopped_after_parsing(), contextlib.suppress(ParsedError):
-        return run_in_process(words, folder)
-    return CompletedProcess(words, 0, "", "")
+        return run_in_process(command, folder)
+    return CompletedProcess(command, 0, "", "")
 
 
 @contextlib.contextmanager
 def stopped_after_parsing() -> Iterator[None]:
-    """Options are read and refused as always, and settings are; nothing is done then."""
+    """End commands in this context after their options and settings were read."""
     parse = argparse.ArgumentParser.parse_args
 
     def parse_args(
         parser: argparse.ArgumentParser, *arguments: Sequence[str]
     ) -> argparse.Namespace:
-        found: Any = parse(parser, *arguments)
-        if {"config", "overrides"} <= vars(found).keys():
-            load_config(found.config, found.overrides)
+        options: Any = parse(parser, *arguments)
+        if {"config", "overrides"} <= vars(options).keys():
+            load_config(options.config, options.overrides)
         raise ParsedError
 
     with patch.object(argparse.ArgumentParser, "parse_args", parse_args):
         yield
 
 
-def split_command(words: Sequence[str]) -> tuple[dict[str, str], str, list[str]]:
-    """Variables, the program (`train.py`, or a package), and its words."""
-    left = list(words)
+def split_command(command: Sequence[str]) -> tuple[dict[str, str], str, list[str]]:
+    """Return variables, the program (`train.py`, or a package), and its arguments."""
+    remaining = list(command)
     variables = {}
-    while re.fullmatch(r"[A-Z_]+=\S+", left[0]):
-        name, _, value = left.pop(0).partition("=")
+    while re.fullmatch(r"[A-Z_]+=\S+", remaining[0]):
+        name, _, value = remaining.pop(0).partition("=")
         variables[name] = value
-    if Path(left[0]).name == "python":
-        left.pop(0)
-    if left[0] == "-m":
-        left.pop(0)
-    return variables, left[0], left[1:]
+    if Path(remaining[0]).name == "python":
+        remaining.pop(0)
+    if remaining[0] == "-m":
+        remaining.pop(0)
+    return variables, remaining[0], remaining[1:]
 
 
 def main_of(program: str) -> Callable[[], int]:
-    """What `python PROGRAM` or `python -m PROGRAM` calls."""
+    """Return the function that `python PROGRAM` or `python -m PROGRAM` calls."""
     module = importlib.import_module(program.removesuffix(".py"))
     if hasattr(module, "__path__"):
         module = importlib.import_module(f"{program}.__main__")
     main: Callable[[], int] = module.main
     return main
-
-
-def words_of(text: str) -> list[str]:
-    """As a shell splits them."""
-    return shlex.split(text)

@@ -1,0 +1,358 @@
+"""The files that the pages' commands name: small data sets, runs, logs and measurements.
+
+Each has the path by which commands name it. It is made when a command first names it, once per
+process, and copied into the folder of each command that names it.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torchvision.models import resnext50_32x4d
+
+from data.synthetic import make_scenes
+from profiling.peaks import Peaks, save
+from profiling.studies.tune.measurements import write_measurements
+from retinanet.model.retinanet import RetinaNet
+from tests.data.download.datasets import openimages
+from tests.docs.pages import REPOSITORY, commands_of
+from tests.docs.rules import (
+    BACKBONE,
+    COPIED,
+    LOGGED,
+    OWN_PHOTOS,
+    PATCH,
+    QUICK_REPLAY,
+    SCENES,
+    SMALL,
+)
+from tests.docs.runner import run_by_bash, run_in_process
+from tests.launch.hosts_by_hand import TWO_SOCKETS
+from tests.profiling.studies.tune.by_hand import measurements, probes
+from tests.support.mlperf_runs import closed_config, write_run
+
+LARGE = 1_000_000  # Bytes; larger files are linked, not copied: commands never change them in place
+
+CODE = (
+    *("common", "configs", "data", "docs", "launch", "profiling", "retinanet", "tests"),
+    *("train.py", "setup.sh", "Makefile", "pyproject.toml", ".ci", ".pre-commit-config.yaml"),
+)
+"""The content of a user's checkout."""
+
+Make = Callable[[Path, Path], None]
+"""Makes a path, given the folder of all that was made."""
+
+
+def checkout(folder: Path) -> None:
+    """Link the repository's content into a folder in which a command may write."""
+    for name in CODE:
+        (folder / name).symlink_to(REPOSITORY / name)
+    (folder / ".venv").symlink_to(sys.prefix)
+
+
+def put_in_place(name: str, made: Path, folder: Path) -> None:
+    """Copy a file or folder into a command's folder; make it first if no command named it yet."""
+    target = folder / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    copy(make_once(name, made), target)
+
+
+def make_once(name: str, made: Path) -> Path:
+    """Return the path within `made`; make it if it does not exist."""
+    path = made / name
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        FIXTURES[name](path, made)
+    return path
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file, or a folder with its content."""
+    if source.is_dir():
+        shutil.copytree(source, target, symlinks=True, copy_function=link_or_copy)
+    else:
+        link_or_copy(source, target)
+
+
+def link_or_copy(source: Path | str, target: Path | str) -> None:
+    """Link a large file, copy a small one."""
+    if Path(source).stat().st_size < LARGE:
+        shutil.copy2(source, target)
+    else:
+        os.link(source, target)
+
+
+def copy_of(name: str) -> Make:
+    """Return what makes a copy of another fixture, or of a part of it."""
+
+    def make(path: Path, made: Path) -> None:
+        root = next(known for known in FIXTURES if name == known or name.startswith(f"{known}/"))
+        make_once(root, made)
+        copy(made / name, path)
+
+    return make
+
+
+def run_ours(command: str, folder: Path) -> None:
+    """Run a command of ours that has to succeed."""
+    done = run_in_process(command.split(), folder)
+    assert done.returncode == 0, done.stderr
+
+
+def run_shell(command: str, folder: Path) -> None:
+    """Run a shell's command that has to succeed."""
+    done = run_by_bash(command, folder)
+    assert done.returncode == 0, done.stderr
+
+
+# Data sets
+
+
+def make_openimages(path: Path, _: Path) -> None:
+    """Write synthetic data in MLPerf's layout."""
+    make_scenes(path, seed=0, train=6, validation=2)
+
+
+def make_coco(path: Path, made: Path) -> None:
+    """Write the same in COCO's layout."""
+    make_openimages(path, made)
+    (path / "annotations").mkdir()
+    for split, name in (("train", "train2017"), ("validation", "val2017")):
+        labels = path / split / "labels" / "openimages-mlperf.json"
+        labels.rename(path / "annotations" / f"instances_{name}.json")
+        (path / split / "data").rename(path / name)
+        shutil.rmtree(path / split)
+
+
+def make_own_photos(part: Path, made: Path) -> None:
+    """Write a part of a labelling tool's export, or of the files of `data split`."""
+    name, annotations = "my-photos", "my-photos/annotations/instances_default.json"
+    work = made / "work"
+    if not work.exists():
+        work.mkdir()
+        run_ours(f"data scenes --out {name} --images 10", work)
+        run_ours(f"data split {annotations} --out {name}", work)
+    copy(work / name / part.name, part)
+
+
+def make_new_photos(path: Path, _: Path) -> None:
+    run_ours(f"data scenes --out {path.name} --images 3 --seed 7", path.parent)
+
+
+def write_table(path: Path, _: Path) -> None:
+    """Write one of OpenImages' CSV files."""
+    path.write_bytes(openimages(train=6, validation=2)[f"/{path.name}"])
+
+
+def write_table_images(path: Path, _: Path) -> None:
+    """Write the images of the table of boxes."""
+    path.mkdir()
+    for name, content in openimages(train=6, validation=2).items():
+        if name.startswith("/train/"):
+            (path / Path(name).name).write_bytes(content)
+
+
+# Weights and measurements
+
+
+def write_backbone(path: Path, _: Path) -> None:
+    save_file(resnext50_32x4d().state_dict(), path)
+
+
+def write_backbone_pth(path: Path, _: Path) -> None:
+    """Write a backbone as scripts of several ranks save it."""
+    state = resnext50_32x4d().state_dict()
+    tensors = {f"module.{name}": tensor for name, tensor in state.items()}
+    torch.save({"model": tensors, "optimizer": {}, "epoch": 1, "args": "--lr 0.1"}, path)
+
+
+def write_detector_pth(path: Path, _: Path) -> None:
+    """Write a detector of 264 classes as torchvision's and MLPerf's scripts save it."""
+    state = RetinaNet(num_classes=264).state_dict()
+    tensors = {f"module.{name}": tensor for name, tensor in state.items()}
+    settings = argparse.Namespace(lr=1e-4, epochs=8)
+    torch.save({"model": tensors, "optimizer": {}, "args": settings, "epoch": 3}, path)
+
+
+def write_classes(path: Path, _: Path) -> None:
+    """Write categories only, with the ids of MLPerf's JSON."""
+    entries = [{"id": number, "name": f"class {number}"} for number in range(264)]
+    path.write_text(json.dumps({"categories": entries}))
+
+
+def write_topology(path: Path, _: Path) -> None:
+    """Write the output of lscpu on a host of 2 sockets of 28 cores."""
+    rows = [f"{cpu.cpu},{cpu.core},{cpu.socket},{cpu.node}" for cpu in TWO_SOCKETS.cpus]
+    path.write_text("\n".join(["# CPU,Core,Socket,Node", *rows, ""]))
+
+
+def write_hosts(path: Path, _: Path) -> None:
+    path.write_text("localhost:2\n")
+
+
+def write_plan(path: Path, _: Path) -> None:
+    """Write measurements of `launch tune`, with the network between two hosts."""
+    write_measurements(path, measurements())
+
+
+def write_probed_plan(path: Path, _: Path) -> None:
+    """Write measurements on synthetic data, with probe runs."""
+    overrides = ("data.scenes={train: 1000, validation: 100}", "training.epochs=8")
+    demo = replace(measurements(), data="demo.yaml", config="demo.yaml", overrides=overrides)
+    write_measurements(path, replace(demo, images=1000, evaluated_images=100, probes=probes()))
+
+
+def write_peaks(path: Path, _: Path) -> None:
+    peaks = Peaks({"f32": 100.0, "bf16": 200.0}, 10.0, threads=1, cpu="a CPU", versions={})
+    save(peaks, path)
+
+
+# Runs
+
+
+def write_closed_run(path: Path, _: Path) -> None:
+    """Write a run of MLPerf's closed division that converged like its reference."""
+    seed = sum(map(ord, path.name))
+    write_run(path, closed_config(f"run.seed={seed}"), accuracies=[0.2, 0.25, 0.3, 0.35])
+
+
+def copy_ablation_results(path: Path, _: Path) -> None:
+    """Copy the results of ablations in docs, without their report."""
+    results = REPOSITORY / "docs" / "ablations" / path.name
+    shutil.copytree(results, path, ignore=shutil.ignore_patterns("ablations.*", "pictures"))
+
+
+def train_demo(path: Path, _: Path) -> None:
+    """Train the demo in small, with log, trace and counters of its last steps."""
+    settings = [*SCENES, *SMALL, "training.max_steps=4", "profile.perf=true"]
+    settings += ["profile.onednn.steps=3-4", "profile.trace.steps=3-4"]
+    settings += [f"run.root={path.parent}", f"run.name={path.name}"]
+    run_ours(f"train.py {' '.join(settings)}", path.parent)
+
+
+def remove_calls(path: Path, made: Path) -> None:
+    """Copy the demo, without the log's calls of layers that another run may freeze."""
+    copy_of("runs/demo")(path, made)
+    log = path / "onednn" / "rank0.log"
+    lines = log.read_text().splitlines(keepends=True)
+    frozen = ("backward_weights", "kh3")
+    log.write_text("".join(line for line in lines if not all(text in line for text in frozen)))
+
+
+def train_one_step(path: Path, made: Path) -> None:
+    """Train one step of the configuration named like the run."""
+    work, name = path.with_name("work"), path.name
+    for fixture in (f"sets/{name}", "backbone.safetensors"):
+        put_in_place(fixture, made, work)
+    settings = [f"data.root=sets/{name}", *SMALL, BACKBONE, "training.max_steps=1"]
+    run_ours(f"train.py --config {name} {' '.join(settings)} profile.onednn.steps=1", work)
+    (work / "runs" / name).rename(path)
+    shutil.rmtree(work)
+
+
+def train_on_own_photos(_: Path, made: Path) -> None:
+    """Train the tutorial's run in small."""
+    for part in OWN_PHOTOS:
+        make_once(part, made)
+    config = REPOSITORY / "docs/examples/my-photos.yaml"
+    run_ours(f"train.py --config {config} {' '.join(SMALL)}", made)
+
+
+def train_the_example(path: Path, made: Path) -> None:
+    """Train the worked example in small."""
+    config = REPOSITORY / "docs/examples/profiled.yaml"
+    run_ours(f"train.py --config {config} run.name={path.name} {LOGGED}", made)
+
+
+def train_the_patched_example(path: Path, _: Path) -> None:
+    """Train the worked example with the patched program."""
+    work = path.with_name("patched")
+    work.mkdir()
+    checkout(work)
+    train = f"python runs/changed/train.py --config docs/examples/profiled.yaml {LOGGED}"
+    run_shell(f"{COPIED}{PATCH} && {train} run.name={path.name}", work)
+    (work / "runs" / path.name).rename(path)
+    shutil.rmtree(work)
+
+
+def make_video(path: Path, made: Path) -> None:
+    """Run the page's program that makes a video."""
+    page = (REPOSITORY / "docs" / "serving.md").read_text("utf-8")
+    make_once("runs/demo", made)
+    commands = (command.text for command in commands_of(page, "serving.md"))
+    program = next(text for text in commands if path.name in text)
+    run_shell(program.replace(".venv/bin/", ""), made)
+
+
+def detect(source: str) -> Make:
+    """Return what writes the detections in images or a video."""
+
+    def make(path: Path, made: Path) -> None:
+        make_once("runs/demo", made)
+        if source in FIXTURES:
+            make_once(source, made)
+        options = f"--no-pictures --score 0.01 --json {path.relative_to(made)}"
+        run_ours(f"retinanet predict --checkpoint runs/demo {source} {options}", made)
+
+    return make
+
+
+def replay_log(path: Path, made: Path, *, run: str) -> None:
+    """Run the costliest problems of a run's log again."""
+    make_once(run, made)
+    out = path.parent.relative_to(made)
+    run_ours(f"profiling benchdnn {run}/onednn/rank0.log --out {out} {QUICK_REPLAY}", made)
+
+
+DEMOS = tuple(f"runs/{name}" for name in ("profiled", "five", "step", "size800"))
+CLOSED_RUNS = tuple(
+    f"runs/{name}" for name in ("a", "b", "c", "first", "second", "third", "fourth", "fifth")
+)
+LABELS = "sets/openimages/train/labels/openimages-mlperf.json"
+
+FIXTURES: dict[str, Make] = {
+    "sets/openimages": make_openimages,
+    "sets/coco": make_coco,
+    "coco128": make_coco,
+    "photos": copy_of("sets/openimages/train/data"),
+    "train.json": copy_of(LABELS),
+    "val.json": copy_of(LABELS),
+    "oidv6-train-annotations-bbox.csv": write_table,
+    "class-descriptions-boxable.csv": write_table,
+    **dict.fromkeys((*OWN_PHOTOS, "my-photos/annotations"), make_own_photos),
+    "new-photos": make_new_photos,
+    "train/data": write_table_images,
+    "backbone.pth": write_backbone_pth,
+    "model_3.pth": write_detector_pth,
+    "classes.json": write_classes,
+    "backbone.safetensors": write_backbone,
+    "node.txt": write_topology,
+    "my-hosts": write_hosts,
+    "node.json": write_plan,
+    "scenes.json": write_probed_plan,
+    "peaks.json": write_peaks,
+    "replay/replay.json": partial(replay_log, run="runs/demo"),
+    "runs/demo": train_demo,
+    "runs/coco": train_one_step,
+    "runs/openimages": train_one_step,
+    "runs/my-photos": train_on_own_photos,
+    "runs/before": train_the_example,
+    "runs/after": train_the_patched_example,
+    "runs/mended": copy_of("runs/before"),  # the mended program is the one before the patch
+    "runs/efficiency/replay.json": partial(replay_log, run="runs/after"),
+    "predictions/scenes.mp4": make_video,
+    "predictions/found.json": detect("runs/demo/scenes/validation/data"),
+    "predictions/video.json": detect("predictions/scenes.mp4"),
+    "runs/three": remove_calls,
+    **dict.fromkeys(DEMOS, copy_of("runs/demo")),
+    **dict.fromkeys(CLOSED_RUNS, write_closed_run),
+    "runs/ablations/quick": copy_ablation_results,
+}
