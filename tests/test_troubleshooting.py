@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: each message that it quotes is one that this code prints."""
+"""docs/troubleshooting.md quotes the messages that this code prints."""
 
 import ast
 import json
@@ -19,24 +19,21 @@ PAGE = REPOSITORY / "docs" / "troubleshooting.md"
 SOURCES = ("train.py", "common", "data", "launch", "profiling", "retinanet")
 
 ENTRY = re.compile(r"^### `(.+)`(?: \((.+)\))?$", re.MULTILINE)
-STAND_IN = "…"
-OTHERS = {"pip", "Python", "torch", "mpirun", "libgomp", "the shell"}
-"""Whose messages are quoted beside ours."""
-
-SHORTEST = 4
-"""Characters of a piece of a literal that a quoted message may be made of."""
+PLACEHOLDER = "…"  # Stands for the parts of a message that vary
+OTHER_PROGRAMS = {"pip", "Python", "torch", "mpirun", "libgomp", "the shell"}
+SHORTEST = 4  # Characters of the shortest piece of a literal
 
 
 def entries() -> list[tuple[str, str]]:
-    """Each quoted message, and who says it: empty for this program."""
+    """Return each quoted message and the program that prints it; empty for ours."""
     return ENTRY.findall(PAGE.read_text(encoding="utf-8"))
 
 
-OURS = [message for message, speaker in entries() if not speaker]
+OURS = [message for message, program in entries() if not program]
 
 
-def fixed_parts(tree: ast.AST) -> list[str]:
-    """All text between the values of a module's strings."""
+def literals(tree: ast.AST) -> list[str]:
+    """Return the literal parts of a module's strings."""
     return [
         node.value
         for node in ast.walk(tree)
@@ -44,26 +41,25 @@ def fixed_parts(tree: ast.AST) -> list[str]:
     ]
 
 
-BETWEEN = "\0"
-"""Stands between two parts of a file's strings, and in no message."""
+SEPARATOR = "\0"  # Between two literals; in no message
 
 
 @cache
 def texts_of_sources() -> dict[str, str]:
-    """The fixed parts of the strings of each file, in a row."""
+    """Return the literals of each file, joined."""
     roots = [REPOSITORY / name for name in SOURCES]
     files = [file for root in roots for file in ([root] if root.is_file() else root.rglob("*.py"))]
     texts = {
-        str(file.relative_to(REPOSITORY)): BETWEEN.join(fixed_parts(ast.parse(file.read_text())))
+        str(file.relative_to(REPOSITORY)): SEPARATOR.join(literals(ast.parse(file.read_text())))
         for file in files
     }
     return texts | {"setup.sh": (REPOSITORY / "setup.sh").read_text()}
 
 
 def is_made_of(message: str, text: str) -> bool:
-    """Whether a message is a row of pieces of a text, each of at least `SHORTEST` characters.
+    """Return whether a message consists of pieces of a text of at least `SHORTEST` characters.
 
-    A colon may stand between two of them, as `Finding` joins its subject and what was found.
+    Two pieces may be joined by a colon, as `Finding` joins its subject and its text.
     """
     reached = {0}
     for start in range(len(message)):
@@ -79,51 +75,51 @@ def is_made_of(message: str, text: str) -> bool:
 
 
 def fragments(message: str) -> list[str]:
-    """What is the same each time, without what commands put before every line."""
+    """Return the parts of a message that do not vary, without its prefix."""
     text = re.sub(r"^(error|warning|note|setup): ", "", message)
-    pieces = (piece.strip(" ;:,()[].×") for piece in text.split(STAND_IN))
+    pieces = (piece.strip(" ;:,()[].×") for piece in text.split(PLACEHOLDER))
     return [piece for piece in pieces if len(piece) >= SHORTEST]
 
 
 def pattern_of(message: str) -> re.Pattern[str]:
-    """What the message matches when it is printed."""
-    return re.compile(".*?".join(map(re.escape, message.split(STAND_IN))))
+    """Return what a printed message must match."""
+    return re.compile(".*?".join(map(re.escape, message.split(PLACEHOLDER))))
 
 
-def test_the_page_quotes_some_forty_messages_of_ours_and_names_other_speakers() -> None:
+def test_page_quotes_forty_messages_and_names_other_programs() -> None:
     assert len(OURS) >= 40
-    assert {speaker for _, speaker in entries()} - {""} <= OTHERS
+    assert {program for _, program in entries()} - {""} <= OTHER_PROGRAMS
 
 
 @pytest.mark.parametrize("message", OURS)
-def test_a_quoted_message_stands_in_the_sources(message: str) -> None:
-    wanted = fragments(message)
-    assert wanted, "only stand-ins"
+def test_quoted_message_is_in_the_sources(message: str) -> None:
+    parts = fragments(message)
+    assert parts, "only placeholders"
     files = [
         file
         for file, text in texts_of_sources().items()
-        if all(is_made_of(piece, text) for piece in wanted)
+        if all(is_made_of(piece, text) for piece in parts)
     ]
-    assert files, f"no file prints all of {wanted}"
+    assert files, f"no file prints all of {parts}"
 
 
-def test_a_message_that_nobody_prints_is_found_out() -> None:
+def test_unprinted_message_is_detected() -> None:
     text = texts_of_sources()["retinanet/training/run_folder.py"]
     assert is_made_of("holds another run's work; give --resume", text)
     assert not is_made_of("holds another run's work; give --force", text)
 
 
-# A good share is provoked: what the command says is what the page quotes.
+# Many messages are provoked: the command must print what the page quotes.
 
 Provoke = Callable[[Path], list[str]]
 
 
-def train(*words: str) -> Provoke:
-    return lambda folder: ["train", *words, f"run.root={folder / 'runs'}"]
+def train(*settings: str) -> Provoke:
+    return lambda folder: ["train", *settings, f"run.root={folder / 'runs'}"]
 
 
-def own_data(name: str, *words: str, **changes: object) -> Provoke:
-    """Training on a JSON of one image, with changed fields."""
+def own_data(name: str, *settings: str, **changes: object) -> Provoke:
+    """Train on a JSON of one image, with changed fields."""
 
     def command(folder: Path) -> list[str]:
         box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 9, 9], "iscrowd": 0}
@@ -136,12 +132,12 @@ def own_data(name: str, *words: str, **changes: object) -> Provoke:
         file = folder / "labels.json"
         file.write_text(json.dumps(content))
         splits = ("train", "validation")
-        given = [f"data.{split}_annotations={file}" for split in splits]
-        given += [f"data.{split}_images={folder}" for split in splits]
-        own = ["--config", "coco.yaml", "model.norm=batch", "model.trainable_layers=5"]
-        own += ["model.pretrained_backbone=null", "launch.pin=false", "data.image_size=64"]
-        own += ["data.class_indices=contiguous", "model.num_classes=null"]
-        return train(*own, *given, *words)(folder)
+        paths = [f"data.{split}_annotations={file}" for split in splits]
+        paths += [f"data.{split}_images={folder}" for split in splits]
+        data = ["--config", "coco.yaml", "model.norm=batch", "model.trainable_layers=5"]
+        data += ["model.pretrained_backbone=null", "launch.pin=false", "data.image_size=64"]
+        data += ["data.class_indices=contiguous", "model.num_classes=null"]
+        return train(*data, *paths, *settings)(folder)
 
     return command
 
@@ -163,15 +159,8 @@ def occupied(folder: Path) -> list[str]:
 def no_log(folder: Path) -> list[str]:
     (folder / "run").mkdir()
     (folder / "run" / "config.yaml").write_text("")
-    return [
-        "profiling",
-        "report",
-        str(folder / "run"),
-        "--peaks",
-        "none",
-        "--out",
-        str(folder / "report.html"),
-    ]
+    out = str(folder / "report.html")
+    return ["profiling", "report", str(folder / "run"), "--peaks", "none", "--out", out]
 
 
 PROVOKED: dict[str, Provoke] = {
@@ -222,18 +211,16 @@ def mains() -> dict[str, Callable[[], int]]:
 
 
 @pytest.mark.parametrize("part", PROVOKED)
-def test_what_a_command_says_is_what_the_page_quotes(
-    part: str, tmp_path: Path, run_here: RunHere
-) -> None:
+def test_command_prints_the_quoted_message(part: str, tmp_path: Path, run_here: RunHere) -> None:
     [quoted] = [message for message in OURS if part in message]
     (tmp_path / "a.jpg").write_bytes(b"")
-    program, *words = PROVOKED[part](tmp_path)
-    done = run_here(mains()[program], *words)
+    program, *arguments = PROVOKED[part](tmp_path)
+    done = run_here(mains()[program], *arguments)
     assert done.returncode == 2
     assert pattern_of(quoted).match(done.stderr), done.stderr
 
 
-def test_the_set_up_without_a_python_says_what_the_page_quotes(tmp_path: Path) -> None:
+def test_setup_without_python_prints_the_quoted_message(tmp_path: Path) -> None:
     (tmp_path / "setup.sh").write_text((REPOSITORY / "setup.sh").read_text())
     for name in ("requirements.txt", "requirements-dev.txt"):
         (tmp_path / name).write_text("")
@@ -249,7 +236,8 @@ def test_the_set_up_without_a_python_says_what_the_page_quotes(tmp_path: Path) -
     assert pattern_of(quoted).match(done.stderr)
 
 
-def test_the_number_that_openmp_does_not_read_is_quoted_as_it_says_it() -> None:
+@pytest.mark.slow
+def test_openmp_prints_the_quoted_message() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import torch"],
         env=os.environ | {"OMP_NUM_THREADS": "auto"},
@@ -257,5 +245,5 @@ def test_the_number_that_openmp_does_not_read_is_quoted_as_it_says_it() -> None:
         text=True,
         check=False,
     )
-    [quoted] = [message for message, speaker in entries() if speaker == "libgomp"]
+    [quoted] = [message for message, program in entries() if program == "libgomp"]
     assert quoted in done.stderr

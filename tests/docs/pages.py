@@ -67,7 +67,7 @@ def blocks_and_prose(text: str) -> tuple[list[Block], list[tuple[int, str]]]:
 
 
 def commands_of(text: str, page: str) -> Iterator[Command]:
-    """Yield every command of a page: in shell blocks and sentences, behind prompts, below `next:`."""
+    """Yield a page's commands: in shell blocks, behind prompts, below `next:`, in sentences."""
     blocks, prose = blocks_and_prose(text)
     for block in blocks:
         if any(line.startswith(PROMPT) for line in block.lines):
