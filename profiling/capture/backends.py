@@ -129,6 +129,7 @@ class OneDnnHook(ProfilerHook):
             self._log = None
 
     def _mark(self, phase: str | None = None, *, is_begin: bool) -> None:
+        # oneDNN prints into C's stdio buffer; unflushed, its lines would follow the mark.
         flush_c()
         self._write(mark_line(Mark(time.time_ns() / 1e6, is_begin, self._step, phase)))
 
@@ -254,6 +255,7 @@ class PerfStat:
         self._answers, answers = os.pipe()
         command = [
             *("perf", "stat", "--field-separator", ",", "--event", ",".join(events)),
+            # Delay -1: events are off until the control pipe enables them.
             *("--delay", "-1", "--control", f"fd:{commands},{answers}"),
             *("--log-fd", str(self._output.fileno()), "--pid", str(os.getpid())),
         ]
@@ -336,7 +338,7 @@ class TraceHook(ProfilerHook):
     def __init__(self, file: Path, steps: Collection[int]) -> None:
         super().__init__(file, steps)
         self.bytes_moved: dict[str, Any] | None = None
-        """What a step's operators read and write, where that was counted; see `CountHook`."""
+        """The bytes that a step's operators read and write, if counted; see `CountHook`."""
         self._profiler: profile | None = None
         self._around_step = ExitStack()
         self._around_phase = ExitStack()
@@ -378,6 +380,7 @@ class TraceHook(ProfilerHook):
             profiler.add_metadata_json(KEY, json.dumps(self.bytes_moved))
         with errors_to_nowhere():  # Kineto warns that there is no GPU
             profiler.stop()
+        # The exporter writes piece by piece; a killed run must not leave half a trace.
         partial = self.file.with_name(f".partial-{self.file.name}")
         try:
             profiler.export_chrome_trace(str(partial))

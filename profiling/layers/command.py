@@ -206,7 +206,7 @@ def combine(
 
 
 def option_remarks(subject: Subject, configurations: Sequence[Configuration]) -> list[str]:
-    """Return sentences about options without effect here, or with an unexpected one."""
+    """Return notes on options that have no effect on this machine, or an unexpected one."""
     nodes = read_allowance().memory_nodes
     policies = dict.fromkeys(each.memory for each in configurations if each.memory)
     remarks = [memory_remark(text, allowed=nodes) for text in policies]

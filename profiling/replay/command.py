@@ -1,7 +1,7 @@
 """`python -m profiling benchdnn`: a log's problems as problem files, and run again alone.
 
-The runner is benchdnn where there is one, else the oneDNN of torch. Results are printed beside the
-log, and kept in `replay.json`; with benchdnn also now and then meanwhile, and on Ctrl-C.
+The runner is benchdnn if it is installed, else torch's oneDNN. Results are printed beside the log,
+and saved in `replay.json`; with benchdnn also every few seconds, and on Ctrl-C.
 """
 
 import argparse

@@ -24,7 +24,7 @@ from profiling.onednn_log.work import MemoryDescriptor, Problem, listed_sizes, n
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Where a log's problems ran, as far as it says, and are to be run again."""
+    """Threads, cores and memory nodes of a log, under which its problems run again."""
 
     threads: int
     cpus: tuple[int, ...] = ()  # Logical CPUs; none: those that this process may use
@@ -316,7 +316,7 @@ def difference(wanted: Problem, ran: Problem) -> str:
 
 
 POST_OPS = "attr-post-ops:"
-OF_NO_WEIGHT = ("attr-scratchpad:",)  # Attributes that change nothing of the work
+IGNORED = ("attr-scratchpad:",)  # Attributes that do not change the work
 
 
 def post_ops(problem: Problem) -> tuple[str, ...]:
@@ -330,9 +330,9 @@ def post_ops(problem: Problem) -> tuple[str, ...]:
 
 def other_attributes(problem: Problem) -> tuple[str, ...]:
     """Return all attributes but post-ops (scales, zero points, precision), sorted."""
-    words = (word.strip("'\"") for word in problem.attributes.split()
-             if not word.startswith(POST_OPS))  # fmt: skip
-    return tuple(sorted(word for word in words if not word.startswith(OF_NO_WEIGHT)))
+    others = (word for word in problem.attributes.split() if not word.startswith(POST_OPS))
+    plain = (word.strip("'\"") for word in others)
+    return tuple(sorted(word for word in plain if not word.startswith(IGNORED)))
 
 
 @dataclass(frozen=True)

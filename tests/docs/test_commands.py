@@ -103,7 +103,7 @@ def test_command_of_a_page_does_what_the_page_says(
 
 
 def test_every_command_has_a_rule_and_every_rule_a_command() -> None:
-    commands = [command for same in COMMANDS.values() for command in same]
+    commands = [command for group in COMMANDS.values() for command in group]
     assert [command for command in commands if rule_of(command) is None] == []
     used = {rule_of(command) for command in commands}
     assert [rule.pattern for rule in RULES if rule not in used] == []

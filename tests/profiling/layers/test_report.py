@@ -140,9 +140,9 @@ def test_labels_name_only_what_differs() -> None:
     both = [Configuration(onednn=engine, threads=2) for engine in (False, True)]
     assert labels(both) == ["default", "optimized"]
     assert labels(both[1:]) == ["optimized"]
-    one, two = (Configuration(onednn=True, threads=count) for count in (1, 2))
-    assert labels([one, two]) == ["1 thread", "2 threads"]
-    mixed = [one, Configuration(onednn=False, threads=1, memory="local", huge_pages=True)]
+    single, double = (Configuration(onednn=True, threads=count) for count in (1, 2))
+    assert labels([single, double]) == ["1 thread", "2 threads"]
+    mixed = [single, Configuration(onednn=False, threads=1, memory="local", huge_pages=True)]
     assert labels(mixed) == [
         "optimized, memory default, small pages",
         "default, memory local, huge pages",
