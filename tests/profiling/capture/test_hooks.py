@@ -67,7 +67,9 @@ def test_resumed_run_leaves_earlier_files_alone(
 ) -> None:
     log.parent.mkdir()
     log.write_text("earlier")
-    run_steps(make_hooks(tmp_path, onednn=range(7, 8), trace=range(9, 9)), small, steps=range(7, 8))
+    run_steps(
+        make_hooks(tmp_path, onednn=range(7, 8), trace=range(9, 10)), small, steps=range(7, 8)
+    )
     assert log.read_text() == "earlier"
     assert read_marks(log.with_name("rank0-from-step-7.log"))[0] == "begin,7"
 

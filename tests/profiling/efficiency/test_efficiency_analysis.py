@@ -31,7 +31,7 @@ from tests.profiling.efficiency.example_log import (
     replay_of,
     write_log,
 )
-from tests.profiling.replay.problems import v3
+from tests.profiling.replay.problems import parse_v3 as v3
 
 REPLAYED_MS = 2 * 10 + 2 * 14 + 20 + 20 + 5 + 7
 HOT_MS = 4 * 9 + 2 * 10 + 2 * 6
