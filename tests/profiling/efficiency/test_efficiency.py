@@ -139,7 +139,7 @@ def without_path(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--replay=/no/such.json"], "/no/such.json: cannot be read"),
         (["--runner=benchdnn"], "--runner benchdnn: benchdnn is not on PATH"),
         (["--runner=torch", "--benchdnn=/bin/true"], "--benchdnn: not used by --runner torch"),
-        (["--benchdnn=/no/such"], "--benchdnn: /no/such is not there"),
+        (["--benchdnn=/no/such"], "--benchdnn: /no/such "),
         (["--runner=torch", "--out=LOG"], "is a file; give a folder"),
     ],
 )
