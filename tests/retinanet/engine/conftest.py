@@ -1,4 +1,4 @@
-"""What the engine's tests share."""
+"""Fixtures of the engine's tests."""
 
 import functools
 from collections.abc import Iterator
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from common.machine import cpu_flags
 from common.native import usable_instruction_sets
 from retinanet.engine import convolution, grouped_convolution, tile_convolution
 from retinanet.engine.tile_convolution import Tiles, best_tiles
@@ -17,11 +18,25 @@ KERNELS = (
     tile_convolution.CONVOLUTION,
     tile_convolution.WEIGHT_GRADIENT,
 )
+# Where the processor computes tiles, "vectors" covers the same packing code.
+EMULATED = pytest.param(
+    "emulated", marks=[pytest.mark.exhaustive] if "avx512_bf16" in cpu_flags() else []
+)
 
 
-@pytest.fixture(params=["amx", "vectors", "emulated", "emulated without vectors"])
-def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tiles]:
-    """What computes the tile instructions; the last also for the plainest instruction set."""
+@pytest.fixture
+def threads_restored() -> Iterator[None]:
+    """Let a test call `torch.set_num_threads`."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=["amx", "vectors", EMULATED, "emulated without vectors"])
+def tiles(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, threads_restored: None
+) -> Tiles:
+    """The unit that computes tiles; the last variant compiles for the oldest instruction set."""
     kind = Tiles[request.param.split()[0].upper()]
     best = best_tiles()
     if kind is not Tiles.EMULATED and (best is None or kind < best):
@@ -29,14 +44,12 @@ def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     if request.param == "emulated without vectors":
         for kernels in KERNELS:
             monkeypatch.setattr(kernels, "instruction_set", usable_instruction_sets()[-1])
-    threads = torch.get_num_threads()
-    yield kind
-    torch.set_num_threads(threads)
+    return kind
 
 
 @pytest.fixture
-def own_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `convolve` take AMX's kernels on any processor, by the best that computes tiles here."""
+def forced_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `convolve` use AMX's kernels on any processor, by the best unit that it has."""
     best = best_tiles()
     kind = Tiles.EMULATED if best is None else best
     monkeypatch.setattr(convolution, "has_tiles", lambda: True)
@@ -48,5 +61,5 @@ def own_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         "grouped_input_gradient",
         "grouped_weight_gradient",
     ):
-        own = functools.partial(getattr(convolution, name), tiles=kind)
-        monkeypatch.setattr(convolution, name, own)
+        function = functools.partial(getattr(convolution, name), tiles=kind)
+        monkeypatch.setattr(convolution, name, function)

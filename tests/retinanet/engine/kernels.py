@@ -1,6 +1,6 @@
-"""What the tests of kernels share."""
+"""Maps for tests of kernels, and comparisons with float64."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,10 +17,48 @@ def nan_in_new_memory() -> Iterator[None]:
     empty = torch.empty
 
     def all_ones(*arguments: Any, **options: Any) -> Tensor:
-        made = empty(*arguments, **options)
-        made.as_strided((made.numel(),), (1,)).view(torch.uint8).fill_(0xFF)
-        return made
+        tensor = empty(*arguments, **options)
+        tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).fill_(0xFF)
+        return tensor
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty", all_ones)
         yield
+
+
+def random_maps(*shape: int, seed: int = 0) -> Tensor:
+    """Return BF16 maps [N, C, H, W] in channels_last memory, with NaN before and behind them."""
+    images, channels, height, width = shape
+    size = images * channels * height * width
+    memory = torch.full((size + 4096,), torch.nan, dtype=torch.bfloat16)
+    inside = memory[2048 : 2048 + size]
+    inside.copy_(torch.randn(size, generator=torch.Generator().manual_seed(seed)))
+    return inside.view(images, height, width, channels).permute(0, 3, 1, 2)
+
+
+def distance(value: Tensor, reference: Tensor) -> float:
+    """Return the norm of the difference over that of the reference."""
+    return ((value.double() - reference).norm() / reference.norm().clamp(min=1e-30)).item()
+
+
+def assert_rounded(actual: Tensor, expected: Tensor, *, absolute: float = 1e-4) -> None:
+    """Assert BF16 maps of float32 sums; `absolute` is a share of the largest value."""
+    assert actual.dtype == torch.bfloat16 and actual.shape == expected.shape
+    assert actual.permute(0, 2, 3, 1).is_contiguous()
+    allowed = BF16_ROUNDING * expected.abs() + absolute * expected.abs().max()
+    assert bool(((actual.double() - expected).abs() <= allowed).all())
+
+
+def assert_close_sums(
+    actual: Sequence[Tensor], expected: Sequence[Tensor], *, allowed: float = 2e-6
+) -> None:
+    """Assert sums in float32: errors are a share of the largest value."""
+    for value, reference in zip(actual, expected, strict=True):
+        error = float((value - reference).detach().abs().max())
+        assert error <= allowed * max(float(reference.detach().abs().max()), 1e-3)
+
+
+def assert_equal(*results: Sequence[Tensor]) -> None:
+    """Assert that all results are equal to the last bit."""
+    for other in results[1:]:
+        assert all(torch.equal(*pair) for pair in zip(results[0], other, strict=True))

@@ -1,78 +1,94 @@
-"""One convolution over several levels, against torch's own in float64, where kernels have traps."""
+"""Convolutions over levels, with ReLUs and residual sums, against float64."""
+
+from copy import deepcopy
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from retinanet.engine.convolution import ConvParams, convolve, get_conv_params
+from retinanet.engine import convolution as convolution_module
+from retinanet.engine.convolution import (
+    POINTWISE,
+    SAME_3X3,
+    ConvParams,
+    convolve,
+    get_conv_params,
+)
+from retinanet.engine.norm_relu import add_relu, branches
+from retinanet.engine.tile_convolution import Tiles
+from tests.retinanet.engine.kernels import BF16_ROUNDING, assert_close_sums, distance
 
-CONVOLUTIONS = [
-    nn.Conv2d(8, 6, 1),
-    nn.Conv2d(8, 6, 1, stride=2),
-    nn.Conv2d(8, 12, 3, stride=2, padding=1),
-    nn.Conv2d(8, 8, 3, padding=1, groups=4),
-    nn.Conv2d(8, 45, 3, padding=1),
-    nn.Conv2d(8, 3, 7, stride=2, padding=3),
-]
-
-
-def poison() -> None:
-    """Leave NaN in freed memory of many sizes."""
-    for size in range(1, 200):
-        torch.full((size * 64,), float("nan"))
+PRECISIONS = [(torch.float64, 1e-7), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
+STRIDE_2 = ConvParams((2, 2), (0, 0), 1)
 
 
-def relative_error(value: Tensor, reference: Tensor) -> float:
-    return ((value.double() - reference).norm() / reference.norm()).item()
+def convolve_by(module: nn.Conv2d, levels: list[Tensor], **options: Any) -> list[Tensor]:
+    params = get_conv_params(module)
+    return convolve(levels, module.weight, module.bias, params=params, **options)
+
+
+def reference(level: Tensor, module: nn.Conv2d, scale: Tensor | None = None) -> Tensor:
+    """Convolve in float64."""
+    assert module.bias is not None
+    stride, padding, groups = get_conv_params(module)
+    weight, bias = module.weight.double(), module.bias.double()
+    if scale is not None:
+        weight = weight * scale.double()[:, None, None, None]
+    return F.conv2d(level.double(), weight, bias, stride, padding, 1, groups)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("convolution", CONVOLUTIONS, ids=str)
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Conv2d(8, 6, 1),
+        nn.Conv2d(8, 6, 1, stride=2),
+        nn.Conv2d(8, 12, 3, stride=2, padding=1),
+        nn.Conv2d(8, 8, 3, padding=1, groups=4),
+        nn.Conv2d(8, 45, 3, padding=1),
+        nn.Conv2d(8, 3, 7, stride=2, padding=3),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("scaled", [False, True])
 def test_values_and_gradients_over_levels(
-    convolution: nn.Conv2d, dtype: torch.dtype, scaled: bool
+    module: nn.Conv2d, dtype: torch.dtype, scaled: bool
 ) -> None:
     torch.manual_seed(1)
     levels = [torch.randn(2, 8, *size).to(dtype).requires_grad_() for size in ((9, 6), (4, 4))]
-    bias = torch.randn(len(convolution.weight), requires_grad=True)
-    scale = torch.rand(len(convolution.weight)) + 0.5 if scaled else None
-    weight = convolution.weight
-    params = get_conv_params(convolution)
-    outputs = convolve(levels, weight, bias, params=params, scale=scale)
-    full = (
-        weight.double() if scale is None else weight.double() * scale.double()[:, None, None, None]
-    )
-    stride, padding, groups = params
-    wanted = [F.conv2d(x.double(), full, bias.double(), stride, padding, 1, groups) for x in levels]
-    given = [torch.randn(y.shape) for y in wanted]
-    sources = [weight, bias, *levels]
-    found = torch.autograd.grad(outputs, sources, [g.to(dtype) for g in given])
-    references = torch.autograd.grad(wanted, sources, [g.double() for g in given])
+    scale = torch.rand(len(module.weight)) + 0.5 if scaled else None
+    outputs = convolve_by(module, levels, scale=scale)
+    expected = [reference(level, module, scale) for level in levels]
+    given = [torch.randn(output.shape) for output in expected]
+    sources = [*module.parameters(), *levels]
+    gradients = torch.autograd.grad(outputs, sources, [g.to(dtype) for g in given])
+    references = torch.autograd.grad(expected, sources, [g.double() for g in given])
     allowed = 1e-5 if dtype == torch.float32 else 1e-2
-    for value, reference in zip([*outputs, *found], [*wanted, *references], strict=True):
-        assert relative_error(value, reference.double()) < allowed
-    assert found[0].dtype == found[1].dtype == torch.float32
+    for value, exact in zip([*outputs, *gradients], [*expected, *references], strict=True):
+        assert distance(value, exact.double()) < allowed
+    assert gradients[0].dtype == gradients[1].dtype == torch.float32
 
 
 @pytest.mark.parametrize("height", [1, 2, 3])
-def test_strided_convolution_of_a_map_one_pixel_wide_writes_all_of_its_gradient(
+def test_strided_convolution_of_a_map_one_pixel_wide_writes_its_whole_gradient(
     height: int,
 ) -> None:
     torch.manual_seed(1)
-    weight = (
-        torch.randn(64, 64, 3, 3).contiguous(memory_format=torch.channels_last).requires_grad_()
-    )
-    bias = torch.zeros(64)
+    weight = torch.randn(64, 64, 3, 3).contiguous(memory_format=torch.channels_last)
+    weight.requires_grad_()
     params = get_conv_params(nn.Conv2d(64, 64, 3, stride=2, padding=1))
     level = torch.randn(2, 64, height, 1).bfloat16().requires_grad_()
     for _ in range(5):
-        poison()
-        [output] = convolve([level], weight, bias, params=params)
-        found = torch.autograd.grad(output, [weight, level], torch.ones_like(output))
-        assert all(gradient.isfinite().all() for gradient in found)
-        assert (found[0][..., 0] == 0).all() and (found[0][..., 2] == 0).all()
-        assert found[1].dtype == torch.bfloat16
+        for size in range(1, 200):  # NaN in freed memory of many sizes
+            torch.full((size * 64,), float("nan"))
+        [output] = convolve([level], weight, torch.zeros(64), params=params)
+        gradients = torch.autograd.grad(output, [weight, level], torch.ones_like(output))
+        assert all(gradient.isfinite().all() for gradient in gradients)
+        assert (gradients[0][..., 0] == 0).all() and (gradients[0][..., 2] == 0).all()
+        assert gradients[1].dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("groups", [1, 8])
@@ -83,10 +99,227 @@ def test_a_convolution_without_bias_trains_in_bf16(groups: int, size: int) -> No
     weight = torch.randn(32, 32 // groups, size, size, requires_grad=True)
     level = torch.randn(2, 32, 6, 5).bfloat16()
     [output] = convolve([level], weight, None, params=params)
-    output.float().sum().backward()
-    [expected] = torch.autograd.grad(
-        torch.nn.functional.conv2d(level.float(), weight, padding=size // 2, groups=groups).sum(),
-        [weight],
-    )
-    assert weight.grad is not None
-    assert torch.allclose(weight.grad, expected, atol=0.05 * float(expected.abs().max()))
+    [gradient] = torch.autograd.grad(output.float().sum(), [weight])
+    exact = F.conv2d(level.float(), weight, padding=size // 2, groups=groups)
+    assert_close_sums([gradient], torch.autograd.grad(exact.sum(), [weight]), allowed=0.05)
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), PRECISIONS, ids=str)
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 5, 3, padding=1)),
+        (nn.Conv2d(16, 16, 1), nn.Conv2d(16, 32, 3, stride=2, padding=1, groups=4)),
+        (nn.Conv2d(16, 7, 3, padding=1), nn.Conv2d(7, 6, 1, stride=2)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("size", [(9, 6), (5, 1)])
+def test_relu_between_two_convolutions_over_levels(
+    first: nn.Conv2d,
+    second: nn.Conv2d,
+    size: tuple[int, int],
+    dtype: torch.dtype,
+    allowed: float,
+) -> None:
+    torch.manual_seed(1)
+    exact = torch.promote_types(dtype, torch.float32)
+    first, second = deepcopy(first).to(exact), deepcopy(second).to(exact)
+    levels = [torch.randn(2, 16, *side).to(dtype).requires_grad_() for side in (size, (4, 4))]
+    sources = [*first.parameters(), *second.parameters(), *levels]
+    inner = convolve_by(first, levels, relu=True)
+    outputs = convolve_by(second, inner, gated=True)
+    # The reference's ReLU opens where ours does: near zero rounding decides.
+    expected_inner = [
+        reference(level, first) * (maps > 0) for level, maps in zip(levels, inner, strict=True)
+    ]
+    expected = [reference(level, second) for level in expected_inner]
+    given = [torch.randn(output.shape) for output in expected]
+    gradients = torch.autograd.grad(outputs, sources, [g.to(dtype) for g in given])
+    references = torch.autograd.grad(expected, sources, [g.double() for g in given])
+    for value, exact_value in zip(
+        [*inner, *outputs, *gradients], [*expected_inner, *expected, *references], strict=True
+    ):
+        assert distance(value, exact_value.double()) < allowed
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-28)])
+@pytest.mark.parametrize("module", [nn.Conv2d(16, 32, 1), nn.Conv2d(16, 32, 3, 1, 1, groups=4)])
+def test_fused_relu_equals_relu_behind_the_convolution(
+    module: nn.Conv2d, dtype: torch.dtype, allowed: float
+) -> None:
+    torch.manual_seed(1)
+    level = torch.randn(2, 16, 9, 7).to(dtype)
+    [plain], [fused] = convolve_by(module, [level]), convolve_by(module, [level], relu=True)
+    torch.testing.assert_close(fused, plain.relu(), rtol=0, atol=allowed)
+    assert (fused > -1e-28).all()
+    if dtype == torch.float32:
+        # Products of small numbers would be denormal: a step took 8 times as long on a Xeon.
+        assert (fused == 0).any()
+        assert ((fused == 0) | (fused > 1e-10)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nan_passes_relu(dtype: torch.dtype) -> None:
+    module = nn.Conv2d(16, 32, 3, padding=1)
+    module.weight.data[5, 2, 1, 1] = float("nan")
+    [outputs] = convolve_by(module, [torch.ones(1, 16, 6, 6).to(dtype)], relu=True)
+    assert outputs[:, 5].isnan().all()
+    assert outputs[:, :5].isfinite().all()
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), PRECISIONS, ids=str)
+def test_residual_sum_and_its_readers(dtype: torch.dtype, allowed: float) -> None:
+    torch.manual_seed(1)
+    shape = (2, 16, 5, 3)
+    maps, added = (torch.randn(shape).to(dtype).requires_grad_() for _ in range(2))
+    weights = [torch.randn(shape).to(dtype) for _ in range(3)]
+    result = add_relu(maps * 1, added)
+    terms = [reader * weight for reader, weight in zip(branches(result, 3), weights, strict=True)]
+    ones = [torch.ones(shape).to(dtype)] * 2
+    gradients = torch.autograd.grad([terms[0], terms[2]], [maps, added], ones)  # one left out
+    expected = (weights[0].double() + weights[2].double()) * (maps.double() + added.double() > 0)
+    assert distance(result, F.relu(maps.double() + added.double())) < allowed
+    for value in gradients:
+        assert distance(value, expected) < allowed
+
+
+def test_maps_without_a_graph_are_returned_as_they_are() -> None:
+    maps = torch.ones(1, 2, 3, 3)
+    assert all(reader is maps for reader in branches(maps, 3))
+    weight = torch.ones(1, 2, 3, 3, requires_grad=True)
+    with torch.inference_mode():
+        result = add_relu(maps * 1, -2 * weight)
+    assert not result.requires_grad and (result == 0).all()
+
+
+@pytest.mark.parametrize("allow_tiles", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("params", [POINTWISE, SAME_3X3, ConvParams((1, 1), (1, 1), 4)], ids=str)
+def test_a_residual_block_trains_as_in_float64(
+    forced_tiles: None, params: ConvParams, dtype: torch.dtype, allow_tiles: bool
+) -> None:
+    torch.manual_seed(0)
+    size = 1 + 2 * params.padding[0]
+    features = torch.randn(2, 32, 11, 9).relu()
+    shapes = [(32, 32 // params.groups, size, size)] * 2
+    weights = [torch.randn(shape) / shape[1] ** 0.5 / size for shape in shapes]
+    weights = [weight.bfloat16().float().requires_grad_() for weight in weights]
+    given = torch.randn(2, 32, 11, 9)
+    level = features.to(dtype).requires_grad_()
+    options = {"params": params, "relu": True, "gated": True, "allow_tiles": allow_tiles}
+    inner, shortcut = convolve([level], weights[0], None, passes=True, **options)  # type: ignore[arg-type]
+    [result] = convolve([inner], weights[1], None, added=shortcut, **options)  # type: ignore[arg-type]
+    # The last ReLU's mask is its readers' to apply.
+    gradients = torch.autograd.grad(result, [level, *weights], (given * (result > 0)).to(dtype))
+    exact = features.double().requires_grad_()
+    exact_weights = [weight.detach().double().requires_grad_() for weight in weights]
+    # ReLUs open where ours do: near zero rounding decides.
+    exactly = partial(F.conv2d, padding=params.padding, groups=params.groups)
+    expected_inner = exactly(exact, exact_weights[0]) * (inner > 0)
+    expected = (exactly(expected_inner, exact_weights[1]) + exact) * (result > 0)
+    references = torch.autograd.grad(expected, [exact, *exact_weights], given.double())
+    masked = (references[0] * (features > 0), *references[1:])
+    for value, reference in zip([result, *gradients], [expected, *masked], strict=True):
+        assert distance(value, reference) <= (1e-2 if dtype == torch.bfloat16 else 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("params", "size", "scaled"),
+    [(SAME_3X3, 3, False), (SAME_3X3, 3, True), (POINTWISE, 1, True), (STRIDE_2, 1, True)],
+)
+def test_tiles_train_as_float32(
+    forced_tiles: None, params: ConvParams, size: int, scaled: bool
+) -> None:
+    torch.manual_seed(0)
+    maps = [torch.randn(2, 24, *side).relu().bfloat16() for side in ((11, 9), (5, 4))]
+    results = []
+    for dtype in (torch.bfloat16, torch.float32):
+        torch.manual_seed(1)
+        weight = torch.randn(41, 24, size, size).bfloat16().float().requires_grad_()
+        bias = torch.randn(41).bfloat16().float().requires_grad_()
+        scale = torch.rand(41) + 0.5 if scaled else None
+        levels = [level.to(dtype).requires_grad_() for level in maps]
+        outputs = convolve(levels, weight, bias, params=params, scale=scale, gated=True)
+        sources = [weight, bias] if scaled else [weight, bias, *levels]
+        given = [torch.ones_like(output) for output in outputs]
+        gradients = torch.autograd.grad(outputs, sources, given)
+        assert gradients[0].dtype == gradients[1].dtype == torch.float32
+        results.append([*gradients, *([] if scaled else outputs)])
+    assert_close_sums(*results, allowed=BF16_ROUNDING)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_grouped_convolutions_use_their_kernel(
+    forced_tiles: None, monkeypatch: pytest.MonkeyPatch, stride: int
+) -> None:
+    torch.manual_seed(1)
+    levels = [torch.randn(2, 64, 12, size).bfloat16() for size in (10, 7)]
+    weight, bias = torch.randn(64, 16, 3, 3), torch.randn(64)
+    params = ConvParams((stride, stride), (1, 1), 4)
+
+    def gradients() -> list[Tensor]:
+        sources = [tensor.clone().requires_grad_() for tensor in (weight, bias, *levels)]
+        outputs = convolve(sources[2:], *sources[:2], params=params)
+        return list(
+            torch.autograd.grad([output.float().square().sum() for output in outputs], sources)
+        )
+
+    kernel, calls = convolution_module.grouped_weight_gradient, []
+
+    def count(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        calls.append(options)
+        return kernel(*arguments, **options)
+
+    monkeypatch.setattr(convolution_module, "grouped_weight_gradient", count)
+    by_tiles = gradients()
+    assert len(calls) == len(levels)
+    monkeypatch.setattr(convolution_module, "has_tiles", lambda: False)
+    by_onednn = gradients()
+    assert len(calls) == len(levels)
+    assert [value.dtype for value in by_tiles] == [value.dtype for value in by_onednn]
+    assert_close_sums(by_tiles, by_onednn, allowed=2 * BF16_ROUNDING)
+
+
+@pytest.mark.parametrize(("group_width", "suits"), [(8, True), (16, False)])
+def test_without_amx_only_narrow_groups_use_the_weight_gradients_kernel(
+    monkeypatch: pytest.MonkeyPatch, group_width: int, suits: bool
+) -> None:
+    monkeypatch.setattr(convolution_module, "has_tiles", lambda: False)
+    monkeypatch.setattr(convolution_module, "best_tiles", lambda: Tiles.VECTORS)
+    features, weight = torch.zeros(1, 64, 5, 5).bfloat16(), torch.zeros(64, group_width, 3, 3)
+    params = ConvParams((1, 1), (1, 1), 64 // group_width)
+    assert convolution_module.suits_grouped_weight_gradient(features, weight, params) == suits
+    assert not convolution_module.suits_grouped_tiles(features, weight, params)
+
+
+def test_results_of_convolve_may_be_changed_in_place(forced_tiles: None) -> None:
+    features, weight = torch.randn(1, 64, 5, 5).bfloat16(), torch.randn(64, 8, 3, 3)
+    params = ConvParams((1, 1), (1, 1), 8)
+    [output] = convolve([features], weight.requires_grad_(), None, params=params)
+    output.relu_().sum().backward()
+    assert weight.grad is not None and weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("params", "shape", "dtype"),
+    [
+        (ConvParams((2, 2), (1, 1), 1), (8, 8, 3, 3), torch.bfloat16),
+        (ConvParams((1, 1), (0, 0), 1), (8, 8, 3, 3), torch.bfloat16),
+        (POINTWISE, (32, 40, 1, 1), torch.bfloat16),
+        (SAME_3X3, (8, 8, 3, 3), torch.float32),
+    ],
+)
+def test_other_convolutions_use_onednn(
+    forced_tiles: None,
+    monkeypatch: pytest.MonkeyPatch,
+    params: ConvParams,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> None:
+    for name in ("tile_convolve", "pointwise_convolve"):
+        monkeypatch.setattr(convolution_module, name, None)  # a call would fail
+    level = torch.ones(1, shape[1], 9, 9, dtype=dtype)
+    [output] = convolve([level], torch.ones(shape), None, params=params)
+    inside = output[0, 0, output.shape[2] // 2, output.shape[3] // 2]
+    assert inside == shape[1] * shape[2] * shape[3]

@@ -1,0 +1,311 @@
+"""Dense convolutions and their gradients by tiles, against torch's in float64."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from retinanet.engine.tile_convolution import (
+    BLOCK,
+    PackedWeight,
+    Tiles,
+    pack_weight,
+    pointwise_convolve,
+    tile_convolve,
+    weight_gradient,
+)
+from tests.retinanet.engine.kernels import (
+    assert_close_sums,
+    assert_equal,
+    assert_rounded,
+    nan_in_new_memory,
+    random_maps,
+)
+
+
+class Case(NamedTuple):
+    """Convolutions of some levels."""
+
+    images: int
+    inputs: int
+    outputs: int
+    sizes: list[tuple[int, int]]
+    threads: int = 2
+    kernel: int = 3
+    stride: int = 1
+
+    def inputs_of_levels(self, seed: int = 0) -> list[Tensor]:
+        return [random_maps(self.images, self.inputs, *size, seed=seed) for size in self.sizes]
+
+    def outputs_of_levels(self, seed: int = 1) -> list[Tensor]:
+        sizes = [(-(-h // self.stride), -(-w // self.stride)) for h, w in self.sizes]
+        return [random_maps(self.images, self.outputs, *size, seed=seed) for size in sizes]
+
+    def weight_and_bias(self) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(2)
+        shape = (self.outputs, self.inputs, self.kernel, self.kernel)
+        weight = torch.randn(shape, generator=generator).bfloat16()
+        return weight, torch.randn(self.outputs, generator=generator)
+
+
+DENSE = {
+    "several levels": Case(2, 64, 32, [(12, 10), (6, 5), (3, 3)]),
+    "odd channels": Case(2, 37, 71, [(9, 13)]),
+    "one channel": Case(1, 1, 1, [(5, 4)]),
+    "one pixel": Case(3, 5, 7, [(1, 1)]),
+    "one column": Case(2, 16, 33, [(19, 1)]),
+    "one row": Case(3, 33, 16, [(1, 21)]),
+    "one thread": Case(2, 32, 96, [(11, 7)], threads=1),
+    "three threads": Case(2, 32, 96, [(11, 7), (4, 4)], threads=3),
+    "eight threads": Case(2, 96, 32, [(11, 7)], threads=8),
+    "more blocks of pixels than one": Case(1, 32, 32, [(90, 43)], threads=1),
+    "a sum in chunks": Case(1, 331, 40, [(9, 7)]),
+}
+POINTWISE = {
+    "tasks of several sizes": Case(2, 64, 96, [(21, 17)], kernel=1),
+    "whole tiles": Case(1, 32, 64, [(8, 8)], kernel=1),
+    "one pixel": Case(1, 32, 32, [(1, 1)], kernel=1),
+    "one column": Case(2, 64, 32, [(35, 1)], kernel=1),
+    "one row": Case(3, 32, 32, [(1, 21)], kernel=1),
+    "one thread": Case(1, 96, 128, [(33, 32)], threads=1, kernel=1),
+    "eight threads": Case(2, 128, 64, [(5, 7)], threads=8, kernel=1),
+    "weights larger than their part of the cache": Case(1, 1024, 352, [(9, 5)], kernel=1),
+}
+WEIGHT_GRADIENTS = {
+    **DENSE,
+    "1x1": Case(2, 64, 96, [(13, 11), (5, 5)], kernel=1),
+    "1x1 with odd channels": Case(1, 31, 33, [(7, 9)], threads=3, kernel=1),
+    "1x1 of stride 2": Case(2, 40, 64, [(13, 10)], kernel=1, stride=2),
+    "1x1 of stride 2, one pixel": Case(1, 8, 8, [(1, 2)], kernel=1, stride=2),
+}
+
+
+def forward_weight(weight: Tensor) -> PackedWeight:
+    return pack_weight(weight)[0]
+
+
+def backward_weight(weight: Tensor) -> PackedWeight:
+    _, turned = pack_weight(weight, for_gradients=True)
+    assert turned is not None
+    return turned
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("name", DENSE)
+def test_dense_outputs(tiles: Tiles, name: str, relu: bool) -> None:
+    case = DENSE[name]
+    torch.set_num_threads(case.threads)
+    weight, bias = case.weight_and_bias()
+    levels = case.inputs_of_levels()
+    results = tile_convolve(levels, forward_weight(weight), bias, relu=relu, tiles=tiles)
+    for level, result in zip(levels, results, strict=True):
+        expected = F.conv2d(level.double(), weight.double(), bias.double(), padding=1)
+        assert_rounded(result, expected.relu() if relu else expected)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("name", DENSE)
+def test_dense_input_gradients(tiles: Tiles, name: str, gated: bool) -> None:
+    case = DENSE[name]
+    torch.set_num_threads(case.threads)
+    weight, _ = case.weight_and_bias()
+    gradients = case.outputs_of_levels()
+    gates = [gate.relu() for gate in case.inputs_of_levels(seed=3)]
+    results = tile_convolve(
+        gradients, backward_weight(weight), gates=gates if gated else (), tiles=tiles
+    )
+    for gradient, gate, result in zip(gradients, gates, results, strict=True):
+        expected = F.conv_transpose2d(gradient.double(), weight.double(), padding=1)
+        assert_rounded(result, expected * (gate > 0) if gated else expected)
+
+
+@pytest.mark.parametrize(("with_added", "masked"), [(False, False), (False, True), (True, True)])
+@pytest.mark.parametrize("name", POINTWISE)
+def test_pointwise_outputs_and_input_gradients(
+    tiles: Tiles, name: str, with_added: bool, masked: bool
+) -> None:
+    case = POINTWISE[name]
+    torch.set_num_threads(case.threads)
+    weight, bias = case.weight_and_bias()
+    [features], [output_maps] = case.inputs_of_levels(), case.outputs_of_levels()
+    added = output_maps if with_added else None
+    result = pointwise_convolve(
+        features, forward_weight(weight), bias, added=added, relu=masked, tiles=tiles
+    )
+    expected = F.conv2d(features.double(), weight.double(), bias.double())
+    expected = expected if added is None else expected + added.double()
+    assert_rounded(result, expected.relu() if masked else expected)
+
+    added = features if with_added else None
+    gate = case.inputs_of_levels(seed=4)[0].relu() if masked else None
+    result = pointwise_convolve(
+        output_maps, backward_weight(weight), added=added, gate=gate, tiles=tiles
+    )
+    expected = F.conv_transpose2d(output_maps.double(), weight.double())
+    expected = expected if added is None else expected + added.double()
+    assert_rounded(result, expected if gate is None else expected * (gate > 0))
+
+
+@pytest.mark.parametrize("size", [(9, 14), (10, 13), (1, 1), (2, 21)])
+def test_pointwise_input_gradients_of_stride_2(tiles: Tiles, size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    features = torch.randn(3, 64, *size, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(32, 64, 1, 1).bfloat16()
+    output = F.conv2d(features, weight.double(), stride=2)
+    gradient = torch.randn(output.shape).bfloat16()
+    [expected] = torch.autograd.grad(output, [features], gradient.double())
+    result = pointwise_convolve(gradient, backward_weight(weight), spread_over=size, tiles=tiles)
+    assert_rounded(result, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "gated"),
+    [
+        *((name, False) for name in WEIGHT_GRADIENTS),
+        *((name, True) for name in ("several levels", "odd channels", "1x1 of stride 2")),
+    ],
+)
+def test_weight_and_bias_gradients(tiles: Tiles, name: str, gated: bool) -> None:
+    case = WEIGHT_GRADIENTS[name]
+    torch.set_num_threads(case.threads)
+    levels, gradients = case.inputs_of_levels(), case.outputs_of_levels()
+    gates = case.outputs_of_levels(seed=3) if gated else []
+    shape = {"kernel": case.kernel, "stride": case.stride}
+    results = weight_gradient(levels, gradients, gates, **shape, tiles=tiles)
+    if gated:
+        gradients = [gradient * (gate > 0) for gradient, gate in zip(gradients, gates, strict=True)]
+    weight = torch.zeros_like(case.weight_and_bias()[0], dtype=torch.float64)
+    expected = [torch.zeros_like(weight), torch.zeros(case.outputs).double()]
+    for level, gradient in zip(levels, gradients, strict=True):
+        parts: tuple[Any, Tensor, Tensor] = torch.ops.aten.convolution_backward(
+            gradient.double(), level.double(), weight, [case.outputs],
+            (case.stride, case.stride), (case.kernel // 2, case.kernel // 2), (1, 1), False, (0, 0),
+            1, (False, True, True),
+        )  # fmt: skip
+        expected = [total + part for total, part in zip(expected, parts[1:], strict=True)]
+    assert_close_sums(results, expected)
+
+
+def run_dense(tiles: Tiles, features: Tensor, others: Tensor) -> list[Tensor]:
+    weight, bias = Case(2, features.shape[1], others.shape[1], []).weight_and_bias()
+    return tile_convolve([features], forward_weight(weight), bias, relu=True, tiles=tiles)
+
+
+def run_pointwise(tiles: Tiles, features: Tensor, others: Tensor) -> list[Tensor]:
+    weight, bias = Case(2, features.shape[1], others.shape[1], [], kernel=1).weight_and_bias()
+    packed = forward_weight(weight)
+    return [pointwise_convolve(features, packed, bias, added=others, relu=True, tiles=tiles)]
+
+
+def run_weight_gradient(tiles: Tiles, features: Tensor, others: Tensor) -> list[Tensor]:
+    return [*weight_gradient([features], [others], kernel=3, tiles=tiles)]
+
+
+Run = Callable[[Tiles, Tensor, Tensor], list[Tensor]]
+every_kernel = pytest.mark.parametrize(
+    ("run", "inputs", "outputs"),
+    [(run_dense, 37, 71), (run_pointwise, 64, 32), (run_weight_gradient, 37, 71)],
+)
+
+
+@every_kernel
+def test_results_do_not_depend_on_unwritten_memory_or_layout(
+    tiles: Tiles, run: Run, inputs: int, outputs: int
+) -> None:
+    features, others = random_maps(2, inputs, 9, 13), random_maps(2, outputs, 9, 13, seed=1)
+    results = run(tiles, features, others)
+    assert all(result.isfinite().all() for result in results)
+    with nan_in_new_memory():
+        after_nan = run(tiles, features, others)
+    assert_equal(results, after_nan, run(tiles, features.contiguous(), others.contiguous()))
+
+
+@pytest.mark.parametrize(
+    ("run", "case"),
+    [
+        (run_dense, DENSE["a sum in chunks"]),
+        (run_pointwise, POINTWISE["weights larger than their part of the cache"]),
+    ],
+)
+def test_threads_and_repetition_change_nothing(tiles: Tiles, run: Run, case: Case) -> None:
+    results = []
+    for threads in (1, 2, 2, 7):
+        torch.set_num_threads(threads)
+        results.append(run(tiles, case.inputs_of_levels()[0], case.outputs_of_levels()[0]))
+    assert_equal(*results)
+
+
+def test_nan_reaches_only_what_is_computed_from_it(tiles: Tiles) -> None:
+    case = DENSE["several levels"]
+    weight, bias = case.weight_and_bias()
+    levels = case.inputs_of_levels()
+    levels[0][0, 3, 5, 0] = torch.nan
+    first, *others = tile_convolve(levels, forward_weight(weight), bias, relu=True, tiles=tiles)
+    assert first[0, :, 4:7, :2].isnan().all()
+    assert first.isnan().sum() == 6 * case.outputs
+    assert not any(other.isnan().any() for other in others)
+
+    levels[0][0, 3, 5, 0], levels[0][0, 3, 5, 5] = 0.0, torch.nan
+    grad_weight, grad_bias = weight_gradient(
+        levels, case.outputs_of_levels(), kernel=3, tiles=tiles
+    )
+    assert grad_weight[:, 3].isnan().all() and grad_bias.isfinite().all()
+    assert grad_weight[:, :3].isfinite().all() and grad_weight[:, 4:].isfinite().all()
+
+    case = POINTWISE["one row"]
+    weight, bias = case.weight_and_bias()
+    [features] = case.inputs_of_levels()
+    features[1, 3, 0, 20] = torch.nan
+    result = pointwise_convolve(features, forward_weight(weight), bias, relu=True, tiles=tiles)
+    assert result[1, :, 0, 20].isnan().all()
+    assert result.isnan().sum() == case.outputs
+
+
+def test_a_nan_gate_is_open(tiles: Tiles) -> None:
+    for case in (DENSE["one row"], POINTWISE["one row"]):
+        weight, _ = case.weight_and_bias()
+        [gradient], [gate] = case.outputs_of_levels(), case.inputs_of_levels()
+        gate.zero_()
+        gate[1, 2, 0, 4] = -torch.nan
+        packed = backward_weight(weight)
+        if case.kernel == 3:
+            [result] = tile_convolve([gradient], packed, gates=[gate], tiles=tiles)
+        else:
+            result = pointwise_convolve(gradient, packed, gate=gate, tiles=tiles)
+        assert result[1, 2, 0, 4] != 0
+        assert result.count_nonzero() == 1
+
+
+def unpack(tiles: Tensor, columns: int, sums: int, taps: int) -> Tensor:
+    """Return packed tiles as [columns, sums, taps], padding included."""
+    shape = (-(-columns // BLOCK) * 2, -(-sums // BLOCK), taps, 16, 16, 2)
+    values = tiles.view(torch.bfloat16).view(shape)
+    by_column = values.permute(0, 4, 1, 3, 5, 2)
+    return by_column.reshape(shape[0] * 16, shape[1] * BLOCK, taps)
+
+
+@pytest.mark.parametrize(
+    "shape", [(32, 32, 1, 1), (64, 96, 3, 3), (37, 5, 3, 3), (1, 71, 1, 1)], ids=str
+)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_every_packed_weight_is_in_its_place(
+    shape: tuple[int, ...], layout: torch.memory_format, scaled: bool
+) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(shape).contiguous(memory_format=layout)
+    scale = torch.rand(shape[0]) + 0.5 if scaled else None
+    packed, turned = pack_weight(weight, scale, for_gradients=True)
+    outputs, inputs, taps = shape[0], shape[1], shape[2] * shape[3]
+    expected = weight if scale is None else weight * scale.view(-1, 1, 1, 1)
+    expected = expected.reshape(outputs, inputs, taps).bfloat16()
+    forward = unpack(packed.values, outputs, inputs, taps)
+    assert turned is not None and (packed.channels, turned.channels) == (outputs, inputs)
+    backward = unpack(turned.values, inputs, outputs, taps)
+    assert torch.equal(forward[:outputs, :inputs], expected)
+    assert torch.equal(backward[:inputs, :outputs], expected.transpose(0, 1).flip(2))
+    assert forward.count_nonzero() == backward.count_nonzero() == expected.count_nonzero()
+    assert pack_weight(weight, scale)[1] is None
