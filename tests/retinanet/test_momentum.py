@@ -5,7 +5,7 @@ from common.errors import InputError
 from retinanet.config_file import load_config
 from retinanet.config_types import beta1_of, explicit_momentum, implicit_momentum
 from retinanet.training.build import build_optimizer
-from tests.retinanet.engine.test_optimizer import Layers
+from tests.retinanet.engine.layers import Layers
 
 
 @pytest.mark.parametrize(("groups", "left"), [(1, 0.9), (2, 0.4), (4, 0.15), (10, 0), (16, 0)])

@@ -1,4 +1,4 @@
-"""The weights that compute groups share: steps as a plain optimizer's, and who waits for whom."""
+"""The weights that compute groups share: a plain optimizer's steps, staleness, and locks."""
 
 import fcntl
 import os
@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from torch.optim import Optimizer
 from retinanet.engine.gradient_sync import LINE, SharedMemory
 from retinanet.engine.optimizers import make_optimizer
 from retinanet.training.async_groups.weights import SLOTS, GroupWeights, memory_of_weights
-from tests.retinanet.engine.test_optimizer import Layers, trainable
+from tests.launch.ranks import start_apart
+from tests.retinanet.engine.kernels import assert_equal
+from tests.retinanet.engine.layers import Layers, random_gradients, trainable
 
 RATES = (0.02, 0.05, 0.01)
 OPTIMIZERS: list[dict[str, Any]] = [
@@ -34,10 +37,10 @@ def plain(model: nn.Module, settings: dict[str, Any]) -> Optimizer:
     return make_optimizer(model, learning_rate=0.5, **settings)  # steps have rates of their own
 
 
-def views_of(
+def make_views(
     model: nn.Module, settings: dict[str, Any], *, count: int = 1, timeout_s: float = 20
 ) -> list[GroupWeights]:
-    """The weights as so many groups see them, as yet zeros."""
+    """Return views of the shared weights, which are zeros, one for each group."""
     parameters, name = trainable(model), settings["name"]
     memory = memory_of_weights(parameters, optimizer=name)
     views = [
@@ -54,18 +57,11 @@ def views_of(
     return views
 
 
-def gradients_of(model: nn.Module, *, step: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(step)
-    return [
-        torch.empty_like(one).copy_(torch.randn(one.shape, generator=generator) * 10.0**-place)
-        for place, one in enumerate(trainable(model))
-    ]
-
-
 def take_step(optimizer: Optimizer, model: nn.Module, *, step: int) -> None:
-    """The plain optimizer's."""
-    for one, gradient in zip(trainable(model), gradients_of(model, step=step), strict=True):
-        one.grad = gradient
+    """Take a step of the plain optimizer."""
+    gradients = random_gradients(trainable(model), seed=step)
+    for parameter, gradient in zip(trainable(model), gradients, strict=True):
+        parameter.grad = gradient
     for group in optimizer.param_groups:
         group["lr"] = RATES[step % len(RATES)]
     optimizer.step()
@@ -74,46 +70,48 @@ def take_step(optimizer: Optimizer, model: nn.Module, *, step: int) -> None:
 def take_common_step(view: GroupWeights, model: nn.Module, *, step: int) -> int:
     with view.held():
         rate = RATES[step % len(RATES)]
-        staleness = view.step(gradients_of(model, step=step), learning_rate=rate)
+        staleness = view.step(random_gradients(trainable(model), seed=step), learning_rate=rate)
         view.copy_to(trainable(model))
     return staleness
 
 
-def assert_same(model: nn.Module, optimizer: Optimizer, other: nn.Module, its: Optimizer) -> None:
-    """Weights and the state that the second has, bit for bit."""
-    for found, expected in zip(trainable(model), trainable(other), strict=True):
-        assert torch.equal(found, expected)
-        kept = {name: one for name, one in its.state[expected].items() if one is not None}
-        for slot, value in kept.items():
-            assert torch.equal(optimizer.state[found][slot], value), slot
-            assert optimizer.state[found][slot].stride() == value.stride()
+def assert_same(
+    model: nn.Module, optimizer: Optimizer, other: nn.Module, reference: Optimizer
+) -> None:
+    """Assert equal weights and state, bit for bit; the reference's state is the smaller one."""
+    for weight, expected in zip(trainable(model), trainable(other), strict=True):
+        assert torch.equal(weight, expected)
+        for slot, value in reference.state[expected].items():
+            if value is not None:
+                assert torch.equal(optimizer.state[weight][slot], value), slot
+                assert optimizer.state[weight][slot].stride() == value.stride()
 
 
 @pytest.mark.parametrize("settings", OPTIMIZERS, ids=str)
-def test_steps_of_groups_in_turn_are_the_plain_optimizers_bit_for_bit(
+def test_alternating_steps_of_groups_equal_the_plain_optimizers(
     settings: dict[str, Any],
 ) -> None:
     """Weights are in channels_last memory, and groups see each other's optimizer state."""
     model, other = Layers(), Layers()
-    optimizer, its = plain(model, settings), plain(other, settings)
-    views = views_of(model, settings, count=2)
+    optimizer, reference = plain(model, settings), plain(other, settings)
+    views = make_views(model, settings, count=2)
     views[0].fill(trainable(model), optimizer)
     for step in range(5):
         take_common_step(views[step % 2], model, step=step)
-        take_step(its, other, step=step)
+        take_step(reference, other, step=step)
     views[0].take_back(trainable(model), optimizer)
-    assert_same(model, optimizer, other, its)
+    assert_same(model, optimizer, other, reference)
 
 
 @pytest.mark.parametrize("settings", BY_NAME, ids=str)
-def test_a_state_that_is_there_goes_on_in_groups_and_afterwards_without(
+def test_optimizer_state_continues_in_groups_and_after_them(
     settings: dict[str, Any],
 ) -> None:
     model, other = Layers(), Layers()
-    optimizer, its = plain(model, settings), plain(other, settings)
+    optimizer, reference = plain(model, settings), plain(other, settings)
     for step in range(3):
         take_step(optimizer, model, step=step)
-    [view] = views_of(model, settings)
+    [view] = make_views(model, settings)
     view.fill(trainable(model), optimizer)
     for step in range(3, 6):
         take_common_step(view, model, step=step)
@@ -121,54 +119,54 @@ def test_a_state_that_is_there_goes_on_in_groups_and_afterwards_without(
     for step in range(6, 8):
         take_step(optimizer, model, step=step)
     for step in range(8):
-        take_step(its, other, step=step)
-    assert_same(model, optimizer, other, its)
+        take_step(reference, other, step=step)
+    assert_same(model, optimizer, other, reference)
 
 
-def test_what_was_taken_back_is_a_copy_that_later_steps_leave_alone() -> None:
+def test_weights_taken_back_are_a_copy() -> None:
     model, settings = Layers(), OPTIMIZERS[0]
     optimizer = plain(model, settings)
-    [view] = views_of(model, settings)
+    [view] = make_views(model, settings)
     view.fill(trainable(model), optimizer)
     take_common_step(view, model, step=0)
     view.take_back(trainable(model), optimizer)
-    kept = [
-        value.clone() for one in trainable(model) for value in (one, *optimizer.state[one].values())
-    ]
-    another = Layers()
-    take_common_step(view, another, step=1)
-    values = [value for one in trainable(model) for value in (one, *optimizer.state[one].values())]
-    assert all(torch.equal(one, before) for one, before in zip(values, kept, strict=True))
+
+    def values() -> list[Tensor]:
+        return [v for p in trainable(model) for v in (p, *optimizer.state[p].values())]
+
+    before = [value.clone() for value in values()]
+    take_common_step(view, Layers(), step=1)
+    assert_equal(values(), before)
 
 
-def test_staleness_is_the_number_of_others_steps_since_the_weights_were_read() -> None:
+def test_staleness_counts_steps_of_others_since_the_weights_were_read() -> None:
     model, settings = Layers(), OPTIMIZERS[3]
-    views = views_of(model, settings, count=3)
+    views = make_views(model, settings, count=3)
     views[0].fill(trainable(model), plain(model, settings))
     for view in views:
         view.copy_to(trainable(model))
     order = [0, 1, 2, 0, 0, 0, 2, 1]
-    found = [take_common_step(views[group], model, step=0) for group in order]
-    assert found == [0, 1, 2, 2, 0, 0, 3, 5]
+    stalenesses = [take_common_step(views[group], model, step=0) for group in order]
+    assert stalenesses == [0, 1, 2, 2, 0, 0, 3, 5]
 
 
 @pytest.fixture
 def views() -> list[GroupWeights]:
-    return views_of(Layers(), OPTIMIZERS[3], count=2, timeout_s=0.2)
+    return make_views(Layers(), OPTIMIZERS[3], count=2, timeout_s=0.2)
 
 
-def test_groups_keep_each_other_out(views: list[GroupWeights]) -> None:
+def test_the_weights_are_locked(views: list[GroupWeights]) -> None:
     with (
         views[0].held(),
-        pytest.raises(TimeoutError, match=r"another group has kept the weights for 0\.2 s"),
+        pytest.raises(TimeoutError, match=r"0\.2 s"),
         views[1].held(),
     ):
         pass
-    with views[1].held():  # let go of, also after an error
+    with views[1].held():
         pass
 
 
-def test_who_fails_while_it_holds_the_weights_lets_go(views: list[GroupWeights]) -> None:
+def test_an_error_releases_the_lock(views: list[GroupWeights]) -> None:
     with pytest.raises(LookupError), views[0].held():
         raise LookupError
     with views[1].held():
@@ -177,7 +175,7 @@ def test_who_fails_while_it_holds_the_weights_lets_go(views: list[GroupWeights])
 
 @pytest.fixture
 def holder(views: list[GroupWeights]) -> Iterator[int]:
-    """A process that has taken the lock and does not let go."""
+    """A process that holds the lock."""
     reads, writes = os.pipe()
     process = os.fork()
     if process == 0:
@@ -195,9 +193,7 @@ def holder(views: list[GroupWeights]) -> Iterator[int]:
     os.close(writes)
 
 
-def test_a_process_that_is_killed_while_it_holds_the_weights_lets_go(
-    views: list[GroupWeights], holder: int
-) -> None:
+def test_a_killed_process_releases_the_lock(views: list[GroupWeights], holder: int) -> None:
     with pytest.raises(TimeoutError), views[1].held():
         pass
     os.kill(holder, signal.SIGKILL)
@@ -210,27 +206,22 @@ def test_a_process_that_is_killed_while_it_holds_the_weights_lets_go(
             assert time.monotonic() < end
 
 
-def test_weights_begin_on_lines_of_their_own_and_nothing_is_shared_by_two() -> None:
+def test_tensors_begin_on_cache_lines_and_do_not_overlap() -> None:
     for settings in BY_NAME:
         model = Layers()
-        [view] = views_of(model, settings)
+        [view] = make_views(model, settings)
+        state, slots = view.optimizer.state, SLOTS[settings["name"]]
         tensors = [
-            value
-            for one in view._weights
-            for value in (
-                one,
-                *(view.optimizer.state[one][name] for name in SLOTS[settings["name"]]),
-            )
-        ]
-        begins = [one.data_ptr() for one in tensors]
-        assert {begin % LINE for begin in begins} == {0}
-        ends = {one.data_ptr(): one.data_ptr() + 4 * one.numel() for one in tensors}
-        ordered = sorted(ends)
-        assert all(ends[one] <= other for one, other in pairwise(ordered))
-        assert [one.stride() for one in view._weights] == [one.stride() for one in trainable(model)]
+            tensor for weight in view._weights
+            for tensor in (weight, *(state[weight][slot] for slot in slots))
+        ]  # fmt: skip
+        spans = sorted((t.data_ptr(), t.data_ptr() + 4 * t.numel()) for t in tensors)
+        assert {begin % LINE for begin, _ in spans} == {0}
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
+        assert [w.stride() for w in view._weights] == [w.stride() for w in trainable(model)]
 
 
-def test_memory_of_another_process_of_that_number_is_not_taken_for_the_weights() -> None:
+def test_memory_of_another_process_is_refused() -> None:
     model = Layers()
     memory = memory_of_weights(trainable(model), optimizer="sgd")
     path, _ = memory.place
@@ -241,10 +232,22 @@ def test_memory_of_another_process_of_that_number_is_not_taken_for_the_weights()
     memory.close()
 
 
-def test_memory_is_zeros_of_the_size_that_is_told() -> None:
+def test_shared_memory_is_zeros_behind_its_name() -> None:
     memory = SharedMemory(1000)
     path, name = memory.place
     with open(path, "rb") as file:  # noqa: PTH123
         content = file.read()
     assert content[: len(name)] == name and not any(content[len(name) :]) and len(content) == 1000
     memory.close()
+
+
+@pytest.mark.whole_machine
+def test_steps_taken_by_another_rank_equal_the_plain_optimizers(tmp_path: Path) -> None:
+    program = Path(__file__).with_name("serving_ranks.py")
+    for job in start_apart(2, str(program), str(tmp_path)):
+        _, errors = job.communicate(timeout=90)
+        assert job.returncode == 0, errors
+    server = torch.load(tmp_path / "rank0.pt", weights_only=False)
+    served, plain, stalenesses = torch.load(tmp_path / "rank1.pt", weights_only=False)
+    assert stalenesses == [0, 0, 0, 0]
+    assert_equal(served, plain, server)

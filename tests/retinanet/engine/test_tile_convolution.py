@@ -173,7 +173,7 @@ def test_weight_and_bias_gradients(tiles: Tiles, name: str, gated: bool) -> None
     torch.set_num_threads(case.threads)
     levels, gradients = case.inputs_of_levels(), case.outputs_of_levels()
     gates = case.outputs_of_levels(seed=3) if gated else []
-    shape = {"kernel": case.kernel, "stride": case.stride}
+    shape: dict[str, Any] = {"kernel": case.kernel, "stride": case.stride}
     results = weight_gradient(levels, gradients, gates, **shape, tiles=tiles)
     if gated:
         gradients = [gradient * (gate > 0) for gradient, gate in zip(gradients, gates, strict=True)]

@@ -1,4 +1,4 @@
-"""Steps of the torch engine, then of IPEX, from the same weights; the differences as JSON.
+"""Compares steps of the torch engine and of IPEX from the same weights; prints JSON.
 
 `test_ipex_engine.py` runs this in a process of its own, because IPEX changes torch as a whole.
 """
@@ -64,11 +64,11 @@ def make_model(case: Case) -> RetinaNet:
 
 
 def parameters_that_train(model: RetinaNet) -> list[torch.nn.Parameter]:
-    return [one for one in model.parameters() if one.requires_grad]
+    return [p for p in model.parameters() if p.requires_grad]
 
 
 def gradients(engine: str, case: Case) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """Losses, and the gradients of what trains under the names of `state_dict`."""
+    """Return losses, and the gradients of what trains under the names of `state_dict`."""
     model = make_model(case)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     names = {name for name, value in model.named_parameters() if value.requires_grad}
@@ -85,7 +85,7 @@ def gradients(engine: str, case: Case) -> tuple[dict[str, float], dict[str, Tens
 
 
 def moments(engine: str, case: Case, *, name: str) -> dict[str, Tensor]:
-    """An optimizer's state as a checkpoint has it, after two steps that hardly move weights."""
+    """Return an optimizer's state, as in a checkpoint, after two steps that hardly move weights."""
     model = make_model(case)
     optimizer = make_optimizer(
         model, name=name, learning_rate=1e-7, momentum=0.9, fused=engine != "ipex"
@@ -98,12 +98,12 @@ def moments(engine: str, case: Case, *, name: str) -> dict[str, Tensor]:
     return optimizer_tensors(prepared.model, prepared.optimizer)
 
 
-def distance(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
-    """Of each tensor, relative to the expected one or a hundredth of all of them."""
-    assert found.keys() == expected.keys()
+def distance(values: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
+    """Return each tensor's error, relative to its norm or a hundredth of the norm of all."""
+    assert values.keys() == expected.keys()
     least = whole(expected)["all"].norm() / 100
     return {
-        name: float((found[name] - value).norm() / value.norm().maximum(least))
+        name: float((values[name] - value).norm() / value.norm().maximum(least))
         for name, value in expected.items()
     }
 
@@ -127,7 +127,9 @@ def losses_before_and_after_evaluating(case: Case) -> list[float]:
     for training in (True, False, True):
         prepared.model.train(training)
         with torch.inference_mode(mode=not training):
-            losses.append(sum(one.item() for one in batch_losses(prepared, make_batch()).values()))
+            losses.append(
+                sum(loss.item() for loss in batch_losses(prepared, make_batch()).values())
+            )
     return losses
 
 
@@ -138,22 +140,22 @@ def main() -> None:
     assert "intel_extension_for_pytorch" not in sys.modules
     report: dict[str, Any] = {}
     for case in CASES:
-        losses, found = gradients("ipex", case)
+        losses, by_ipex = gradients("ipex", case)
         torch_losses, expected = by_torch[case]
         _, exact = by_torch[case._replace(precision="float32")]
         report["-".join(map(str, case))] = {
             "losses": losses,
             "torch_losses": torch_losses,
-            "gradients": distance(found, expected),
-            "from_float32": distance(whole(found), whole(exact))["all"],
+            "gradients": distance(by_ipex, expected),
+            "from_float32": distance(whole(by_ipex), whole(exact))["all"],
             "torch_from_float32": distance(whole(expected), whole(exact))["all"],
         }
     for name, expected in moments_by_torch.items():
-        found = moments("ipex", CASES[1], name=name)
+        by_ipex = moments("ipex", CASES[1], name=name)
         report[name] = {
             key: error
             for slot in {key.rpartition("/")[2] for key in expected}
-            for key, error in distance(only(found, slot), only(expected, slot)).items()
+            for key, error in distance(only(by_ipex, slot), only(expected, slot)).items()
         }
     report["evaluating"] = losses_before_and_after_evaluating(
         Case("frozen", 4, fastest_precision())

@@ -1,4 +1,7 @@
-"""Two ranks of which the second steps by way of the first, beside a plain optimizer: FOLDER."""
+"""Runs two ranks: the second one's steps are taken by the first; saves weights to FOLDER.
+
+A plain optimizer takes the same steps for comparison.
+"""
 
 import sys
 from functools import partial
@@ -20,38 +23,38 @@ STEPS = 4
 MAKE = partial(make_optimizer, name="adam", learning_rate=1e-2)
 
 
-def made() -> nn.Module:
-    """Equal on both ranks."""
+def make_model() -> nn.Module:
+    """Return the model, equal on both ranks."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 5, 3))
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def make_gradients(model: nn.Module, seed: int) -> None:
-    """Of a batch that depends on the seed."""
+    """Compute the gradients of a batch that depends on the seed."""
     torch.manual_seed(seed)
     model.zero_grad()
     model(torch.randn(2, 3, 9, 9)).square().mean().backward()
 
 
 def serve(pair: dist.ProcessGroup) -> None:
-    """Rank 0: the weights, which nobody else updates."""
-    parameters = list(made().parameters())
+    """Serve the weights on rank 0."""
+    parameters = list(make_model().parameters())
     memory = memory_of_weights(parameters, optimizer="adam")
     view = partial(
         GroupWeights, memory.place, parameters, optimizer="adam", make=MAKE, timeout_s=30
     )
-    own = view()
-    own.fill(parameters, MAKE(made()))
+    weights = view()
+    weights.fill(parameters, MAKE(make_model()))
     server = WeightsServer({1: pair}, parameters, view, compress=False, begin_thread=lambda: None)
     server.close(timeout_s=60)
-    own.copy_to(parameters)
+    weights.copy_to(parameters)
     torch.save(parameters, Path(sys.argv[1], "rank0.pt"))
 
 
 def step(pair: dist.ProcessGroup) -> None:
-    """Rank 1: its steps, and those of a plain optimizer with the same gradients."""
-    served, plain = made(), made()
+    """Take steps on rank 1 by the server, and by a plain optimizer with the same gradients."""
+    served, plain = make_model(), make_model()
     parameters, optimizer = list(served.parameters()), MAKE(plain)
     weights = ServedWeights(pair, parameters, compress=False)
     weights.copy_to(parameters)  # what the server has
@@ -60,7 +63,7 @@ def step(pair: dist.ProcessGroup) -> None:
         make_gradients(served, number)
         make_gradients(plain, number)
         optimizer.step()
-        gradients = [one.grad for one in parameters if one.grad is not None]
+        gradients = [p.grad for p in parameters if p.grad is not None]
         with weights.held():
             stalenesses.append(weights.step(gradients, learning_rate=1e-2))
             weights.copy_to(parameters)

@@ -1,6 +1,6 @@
-"""Gradients that two ranks average, beside those of one process with all their images; broken ones.
+"""Compares gradients that two ranks average with those of one process with all their images.
 
-`test_gradient_exchange.py` runs this under mpirun; rank 0 writes what it found as JSON.
+`test_gradient_sync.py` runs this under mpirun; rank 0 writes the differences as JSON.
 """
 
 import json
@@ -18,7 +18,7 @@ IMAGES = 8
 SIZE = 96
 
 
-def main(place: RankContext, results: Path) -> None:
+def main(context: RankContext, results: Path) -> None:
     import torch
     from torch import Tensor
     from torch.optim import SGD
@@ -57,8 +57,7 @@ def main(place: RankContext, results: Path) -> None:
             if name.endswith("bn3.weight"):
                 tensor.fill_(0.1)  # keeps random blocks from doubling what goes through them
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        trained = [one for one in model.parameters() if one.requires_grad]
-        optimizer = SGD(trained, lr=1)
+        optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=1)
         prepared = prepare_training(model, optimizer, engine="torch", precision=precision)
         prepared.model.train()
         return prepared
@@ -67,13 +66,13 @@ def main(place: RankContext, results: Path) -> None:
         prepared: PreparedTraining, batches: list[Batch], exchange: GradientExchange | None
     ) -> dict[str, Tensor]:
         accumulate_gradients(prepared, batches, exchange=exchange)
-        found = {
+        copies = {
             name: value.grad.clone()
             for name, value in prepared.model.named_parameters()
             if value.grad is not None
         }
         prepared.optimizer.zero_grad(set_to_none=True)
-        return found
+        return copies
 
     @cache
     def prepared_alone(precision: str) -> PreparedTraining:
@@ -81,27 +80,27 @@ def main(place: RankContext, results: Path) -> None:
 
     @cache
     def gradients_alone(precision: str, first: int, last: int) -> dict[str, Tensor]:
-        """Those of these images in one process: several comparisons ask for the same."""
+        """Return the gradients of these images in one process."""
         return gradients(prepared_alone(precision), [make_batch(first, last)], None)
 
-    def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-        """The largest of all parameters: the difference's norm over the gradient's."""
-        assert found.keys() == expected.keys() and found
+    def difference(averaged: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+        """Return the largest norm of a difference, relative to that of its gradient."""
+        assert averaged.keys() == expected.keys() and averaged
         return max(
-            float((found[name] - expected[name]).norm() / expected[name].norm())
+            float((averaged[name] - expected[name]).norm() / expected[name].norm())
             for name in expected
         )
 
-    def norm_where_one_breaks(
+    def norm_after_broken_batch(
         prepared: PreparedTraining, exchange: GradientExchange, batches: int, *, rank: int
     ) -> str:
         """Rank 1's first batch has an infinite loss, whose gradients are finite."""
         bias = prepared.model.get_parameter("head.regression_head.bbox_reg.bias")
         if rank == 1:
             bias.data.fill_(3e38)
-        own = [make_batch(2, 3), make_batch(3, 4)][:batches]
-        terms = accumulate_gradients(prepared, own, exchange=exchange)
-        assert [one.is_finite for one in terms] == [rank == 0] * batches
+        rank_batches = [make_batch(2, 3), make_batch(3, 4)][:batches]
+        terms = accumulate_gradients(prepared, rank_batches, exchange=exchange)
+        assert [term.is_finite for term in terms] == [rank == 0] * batches
         return str(gradient_norm(prepared.model.parameters()))
 
     def compare(
@@ -113,7 +112,7 @@ def main(place: RankContext, results: Path) -> None:
         shared: bool = False,
         split: tuple[int, int] = (1, 1),
     ) -> dict[str, list[Any]]:
-        """Differences of three steps, and each rank's norm in a fourth, where one rank breaks.
+        """Return differences of three steps, and each rank's norm after a broken batch.
 
         The steps are the first, the one after torch has sorted its buckets anew, and another.
         `split`: images of each rank in a batch.
@@ -133,26 +132,26 @@ def main(place: RankContext, results: Path) -> None:
             begins = [
                 first + number * together + sum(split[: group.rank]) for number in range(batches)
             ]
-            own = [make_batch(begin, begin + split[group.rank]) for begin in begins]
-            averaged = gradients(prepared, own, exchange)
+            rank_batches = [make_batch(begin, begin + split[group.rank]) for begin in begins]
+            averaged = gradients(prepared, rank_batches, exchange)
             expected = gradients_alone(precision, first, first + together * batches)
             differences.append(difference(averaged, expected))
-        norm = norm_where_one_breaks(prepared, exchange, batches, rank=group.rank)
+        norm = norm_after_broken_batch(prepared, exchange, batches, rank=group.rank)
         return {"differences": differences, "norms": group.all_gather(norm)}
 
     def share(group: ProcessGroup, model: RetinaNet, *, compress: str) -> SharedGradients:
-        made = share_gradients(
+        shared = share_gradients(
             group.all_gather,
             rank=group.rank,
-            values=sum(one.numel() for one in model.parameters() if one.requires_grad),
+            values=sum(p.numel() for p in model.parameters() if p.requires_grad),
             compress=compress == "bf16",
             timeout_s=60,
         )
-        assert made is not None
-        return made
+        assert shared is not None
+        return shared
 
-    with joined(place, timeout_s=60) as group:
-        found = {
+    with joined(context, timeout_s=60) as group:
+        comparison = {
             "plain": compare(group, precision="float32", compress="none", batches=1),
             "shared": compare(group, precision="float32", compress="none", batches=1, shared=True),
             "shared, accumulated": compare(
@@ -170,11 +169,11 @@ def main(place: RankContext, results: Path) -> None:
             ),
         }
         if group.is_first:
-            results.write_text(json.dumps(found))
+            results.write_text(json.dumps(comparison))
 
 
 if __name__ == "__main__":
-    here = enter_rank_context(
+    context = enter_rank_context(
         read_ranks(os.environ),
         request=CoreRequest(threads=1),
         allocator="tuned",
@@ -182,4 +181,4 @@ if __name__ == "__main__":
         pinned=True,
         timeout_s=60,
     )
-    main(here, Path(sys.argv[1]))
+    main(context, Path(sys.argv[1]))
