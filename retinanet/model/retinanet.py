@@ -159,7 +159,7 @@ def padded_to_even(tensor: Tensor, *, dim: int) -> Tensor:
     channels in pairs: where the last is single, it multiplies what follows the gradient in memory
     by zero, and if that is NaN by chance, so is the result. COCO's 91 classes × 9 anchors are odd
     (docs/experiments.md). The padding can go when the oldest torch that is supported has a oneDNN
-    with which tests/retinanet/model/test_heads.py passes without it.
+    with which tests/retinanet/model/test_retinanet.py passes without it.
     """
     if tensor.shape[dim] % 2 == 0:
         return tensor

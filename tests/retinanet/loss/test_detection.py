@@ -1,8 +1,10 @@
+import math
+
 import pytest
 import torch
 
-from retinanet.loss.detection import detection_loss
-from retinanet.model.anchors import anchors_for
+from retinanet.loss.detection import detection_loss, l1_box_loss_sum
+from retinanet.model.anchors import anchors_for, encode_boxes
 from retinanet.model.matching import assign_targets
 from retinanet.model.retinanet import HeadOutputs
 
@@ -29,10 +31,10 @@ def random_outputs(num_images: int, dtype: torch.dtype = torch.float32) -> HeadO
 
 
 def only_image(outputs: HeadOutputs, image: int) -> HeadOutputs:
-    one = slice(image, image + 1)
+    part = slice(image, image + 1)
     return HeadOutputs(
-        [level[one] for level in outputs.cls_logits],
-        [level[one] for level in outputs.bbox_regression],
+        [level[part] for level in outputs.cls_logits],
+        [level[part] for level in outputs.bbox_regression],
         FEATURE_SIZES,
     )
 
@@ -46,7 +48,7 @@ def test_a_batch_is_the_mean_of_its_images() -> None:
     ]
     assert set(together) == {"classification", "bbox_regression"}
     for name, loss in together.items():
-        torch.testing.assert_close(loss, torch.stack([one[name] for one in alone]).mean())
+        torch.testing.assert_close(loss, torch.stack([single[name] for single in alone]).mean())
 
 
 def test_each_image_is_divided_by_its_foreground_anchors_or_one() -> None:
@@ -81,13 +83,13 @@ def test_a_batch_without_boxes_has_a_finite_loss_and_gradients() -> None:
     assert all(level.grad is not None for level in outputs.bbox_regression)
 
 
-def test_a_loss_that_is_not_finite_is_handed_on() -> None:
+def test_a_nan_logit_makes_the_loss_nan() -> None:
     outputs = random_outputs(1)
-    outputs.cls_logits[0][0, 0, 0] = float("nan")
+    outputs.cls_logits[0][0, 0, 0] = math.nan
     assert detection_loss(outputs, ANCHORS, [NO_BOXES])["classification"].isnan()
 
 
-def test_autocast_leaves_the_loss_in_float32() -> None:
+def test_the_loss_is_float32_under_autocast() -> None:
     outputs, targets = random_outputs(2, torch.bfloat16), [TWO_BOXES, ONE_BOX]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         under_autocast = detection_loss(outputs, ANCHORS, targets)
@@ -101,6 +103,55 @@ def test_autocast_leaves_the_loss_in_float32() -> None:
         assert torch.equal(under_autocast[name], expected)
 
 
-def test_targets_for_another_batch_size_are_our_bug() -> None:
+def test_targets_of_another_batch_size_fail_an_assertion() -> None:
     with pytest.raises(AssertionError, match="1 targets"):
         detection_loss(random_outputs(2), ANCHORS, [ONE_BOX])
+
+
+THREE_ANCHORS = torch.tensor([[0.0, 0.0, 10.0, 20.0], [5.0, 5.0, 15.0, 15.0], [0.0, 0.0, 8.0, 8.0]])
+
+
+def test_box_loss_worked_out_by_hand() -> None:
+    # Box (0, 10, 20, 20) from the first anchor: deltas (.5, .25, ln 2, -ln 2); predicted are zeros.
+    classes = torch.tensor([[-1, -2, -1], [3, -1, -2]])
+    box = torch.tensor([[0.0, 10.0, 20.0, 20.0]])
+    loss = l1_box_loss_sum(torch.zeros(2, 3, 4), classes, box, anchors=THREE_ANCHORS)
+    torch.testing.assert_close(loss, torch.tensor([0.0, 0.75 + 2 * math.log(2)]))
+
+
+def test_box_loss_of_exact_predictions_is_zero() -> None:
+    boxes = THREE_ANCHORS + torch.tensor([1.0, 2.0, 3.0, 5.0])
+    deltas = encode_boxes(boxes, THREE_ANCHORS).unsqueeze(0)
+    loss = l1_box_loss_sum(deltas, torch.tensor([[0, 1, 2]]), boxes, anchors=THREE_ANCHORS)
+    assert loss.tolist() == [0.0]
+
+
+def test_only_foreground_anchors_get_box_gradients_even_beside_nan() -> None:
+    deltas = torch.full((1, 3, 4), math.nan)
+    deltas[0, 1] = 9.0
+    deltas.requires_grad_()
+    classes = torch.tensor([[-1, 0, -2]])
+    loss = l1_box_loss_sum(deltas, classes, THREE_ANCHORS[1:2], anchors=THREE_ANCHORS)
+    assert loss.tolist() == [36.0]
+    loss.sum().backward()
+    assert deltas.grad is not None
+    assert deltas.grad[0].tolist() == [[0.0] * 4, [1.0] * 4, [0.0] * 4]
+
+
+def test_box_loss_without_foreground_is_zero_with_zero_gradients() -> None:
+    deltas = torch.randn(2, 3, 4, requires_grad=True)
+    loss = l1_box_loss_sum(deltas, torch.full((2, 3), -1), torch.zeros(0, 4), anchors=THREE_ANCHORS)
+    assert loss.tolist() == [0.0, 0.0]
+    loss.sum().backward()
+    assert deltas.grad is not None
+    assert deltas.grad.eq(0).all()
+
+
+def test_boxes_that_do_not_fit_the_classes_fail_an_assertion() -> None:
+    with pytest.raises(AssertionError, match="2 boxes for 1 foreground"):
+        l1_box_loss_sum(
+            torch.zeros(1, 3, 4),
+            torch.tensor([[0, -1, -1]]),
+            THREE_ANCHORS[:2],
+            anchors=THREE_ANCHORS,
+        )

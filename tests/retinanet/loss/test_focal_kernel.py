@@ -74,23 +74,12 @@ def test_the_table_gives_what_is_computed(gamma: float, num_anchors: int) -> Non
     assert torch.equal(gradient, wide_gradient.bfloat16())
 
 
-def test_all_instruction_sets_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = torch.randn(1, 100, 91) * 6
-    results = []
-    for name in usable_instruction_sets():
-        monkeypatch.setattr(FOCAL_LOSS, "instruction_set", name)
-        results.append(background(logits))
-    for losses, gradient in results[1:]:
-        torch.testing.assert_close(losses, results[0][0], rtol=2e-6, atol=1e-30)
-        torch.testing.assert_close(gradient, results[0][1], rtol=2e-6, atol=1e-30)
-
-
 def test_thirty_million_equal_terms_lose_nothing() -> None:
-    # A fresh head says the same everywhere: rounding errors of a sum would all have one sign.
+    # A fresh head has equal logits everywhere: rounding errors of a sum would all have one sign.
     logits = torch.full((1, 120087, 264), -4.595).bfloat16()
     loss, _ = background(logits, reduce=True)
-    one, _ = float64_focal_loss(logits[0, 0, :1], 2.0)
-    torch.testing.assert_close(loss.double(), one[0] * logits.numel(), rtol=5e-7, atol=0)
+    single, _ = float64_focal_loss(logits[0, 0, :1], 2.0)
+    torch.testing.assert_close(loss.double(), single[0] * logits.numel(), rtol=5e-7, atol=0)
 
 
 def test_the_result_does_not_depend_on_the_number_of_threads() -> None:
@@ -127,7 +116,7 @@ def test_without_gradients_none_is_computed() -> None:
 
 @pytest.mark.parametrize("gamma", [2.0, 0.0, 1.3])
 @pytest.mark.parametrize("reduce", [True, False])
-def test_gradcheck_takes_the_operator(gamma: float, reduce: bool) -> None:
+def test_gradcheck_passes(gamma: float, reduce: bool) -> None:
     torch.manual_seed(0)
     logits = torch.randn(2, 7, 5, dtype=torch.float64, requires_grad=True)
     classes = torch.randint(-2, 5, (2, 7))
@@ -136,16 +125,20 @@ def test_gradcheck_takes_the_operator(gamma: float, reduce: bool) -> None:
     assert torch.autograd.gradcheck(lambda x: function("kernel", x, classes, weights), logits)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("reduce", [True, False])
-def test_opcheck_takes_the_operator(dtype: torch.dtype, reduce: bool) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "reduce"),
+    [(torch.bfloat16, True), (torch.float32, False), (torch.float64, True)],
+)
+def test_opcheck_passes(dtype: torch.dtype, reduce: bool) -> None:
     logits = torch.randn(2, 7, 5).to(dtype).requires_grad_()
     classes = torch.randint(-2, 5, (2, 7))
     settings = {"alpha": 0.25, "gamma": 2.0, "reduce": reduce, "with_gradient": True}
     torch.library.opcheck(focal_loss_operator, (logits, classes, torch.ones(2)), settings)
 
 
-def test_torch_compile_takes_it_whole() -> None:
+@pytest.mark.slow
+def test_torch_compile_finds_no_graph_break() -> None:
     torch.manual_seed(0)
     logits = torch.randn(2, 7, 5, requires_grad=True)
     classes = torch.randint(-2, 5, (2, 7))

@@ -1,9 +1,20 @@
+import math
+
 import pytest
 import torch
+from torchvision.models.detection._utils import BoxCoder
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.transform import resize_boxes as torchvision_resize_boxes
+from torchvision.ops import clip_boxes_to_image
 
-from retinanet.model.anchors import anchors_for
+from retinanet.model.anchors import (
+    anchors_for,
+    clip_boxes,
+    decode_boxes,
+    encode_boxes,
+    resize_boxes,
+)
 from retinanet.model.retinanet import RetinaNet
 
 GEOMETRIES = [
@@ -45,12 +56,13 @@ def test_places_run_along_rows_in_strides_of_whole_pixels() -> None:
     assert centers[1, 2].eq(torch.tensor([16.0, 8.0])).all()  # x of column 2, y of row 1
 
 
-def test_a_missing_level_is_our_bug() -> None:
+def test_a_missing_level_fails_an_assertion() -> None:
     with pytest.raises(AssertionError, match="P3 to P7"):
         anchors_for((64, 64), [(8, 8)] * 4)
 
 
-def test_model_keeps_the_last_geometry_outside_its_state() -> None:
+@pytest.mark.slow
+def test_the_model_caches_anchors_outside_its_state() -> None:
     model = RetinaNet(num_classes=2)
     first_geometry, second_geometry = GEOMETRIES[0], GEOMETRIES[2]
     with torch.inference_mode():
@@ -61,3 +73,64 @@ def test_model_keeps_the_last_geometry_outside_its_state() -> None:
     assert torch.equal(second[0], anchors_for(*second_geometry)[0])
     assert torch.equal(model.anchors(*first_geometry)[0], first[0])
     assert not any("anchor" in key for key in model.state_dict())
+
+
+def random_boxes(count: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    corners = torch.rand(count, 2, generator=generator) * 80
+    sizes = torch.rand(count, 2, generator=generator) * 60 + 1
+    return torch.cat((corners, corners + sizes), dim=1)
+
+
+def test_deltas_worked_out_by_hand() -> None:
+    anchor = torch.tensor([[0.0, 0.0, 10.0, 20.0]])  # centre (5, 10), size (10, 20)
+    box = torch.tensor([[0.0, 10.0, 20.0, 20.0]])  # centre (10, 15), size (20, 10)
+    deltas = torch.tensor([[0.5, 0.25, math.log(2), -math.log(2)]])
+    torch.testing.assert_close(encode_boxes(box, anchor), deltas)
+    torch.testing.assert_close(decode_boxes(deltas, anchor), box)
+
+
+def test_an_anchor_is_its_own_box_at_zero_deltas() -> None:
+    anchors = random_boxes(20, seed=1)
+    assert torch.equal(encode_boxes(anchors, anchors), torch.zeros(20, 4))
+    torch.testing.assert_close(decode_boxes(torch.zeros(20, 4), anchors), anchors)
+
+
+def test_encode_and_decode_equal_torchvisions_coder() -> None:
+    coder = BoxCoder(weights=(1.0, 1.0, 1.0, 1.0))
+    boxes, anchors = random_boxes(200, seed=4), random_boxes(200, seed=5)
+    torch.testing.assert_close(encode_boxes(boxes, anchors), coder.encode_single(boxes, anchors))
+    deltas = torch.randn(200, 4, generator=torch.Generator().manual_seed(6)) * 4
+    torch.testing.assert_close(decode_boxes(deltas, anchors), coder.decode_single(deltas, anchors))
+
+
+def test_huge_size_deltas_are_capped() -> None:
+    anchor = torch.tensor([[0.0, 0.0, 16.0, 16.0]])
+    decoded = decode_boxes(torch.tensor([[0.0, 0.0, 1e4, 1e4]]), anchor)
+    torch.testing.assert_close(decoded, torch.tensor([[-492.0, -492.0, 508.0, 508.0]]))
+
+
+def test_no_boxes_make_no_boxes() -> None:
+    empty = torch.zeros(0, 4)
+    assert encode_boxes(empty, empty).shape == (0, 4)
+    assert decode_boxes(empty, empty).shape == (0, 4)
+    assert clip_boxes(empty, (10, 20)).shape == (0, 4)
+    assert resize_boxes(empty, (10, 20), (20, 20)).shape == (0, 4)
+
+
+def test_clip_moves_boxes_inside_height_and_width() -> None:
+    boxes = torch.tensor([[-5.0, -6.0, 70.0, 80.0], [3.0, 4.0, 5.0, 6.0]])
+    clipped = clip_boxes(boxes, (40, 60))
+    assert clipped.tolist() == [[0.0, 0.0, 60.0, 40.0], [3.0, 4.0, 5.0, 6.0]]
+    assert torch.equal(clipped, clip_boxes_to_image(boxes, (40, 60)))
+
+
+def test_resize_scales_x_by_width_and_y_by_height() -> None:
+    boxes = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    resized = resize_boxes(boxes, (10, 20), (30, 10))
+    assert resized.tolist() == [[0.5, 6.0, 1.5, 12.0]]
+    many = random_boxes(50, seed=7)
+    torch.testing.assert_close(
+        resize_boxes(many, (427, 640), (320, 320)),
+        torchvision_resize_boxes(many, (427, 640), (320, 320)),
+    )

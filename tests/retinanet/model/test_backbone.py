@@ -15,8 +15,9 @@ def classifier_weights() -> dict[str, torch.Tensor]:
     return dict(resnext50_32x4d(weights=None).state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainable_layers", range(6))
-def test_the_same_parameters_are_trainable_as_in_torchvision(trainable_layers: int) -> None:
+def test_trainable_parameters_are_torchvisions(trainable_layers: int) -> None:
     network = resnext50_32x4d(weights=None)
     reference = _resnet_fpn_extractor(network, trainable_layers, returned_layers=[2, 3, 4])
     expected = {name: p.requires_grad for name, p in reference.body.named_parameters()}
@@ -30,6 +31,7 @@ def test_features_have_strides_8_to_128() -> None:
     assert shapes == [(1, 256, *s) for s in [(8, 12), (4, 6), (2, 3), (1, 2), (1, 1)]]
 
 
+@pytest.mark.slow
 def test_frozen_layers_get_no_gradients_and_their_statistics_do_not_move() -> None:
     torch.manual_seed(0)
     backbone = BackboneWithFPN(norm="batch", trainable_layers=3)
@@ -46,19 +48,19 @@ def test_frozen_layers_get_no_gradients_and_their_statistics_do_not_move() -> No
             assert still == name.startswith(frozen), name
 
 
-def test_eval_mode_stops_all_norms_and_train_mode_wakes_only_trainable_ones() -> None:
+def test_train_mode_applies_to_norms_of_trainable_layers_only() -> None:
     body = ResNeXtBody(norm="batch", trainable_layers=2)
     norms = {n: m for n, m in body.named_modules() if isinstance(m, nn.BatchNorm2d)}
     body.train()
-    awake = {name for name, norm in norms.items() if norm.training}
-    assert awake == {name for name in norms if name.startswith(("layer3", "layer4"))}
+    training = {name for name, norm in norms.items() if norm.training}
+    assert training == {name for name in norms if name.startswith(("layer3", "layer4"))}
     body.eval()
     assert not any(norm.training for norm in norms.values())
 
 
 @pytest.mark.parametrize("norm", ["frozen", "batch"])
 @pytest.mark.parametrize("prefix", ["", "backbone.body."])
-def test_pretrained_weights_load_whole(
+def test_pretrained_weights_load_completely(
     classifier_weights: dict[str, torch.Tensor], norm: str, prefix: str
 ) -> None:
     weights = {prefix + key: value for key, value in classifier_weights.items()}
@@ -88,7 +90,7 @@ def test_pretrained_weights_without_counters_load_into_batch_norms(
         ({"conv1.weight": torch.zeros(2, 3)}, r"key conv1.weight: shape \[64, 3, 7, 7\] expected"),
     ],
 )
-def test_wrong_weights_are_refused_naming_the_key_and_change_nothing(
+def test_wrong_weights_are_an_error_with_the_key_and_change_nothing(
     classifier_weights: dict[str, torch.Tensor],
     change: dict[str, torch.Tensor | None],
     message: str,

@@ -8,8 +8,10 @@ from retinanet.model.matching import (
     BACKGROUND,
     BOXES_AT_ONCE,
     IGNORED,
+    anchor_shapes,
     assign_targets,
     match_anchors,
+    nearby_anchors,
 )
 
 FEATURE_SIZES = [(16, 20), (8, 10), (4, 5), (2, 3), (1, 2)]
@@ -32,7 +34,7 @@ def test_thresholds_worked_out_by_hand() -> None:
     assert matches.tolist() == [0, 0, IGNORED, IGNORED, BACKGROUND, BACKGROUND]
 
 
-def test_a_poor_best_anchor_is_foreground_all_the_same() -> None:
+def test_the_best_anchor_of_a_box_is_foreground_whatever_its_iou() -> None:
     box = torch.tensor([[0.0, 0.0, 10.0, 10.0]])
     anchors = torch.tensor([[0.0, 0.0, 1.0, 10.0], [0.0, 0.0, 2.0, 10.0], [0.0, 0.0, 10.0, 2.0]])
     assert match_anchors(anchors, box).tolist() == [BACKGROUND, 0, 0]  # ties both count
@@ -57,7 +59,7 @@ def test_no_boxes_make_background_everywhere() -> None:
     assert match_anchors(anchors, torch.zeros(0, 4)).eq(BACKGROUND).all()
 
 
-def test_a_box_that_touches_no_anchor_leaves_them_alone() -> None:
+def test_a_box_that_touches_no_anchor_changes_nothing() -> None:
     anchors = torch.tensor([[0.0, 0.0, 10.0, 10.0], [20.0, 0.0, 30.0, 10.0]])
     boxes = torch.tensor([[100.0, 100.0, 110.0, 110.0], [5.0, 5.0, 5.0, 5.0]])
     assert match_anchors(anchors, boxes).tolist() == [BACKGROUND, BACKGROUND]
@@ -95,7 +97,9 @@ def boxes_of_all_kinds(anchors: torch.Tensor, seed: int) -> torch.Tensor:
     return boxes[torch.randperm(len(boxes), generator=generator)]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(2, 8))]
+)
 def test_assignment_is_torchvisions_matcher_over_all_anchors(seed: int) -> None:
     anchors = anchors_for((640, 800), [(80, 100), (40, 50), (20, 25), (10, 13), (5, 7)])
     all_anchors = torch.cat(anchors)
@@ -139,15 +143,57 @@ def test_assignment_holds_labels_and_boxes_of_each_level() -> None:
         offset += classes.shape[1]
 
 
-def test_batched_assignment_equals_single_images() -> None:
-    anchors = anchors_for((128, 160), FEATURE_SIZES)
-    targets = [
-        {"boxes": random_boxes(count, seed=count), "labels": torch.arange(count)}
-        for count in (3, 5)
-    ]
-    together = assign_targets(anchors, targets)
-    alone = [assign_targets(anchors, [target]) for target in targets]
-    assert together.num_foreground.tolist() == [int(a.num_foreground) for a in alone]
-    for level in range(len(anchors)):
-        assert torch.equal(together.classes[level], torch.cat([a.classes[level] for a in alone]))
-        assert torch.equal(together.boxes[level], torch.cat([a.boxes[level] for a in alone]))
+GEOMETRIES = [
+    ((128, 160), [(16, 20), (8, 10), (4, 5), (2, 3), (1, 2)]),
+    ((160, 32), [(20, 4), (10, 2), (5, 1), (3, 1), (2, 1)]),
+    ((16, 16), [(2, 2), (1, 1), (1, 1), (1, 1), (1, 1)]),
+]
+IMAGE_SIZE = (800, 800)
+ANCHORS = anchors_for(IMAGE_SIZE, [(100, 100), (50, 50), (25, 25), (13, 13), (7, 7)])
+
+
+@pytest.mark.parametrize(("image_size", "feature_sizes"), GEOMETRIES)
+def test_grids_rebuild_every_anchor(
+    image_size: tuple[int, int], feature_sizes: list[tuple[int, int]]
+) -> None:
+    anchors = anchors_for(image_size, feature_sizes)
+    shapes = anchor_shapes(anchors)
+    rebuilt = torch.full((sum(map(len, anchors)), 4), torch.nan)
+    for center, size, step, last, first in zip(*shapes, strict=True):
+        columns = int(last[0]) + 1
+        for row in range(int(last[1]) + 1):
+            for column in range(columns):
+                place = center + step * torch.tensor([column, row])
+                corners = torch.cat((place - size / 2, place + size / 2))
+                rebuilt[first + 9 * (row * columns + column)] = corners.float()
+    assert torch.equal(rebuilt, torch.cat(anchors))
+
+
+def test_neighbours_of_a_box_worked_out_by_hand() -> None:
+    # P3's square of 32, moved by 1: beside it, those that overlap at least as much as 30 of 32
+    # pixels in one direction would have to lie less than 2 pixels away; steps are 8.
+    anchors = anchors_for((64, 64), [(8, 8), (4, 4), (2, 2), (1, 1), (1, 1)])
+    square = 9 * (4 * 8 + 3) + 3
+    box = anchors[0][square] + torch.tensor([1.0, 0.0, 1.0, 0.0])
+    indices = nearby_anchors(anchor_shapes(anchors), box[None], iou=0.9)
+    assert indices.tolist() == [square]
+
+
+def test_few_anchors_are_near_a_box() -> None:
+    boxes = torch.tensor([[100.0, 100.0, 140.0, 140.0], [50.0, 60.0, 700.0, 650.0]])
+    indices = nearby_anchors(anchor_shapes(ANCHORS), boxes, iou=0.4)
+    assert 10 < len(indices) < 400  # of 120,087
+    assert torch.equal(indices, indices.unique())
+
+
+@pytest.mark.parametrize(
+    "boxes",
+    [
+        [[100.0, 100.0, 100.0, 140.0]],  # no area
+        [[5000.0, 5000.0, 5100.0, 5100.0]],  # touches nothing
+        [],
+    ],
+)
+def test_boxes_without_overlap_have_no_nearby_anchors(boxes: list[list[float]]) -> None:
+    indices = nearby_anchors(anchor_shapes(ANCHORS), torch.tensor(boxes).reshape(-1, 4), iou=0.4)
+    assert indices.shape == (0,) and indices.dtype == torch.int64

@@ -14,8 +14,8 @@ FEATURE_SIZES = [(8, 8), (4, 4), (2, 2), (1, 1), (1, 1)]
 NUM_CLASSES = 3
 
 
-def silent_outputs(num_images: int = 1) -> HeadOutputs:
-    """Every score 0.0067 (logit -5), every box its anchor."""
+def low_outputs(num_images: int = 1) -> HeadOutputs:
+    """Return outputs with scores of 0.0067 (logit -5) and boxes equal to anchors."""
     counts = [9 * h * w for h, w in FEATURE_SIZES]
     return HeadOutputs(
         cls_logits=[torch.full((num_images, count, NUM_CLASSES), -5.0) for count in counts],
@@ -34,39 +34,41 @@ def random_outputs(num_images: int) -> HeadOutputs:
     )
 
 
-def test_nothing_found_is_an_empty_result() -> None:
-    for found in postprocess(silent_outputs(2), anchors_for(IMAGE_SIZE, FEATURE_SIZES), IMAGE_SIZE):
-        assert found.boxes.shape == (0, 4)
-        assert found.scores.shape == found.labels.shape == (0,)
-        assert found.labels.dtype == torch.int64
+def test_low_scores_give_no_detections() -> None:
+    for detections in postprocess(
+        low_outputs(2), anchors_for(IMAGE_SIZE, FEATURE_SIZES), IMAGE_SIZE
+    ):
+        assert detections.boxes.shape == (0, 4)
+        assert detections.scores.shape == detections.labels.shape == (0,)
+        assert detections.labels.dtype == torch.int64
 
 
-def test_scores_that_are_not_numbers_are_not_reported() -> None:
-    outputs = silent_outputs()
+def test_nan_scores_are_not_reported() -> None:
+    outputs = low_outputs()
     outputs.cls_logits[0].fill_(math.nan)
-    found = postprocess(outputs, anchors_for(IMAGE_SIZE, FEATURE_SIZES), IMAGE_SIZE)[0]
-    assert len(found.boxes) == 0
+    detections = postprocess(outputs, anchors_for(IMAGE_SIZE, FEATURE_SIZES), IMAGE_SIZE)[0]
+    assert len(detections.boxes) == 0
 
 
 def test_one_confident_anchor_is_reported_with_its_class_and_clipped() -> None:
-    outputs = silent_outputs()
+    outputs = low_outputs()
     outputs.cls_logits[0][0, 3, 2] = 0.0  # first place of P3, the square of 32: (-16, -16, 16, 16)
-    found = postprocess(outputs, anchors_for(IMAGE_SIZE, FEATURE_SIZES), IMAGE_SIZE)[0]
-    assert found.boxes.tolist() == [[0.0, 0.0, 16.0, 16.0]]
-    assert found.scores.tolist() == [0.5]
-    assert found.labels.tolist() == [2]
+    detections = postprocess(outputs, anchors_for(IMAGE_SIZE, FEATURE_SIZES), IMAGE_SIZE)[0]
+    assert detections.boxes.tolist() == [[0.0, 0.0, 16.0, 16.0]]
+    assert detections.scores.tolist() == [0.5]
+    assert detections.labels.tolist() == [2]
 
 
 def test_suppression_is_within_a_class_and_keeps_the_best() -> None:
-    outputs = silent_outputs()
+    outputs = low_outputs()
     place = 9 * (4 * 8 + 4)  # well inside the image
     outputs.cls_logits[0][0, place + 3, 1] = 1.0
     outputs.bbox_regression[0][0, place + 4, 2:] = math.log(32 / 40)  # the same box as place + 3
     outputs.cls_logits[0][0, place + 4, 1] = 2.0
     outputs.cls_logits[0][0, place + 4, 0] = 0.5
-    found = postprocess(outputs, anchors_for(IMAGE_SIZE, FEATURE_SIZES), IMAGE_SIZE)[0]
-    assert found.labels.tolist() == [1, 0]
-    torch.testing.assert_close(found.scores, torch.tensor([2.0, 0.5]).sigmoid())
+    detections = postprocess(outputs, anchors_for(IMAGE_SIZE, FEATURE_SIZES), IMAGE_SIZE)[0]
+    assert detections.labels.tolist() == [1, 0]
+    torch.testing.assert_close(detections.scores, torch.tensor([2.0, 0.5]).sigmoid())
 
 
 def test_limits_are_arguments() -> None:
@@ -77,8 +79,8 @@ def test_limits_are_arguments() -> None:
     assert torch.equal(few.scores, everything.scores[:7])
     sure = postprocess(outputs, anchors, IMAGE_SIZE, nms_iou=1.0, score_threshold=0.5)[0]
     assert torch.equal(sure.scores, everything.scores[everything.scores > 0.5])
-    one = postprocess(outputs, anchors, IMAGE_SIZE, nms_iou=1.0, candidates_per_level=1)[0]
-    assert len(one.scores) == len(FEATURE_SIZES)
+    best = postprocess(outputs, anchors, IMAGE_SIZE, nms_iou=1.0, candidates_per_level=1)[0]
+    assert len(best.scores) == len(FEATURE_SIZES)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -87,28 +89,28 @@ def test_results_are_float32_sorted_and_batched_equals_single(dtype: torch.dtype
     logits = [level.to(dtype) for level in outputs.cls_logits]
     deltas = [level.to(dtype) for level in outputs.bbox_regression]
     together = postprocess(HeadOutputs(logits, deltas, FEATURE_SIZES), anchors, IMAGE_SIZE)
-    for image, found in enumerate(together):
-        assert found.boxes.dtype == found.scores.dtype == torch.float32
-        assert torch.equal(found.scores, found.scores.sort(descending=True).values)
-        one = HeadOutputs(
+    for image, detections in enumerate(together):
+        assert detections.boxes.dtype == detections.scores.dtype == torch.float32
+        assert torch.equal(detections.scores, detections.scores.sort(descending=True).values)
+        single = HeadOutputs(
             [level[image : image + 1] for level in logits],
             [level[image : image + 1] for level in deltas],
             FEATURE_SIZES,
         )
-        alone = postprocess(one, anchors, IMAGE_SIZE)[0]
-        assert all(torch.equal(a, b) for a, b in zip(found, alone, strict=True))
+        alone = postprocess(single, anchors, IMAGE_SIZE)[0]
+        assert all(torch.equal(a, b) for a, b in zip(detections, alone, strict=True))
 
 
 class NoBackbone(nn.Module):
-    """What torchvision's constructor asks for."""
+    """The part of a backbone that torchvision's constructor reads."""
 
     out_channels = 1
 
 
-def torchvisions_detections(
+def torchvision_detections(
     outputs: HeadOutputs, image_size: tuple[int, int], candidates_per_level: int
 ) -> list[dict[str, Tensor]]:
-    """torchvision's, of float32 copies of the outputs."""
+    """Return torchvision's detections of float32 copies of the outputs."""
     model = TorchvisionRetinaNet(NoBackbone(), 1, topk_candidates=candidates_per_level)
     head_outputs = {
         "cls_logits": [level.float() for level in outputs.cls_logits],
@@ -116,14 +118,14 @@ def torchvisions_detections(
     }
     num_images = len(outputs.cls_logits[0])
     anchors = [anchors_for(image_size, outputs.feature_sizes)] * num_images
-    found: list[dict[str, Tensor]] = model.postprocess_detections(
+    detections: list[dict[str, Tensor]] = model.postprocess_detections(
         head_outputs, anchors, [image_size] * num_images
     )
-    return found
+    return detections
 
 
-def assert_equal(found: list[Detections], expected: list[dict[str, Tensor]]) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
+def assert_equal(detections: list[Detections], expected: list[dict[str, Tensor]]) -> None:
+    for ours, theirs in zip(detections, expected, strict=True):
         assert torch.equal(ours.scores, theirs["scores"])
         assert torch.equal(ours.labels, theirs["labels"])
         assert torch.equal(ours.boxes, theirs["boxes"])
@@ -147,10 +149,12 @@ def test_detections_of_many_classes_are_torchvisions(
 ) -> None:
     outputs = many_classes(mean_logit)
     anchors = anchors_for((128, 128), outputs.feature_sizes)
-    found = postprocess(outputs, anchors, (128, 128), candidates_per_level=candidates_per_level)
-    assert [len(image.scores) for image in found] == [300, 300]
-    expected = torchvisions_detections(outputs, (128, 128), candidates_per_level)
-    assert_equal(found, expected)
+    detections = postprocess(
+        outputs, anchors, (128, 128), candidates_per_level=candidates_per_level
+    )
+    assert [len(image.scores) for image in detections] == [300, 300]
+    expected = torchvision_detections(outputs, (128, 128), candidates_per_level)
+    assert_equal(detections, expected)
 
 
 def test_detections_from_bf16_are_torchvisions_from_float32_copies() -> None:
@@ -166,10 +170,10 @@ def test_detections_from_bf16_are_torchvisions_from_float32_copies() -> None:
     deltas = [level.bfloat16() for level in outputs.bbox_regression]
     in_bf16 = HeadOutputs(logits, deltas, outputs.feature_sizes)
     anchors = anchors_for((128, 128), outputs.feature_sizes)
-    expected = torchvisions_detections(in_bf16, (128, 128), 1000)
-    found = postprocess(in_bf16, anchors, (128, 128))
-    assert 100 < len(found[0].scores) <= 280
-    assert_equal(found, expected)
+    expected = torchvision_detections(in_bf16, (128, 128), 1000)
+    detections = postprocess(in_bf16, anchors, (128, 128))
+    assert 100 < len(detections[0].scores) <= 280
+    assert_equal(detections, expected)
 
 
 def one_level(logits: Tensor) -> HeadOutputs:
@@ -198,14 +202,14 @@ def test_the_threshold_is_on_float32_scores_whatever_the_logits(
     expected = logits[:, 0].float().sigmoid()
     expected = expected[expected > threshold].sort(descending=True).values
     anchors = [separate_anchors(len(logits))]
-    found = postprocess(one_level(logits), anchors, (4, 4000), score_threshold=threshold)[0]
-    assert torch.equal(found.scores, expected)
+    detections = postprocess(one_level(logits), anchors, (4, 4000), score_threshold=threshold)[0]
+    assert torch.equal(detections.scores, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("nan", [math.nan, -math.nan])
 @pytest.mark.parametrize("candidates_per_level", [1000, 2])
-def test_a_score_beside_nan_in_its_anchor_is_reported(
+def test_scores_beside_nan_in_an_anchor_are_reported(
     dtype: torch.dtype, nan: float, candidates_per_level: int
 ) -> None:
     logits = torch.full((40, 3), -1.0, dtype=dtype)
@@ -215,11 +219,11 @@ def test_a_score_beside_nan_in_its_anchor_is_reported(
     logits[9] = torch.tensor([2.0, nan, -9.0])
     anchors = [separate_anchors(len(logits))]
     limits = {"candidates_per_level": candidates_per_level, "nms_iou": 1.0}
-    found = postprocess(one_level(logits), anchors, (4, 4000), **limits)[0]  # type: ignore[arg-type]
+    detections = postprocess(one_level(logits), anchors, (4, 4000), **limits)[0]  # type: ignore[arg-type]
     expected = logits.float().sigmoid().flatten().nan_to_num(nan=0.0).sort(descending=True).values
     expected = expected[expected > 0.05][:candidates_per_level]
-    assert torch.equal(found.scores, expected)
-    assert found.labels[:2].tolist() == [0, 1]
+    assert torch.equal(detections.scores, expected)
+    assert detections.labels[:2].tolist() == [0, 1]
 
 
 def test_the_last_class_is_suppressed_as_exactly_as_the_first() -> None:
@@ -234,10 +238,10 @@ def test_the_last_class_is_suppressed_as_exactly_as_the_first() -> None:
     )
     logits = torch.full((4, 264), -9.0)
     logits[:, 0] = logits[:, 263] = torch.tensor([2.0, 1.0, 0.5, 0.0])
-    found = postprocess(one_level(logits), [anchors], (800, 800))[0]
+    detections = postprocess(one_level(logits), [anchors], (800, 800))[0]
     for label in (0, 263):
-        kept = found.scores[found.labels == label]
-        torch.testing.assert_close(kept, torch.tensor([2.0, 0.5, 0.0]).sigmoid())
+        scores = detections.scores[detections.labels == label]
+        torch.testing.assert_close(scores, torch.tensor([2.0, 0.5, 0.0]).sigmoid())
 
 
 def test_many_suppressed_boxes_do_not_hide_poorer_ones() -> None:
@@ -245,7 +249,7 @@ def test_many_suppressed_boxes_do_not_hide_poorer_ones() -> None:
     logits[:40, 0] = torch.linspace(5, 4, 40)  # all of one box
     logits[40:, 1] = torch.linspace(3, 2, 10)
     anchors = torch.cat((torch.tensor([[0.0, 0.0, 3.0, 3.0]]).expand(40, 4), separate_anchors(10)))
-    found = postprocess(one_level(logits), [anchors], (4, 4000), detections_per_image=5)[0]
+    detections = postprocess(one_level(logits), [anchors], (4, 4000), detections_per_image=5)[0]
     expected = torch.tensor([5.0, *torch.linspace(3, 2, 10)[:4].tolist()]).sigmoid()
-    torch.testing.assert_close(found.scores, expected)
-    assert found.labels.tolist() == [0, 1, 1, 1, 1]
+    torch.testing.assert_close(detections.scores, expected)
+    assert detections.labels.tolist() == [0, 1, 1, 1, 1]
