@@ -13,7 +13,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from common.errors import exit_code_of, format_error
+from common.errors import exit_code_for, format_error
 
 MOST = 10**9  # of steps, seconds, images
 MOST_RANKS = 10**5
@@ -46,7 +46,7 @@ def run_command(command: Callable[[], int]) -> int:
         if line is None:
             raise
         print(line, file=sys.stderr)
-        return exit_code_of(error)
+        return exit_code_for(error)
 
 
 def load_function(target: str) -> Callable[..., Any]:
@@ -108,20 +108,20 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
         "overrides",
         nargs="*",
         metavar="section.field=value",
-        help="put on top of the file, such as data.root=/data/coco",
+        help="settings that override the file, such as data.root=/data/coco",
     )
     parse = parser.parse_known_args
 
     def parse_all(*arguments: Any) -> tuple[argparse.Namespace, list[str]]:
         options, others = parse(*arguments)
-        options.overrides += [word for word in others if not word.startswith("-")]
-        return options, [word for word in others if word.startswith("-")]
+        options.overrides += [argument for argument in others if not argument.startswith("-")]
+        return options, [argument for argument in others if argument.startswith("-")]
 
     parser.parse_known_args = parse_all  # type: ignore[method-assign, assignment]
 
 
 def add_json_option(
-    parser: argparse.ArgumentParser, what: str = "write the numbers here too"
+    parser: argparse.ArgumentParser, what: str = "also write the results to this file, as JSON"
 ) -> None:
     """Add `--json FILE`, as `json_file`; `require_free_json` checks it before the work begins."""
     parser.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help=what)
@@ -142,16 +142,16 @@ def add_output_options(
 def resuming_command(launcher: Sequence[str] = ()) -> str:
     """Return the command that continues this run; torchrun as launcher replaces `python`."""
     flags = ("--resume", "--auto-resume", "--overwrite")
-    words = [word for word in sys.argv[1:] if word not in flags]
+    arguments = [argument for argument in sys.argv[1:] if argument not in flags]
     python = () if launcher and launcher[0] == "torchrun" else (installed("python"),)
-    return shlex.join([*launcher, *python, sys.argv[0], *words, "--resume"])
+    return shlex.join([*launcher, *python, sys.argv[0], *arguments, "--resume"])
 
 
 def installed(program: str) -> str:
     """Return the path of a program of this environment as typed here: `.venv/bin/python`."""
     path = Path(sys.executable).with_name(program)
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    folder = Path.cwd()
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 
 def number_between(least: int, most: int, text: str) -> int:
@@ -159,9 +159,9 @@ def number_between(least: int, most: int, text: str) -> int:
     # Ten thousand digits would take Python long, and it refuses them.
     number = int(text) if re.fullmatch("[0-9]{1,19}", text) else -1
     if not least <= number <= most:
-        found = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+        shown = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
         raise argparse.ArgumentTypeError(
-            f"expected a whole number of at least {least} and at most {most:,}, found {found!r}"
+            f"expected a whole number of at least {least} and at most {most:,}, found {shown!r}"
         )
     return number
 
@@ -189,7 +189,7 @@ probability = partial(number_that, lambda x: 0 <= x <= 1, "a number from 0 to 1"
 def numbers(text: str) -> tuple[int, ...]:
     """Return different whole numbers of at least 1, such as `1,2,4`, ascending."""
     try:
-        values = [positive(word) for word in text.split(",")]
+        values = [positive(number) for number in text.split(",")]
     except argparse.ArgumentTypeError as error:
         message = f"expected numbers such as 1,2,4, found {text!r}"
         raise argparse.ArgumentTypeError(message) from error

@@ -180,7 +180,7 @@ def redirected(descriptor: int, target: int) -> Iterator[None]:
 
 
 @contextmanager
-def dropped(descriptor: int) -> Iterator[None]:
+def discarded(descriptor: int) -> Iterator[None]:
     """Drop what is written to a file descriptor."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -190,21 +190,21 @@ def dropped(descriptor: int) -> Iterator[None]:
         os.close(nowhere)
 
 
-def errors_to_nowhere() -> AbstractContextManager[None]:
+def discard_errors() -> AbstractContextManager[None]:
     """Drop what C++ writes to stderr while the context lasts."""
-    return dropped(ERRORS)
+    return discarded(ERRORS)
 
 
 @contextmanager
-def output_to_nowhere() -> Iterator[None]:
+def discard_output() -> Iterator[None]:
     """Drop what C++ writes to stdout while the context lasts."""
     sys.stdout.flush()
-    with dropped(OUTPUT):
+    with discarded(OUTPUT):
         yield
 
 
 @contextmanager
-def python_output_apart() -> Iterator[None]:
+def separate_python_output() -> Iterator[None]:
     """Give Python's own stdout another descriptor of the same terminal, file or pipe.
 
     So descriptor 1 can be `redirected` to a log that gets neither what this program prints nor the

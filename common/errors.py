@@ -31,7 +31,7 @@ class WorkerDiedError(RuntimeError):
 
 
 class StoppedBeforeStart(BaseException):
-    """A signal, named in the message, ended a run before its first step."""
+    """A signal ended a run before its first step; the message names the signal."""
 
 
 FINISHED = 0
@@ -40,11 +40,11 @@ BAD_INPUT = 2
 LOSS_NOT_FINITE = 3
 CONDITION_MET = 4  # the condition of `--fail-if` was met, or an official check was not passed
 STOPPED_BY_SIGNAL = 75
-"""After writing a checkpoint: the same command with `--resume` goes on. Or before the first step:
-the same command begins again. (sysexits' EX_TEMPFAIL)"""
+"""sysexits' EX_TEMPFAIL. A checkpoint was written, and the same command with `--resume` continues;
+or the run was stopped before its first step, and the same command starts again."""
 INTERRUPTED = 130
-"""Ctrl-C before there was anything to keep, or twice; or in `predict`, which keeps its results
-(128 + SIGINT, as shells count)."""
+"""128 + SIGINT, as in shells: Ctrl-C before there was anything to save, or twice; or in `predict`,
+which keeps its results."""
 
 REFUSED_NAMES = (errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP, errno.ENOTDIR)
 """Errors of the system about names that users give, wherever they are looked up first."""
@@ -56,7 +56,7 @@ def is_refused_name(error: BaseException) -> bool:
     return is_refused and error.filename is not None  # type: ignore[attr-defined]
 
 
-def exit_code_of(error: BaseException) -> int:
+def exit_code_for(error: BaseException) -> int:
     """Return the exit code of a command that such an error ends."""
     if isinstance(error, InputError) or is_refused_name(error):
         return BAD_INPUT
@@ -75,14 +75,14 @@ def format_error(error: BaseException) -> str | None:
         assert isinstance(error, OSError)
         return f"error: {one_line(f'{error.filename}: {error.strerror}')}"
     if isinstance(error, StoppedBeforeStart):
-        return f"{error} before the first step: nothing was written; the same command begins again"
+        return f"{error} before the first step: nothing was written; run the same command again"
     if worker := killed_worker(error):
         return f"error: {worker}"
     return "interrupted" if isinstance(error, KeyboardInterrupt) else None
 
 
 LONGEST = 2000  # characters of a message
-KEPT_OF_THE_END = 500  # of those: the fix stands at the end
+END_LENGTH = 500  # of those, taken from the end, where the fix is
 BREAKS = re.compile(r"\s*[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]\s*")
 
 
@@ -96,7 +96,7 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """Return one printable line of at most `LONGEST` characters; its middle is left out."""
     if len(text) > LONGEST:
-        text = f"{text[: LONGEST - KEPT_OF_THE_END - 3]} … {text[-KEPT_OF_THE_END:]}"
+        text = f"{text[: LONGEST - END_LENGTH - 3]} … {text[-END_LENGTH:]}"
     return printable(BREAKS.sub(" ", text.strip()).replace("\t", " "))
 
 
@@ -120,11 +120,11 @@ def killed_worker(error: BaseException | None) -> str | None:
     names = {signal.strsignal(number): number.name for number in signal.Signals}
     name = ended["signal"] and names.get(ended["signal"].strip(), ended["signal"].strip())
     end = f"was killed by {name}" if name else "ended unexpectedly"
-    fix = "set data.workers lower (0: load in the training process), or give it more memory"
+    fix = "reduce data.workers (0: load in the training process), or provide more memory"
     if name == signal.SIGBUS.name:
-        fix = "/dev/shm is full: docker run --shm-size=1g (or --ipc=host), or data.workers=0"
+        fix = "/dev/shm is full: use docker run --shm-size=1g (or --ipc=host), or data.workers=0"
     cause = " (out of memory?)" if name == signal.SIGKILL.name else ""
     return (
         f"data loading: process {ended['process']} on {socket.gethostname()} {end}{cause}; {fix}; "
-        "--resume goes on from the last checkpoint"
+        "--resume continues from the last checkpoint"
     )

@@ -35,10 +35,10 @@ def require_free(files: Sequence[Path], *, overwrite: bool, advice: str) -> None
     seen = set()
     for file in files:
         if file in seen:
-            raise InputError(f"{file}: two outputs would have this name; give them separately")
+            raise InputError(f"{file}: two outputs have this name; give them different names")
         seen.add(file)
         if file.is_dir():
-            raise InputError(f"{file}: is a folder; give the name of a file")
+            raise InputError(f"{file}: is a folder; give a file name")
         if file.exists() and not overwrite:
             raise InputError(f"{file}: exists; {advice}")
 
@@ -133,14 +133,14 @@ def read_json_object(file: Path, *, advice: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # also bytes that are no text
         raise InputError(f"{file}: is not JSON; {advice}") from error
     if not isinstance(content, dict):
-        raise InputError(f"{file}: holds no JSON object; {advice}")
+        raise InputError(f"{file}: is not a JSON object; {advice}")
     return content
 
 
-Kept = TypeVar("Kept")
+Stored = TypeVar("Stored")
 
 
-def read_kept(file: Path, schema: TypeAdapter[Kept], *, wrong: str, advice: str) -> Kept:
+def read_stored(file: Path, schema: TypeAdapter[Stored], *, wrong: str, advice: str) -> Stored:
     """Return the results that a command has stored in a file, to continue from them.
 
     `wrong` describes another file, such as `is no result of …`.
@@ -160,15 +160,15 @@ def read_kept(file: Path, schema: TypeAdapter[Kept], *, wrong: str, advice: str)
 
 
 def first_difference(
-    kept: Mapping[str, Any], now: Mapping[str, Any], *, ignored: Collection[str] = ()
+    stored: Mapping[str, Any], current: Mapping[str, Any], *, ignored: Collection[str] = ()
 ) -> tuple[str, Any, Any] | None:
     """Return name, stored and present value of the first difference of definitions, or None.
 
     A command compares the definition of stored results to its own. A missing value counts as None.
     """
-    for name in {**kept, **now}:
-        if name not in ignored and kept.get(name) != now.get(name):
-            return name, kept.get(name), now.get(name)
+    for name in {**stored, **current}:
+        if name not in ignored and stored.get(name) != current.get(name):
+            return name, stored.get(name), current.get(name)
     return None
 
 
@@ -201,7 +201,7 @@ def harmless(cell: object) -> object:
 
 
 class LineFile:
-    """A file of whole lines: one that a full disk refuses is written again with the next."""
+    """A file of whole lines; a line that could not be written is retried with the next one."""
 
     def __init__(self, file: Path) -> None:
         self._descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

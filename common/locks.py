@@ -147,7 +147,7 @@ def remove_stale(owner: Path) -> None:
     """Remove the file of an ended process; raise LockHeldError if another process is doing so."""
     turn = owner.with_name(f"{owner.name}.taken-over")
     with suppress(FileNotFoundError):
-        if age_of(turn) > TAKING_OVER:  # its process was killed meanwhile
+        if age(turn) > TAKING_OVER:  # its process was killed meanwhile
             turn.unlink()
     try:
         turn.touch(exist_ok=False)
@@ -162,10 +162,10 @@ def remove_stale(owner: Path) -> None:
 
 def is_alive(owner: Path) -> bool:
     """Return whether the process that an owner file names may still be running."""
-    holder, own = read_owner(owner), this_process()
+    holder, current = read_owner(owner), this_process()
     try:
-        if not all(holder.get(key) == own[key] for key in ("host", "processes")):
-            return age_of(owner) <= LOST_AFTER
+        if not all(holder.get(key) == current[key] for key in ("host", "processes")):
+            return age(owner) <= LOST_AFTER
     except FileNotFoundError:
         return False
     pid = holder.get("pid")
@@ -185,16 +185,16 @@ def read_owner(owner: Path) -> dict[str, object]:
 
 def this_process() -> dict[str, object]:
     """Return the identity of this process among those of all hosts, containers and boots."""
-    own = own_process()
+    identity = own_process()
     return {
         "host": socket.gethostname(),
-        "processes": own.namespace if own else "",
+        "processes": identity.namespace if identity else "",
         "pid": os.getpid(),
-        "started": own.started if own else None,
+        "started": identity.started if identity else None,
     }
 
 
-def age_of(file: Path) -> float:
+def age(file: Path) -> float:
     """Return the seconds since a file's last change, by the clock that sets such times."""
     changed = file.stat().st_mtime
     try:

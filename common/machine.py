@@ -24,7 +24,7 @@ BF16_FLAGS = ("amx_bf16", "avx512_bf16", "avx_ne_convert", "bf16")
 """Names in /proc/cpuinfo of instructions for BF16: Intel's, AMD's, and ARM's."""
 FLAGS = ("flags", "Features")  # names of their line: on x86, on ARM
 PACKAGES = ("torch", "torchvision", "intel-extension-for-pytorch")
-HERE = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[1]
 KIB = 1024
 PROC = Path("/proc")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -73,24 +73,24 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def code_version() -> dict[str, str | bool | None]:
-    """Return `repository`, `commit`, and whether files differ; None where git does not know."""
+    """Return `repository`, `commit`, and whether files differ; None where git has no answer."""
     address, status = git("remote", "get-url", "origin"), git("status", "--porcelain")
     return {
         "repository": address and re.sub(r"//[^/@]*@", "//", address),  # without a password
-        "commit": git("rev-parse", "HEAD") or commit_of_image(),
+        "commit": git("rev-parse", "HEAD") or image_commit(),
         "is_modified": None if status is None else bool(status),
     }
 
 
-def commit_of_image(file: Path = HERE / "COMMIT") -> str | None:
-    """Return the commit that the Dockerfile was given; None elsewhere, and where none was."""
+def image_commit(file: Path = REPOSITORY / "COMMIT") -> str | None:
+    """Return the commit that was passed to the Dockerfile; None elsewhere, or without one."""
     commit = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
     return commit if re.fullmatch("[0-9a-f]{7,64}", commit) else None
 
 
 def git(*arguments: str) -> str | None:
-    """Return git's answer about this folder; None if it is no clone, or there is no git."""
-    command = ["git", "-C", str(HERE), *arguments]
+    """Return git's output for the repository; None if it is no clone, or git is not installed."""
+    command = ["git", "-C", str(REPOSITORY), *arguments]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", check=True, timeout=10
@@ -126,7 +126,7 @@ def private_mb() -> float:
 
 
 def anonymous_bytes() -> int:
-    """Return the memory in RAM that is no file's, which another such process would take too."""
+    """Return the memory in RAM that belongs to no file [bytes]; each further process needs it."""
     return round(memory_status("RssAnon") * 1e6)
 
 
@@ -210,8 +210,10 @@ def start_time(process: int) -> int | None:
 
 def kill_if_local(target: ProcessIdentity | None) -> None:
     """Send SIGKILL to a process of this host, PID namespace and user, unless it has ended."""
-    own = own_process()
-    if target is None or own is None or target.namespace != own.namespace or target == own:
+    current = own_process()
+    if target is None or current is None or target == current:
+        return
+    if target.namespace != current.namespace:
         return
     with suppress(OSError):
         is_ours = Path(f"/proc/{target.number}").stat().st_uid == os.geteuid()
@@ -229,7 +231,7 @@ class ProcessTime:
     is_ours: bool  # the calling process started it, directly or not
 
 
-def waiting_of_threads() -> dict[int, float]:
+def thread_wait_times() -> dict[int, float]:
     """Return how long [s] each thread was ready without a core; empty if that is not counted."""
     waits = {}
     for folder in (PROC / "self/task").iterdir():
@@ -243,9 +245,9 @@ def waiting_of_threads() -> dict[int, float]:
 def ticks_on(cpus: Collection[int]) -> dict[int, int]:
     """Return processor times [ticks] by process, of threads that ran on these CPUs last."""
     ticks: dict[int, int] = {}
-    own = str(os.getpid())
+    this_process = str(os.getpid())
     for folder in PROC.iterdir():
-        if not folder.name.isdigit() or folder.name == own:
+        if not folder.name.isdigit() or folder.name == this_process:
             continue
         for stat in folder.glob("task/*/stat"):
             # https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html: the name may hold spaces;

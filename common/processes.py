@@ -7,7 +7,7 @@ None of it loads torch.
   which then stops the command.
 - A worker: a Python module that prepares something in a process of its own and then answers
   questions (`JsonWorker` is the caller's side, `serve` the worker's).
-- A pool of processes for many small tasks (`process_pool`, `results_of`), and signals in processes
+- A pool of processes for many small tasks (`process_pool`, `run_tasks`), and signals in processes
   that load images. Ctrl-C, and signals of a batch system or Open MPI's mpirun, reach all processes
   of a run. The training process ends its step first, for which it needs its workers; then it ends
   them by SIGTERM.
@@ -130,7 +130,7 @@ def exit_reason(status: int, errors: str) -> str:
     """Return why a process ended: the signal (`status` < 0), or its last line of errors."""
     if status < 0:
         return f"its process was ended by {signal_name(-status)}"
-    last_line = (errors.strip().splitlines() or ["it said nothing"])[-1]
+    last_line = (errors.strip().splitlines() or ["no error output"])[-1]
     return f"its process ended with status {status}: {last_line}"
 
 
@@ -242,7 +242,7 @@ def process_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
     """Start processes that end with this one, however it ends, after their current task.
 
     They are copies of this process, so start them before threads, such as a progress bar's. While
-    the context lasts, Ctrl-C and SIGTERM are delivered between two results of `results_of` only:
+    the context lasts, Ctrl-C and SIGTERM are delivered between two results of `run_tasks` only:
     an exception out of the middle of the pool's own code would leave its locks taken for ever.
     """
     pool = ProcessPoolExecutor(
@@ -271,7 +271,7 @@ def begin_process() -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def results_of(
+def run_tasks(
     pool: ProcessPoolExecutor,
     function: Callable[[Task], Result],
     tasks: Iterable[Task],
@@ -294,7 +294,7 @@ def results_of(
             done, running = wait(
                 running, timeout=SECONDS_BETWEEN_SIGNALS, return_when=FIRST_COMPLETED
             )
-            try:  # what was sent meanwhile: Ctrl-C raises KeyboardInterrupt
+            try:  # deliver the signals sent meanwhile: Ctrl-C raises KeyboardInterrupt
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
             finally:
                 signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
@@ -302,8 +302,8 @@ def results_of(
                 yield future.result()
     except BrokenProcessPool as error:
         raise InputError(
-            "a process that reads images was killed, most likely for want of memory; "
-            "run on fewer cores: taskset -c 0-1 and the same command"
+            "a process that reads images was killed, probably because memory ran out; "
+            "use fewer cores, for example with taskset -c 0-1"
         ) from error
 
 
@@ -317,7 +317,7 @@ def signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def obey_parent(worker: int, *, parent: int) -> None:
+def exit_with_parent(worker: int, *, parent: int) -> None:
     """End this process, started under `signals_blocked`, at its parent's SIGTERM or death.
 
     A killed parent cannot send a signal. Its connections are this process's too, so that other

@@ -1,4 +1,4 @@
-"""Data sets on disk: get one, split it, index it, check it, time how fast it is read."""
+"""Download, split, index, verify and benchmark data sets."""
 
 import sys
 
@@ -7,24 +7,24 @@ from common.cli import run_command, run_command_group
 COMMANDS = {
     "download": (
         "data.download.command:add_download",
-        "get COCO or OpenImages: annotations and images",
+        "download COCO or OpenImages: annotations and images",
     ),
     "scenes": (
         "data.synthetic:add_scenes",
-        "draw scenes with their boxes, where no labelled photos are at hand",
+        "create synthetic data: drawn images with bounding boxes",
     ),
-    "split": ("data.convert:add_split", "annotations in two: to train on, and to evaluate on"),
-    "convert": ("data.convert:add_convert", "turn annotations into an index that opens at once"),
+    "split": ("data.convert:add_split", "split annotations into training and validation"),
+    "convert": ("data.convert:add_convert", "convert annotations to an index that opens instantly"),
     "verify": ("retinanet.verify_command:add_verify", "check images and boxes before a long run"),
     "bench": (
         "profiling.bench.data_bench:add_data_bench",
-        "images a second of each decoder and of the whole pipeline",
+        "measure images per second of each decoder and of the whole pipeline",
     ),
 }
 
 
 def main() -> int:
-    """Read the command line and run the command that it names; returns the exit code."""
+    """Run the command given on the command line; return its exit code."""
     return run_command_group(prog="python -m data", description=__doc__ or "", commands=COMMANDS)
 
 

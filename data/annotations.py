@@ -74,7 +74,7 @@ UNNAMED = "N/A"
 
 @dataclass(frozen=True)
 class ClassMap:
-    """For every label (the model's class index, from 0): its category id and its name."""
+    """Map labels (the model's class indices, from 0) to category ids and names."""
 
     category_ids: tuple[int, ...]
     names: tuple[str, ...]
@@ -112,7 +112,7 @@ class ClassMap:
         """The number of the model's outputs per anchor."""
         return len(self.category_ids)
 
-    def labels_of(self, category_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    def to_labels(self, category_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return labels [N] of category ids [N]. Raises InputError for an id that has no label."""
         known = np.array(self.category_ids, dtype=np.int64)
         order = np.argsort(known)
@@ -121,12 +121,12 @@ class ClassMap:
         unknown = np.flatnonzero(known[labels] != category_ids)
         if len(unknown):
             raise InputError(
-                f"category id {category_ids[unknown[0]]} is none of the model's "
+                f"category id {category_ids[unknown[0]]} is not one of the model's "
                 f"{self.num_classes} classes; use annotations with the training set's categories"
             )
         return labels
 
-    def category_ids_of(self, labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    def to_category_ids(self, labels: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the JSON's category ids [N] of labels [N]."""
         return np.array(self.category_ids, dtype=np.int64)[labels]
 
@@ -171,7 +171,7 @@ class ClassMap:
         ):
             raise InputError(
                 "classes: expected lists category_ids and names of one length, distinct integers "
-                "and strings; the checkpoint is damaged or not of this program's making"
+                "and strings; the checkpoint is damaged or was not written by this program"
             )
         return cls(tuple(ids), tuple(names))
 
@@ -248,7 +248,7 @@ class GrowingArray:
 
 
 class GrowingColumns:
-    """Several arrays or columns of texts that grow together, by name; the first parts name them."""
+    """Named arrays and text columns that grow together; the first parts define the names."""
 
     def __init__(self) -> None:
         self.columns: dict[str, GrowingArray] = {}
@@ -263,7 +263,7 @@ class GrowingColumns:
                 self.columns.setdefault(key, GrowingArray()).extend(array)
 
     def finish(self) -> dict[str, Any]:
-        """Return all columns, and drop them here."""
+        """Return all columns, and release them here."""
         columns: dict[str, Any] = {name: part.finish() for name, part in self.columns.items()}
         self.columns = {}
         for name in [name for name in columns if name + LENGTHS in columns]:
@@ -319,14 +319,14 @@ def known_trees(root: Path, split: SplitName) -> dict[str, Split]:
 def find_split(
     root: Path | None, split: SplitName, *, annotations: Path | None, images: Path | None
 ) -> Split:
-    """Find a split's JSON and images: given paths win, the rest comes from a tree under `root`.
+    """Find a split's JSON and images: given paths, else those of a known tree under `root`.
 
     Raises InputError naming the config field (`data.root`, `data.train_annotations`, …), the
     path looked for, and the trees that are known.
     """
     if annotations is None or images is None:
         if root is not None and not root.is_dir():
-            raise InputError(f"data.root: {root} is not a folder; give the data set's folder")
+            raise InputError(f"data.root: {root} is not a folder; set the data set's folder")
         needed = {"annotations": annotations is None, "images": images is None}
         missing = " and ".join(f"data.{split}_{name}" for name in needed if needed[name])
         if root is None:
@@ -342,8 +342,8 @@ def find_split(
                 f"{name} tree ({tree.annotations}, {tree.images}/)" for name, tree in trees.items()
             )
             raise InputError(
-                f"data.root: {root} holds no {split} split; looked for {looked_for}; "
-                f"give one of them, or set {missing}"
+                f"data.root: {root} contains no {split} split; looked for {looked_for}; "
+                f"provide one of them, or set {missing}"
             )
         annotations, images = annotations or tree.annotations, images or tree.images
     if not annotations.exists():

@@ -71,13 +71,17 @@ def read_annotations(path: Path, *, advance: Advance = lambda done: None) -> Ann
         boxes["box_ids"] = np.arange(1, len(missing) + 1)
     elif missing.any():
         raise InputError(
-            f"{path}: annotations[{missing.argmax()}].id: missing; others have one: give each its "
-            "own, or none"
+            f"{path}: annotations[{missing.argmax()}].id: missing, but other entries have one; "
+            "give every entry an id, or none"
         )
     for name in columns:
         require_unique(columns[name][ID_COLUMNS[name]], path=path, name=name)
-    rows_of(boxes["box_category_ids"], categories["category_ids"], path=path, field="category_id")
-    image_of_box = rows_of(boxes["image_id"], images["image_ids"], path=path, field="image_id")
+    require_known(
+        boxes["box_category_ids"], categories["category_ids"], path=path, field="category_id"
+    )
+    image_of_box = require_known(
+        boxes["image_id"], images["image_ids"], path=path, field="image_id"
+    )
     boxes_per_image = np.bincount(image_of_box, minlength=len(images["image_ids"]))
     by_image = np.argsort(image_of_box, kind="stable")
     del boxes["image_id"], image_of_box
@@ -116,12 +120,12 @@ def require_unique(ids: NDArray[np.int64], *, path: Path, name: str) -> None:
     rows = repeated(ids)
     if len(rows):
         raise InputError(
-            f"{path}: {name}[{rows[0]}].id: {ids[rows[0]]} was given to an earlier entry; "
+            f"{path}: {name}[{rows[0]}].id: {ids[rows[0]]} is the id of an earlier entry; "
             "make ids unique"
         )
 
 
-def rows_of(
+def require_known(
     ids: NDArray[np.int64], known: NDArray[np.int64], *, path: Path, field: str
 ) -> NDArray[np.int32]:
     """Return the position in `known` of every id; raise InputError for an unknown one."""
@@ -130,8 +134,8 @@ def rows_of(
         index = (rows < 0).argmax()
         target = {"image_id": "images", "category_id": "categories"}[field]
         raise InputError(
-            f"{path}: annotations[{index}].{field}: {ids[index]} is no id in {target}; "
-            "add it there or drop the box"
+            f"{path}: annotations[{index}].{field}: {ids[index]} is not an id in {target}; "
+            "add it there or remove the box"
         )
     return rows
 
@@ -147,7 +151,7 @@ class Field(NamedTuple):
     convert: Callable[[list[Any]], Any]
     """Returns values as a column, or None where one of them is not valid"""
     kind: str | Callable[[Any], str]
-    """The kind of finding that an invalid value is, see `data.verify.findings.KINDS`"""
+    """The kind of finding for an invalid value, see `data.verify.findings.KINDS`"""
     expected: str
     default: Any = MISSING  # stands in where an entry lacks the field, unless it is required
 
@@ -163,7 +167,7 @@ class Fault(NamedTuple):
 
 
 def checked_columns(name: str, entries: list[Any], report: Callable[[Fault], None]) -> Columns:
-    """Return the columns of entries of the list `name`, of no use if faults were reported."""
+    """Return the columns of entries of the list `name`; unusable if faults were reported."""
     rows: Collection[int] = range(len(entries))
     if not set(map(type, entries)) <= {dict}:
         for row, entry in enumerate(entries):
@@ -276,7 +280,7 @@ def bboxes(values: list[Any]) -> NDArray[np.float64] | None:
 
 
 def bbox_kind(value: Any) -> str:
-    """Return the kind of finding that an invalid `bbox` is."""
+    """Return the kind of finding for an invalid `bbox`."""
     if not (isinstance(value, list) and len(value) == 4 and set(map(type, value)) <= {int, float}):
         return "box_not_four_numbers"
     array = finite(value)
@@ -408,10 +412,10 @@ def stream_lists(
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not JSON that can be read: {error}") from error
+        raise InputError(f"{path}: cannot be parsed as JSON: {error}") from error
     for name in names:
         if name in missing:
-            raise InputError(f"{path}: {name}: missing, so this is not COCO's format")
+            raise InputError(f"{path}: {name}: missing; this is not COCO's format")
 
 
 class Window:
@@ -424,8 +428,8 @@ class Window:
         self.lines_before = self.columns_before = 0
         self.decode = json.JSONDecoder().raw_decode
 
-    def more(self) -> None:
-        """Read on, and drop the text before `position`."""
+    def read_on(self) -> None:
+        """Read the next part of the file, and drop the text before `position`."""
         dropped = self.text[: self.position]
         last_break = dropped.rfind("\n")
         self.columns_before = len(dropped) + (self.columns_before if last_break < 0 else 0)
@@ -449,19 +453,19 @@ class Window:
             if self.position == len(self.text):
                 if self.at_end:
                     return ""
-                self.more()
+                self.read_on()
 
-    def take(self, wanted: str) -> str:
-        """Return the next character, which must be one of `wanted`, and go past it."""
+    def take(self, expected: str) -> str:
+        """Return the next character, which must be one of `expected`, and go past it."""
         character = self.peek()
-        if not character or character not in wanted:
-            self.fail(self.position, "expected " + " or ".join(wanted))
+        if not character or character not in expected:
+            self.fail(self.position, "expected " + " or ".join(expected))
         self.position += 1
         return character
 
-    def skip(self, wanted: str) -> bool:
-        """Go past the next character if it is `wanted`, and return whether it is."""
-        is_next = self.peek() == wanted
+    def skip(self, character: str) -> bool:
+        """Go past the next character if it is this one, and return whether it is."""
+        is_next = self.peek() == character
         self.position += is_next
         return is_next
 
@@ -482,10 +486,10 @@ class Window:
                 if self.at_end or not cut_off:
                     self.fail(error.pos, error.msg)
             except (ValueError, RecursionError) as error:
-                raise InputError(f"{self.path}: not JSON that can be read: {error}") from error
+                raise InputError(f"{self.path}: cannot be parsed as JSON: {error}") from error
             if len(self.text) - self.position > LONGEST_VALUE:
-                self.fail(self.position, "a value that does not end; a quote or bracket is missing")
-            self.more()
+                self.fail(self.position, "a value has no end; a quote or bracket is missing")
+            self.read_on()
 
     def fail(self, position: int, problem: str) -> NoReturn:
         """Raise InputError with the line and column of a place in the window."""

@@ -1,4 +1,4 @@
-"""Commands that turn annotations into other files: into an index, and into two splits."""
+"""Commands that convert annotations to an index, and split them into two files."""
 
 import argparse
 import json
@@ -22,36 +22,36 @@ from common.errors import InputError, printable
 from common.files import read_bytes, require_free_outputs, write_whole
 from data.annotations import SPLITS, SplitName, known_trees
 from data.coco_json import read_annotations
-from data.index import find_or_make_index, is_index, open_index, stamp_of, write_index
+from data.index import find_or_make_index, is_index, open_index, read_stamp, write_index
 from data.openimages.export import write_coco_json
 
-CONVERT = """Turn annotations into an index: columns that are mapped into memory, and not read.
+CONVERT = """Convert annotations to an index: columns that are memory-mapped instead of parsed.
 
-Training makes the index of its JSON by itself, at its first start. This command makes it
-beforehand, and makes MLPerf's JSON from OpenImages' CSV files.
+Training creates the index of its JSON file at its first start. This command creates it beforehand,
+and creates MLPerf's JSON file from OpenImages' CSV files.
 
   python -m data convert /data/coco                     both splits of a data set's folder
-  python -m data convert labels.json                    beside it, in labels.json.index/
-  python -m data convert labels.json --out labels       anywhere; give it as data.train_annotations
+  python -m data convert labels.json                    index in labels.json.index/
+  python -m data convert labels.json --out labels       index in labels/, for data.train_annotations
   python -m data convert oidv6-train-annotations-bbox.csv \\
       --class-descriptions class-descriptions-boxable.csv --images train/data \\
       --out train/labels/openimages-mlperf.json         MLPerf's 264 classes, then its index
 """
 
-SPLIT = """Split annotations: most images to train on, the others to evaluate on.
+SPLIT = """Split annotations into a training and a validation file.
 
-Takes the COCO-format JSON that a labelling tool exports, and writes DIR/train.json and
-DIR/validation.json. Images stay where they are, and the JSON as it is.
+Reads the COCO-format JSON file that a labelling tool exports, and writes DIR/train.json and
+DIR/validation.json. The images and the original file are not changed.
 
   python -m data split my-photos/annotations/instances_default.json --out my-photos
   python -m data split result.json --out splits --validation 0.1 --seed 7
 
-Images are dealt out at random, stratified: each class gets its share of the images on both sides,
-and a class that two images show has one on each, as far as the sides' sizes allow (iterative
+Images are assigned at random, with stratification: each class has its share of the images in both
+files, and a class with two images has one in each, as far as the sizes allow (iterative
 stratification, Sechidis et al. 2011).
 
-Photos that are nearly alike, such as frames of one video, should all be on one side, or the mAP
-promises too much: a random split does not see to that.
+Photos that are nearly equal, such as frames of one video, must all be in the same file, or the mAP
+is too high. A random split does not ensure that.
 """
 
 
@@ -69,36 +69,39 @@ def add_convert(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--out",
         type=Path,
         metavar="PATH",
-        help="of a JSON: the index's folder (default: SOURCE.index/). Of a CSV: the JSON to write",
+        help="JSON source: folder of the index (default: SOURCE.index/). CSV source: JSON to write",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace what is at --out")
-    csv = parser.add_argument_group("of a CSV of boxes")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing --out")
+    csv = parser.add_argument_group("options for a CSV of boxes")
     csv.add_argument(
         "--class-descriptions",
         type=Path,
         metavar="CSV",
-        help="class-descriptions-boxable.csv: which label has which name",
+        help="class-descriptions-boxable.csv: the names of the labels",
     )
     csv.add_argument(
-        "--images", type=Path, metavar="DIR", help="folder of the images ID.jpg, for their sizes"
+        "--images",
+        type=Path,
+        metavar="DIR",
+        help="folder of the images ID.jpg, to read their sizes",
     )
     csv.add_argument(
         "--classes",
         nargs="+",
         default=["mlperf"],
         metavar="NAME",
-        help="mlperf (its 264 classes, the default), all (601), names, or a text file of names",
+        help="mlperf (264 classes, the default), all (601), names, or a text file of names",
     )
     csv.add_argument(
         "--image-ids",
         type=Path,
         metavar="CSV",
-        help="take only images of this list; with all classes also those without boxes",
+        help="use only images of this list; with all classes also those without boxes",
     )
     csv.add_argument(
         "--skip-missing-images",
         action="store_true",
-        help="leave images out that are not in --images, in place of stopping",
+        help="skip images that are not in --images instead of stopping",
     )
 
 
@@ -113,7 +116,7 @@ def run_convert(
     image_ids: Path | None,
     skip_missing_images: bool,
 ) -> int:
-    """Run the command; returns the exit code."""
+    """Run `convert` and return the exit code."""
     console = make_console()
     if source.suffix.lower() == ".csv":
         needed = {"--class-descriptions": class_descriptions, "--images": images, "--out": out}
@@ -133,8 +136,7 @@ def run_convert(
             console=console,
         )
         if summary.images_left_out:
-            left_out = f"{summary.images_left_out:,} images are not in {images}"
-            console.print(f"{left_out} and were left out")
+            console.print(f"{summary.images_left_out:,} images are not in {images}: skipped")
         source, out = out, None
     else:
         csv_options: dict[str, object] = {
@@ -144,11 +146,11 @@ def run_convert(
             "--skip-missing-images": skip_missing_images or None,
             "--classes": classes if classes != ["mlperf"] else None,
         }
-        for option, given in csv_options.items():
-            if given is not None:
-                raise InputError(f"{option}: only for a CSV of boxes, and {source} is none")
+        for option, value in csv_options.items():
+            if value is not None:
+                raise InputError(f"{option}: only for a CSV of boxes; {source} is not a .csv file")
     if source.is_dir() and out is not None:
-        raise InputError(f"--out: {source} is a folder of splits; convert one JSON at once")
+        raise InputError(f"--out: {source} is a folder of splits; convert each JSON separately")
     for file in files_of_splits(source) if source.is_dir() else [source]:
         convert_json(file, out=out, overwrite=overwrite, console=console)
     return 0
@@ -160,8 +162,8 @@ def files_of_splits(root: Path) -> list[Path]:
     present = [file for file in files if file.is_file()]
     if not present:
         raise InputError(
-            f"{root}: holds no annotations; looked for {', '.join(map(str, files))}; "
-            "give a JSON file itself"
+            f"{root}: contains no annotations; looked for {', '.join(map(str, files))}; "
+            "give the path of a JSON file"
         )
     return present
 
@@ -172,13 +174,13 @@ def convert_json(path: Path, *, out: Path | None, overwrite: bool, console: Cons
     if out is None:
         index = find_or_make_index(path, console=console)
         if index.folder is None:
-            raise InputError(f"{path.parent}: cannot be written; name a folder with --out")
+            raise InputError(f"{path.parent}: cannot be written; set a folder with --out")
         folder, was_made, annotations = index.folder, index.was_made, index.annotations
     else:
         if out.exists() and not (overwrite and is_index(out)):
-            advice = "add --overwrite, or name another" if is_index(out) else "name another folder"
-            raise InputError(f"{out}: is there already; {advice}")
-        size = stamp_of(path).size
+            advice = "add --overwrite, or set another" if is_index(out) else "set another --out"
+            raise InputError(f"{out}: already exists; {advice}")
+        size = read_stamp(path).size
         with progress_in_bytes(console, f"reading {path.name}", total=size) as advance:
             annotations = read_annotations(path, advance=lambda done: advance(done, ""))
         try:
@@ -198,7 +200,7 @@ def convert_json(path: Path, *, out: Path | None, overwrite: bool, console: Cons
         soft_wrap=True,
     )
     console.print(
-        f"  index  {folder}, {megabytes:,.1f} MB, {how}, {memory:,.0f} MB of memory at the most",
+        f"  index  {folder}, {megabytes:,.1f} MB, {how}, peak memory {memory:,.0f} MB",
         soft_wrap=True,
     )
 
@@ -207,27 +209,27 @@ def add_split(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     """Add the command `split`."""
     parser = add_command(commands, "split", about=SPLIT)
     parser.set_defaults(run=run_split)
-    parser.add_argument("annotations", type=Path, metavar="JSON", help="in COCO's format")
+    parser.add_argument("annotations", type=Path, metavar="JSON", help="annotations, COCO format")
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="where both files are written"
+        "--out", type=Path, required=True, metavar="DIR", help="folder for both files"
     )
     parser.add_argument(
         "--validation",
         type=share,
         default=0.2,
         metavar="SHARE",
-        help="of the images to evaluate on (default: 0.2)",
+        help="share of the images for validation (default: 0.2)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="another one deals anew (default: 0)"
+        "--seed", type=int, default=0, metavar="N", help="seed of the random split (default: 0)"
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
 
 
 share = partial(number_that, lambda x: 0 < x < 1, "a share between 0 and 1")
 Content = dict[str, Any]  # A COCO-format JSON, parsed
 MOST_BYTES = 2_000_000_000
-"""Of annotations to split: parsed they take about eight times as much memory."""
+"""Limit for annotations to split: parsed, they take about eight times as much memory."""
 
 
 def run_split(
@@ -236,7 +238,7 @@ def run_split(
     """Write both splits and print what is in them; returns the exit code."""
     files = {split: out / f"{split}.json" for split in SPLITS}
     if annotations.resolve() in [file.resolve() for file in files.values()]:
-        raise InputError(f"{annotations}: would be replaced by its own part; name another --out")
+        raise InputError(f"{annotations}: would be overwritten by a split; set another --out")
     require_free_outputs(list(files.values()), overwrite=overwrite)
     read_annotations(annotations)  # checks the fields that training reads
     try:
@@ -244,13 +246,12 @@ def run_split(
     except OSError as error:
         raise InputError(f"{annotations}: cannot be read: {error.strerror}") from error
     except RecursionError as error:
-        problem = "not JSON that can be read: it is nested too deep"
-        raise InputError(f"{annotations}: {problem}") from error
+        raise InputError(f"{annotations}: the JSON is nested too deeply") from error
 
     # Each side gets one image at least; images, boxes and other fields keep their order.
     ids = [image["id"] for image in content["images"]]
     if len(ids) < 2:
-        raise InputError(f"{annotations}: images: {len(ids)}; two sides need two at least")
+        raise InputError(f"{annotations}: images: {len(ids)}; a split needs at least two")
     count = min(max(round(len(ids) * validation), 1), len(ids) - 1)
     classes: dict[int, set[int]] = {image_id: set() for image_id in ids}
     for box in content["annotations"]:
@@ -289,29 +290,29 @@ def lacking_notes(
             for category in content["categories"]
             if category["id"] not in used and min(images_of_class[category["id"]], 2) == images
         ]
-        more = f" and {len(names) - 5} more" if names[5:] else ""
-        return printable(", ".join(names[:5]) + more)
+        others = f" and {len(names) - 5} more" if names[5:] else ""
+        return printable(", ".join(names[:5]) + others)
 
     unused = lacking(splits["train"], images=0)
     if unused:
-        yield f"no box at all: {unused}; leave these classes out, or label photos of them"
+        yield f"classes without boxes: {unused}; remove these classes, or label photos of them"
     for split, content in splits.items():
         once = lacking(content, images=1)
         if once:
-            yield f"no box in {split}: {once}; one image shows each: label more photos"
+            yield f"no boxes in {split}: {once}; each is in one image only: label more photos"
         others = lacking(content, images=2)
         if others:
-            advice = "another --validation or --seed may do better, more photos do"
-            yield f"no box in {split}: {others}; {advice}"
+            advice = "try another --validation or --seed, or label more photos"
+            yield f"no boxes in {split}: {others}; {advice}"
 
 
 SIDES = (TRAIN, VALIDATION) = (0, 1)
 
 
 def stratified_rows(classes: Sequence[Set[int]], *, count: int, seed: int) -> set[int]:
-    """Return the rows of `count` images to evaluate on, given the classes that each image shows.
+    """Return the rows of `count` validation images, given the classes in each image.
 
-    The rarest class among the remaining images is dealt out first, since later there is no choice
+    The rarest class among the remaining images is assigned first, as later there is no choice
     (iterative stratification, Sechidis et al. 2011). The same seed gives the same rows.
     """
     random = Random(seed)
@@ -320,7 +321,7 @@ def stratified_rows(classes: Sequence[Set[int]], *, count: int, seed: int) -> se
     for row in rows:
         for category in sorted(classes[row]):
             rows_of.setdefault(category, []).append(row)
-    wanted = {}  # images of a class on each side
+    wanted = {}  # by class: how many images each side still needs
     for category, of_class in rows_of.items():
         in_validation = len(of_class) * (count / len(classes))
         if len(of_class) >= len(SIDES):
@@ -335,7 +336,8 @@ def stratified_rows(classes: Sequence[Set[int]], *, count: int, seed: int) -> se
     while remaining:
         # Of equally rare classes the first one, which is at random.
         rarest = min(remaining, key=remaining.__getitem__)
-        # Training usually gets the first: those that show most of what validation lacks come last.
+        # Training usually gets the first images. Those with most of the classes that validation
+        # still needs come last, so that one image serves several of them.
         of_class = [row for row in rows_of[rarest] if row not in side_of]
         lacking = [
             sum(wanted[category][VALIDATION] > 0 for category in classes[row]) for row in of_class

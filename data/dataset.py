@@ -18,7 +18,7 @@ from data.index import open_annotations
 from data.transforms import clip_boxes, flip, resize_image, scale_boxes
 
 REPLACEMENTS_TRIED = 10
-"""So many unreadable images in a row mean that the folder of images is not what it should be."""
+"""If so many images in a row cannot be read, the folder of images itself must be wrong."""
 MOST_CLASSES = 99_999  # as `model.num_classes`: each is an output of the model, for every anchor
 
 
@@ -80,7 +80,7 @@ class DetectionDataset(Dataset[Sample]):
         source: str = "annotations",
     ) -> None:
         try:
-            class_map.labels_of(annotations.category_ids)
+            class_map.to_labels(annotations.category_ids)
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
         if not replace_bad_images:
@@ -129,9 +129,8 @@ class DetectionDataset(Dataset[Sample]):
         height, width = pixels.shape[:2]
         if not is_resized_copy((height, width), original_size):
             raise InputError(
-                f"{path}: the image is {width}×{height} pixels, its annotations say width "
-                f"{original_size[1]} and height {original_size[0]}; fix the annotations or the "
-                "image"
+                f"{path}: the image is {width}×{height} pixels, annotated as {original_size[1]}×"
+                f"{original_size[0]}; fix the annotations or the image"
             )
         image = resize_image(pixels, self.image_size)
         target = self._target(row)
@@ -159,8 +158,8 @@ class DetectionDataset(Dataset[Sample]):
             except InputError as error:
                 problems.append(str(error))
         raise InputError(
-            f"{problems[-1]}; and so were {REPLACEMENTS_TRIED} before it: check the folder of "
-            "images, or run `python -m data verify`"
+            f"{problems[-1]}; {REPLACEMENTS_TRIED} images before it could not be read either; "
+            "check the folder of images, or run `python -m data verify`"
         )
 
     def _target(self, row: int) -> dict[str, Tensor]:
@@ -168,7 +167,7 @@ class DetectionDataset(Dataset[Sample]):
         rows = self.annotations.boxes_of(row)
         single = ~self.annotations.box_is_crowd[rows]
         boxes = torch.from_numpy(self.annotations.boxes[rows][single]).to(torch.float64)
-        labels = self.class_map.labels_of(self.annotations.box_category_ids[rows][single])
+        labels = self.class_map.to_labels(self.annotations.box_category_ids[rows][single])
         size = self.annotations.size_of(row)
         boxes = scale_boxes(boxes, original_size=size, size=self.image_size)
         boxes, keep = clip_boxes(boxes, size=self.image_size)
@@ -222,7 +221,7 @@ def open_data(
     train_annotations = open_annotations(train.annotations, console=console)
     validation_annotations = open_annotations(validation.annotations, console=console)
     source = str(train.annotations)
-    classes = class_map_of(
+    classes = make_class_map(
         train_annotations, source=source, class_indices=class_indices, num_classes=num_classes
     )
     categories = validation_annotations.category_ids, validation_annotations.category_names
@@ -252,7 +251,7 @@ def open_data(
     )
 
 
-def class_map_of(
+def make_class_map(
     annotations: Annotations, *, source: str, class_indices: str, num_classes: int | None
 ) -> ClassMap:
     """Return the model's classes; raise InputError if the categories do not fit `num_classes`."""
@@ -260,13 +259,13 @@ def class_map_of(
     for index, name in enumerate(names):
         if re.search("[\ud800-\udfff]", name):  # half of a pair, which JSON cannot hold
             raise InputError(
-                f"{source}: categories[{index}].name: {shown(name)} is no Unicode text; rename it"
+                f"{source}: categories[{index}].name: {shown(name)} is not valid Unicode; rename it"
             )
     if class_indices == "category_id":
         outputs = int(ids.max()) + 1 if num_classes is None else num_classes
         if outputs > MOST_CLASSES:
             raise InputError(
-                f"{source}: categories: id {ids.max()} would need {outputs:,} classes, of at most "
+                f"{source}: categories: id {ids.max()} needs {outputs:,} classes, the limit is "
                 f"{MOST_CLASSES:,}; set data.class_indices=contiguous"
             )
         return ClassMap.by_category_id(ids, names, outputs, source=source)

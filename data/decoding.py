@@ -36,11 +36,11 @@ DAMAGE = (OSError, SyntaxError, ValueError, EOFError, struct.error)
 
 DECODERS = ("simplejpeg", "torchvision", "pillow", "accimage")
 """The fastest first, as measured on photos (`python -m data bench`); `auto` takes the first that
-works. accimage is last: it pulls the pixels apart into planes, which are wanted together again."""
+works. accimage is last: it returns planes, which must be interleaved again."""
 HOW_TO_INSTALL = {
     "simplejpeg": "run `.venv/bin/pip install simplejpeg`",
     "torchvision": "install the release made for this torch",
-    "accimage": "pip has none; its source (0.2.0) must be compiled, against Intel's IPP",
+    "accimage": "it is not on PyPI; compile its source (0.2.0) against Intel's IPP",
 }
 START_OF_SCAN, END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
 """JPEG's markers; compressed data hold no such pair of bytes."""
@@ -56,8 +56,8 @@ def decode_image(
     decoder: str = "pillow",
     apply_exif_orientation: bool = False,
     annotated_size: tuple[int, int] | None = None,
-    note_doubt: Callable[[str], None] = lambda doubt: None,
-    note_orientation: Callable[[int, bool], None] | None = None,
+    report_damage: Callable[[str], None] = lambda doubt: None,
+    report_orientation: Callable[[int, bool], None] | None = None,
 ) -> NDArray[np.uint8]:
     """Read an image file as RGB, uint8 `[H, W, 3]`.
 
@@ -74,16 +74,16 @@ def decode_image(
     does not show it (a square photo, one turned by 180° or only mirrored) it is read as stored, as
     MLPerf's reference and pycocotools do.
 
-    `note_doubt` is called with one line about a JPEG in which the decoder found a fault and Pillow
-    did not, as where the middle of the data is damaged: parts may be grey. `note_orientation` is
-    called for a photo with an EXIF orientation other than 1, with it and whether it was turned.
+    `report_damage` is called with one line about a JPEG in which the decoder found a fault and
+    Pillow did not, for example in the middle of the data: parts may be grey. `report_orientation`
+    is called with an EXIF orientation other than 1, and whether the photo was rotated.
 
     Raises InputError naming the file if it is missing, truncated, none of `FORMATS`, or declares
     more than `MAX_PIXELS` or `MAX_SIDE`; the last before a pixel is decoded.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe might never end, or never begin
-            raise OSError("it is no file")
+            raise OSError("not a regular file")
         # Pillow warns of broken EXIF and of large sizes, once for each file: those are read.
         with (
             warnings.catch_warnings(action="ignore"),
@@ -92,8 +92,8 @@ def decode_image(
         ):
             if apply_exif_orientation:
                 return to_rgb(ImageOps.exif_transpose(image))
-            pixels = _stored_pixels(image, file, decoder=decoder, note_doubt=note_doubt)
-            return _turn_to_fit(image, pixels, annotated_size, note_orientation)
+            pixels = _stored_pixels(image, file, decoder=decoder, report_damage=report_damage)
+            return _turn_to_fit(image, pixels, annotated_size, report_orientation)
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such image file; check the folder of images") from error
     except Image.UnidentifiedImageError as error:
@@ -112,17 +112,17 @@ def _turn_to_fit(
     image: Image.Image,
     pixels: NDArray[np.uint8],
     annotated_size: tuple[int, int] | None,
-    note_orientation: Callable[[int, bool], None] | None,
+    report_orientation: Callable[[int, bool], None] | None,
 ) -> NDArray[np.uint8]:
     is_turned = annotated_size is not None and is_quarter_turn(
         (pixels.shape[0], pixels.shape[1]), annotated_size
     )
-    if not is_turned and note_orientation is None:
+    if not is_turned and report_orientation is None:
         return pixels  # nearly always: EXIF is not needed
     orientation = exif_orientation(image)
     is_turned = is_turned and orientation in QUARTER_TURNS
-    if note_orientation is not None and orientation != AS_STORED:
-        note_orientation(orientation, is_turned)
+    if report_orientation is not None and orientation != AS_STORED:
+        report_orientation(orientation, is_turned)
     return turn(pixels, orientation) if is_turned else pixels
 
 
@@ -138,7 +138,7 @@ def open_image(file: BinaryIO) -> Image.Image:
 
 
 def _stored_pixels(
-    image: Image.Image, file: BinaryIO, *, decoder: str, note_doubt: Callable[[str], None]
+    image: Image.Image, file: BinaryIO, *, decoder: str, report_damage: Callable[[str], None]
 ) -> NDArray[np.uint8]:
     is_plain_jpeg = image.format in ("JPEG", "MPO") and image.mode in ("RGB", "L")
     if not is_plain_jpeg or decoder == "pillow":
@@ -149,7 +149,7 @@ def _stored_pixels(
     except (ValueError, RuntimeError, OSError) as error:  # Pillow refuses it, if it is damaged
         doubt = _one_line(error)
     pixels = to_rgb(image)
-    note_doubt(doubt)
+    report_damage(doubt)
     return pixels
 
 
@@ -159,25 +159,25 @@ def _one_line(error: Exception) -> str:
 
 def installed_decoders() -> list[str]:
     """Return the names of the decoders that work here, the fastest first."""
-    return [name for name in DECODERS if fault_of(name) is None]
+    return [name for name in DECODERS if decoder_fault(name) is None]
 
 
 def resolve_decoder(name: str) -> str:
     """Return the decoder itself, or for `auto` the fastest that works; else raise InputError."""
     if name == "auto":
-        return next(decoder for decoder in DECODERS if fault_of(decoder) is None)
+        return next(decoder for decoder in DECODERS if decoder_fault(decoder) is None)
     if name not in DECODERS:
         raise InputError(
-            f"data.decoder: {name} is not known; take auto, {', '.join(DECODERS[:-1])} "
+            f"data.decoder: {name} is unknown; use auto, {', '.join(DECODERS[:-1])} "
             f"or {DECODERS[-1]}"
         )
-    fault = fault_of(name)
+    fault = decoder_fault(name)
     if fault is not None:
-        raise InputError(f"data.decoder: {name} {fault}; or take auto")
+        raise InputError(f"data.decoder: {name} {fault}; or use auto")
     return name
 
 
-def fault_of(name: str) -> str | None:
+def decoder_fault(name: str) -> str | None:
     """Return why a decoder of `DECODERS` cannot be used here, and what to do; None if it can."""
     if name == "pillow":
         return None
@@ -191,7 +191,7 @@ def fault_of(name: str) -> str | None:
         JPEG_DECODERS[name](buffer.getvalue())
     except Exception as error:
         reason = " ".join(str(error).split())
-        return f"is installed and does not work: {reason}; install it anew"
+        return f"is installed but does not work: {reason}; reinstall it"
     return None
 
 

@@ -52,7 +52,7 @@ TEXTS = ("category_names", "file_names")
 COUNTS = ("categories", "images", "boxes")
 DESCRIPTION = "index.json"
 CURRENT = "current.json"
-"""Beside the indexes made of a file: which one is its content's, and the file's stamp then."""
+"""File beside the indexes of an annotation file: the index of its content, and its stamp."""
 LOCK = ".lock"
 
 
@@ -61,7 +61,7 @@ class FoundIndex(NamedTuple):
 
     annotations: Annotations
     folder: Path | None
-    was_made: bool  # just now
+    was_made: bool  # by this call
 
 
 class Stamp(NamedTuple):
@@ -111,12 +111,12 @@ def open_index(folder: Path) -> Annotations:
         number = description["format"]
         counts = [description[name] for name in COUNTS] if number == FORMAT else []
         if not set(map(type, counts)) <= {int}:
-            raise ValueError("a count is no number")  # noqa: TRY301
+            raise ValueError("a count is not a number")  # noqa: TRY301
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{folder}: not an index: {DESCRIPTION} is missing or damaged") from error
     if number != FORMAT:
         raise InputError(
-            f"{folder}: an index of format {number}, this program reads {FORMAT}; remove the "
+            f"{folder}: index format {number}, this program reads format {FORMAT}; remove the "
             "folder, and convert again"
         )
     try:
@@ -131,7 +131,7 @@ def open_index(folder: Path) -> Annotations:
         check_offsets(columns["box_offsets"], end=len(columns["boxes"]), name="box_offsets")
     except (OSError, ValueError, EOFError) as error:
         raise InputError(
-            f"{folder}: a damaged index ({error}); remove the folder, and convert again"
+            f"{folder}: damaged index ({error}); remove the folder, and convert again"
         ) from error
     return Annotations(**columns)
 
@@ -167,13 +167,13 @@ def check_lengths(columns: dict[str, Any], categories: int, images: int, boxes: 
         if name in ("boxes", "box_offsets"):
             expected = boxes if name == "boxes" else images + 1
         if len(column) != expected:
-            raise ValueError(f"{name} has {len(column)} rows in place of {expected}")
+            raise ValueError(f"{name} has {len(column)} rows, expected {expected}")
 
 
 def check_offsets(offsets: NDArray[np.int64], *, end: int, name: str) -> None:
     """Refuse offsets that do not rise from 0 to `end`. The only columns that are read whole."""
     if not len(offsets) or offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():
-        raise ValueError(f"{name} does not rise from 0 to {end}")
+        raise ValueError(f"{name} does not increase from 0 to {end}")
 
 
 def open_annotations(path: Path, *, console: Console | None = None) -> Annotations:
@@ -192,7 +192,7 @@ def find_or_make_index(path: Path, *, console: Console | None = None) -> FoundIn
     """Open annotations as `open_annotations`; return also its index, and if that was made."""
     if path.is_dir():
         return index_of_folder(path)
-    stamp = stamp_of(path)
+    stamp = read_stamp(path)
     homes = index_homes(path)
     for home in homes:
         index = current_index(home, stamp)
@@ -202,7 +202,7 @@ def find_or_make_index(path: Path, *, console: Console | None = None) -> FoundIn
     try:
         return make_for_all(path, stamp, first_writable(homes), console=console)
     except OSError as error:
-        console.print(f"no index of {path} can be written ({error}): this process reads it itself")
+        console.print(f"cannot write an index of {path} ({error}): reading the JSON file instead")
         return FoundIndex(read_annotations(path), None, was_made=False)
 
 
@@ -227,12 +227,14 @@ def index_homes(path: Path) -> list[Path]:
     return [beside, cache / "indexes" / name] if cache else [beside]
 
 
-def stamp_of(path: Path) -> Stamp:
+def read_stamp(path: Path) -> Stamp:
     """Return the file's size and time of change. Raises InputError where it cannot be read."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe might never end, or never begin
-            raise InputError(f"{path}: is no file; give annotations in COCO's format, or an index")
+            raise InputError(
+                f"{path}: is not a regular file; give annotations in COCO's format, or an index"
+            )
         with path.open("rb"):
             return Stamp(status.st_size, status.st_mtime_ns)
     except OSError as error:
@@ -273,7 +275,7 @@ def make_for_all(path: Path, stamp: Stamp, home: Path, *, console: Console) -> F
     """Make the index in one process, while others wait for it and then open it."""
 
     def print_waiting() -> None:
-        console.print(f"waiting for another process, which makes the index of {path}")
+        console.print(f"waiting for another process to build the index of {path}")
 
     try:
         with one_process_at_a_time(home / LOCK, waiting=print_waiting):
@@ -287,12 +289,12 @@ def make_for_all(path: Path, stamp: Stamp, home: Path, *, console: Console) -> F
 def make_index(path: Path, stamp: Stamp, home: Path, *, console: Console) -> FoundIndex:
     """Make a file's index, unless there is one of the same content, and note it as current."""
     with progress_in_bytes(console, f"indexing {path.name}", total=2 * stamp.size) as advance:
-        content = digest(path, advance=lambda done: advance(done, "identifying it"))
+        content = digest(path, advance=lambda done: advance(done, "hashing"))
         folder = home / f"{content[:16]}-format{FORMAT}"
         index = usable_index(folder)
         if index is None:
             annotations = read_annotations(
-                path, advance=lambda done: advance(stamp.size + done, "reading it")
+                path, advance=lambda done: advance(stamp.size + done, "parsing")
             )
             shutil.rmtree(folder, ignore_errors=True)  # a damaged one
             try:
@@ -305,7 +307,7 @@ def make_index(path: Path, stamp: Stamp, home: Path, *, console: Console) -> Fou
             del annotations
             index = index or FoundIndex(open_index(folder), folder, was_made=True)
         advance(2 * stamp.size, "")
-    if stamp_of(path) != stamp:
+    if read_stamp(path) != stamp:
         raise InputError(f"{path}: changed while it was read; run the same command again")
     part = home / f".{CURRENT}.{os.getpid()}"
     part.write_text(json.dumps({"index": folder.name, **stamp._asdict()}), encoding="utf-8")

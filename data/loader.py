@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from common.errors import InputError
-from common.processes import obey_parent, signals_blocked
+from common.processes import exit_with_parent, signals_blocked
 from data.dataset import Batch, DetectionDataset, Sample, SampleKey, collate
 
 
@@ -226,4 +226,4 @@ def begin_worker(worker: int, *, cores: Collection[int], parent: int) -> None:
     """Pin a loading process, and tie its life to the training's."""
     if cores:
         os.sched_setaffinity(0, cores)
-    obey_parent(worker, parent=parent)
+    exit_with_parent(worker, parent=parent)

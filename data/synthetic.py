@@ -1,7 +1,7 @@
-"""Draw scenes in place of photos, with their boxes in COCO's JSON.
+"""Create synthetic data: drawn images, and their boxes in COCO-format JSON.
 
-For trying things out where no labelled photos are at hand: a folder as a labelling tool exports it,
-DIR/images and DIR/annotations/instances_default.json. Six classes, with names of OpenImages'.
+For trying things out without labelled photos. The folder is like the export of a labelling tool:
+DIR/images and DIR/annotations/instances_default.json. Six classes, with names from OpenImages.
 
   python -m data scenes --out my-photos
   python -m data scenes --out my-photos --images 1000 --seed 7
@@ -29,20 +29,18 @@ def add_scenes(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = add_command(commands, "scenes", about=__doc__ or "")
     parser.set_defaults(run=run)
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="folder to make; not there yet"
+        "--out", type=Path, required=True, metavar="DIR", help="folder to create; must not exist"
     )
     parser.add_argument(
-        "--images", type=positive, default=300, metavar="N", help="scenes to draw (default: 300)"
+        "--images", type=positive, default=300, metavar="N", help="number of images (default: 300)"
     )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="another one draws others (default: 0)"
-    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed (default: 0)")
 
 
 def run(out: Path, *, images: int, seed: int) -> int:
-    """Draw the scenes, all or none; returns the exit code."""
+    """Create the folder, complete or not at all; return the exit code."""
     if out.exists() or out.is_symlink():
-        raise InputError(f"--out: {out} exists; name a folder that is not there yet")
+        raise InputError(f"--out: {out} already exists; set a new folder")
     console = make_console()
     temporary = out.with_name(f".{out.name}.partial")
     labels = Path("annotations") / "instances_default.json"
@@ -50,8 +48,8 @@ def run(out: Path, *, images: int, seed: int) -> int:
         shutil.rmtree(temporary, ignore_errors=True)
         (temporary / "images").mkdir(parents=True)
         (temporary / labels.parent).mkdir()
-        with progress(console, "drawing scenes", total=images) as advance:
-            write_scenes(
+        with progress(console, "drawing images", total=images) as advance:
+            write_split(
                 temporary / "images",
                 temporary / labels,
                 name="photo",
@@ -68,12 +66,12 @@ def run(out: Path, *, images: int, seed: int) -> int:
     return 0
 
 
-DRAWING = 1  # increased when the painters change, so that scenes drawn before are drawn anew
-SIZES = ((256, 256), (288, 224), (224, 288))  # width and height of the pictures, in pixels
+DRAWING = 1  # increase it when the painters change, so that existing scenes are drawn again
+SIZES = ((256, 256), (288, 224), (224, 288))  # width and height of the images [pixels]
 SUPERSAMPLING = 2
-"""Scenes are drawn this many times larger and reduced, because Pillow draws hard edges."""
+"""Scenes are drawn larger by this factor and then reduced, because Pillow draws hard edges."""
 LARGEST_OVERLAP = 0.25
-"""The part of a box that another may cover; more would leave boxes that nobody can see."""
+"""The part of a box that another box may cover; with more, some objects would be hidden."""
 
 Box = tuple[float, float, float, float]  # xyxy, pixels
 Colour = tuple[int, int, int]
@@ -91,7 +89,7 @@ class Kind:
 
 
 def place_box(kind: Kind, width: int, height: int, random: Random) -> Box:
-    """Return a box (xyxy, pixels) for an object, inside a picture of the given size."""
+    """Return a box (xyxy, pixels) for an object, inside an image of the given size."""
     side = random.uniform(0.26, 0.5) * min(width, height)
     stretch = random.uniform(0.88, 1.14) * kind.width_over_height**0.5
     box_width, box_height = side * stretch, side / stretch
@@ -103,7 +101,7 @@ def place_box(kind: Kind, width: int, height: int, random: Random) -> Box:
 
 
 def overlap_share(box: Box, other: Box) -> float:
-    """Return the part of the smaller box that both cover."""
+    """Return the area that two boxes share, as a fraction of the smaller box."""
     shared_width = min(box[2], other[2]) - max(box[0], other[0])
     shared_height = min(box[3], other[3]) - max(box[1], other[1])
     if shared_width <= 0 or shared_height <= 0:
@@ -118,10 +116,10 @@ def draw_scene(random: Random) -> tuple[Image.Image, list[tuple[int, Box]]]:
     large = Image.new("RGB", (width * SUPERSAMPLING, height * SUPERSAMPLING))
     draw = ImageDraw.Draw(large)
     draw_background(draw, *large.size, random)
-    wanted = 0 if random.random() < 0.03 else random.randint(1, 5)
+    count = 0 if random.random() < 0.03 else random.randint(1, 5)
     objects: list[tuple[int, Box]] = []
-    for _ in range(wanted * 6):
-        if len(objects) == wanted:
+    for _ in range(count * 6):
+        if len(objects) == count:
             break
         label = random.randrange(len(KINDS))
         box = place_box(KINDS[label], *large.size, random)
@@ -138,7 +136,7 @@ def draw_scene(random: Random) -> tuple[Image.Image, list[tuple[int, Box]]]:
     return small, left_top_right_bottom  # type: ignore[return-value]
 
 
-def make_scenes(
+def make_synthetic_data(
     root: Path,
     *,
     seed: int,
@@ -146,11 +144,11 @@ def make_scenes(
     validation: int,
     advance: Callable[[int, str], None] = lambda done, note: None,
 ) -> bool:
-    """Draw a data set into MLPerf's OpenImages tree, unless the same one is there already.
+    """Create a data set in MLPerf's OpenImages tree, unless the same one exists.
 
-    The folder `root` is replaced as a whole if it holds other scenes. `train` and `validation` are
-    numbers of scenes, which differ under one seed. `advance` is called after every scene with the
-    number drawn so far and a note. Returns whether scenes were drawn.
+    The folder `root` is replaced as a whole if it contains other scenes. `train` and `validation`
+    are numbers of images; the two splits have different images for every seed. `advance` is called
+    after every image with the number drawn so far and a note. Returns whether images were drawn.
     """
     recipe = {"drawing": DRAWING, "seed": seed, "train": train, "validation": validation}
     marker = root / "recipe.json"
@@ -162,7 +160,7 @@ def make_scenes(
         images, labels = temporary / split / "data", temporary / split / "labels"
         images.mkdir(parents=True)
         labels.mkdir()
-        write_scenes(
+        write_split(
             images,
             labels / "openimages-mlperf.json",
             name=split,
@@ -176,7 +174,7 @@ def make_scenes(
     return True
 
 
-def write_scenes(
+def write_split(
     images_folder: Path,
     labels: Path,
     *,
@@ -185,7 +183,7 @@ def write_scenes(
     count: int,
     advance: Callable[[int, str], None],
 ) -> None:
-    """Draw `NAME-*.jpg` into a folder that is there, and their boxes into a COCO-format JSON."""
+    """Draw `NAME-*.jpg` into an existing folder, and write their boxes as COCO-format JSON."""
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for index in range(count):
@@ -208,7 +206,7 @@ def write_scenes(
             )
         advance(index + 1, "")
     content = {
-        "info": {"description": "drawn scenes", "seed": seed},
+        "info": {"description": "synthetic data", "seed": seed},
         "categories": [{"id": place + 1, "name": kind.name} for place, kind in enumerate(KINDS)],
         "images": images,
         "annotations": annotations,

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.console import output_to_nowhere
-from common.errors import INTERRUPTED, InputError, exit_code_of, format_error
+from common.console import discard_output
+from common.errors import INTERRUPTED, InputError, exit_code_for, format_error
 from common.machine import ProcessIdentity, own_process
 from launch.compute_threads import calling_thread_on
 from launch.pinning import RankContext, check_pinning
@@ -175,7 +175,7 @@ class ProcessGroup:
             text = "".join(traceback.format_exception(error))
         if not self.is_first:
             text = f"rank {self.rank} on {self.hosts[self.rank]}: {text}"
-        self.watch.fail(exit_code_of(error), text)
+        self.watch.fail(exit_code_for(error), text)
 
 
 @contextmanager
@@ -242,7 +242,7 @@ def join(
     if backend == "ccl":
         import_module("oneccl_bindings_for_pytorch")  # registers the backend
     # The threads that start now inherit the CPUs; gloo prints each connection to stdout.
-    with calling_thread_on(place.pinned.share.comm_cpus), output_to_nowhere():
+    with calling_thread_on(place.pinned.share.comm_cpus), discard_output():
         dist.init_process_group(
             backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=timeout
         )

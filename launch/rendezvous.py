@@ -27,7 +27,7 @@ from typing import Any
 
 import mpi4py
 
-from common.errors import OUR_BUG, InputError, exit_code_of, format_error
+from common.errors import OUR_BUG, InputError, exit_code_for, format_error
 from launch.hosts import expand_hosts
 from launch.ranks import Ranks
 from launch.topology import is_number
@@ -286,7 +286,7 @@ def rank0_only_errors(ranks: Ranks) -> Iterator[None]:
     except BaseException as error:
         is_help = isinstance(error, SystemExit) and not error.code
         if ranks.size > 1 and not is_help:
-            code = error.code if isinstance(error, StartFailedError) else exit_code_of(error)
+            code = error.code if isinstance(error, StartFailedError) else exit_code_for(error)
             problem = format_error(error)
             if isinstance(error, SystemExit):
                 code = error.code if isinstance(error.code, int) else 1

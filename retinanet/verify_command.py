@@ -1,8 +1,8 @@
 """Check a data set before a run depends on it.
 
 Reads the annotations of both splits and decodes every image with the run's decoder, on all cores.
-Tells everything that would stop training, what training leaves out or mends (boxes without size,
-boxes that reach beyond their image, …), and what is worth knowing; then the counts of classes.
+Reports what would stop training, what training leaves out or fixes (boxes without
+area, boxes partly outside their image, …), notes, and the counts of the classes.
 
   python -m data verify --config coco.yaml data.root=/data/coco
   python -m data verify --config coco.yaml data.root=/data/coco --no-images      # seconds
@@ -10,10 +10,10 @@ boxes that reach beyond their image, …), and what is worth knowing; then the c
   python -m data verify --config coco.yaml data.root=/data/coco --json found.json
   python -m data verify --config coco.yaml data.root=/data/coco --write-clean clean
 
---write-clean makes an index of each split without the bad images and boxes, and prints the command
-that trains on it. Nothing else is changed: not the annotations, not the images.
+--write-clean writes an index of each split without the bad images and boxes, and prints the command
+that trains on it. The annotations and the images are not changed.
 
-Exit status: 0 nothing stops training, 1 something would, 2 wrong arguments or no such file,
+Exit status: 0 nothing stops training, 1 something does, 2 wrong arguments or missing file,
 130 Ctrl-C.
 """
 
@@ -27,7 +27,7 @@ from common.console import make_console
 from common.errors import FINISHED, InputError
 from data.annotations import SPLITS, SplitName
 from data.decoding import resolve_decoder
-from data.verify.report import require_free_outputs, say, verify
+from data.verify.report import print_line, require_free_outputs, verify
 from data.verify.splits import TrainingRules
 from retinanet.config_file import configured_split, load_config
 
@@ -46,17 +46,17 @@ def add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--split",
         choices=["train", "validation"],
-        help="only this one (default: both, whose categories are then compared)",
+        help="check only this split (default: both, and compare their categories)",
     )
     how_many = parser.add_mutually_exclusive_group()
     how_many.add_argument(
-        "--no-images", action="store_true", help="check annotations alone: a quick look"
+        "--no-images", action="store_true", help="check only the annotations (fast)"
     )
     how_many.add_argument(
         "--sample", type=positive, metavar="N", help="decode only N images of each split"
     )
     add_json_option(
-        parser, "write everything here too: the first 1000 places of each kind, every class"
+        parser, "also write all findings to this file: the first 1000 places of each kind"
     )
     parser.add_argument(
         "--write-clean",
@@ -84,7 +84,7 @@ def run(
     """
     if sample is not None and clean_folder is not None:
         raise InputError(
-            "--write-clean: not with --sample, which leaves most images unchecked; leave one out"
+            "--write-clean: not allowed with --sample, which checks only some images; remove one"
         )
     names: Sequence[SplitName] = SPLITS if split is None else (split,)
     settings = load_config(config, overrides)
@@ -100,7 +100,7 @@ def run(
         require_no_files(data)
         root = RunFolder(settings.run.root / settings.run.name).scenes
         if not root.is_dir():
-            say(console, f"{root}: not drawn yet; there is nothing to verify before the run does")
+            print_line(console, f"{root}: does not exist before the run; nothing to verify")
             return FINISHED
 
     def command_with_config(program: str, *more: str) -> str:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torchvision.models import resnext50_32x4d
 
-from data.synthetic import make_scenes
+from data.synthetic import make_synthetic_data
 from retinanet.__main__ import main
 from retinanet.mlperf.log import LogLine, lines_of
 from retinanet.mlperf.official import check_compliance
@@ -61,7 +61,7 @@ def times_of(lines: list[LogLine]) -> dict[str, int]:
 
 def test_no_file_of_the_data_is_opened_before_run_start(root: Path) -> None:
     data = root / "data"
-    make_scenes(data, seed=0, train=4, validation=2)
+    make_synthetic_data(data, seed=0, train=4, validation=2)
     train(
         *(str(data), str(root / "opened.json"), f"data.root={data}"),
         *("data.scenes=null", "data.image_size=64", "training.batch_size=2", "run.name=a"),
@@ -101,7 +101,7 @@ def test_a_closed_run_has_no_fault_but_accuracy_and_data_set(run_here: RunHere, 
     backbone = root / "backbone.safetensors"
     save_file(dict(resnext50_32x4d(weights=None).state_dict()), backbone)
     data = root / "data"
-    make_scenes(data, seed=0, train=2, validation=1)
+    make_synthetic_data(data, seed=0, train=2, validation=1)
     for split in ("train", "validation"):
         [file] = (data / split / "labels").glob("*.json")
         content = json.loads(file.read_text())

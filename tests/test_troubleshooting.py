@@ -168,17 +168,17 @@ PROVOKED: dict[str, Provoke] = {
     "no such configuration file": train("--config", "cocoo.yaml"),
     "needs pretrained weights": own_data("a.jpg", "model.norm=frozen"),
     "is given beside data.scenes": train("data.root=/nowhere", "launch.pin=false"),
-    "is not a folder; give the data set's": own_data(
+    "is not a folder; set the data set's": own_data(
         "a.jpg", "data.root=/nowhere", "data.train_images=null"
     ),
-    "holds no … split": lambda folder: own_data(
+    "contains no … split": lambda folder: own_data(
         "a.jpg", f"data.root={folder}", "data.train_images=null"
     )(folder),
     "images: missing": verify('{"annotations": [], "categories": []}'),
     "not JSON": verify('{"images": [{]}'),
     "categories: empty": own_data("a.jpg", categories=[]),
     "no such image file; check the folder of images and file_name": own_data("nowhere.jpg"),
-    "is no id in categories": own_data("a.jpg", category_id=7),
+    "is not an id in categories": own_data("a.jpg", category_id=7),
     "no image has a box": own_data("a.jpg", iscrowd=1),
     "model.num_classes is": own_data("a.jpg", "model.num_classes=7"),
     "launch.threads=… is more": train("launch.threads=4096", "--dry-run"),

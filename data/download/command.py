@@ -1,8 +1,8 @@
-"""Get COCO 2017 or OpenImages: annotations and images, over HTTPS, many images at a time.
+"""Download COCO 2017 or OpenImages: annotations and images, over HTTPS, many images at a time.
 
-Every file is checked before it gets its name: its length, and that an image decodes to its very
-end. Call the same command again after an interruption: it goes on, and ends with the same files.
-What could not be had is listed in DIR/missing.txt, and the exit status is 1.
+Every file is checked before it gets its final name: its length, and that an image can be decoded
+completely. After an interruption, run the same command again: it continues and ends with the same
+files. Images that could not be downloaded are listed in DIR/missing.txt; the exit status is then 1.
 
   python -m data download coco --out /data/coco --splits validation --limit 500
   python -m data download openimages --out /data/openimages
@@ -10,12 +10,12 @@ What could not be had is listed in DIR/missing.txt, and the exit status is 1.
 
 coco        118,287 + 5,000 images, 27 GB with the annotations. DIR/train2017/, DIR/val2017/,
             DIR/annotations/instances_train2017.json and instances_val2017.json. With --limit or
-            --classes these JSON files hold the chosen images, and boxes of the chosen classes.
+            --classes these JSON files contain the selected images and boxes.
 openimages  the images with a box of MLPerf's 264 classes: 1,170,301 + 24,781, 352 GB.
             DIR/train/data/, DIR/validation/data/, DIR/train/labels/openimages-mlperf.json and
             DIR/validation/labels/openimages-mlperf.json, OpenImages' tables in DIR/csv/.
 
-A mirror is a server that holds, below its URL,
+A mirror is a server with these files below its URL:
   coco        annotations/annotations_trainval2017.zip, train2017/NAME.jpg, val2017/NAME.jpg
   openimages  class-descriptions-boxable.csv, oidv6-train-annotations-bbox.csv,
               validation-annotations-bbox.csv, train/ID.jpg, validation/ID.jpg
@@ -38,9 +38,9 @@ from common.errors import FINISHED, INTERRUPTED, STOPPED_BY_SIGNAL, InputError, 
 from data.annotations import SplitName
 from data.download.datasets import download_coco, download_openimages
 from data.download.http import FetchError, HttpOptions, MissingFileError
-from data.download.images import MISSING_LIST, Request, one_download, write_missing_list
+from data.download.images import MISSING_LIST, Request, locked_folder, write_missing_list
 
-INCOMPLETE = 1  # the exit status when files could not be had
+INCOMPLETE = 1  # the exit status when files could not be downloaded
 
 
 def run(
@@ -56,7 +56,7 @@ def run(
     pause: float,
     timeout: float,
 ) -> int:
-    """Run the command; returns the exit code."""
+    """Run `download` and return the exit code."""
     default_class = "all" if dataset == "coco" else "mlperf"
     request = Request(
         out=out,
@@ -68,22 +68,22 @@ def run(
     )
     this_command = shlex.join([installed("python"), "-m", "data", *sys.argv[1:]])
     try:
-        with sigterm_interrupts(), one_download(out):
+        with sigterm_interrupts(), locked_folder(out):
             return download(dataset, request, this_command=this_command)
     except MissingFileError as error:
-        hint = "; --help says what a mirror holds" if mirror else "; call again later"
+        hint = "; see --help for the files of a mirror" if mirror else "; try again later"
         print(f"error: {error}{hint}", file=sys.stderr)
         return INCOMPLETE
     except FetchError as error:
-        print(f"error: {error}; go on with: {this_command}", file=sys.stderr)
+        print(f"error: {error}; continue with: {this_command}", file=sys.stderr)
         return INCOMPLETE
     except KeyboardInterrupt as interruption:
-        print(f"stopped; what is there stays. Go on with: {this_command}", file=sys.stderr)
+        print(f"stopped; downloaded files are kept; continue with: {this_command}", file=sys.stderr)
         return STOPPED_BY_SIGNAL if interruption.args == (signal.SIGTERM,) else INTERRUPTED
     except OSError as error:
         raise InputError(
             f"{error.filename or out}: cannot be written: {error.strerror}; "
-            f"mend it, then go on with: {this_command}"
+            f"fix this, then continue with: {this_command}"
         ) from error
 
 
@@ -95,8 +95,8 @@ def download(dataset: str, request: Request, *, this_command: str) -> int:
     if failed:
         name, reason = next(iter(failed.items()))
         print(
-            f"error: {len(failed)} images could not be had, such as {printable(name)}: {reason}; "
-            f"they are listed in {request.out / MISSING_LIST}; try again with: {this_command}",
+            f"error: {len(failed)} images could not be downloaded, such as {printable(name)}: "
+            f"{reason}; all are listed in {request.out / MISSING_LIST}; retry with: {this_command}",
             file=sys.stderr,
         )
         return INCOMPLETE
@@ -116,7 +116,7 @@ def add_download(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.set_defaults(run=run)
     parser.add_argument("dataset", choices=["coco", "openimages"], help="which data set")
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="the folder for it; made if need be"
+        "--out", type=Path, required=True, metavar="DIR", help="target folder; created if missing"
     )
     parser.add_argument(
         "--splits",
@@ -130,39 +130,39 @@ def add_download(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--limit",
         type=positive,
         metavar="N",
-        help="the first N images of each split, by name; a larger N later adds to them",
+        help="only the first N images of each split, by name; a larger N later adds to them",
     )
     parser.add_argument(
         "--classes",
         nargs="+",
         metavar="NAME",
-        help="images with a box of these classes: names, a .txt file with one on each line, `all`, "
-        "or for openimages `mlperf` (default: coco all, openimages mlperf)",
+        help="only images with a box of these classes: names, a .txt file with one name per line, "
+        "`all`, or for openimages `mlperf` (default: coco all, openimages mlperf)",
     )
     parser.add_argument(
         "--mirror",
         type=mirror_url,
         metavar="URL",
-        help="a server to use instead, laid out as above",
+        help="another server, with the files listed above",
     )
     for option, parse, default, unit, text in (
-        ("--workers", positive, 16, "N", "images asked for at a time (default: 16)"),
+        ("--workers", positive, 16, "N", "images downloaded at a time (default: 16)"),
         (
             "--attempts",
             positive,
             8,
             "N",
-            "how often a file is asked for before it is given up (default: 8)",
+            "attempts per file (default: 8)",
         ),
         (
             "--pause",
             seconds,
             0.5,
             "SECONDS",
-            "after the first failure, doubled after each further one, at most 30 seconds; longer "
-            "where the server asks for it (default: 0.5)",
+            "wait after the first failure, doubled after each further one up to 30 seconds, or as "
+            "long as Retry-After requires (default: 0.5)",
         ),
-        ("--timeout", seconds, 30.0, "SECONDS", "how long a server may be silent (default: 30)"),
+        ("--timeout", seconds, 30.0, "SECONDS", "limit for each answer (default: 30)"),
     ):
         parser.add_argument(option, type=parse, default=default, metavar=unit, help=text)
 
@@ -182,7 +182,7 @@ seconds = partial(number_that, lambda x: 0 < x < float("inf"), "a number above 0
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM raise `KeyboardInterrupt(signal.SIGTERM)`; for the main thread only."""
+    """Raise `KeyboardInterrupt(signal.SIGTERM)` on SIGTERM; for the main thread only."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(signal.SIGTERM)

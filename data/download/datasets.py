@@ -49,8 +49,8 @@ def download_coco(request: Request, console: Console) -> dict[str, str]:
 
     The zip of annotations is kept: a later call with another `limit` needs it.
 
-    Returns the images that could not be had: the reason by `train2017/NAME`. Raises as
-    `data.download.images.fetch_images` does.
+    Returns the reason for each image that could not be downloaded, by `train2017/NAME`. Raises as
+    `data.download.images.fetch_images`.
     """
     base, archive = request.mirror or BASE, request.out / ARCHIVE
     trees = [known_trees(request.out, split)["COCO's"] for split in request.splits]
@@ -64,7 +64,7 @@ def download_coco(request: Request, console: Console) -> dict[str, str]:
     )
     splits = []
     for tree in trees:
-        console.print(f"{tree.annotations}: taking it out of the zip", soft_wrap=True, markup=False)
+        console.print(f"extracting {tree.annotations}", soft_wrap=True, markup=False)
         classes = coco_classes(request.classes)
         names = write_annotations(archive, tree.annotations, classes=classes, limit=request.limit)
         title, url = f"{tree.images.name}, images", f"{base}/{tree.images.name}"
@@ -78,31 +78,31 @@ def download_coco(request: Request, console: Console) -> dict[str, str]:
 def _fetch_splits(
     splits: Sequence[Images], bytes_each: int, request: Request, console: Console
 ) -> Iterator[tuple[Images, dict[str, str]]]:
-    """Fetch the images of each split; yield them with those that could not be had."""
+    """Fetch the images of each split; yield them with those that could not be downloaded."""
     present = [tidy(images.folder) for images in splits]
-    to_come = sum(len(set(i.names) - there) for i, there in zip(splits, present, strict=True))
-    check_space(request.out, images=to_come, bytes_each=bytes_each, console=console)
-    for images, there in zip(splits, present, strict=True):
-        missing = fetch_images(images, present=there, options=request.options, console=console)
+    missing_count = sum(len(set(i.names) - names) for i, names in zip(splits, present, strict=True))
+    check_space(request.out, images=missing_count, bytes_each=bytes_each, console=console)
+    for images, names in zip(splits, present, strict=True):
+        missing = fetch_images(images, present=names, options=request.options, console=console)
         yield images, missing
 
 
-def coco_classes(words: tuple[str, ...]) -> tuple[str, ...] | None:
+def coco_classes(classes: tuple[str, ...]) -> tuple[str, ...] | None:
     """Return the names that `--classes` stands for; None for all."""
-    if words == ("all",):
+    if classes == ("all",):
         return None
-    if len(words) > 1 or not words[0].endswith(".txt"):
-        return words
-    path = Path(words[0])
+    if len(classes) > 1 or not classes[0].endswith(".txt"):
+        return classes
+    path = Path(classes[0])
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"--classes: {path}: {error}; expected a text file with a class on each line"
+            f"--classes: {path}: {error}; expected a text file with one class per line"
         ) from error
     names = tuple(line.strip() for line in lines if line.strip())
     if not names:
-        raise InputError(f"--classes: {path}: empty; expected a class on each line")
+        raise InputError(f"--classes: {path}: empty; expected one class per line")
     return names
 
 
@@ -110,8 +110,8 @@ LARGEST_JSON = 2_000_000_000  # inflated, COCO's instances_train2017.json has 47
 LISTS = ("images", "annotations", "categories")
 
 
-class Chosen(NamedTuple):
-    """The wanted part of a split; file names are sorted."""
+class Selection(NamedTuple):
+    """The selected part of a split; file names are sorted."""
 
     image_ids: frozenset[int]
     category_ids: frozenset[int]
@@ -121,7 +121,7 @@ class Chosen(NamedTuple):
 def write_annotations(
     archive: Path, path: Path, *, classes: tuple[str, ...] | None, limit: int | None
 ) -> tuple[str, ...]:
-    """Write a split's JSON: as it is in the zip, or the part of it that is wanted.
+    """Write a split's JSON: as it is in the zip, or the selected part.
 
     A part has the first `limit` images by file name, of those with a box of the `classes` (names of
     categories), their boxes of the classes, and these as categories; None stands for all. In the
@@ -129,7 +129,7 @@ def write_annotations(
     Returns the images' file names, sorted.
 
     Raises:
-        InputError: A class is none of COCO's or no image has one, or the JSON is not COCO's.
+        InputError: A class is not one of COCO's or no image has one, or the JSON is not COCO's.
     """
     whole = path.with_name(f"{path.name}.whole{PART_SUFFIX}")
     part = path.with_name(f"{path.name}{PART_SUFFIX}")
@@ -139,17 +139,17 @@ def write_annotations(
             member = members.getinfo(f"annotations/{path.name}")
             if member.file_size > LARGEST_JSON:
                 raise InputError(
-                    f"{archive}: {member.filename} has {member.file_size:,} bytes inflated, more "
-                    f"than the {LARGEST_JSON:,} expected; remove it, download again"
+                    f"{archive}: {member.filename} has {member.file_size:,} bytes uncompressed, "
+                    f"more than the limit of {LARGEST_JSON:,}; remove it, download again"
                 )
             if path.is_file() and path.stat().st_size == member.file_size:
                 source = path
             else:
                 with members.open(member) as compressed, whole.open("wb") as target:
                     shutil.copyfileobj(compressed, target, 1 << 20)
-        chosen = choose(source, classes=classes, limit=limit)
+        selection = select(source, classes=classes, limit=limit)
         if classes is not None or limit is not None:
-            _write_chosen(source, chosen, part)
+            _write_selection(source, selection, part)
             part.replace(path)
         elif source == whole:
             whole.replace(path)
@@ -160,11 +160,11 @@ def write_annotations(
     finally:
         whole.unlink(missing_ok=True)
         part.unlink(missing_ok=True)
-    return chosen.file_names
+    return selection.file_names
 
 
-def choose(path: Path, *, classes: Collection[str] | None, limit: int | None) -> Chosen:
-    """Return the wanted images and categories; arguments as for `write_annotations`."""
+def select(path: Path, *, classes: Collection[str] | None, limit: int | None) -> Selection:
+    """Return the selected images and categories; arguments as for `write_annotations`."""
     id_of_name: dict[str, int] = {}
     image_ids_of: dict[int, set[int]] = defaultdict(set)
     images: list[tuple[str, int]] = []
@@ -180,31 +180,32 @@ def choose(path: Path, *, classes: Collection[str] | None, limit: int | None) ->
         if name not in id_of_name:
             near = get_close_matches(name.lower(), id_of_name, n=1)
             hint = f"did you mean {near[0]}?" if near else f"they are {', '.join(id_of_name)}"
-            raise InputError(f"--classes: {name!r} is no class of COCO; {hint}")
+            raise InputError(f"--classes: {name!r} is not a class of COCO; {hint}")
     category_ids = frozenset(
         int(category_id)
         for name, category_id in id_of_name.items()
         if classes is None or name in classes
     )
     if classes is not None:
-        wanted = set().union(*(image_ids_of[category_id] for category_id in category_ids))
-        images = [(name, image_id) for name, image_id in images if image_id in wanted]
+        selected = set().union(*(image_ids_of[category_id] for category_id in category_ids))
+        images = [(name, image_id) for name, image_id in images if image_id in selected]
     if not images:
         raise InputError(f"--classes: no image of {path.name} has a box of these classes")
     first = sorted(images)[:limit]
-    return Chosen(
+    return Selection(
         frozenset(image_id for _, image_id in first), category_ids, tuple(name for name, _ in first)
     )
 
 
-def _write_chosen(source: Path, chosen: Chosen, path: Path) -> None:
-    """Copy the chosen entries one by one, in the file's order."""
+def _write_selection(source: Path, selection: Selection, path: Path) -> None:
+    """Copy the selected entries one by one, in the file's order."""
+    image_ids, category_ids = selection.image_ids, selection.category_ids
     keep = {
-        "images": lambda entry: entry["id"] in chosen.image_ids,
+        "images": lambda entry: entry["id"] in image_ids,
         "annotations": lambda entry: (
-            entry["image_id"] in chosen.image_ids and entry["category_id"] in chosen.category_ids
+            entry["image_id"] in image_ids and entry["category_id"] in category_ids
         ),
-        "categories": lambda entry: entry["id"] in chosen.category_ids,
+        "categories": lambda entry: entry["id"] in category_ids,
     }
     lines: dict[str, int] = {}
     with path.open("w", encoding="utf-8") as file:
@@ -221,10 +222,10 @@ def _write_chosen(source: Path, chosen: Chosen, path: Path) -> None:
 
 
 def _plain(name: str, path: Path) -> str:
-    """Return the name, if it is one inside a folder of images."""
+    """Return the name; raise InputError unless it is a plain file name."""
     is_plain = name == Path(name).name and not name.startswith(".") and name.isprintable()
     if not name or not is_plain or name.endswith(PART_SUFFIX):
-        raise InputError(f"{path}: file_name {name!r} is no plain name of an image file")
+        raise InputError(f"{path}: file_name {name!r} is not a plain file name")
     return name
 
 
@@ -243,8 +244,8 @@ OPENIMAGES_BYTES_PER_IMAGE = 300_000
 def download_openimages(request: Request, console: Console) -> dict[str, str]:
     """Download MLPerf's tree of OpenImages below `request.out`, or complete it.
 
-    Returns the images that could not be had: the reason by `train/data/NAME`; the JSON files are
-    written without them. Raises as `data.download.images.fetch_images` does.
+    Returns the reason for each image that could not be downloaded, by `train/data/NAME`; the JSON
+    files are written without these. Raises as `data.download.images.fetch_images`.
     """
     columns = ("ImageID", "LabelName", *CORNERS, *FLAGS)
     descriptions = table(request.out, CLASS_DESCRIPTIONS)
@@ -267,7 +268,7 @@ def download_openimages(request: Request, console: Console) -> dict[str, str]:
     for split, (images, missing) in zip(request.splits, fetched, strict=True):
         failed |= {f"{split}/data/{name}": reason for name, reason in missing.items()}
         if len(missing) < len(images.names):
-            # Of the images that are there, from this call and earlier ones.
+            # Of all downloaded images, from this call and earlier ones.
             write_coco_json(
                 table(request.out, BOXES[split]),
                 descriptions,
@@ -291,7 +292,7 @@ def _choose(split: SplitName, class_list: ClassList, request: Request, console: 
     base = request.mirror or IMAGES
     boxes = table(request.out, BOXES[split])
     size = boxes.stat().st_size
-    with progress_in_bytes(console, f"{boxes.name}: choosing images", total=size) as advance:
+    with progress_in_bytes(console, f"{boxes.name}: selecting images", total=size) as advance:
         ids = image_ids_with_boxes(boxes, class_list, advance=advance)
     if not len(ids):
         raise InputError(f"--classes: no image of {boxes.name} has a box of these classes")
@@ -304,43 +305,43 @@ def _choose(split: SplitName, class_list: ClassList, request: Request, console: 
 
 
 def check_zip(path: Path, *, members: Iterable[str], limit: int) -> None:
-    """Accept a zip with these members, whole and each of at most `limit` bytes inflated."""
+    """Accept a zip with these members, intact and each of at most `limit` uncompressed bytes."""
     try:
         with zipfile.ZipFile(path) as archive:
             for name in members:
-                # What is read ends at this size, whatever the compressed bytes would give.
+                # zipfile stops reading at this declared size, even if more bytes could follow.
                 size = archive.getinfo(name).file_size
                 if size > limit:
                     raise AttemptError(
-                        f"not the zip asked for: {name} has {size:,} bytes inflated, more than "
-                        f"the {limit:,} expected"
+                        f"not the expected zip: {name} has {size:,} bytes uncompressed, more "
+                        f"than the limit of {limit:,}"
                     )
                 with archive.open(name) as member:
                     while member.read(1 << 20):
                         pass
     except KeyError as error:
-        raise AttemptError(f"not the zip asked for: {error.args[0]}") from error
+        raise AttemptError(f"not the expected zip: {error.args[0]}") from error
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
         raise AttemptError(f"damaged zip: {error}") from error
 
 
 def check_csv(path: Path, *, columns: Iterable[str]) -> None:
-    """Accept a CSV file whose header has these columns and whose last line is whole."""
+    """Accept a CSV file whose header has these columns and whose last line is complete."""
     first, last = end_lines(path)
     missing = [name for name in columns if name not in first]
     if missing:
-        raise AttemptError(f"not the CSV asked for: no column {missing[0]} in {first[:4]}")
+        raise AttemptError(f"not the expected CSV: no column {missing[0]} in {first[:4]}")
     if len(last) != len(first):
-        raise AttemptError("the CSV ends in the middle of a line")
+        raise AttemptError("the last line of the CSV is incomplete")
 
 
 def check_class_descriptions(path: Path) -> None:
     """Accept OpenImages' labels and names: `/m/011k07,Tortoise`, with or without a header."""
     first, last = end_lines(path)
     if len(first) != 2 or not (first[0].startswith("/") or first[0] == "LabelName"):
-        raise AttemptError(f"not the CSV asked for: it begins with {first[:4]}")
+        raise AttemptError(f"not the expected CSV: it starts with {first[:4]}")
     if len(last) != 2:
-        raise AttemptError("the CSV ends in the middle of a line")
+        raise AttemptError("the last line of the CSV is incomplete")
 
 
 LONGEST_LINE = 4096

@@ -2,7 +2,7 @@
 
 A file is written to `NAME.part` and renamed when all of it is there and passes a check. A part can
 be continued if the server still has the same version, which `NAME.part.version` stores (ETag or
-Last-Modified, for If-Range). No answer is used before its headers make sense.
+Last-Modified, for If-Range). The headers of a response are validated before its body is used.
 """
 
 import random
@@ -22,19 +22,19 @@ from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 from common.errors import InputError, one_line
 
 CHUNK = 1 << 16
-LONGEST_PAUSE = 30.0  # between two attempts, unless the server asks for more. [s]
-LONGEST_WAIT = 300.0  # A server that asks for an hour is tried again after five minutes. [s]
+LONGEST_PAUSE = 30.0  # between two attempts, unless Retry-After requires more. [s]
+LONGEST_WAIT = 300.0  # upper limit for Retry-After. [s]
 PAUSES = (1.0, 2.0, 0.0)  # after each attempt to reach a server. [s]
 PART_SUFFIX = ".part"
 MISSING = {HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.GONE}
-"""S3 answers 403 for an object that is not there, where listing is not allowed."""
+"""S3 responds 403 for an object that does not exist, where listing is not allowed."""
 TEMPORARY = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
 ACCEPTED = {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE}
 LENGTH = r"\d{1,18}"  # A number of bytes; int() refuses one of more than 4,300 digits
 SHOWN_OF_A_HEADER = 80
 
 Check = Callable[[Path], None]
-"""Raises AttemptError for a received file that is not the one that was wanted."""
+"""Raises AttemptError for a received file that is not the expected one."""
 Received = Callable[[int, int], None]
 """Called as `received(bytes, total)`: how much of the file is there; total 0 if unknown."""
 Retried = Callable[[str, float], None]  # called as `retried(reason, pause)` before each pause. [s]
@@ -44,12 +44,12 @@ class HttpOptions(NamedTuple):
     """Limits of requests. Times in seconds."""
 
     workers: int = 16  # images that are fetched at a time
-    timeout: float = 30.0  # for a connection, and for each next piece of an answer
+    timeout: float = 30.0  # for a connection, and for each part of a response
     attempts: int = 8  # for each file
     first_pause: float = 0.5  # doubled after each further failure, up to `LONGEST_PAUSE`
 
     def pause(self, failures: int) -> float:
-        """Return the seconds to wait after so many failures, at random so that threads spread."""
+        """Return the seconds to wait after so many failures, random so that threads spread out."""
         longest = min(self.first_pause * 2.0 ** (failures - 1), LONGEST_PAUSE)
         return longest * random.uniform(0.5, 1.0)
 
@@ -85,10 +85,10 @@ class Part(NamedTuple):
 
 
 class AttemptError(Exception):
-    """An attempt failed that may succeed next time.
+    """An attempt failed; the next one may succeed.
 
-    The reason is made one printable line, as it may quote a server. `wait` is how long the server
-    asks to wait [s], `keep_part` whether the received bytes can be continued.
+    The reason is made one printable line, as it may quote a server. `wait` is the server's
+    Retry-After [s], `keep_part` whether the received bytes can be continued.
     """
 
     def __init__(self, reason: str, *, wait: float = 0.0, keep_part: bool = False) -> None:
@@ -98,14 +98,14 @@ class AttemptError(Exception):
 
 
 class FetchError(Exception):
-    """All attempts failed, or the server refuses for good. One printable line with the address."""
+    """All attempts failed, or the server refused; one printable line with the address."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(one_line(reason))
 
 
 class MissingFileError(FetchError):
-    """The server answers that there is no such file."""
+    """The server does not have the file."""
 
 
 class StoppedError(Exception):
@@ -125,13 +125,12 @@ def fetch(
 ) -> int:
     """Fetch a file and return its length in bytes; `path` appears, or is replaced, at the end.
 
-    An attempt that gets further than any before it starts the count of attempts anew: a long file
-    over a bad line arrives in the end. A server that sends more than `limit` bytes is refused.
-    `resume` continues a part of this call or an earlier one; without it a failed attempt leaves
-    nothing behind.
+    An attempt that gets further than any before it resets the count of attempts, so that a long
+    file over a bad connection arrives in the end. More than `limit` bytes are refused. `resume`
+    continues a part of this call or an earlier one; without it a failed attempt leaves nothing.
 
     Raises:
-        FetchError: It could not be had; MissingFileError if the server has no such file.
+        FetchError: The download failed; MissingFileError if the server has no such file.
         StoppedError: The command is ending.
     """
     part = Part.of(path)
@@ -171,10 +170,10 @@ def receive(
     With `resume` a part is continued if the server still has the version that it is of. An
     AttemptError's `keep_part` shows whether the part can be continued. Raises as `fetch`, too.
     """
-    asked = part.size() if resume and part.version.is_file() else 0
+    offset = part.size() if resume and part.version.is_file() else 0
     headers = {"Accept-Encoding": "identity"}
-    if asked:
-        headers |= {"Range": f"bytes={asked}-", "If-Range": part.version.read_text("latin-1")}
+    if offset:
+        headers |= {"Range": f"bytes={offset}-", "If-Range": part.version.read_text("latin-1")}
     try:
         with connection.session.get(
             url,
@@ -188,42 +187,42 @@ def receive(
                 end = re.fullmatch(
                     rf"bytes \*/({LENGTH})", response.headers.get("Content-Range", ""), re.ASCII
                 )
-                if asked and end and int(end[1]) == asked:
-                    return  # all of it was there already
-                raise AttemptError("the server has no more of the file than is here")
+                if offset and end and int(end[1]) == offset:
+                    return  # the part was complete
+                raise AttemptError("the file on the server is not longer than the part")
             stop = connection.stop
-            _write_body(response, part, asked, limit, resume=resume, received=received, stop=stop)
+            _write_body(response, part, offset, limit, resume=resume, received=received, stop=stop)
     except (
         requests.ConnectionError,
         requests.Timeout,
         requests.exceptions.ChunkedEncodingError,
     ) as error:
-        raise AttemptError(reason_of(error), keep_part=True) from error
+        raise AttemptError(describe_error(error), keep_part=True) from error
     except requests.RequestException as error:
         raise FetchError(f"{url}: {error}") from error
     except ValueError as error:  # headers or chunks that http.client and urllib3 cannot read
-        raise FetchError(f"{url}: the server's answer makes no sense: {error}") from error
+        raise FetchError(f"{url}: invalid response: {error}") from error
 
 
 def _write_body(
     response: requests.Response,
     part: Part,
-    asked: int,
+    offset: int,
     limit: int,
     *,
     resume: bool,
     received: Received,
     stop: threading.Event,
 ) -> None:
-    """Write an answer's body to the part, after `asked` bytes that are there."""
-    start, total = body_start(response, asked=asked), file_length(response)
+    """Write the body of a response to the part, after its first `offset` bytes."""
+    start, total = body_start(response, offset=offset), file_length(response)
     if total is not None and total > limit:
-        raise FetchError(f"{response.url}: {total:,} bytes, more than the {limit:,} expected")
+        raise FetchError(f"{response.url}: {total:,} bytes, more than the limit of {limit:,}")
     size = start
     with part.path.open("ab" if start else "wb") as file:
         if resume and not start:
-            # After the old part is gone: its bytes must never be taken for this version's.
-            version = version_of(response)
+            # After opening, which truncated the old part: its bytes must not count as this version.
+            version = response_version(response)
             if version:
                 part.version.write_text(version, "latin-1")
             else:
@@ -235,22 +234,22 @@ def _write_body(
             size += len(chunk)
             if size > limit:  # only a chunked body can be: its length was not known
                 part.discard()
-                raise FetchError(f"{response.url}: more than the {limit:,} bytes expected")
+                raise FetchError(f"{response.url}: more than the limit of {limit:,} bytes")
             file.write(chunk)
             received(size, total or 0)
     if total is not None and size != total:
-        raise AttemptError(f"{size} of {total} bytes came", keep_part=size < total)
+        raise AttemptError(f"received {size} of {total} bytes", keep_part=size < total)
 
 
 def check_status(response: requests.Response, *, url: str) -> None:
-    """Accept 200, 206 and 416, no missing file, and no redirection from HTTPS to plain HTTP.
+    """Accept 200, 206 and 416; refuse a redirection from HTTPS to plain HTTP.
 
-    A busy or broken server (408, 425, 429, 5xx) is an AttemptError, which honours Retry-After.
+    A busy or broken server (408, 425, 429, 5xx) is an AttemptError with its Retry-After.
     """
     status = response.status_code
     answer = f"{status} {(response.reason or '')[:SHOWN_OF_A_HEADER]}".rstrip()
     if url.startswith("https:") and not response.url.startswith("https:"):
-        raise FetchError(f"{url}: is sent on to {response.url}, which is not HTTPS")
+        raise FetchError(f"{url}: redirected to {response.url}, which is not HTTPS")
     if status in MISSING:
         raise MissingFileError(f"{url}: {answer}")
     if status in TEMPORARY or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -260,7 +259,7 @@ def check_status(response: requests.Response, *, url: str) -> None:
 
 
 def seconds_to_wait(response: requests.Response) -> float:
-    """Return Retry-After, given as seconds or a date; 0 where it is missing or makes no sense."""
+    """Return Retry-After, given as seconds or a date; 0 if it is missing or invalid."""
     text = response.headers.get("Retry-After", "").strip()
     if text.isascii() and text.isdigit():
         return min(float(text), LONGEST_WAIT)
@@ -277,27 +276,27 @@ def drop_redirection_body(response: requests.Response, **options: object) -> Non
         response.close()
 
 
-def body_start(response: requests.Response, *, asked: int) -> int:
-    """Return the body's first byte: `asked`, or 0; raise AttemptError for another range."""
+def body_start(response: requests.Response, *, offset: int) -> int:
+    """Return the body's first byte: `offset`, or 0; raise AttemptError for another range."""
     if response.status_code == HTTPStatus.OK:
         return 0
     start, _ = content_range(response)
-    if asked == 0 or start != asked:
-        raise AttemptError(f"the server sent byte {start} and later, asked for {asked}")
+    if offset == 0 or start != offset:
+        raise AttemptError(f"the server sent bytes from {start}, requested from {offset}")
     return start
 
 
 def file_length(response: requests.Response) -> int | None:
     """Return the length in bytes, None if chunked; AttemptError if it cannot be known."""
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise AttemptError("the server compressed the file, unasked")
+        raise AttemptError("the server compressed the file, which was not requested")
     if response.status_code == HTTPStatus.PARTIAL_CONTENT:
         return content_range(response)[1]
     if "chunked" in response.headers.get("Transfer-Encoding", "").lower():
         return None
     text = response.headers.get("Content-Length", "")
     if re.fullmatch(LENGTH, text, re.ASCII) is None:
-        raise AttemptError("the server does not say how long the file is")
+        raise AttemptError("the response has no valid Content-Length")
     return int(text)
 
 
@@ -307,11 +306,11 @@ def content_range(response: requests.Response) -> tuple[int, int]:
     match = re.fullmatch(rf"bytes ({LENGTH})-({LENGTH})/({LENGTH})", text.strip(), re.ASCII)
     if match is None or int(match[3]) - 1 != int(match[2]):
         shown = text[:SHOWN_OF_A_HEADER]
-        raise AttemptError(f"the server sent a part of the file as {shown!r}")
+        raise AttemptError(f"invalid Content-Range: {shown!r}")
     return int(match[1]), int(match[3])
 
 
-def version_of(response: requests.Response) -> str:
+def response_version(response: requests.Response) -> str:
     """Return the identity of this version of the file, for If-Range; empty if there is none."""
     tag, date = (response.headers.get(name, "") for name in ("ETag", "Last-Modified"))
     for text in (tag if tag.startswith('"') else "", date):  # a weak tag, W/"…", is no identity
@@ -320,23 +319,23 @@ def version_of(response: requests.Response) -> str:
     return ""
 
 
-def reason_of(error: requests.RequestException) -> str:
-    """Return what went wrong on the way in a few words; requests' own text fills half a screen."""
+def describe_error(error: requests.RequestException) -> str:
+    """Return a connection error in a few words; requests' own text fills half a screen."""
     if isinstance(error, requests.ConnectTimeout):
-        return "no connection in time"
+        return "connection timed out"
     cause: BaseException | None = error
     reason = ""
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
             reason = cause.strerror
         elif isinstance(cause, TimeoutError):
-            reason = "no answer in time"
+            reason = "response timed out"
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, requests.exceptions.ProxyError):
-        return f"the proxy: {reason or 'no connection'}"
+        return f"proxy: {reason or 'no connection'}"
     if reason:
         return reason
-    return "no answer in time" if "timed out" in str(error) else "the connection broke off"
+    return "response timed out" if "timed out" in str(error) else "connection lost"
 
 
 def is_unreachable(error: requests.RequestException) -> bool:
@@ -356,13 +355,13 @@ def check_reachable(url: str, *, timeout: float) -> None:
             requests.head(url, timeout=timeout).close()
         except requests.RequestException as error:
             if not is_unreachable(error):
-                return  # fetching will show what it is
-            reason = reason_of(error)
+                return  # the server responds; fetching will report the error
+            reason = describe_error(error)
             time.sleep(pause)
         else:
             return
     parts = urlsplit(url)
     raise InputError(
         f"{parts.scheme}://{parts.netloc} cannot be reached: {reason}; check the network and the "
-        "proxy (HTTPS_PROXY), or name another server with --mirror"
+        "proxy (HTTPS_PROXY), or set another server with --mirror"
     )

@@ -41,9 +41,9 @@ from data.download.http import (
 LARGEST_IMAGE = 100_000_000
 """The servers' copies have less than 3 MB; cameras' originals on a mirror less than 30. [B]"""
 FAILURES_IN_A_ROW = 100
-"""So many images in a row that could not be had: the server or the network is at fault."""
+"""After so many failed downloads in a row, the server or the network must be at fault."""
 SECONDS_TO_STOP = 2.0
-"""Threads that hang in a connection for longer are left to end with the process."""
+"""Threads that block in a connection for longer end with the process."""
 PNG_END = b"IEND\xaeB`\x82"
 RATE_SECONDS = 10.0  # the rate shown is the mean over this time
 LOCK_FILE = ".download.lock"
@@ -56,14 +56,14 @@ class Request(NamedTuple):
     out: Path
     splits: tuple[SplitName, ...]
     limit: int | None  # images of each split; None for all
-    classes: tuple[str, ...]  # names, or the one word `all` (or `mlperf`, for OpenImages)
+    classes: tuple[str, ...]  # names, or only `all` (or `mlperf`, for OpenImages)
     mirror: str | None
-    """Address of a server that holds copies, without a slash at its end; None for the owners'."""
+    """Address of a server with copies, without a slash at its end; None for the original one."""
     options: HttpOptions
 
 
 class Images(NamedTuple):
-    """Images of one folder that are wanted, and the address of the folder that has them."""
+    """Images to download into one folder, and the address of their folder on the server."""
 
     title: str
     names: tuple[str, ...]
@@ -76,25 +76,25 @@ def fetch_images(
 ) -> dict[str, str]:
     """Fetch the images that are not among the `present` names, with a progress bar.
 
-    Returns the images that could not be had: the reason by name, in the order of `images.names`.
+    Returns the reason for each image that could not be downloaded, in the order of `images.names`.
 
     Raises:
-        FetchError: `FAILURES_IN_A_ROW` images failed: it makes no sense to go on.
+        FetchError: `FAILURES_IN_A_ROW` images in a row failed.
         OSError: A file could not be written.
     """
-    wanted = deque(name for name in images.names if name not in present)
-    if not wanted:
-        console.print(f"{images.title}: all {len(images.names)} are there")
+    remaining = deque(name for name in images.names if name not in present)
+    if not remaining:
+        console.print(f"{images.title}: all {len(images.names)} are already downloaded")
         return {}
-    counter, stop = ProgressCounter(start=len(images.names) - len(wanted)), threading.Event()
+    counter, stop = ProgressCounter(start=len(images.names) - len(remaining)), threading.Event()
     threads = [
         threading.Thread(
             target=_work,
-            args=(wanted, images, options, counter, stop),
+            args=(remaining, images, options, counter, stop),
             daemon=True,
             name=f"get {number}",
         )
-        for number in range(min(options.workers, len(wanted)))
+        for number in range(min(options.workers, len(remaining)))
     ]
     for thread in threads:
         thread.start()
@@ -111,11 +111,11 @@ def fetch_images(
 
 
 class ProgressCounter:
-    """Counts of images, bytes and failures that several threads add to."""
+    """Counts images, bytes and failures of several threads."""
 
     def __init__(self, *, start: int) -> None:
-        self.start = start  # images that were there before
-        self.done = start  # these, and those that were fetched or given up
+        self.start = start  # images that existed before
+        self.done = start  # these, and those that were fetched or failed
         self.bytes = self.retries = self.failures_in_a_row = 0
         self.last_reason = ""
         self.failed: dict[str, str] = {}  # the reason by the image's name
@@ -130,7 +130,7 @@ class ProgressCounter:
             self.failures_in_a_row = 0
 
     def add_failure(self, name: str, reason: str) -> None:
-        """Count an image that could not be had."""
+        """Count an image that could not be downloaded."""
         with self._lock:
             self.done += 1
             self.failed[name] = reason
@@ -164,7 +164,7 @@ def _watch(
             if counter.failures_in_a_row >= FAILURES_IN_A_ROW:
                 last = next(reversed(counter.failed.values()))
                 raise FetchError(
-                    f"{counter.failures_in_a_row} images in a row could not be had; "
+                    f"{counter.failures_in_a_row} images in a row could not be downloaded; "
                     f"the last: {last}"
                 )
             if counter.start < counter.done < total or counter.retries:
@@ -173,7 +173,7 @@ def _watch(
 
 
 def _work(
-    wanted: deque[str],
+    remaining: deque[str],
     images: Images,
     options: HttpOptions,
     counter: ProgressCounter,
@@ -184,7 +184,7 @@ def _work(
         connection = Connection(session, options, stop)
         while not stop.is_set():
             try:
-                name = wanted.popleft()
+                name = remaining.popleft()
             except IndexError:
                 return
             try:
@@ -210,9 +210,9 @@ def _work(
 def fetch_file(
     url: str, path: Path, *, check: Check, limit: int, options: HttpOptions, console: Console
 ) -> None:
-    """Fetch a file of at most `limit` bytes unless it is there, or continue a part of it.
+    """Fetch a file of at most `limit` bytes unless it exists, or continue a partial download.
 
-    Raises FetchError if it cannot be had, and InputError if its server cannot be reached.
+    Raises FetchError if that fails, and InputError if the server cannot be reached.
     """
     if path.is_file():
         return
@@ -223,7 +223,7 @@ def fetch_file(
         advance: Advance | None = None
 
         def received(size: int, total: int) -> None:
-            """Show how much is there; the bar begins once the file's length is known."""
+            """Show the progress; the bar starts once the file's length is known."""
             nonlocal advance
             # Rounded up in the end, so that a small file is not 0 of 0.
             megabytes, all_megabytes = size // 1_000_000, -(-total // 1_000_000)
@@ -235,7 +235,7 @@ def fetch_file(
                 advance(all_megabytes if size == total else megabytes, rate.note(size))
 
         def retried(reason: str, pause: float) -> None:
-            text = f"{path.name}: {reason}; again in {pause:.1f} s"
+            text = f"{path.name}: {reason}; retry in {pause:.1f} s"
             console.print(text, soft_wrap=True, markup=False)
 
         fetch(
@@ -251,7 +251,7 @@ def fetch_file(
 
 
 def check_image(path: Path) -> None:
-    """Accept a JPEG or PNG that decodes to its very end, whatever the server calls it."""
+    """Accept a JPEG or PNG that can be decoded completely, whatever its Content-Type."""
     content = path.read_bytes()
     try:
         with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
@@ -260,7 +260,7 @@ def check_image(path: Path) -> None:
             image.load()
     except Image.UnidentifiedImageError as error:
         beginning = content[:40].decode("ascii", "replace").strip()
-        raise AttemptError(f"what came is no image: {beginning!r}") from error
+        raise AttemptError(f"the response is not an image: {beginning!r}") from error
     except (*DAMAGE, Image.DecompressionBombError) as error:
         raise AttemptError(f"damaged image: {' '.join(str(error).split())}") from error
     # Pillow accepts a missing end marker if all pixels are there; other decoders do not. Padding
@@ -280,7 +280,7 @@ class Rate:
         """Return the recent rate, such as `12.3 MB/s`, given the number of bytes now."""
         now = time.monotonic()
         if self._seen and size < self._seen[-1][1]:
-            self._seen.clear()  # the download began anew
+            self._seen.clear()  # the download started again
         self._seen.append((now, size))
         while now - self._seen[0][0] > RATE_SECONDS:
             self._seen.popleft()
@@ -289,21 +289,21 @@ class Rate:
 
 
 @contextmanager
-def one_download(folder: Path) -> Iterator[None]:
+def locked_folder(folder: Path) -> Iterator[None]:
     """Make and lock the folder; raise InputError if it is locked or cannot be written."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out: {folder}: is a file; name a folder")
+        raise InputError(f"--out: {folder}: is a file; set a folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / LOCK_FILE)
         lock.take()
     except LockHeldError as error:
         raise InputError(
-            f"--out: {folder}: another download is at work here; wait for it or end it"
+            f"--out: {folder}: another download is running in this folder; wait for it or stop it"
         ) from error
     except OSError as error:
         raise InputError(
-            f"--out: {folder}: {error.strerror}; name a folder that can be written"
+            f"--out: {folder}: {error.strerror}; set a folder that can be written"
         ) from error
     try:
         yield
@@ -312,7 +312,7 @@ def one_download(folder: Path) -> Iterator[None]:
 
 
 def tidy(folder: Path) -> set[str]:
-    """Return the names of a folder's files; make it if need be, and remove parts of images."""
+    """Remove partial downloads from a folder, creating it if missing; return its file names."""
     folder.mkdir(parents=True, exist_ok=True)
     with os.scandir(folder) as entries:
         names = {entry.name for entry in entries}
@@ -333,13 +333,13 @@ def write_missing_list(folder: Path, failed: Mapping[str, str]) -> None:
 
 
 def check_space(folder: Path, *, images: int, bytes_each: int, console: Console) -> None:
-    """Warn if images of an average size may not fit, raise InputError if half do not."""
+    """Warn if the images may not fit on the disk; raise InputError if not even half of them do."""
     free, needed = shutil.disk_usage(folder).free, images * bytes_each
     if needed <= free:
         return
     text = (
-        f"{folder}: {images} images take about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "
-        "free; free some, name another --out, or get fewer with --limit"
+        f"{folder}: {images} images need about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "
+        "free; free some space, set another --out, or download fewer images with --limit"
     )
     if free < needed / 2:
         raise InputError(f"--out: {text}")

@@ -29,7 +29,7 @@ from common.files import open_regular
 CORNERS = ("XMin", "YMin", "XMax", "YMax")
 FLAGS = ("IsOccluded", "IsInside", "IsDepiction", "IsTruncated", "IsGroupOf")
 SLACK = 0.01
-"""How far outside the image a corner may lie: rounding stays below, pixels are far above."""
+"""How far outside the image a corner may be: rounding stays below, pixels are far above."""
 CHARACTERS_AT_ONCE = 4_000_000  # larger chunks are no faster, and take more memory
 NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][-+]?\d+)?", re.ASCII)
 
@@ -73,10 +73,10 @@ def ignore_progress(done: int, note: str) -> None:
 def read_boxes(path: Path, class_list: ClassList, *, advance: Advance = ignore_progress) -> Boxes:
     """Read the boxes of the chosen classes from `train-annotations-bbox.csv` or its like.
 
-    Columns are found by the names in the first line, so that v6's further ones do no harm.
-    `advance` is called with the bytes read so far, of `path.stat().st_size`. Raises InputError of
-    one line, naming file, line and column, for anything that is no such CSV, a LabelName that the
-    class descriptions lack, or corners that are out of order or outside the image.
+    Columns are found by the names in the first line; v6's additional ones are ignored. `advance` is
+    called with the bytes read so far, of `path.stat().st_size`. Raises InputError with file, line
+    and column for another kind of file, a LabelName that the class descriptions lack, or corners
+    that are out of order or outside the image.
     """
     parts: list[tuple[NDArray[Any], ...]] = []
     columns = ["ImageID", "LabelName", *CORNERS, *FLAGS]
@@ -227,7 +227,7 @@ def refuse_first(lines: Lines, *checks: Check) -> NoReturn:
         for column, expected, is_valid in checks:
             if not is_valid(row):
                 refuse(lines.file, number, column, expected=expected, found=row[column])
-    raise AssertionError(f"no culprit from line {lines.first} of {lines.file}")
+    raise AssertionError(f"no faulty line from line {lines.first} of {lines.file}")
 
 
 def image_id_texts(numbers: NDArray[np.uint64]) -> list[str]:
@@ -256,15 +256,15 @@ def read_image_ids(path: Path) -> NDArray[np.uint64]:
 
 
 def resolve_classes(classes: Sequence[str], class_descriptions: Path) -> ClassList:
-    """Return the classes that words of a command line stand for.
+    """Return the classes selected on the command line.
 
     `classes` are `["mlperf"]`, MLPerf's 264; `["all"]`, every class, sorted by name; one path that
     ends with `.txt`, a file with a name on each line; or names themselves. Their order is that of
     the category ids. `class_descriptions` is OpenImages' `class-descriptions-boxable.csv`.
 
     Raises:
-        InputError: A file cannot be read or is not what it should be, no class is named, or a name
-            is named twice or is no class; the message suggests the nearest.
+        InputError: A file cannot be read or has another content, no class is named, or a name
+            occurs twice or is not a class; the message suggests the nearest class.
     """
     name_of_label = read_class_descriptions(class_descriptions)
     if list(classes) == ["all"]:
@@ -277,21 +277,21 @@ def resolve_classes(classes: Sequence[str], class_descriptions: Path) -> ClassLi
     else:
         source, names = "classes", list(classes)
     if not names:
-        raise InputError(f"{source}: no class is named; expected mlperf, all, or names of classes")
+        raise InputError(f"{source}: no class given; expected mlperf, all, or names of classes")
     labels_with = Counter(name_of_label.values())
     for name, times in Counter(names).items():
         if labels_with[name] > 1:
             raise InputError(
-                f"{class_descriptions}: {labels_with[name]} labels are called {name!r}; "
+                f"{class_descriptions}: {labels_with[name]} labels have the name {name!r}; "
                 "use class-descriptions-boxable.csv, where names are unique"
             )
         if times > 1:
-            raise InputError(f"{source}: {name!r} is there {times} times; name each class once")
+            raise InputError(f"{source}: {name!r} occurs {times} times; list each class once")
         if not labels_with[name]:
             known = {other.lower(): other for other in name_of_label.values()}
             nearest = get_close_matches(name.lower(), known, n=1)
             suggestion = f"; did you mean {known[nearest[0]]!r}?" if nearest else ""
-            raise InputError(f"{source}: {name!r} is no class of {class_descriptions}{suggestion}")
+            raise InputError(f"{source}: {name!r} is not in {class_descriptions}{suggestion}")
     index_of_name = {name: index for index, name in enumerate(names)}
     indices = {label: index_of_name.get(name, NOT_CHOSEN) for label, name in name_of_label.items()}
     return ClassList(tuple(names), indices)
@@ -323,10 +323,10 @@ def read_class_descriptions(path: Path) -> dict[str, str]:
 
 @contextmanager
 def open_csv(path: Path) -> Iterator[TextIO]:
-    """Open a CSV file as text, without a byte order mark; line ends are left as they are.
+    """Open a CSV file as text, without a byte order mark; line ends are not converted.
 
-    Raises InputError where the file cannot be read or, while the context lasts, is no UTF-8 or
-    nothing that `csv.reader` can read.
+    Raises InputError if the file cannot be read or, while the context lasts, turns out not to be
+    UTF-8 or CSV.
     """
     try:
         with TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:

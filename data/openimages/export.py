@@ -23,7 +23,7 @@ from rich.console import Console
 
 from common.console import Advance, progress, progress_in_bytes
 from common.errors import InputError
-from common.processes import process_pool, results_of, usable_cores
+from common.processes import process_pool, run_tasks, usable_cores
 from data.decoding import DAMAGE, FORMATS
 from data.openimages.boxes import (
     FLAGS,
@@ -79,23 +79,22 @@ def write_coco_json(
     classes, those without boxes too.
 
     Raises:
-        InputError: `out` exists or cannot be written, a CSV is not what it should be (file, line
-            and column are named), images are missing or cannot be read, or there is nothing to
-            write.
+        InputError: `out` exists or cannot be written, a CSV is invalid (with file, line and
+            column), images are missing or cannot be read, or there is nothing to write.
     """
     _require_writable(out, overwrite=overwrite)
     class_list = resolve_classes(classes, class_descriptions)
     names = class_list.names
     listed = None if image_ids is None else read_image_ids(image_ids)
-    size = boxes_csv.stat().st_size if boxes_csv.is_file() else 0  # refused when it is opened
+    size = boxes_csv.stat().st_size if boxes_csv.is_file() else 0  # opening it raises the error
     with progress_in_bytes(console, f"reading {boxes_csv.name}", total=size) as advance:
         boxes = read_boxes(boxes_csv, class_list, advance=advance)
-    wanted = np.unique(boxes.image_ids)
+    selected = np.unique(boxes.image_ids)
     if listed is not None:
-        wanted = listed if list(classes) == ["all"] else np.intersect1d(wanted, listed)
-    if not len(wanted):
+        selected = listed if list(classes) == ["all"] else np.intersect1d(selected, listed)
+    if not len(selected):
         raise InputError(f"{boxes_csv}: no image has a box of the {len(names)} classes")
-    present = _images_in(images, wanted, skip_missing_images=skip_missing_images)
+    present = _images_in(images, selected, skip_missing_images=skip_missing_images)
     sizes = read_sizes(images, present, console=console)
     # Boxes image by image, within each in the CSV's order; those of other images are left out.
     image_of_box = np.searchsorted(present, boxes.image_ids).astype(np.int32)
@@ -108,36 +107,36 @@ def write_coco_json(
             "annotations": _annotations(boxes, rows, image_of_box, sizes, advance),
         }
         write_json(out, names, lists, source=boxes_csv.name)
-    return Summary(len(names), len(present), len(wanted) - len(present), len(rows))
+    return Summary(len(names), len(present), len(selected) - len(present), len(rows))
 
 
 def _images_in(
-    folder: Path, wanted: NDArray[np.uint64], *, skip_missing_images: bool
+    folder: Path, selected: NDArray[np.uint64], *, skip_missing_images: bool
 ) -> NDArray[np.uint64]:
-    """Return those of the wanted images that are in the folder, sorted."""
-    is_there = np.isin(wanted, list_images(folder), assume_unique=True)
-    missing = wanted[~is_there]
+    """Return the selected images that are in the folder, sorted."""
+    exists = np.isin(selected, list_images(folder), assume_unique=True)
+    missing = selected[~exists]
     if len(missing) and not skip_missing_images:
         raise InputError(
-            f"{folder}: {len(missing)} of {len(wanted)} images are missing, the first is "
-            f"{image_id_texts(missing[:1])[0]}{SUFFIX}; download them, or leave them out with "
+            f"{folder}: {len(missing)} of {len(selected)} images are missing, the first is "
+            f"{image_id_texts(missing[:1])[0]}{SUFFIX}; download them, or skip them with "
             "--skip-missing-images"
         )
-    if len(missing) == len(wanted):
-        raise InputError(f"{folder}: none of {len(wanted)} images is there; download them")
-    return wanted[is_there]
+    if len(missing) == len(selected):
+        raise InputError(f"{folder}: none of the {len(selected)} images exists; download them")
+    return selected[exists]
 
 
 def _require_writable(out: Path, *, overwrite: bool) -> None:
-    """Refuse early what would fail in the end, and make the folder."""
+    """Raise InputError before the work if the output cannot be written; create its folder."""
     if out.is_dir() or (out.exists() and not overwrite):
-        raise InputError(f"{out}: is there already; remove it, name another file or overwrite it")
+        raise InputError(f"{out}: already exists; remove it, set another file or overwrite it")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{out.parent}: cannot be made: {error.strerror}") from error
+        raise InputError(f"{out.parent}: cannot be created: {error.strerror}") from error
     if not os.access(out.parent, os.W_OK):
-        raise InputError(f"{out.parent}: cannot be written to; name another file")
+        raise InputError(f"{out.parent}: cannot be written to; set another file")
 
 
 Blocks = Iterator[list[dict[str, Any]]]  # the entries of a list, some at a time
@@ -267,7 +266,7 @@ def read_sizes(
         progress(console, "reading sizes of images", total=len(image_ids)) as advance,
     ):
         work = partial(_sizes_of, folder)
-        results = results_of(pool, work, tasks, at_once=TASKS_PER_PROCESS * processes)
+        results = run_tasks(pool, work, tasks, at_once=TASKS_PER_PROCESS * processes)
         for start, part, faults_of_part in results:
             sizes[start : start + len(part)] = part
             faults[start] = faults_of_part

@@ -1,4 +1,4 @@
-"""A split's annotations as columns, with the place of each entry, and all checks of them.
+"""Columns of a split's annotations with the place of each entry, and the checks of them.
 
 An entry that cannot be read is left out: the validator of `data.coco_json` reports all its faults,
 which become findings, and the other entries become columns. Checks by columns follow: ids that
@@ -271,7 +271,7 @@ def box_kinds(
 def check_categories_fit(
     entries: Entries, findings: Findings, *, class_indices: str, num_classes: int | None
 ) -> None:
-    """Find categories for which the model has no output: see `data.dataset.class_map_of`."""
+    """Find categories for which the model has no output: see `data.dataset.make_class_map`."""
     ids = entries.category_ids
     if class_indices == "contiguous":
         if num_classes not in (None, len(ids)):

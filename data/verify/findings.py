@@ -1,4 +1,4 @@
-"""Findings of a split: their kinds, how many there are of each, and where the first of them are."""
+"""Findings of a split: their kinds, the number of each, and the places of the first ones."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class Severity(StrEnum):
     """The effect of a finding on training; the worst first."""
 
     STOPS = "stops training"
-    MENDED = "left out or mended"
+    MENDED = "left out or fixed"
     NOTE = "note"
 
 
@@ -44,7 +44,7 @@ class Findings:
         self.by_kind: dict[tuple[Severity, str], Finding] = {}
 
     def add(self, name: str, place: Place, *, severity: Severity | None = None) -> None:
-        """Count one finding; `severity` where it is not the kind's."""
+        """Count one finding; `severity` replaces that of its kind."""
         self.add_rows(name, np.zeros(1, dtype=np.int64), lambda row: place, severity=severity)
 
     def add_rows(
@@ -91,49 +91,53 @@ class Kind(NamedTuple):
 STOPS, MENDED, NOTE = Severity
 
 KINDS = {
-    "annotations_unreadable": Kind(STOPS, "no JSON, not COCO's lists, or a damaged index"),
+    "annotations_unreadable": Kind(STOPS, "not JSON, without COCO's lists, or a damaged index"),
     "no_categories": Kind(STOPS, "the list of categories is empty"),
     "no_images": Kind(STOPS, "the list of images is empty"),
     "nothing_to_train_on": Kind(STOPS, "no image has a box of a single object"),
-    "entry_not_object": Kind(STOPS, "an entry of a list is no JSON object"),
+    "entry_not_object": Kind(STOPS, "an entry of a list is not a JSON object"),
     "field_missing": Kind(STOPS, "an entry lacks a field that COCO's format requires"),
-    "id_invalid": Kind(STOPS, "an id is no integer of 64 bits"),
+    "id_invalid": Kind(STOPS, "an id is not a 64-bit integer"),
     "annotation_id_missing": Kind(STOPS, "a box without an id where others have one"),
-    "category_id_duplicate": Kind(STOPS, "a category's id is an earlier one's"),
-    "image_id_duplicate": Kind(STOPS, "an image's id is an earlier one's"),
-    "annotation_id_duplicate": Kind(STOPS, "a box's id is an earlier one's"),
-    "category_name_invalid": Kind(STOPS, "a category's name is no text, or empty"),
-    "file_name_invalid": Kind(STOPS, "a file name is no text, or empty"),
-    "file_name_leaves_folder": Kind(STOPS, "a file name leads out of the folder of images"),
-    "image_size_invalid": Kind(STOPS, "width or height is no integer of at least 1"),
+    "category_id_duplicate": Kind(STOPS, "two categories have the same id"),
+    "image_id_duplicate": Kind(STOPS, "two images have the same id"),
+    "annotation_id_duplicate": Kind(STOPS, "two boxes have the same id"),
+    "category_name_invalid": Kind(STOPS, "a category's name is not a text, or is empty"),
+    "file_name_invalid": Kind(STOPS, "a file name is not a text, or is empty"),
+    "file_name_leaves_folder": Kind(STOPS, "a file name is outside the folder of images"),
+    "image_size_invalid": Kind(STOPS, "width or height is not a positive integer"),
     "image_id_unknown": Kind(STOPS, "a box of an image that is not listed"),
     "category_id_unknown": Kind(STOPS, "a box of a category that is not listed"),
     "box_not_four_numbers": Kind(STOPS, "bbox is not [x, y, width, height]"),
     "box_not_finite": Kind(STOPS, "bbox holds NaN, infinity or a number beyond 1e9"),
     "box_negative_side": Kind(STOPS, "a box's width or height is below 0"),
-    "area_invalid": Kind(STOPS, "area is no finite number of at least 0"),
-    "crowd_flag_invalid": Kind(STOPS, "iscrowd or IsGroupOf is none of 0, 1, true and false"),
-    "categories_do_not_fit": Kind(STOPS, "categories do not fit model.num_classes"),
-    "categories_differ": Kind(STOPS, "a category is not the training split's"),
-    "image_missing": Kind(STOPS, "there is no such image file"),
-    "image_damaged": Kind(STOPS, "an image file is cut off, broken, or cannot be read"),
-    "image_other_format": Kind(STOPS, "a file is none of JPEG, PNG, WebP, BMP, TIFF and GIF"),
-    "image_too_large": Kind(STOPS, "an image has more pixels than are read"),
-    "image_other_shape": Kind(STOPS, "the image's aspect ratio is not its annotations'"),
+    "area_invalid": Kind(STOPS, "area is not a finite number of at least 0"),
+    "crowd_flag_invalid": Kind(STOPS, "iscrowd or IsGroupOf is not 0, 1, true or false"),
+    "categories_do_not_fit": Kind(STOPS, "the categories do not fit model.num_classes"),
+    "categories_differ": Kind(STOPS, "a category differs from the training split's"),
+    "image_missing": Kind(STOPS, "the image file does not exist"),
+    "image_damaged": Kind(STOPS, "an image file is truncated, damaged, or cannot be read"),
+    "image_other_format": Kind(STOPS, "a file is not JPEG, PNG, WebP, BMP, TIFF or GIF"),
+    "image_too_large": Kind(STOPS, "an image has too many pixels"),
+    "image_other_shape": Kind(STOPS, "the image has another aspect ratio than its annotations"),
     "box_zero_size": Kind(MENDED, "a box's width or height is 0: left out"),
-    "box_outside": Kind(MENDED, "a box lies wholly outside of its image: left out"),
-    "box_vanishes": Kind(MENDED, "a box without area at data.image_size: left out"),
-    "box_partly_outside": Kind(MENDED, "a box reaches beyond its image: clipped"),
-    "image_doubtful": Kind(MENDED, "a JPEG with damage inside that can be read: parts may be grey"),
+    "box_outside": Kind(MENDED, "a box is completely outside its image: left out"),
+    "box_vanishes": Kind(MENDED, "a box has no area at data.image_size: left out"),
+    "box_partly_outside": Kind(MENDED, "a box is partly outside its image: clipped"),
+    "image_doubtful": Kind(MENDED, "a damaged JPEG that can be decoded: parts may be grey"),
     "image_without_boxes": Kind(NOTE, "an image without any box"),
-    "image_with_crowds_only": Kind(NOTE, "an image with boxes of crowds or groups alone"),
-    "image_resized": Kind(NOTE, "a copy in another size: boxes are scaled"),
-    "image_turned": Kind(NOTE, "a photo turned as its EXIF says, to fit its annotations"),
-    "image_orientation_unclear": Kind(
-        NOTE, "EXIF says turned, width and height cannot: read as stored"
+    "image_with_crowds_only": Kind(NOTE, "an image whose boxes are all crowds or groups"),
+    "image_resized": Kind(
+        NOTE, "the image has another size than its annotations: boxes are scaled"
     ),
-    "file_name_duplicate": Kind(NOTE, "two images have one file: it is read as two"),
-    "file_unused": Kind(NOTE, "an image file that no annotation names"),
+    "image_turned": Kind(
+        NOTE, "a photo is rotated by its EXIF orientation, to fit its annotations"
+    ),
+    "image_orientation_unclear": Kind(
+        NOTE, "the size does not show whether the EXIF orientation applies: read as stored"
+    ),
+    "file_name_duplicate": Kind(NOTE, "two images have the same file: it is used twice"),
+    "file_unused": Kind(NOTE, "an image file that is not in the annotations"),
     "class_without_boxes": Kind(NOTE, "a class without any box"),
 }
-"""By the name that `--json` gives; in the order in which findings of one severity are shown."""
+"""By their names in `--json`, in the order in which findings of the same severity are shown."""

@@ -41,7 +41,7 @@ def require_free_outputs(
         require_writable(json_file.absolute().parent)
     if clean_folder is not None:
         if clean_folder.exists() and not clean_folder.is_dir():
-            raise InputError(f"{clean_folder}: is a file; give --write-clean a folder")
+            raise InputError(f"{clean_folder}: is a file; --write-clean needs a folder")
         for split in splits:
             path = index_folder(clean_folder, split)
             if path.exists():
@@ -58,7 +58,7 @@ def require_writable(path: Path) -> None:
     """Raise InputError, naming the folder, if nothing can be written below a path."""
     existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise InputError(f"{existing}: is no folder that can be written to; name another")
+        raise InputError(f"{existing}: is not a writable folder; set another")
 
 
 def verify(
@@ -97,40 +97,42 @@ def verify(
         }
         write_whole(json_file, json.dumps(report, indent=1))
     console.print()
-    say(console, format_conclusion(checked, stopping), wrap=True)
+    print_line(console, format_conclusion(checked, stopping), wrap=True)
     obstacles = [reason for reason in map(obstacle, checked) if reason is not None]
     command = None
     if clean_folder is not None and obstacles:
-        advice = f"no clean index was written: {obstacles[0]}"
+        advice = f"clean index not written: {obstacles[0]}"
     elif clean_folder is not None:
         fields = write_clean(clean_folder, checked, console)
         advice, command = "next:", command_with_config("train.py", *fields)
     elif not stopping:
         advice, command = "next:", command_with_config("train.py")
     elif obstacles:
-        advice = f"next: mend it; an index without it cannot be made: {obstacles[0]}"
+        advice = f"next: fix the data; a clean index cannot be made: {obstacles[0]}"
     else:
-        advice = "next: mend it, or make an index without it to train on:"
+        advice = "next: fix the data, or write an index without the bad entries:"
         command = command_with_config("-m data verify", "--write-clean", "clean")
-    say(console, advice, wrap=command is None)
+    print_line(console, advice, wrap=command is None)
     if command is not None:
-        say(console, f"  {command}")
+        print_line(console, f"  {command}")
     return STOPS_TRAINING if stopping else FINISHED
 
 
 def print_split(console: Console, checked: CheckedSplit) -> None:
     """Print one split: its size, its findings and its classes."""
     console.print()
-    say(console, f"{checked.name}: {checked.split.annotations}, images in {checked.split.images}")
+    print_line(
+        console, f"{checked.name}: {checked.split.annotations}, images in {checked.split.images}"
+    )
     entries = checked.entries
     if entries is not None:
-        say(console, format_totals(entries), wrap=True)
-        say(console, format_time(checked, len(entries.image_ids)), wrap=True)
+        print_line(console, format_totals(entries), wrap=True)
+        print_line(console, format_time(checked, len(entries.image_ids)), wrap=True)
     findings = checked.findings.in_order()
     if findings:
         print_findings(console, findings)
     else:
-        say(console, "nothing found")
+        print_line(console, "no findings")
     if entries is not None:
         print_classes(console, entries)
 
@@ -154,7 +156,9 @@ def print_findings(console: Console, findings: Sequence[Finding]) -> None:
     severities = max(len(finding.severity) for finding in findings)
     for finding in findings:
         columns = f"{finding.name:<{names}}  {finding.count:>{counts},}"
-        say(console, f"{columns}  {finding.severity:<{severities}}  {format_example(finding)}")
+        print_line(
+            console, f"{columns}  {finding.severity:<{severities}}  {format_example(finding)}"
+        )
 
 
 def format_example(finding: Finding) -> str:
@@ -170,8 +174,8 @@ def format_totals(entries: Entries) -> str:
     unreadable = ""
     if entries.unreadable_images or entries.unreadable_boxes:
         unreadable = (
-            f"; {entries.unreadable_images:,} images and {entries.unreadable_boxes:,} boxes more "
-            "cannot be read"
+            f"; {entries.unreadable_images:,} more images and {entries.unreadable_boxes:,} more "
+            "boxes cannot be read"
         )
     return (
         f"{len(entries.image_ids):,} images, {len(entries.boxes):,} boxes "
@@ -206,27 +210,27 @@ def print_classes(console: Console, entries: Entries) -> None:
     used = [f"{printable(names[row])} {boxes[row]:,}" for row in ranked[boxes[ranked] > 0].tolist()]
     empty = [printable(names[row]) for row in np.flatnonzero(boxes == 0).tolist()]
     if len(used) <= 2 * CLASSES_SHOWN:
-        say(console, f"boxes by class: {', '.join(used) or 'none'}", wrap=True)
+        print_line(console, f"boxes by class: {', '.join(used) or 'none'}", wrap=True)
     else:
-        say(console, f"most boxes:   {', '.join(used[:CLASSES_SHOWN])}", wrap=True)
-        say(console, f"fewest boxes: {', '.join(used[-CLASSES_SHOWN:])}", wrap=True)
+        print_line(console, f"most boxes:   {', '.join(used[:CLASSES_SHOWN])}", wrap=True)
+        print_line(console, f"fewest boxes: {', '.join(used[-CLASSES_SHOWN:])}", wrap=True)
     if empty:
-        more = f" and {len(empty) - CLASSES_SHOWN} more" if len(empty) > CLASSES_SHOWN else ""
-        say(console, f"no boxes:     {', '.join(empty[:CLASSES_SHOWN])}{more}", wrap=True)
+        others = f" and {len(empty) - CLASSES_SHOWN} more" if len(empty) > CLASSES_SHOWN else ""
+        print_line(console, f"no boxes:     {', '.join(empty[:CLASSES_SHOWN])}{others}", wrap=True)
 
 
 def format_conclusion(checked: Sequence[CheckedSplit], stopping: Sequence[str]) -> str:
-    """Return in one line whether training would start and go on."""
+    """Return in one line whether the data would stop training."""
     if stopping:
-        more = len(stopping) - KINDS_SHOWN
-        others = f" and {more} more kinds" if more > 0 else ""
+        hidden = len(stopping) - KINDS_SHOWN
+        others = f" and {hidden} more kinds" if hidden > 0 else ""
         return f"training would stop: {', '.join(stopping[:KINDS_SHOWN])}{others}"
     if all(split.checked_all_images for split in checked):
         return "nothing stops training"
-    return "nothing was found that stops training, but not all images were checked"
+    return "nothing found that stops training, but not all images were checked"
 
 
-def say(console: Console, text: str, *, wrap: bool = False) -> None:
+def print_line(console: Console, text: str, *, wrap: bool = False) -> None:
     """Print a line as it is, however long; with `wrap` a terminal breaks it between words."""
     console.print(Text(printable(text)), soft_wrap=not (wrap and console.is_terminal))
 
@@ -278,8 +282,8 @@ def obstacle(checked: CheckedSplit) -> str | None:
         return f"{checked.name}: the annotations cannot be read"
     if entries.unreadable_categories or checked.findings.has(*CATEGORY_FINDINGS):
         return (
-            f"{checked.name}: mistakes in categories cannot be left out: boxes would get other "
-            "classes; mend them first"
+            f"{checked.name}: faulty categories cannot be left out, as boxes would get other "
+            "classes; fix them first"
         )
     return None if clean_images(entries).any() else f"{checked.name}: no image would remain"
 
@@ -287,7 +291,7 @@ def obstacle(checked: CheckedSplit) -> str | None:
 def write_clean(folder: Path, checked: Sequence[CheckedSplit], console: Console) -> list[str]:
     """Write the clean indexes, print what remains, and return the config fields of the indexes."""
     fields = []
-    say(console, "written, without what is bad:")
+    print_line(console, "written without the bad entries:")
     for split in checked:
         assert split.entries is not None
         entries, path = split.entries, index_folder(folder, split.name)
@@ -299,7 +303,7 @@ def write_clean(folder: Path, checked: Sequence[CheckedSplit], console: Console)
             raise InputError(f"{path}: cannot be written: {error.strerror}") from error
         images = len(entries.image_ids) + entries.unreadable_images
         boxes = len(entries.boxes) + entries.unreadable_boxes
-        say(
+        print_line(
             console,
             f"  {path}: {len(annotations):,} of {images:,} images and "
             f"{len(annotations.boxes):,} of {boxes:,} boxes remain",
@@ -309,5 +313,5 @@ def write_clean(folder: Path, checked: Sequence[CheckedSplit], console: Console)
             f"data.{split.name}_images={split.split.images}",
         ]
     if not all(split.checked_all_images for split in checked):
-        say(console, "images were not all checked: bad ones may still be in it", wrap=True)
+        print_line(console, "not all images were checked; bad ones may remain", wrap=True)
     return fields

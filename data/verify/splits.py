@@ -1,7 +1,7 @@
-"""Check splits of a data set: their annotations, every image file, and files that nothing names.
+"""Check splits of a data set: their annotations, every image file, and unused files.
 
-Images are decoded as training does it, by one process for each core. What a file's fault means to
-a run depends on the run: whether it reads the image, and whether it replaces unreadable ones.
+Images are decoded as in training, by one process per core. The severity of a faulty file depends on
+the run: whether it reads the image, and whether it replaces unreadable ones.
 """
 
 import os
@@ -20,7 +20,7 @@ from rich.console import Console
 
 from common.console import progress, progress_in_bytes
 from common.errors import InputError
-from common.processes import process_pool, results_of, usable_cores
+from common.processes import process_pool, run_tasks, usable_cores
 from data.annotations import SPLITS, Split, SplitName, leaves_folder
 from data.decoding import QUARTER_TURNS, SUFFIXES, decode_image, fits_both_ways, is_resized_copy
 from data.index import find_or_make_index
@@ -44,7 +44,7 @@ class TrainingRules:
 
     decoder: str  # as `resolve_decoder` returns it
     image_size: int  # side of the square that images are resized to [pixels]
-    class_indices: str  # `contiguous` or `category_id`, see `data.dataset.class_map_of`
+    class_indices: str  # `contiguous` or `category_id`, see `data.dataset.make_class_map`
     num_classes: int | None  # outputs of the model; None for as many as the categories need
     skip_images_without_boxes: bool  # leave out images without a box of a single object
     bad_image_limit: int | None
@@ -170,7 +170,7 @@ def check_images(
         process_pool(processes) as pool,
         progress(console, f"decoding {checked.name} images", total=len(rows)) as advance,
     ):
-        for count, faults in results_of(pool, work, tasks, at_once=TASKS_PER_PROCESS * processes):
+        for count, faults in run_tasks(pool, work, tasks, at_once=TASKS_PER_PROCESS * processes):
             checked.file_faults += faults
             done += count
             rate = done / max(1e-9, time.monotonic() - began)
@@ -181,7 +181,7 @@ def check_images(
 
 
 def rows_to_check(images: int, sample: int | None) -> NDArray[np.int64]:
-    """Return all images, or as many as wanted: always the same ones, from all over the list."""
+    """Return the rows of all images, or of a sample: always the same, spread over the list."""
     if sample is None or sample >= images:
         return np.arange(images)
     return np.sort(np.random.default_rng(0).choice(images, size=sample, replace=False))
@@ -197,17 +197,15 @@ def check_files(folder: Path, decoder: str, task: Task) -> tuple[int, list[FileF
     faults = []
     for row, name, size in task:
         if leaves_folder(name):
-            continue  # a finding by itself; the file there does not matter
-        fault = fault_of_file(folder / name, decoder=decoder, annotated=size)
+            continue  # a finding of its own, whatever the file is
+        fault = check_file(folder / name, decoder=decoder, annotated=size)
         if fault is not None:
             faults.append(FileFault(row, *fault))
     return len(task), faults
 
 
-def fault_of_file(
-    path: Path, *, decoder: str, annotated: tuple[int, int]
-) -> tuple[str, str] | None:
-    """Return the kind of finding that an image file is, and its text; None for a good one."""
+def check_file(path: Path, *, decoder: str, annotated: tuple[int, int]) -> tuple[str, str] | None:
+    """Return the kind of finding for an image file, and its text; None for a good file."""
     doubts: list[str] = []
     orientations: list[tuple[int, bool]] = []
     try:
@@ -215,8 +213,8 @@ def fault_of_file(
             path,
             decoder=decoder,
             annotated_size=annotated,
-            note_doubt=doubts.append,
-            note_orientation=lambda *noted: orientations.append(noted),
+            report_damage=doubts.append,
+            report_orientation=lambda *noted: orientations.append(noted),
         )
     except InputError as error:
         kinds = {
@@ -242,7 +240,7 @@ def fault_of_file(
 
 
 def add_image_findings(checked: Sequence[CheckedSplit], rules: TrainingRules) -> None:
-    """Add the faults of image files, which stop no run that can replace them, to the findings."""
+    """Add the faults of image files to the findings; they do not stop a run that replaces them."""
     readable = [(split, split.entries) for split in checked if split.entries is not None]
     limit, total, are_replaced = rules.bad_image_limit, 0, rules.bad_image_limit is not None
     for split, entries in readable:
@@ -268,7 +266,7 @@ def add_image_findings(checked: Sequence[CheckedSplit], rules: TrainingRules) ->
 
 
 def find_unused_files(checked: Sequence[CheckedSplit]) -> None:
-    """Find image files that no readable annotations name; shared folders are the first split's."""
+    """Find image files that are in no annotations; a shared folder counts for the first split."""
     sharing: dict[Path, list[CheckedSplit]] = {}
     for split in checked:
         sharing.setdefault(split.split.images.resolve(), []).append(split)

@@ -18,9 +18,9 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from common.errors import InputError
-from common.files import read_kept, write_json
+from common.files import read_stored, write_json
 from common.machine import BF16_FLAGS, bf16_flag, cpu_flags, fastest_precision
-from data.decoding import DECODERS, fault_of
+from data.decoding import DECODERS, decoder_fault
 from launch.environment import ALLOCATORS, find
 from launch.limits import read_allowance
 from profiling.ablate.definition import Ablation, AblationVariant, Option, SizeName
@@ -192,7 +192,7 @@ def what_is_lacking(
         except InputError as error:
             yield str(error).removeprefix("engine.name: ").split(", or set")[0]
     decoder = options.get("decoder")
-    if decoder in DECODERS and (fault := fault_of(str(decoder))) is not None:
+    if decoder in DECODERS and (fault := decoder_fault(str(decoder))) is not None:
         yield f"{decoder} {fault}"
     if variant.pillow_simd and pillow_simd_folder() is None:
         yield "Pillow-SIMD is not built; run `./setup.sh simd-beside`"
@@ -303,7 +303,7 @@ def read_result(file: Path) -> Result:
         InputError: It is something else; names the file.
     """
     advice = "move it away, or give another --out"
-    result = read_kept(
+    result = read_stored(
         file, SCHEMA, wrong="is no result of `python -m profiling ablate run`", advice=advice
     )
     for of_round in result.rounds:

@@ -22,7 +22,7 @@ from torchvision.ops import FrozenBatchNorm2d, sigmoid_focal_loss
 from data.annotations import find_split
 from data.dataset import Batch, DetectionDataset, SampleKey, collate, open_data
 from data.loader import training_keys
-from data.synthetic import make_scenes
+from data.synthetic import make_synthetic_data
 from data.transforms import normalize
 from profiling.bench.recipes.parts import make_logits
 from profiling.bench.recipes.step import feature_sizes, make_batch, make_weights
@@ -177,7 +177,7 @@ def prepare_short_training(
     train, Adam, on the same drawn scenes for all.
     """
     folder = tempfile.TemporaryDirectory(prefix="short-training-")
-    make_scenes(Path(folder.name), seed=0, train=TRAIN, validation=HELD_OUT)
+    make_synthetic_data(Path(folder.name), seed=0, train=TRAIN, validation=HELD_OUT)
     data = open_data(
         find_split(Path(folder.name), "train", annotations=None, images=None),
         find_split(Path(folder.name), "validation", annotations=None, images=None),

@@ -34,8 +34,8 @@ from common.console import make_console, progress
 from common.errors import FINISHED, InputError
 from common.files import require_free_json, write_whole
 from common.machine import environment
-from data.decoding import DECODERS, SUFFIXES, describe_decoder, fault_of
-from data.synthetic import make_scenes
+from data.decoding import DECODERS, SUFFIXES, decoder_fault, describe_decoder
+from data.synthetic import make_synthetic_data
 from profiling.bench.report import PIPE_WIDTH, findings_json, findings_table, variant_json
 from profiling.bench.results import (
     Benchmark,
@@ -176,7 +176,7 @@ def find_source(
 def draw(scratch: Path, *, count: int, console: Console) -> Path:
     """Draw synthetic images and show the progress; return their folder."""
     with progress(console, "drawing scenes", total=count + 1) as advance:
-        make_scenes(scratch / "scenes", seed=0, train=count, validation=1, advance=advance)
+        make_synthetic_data(scratch / "scenes", seed=0, train=count, validation=1, advance=advance)
     return scratch / "scenes" / "train" / "data"
 
 
@@ -213,7 +213,7 @@ def describe_decoders(chosen: str | None, *, console: Console) -> dict[str, str]
     for name in DECODERS if chosen is None else chosen.split(","):
         if name not in DECODERS:
             raise InputError(f"--decoders: {name!r} is not known; known are {', '.join(DECODERS)}")
-        fault = fault_of(name)
+        fault = decoder_fault(name)
         if fault is None:
             described[name] = describe_decoder(name)
         elif chosen is None:

@@ -23,7 +23,7 @@ from torch import nn
 from torch.backends import mkldnn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from common.console import OUTPUT, errors_to_nowhere, flush_c, redirected
+from common.console import OUTPUT, discard_errors, flush_c, redirected
 from common.files import write_whole
 from profiling.capture.byte_counter import ByteCounter
 from profiling.onednn_log.parse import Mark, facts_line, mark_line
@@ -347,7 +347,7 @@ class TraceHook(ProfilerHook):
         """Start the profiler, which takes a second, without tracing."""
         # No record_shapes: memory would grow by a gigabyte per step of two large images.
         self._profiler = profile(activities=CPU)
-        with errors_to_nowhere():
+        with discard_errors():
             self._profiler.start()
         self._trace(on=False)
 
@@ -378,7 +378,7 @@ class TraceHook(ProfilerHook):
         profiler, self._profiler = self._profiler, None
         if self.bytes_moved is not None:
             profiler.add_metadata_json(KEY, json.dumps(self.bytes_moved))
-        with errors_to_nowhere():  # Kineto warns that there is no GPU
+        with discard_errors():  # Kineto warns that there is no GPU
             profiler.stop()
         # The exporter writes piece by piece; a killed run must not leave half a trace.
         partial = self.file.with_name(f".partial-{self.file.name}")
@@ -390,7 +390,7 @@ class TraceHook(ProfilerHook):
 
     def _trace(self, *, on: bool) -> None:
         assert self._profiler is not None
-        with errors_to_nowhere():  # Kineto logs each change to stderr
+        with discard_errors():  # Kineto logs each change to stderr
             self._profiler.toggle_collection_dynamic(enable=on, activities=CPU)
 
 

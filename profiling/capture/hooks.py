@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 from common.cli import installed
-from common.console import python_output_apart
+from common.console import separate_python_output
 from common.errors import InputError
 from common.machine import installed_versions
 from launch.pinning import RankContext
@@ -58,7 +58,7 @@ def capturing(
         yield NO_PROFILER
         return
     capture = Capture(hooks)
-    with python_output_apart() if config.profile.onednn_steps else nullcontext():
+    with separate_python_output() if config.profile.onednn_steps else nullcontext():
         try:
             yield capture
         except BaseException:

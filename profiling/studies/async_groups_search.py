@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 
 from common.console import Advance
 from common.errors import FINISHED, STOPPED_BY_SIGNAL, InputError
-from common.files import first_difference, read_json_lines, read_kept, write_json
+from common.files import first_difference, read_json_lines, read_stored, write_json
 from common.processes import REPOSITORY, running, wait_for
 from retinanet.config_types import DEFAULT_BETA1, explicit_momentum
 
@@ -446,7 +446,7 @@ def read_results(folder: Path, about: Mapping[str, Any]) -> Results:
     file = folder / RESULTS_FILE
     if not file.exists():
         return Results(about=dict(about), probes=[], trained=[])
-    results = read_kept(
+    results = read_stored(
         file, SCHEMA, wrong="not what this command has written", advice="give another --out"
     )
     if difference := first_difference(results.about, about):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchvision.ops import FrozenBatchNorm2d
 
-from common.console import errors_to_nowhere
+from common.console import discard_errors
 from common.errors import InputError
 from retinanet.engine.folded_forward import FoldedForward
 from retinanet.model.retinanet import HeadOutputs, RetinaNet
@@ -180,7 +180,7 @@ def import_ipex() -> ModuleType:
     """
     require_ipex()
     try:
-        with errors_to_nowhere():
+        with discard_errors():
             import intel_extension_for_pytorch as ipex  # noqa: PLC0415
     # It ends the process where it stands on a CPU without AVX2.
     except (ImportError, OSError, RuntimeError, SystemExit) as error:

@@ -97,7 +97,7 @@ def on_original(
         image_id=image_id,
         boxes=boxes.double().numpy(),
         scores=detections.scores.double().numpy(),
-        category_ids=classes.category_ids_of(detections.labels.numpy()),
+        category_ids=classes.to_category_ids(detections.labels.numpy()),
     )
 
 

@@ -17,9 +17,9 @@ from common.errors import InputError
 from common.locks import has_locks, is_locked
 from data.annotations import SPLITS, Annotations, ClassMap, Split, SplitName
 from data.coco_json import read_annotations
-from data.dataset import DetectionDataset, SampleKey, class_map_of
+from data.dataset import DetectionDataset, SampleKey, make_class_map
 from data.decoding import resolve_decoder
-from data.index import current_index, index_homes, index_of_folder, stamp_of
+from data.index import current_index, index_homes, index_of_folder, read_stamp
 from data.loader import steps_per_epoch
 from data.synthetic import KINDS
 from retinanet.config import Config, DataConfig, ModelConfig
@@ -61,7 +61,7 @@ def known_data(config: Config) -> KnownData:
                 for name in ("train", "validation")
             )
             if classes is None and train is not None:
-                class_map = class_map_of(
+                class_map = make_class_map(
                     train, source="", class_indices=data.class_indices, num_classes=None
                 )
                 classes = class_map.num_classes
@@ -339,7 +339,7 @@ def check_data(config: Config, *, ranks: int) -> list[Finding]:
         if train is None:
             return findings
         source, num_classes = str(splits["train"].annotations), config.model.num_classes
-        classes = class_map_of(
+        classes = make_class_map(
             train, source=source, class_indices=settings.class_indices, num_classes=num_classes
         )
         if validation is not None:
@@ -434,7 +434,7 @@ def indexed(path: Path) -> Annotations | None:
     """Return annotations whose index is there."""
     if path.is_dir():
         return index_of_folder(path).annotations
-    stamp = stamp_of(path)
+    stamp = read_stamp(path)
     indexes = (current_index(home, stamp) for home in index_homes(path))
     return next((index.annotations for index in indexes if index), None)
 
@@ -442,6 +442,6 @@ def indexed(path: Path) -> Annotations | None:
 def indexed_or_small(path: Path) -> Annotations | None:
     """Return `indexed`, or read the file where that takes a second; no index is made."""
     annotations = indexed(path)
-    if annotations is None and stamp_of(path).size <= READ_UP_TO:
+    if annotations is None and read_stamp(path).size <= READ_UP_TO:
         annotations = read_annotations(path)
     return annotations

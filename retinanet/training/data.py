@@ -16,7 +16,7 @@ from common.locks import one_process_at_a_time
 from data.dataset import DetectionData, open_data
 from data.decoding import describe_decoder, resolve_decoder
 from data.loader import DetectionLoader, EvaluationBatches, TrainingBatches, evaluation_loader
-from data.synthetic import make_scenes
+from data.synthetic import make_synthetic_data
 from launch.process_group import ProcessGroup
 from retinanet.config import Config, DataConfig
 from retinanet.config_file import configured_split
@@ -51,7 +51,7 @@ def open_run_data(
                 one_process_at_a_time(root.with_name(f".{root.name}.lock")),
                 progress(console, "drawing scenes", total=total) as advance,
             ):
-                make_scenes(
+                make_synthetic_data(
                     root,
                     seed=config.run.seed,
                     train=scenes.train,

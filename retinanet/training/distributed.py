@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.errors import InputError, printable
-from common.machine import busiest, ticks_on, waiting_of_threads
+from common.machine import busiest, thread_wait_times, ticks_on
 from data.dataset import Batch
 from launch.limits import memory_left
 from launch.process_group import ProcessGroup
@@ -333,7 +333,7 @@ class BackgroundLoad:
         self._place = place
         self._seconds = seconds
         self._start = time.monotonic()
-        self._waits = waiting_of_threads()
+        self._waits = thread_wait_times()
         self._ticks: dict[int, int] | None = None
         self._silent_until = self._start
 
@@ -343,7 +343,7 @@ class BackgroundLoad:
         seconds = now - self._start
         if seconds < self._seconds:
             return None
-        waits = waiting_of_threads()
+        waits = thread_wait_times()
         known = waits.keys() & self._waits.keys()
         share = max((waits[thread] - self._waits[thread] for thread in known), default=0) / seconds
         before, self._ticks = self._ticks, None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InputError
-from common.processes import obey_parent, signals_blocked
+from common.processes import exit_with_parent, signals_blocked
 from data.annotations import Annotations
 from retinanet.config_types import MetricLibrary
 from retinanet.evaluation.matching import SplitDetections
@@ -135,7 +135,7 @@ def compute_metric(
     work: MetricWork, end: Connection, *, cpus: Sequence[int], nice: int, parent: int
 ) -> None:
     """Send metric and seconds, then `WRITTEN` or why files are missing; runs in the process."""
-    obey_parent(0, parent=parent)
+    exit_with_parent(0, parent=parent)
     os.nice(nice)
     with suppress(OSError):  # a container may not permit it
         os.sched_setaffinity(0, cpus)

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from common.processes import process_pool, results_of
+from common.processes import process_pool, run_tasks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 ENDLESS = """
 import time
-from common.processes import process_pool, results_of
+from common.processes import process_pool, run_tasks
 
 def work(number):
     time.sleep(0.001)
@@ -22,7 +22,7 @@ def work(number):
 
 with process_pool(2) as pool:
     print("started", flush=True)
-    for result in results_of(pool, work, range(10**9), at_once=8):
+    for result in run_tasks(pool, work, range(10**9), at_once=8):
         pass
 """
 
@@ -39,7 +39,7 @@ def kill_at_seven(number: int) -> int:
 
 def test_every_task_gives_its_result_once() -> None:
     with process_pool(2) as pool:
-        results = list(results_of(pool, square, range(50), at_once=4))
+        results = list(run_tasks(pool, square, range(50), at_once=4))
     assert sorted(results) == [number * number for number in range(50)]
 
 
@@ -48,7 +48,7 @@ def test_a_process_that_is_killed_is_told_in_one_line() -> None:
         pytest.raises(InputError, match="was killed, most likely for want of memory"),
         process_pool(2) as pool,
     ):
-        list(results_of(pool, kill_at_seven, range(50), at_once=4))
+        list(run_tasks(pool, kill_at_seven, range(50), at_once=4))
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.01, 0.1, 0.15])

@@ -15,8 +15,8 @@ FILE = Path("val.json")
 def test_contiguous_labels_follow_the_json_order() -> None:
     classes = ClassMap.contiguous(IDS, NAMES)
     assert classes.num_classes == 3
-    assert classes.labels_of(np.array([3, 90, 3, 17])).tolist() == [1, 0, 1, 2]
-    assert classes.category_ids_of(np.array([1, 0, 2])).tolist() == [3, 90, 17]
+    assert classes.to_labels(np.array([3, 90, 3, 17])).tolist() == [1, 0, 1, 2]
+    assert classes.to_category_ids(np.array([1, 0, 2])).tolist() == [3, 90, 17]
     assert classes.category_ids == (90, 3, 17)
     assert [classes.names[label] for label in range(3)] == list(NAMES)
 
@@ -24,8 +24,8 @@ def test_contiguous_labels_follow_the_json_order() -> None:
 def test_labels_by_category_id_are_the_ids() -> None:
     classes = ClassMap.by_category_id(IDS, NAMES, 91)
     assert classes.num_classes == 91
-    assert classes.labels_of(IDS).tolist() == [90, 3, 17]
-    assert classes.category_ids_of(np.array([17, 90])).tolist() == [17, 90]
+    assert classes.to_labels(IDS).tolist() == [90, 3, 17]
+    assert classes.to_category_ids(np.array([17, 90])).tolist() == [17, 90]
     assert (classes.names[17], classes.names[0]) == ("cat", "N/A")
     assert classes.category_ids[12] == 12
 
@@ -42,18 +42,18 @@ def test_a_category_id_outside_the_models_classes_is_refused(ids: list[int], cul
 def test_round_trips(classes: ClassMap) -> None:
     assert ClassMap.from_json(json.loads(json.dumps(classes.to_json()))) == classes
     labels = np.arange(classes.num_classes)
-    assert classes.labels_of(classes.category_ids_of(labels)).tolist() == labels.tolist()
+    assert classes.to_labels(classes.to_category_ids(labels)).tolist() == labels.tolist()
 
 
 def test_no_ids_give_no_labels() -> None:
-    labels = ClassMap.contiguous(IDS, NAMES).labels_of(np.zeros(0, dtype=np.int64))
+    labels = ClassMap.contiguous(IDS, NAMES).to_labels(np.zeros(0, dtype=np.int64))
     assert labels.shape == (0,) and labels.dtype == np.int64
 
 
 @pytest.mark.parametrize("unknown", [-5, 4, 1000])
 def test_an_unknown_category_id_is_named(unknown: int) -> None:
     with pytest.raises(InputError, match=f"category id {unknown} is none"):
-        ClassMap.contiguous(IDS, NAMES).labels_of(np.array([3, unknown]))
+        ClassMap.contiguous(IDS, NAMES).to_labels(np.array([3, unknown]))
 
 
 @pytest.mark.parametrize(

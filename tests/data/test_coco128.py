@@ -85,7 +85,7 @@ def test_every_photo_becomes_a_sample(annotations: Annotations, by_id: bool) -> 
         ):
             row = annotations.image_ids.tolist().index(image_id)
             rows = annotations.boxes_of(row)
-            ids_back = classes.category_ids_of(target["labels"].numpy())
+            ids_back = classes.to_category_ids(target["labels"].numpy())
             assert ids_back.tolist() == annotations.box_category_ids[rows].tolist()
             ratios = np.array([width, height, width, height]) / 64
             original = target["boxes"].numpy() * ratios

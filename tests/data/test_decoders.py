@@ -8,7 +8,7 @@ import PIL
 import pytest
 
 from common.errors import InputError
-from data.decoding import describe_decoder, fault_of, installed_decoders, resolve_decoder
+from data.decoding import decoder_fault, describe_decoder, installed_decoders, resolve_decoder
 
 
 def refusal(name: str) -> str:
@@ -69,7 +69,7 @@ def test_one_whose_compiled_part_is_missing_is_refused(
     take_away(monkeypatch, "accimage")  # so that what is imported here is gone after it
     monkeypatch.delitem(sys.modules, "accimage")
     importlib.invalidate_caches()
-    assert (fault_of("accimage") or "").startswith("is installed and does not work")
+    assert (decoder_fault("accimage") or "").startswith("is installed and does not work")
     assert refusal("accimage").startswith("data.decoder: accimage is installed and does not work")
     assert "accimage" not in installed_decoders()
 

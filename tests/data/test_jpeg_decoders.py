@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from common.errors import InputError
-from data.decoding import JPEG_DECODERS, decode_image, fault_of
+from data.decoding import JPEG_DECODERS, decode_image, decoder_fault
 
-OTHERS = ["simplejpeg", "torchvision"] + ["accimage"] * (fault_of("accimage") is None)
+OTHERS = ["simplejpeg", "torchvision"] + ["accimage"] * (decoder_fault("accimage") is None)
 """The first two are among the requirements; accimage takes part where somebody compiled it."""
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -7,7 +7,7 @@ from typing import Never
 
 import pytest
 
-from common.errors import OUR_BUG, exit_code_of, format_error, killed_worker
+from common.errors import OUR_BUG, exit_code_for, format_error, killed_worker
 from data.loader import DetectionLoader
 
 KILLED = "DataLoader worker (pid 123) is killed by signal: Killed. "
@@ -30,7 +30,7 @@ def test_it_is_one_line_with_cause_and_remedy(message: str, told: str, fix: str)
     line = format_error(error)
     assert line is not None and line.startswith("error: ") and "\n" not in line
     assert "process 123 " in line and told in line and fix in line
-    assert exit_code_of(error) == OUR_BUG
+    assert exit_code_for(error) == OUR_BUG
 
 
 def test_the_signal_is_found_behind_the_error_that_torch_raises_from_it() -> None:

@@ -62,6 +62,6 @@ def test_ctrl_c_leaves_nothing(
         (folder / "photo-00000.jpg").write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(data.synthetic, "write_scenes", interrupted)
+    monkeypatch.setattr(data.synthetic, "write_split", interrupted)
     assert run_here(main, "scenes", "--out", tmp_path / "my-photos").returncode == 130
     assert list(tmp_path.iterdir()) == []

@@ -16,7 +16,7 @@ from data.synthetic import (
     SUPERSAMPLING,
     Kind,
     draw_scene,
-    make_scenes,
+    make_synthetic_data,
     overlap_share,
     place_box,
 )
@@ -31,7 +31,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def make(root: Path, *, seed: int = 0, train: int = 3, validation: int = 2) -> bool:
-    return make_scenes(root, seed=seed, train=train, validation=validation)
+    return make_synthetic_data(root, seed=seed, train=train, validation=validation)
 
 
 def test_one_seed_gives_the_same_bytes_and_another_seed_other_pictures(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_the_tree_is_openimages_and_its_annotations_are_cocos(tmp_path: Path) ->
 
 def test_progress_is_told_after_every_scene(tmp_path: Path) -> None:
     told: list[int] = []
-    make_scenes(
+    make_synthetic_data(
         tmp_path / "scenes",
         seed=0,
         train=3,
@@ -111,7 +111,7 @@ def test_an_interrupted_drawing_leaves_no_half_tree(tmp_path: Path, old_scenes: 
         make(root, seed=9)
     before = digests(root)
     with pytest.raises(KeyboardInterrupt):
-        make_scenes(root, seed=0, train=3, validation=2, advance=interrupt)
+        make_synthetic_data(root, seed=0, train=3, validation=2, advance=interrupt)
     assert root.exists() == old_scenes and digests(root) == before
     assert make(root)
     make(tmp_path / "fresh")

@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from common.errors import InputError
-from common.files import first_difference, read_bytes, read_kept, write_json
+from common.files import first_difference, read_bytes, read_stored, write_json
 from profiling.bench.job import AllReduceTime, RankSteps
 from profiling.studies.tune.model import EpochsModel, Runs, Shape, StepTime
 
@@ -266,11 +266,11 @@ def read_measurements(file: Path) -> Measurements | PartialMeasurement:
     """
     try:
         content = json.loads(read_bytes(file))
-    except (OSError, ValueError, RecursionError):  # read_kept names the fault
+    except (OSError, ValueError, RecursionError):  # read_stored names the fault
         content = None
     is_partial = isinstance(content, dict) and content.get("unfinished") is True
     schema: TypeAdapter[Any] = PARTIAL if is_partial else COMPLETE
-    measured: Measurements | PartialMeasurement = read_kept(
+    measured: Measurements | PartialMeasurement = read_stored(
         file,
         schema,
         wrong="is nothing that `python -m launch tune --plan` wrote",

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from common.console import output_to_nowhere
+from common.console import discard_output
 from launch.compute_threads import calling_thread_on, compute_alone
 from launch.process_group import ProcessGroup
 from retinanet.config import Config
@@ -182,7 +182,7 @@ def make_compute_groups(
         # Rank 0 serves the first rank of each other group; all ranks make the pairs.
         compress = config.distributed.compress == "bf16"
         with calling_thread_on(comm_cpus):
-            with output_to_nowhere():
+            with discard_output():
                 pairs = {
                     first: dist.new_group([0, first], backend="gloo", timeout=LONGEST_WAIT)
                     for first, *_ in ranks_of_groups(everybody.size, count)[1:]
@@ -285,7 +285,7 @@ def subgroup(
     ranks = list(job_ranks)
     settings: dict[str, Any] = {"use_local_synchronization": only_they_call}
     timeout = timedelta(seconds=timeout_s)
-    with calling_thread_on(comm_cpus), output_to_nowhere():
+    with calling_thread_on(comm_cpus), discard_output():
         control = exchange = dist.new_group(ranks, backend="gloo", timeout=timeout, **settings)
         if everybody.backend != "gloo":
             exchange = dist.new_group(ranks, backend=everybody.backend, timeout=timeout, **settings)

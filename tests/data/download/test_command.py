@@ -11,7 +11,7 @@ from common.errors import InputError
 from data.annotations import SplitName, find_split
 from data.coco_json import read_annotations
 from data.download.command import add_download, run
-from data.download.images import one_download
+from data.download.images import locked_folder
 from tests.data.download.datasets import coco, openimages, tree
 from tests.data.download.server import IMAGE_FAULTS, Server, serving
 
@@ -172,7 +172,7 @@ def test_an_unknown_class_is_refused_before_any_image_is_asked_for(tmp_path: Pat
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     with serving(COCO) as server:
-        with one_download(tmp_path), pytest.raises(InputError, match="another download"):
+        with locked_folder(tmp_path), pytest.raises(InputError, match="another download"):
             download(server, "coco", tmp_path)
         assert not server.asked
 

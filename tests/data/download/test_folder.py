@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from common.errors import InputError
-from data.download.images import MISSING_LIST, check_space, one_download, tidy, write_missing_list
+from data.download.images import MISSING_LIST, check_space, locked_folder, tidy, write_missing_list
 from tests.support.without_locks import built_library, without_locks
 
 Usage = namedtuple("Usage", "total used free")
@@ -18,19 +18,19 @@ Usage = namedtuple("Usage", "total used free")
 def test_a_second_download_into_a_folder_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
     with (
-        one_download(folder),
+        locked_folder(folder),
         pytest.raises(InputError, match="another download is at work here"),
-        one_download(folder),
+        locked_folder(folder),
     ):
         pass
-    with one_download(folder):
+    with locked_folder(folder):
         pass
 
 
 def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("precious")
     for path in (tmp_path / "a", tmp_path / "a" / "b"):
-        with pytest.raises(InputError, match=f"--out: {path}: "), one_download(path):
+        with pytest.raises(InputError, match=f"--out: {path}: "), locked_folder(path):
             pass
     assert (tmp_path / "a").read_text() == "precious"
 
@@ -76,10 +76,10 @@ def test_a_file_system_without_locks_takes_one_download(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-from data.download.images import one_download
+from data.download.images import locked_folder
 from common.errors import InputError
 try:
-    with one_download(Path(sys.argv[1])):
+    with locked_folder(Path(sys.argv[1])):
         print("begun", flush=True)
         sys.stdin.readline()
 except InputError as error:

@@ -15,8 +15,8 @@ from data.download.http import (
     check_status,
     content_range,
     file_length,
+    response_version,
     seconds_to_wait,
-    version_of,
 )
 from tests.data.download.server import serving
 
@@ -82,9 +82,9 @@ def test_a_body_without_a_length_is_refused(length: str) -> None:
 
 def test_a_version_is_a_strong_tag_or_else_a_date() -> None:
     date = "Wed, 21 Oct 2015 07:28:00 GMT"
-    assert version_of(response(ETag='"abc"', Last_Modified=date)) == '"abc"'
-    assert version_of(response(ETag='W/"abc"', Last_Modified=date)) == date
-    assert version_of(response(ETag='W/"abc"')) == ""
+    assert response_version(response(ETag='"abc"', Last_Modified=date)) == '"abc"'
+    assert response_version(response(ETag='W/"abc"', Last_Modified=date)) == date
+    assert response_version(response(ETag='W/"abc"')) == ""
 
 
 def test_a_server_that_is_not_there_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,11 +160,11 @@ def test_scenes_that_are_not_drawn_are_nothing_to_verify(
 
 
 def test_drawn_scenes_are_verified(tmp_path: Path) -> None:
-    from data.synthetic import make_scenes
+    from data.synthetic import make_synthetic_data
 
     config = tmp_path / "drawn.yaml"
     config.write_text(f"run: {{root: {tmp_path}}}\ndata: {{scenes: {{train: 3, validation: 2}}}}\n")
-    make_scenes(
+    make_synthetic_data(
         tmp_path / "drawn" / "scenes", seed=0, train=3, validation=2, advance=lambda *_: None
     )
     code, report = verify(config)

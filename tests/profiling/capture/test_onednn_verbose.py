@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 TWO_COPIES = """
 import os, sys
 import torch
-from common.console import python_output_apart, redirected
+from common.console import separate_python_output, redirected
 from profiling.capture.backends import verbose
 from retinanet.engine.engines import import_ipex
 
@@ -26,7 +26,7 @@ conv, optimizer = ipex.optimize(conv, optimizer=optimizer, dtype=torch.bfloat16)
 images = torch.randn(1, 16, 32, 32).to(memory_format=torch.channels_last)
 matrix = torch.randn(64, 64).bfloat16()
 log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-with python_output_apart():
+with separate_python_output():
     for _ in range(2):
         with redirected(1, log), verbose():
             print("from Python")

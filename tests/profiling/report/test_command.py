@@ -198,7 +198,7 @@ def test_existing_page_is_not_overwritten(tmp_path: Path, run_here: RunHere) -> 
 @pytest.mark.parametrize(
     ("option", "content", "reason"),
     [
-        ("--environment", "[1]", "holds no JSON object"),
+        ("--environment", "[1]", "JSON object"),
         ("--environment", "{", "is not JSON"),
         ("--replay", "{}", "holds no replay"),
         ("--trace", "{}", ""),

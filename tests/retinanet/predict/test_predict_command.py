@@ -188,7 +188,7 @@ def test_mistakes_are_told_before_the_weights_are_read(tmp_path: Path, run_here:
     assert done.returncode == 2 and "none.jpg: no such picture, folder or video" in done.stderr
     file = picture(tmp_path / "a.png")
     done = run_here(main, "predict", "--checkpoint", nothing, file, file, "--out", tmp_path)
-    assert done.returncode == 2 and "two outputs would have this name" in done.stderr
+    assert done.returncode == 2 and "two outputs have this name" in done.stderr
     exported = tmp_path / "model.onnx"
     done = run_here(main, "predict", "--checkpoint", exported, file, "--out", tmp_path / "out")
     assert done.returncode == 2 and "is an exported model" in done.stderr

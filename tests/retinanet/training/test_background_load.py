@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.machine import waiting_of_threads
+from common.machine import thread_wait_times
 from profiling.bench.worker_pool import busy_cores
 from retinanet.training.distributed import BackgroundLoad
 from tests.launch.processes_left import children_of
@@ -68,8 +68,8 @@ def test_threads_that_do_not_wait_for_a_core_are_no_reason_for_a_note() -> None:
 
 @pytest.mark.usefixtures("compute_thread", "busy_process")
 def test_waiting_is_counted_for_the_thread_that_waits() -> None:
-    before = waiting_of_threads()
+    before = thread_wait_times()
     time.sleep(0.5)
-    after = waiting_of_threads()
+    after = thread_wait_times()
     waited = {thread: after[thread] - before.get(thread, 0.0) for thread in after}
     assert waited[os.getpid()] < max(waited.values())
