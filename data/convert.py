@@ -146,8 +146,8 @@ def run_convert(
             "--skip-missing-images": skip_missing_images or None,
             "--classes": classes if classes != ["mlperf"] else None,
         }
-        for option, value in csv_options.items():
-            if value is not None:
+        for option, setting in csv_options.items():
+            if setting is not None:
                 raise InputError(f"{option}: only for a CSV of boxes; {source} is not a .csv file")
     if source.is_dir() and out is not None:
         raise InputError(f"--out: {source} is a folder of splits; convert each JSON separately")

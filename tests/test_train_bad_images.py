@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.data.coco_files import write_json
+from tests.data.samples import write_json
 from tests.support.fast_precision import FAST_PRECISION
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -1,3 +1,5 @@
+"""Command lines: exit statuses, options, and output in any encoding."""
+
 import os
 import subprocess
 import sys
@@ -5,17 +7,19 @@ from pathlib import Path
 
 import pytest
 
+import train
 from common.cli import installed, resuming_command, run_command
 from common.errors import InputError
 from common.machine import fastest_precision
 from retinanet.config import field_names
 from retinanet.config_file import parse_run_arguments
+from tests.support.commands import RunHere
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def train_py(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(REPOSITORY / "train.py"), *words]
+def train_py(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(REPOSITORY / "train.py"), *arguments]
     environment = {**os.environ, **environment}
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
@@ -24,24 +28,28 @@ def fail(error: BaseException) -> int:
     raise error
 
 
-def test_a_users_mistake_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(lambda: fail(InputError("file: field: wrong"))) == 2
-    assert capsys.readouterr().err == "error: file: field: wrong\n"
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (InputError("file: field: wrong"), 2, "error: file: field: wrong\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_error_is_one_line_and_an_exit_status(
+    capsys: pytest.CaptureFixture[str], error: BaseException, status: int, line: str
+) -> None:
+    assert run_command(lambda: fail(error)) == status
+    assert capsys.readouterr().err == line
 
 
-def test_an_interruption_is_one_line_and_exit_code_130(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(lambda: fail(KeyboardInterrupt())) == 130
-    assert capsys.readouterr().err == "interrupted\n"
-
-
-def test_our_own_bugs_are_not_hidden() -> None:
+def test_other_errors_are_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         run_command(lambda: 1 // 0)
 
 
-def test_flags_may_stand_between_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["train.py", "run.seed=1", "--config", "coco", "run.name=x", "--resume", "data.root=y"]
-    monkeypatch.setattr(sys, "argv", words)
+def test_options_between_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = "train.py run.seed=1 --config coco run.name=x --resume data.root=y"
+    monkeypatch.setattr(sys, "argv", command.split())
     arguments = parse_run_arguments("")
     assert arguments.overrides == ["run.seed=1", "run.name=x", "data.root=y"]
     assert arguments.config == "coco" and arguments.resume and not arguments.overwrite
@@ -57,16 +65,14 @@ def test_resume_and_overwrite_exclude_each_other(
     assert "not allowed with" in capsys.readouterr().err
 
 
-def test_the_resuming_command_repeats_the_words_and_adds_resume(
+def test_resuming_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", "--overwrite", "run.root=a b"])
     assert resuming_command() == f"{installed('python')} train.py 'run.root=a b' --resume"
 
 
-def test_programs_are_named_as_they_can_be_typed_here(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_path_of_installed_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python3"))
     monkeypatch.chdir(tmp_path)
     assert installed("tensorboard") == ".venv/bin/tensorboard"
@@ -77,6 +83,7 @@ def test_programs_are_named_as_they_can_be_typed_here(
     assert installed("python") == "/elsewhere/bin/python"
 
 
+@pytest.mark.slow
 def test_help_lists_every_field_and_loads_no_torch() -> None:
     done = train_py("--help", PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 0
@@ -84,26 +91,36 @@ def test_help_lists_every_field_and_loads_no_torch() -> None:
     assert " torch\n" not in done.stderr and " retinanet.config\n" in done.stderr
 
 
-def test_a_dry_run_prints_the_whole_configuration_and_writes_nothing(tmp_path: Path) -> None:
-    done = train_py("--dry-run", "training.epochs=3", f"run.root={tmp_path / 'runs'}")
+def test_dry_run_prints_the_configuration_and_writes_nothing(
+    tmp_path: Path, run_here: RunHere
+) -> None:
+    done = run_here(train.main, "--dry-run", "training.epochs=3", f"run.root={tmp_path / 'runs'}")
     assert done.returncode == 0 and done.stderr == ""
     assert "epochs: 3" in done.stdout and f"precision: {fastest_precision()}" in done.stdout
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "environment", "start"),
+    ("arguments", "ranks", "start"),
     [
-        (["training.epocks=3"], {}, "error: command line: training.epocks: no such field"),
-        (["training.epochs=x"], {}, "error: command line: training.epochs: "),
-        (["--config", "none.yaml"], {}, "error: none.yaml: "),
-        ([], {"PMI_SIZE": "2"}, "error: PMI_SIZE=2: "),
+        (["training.epocks=3"], None, "error: command line: training.epocks: no such field"),
+        (["training.epochs=x"], None, "error: command line: training.epochs: "),
+        (["--config", "none.yaml"], None, "error: none.yaml: "),
+        ([], "2", "error: PMI_SIZE=2: "),
     ],
 )
-def test_bad_input_is_told_in_one_line_and_nothing_is_written(
-    words: list[str], environment: dict[str, str], start: str, tmp_path: Path
+def test_bad_input_is_one_line_and_writes_nothing(
+    tmp_path: Path,
+    run_here: RunHere,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    arguments: list[str],
+    ranks: str | None,
+    start: str,
 ) -> None:
-    done = train_py(*words, f"run.root={tmp_path / 'runs'}", **environment)
+    if ranks:
+        monkeypatch.setenv("PMI_SIZE", ranks)
+    done = run_here(train.main, *arguments, f"run.root={tmp_path / 'runs'}")
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith(start) and done.stderr.count("\n") == 1
     assert not (tmp_path / "runs").exists()
@@ -113,20 +130,26 @@ ASCII = {"PYTHONIOENCODING": "ascii"}
 
 
 @pytest.mark.parametrize(
-    "words",
+    "command",
     [
-        "train.py --help",
         "train.py --dry-run run.root=räume",
-        "-m data --help",
         "-m launch plan --np 2 --cpus 0-1",
-        "-m launch plan --help",
-        "-m profiling ablate list",
-        "-m retinanet --help",
+        *(
+            pytest.param(command, marks=pytest.mark.exhaustive)
+            for command in (
+                "train.py --help",
+                "-m data --help",
+                "-m launch plan --help",
+                "-m profiling ablate list",
+                "-m retinanet --help",
+            )
+        ),
     ],
 )
-def test_no_command_ends_because_of_a_character(words: str) -> None:
+@pytest.mark.slow
+def test_commands_print_any_character_as_ascii(command: str) -> None:
     done = subprocess.run(
-        [sys.executable, *words.split()],
+        [sys.executable, *command.split()],
         cwd=REPOSITORY,
         env={**os.environ, **ASCII},
         capture_output=True,
@@ -137,7 +160,8 @@ def test_no_command_ends_because_of_a_character(words: str) -> None:
     assert (done.stdout + done.stderr).isascii()
 
 
-def test_a_run_does_not_end_because_of_a_character(tmp_path: Path) -> None:
+@pytest.mark.exhaustive
+def test_training_prints_any_character_as_ascii(tmp_path: Path) -> None:
     done = train_py(
         f"run.root={tmp_path / 'räume'}",
         "data.scenes.train=2",
@@ -155,7 +179,8 @@ def test_a_run_does_not_end_because_of_a_character(tmp_path: Path) -> None:
     assert (tmp_path / "räume" / "demo" / "metrics.jsonl").exists()
 
 
-def test_a_library_that_lacks_a_letter_says_nothing_to_users() -> None:
+@pytest.mark.slow
+def test_missing_glyph_prints_no_warning() -> None:
     program = (
         "from common.charts import as_png, new_figure\n"
         "from common.cli import run_command\n"
@@ -170,7 +195,8 @@ def test_a_library_that_lacks_a_letter_says_nothing_to_users() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_ranks_that_are_silenced_take_any_character() -> None:
+@pytest.mark.slow
+def test_silenced_ranks_print_any_character() -> None:
     program = (
         "import io\n"
         "from launch.rendezvous import silenced\n"

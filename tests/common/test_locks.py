@@ -29,6 +29,7 @@ print("taken", flush=True)
 sys.stdin.readline()
 lock.release()
 """
+pytestmark = pytest.mark.slow
 REFUSALS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 Hold = Callable[[int | None], "subprocess.Popen[str]"]
 
@@ -67,13 +68,13 @@ def is_taken(process: "subprocess.Popen[str]") -> bool:
 
 
 def ended(process: "subprocess.Popen[str]") -> int:
-    """Its status, once it may release the lock."""
+    """Let the process release the lock; return its exit status."""
     process.communicate("\n", timeout=60)
     return process.returncode
 
 
 @pytest.mark.parametrize("number", [None, *REFUSALS])
-def test_one_process_has_the_lock_until_it_releases_it(
+def test_one_process_holds_the_lock_until_it_releases_it(
     hold: Hold, number: int | None, tmp_path: Path
 ) -> None:
     first = hold(number)
@@ -87,7 +88,7 @@ def test_one_process_has_the_lock_until_it_releases_it(
 
 
 @pytest.mark.parametrize("number", [None, errno.ENOSYS])
-def test_a_killed_process_holds_nothing(hold: Hold, number: int | None, tmp_path: Path) -> None:
+def test_killed_process_releases_the_lock(hold: Hold, number: int | None, tmp_path: Path) -> None:
     first = hold(number)
     assert is_taken(first)
     first.send_signal(signal.SIGKILL)
@@ -98,17 +99,15 @@ def test_a_killed_process_holds_nothing(hold: Hold, number: int | None, tmp_path
 
 
 @pytest.mark.parametrize("stale", [False, True])
-def test_of_many_processes_that_start_at_once_one_has_the_lock(
-    hold: Hold, stale: bool, tmp_path: Path
-) -> None:
+def test_one_of_several_processes_gets_the_lock(hold: Hold, stale: bool, tmp_path: Path) -> None:
     if stale:
         killed = hold(errno.ENOSYS)
         assert is_taken(killed)
         killed.kill()
         killed.wait()
-    processes = [hold(errno.ENOSYS) for _ in range(6)]
+    processes = [hold(errno.ENOSYS) for _ in range(4)]
     assert [is_taken(process) for process in processes].count(True) == 1
-    assert sorted(map(ended, processes)) == [0, 1, 1, 1, 1, 1]
+    assert sorted(map(ended, processes)) == [0, 1, 1, 1]
 
 
 def other_host(path: Path, *, seconds: float) -> Path:
@@ -120,7 +119,7 @@ def other_host(path: Path, *, seconds: float) -> Path:
     return owner
 
 
-def test_another_host_has_the_lock_as_long_as_it_renews_it(hold: Hold, tmp_path: Path) -> None:
+def test_another_host_holds_the_lock_while_it_renews_it(hold: Hold, tmp_path: Path) -> None:
     owner = other_host(tmp_path / ".lock", seconds=locks.LOST_AFTER - 30)
     assert is_locked(tmp_path / ".lock")
     refused = hold(errno.ENOLCK)
@@ -134,7 +133,7 @@ def test_another_host_has_the_lock_as_long_as_it_renews_it(hold: Hold, tmp_path:
     assert ended(taken) == 0
 
 
-def test_a_lock_is_renewed(hold: Hold, tmp_path: Path) -> None:
+def test_lock_is_renewed(hold: Hold, tmp_path: Path) -> None:
     process = hold(errno.ENOLCK)
     assert is_taken(process)
     owner = owner_file(tmp_path / ".lock")
@@ -147,7 +146,7 @@ def test_a_lock_is_renewed(hold: Hold, tmp_path: Path) -> None:
     assert owner.stat().st_mtime > 0 and ended(process) == 0
 
 
-def test_a_process_whose_lock_was_taken_over_ends(hold: Hold, tmp_path: Path) -> None:
+def test_process_ends_when_its_lock_was_taken_over(hold: Hold, tmp_path: Path) -> None:
     process = hold(errno.ENOLCK)
     assert is_taken(process)
     partial = tmp_path / "partial"
@@ -158,7 +157,7 @@ def test_a_process_whose_lock_was_taken_over_ends(hold: Hold, tmp_path: Path) ->
     assert owner_file(tmp_path / ".lock").exists()
 
 
-def test_a_file_that_is_removed_while_it_is_taken_is_no_lock(tmp_path: Path) -> None:
+def test_removed_file_is_no_lock(tmp_path: Path) -> None:
     first, second = FileLock(tmp_path / ".lock"), FileLock(tmp_path / ".lock")
     first.take()
     first.release(remove=True)

@@ -1,4 +1,4 @@
-"""Processes that are followed, stopped and explained."""
+"""Processes that are started, stopped and explained, and pools of processes."""
 
 import os
 import signal
@@ -9,16 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from common.processes import exit_reason, running, start_process, stop_process, wait_for
+from common.errors import InputError
+from common.processes import (
+    exit_reason,
+    process_pool,
+    run_tasks,
+    running,
+    start_process,
+    stop_process,
+    wait_for,
+)
 
-TWO_IN_A_GROUP = """
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+IGNORES_SIGTERM = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 print(child.pid, flush=True)
 time.sleep(60)
 """
-ENDS_WHEN_ASKED = """
+EXITS_ON_SIGTERM = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
 print("ready", flush=True)
@@ -37,8 +48,8 @@ def is_running(process: int) -> bool:
         return False
 
 
-def test_a_process_has_a_group_of_its_own_and_is_asked_before_it_is_killed() -> None:
-    process = start_process(python(ENDS_WHEN_ASKED), stdout=subprocess.PIPE)
+def test_process_has_its_own_group_and_gets_sigterm_first() -> None:
+    process = start_process(python(EXITS_ON_SIGTERM), stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     assert os.getpgid(process.pid) == process.pid != os.getpgid(0)
     stop_process(process, patience_s=30)
@@ -46,8 +57,8 @@ def test_a_process_has_a_group_of_its_own_and_is_asked_before_it_is_killed() -> 
 
 
 @pytest.mark.parametrize("patience_s", [0.0, 0.2])
-def test_what_does_not_end_is_killed_with_all_it_has_started(patience_s: float) -> None:
-    process = start_process(python(TWO_IN_A_GROUP), stdout=subprocess.PIPE)
+def test_process_that_ignores_sigterm_is_killed_with_its_children(patience_s: float) -> None:
+    process = start_process(python(IGNORES_SIGTERM), stdout=subprocess.PIPE)
     assert process.stdout is not None
     child = int(process.stdout.readline())
     stop_process(process, patience_s=patience_s)
@@ -58,10 +69,10 @@ def test_what_does_not_end_is_killed_with_all_it_has_started(patience_s: float) 
     assert not is_running(child)
 
 
-def test_sigterm_stops_a_running_command_before_this_process() -> None:
+def test_sigterm_stops_a_running_command() -> None:
     with (
         pytest.raises(KeyboardInterrupt),
-        running(python(ENDS_WHEN_ASKED), stdout=subprocess.PIPE) as process,
+        running(python(EXITS_ON_SIGTERM), stdout=subprocess.PIPE) as process,
     ):
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         os.kill(os.getpid(), signal.SIGTERM)
@@ -70,8 +81,8 @@ def test_sigterm_stops_a_running_command_before_this_process() -> None:
     assert signal.getsignal(signal.SIGTERM) != signal.SIG_IGN
 
 
-def test_a_process_is_looked_at_until_it_has_ended() -> None:
-    process = start_process(python("import time; time.sleep(0.5); raise SystemExit(4)"))
+def test_callback_runs_until_the_process_has_ended() -> None:
+    process = start_process(python("import time; time.sleep(0.2); raise SystemExit(4)"))
     looks: list[float] = []
     assert wait_for(process, lambda: looks.append(0.0), every_s=0.05) == 4
     assert looks
@@ -83,8 +94,69 @@ def test_a_process_is_looked_at_until_it_has_ended() -> None:
         (-9, "said\n", "its process was ended by SIGKILL (out of memory?)"),
         (-15, "", "its process was ended by SIGTERM"),
         (1, "Traceback\nValueError: no\n\n", "its process ended with status 1: ValueError: no"),
-        (2, "", "its process ended with status 2: it said nothing"),
+        (2, "", "its process ended with status 2: no error output"),
     ],
 )
-def test_an_end_has_a_reason(status: int, errors: str, reason: str) -> None:
+def test_exit_reason(status: int, errors: str, reason: str) -> None:
     assert exit_reason(status, errors) == reason
+
+
+ENDLESS = """
+import time
+from common.processes import process_pool, run_tasks
+
+def work(number):
+    time.sleep(0.001)
+    return number
+
+with process_pool(2) as pool:
+    print("started", flush=True)
+    for result in run_tasks(pool, work, range(10**9), at_once=8):
+        pass
+"""
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def kill_at_seven(number: int) -> int:
+    if number == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def test_every_task_has_one_result() -> None:
+    with process_pool(2) as pool:
+        results = list(run_tasks(pool, square, range(50), at_once=4))
+    assert sorted(results) == [number * number for number in range(50)]
+
+
+def test_killed_process_is_an_input_error() -> None:
+    with (
+        pytest.raises(InputError, match="was killed"),
+        process_pool(2) as pool,
+    ):
+        list(run_tasks(pool, kill_at_seven, range(50), at_once=4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.0, 0.01, 0.15])
+def test_ctrl_c_ends_the_pool(delay: float) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENDLESS],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    assert process.stdout and process.stdout.readline() == "started\n"
+    time.sleep(delay)
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        _, errors = process.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert errors.rstrip().endswith("KeyboardInterrupt")

@@ -1,4 +1,4 @@
-"""128 real photos of COCO 2017, read in full and compared with pycocotools' view of them."""
+"""128 real photos of COCO 2017, compared with pycocotools and with the reference's arithmetic."""
 
 import contextlib
 import io
@@ -6,19 +6,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from pycocotools.coco import COCO
+from torch.nn import functional as F
+from torchvision.transforms.functional import to_tensor
 
 from data.annotations import Annotations, ClassMap
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset, SampleKey
-from data.decoding import decode_image
+from data.decoding import decode_image, installed_decoders
 from data.loader import evaluation_loader
+from data.transforms import resize_image
 
 ROOT = Path(__file__).parents[3] / "shared" / "data" / "coco128"
 JSON, PHOTOS = ROOT / "annotations" / "instances_train2017.json", ROOT / "train2017"
+PHOTO_FILES = sorted(PHOTOS.glob("*.jpg"))
 
-pytestmark = pytest.mark.skipif(not JSON.is_file(), reason=f"{JSON} is missing")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not JSON.is_file(), reason=f"{JSON} is missing"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +47,7 @@ def test_counts(annotations: Annotations) -> None:
     assert int((boxes_per_image == 0).sum()) == 2 and int(boxes_per_image.sum()) == 929
 
 
-def test_every_column_agrees_with_pycocotools(annotations: Annotations, coco: COCO) -> None:
+def test_columns_equal_pycocotools(annotations: Annotations, coco: COCO) -> None:
     named = dict(zip(annotations.category_ids.tolist(), annotations.category_names, strict=True))
     assert named == {category_id: entry["name"] for category_id, entry in coco.cats.items()}
     assert set(annotations.image_ids.tolist()) == set(coco.imgs)
@@ -62,21 +70,8 @@ def test_every_column_agrees_with_pycocotools(annotations: Annotations, coco: CO
             assert column[rows].tolist() == [entry[field] for entry in entries]
 
 
-def test_every_photo_is_decoded_to_its_annotated_size(annotations: Annotations) -> None:
-    grey = 0
-    for index, name in enumerate(annotations.file_names):
-        pixels = decode_image(PHOTOS / name)
-        assert pixels.shape == (annotations.heights[index], annotations.widths[index], 3)
-        with Image.open(PHOTOS / name) as image:
-            grey += image.mode == "L"
-    assert grey == 1
-
-
-@pytest.mark.parametrize("by_id", [True, False])
-def test_every_photo_becomes_a_sample(annotations: Annotations, by_id: bool) -> None:
-    ids, names = annotations.category_ids, annotations.category_names
-    contiguous = ClassMap.contiguous(ids, names)
-    classes = ClassMap.by_category_id(ids, names, 91) if by_id else contiguous
+def test_samples_of_all_photos(annotations: Annotations) -> None:
+    classes = ClassMap.by_category_id(annotations.category_ids, annotations.category_names, 91)
     dataset = DetectionDataset(annotations, PHOTOS, classes, image_size=64, train=False)
     total = 0
     for batch in evaluation_loader(dataset, batch_size=16):
@@ -94,8 +89,29 @@ def test_every_photo_becomes_a_sample(annotations: Annotations, by_id: bool) -> 
     assert total == 929
 
 
-def test_a_photo_without_boxes_is_a_sample(annotations: Annotations) -> None:
+def test_sample_without_boxes(annotations: Annotations) -> None:
     index = int(np.flatnonzero(np.diff(annotations.box_offsets) == 0)[0])
     classes = ClassMap.contiguous(annotations.category_ids, annotations.category_names)
     dataset = DetectionDataset(annotations, PHOTOS, classes, image_size=64, train=True)
     assert dataset[SampleKey(index, 0)].target["boxes"].shape == (0, 4)
+
+
+def test_every_decoder_gives_the_same_pixels() -> None:
+    decoders = installed_decoders()
+    assert len(decoders) >= 3
+    for photo in PHOTO_FILES[::4]:
+        pillow = decode_image(photo, decoder="pillow")
+        for decoder in decoders:
+            assert np.array_equal(decode_image(photo, decoder=decoder), pillow), (photo, decoder)
+
+
+@pytest.mark.parametrize("size", [320, 800])
+def test_resized_levels_are_within_one_of_the_references(size: int) -> None:
+    for photo in PHOTO_FILES[::32]:
+        with Image.open(photo) as image:
+            exact = to_tensor(image.convert("RGB"))[None]
+        reference = F.interpolate(exact, size=(size, size), mode="bilinear", align_corners=False)
+        levels = (reference[0] * 255).round().int()
+        resized = resize_image(decode_image(photo), size)
+        assert resized.dtype == torch.uint8
+        assert (resized - levels).abs().max() <= 1, photo

@@ -1,53 +1,62 @@
+"""The index: its files, and its creation for a JSON file by one of several processes."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import data.index
 from common.errors import InputError
-from data.annotations import Annotations, GrowingColumns, TextColumn
+from data.annotations import Annotations
 from data.coco_json import read_annotations
-from data.index import open_index, write_index
-from tests.data.coco_files import random_content, write_json
+from data.index import find_or_make_index, open_annotations, open_index, write_index
+from tests.data.samples import random_content, write_json
 
 
-def annotations_of(tmp_path: Path, *, images: int = 30, boxes: int = 200) -> Annotations:
+def random_annotations(tmp_path: Path, *, images: int = 30, boxes: int = 200) -> Annotations:
     content = random_content(images=images, boxes=boxes)
     return read_annotations(write_json(tmp_path / "labels.json", content))
 
 
-def assert_same(found: Annotations, expected: Annotations) -> None:
+def assert_same(opened: Annotations, expected: Annotations) -> None:
     for field in fields(Annotations):
-        a, b = getattr(found, field.name), getattr(expected, field.name)
+        a, b = getattr(opened, field.name), getattr(expected, field.name)
         if isinstance(b, np.ndarray):
             assert a.dtype == b.dtype and a.shape == b.shape, field.name
         assert np.array_equal(np.asarray(a), np.asarray(b)), field.name
 
 
-def test_an_index_gives_back_every_column(tmp_path: Path) -> None:
-    annotations = annotations_of(tmp_path)
+def test_index_round_trip(tmp_path: Path) -> None:
+    annotations = random_annotations(tmp_path)
     write_index(tmp_path / "index", annotations, made_from="labels.json")
     assert_same(open_index(tmp_path / "index"), annotations)
 
 
-def test_an_index_without_boxes(tmp_path: Path) -> None:
-    annotations = annotations_of(tmp_path, boxes=0)
+def test_index_without_boxes(tmp_path: Path) -> None:
+    annotations = random_annotations(tmp_path, boxes=0)
     write_index(tmp_path / "index", annotations, made_from="labels.json")
-    found = open_index(tmp_path / "index")
-    assert_same(found, annotations)
-    assert found.images_with_objects().tolist() == []
+    opened = open_index(tmp_path / "index")
+    assert_same(opened, annotations)
+    assert opened.images_with_objects().tolist() == []
 
 
-def test_columns_are_mapped_and_cannot_be_written(tmp_path: Path) -> None:
-    write_index(tmp_path / "index", annotations_of(tmp_path), made_from="labels.json")
+def test_columns_are_memory_mapped_and_read_only(tmp_path: Path) -> None:
+    write_index(tmp_path / "index", random_annotations(tmp_path), made_from="labels.json")
     boxes = open_index(tmp_path / "index").boxes
     assert isinstance(boxes.base, np.memmap)
     with pytest.raises(ValueError, match="read-only"):
         boxes[0] = 0
 
 
-def test_images_with_objects_matches_a_plain_loop(tmp_path: Path) -> None:
-    annotations = annotations_of(tmp_path, images=300, boxes=400)
+def test_images_with_objects_equal_those_of_a_plain_loop(tmp_path: Path) -> None:
+    annotations = random_annotations(tmp_path, images=300, boxes=400)
     expected = [
         row
         for row in range(len(annotations))
@@ -58,38 +67,31 @@ def test_images_with_objects_matches_a_plain_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["boxes.npy", "file_names.npy", "image_ids.npy"])
-def test_a_file_cut_short_is_told_from_a_whole_one(tmp_path: Path, name: str) -> None:
-    write_index(tmp_path / "index", annotations_of(tmp_path), made_from="labels.json")
-    whole = (tmp_path / "index" / name).read_bytes()
-    (tmp_path / "index" / name).write_bytes(whole[:-8])
-    with pytest.raises(InputError, match=r"index: a damaged index \(.+\); remove the folder"):
+def test_truncated_file_is_refused(tmp_path: Path, name: str) -> None:
+    write_index(tmp_path / "index", random_annotations(tmp_path), made_from="labels.json")
+    content = (tmp_path / "index" / name).read_bytes()
+    (tmp_path / "index" / name).write_bytes(content[:-8])
+    with pytest.raises(InputError, match=r"index: damaged index \(.+\)"):
         open_index(tmp_path / "index")
 
 
-def test_a_file_of_another_index_is_refused(tmp_path: Path) -> None:
-    write_index(tmp_path / "index", annotations_of(tmp_path), made_from="labels.json")
-    np.save(tmp_path / "index" / "widths.npy", np.ones(7, dtype=np.int32))
-    with pytest.raises(InputError, match=r"widths has 7 rows in place of 30"):
-        open_index(tmp_path / "index")
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    write_index(tmp_path / "index", annotations_of(tmp_path), made_from="labels.json")
-    (tmp_path / "index" / "box_areas.npy").unlink()
-    with pytest.raises(InputError, match=r"a damaged index .*box_areas\.npy"):
-        open_index(tmp_path / "index")
-
-
-def test_an_index_of_another_format_is_refused(tmp_path: Path) -> None:
-    write_index(tmp_path / "index", annotations_of(tmp_path), made_from="labels.json")
-    description = tmp_path / "index" / "index.json"
+def test_damaged_index_is_refused(tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    write_index(index, random_annotations(tmp_path), made_from="labels.json")
+    np.save(index / "widths.npy", np.ones(7, dtype=np.int32))
+    with pytest.raises(InputError, match=r"widths has 7 rows, expected 30"):
+        open_index(index)
+    (index / "box_areas.npy").unlink()
+    with pytest.raises(InputError, match=r"damaged index .*box_areas\.npy"):
+        open_index(index)
+    description = index / "index.json"
     description.write_text(description.read_text().replace('"format": 1', '"format": 99'))
-    with pytest.raises(InputError, match="an index of format 99, this program reads 1"):
-        open_index(tmp_path / "index")
+    with pytest.raises(InputError, match="format 99, this program reads format 1"):
+        open_index(index)
 
 
-def test_an_index_is_not_written_over_another(tmp_path: Path) -> None:
-    annotations = annotations_of(tmp_path)
+def test_existing_index_is_not_overwritten(tmp_path: Path) -> None:
+    annotations = random_annotations(tmp_path)
     write_index(tmp_path / "index", annotations, made_from="labels.json")
     with pytest.raises(OSError, match="not empty"):
         write_index(tmp_path / "index", annotations, made_from="other.json")
@@ -97,15 +99,181 @@ def test_an_index_is_not_written_over_another(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "labels.json"]
 
 
-def test_texts_of_any_script_and_length(tmp_path: Path) -> None:
-    texts = ["", "a.jpg", "fotó/ñ.jpg", "日本.png", "\ud800 lone surrogate", "x" * 5000]
-    column = TextColumn.of(texts)
-    assert list(column) == texts and len(column) == len(texts)
-    assert column[-1] == texts[-1] and column[1:3] == texts[1:3]
-    assert list(TextColumn.of([])) == []
-    growing = GrowingColumns()
-    for part in ([], texts, [], texts):
-        growing.extend({"names": TextColumn.of(part)})
-    assert list(growing.finish()["names"]) == texts + texts
-    with pytest.raises(IndexError):
-        column[len(texts)]
+ROOT = Path(__file__).parents[2]
+
+
+def labels(folder: Path, *, boxes: int = 50, seed: int = 0) -> Path:
+    folder.mkdir(exist_ok=True)
+    content = random_content(images=20, boxes=boxes, seed=seed)
+    return write_json(folder / "labels.json", content)
+
+
+def refuse_to_read(*_arguments: object, **_options: object) -> None:
+    raise AssertionError("the JSON file was read again")
+
+
+def test_json_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = labels(tmp_path)
+    first = find_or_make_index(path)
+    assert first.was_made and first.folder and first.folder.parent == tmp_path / "labels.json.index"
+    monkeypatch.setattr(data.index, "read_annotations", refuse_to_read)
+    monkeypatch.setattr(data.index, "digest", refuse_to_read)
+    second = find_or_make_index(path)
+    assert not second.was_made and second.folder == first.folder
+    assert second.annotations.box_ids.tolist() == first.annotations.box_ids.tolist()
+
+
+def test_changed_content_replaces_the_index(tmp_path: Path) -> None:
+    before = find_or_make_index(labels(tmp_path, boxes=50)).folder
+    after = find_or_make_index(labels(tmp_path, boxes=51))
+    assert before and after.folder and len(after.annotations.boxes) == 51
+    assert not before.exists()
+
+
+def test_changed_content_of_equal_size_is_detected(tmp_path: Path) -> None:
+    path = labels(tmp_path)
+    open_annotations(path)
+    text = path.read_text()
+    path.write_text(text.replace('"kind 90"', '"KIND 90"'))
+    assert open_annotations(path).category_names[0] == "KIND 90"
+
+
+def test_touched_or_copied_file_keeps_its_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = labels(tmp_path / "a")
+    open_annotations(path)
+    os.utime(path, (1, 1))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    os.utime(tmp_path / "b" / "labels.json", (2, 2))
+    monkeypatch.setattr(data.index, "read_annotations", refuse_to_read)
+    for folder in ("a", "b"):
+        assert not find_or_make_index(tmp_path / folder / "labels.json").was_made
+
+
+@pytest.mark.parametrize("damage", ["cut short", "removed", "description"])
+def test_damaged_index_is_created_again(tmp_path: Path, damage: str) -> None:
+    path = labels(tmp_path)
+    folder = find_or_make_index(path).folder
+    assert folder
+    if damage == "cut short":
+        os.truncate(folder / "boxes.npy", 100)
+    elif damage == "removed":
+        (folder / "widths.npy").unlink()
+    else:
+        (folder / "index.json").write_text("{")
+    index = find_or_make_index(path)
+    assert index.was_made and len(index.annotations.boxes) == 50
+
+
+def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    path = labels(tmp_path)
+    home = tmp_path / "labels.json.index"
+    (home / ".0123-format1.abc" / "index").mkdir(parents=True)
+    (home / ".current.json.4711").write_text("{")
+    folder = find_or_make_index(path).folder
+    assert folder
+    assert {entry.name for entry in home.iterdir()} == {folder.name, "current.json", ".lock"}
+
+
+def test_index_is_in_the_cache_if_the_folder_is_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = labels(tmp_path / "data")
+    # Root may write anywhere, so a file stands where the folder would be.
+    (tmp_path / "data" / "labels.json.index").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    index = find_or_make_index(path)
+    assert index.folder and index.folder.is_relative_to(tmp_path / "cache/retinanet-cpu/indexes")
+    assert not find_or_make_index(path).was_made
+
+
+def test_json_is_read_if_no_folder_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = labels(tmp_path)
+    (tmp_path / "labels.json.index").write_text("")
+    (tmp_path / "cache").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    index = find_or_make_index(path)
+    assert index.folder is None and len(index.annotations.boxes) == 50
+    assert "cannot write an index" in capsys.readouterr().out
+
+
+def test_index_folders_can_be_opened_directly(tmp_path: Path) -> None:
+    path = labels(tmp_path)
+    folder = find_or_make_index(path).folder
+    path.unlink()
+    assert folder
+    for named in (folder, folder.parent):
+        assert len(open_annotations(named).boxes) == 50
+    with pytest.raises(InputError, match="neither a JSON file nor an index"):
+        open_annotations(tmp_path)
+
+
+def test_invalid_json_leaves_no_index(tmp_path: Path) -> None:
+    path = tmp_path / "labels.json"
+    path.write_text('{"images": [}')
+    with pytest.raises(InputError, match=r"labels\.json: line 1, column 13: not JSON"):
+        open_annotations(path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["labels.json"]
+
+
+OPEN = """
+import sys
+from pathlib import Path
+from typing import Any
+import data.index
+real = data.index.read_annotations
+def read(path, **options):
+    print("read", flush=True)
+    import time; time.sleep(0.3)
+    return real(path, **options)
+data.index.read_annotations = read
+print(len(data.index.open_annotations(Path(sys.argv[1])).boxes))
+"""
+
+
+@pytest.mark.slow
+def test_one_of_several_processes_creates_the_index(tmp_path: Path) -> None:
+    path = labels(tmp_path)
+    command = [sys.executable, "-c", OPEN, str(path)]
+    processes = [
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    outputs = [process.communicate(timeout=120)[0].splitlines() for process in processes]
+    assert [lines[-1] for lines in outputs] == ["50"] * 3
+    assert sum("read" in lines for lines in outputs) == 1
+    waited = sum(any("waiting for another process" in line for line in lines) for lines in outputs)
+    assert waited <= 2
+
+
+@pytest.mark.slow
+def test_killed_process_does_not_block_the_next_one(tmp_path: Path) -> None:
+    path = labels(tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-c", OPEN, str(path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    while "read" not in process.stdout.readline():
+        assert process.poll() is None
+    process.kill()
+    process.wait()
+    started = time.monotonic()
+    assert find_or_make_index(path).was_made
+    assert time.monotonic() - started < 30
+
+
+def test_without_locks_the_first_complete_index_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = labels(tmp_path)
+    real = data.index.write_index
+
+    def write_second(folder: Path, *arguments: Any, **options: Any) -> None:
+        real(folder, *arguments, **options)  # the other process, in between
+        real(folder, *arguments, **options)
+
+    monkeypatch.setattr(data.index, "write_index", write_second)
+    index = find_or_make_index(path)
+    assert index.folder and not index.was_made and len(index.annotations.boxes) == 50

@@ -1,56 +1,49 @@
-"""Real DataLoaders, with and without worker processes."""
+"""The order of samples, and real DataLoaders with and without worker processes."""
 
-import json
+import itertools
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Never
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from common.errors import InputError
-from data.annotations import ClassMap
-from data.coco_json import read_annotations
+from common.errors import OUR_BUG, InputError, exit_code_for, format_error, killed_worker
 from data.dataset import Batch, DetectionDataset, Sample, SampleKey
-from data.loader import DetectionLoader, TrainingBatches, evaluation_loader
+from data.loader import (
+    DetectionLoader,
+    EvaluationBatches,
+    TrainingBatches,
+    evaluation_loader,
+    training_keys,
+)
+from tests.data.samples import one_box_dataset
 
 NUM_IMAGES = 10
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def make(folder: Path, *, train: bool) -> DetectionDataset:
-    random = np.random.default_rng(0)
-    images, boxes = [], []
-    for index in range(NUM_IMAGES):
-        pixels = random.integers(0, 256, (24, 32, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{index}.png")
-        images.append({"id": 100 + index, "file_name": f"{index}.png", "width": 32, "height": 24})
-        box = {"id": index + 1, "image_id": 100 + index, "category_id": 1, "bbox": [2, 3, 8, 9]}
-        boxes.append(box)
-    content = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "one"}]}
-    (folder / "labels.json").write_text(json.dumps(content))
-    annotations = read_annotations(folder / "labels.json")
-    classes = ClassMap.contiguous(annotations.category_ids, annotations.category_names)
-    return DetectionDataset(annotations, folder, classes, image_size=32, train=train)
-
-
 def assert_same(first: list[Batch], second: list[Batch]) -> None:
     assert len(first) == len(second)
-    for one, other in zip(first, second, strict=True):
-        assert one.image_ids == other.image_ids
-        assert torch.equal(one.images, other.images)
-        for target, other_target in zip(one.targets, other.targets, strict=True):
+    for batch, other in zip(first, second, strict=True):
+        assert batch.image_ids == other.image_ids and batch.bad_images == other.bad_images
+        assert torch.equal(batch.images, other.images)
+        for target, other_target in zip(batch.targets, other.targets, strict=True):
             assert torch.equal(target["boxes"], other_target["boxes"])
             assert torch.equal(target["labels"], other_target["labels"])
 
 
-def test_order_and_augmentation_do_not_depend_on_workers(tmp_path: Path) -> None:
-    dataset = make(tmp_path, train=True)
+@pytest.mark.slow
+def test_batches_do_not_depend_on_workers(tmp_path: Path) -> None:
+    dataset = one_box_dataset(tmp_path, train=True, replace_bad_images=True)
+    (tmp_path / "7.png").write_bytes(b"")  # replacements do not depend on workers either
     epochs = []
     for workers in (0, 2):
         batches = TrainingBatches(NUM_IMAGES, batch_size=2, seed=3)
@@ -63,17 +56,19 @@ def test_order_and_augmentation_do_not_depend_on_workers(tmp_path: Path) -> None
         read.append(list(loader))
         epochs.append(read)
     alone, by_workers = epochs
-    for one, other in zip(alone, by_workers, strict=True):
-        assert_same(one, other)
+    for batches_alone, batches_of_workers in zip(alone, by_workers, strict=True):
+        assert_same(batches_alone, batches_of_workers)
     assert_same(alone[2], alone[1][3:])
     assert [batch.image_ids for batch in alone[0]] != [batch.image_ids for batch in alone[1]]
     flipped = [t["boxes"][0, 0].item() for batch in alone[0] for t in batch.targets]
-    assert len(set(flipped)) == 2  # both kinds occur, so the comparison means something
+    assert len(set(flipped)) == 2  # both are in the comparison
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_evaluation_reads_each_image_exactly_once(tmp_path: Path, workers: int) -> None:
-    loader = evaluation_loader(make(tmp_path, train=False), batch_size=4, workers=workers)
+def test_evaluation_reads_each_image_once(tmp_path: Path, workers: int) -> None:
+    loader = evaluation_loader(
+        one_box_dataset(tmp_path, train=False), batch_size=4, workers=workers
+    )
     for _ in range(2):
         batches = list(loader)
         assert [len(batch.image_ids) for batch in batches] == [4, 4, 2]
@@ -85,8 +80,8 @@ def test_evaluation_reads_each_image_exactly_once(tmp_path: Path, workers: int) 
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_damaged_image_is_reported_in_one_line(tmp_path: Path, workers: int) -> None:
-    dataset = make(tmp_path, train=False)
+def test_damaged_image_is_reported_in_one_line(tmp_path: Path, workers: int) -> None:
+    dataset = one_box_dataset(tmp_path, train=False)
     (tmp_path / "5.png").write_bytes(b"no image")
     with pytest.raises(InputError) as caught:
         list(evaluation_loader(dataset, batch_size=2, workers=workers))
@@ -101,11 +96,9 @@ class ThreadsDataset(DetectionDataset):
         return super().__getitem__(key)._replace(image_id=torch.get_num_threads())
 
 
-def test_workers_run_on_one_thread(tmp_path: Path) -> None:
-    plain = make(tmp_path, train=False)
-    dataset = ThreadsDataset(
-        plain.annotations, tmp_path, plain.class_map, image_size=32, train=False
-    )
+@pytest.mark.exhaustive  # torch's own behaviour; its workers take 5 s to end after it
+def test_workers_use_one_thread(tmp_path: Path) -> None:
+    dataset = one_box_dataset(tmp_path, cls=ThreadsDataset, train=False)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -126,11 +119,9 @@ class ProcessDataset(DetectionDataset):
         return super().__getitem__(key)._replace(image_id=os.getpid())
 
 
-def test_workers_start_when_told_and_then_read_everything_in_each_pass(tmp_path: Path) -> None:
-    plain = make(tmp_path, train=False)
-    dataset = ProcessDataset(
-        plain.annotations, tmp_path, plain.class_map, image_size=32, train=False
-    )
+@pytest.mark.slow
+def test_started_workers_read_everything_in_each_pass(tmp_path: Path) -> None:
+    dataset = one_box_dataset(tmp_path, cls=ProcessDataset, train=False)
     loader = evaluation_loader(dataset, batch_size=4, workers=2)
     others = processes()
     loader.start_workers()
@@ -142,22 +133,17 @@ def test_workers_start_when_told_and_then_read_everything_in_each_pass(tmp_path:
     assert len(started) == 2
 
 
-def test_a_pass_that_was_not_finished_leaves_nothing_for_the_next(tmp_path: Path) -> None:
-    loader = evaluation_loader(make(tmp_path, train=False), batch_size=2, workers=1)
+def test_unfinished_pass_leaves_nothing_for_the_next(tmp_path: Path) -> None:
+    loader = evaluation_loader(one_box_dataset(tmp_path, train=False), batch_size=2, workers=1)
     loader.start_workers()
     next(iter(loader))
     [first, *_] = list(loader)
     assert first.image_ids == [100, 101]
 
 
-def test_starting_workers_is_nothing_where_there_are_none(tmp_path: Path) -> None:
-    loader = evaluation_loader(make(tmp_path, train=False), batch_size=5)
-    loader.start_workers()
-    assert [len(batch.images) for batch in loader] == [5, 5]
-
-
-def test_workers_leave_signals_to_the_training_process(tmp_path: Path) -> None:
-    loader = evaluation_loader(make(tmp_path, train=False), batch_size=2, workers=2)
+@pytest.mark.slow
+def test_workers_ignore_signals_of_other_processes(tmp_path: Path) -> None:
+    loader = evaluation_loader(one_box_dataset(tmp_path, train=False), batch_size=2, workers=2)
     others = processes()
     stream = iter(loader)
     batches = [next(stream), next(stream)]  # one of each: both are ready
@@ -172,16 +158,19 @@ def test_workers_leave_signals_to_the_training_process(tmp_path: Path) -> None:
 LEAVES_WORKERS_BEHIND = """
 import sys
 from pathlib import Path
-sys.path.insert(0, str(Path("tests/data").resolve()))
-from test_loader import evaluation_loader, make
-loader = evaluation_loader(make(Path(sys.argv[1]), train=False), batch_size=2, workers=2)
+from data.loader import evaluation_loader
+from tests.data.samples import one_box_dataset
+loader = evaluation_loader(
+    one_box_dataset(Path(sys.argv[1]), train=False), batch_size=2, workers=2
+)
 loader.start_workers()
-kept = sys.modules["kept"] = loader  # alive until the interpreter's end
+sys.modules["loader"] = loader  # alive until the interpreter's end
 print("done", flush=True)
 """
 
 
-def test_a_process_ends_though_its_workers_live(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_process_with_live_workers_can_end(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LEAVES_WORKERS_BEHIND, str(tmp_path)]
     done = subprocess.run(
         command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
@@ -189,43 +178,48 @@ def test_a_process_ends_though_its_workers_live(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
-def test_workers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
-    program = LEAVES_WORKERS_BEHIND + "import time; time.sleep(60)"
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "done\n"
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        process.kill()
-    assert len(children) >= 2
-    end = time.monotonic() + 3  # torch's own look at the parent comes after five seconds
-    while any(Path(f"/proc/{child}/cmdline").exists() for child in children):
+def start_workers_and_wait(folder: Path, started: Connection) -> None:
+    loader = evaluation_loader(one_box_dataset(folder, train=False), batch_size=2, workers=2)
+    before = processes()
+    loader.start_workers()
+    started.send(processes() - before)
+    time.sleep(60)
+
+
+def test_workers_end_with_a_killed_process(tmp_path: Path) -> None:
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    # A copy of this process, which need not import torch again.
+    process = multiprocessing.get_context("fork").Process(
+        target=start_workers_and_wait, args=(tmp_path, sender)
+    )
+    process.start()
+    workers = receiver.recv()
+    process.kill()
+    process.join()
+    assert len(workers) == 2
+    end = time.monotonic() + 3  # torch's own check of the parent runs every five seconds
+    while any(Path(f"/proc/{worker}/cmdline").exists() for worker in workers):
         assert time.monotonic() < end
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
-def test_loaders_know_their_length(tmp_path: Path) -> None:
-    batches = TrainingBatches(NUM_IMAGES, batch_size=3, seed=0)
-    assert len(DetectionLoader(make(tmp_path, train=True), batches)) == 3
-    assert len(evaluation_loader(make(tmp_path, train=False), batch_size=3)) == 4
-
-
-def test_workers_run_on_the_cores_that_are_kept_for_them(tmp_path: Path) -> None:
+def test_workers_run_on_the_reserved_cores(tmp_path: Path) -> None:
     core = max(os.sched_getaffinity(0))
-    dataset = make(tmp_path, train=False)
+    dataset = one_box_dataset(tmp_path, train=False)
     loader = evaluation_loader(dataset, batch_size=5, workers=2, cores=[core])
     others = processes()  # of tests before, in this process
     loader.start_workers()
-    own = processes() - others
+    workers = processes() - others
     assert len(list(loader)) == 2
-    assert len(own) == 2
-    assert all(os.sched_getaffinity(child) == {core} for child in own)
+    assert len(workers) == 2
+    assert all(os.sched_getaffinity(child) == {core} for child in workers)
 
 
-def test_loading_moves_between_this_process_and_another_without_a_difference(
+@pytest.mark.slow
+def test_batches_do_not_depend_on_the_loading_process(
     tmp_path: Path,
 ) -> None:
-    dataset = make(tmp_path, train=True)
+    dataset = one_box_dataset(tmp_path, train=True)
     batches = TrainingBatches(NUM_IMAGES, batch_size=2, seed=4)
     expected = list(DetectionLoader(dataset, batches))
     loader = DetectionLoader(dataset, batches, workers=1)
@@ -239,3 +233,241 @@ def test_loading_moves_between_this_process_and_another_without_a_difference(
             if len(read) in (1, 3, 4):
                 break
     assert_same(read, expected)
+
+
+def indices(batches: list[list[SampleKey]]) -> list[int]:
+    return [key.index for batch in batches for key in batch]
+
+
+def epoch_keys(
+    epoch: int, *, num_images: int = 23, seed: int = 5, first: int = 0
+) -> list[list[SampleKey]]:
+    keys = training_keys(num_images, seed=seed, epoch=epoch, batch_size=4, first=first)
+    return list(keys)
+
+
+def test_an_epoch_has_whole_batches_of_different_images() -> None:
+    batches = epoch_keys(0)
+    assert [len(batch) for batch in batches] == [4] * 5
+    assert len(set(indices(batches))) == 20 and set(indices(batches)) <= set(range(23))
+
+
+def test_the_order_is_a_function_of_seed_and_epoch() -> None:
+    assert epoch_keys(3) == epoch_keys(3)
+    orders = [indices(epoch_keys(e, seed=s)) for e, s in itertools.product(range(3), range(3))]
+    assert len({tuple(order) for order in orders}) == 9
+
+
+def test_every_key_has_its_own_seed() -> None:
+    seeds = [key.seed for epoch in range(4) for batch in epoch_keys(epoch) for key in batch]
+    assert len(set(seeds)) == len(seeds)
+
+
+@pytest.mark.parametrize("step", [0, 1, 4, 5])
+def test_resuming_yields_the_remaining_batches(step: int) -> None:
+    assert epoch_keys(2, first=4 * step) == epoch_keys(2)[step:]
+    batches = TrainingBatches(23, batch_size=4, seed=5)
+    batches.set_position(2, 4 * step)
+    assert list(batches) == epoch_keys(2)[step:]
+    assert len(batches) == 5
+
+
+def test_position_applies_from_the_next_iteration() -> None:
+    batches = TrainingBatches(23, batch_size=4, seed=5)
+    iterator = iter(batches)
+    batches.set_position(7, 12)
+    assert list(iterator) == epoch_keys(0)
+    assert list(batches) == epoch_keys(7)[3:]
+
+
+def test_fewer_images_than_a_batch_are_repeated() -> None:
+    batches = TrainingBatches(3, batch_size=8, seed=0)
+    (batch,) = list(batches)
+    assert len(batches) == 1 and len(batch) == 8
+    counts = [indices([batch]).count(index) for index in range(3)]
+    assert sorted(counts) == [2, 3, 3]
+    assert len({key.seed for key in batch}) == 8
+
+
+@pytest.mark.parametrize(("num_images", "ranks"), [(23, 2), (23, 3), (5, 4), (64, 4)])
+def test_ranks_share_one_order(num_images: int, ranks: int) -> None:
+    parts = [
+        list(TrainingBatches(num_images, batch_size=4, seed=9, rank=rank, ranks=ranks))
+        for rank in range(ranks)
+    ]
+    whole = list(TrainingBatches(num_images, batch_size=4 * ranks, seed=9))
+    assert {len(part) for part in parts} == {len(whole)}
+    for step, batch in enumerate(whole):
+        assert list(itertools.chain(*(part[step] for part in parts))) == batch
+
+
+@pytest.mark.parametrize("first", [0, 8, 24, 60])
+def test_samples_do_not_depend_on_the_number_of_ranks(first: int) -> None:
+    """The remaining images and their augmentations are in the same order."""
+    alone = TrainingBatches(64, batch_size=4, seed=9)
+    three = [TrainingBatches(64, batch_size=4, seed=9, rank=rank, ranks=3) for rank in range(3)]
+    for batches in (alone, *three):
+        batches.set_position(1, first)
+    remaining = list(itertools.chain(*alone))
+    steps = list(zip(*three, strict=True))
+    assert len(steps) == (64 - first) // 12
+    read = list(itertools.chain(*itertools.chain(*steps)))
+    assert read == remaining[: len(read)]
+
+
+@pytest.mark.parametrize(("num_images", "sizes"), [(10, [4, 4, 2]), (8, [4, 4]), (1, [1])])
+def test_evaluation_batches_have_each_image_once(num_images: int, sizes: list[int]) -> None:
+    batches = EvaluationBatches(num_images, batch_size=4)
+    read = list(batches)
+    assert [len(batch) for batch in read] == sizes and len(batches) == len(sizes)
+    assert indices(read) == list(range(num_images))
+
+
+@pytest.mark.parametrize(("num_images", "ranks"), [(10, 3), (24781, 8), (2, 4), (16, 4)])
+def test_evaluation_of_ranks_has_no_padding(num_images: int, ranks: int) -> None:
+    parts = [
+        EvaluationBatches(num_images, batch_size=4, rank=rank, ranks=ranks) for rank in range(ranks)
+    ]
+    read = [indices(list(part)) for part in parts]
+    assert list(itertools.chain(*read)) == list(range(num_images))
+    assert max(map(len, read)) - min(map(len, read)) <= 1
+    assert [len(part) for part in parts] == [len(list(part)) for part in parts]
+
+
+SPLITS = [(3, 1, 2), (1, 1, 4), (2, 2, 2)]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("num_images", [23, 64, 4])
+def test_samples_do_not_depend_on_the_split_of_a_batch(
+    num_images: int, split: tuple[int, ...]
+) -> None:
+    shared = {"batch_size": 2, "seed": 9, "ranks": 3}
+    even, parts = (
+        [list(TrainingBatches(num_images, rank=rank, split=sizes, **shared)) for rank in range(3)]
+        for sizes in ((), split)
+    )
+    assert [{len(batch) for batch in part} for part in parts] == [{count} for count in split]
+    for batches, uneven in zip(zip(*even, strict=True), zip(*parts, strict=True), strict=True):
+        assert list(itertools.chain(*uneven)) == list(itertools.chain(*batches))
+    if split == (2, 2, 2):
+        assert parts == even
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_split_applies_from_the_next_iteration(split: tuple[int, ...]) -> None:
+    batches = TrainingBatches(24, batch_size=2, seed=9, rank=2, ranks=3)
+    begun = iter(batches)
+    batches.split = split
+    batches.set_position(1, 12)
+    expected = TrainingBatches(24, batch_size=2, seed=9, rank=2, ranks=3, split=split)
+    expected.set_position(1, 12)
+    assert list(batches) == list(expected) and len(batches) == 4
+    assert {len(batch) for batch in begun} == {2}
+
+
+@pytest.mark.parametrize("first", [0, 16])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_chosen_batches(rank: int, first: int) -> None:
+    batches = TrainingBatches(67, batch_size=4, seed=9, rank=rank, ranks=2)
+    batches.set_position(3, first)
+    keys = training_keys(67, seed=9, epoch=3, batch_size=4, first=first, rank=rank, ranks=2)
+    expected = list(keys)
+    batches.chosen = iter([4, 0, 5])
+    assert list(batches) == [expected[number] for number in (4, 0, 5)]
+    batches.chosen = range(len(expected))
+    assert list(batches) == expected
+    batches.chosen = None
+    assert list(batches) == expected
+
+
+def test_chosen_batch_of_few_images() -> None:
+    batches = TrainingBatches(3, batch_size=4, seed=0, rank=1, ranks=2)
+    expected = list(batches)
+    batches.chosen = (0,)
+    assert list(batches) == expected and len(expected) == 1
+
+
+def test_batches_are_chosen_lazily() -> None:
+    batches = TrainingBatches(67, batch_size=4, seed=9)
+    chosen = []
+
+    def numbers() -> Iterator[int]:
+        for number in range(9):
+            chosen.append(number)
+            yield number
+
+    batches.chosen = numbers()
+    stream = iter(batches)
+    assert chosen == []
+    next(stream)
+    assert chosen == [0]
+
+
+@pytest.mark.parametrize(("num_images", "ranks"), [(10, 3), (4, 1)])
+def test_evaluation_is_shared_among_remaining_ranks(num_images: int, ranks: int) -> None:
+    parts = [EvaluationBatches(num_images, batch_size=4, rank=rank, ranks=4) for rank in (0, 2, 3)]
+    remaining = parts[:ranks]
+    for rank, part in enumerate(remaining):
+        part.share(rank=rank, ranks=ranks)
+    assert indices([batch for part in remaining for batch in part]) == list(range(num_images))
+    assert [len(part) for part in remaining] == [len(list(part)) for part in remaining]
+
+
+KILLED = "DataLoader worker (pid 123) is killed by signal: Killed. "
+FULL = (
+    "DataLoader worker (pid 123) is killed by signal: Bus error. It is possible that dataloader's "
+    "workers are out of shared memory. Please try to raise your shared memory limit."
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "cause", "fix"),
+    [
+        (KILLED, "SIGKILL", "data.workers"),
+        (FULL, "SIGBUS", "/dev/shm"),
+        ("DataLoader worker (pid(s) 123, 124) exited unexpectedly", "unexpectedly", "data.workers"),
+    ],
+)
+def test_killed_worker_is_reported_with_cause_and_fix(message: str, cause: str, fix: str) -> None:
+    error = RuntimeError(message)
+    line = format_error(error)
+    assert line is not None and line.startswith("error: ") and "\n" not in line
+    assert "process 123 " in line and cause in line and fix in line
+    assert exit_code_for(error) == OUR_BUG
+
+
+def test_signal_is_taken_from_the_chained_error() -> None:
+    error = RuntimeError("DataLoader worker (pid(s) 123) exited unexpectedly")
+    error.__cause__ = RuntimeError(KILLED)
+    assert "SIGKILL" in (killed_worker(error) or "")
+
+
+def test_other_errors_keep_their_traceback() -> None:
+    for error in (RuntimeError("CUDA"), ValueError(KILLED)):
+        assert killed_worker(error) is None and format_error(error) is None
+
+
+def killed_while_read(process: int) -> Never:
+    os.kill(process, signal.SIGKILL)
+    raise ConnectionResetError
+
+
+class SampleOfProcess:
+    """Kills its loading process while it is unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[[int], Never], tuple[int]]:
+        return killed_while_read, (os.getpid(),)
+
+
+class UnreadableSamples:
+    def __getitem__(self, key: int) -> SampleOfProcess:
+        return SampleOfProcess()
+
+
+def test_worker_killed_while_its_batch_is_read() -> None:
+    loader = DetectionLoader(UnreadableSamples(), [[0]], workers=1)  # type: ignore[arg-type]
+    loader.collate_fn = list
+    with pytest.raises(RuntimeError) as raised:
+        next(iter(loader))
+    assert "SIGKILL" in (killed_worker(raised.value) or "")

@@ -42,7 +42,7 @@ def test_resize_uses_no_antialiasing() -> None:
     assert resize_image(image, 16).max() == 0
 
 
-def test_resized_images_lie_channels_last() -> None:
+def test_resized_images_are_channels_last() -> None:
     assert resize_image(noise(20, 30), 16).stride() == (1, 48, 3)
 
 
@@ -50,7 +50,7 @@ def test_resized_images_lie_channels_last() -> None:
     ("height", "width", "box"),
     [(100, 200, (40, 20, 120, 70)), (60, 30, (3, 12, 27, 54)), (128, 128, (0, 0, 64, 128))],
 )
-def test_a_painted_rectangle_ends_where_its_scaled_box_says(
+def test_boxes_are_scaled_like_the_pixels(
     height: int, width: int, box: tuple[int, int, int, int]
 ) -> None:
     image = np.zeros((height, width, 3), dtype=np.uint8)
@@ -83,11 +83,11 @@ def test_flip_twice_is_identity() -> None:
     assert torch.equal(twice_image, image) and torch.equal(twice_boxes, boxes)
 
 
-def test_flip_takes_no_boxes() -> None:
+def test_flip_without_boxes() -> None:
     assert flip(resize_image(noise(4, 4), 4), torch.zeros(0, 4))[1].shape == (0, 4)
 
 
-def test_boxes_are_clipped_and_those_without_area_found() -> None:
+def test_boxes_are_clipped_and_marked_without_area() -> None:
     boxes = torch.tensor(
         [
             [-5.0, -5, 10, 10],

@@ -16,7 +16,7 @@ import pytest
 
 from common.errors import CONDITION_MET, FINISHED
 from tests.conftest import NOT_AS_WRITTEN
-from tests.data.download.datasets import coco, openimages
+from tests.data.download.samples import coco, openimages
 from tests.data.download.server import serving
 from tests.docs.fixtures import FIXTURES, checkout, put_in_place
 from tests.docs.output import missing_lines

@@ -1,4 +1,4 @@
-"""A real HTTP server on 127.0.0.1 that serves files, and on request misbehaves while it does."""
+"""An HTTP server on 127.0.0.1 that serves files, with faults on request."""
 
 import random
 import re
@@ -23,7 +23,7 @@ def bomb() -> bytes:
     return b"".join([*(packer.compress(bytes(1_000_000)) for _ in range(50)), packer.flush()])
 
 
-class Asked(NamedTuple):
+class RequestSeen(NamedTuple):
     """A request that was served."""
 
     path: str
@@ -32,7 +32,7 @@ class Asked(NamedTuple):
 
 
 class Server:
-    """Files by path, what goes wrong with each, and what was asked for."""
+    """Files by path, the faults of each, and the requests so far."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
@@ -41,11 +41,11 @@ class Server:
         self.fallback: Callable[[str], str] = lambda path: "serve"
         """What serves the requests after those"""
         self.tag = "1"
-        self.asked: list[Asked] = []
+        self.requests: list[RequestSeen] = []
         self.heads = 0
         self.served: Counter[str] = Counter()
-        self.at_once = 0
-        self.most_at_once = 0
+        self.active = 0
+        self.most_active = 0
         self.lock = threading.Lock()
         self.url = ""
 
@@ -55,8 +55,8 @@ class Server:
         for path in sorted(self.files):
             self.faults[path] = chance.choices(faults, k=chance.randint(0, most))
 
-    def asked_for(self, path: str) -> list[Asked]:
-        return [asked for asked in self.asked if asked.path == path]
+    def requests_for(self, path: str) -> list[RequestSeen]:
+        return [request for request in self.requests if request.path == path]
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def serving(files: dict[str, bytes]) -> Iterator[Server]:
 
 
 class QuietServer(ThreadingHTTPServer):
-    """One that says nothing of clients that go away."""
+    """Prints nothing about clients that disconnect."""
 
     daemon_threads = True
 
@@ -90,7 +90,7 @@ class QuietServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves one request well, or as the fault says."""
+    """Serves one request correctly, or with a fault."""
 
     protocol_version = "HTTP/1.1"
     state: Server
@@ -103,13 +103,13 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, b"")
 
     def do_GET(self) -> None:
-        asked = Asked(
+        request = RequestSeen(
             self.path, self.headers.get("Range", ""), self.headers.get("If-Range", "").strip()
         )
         with self.state.lock:
-            self.state.asked.append(asked)
-            self.state.at_once += 1
-            self.state.most_at_once = max(self.state.most_at_once, self.state.at_once)
+            self.state.requests.append(request)
+            self.state.active += 1
+            self.state.most_active = max(self.state.most_active, self.state.active)
             faults = self.state.faults[self.path]
             fault = faults.pop(0) if faults else self.state.fallback(self.path)
         try:
@@ -121,14 +121,16 @@ class Handler(BaseHTTPRequestHandler):
             pass  # the client was killed
         finally:
             with self.state.lock:
-                self.state.at_once -= 1
+                self.state.active -= 1
                 self.state.served[self.path] += 1
 
-    def answer(self, status: int, body: bytes, *, length: int | None = None, **more: str) -> None:
+    def answer(
+        self, status: int, body: bytes, *, length: int | None = None, **headers: str
+    ) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(body) if length is None else length))
         self.send_header("ETag", f'"{self.state.tag}"')
-        for name, value in more.items():
+        for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         self.wfile.write(body)
@@ -137,12 +139,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         self.close_connection = True
 
-    # What a good server does
+    # Correct responses
 
     def serve(self, body: bytes) -> None:
-        found = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        start = int(found[1]) if found else 0
-        if not found or self.headers["If-Range"] != f'"{self.state.tag}"':
+        match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        start = int(match[1]) if match else 0
+        if not match or self.headers["If-Range"] != f'"{self.state.tag}"':
             self.answer(200, body)
         elif start >= len(body):
             self.answer(416, b"", Content_Range=f"bytes */{len(body)}")
@@ -151,7 +153,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(206, body[start:], Content_Range=f"bytes {start}-{last}/{len(body)}")
 
     def slow(self, body: bytes) -> None:
-        """In four pieces, at most a fifth of a second."""
+        """In four parts, within a fifth of a second."""
         self.answer(200, b"", length=len(body))
         step = -(-len(body) // 4)
         for start in range(0, len(body), step):
@@ -165,7 +167,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
 
-    # What a bad one does
+    # Faults
 
     def error_500(self, body: bytes) -> None:
         self.answer(500, b"oops")
@@ -192,19 +194,19 @@ class Handler(BaseHTTPRequestHandler):
         self.hang_up()
 
     def cut_off(self, body: bytes) -> None:
-        """Half of what is asked for, then nothing."""
-        found = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        start = int(found[1]) if found else 0
-        rest = body[start:]
+        """Half of the requested bytes, then nothing."""
+        match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        start = int(match[1]) if match else 0
+        part = body[start:]
         if start:
             place = f"bytes {start}-{len(body) - 1}/{len(body)}"
-            self.answer(206, rest[: len(rest) // 2], length=len(rest), Content_Range=place)
+            self.answer(206, part[: len(part) // 2], length=len(part), Content_Range=place)
         else:
-            self.answer(200, rest[: len(rest) // 2], length=len(rest))
+            self.answer(200, part[: len(part) // 2], length=len(part))
         self.hang_up()
 
     def cut_off_whole(self, body: bytes) -> None:
-        """The same, by a server that knows no ranges."""
+        """The same, by a server without ranges."""
         self.answer(200, body[: len(body) // 2], length=len(body))
         self.hang_up()
 

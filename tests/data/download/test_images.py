@@ -1,15 +1,39 @@
-"""Many images, by several threads."""
+"""Downloads of many images by threads, of one file with a bar, and their folder."""
 
+import errno
 import io
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+import data.download.images
+from common.errors import InputError
+from data.download.datasets import check_zip
 from data.download.http import FetchError, HttpOptions
-from data.download.images import FAILURES_IN_A_ROW, Images, fetch_images
-from tests.data.download.datasets import jpeg
+from data.download.images import (
+    FAILURES_IN_A_ROW,
+    MISSING_LIST,
+    Images,
+    Rate,
+    check_space,
+    fetch_file,
+    fetch_images,
+    locked_folder,
+    tidy,
+    write_missing_list,
+)
+from tests.data.download.samples import jpeg
 from tests.data.download.server import Server, serving
+from tests.support.without_locks import built_library, without_locks
 
 BODY = jpeg(0)
 QUICK = HttpOptions(workers=4, timeout=0.6, attempts=3, first_pause=0.001)
@@ -27,48 +51,205 @@ def console() -> Console:
     return Console(file=io.StringIO(), width=120)
 
 
-def test_no_more_are_asked_for_at_a_time_than_there_are_workers(tmp_path: Path) -> None:
+def test_number_of_parallel_downloads(tmp_path: Path) -> None:
     with serving(many(12)) as server:
         server.fallback = lambda path: "slow"
-        wanted = images(server, tmp_path, *(path[1:] for path in server.files))
-        assert fetch_images(wanted, present=set(), options=QUICK, console=console()) == {}
-        assert server.most_at_once == 4 and len(server.asked) == 12
+        images_to_get = images(server, tmp_path, *(path[1:] for path in server.files))
+        assert fetch_images(images_to_get, present=set(), options=QUICK, console=console()) == {}
+        assert server.most_active == 4 and len(server.requests) == 12
 
 
-def test_images_that_are_there_are_not_asked_for(tmp_path: Path) -> None:
+def test_existing_images_are_not_requested(tmp_path: Path) -> None:
     with serving(many(3)) as server:
-        wanted, shown = images(server, tmp_path, "000.jpg", "001.jpg", "002.jpg"), console()
-        fetch_images(wanted, present={"000.jpg", "002.jpg"}, options=QUICK, console=shown)
-        assert [asked.path for asked in server.asked] == ["/001.jpg"]
-        fetch_images(wanted, present=set(wanted.names), options=QUICK, console=shown)
-        assert len(server.asked) == 1
-    lines = shown.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        images_to_get, output = images(server, tmp_path, "000.jpg", "001.jpg", "002.jpg"), console()
+        fetch_images(images_to_get, present={"000.jpg", "002.jpg"}, options=QUICK, console=output)
+        assert [request.path for request in server.requests] == ["/001.jpg"]
+        fetch_images(images_to_get, present=set(images_to_get.names), options=QUICK, console=output)
+        assert len(server.requests) == 1
+    lines = output.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert lines[0].startswith("images 3/3  0:00:00 left  ") and lines[0].endswith(" MB/s")
-    assert lines[1] == "images: all 3 are there"
+    assert lines[1] == "images: all 3 are already downloaded"
 
 
-def test_images_that_cannot_be_had_are_told_in_order_and_the_rest_arrives(tmp_path: Path) -> None:
+def test_failed_images_are_returned_in_order(tmp_path: Path) -> None:
     with serving(many(4)) as server:
         server.fallback = lambda path: "garbage" if path == "/001.jpg" else "serve"
         names = ("none.jpg", "000.jpg", "001.jpg", "002.jpg", "003.jpg")
-        wanted = images(server, tmp_path, *names)
-        failed = fetch_images(wanted, present=set(), options=QUICK, console=console())
+        images_to_get = images(server, tmp_path, *names)
+        failed = fetch_images(images_to_get, present=set(), options=QUICK, console=console())
     assert list(failed) == ["none.jpg", "001.jpg"]
     assert "404 Not Found" in failed["none.jpg"] and "tried 3 times" in failed["001.jpg"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000.jpg", "002.jpg", "003.jpg"]
 
 
-def test_a_server_that_has_nothing_is_left_alone_after_a_while(tmp_path: Path) -> None:
+def test_many_failures_in_a_row_end_the_download(tmp_path: Path) -> None:
     with serving({}) as server:
-        wanted = images(server, tmp_path, *(f"{index}.jpg" for index in range(100_000)))
-        with pytest.raises(FetchError, match="images in a row could not be had; the last: http"):
-            fetch_images(wanted, present=set(), options=QUICK, console=console())
-        assert FAILURES_IN_A_ROW <= len(server.asked) < 20 * FAILURES_IN_A_ROW
+        images_to_get = images(server, tmp_path, *(f"{index}.jpg" for index in range(100_000)))
+        with pytest.raises(FetchError, match=r"images in a row .*; the last: http"):
+            fetch_images(images_to_get, present=set(), options=QUICK, console=console())
+        assert FAILURES_IN_A_ROW <= len(server.requests) < 20 * FAILURES_IN_A_ROW
     assert not list(tmp_path.iterdir())
 
 
-def test_an_error_in_a_thread_is_raised_in_the_caller(tmp_path: Path) -> None:
+def test_error_in_a_thread_is_raised_in_the_caller(tmp_path: Path) -> None:
     with serving(many(3)) as server:
-        wanted = images(server, tmp_path / "no such folder", "000.jpg", "001.jpg")
+        images_to_get = images(server, tmp_path / "no such folder", "000.jpg", "001.jpg")
         with pytest.raises(FileNotFoundError):
-            fetch_images(wanted, present=set(), options=QUICK, console=console())
+            fetch_images(images_to_get, present=set(), options=QUICK, console=console())
+
+
+def zip_content() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as members:
+        members.writestr("a.json", bytes(range(250)) * 10_000)
+    return file.getvalue()
+
+
+@pytest.fixture
+def zip_server() -> Iterator[Server]:
+    with serving({"/a.zip": zip_content()}) as started:
+        yield started
+
+
+def get(zip_server: Server, path: Path, console: Console) -> None:
+    check = partial(check_zip, members=["a.json"], limit=10_000_000)
+    fetch_file(
+        f"{zip_server.url}/a.zip",
+        path,
+        check=check,
+        limit=10_000_000,
+        options=QUICK,
+        console=console,
+    )
+
+
+def test_progress_lines_have_megabytes_and_retries(tmp_path: Path, zip_server: Server) -> None:
+    zip_server.faults["/a.zip"] = ["error_503", "cut_off"]
+    console = Console(file=io.StringIO(), width=40)
+    get(zip_server, tmp_path / "new" / "a.zip", console)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert re.fullmatch(r"a\.zip: 503 Service Unavailable; retry in 0\.0 s", lines[0])
+    assert any(line.startswith("a.zip: connection lost; retry") for line in lines)
+    assert re.fullmatch(r"a\.zip, MB 3/3  0:00:00 left  \d+\.\d MB/s", lines[-1])
+    assert (tmp_path / "new" / "a.zip").read_bytes() == zip_content()
+
+
+def test_progress_bar(tmp_path: Path, zip_server: Server) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    get(zip_server, tmp_path / "a.zip", console)
+    assert "3/3" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_existing_file_is_not_requested(tmp_path: Path, zip_server: Server) -> None:
+    (tmp_path / "a.zip").write_bytes(b"mine")
+    get(zip_server, tmp_path / "a.zip", Console(file=io.StringIO()))
+    assert not zip_server.requests and not zip_server.heads
+
+
+def test_rate_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        now = 100.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(data.download.images, "time", clock)
+    rate = Rate()
+    assert rate.note(50_000_000) == "0.0 MB/s"  # earlier bytes do not count
+    clock.now += 2
+    assert rate.note(53_000_000) == "1.5 MB/s"
+    clock.now += 100
+    assert rate.note(53_000_000) == "0.0 MB/s"
+    clock.now += 1
+    assert rate.note(54_000_000) == "1.0 MB/s"
+    clock.now += 1
+    assert rate.note(0) == "0.0 MB/s"  # the download started again
+    clock.now += 1
+    assert rate.note(2_000_000) == "2.0 MB/s"
+
+
+def test_second_download_into_a_folder_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    with (
+        locked_folder(folder),
+        pytest.raises(InputError, match="another download"),
+        locked_folder(folder),
+    ):
+        pass
+    with locked_folder(folder):
+        pass
+
+
+def test_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("precious")
+    for path in (tmp_path / "a", tmp_path / "a" / "b"):
+        with pytest.raises(InputError, match=f"--out: {path}: "), locked_folder(path):
+            pass
+    assert (tmp_path / "a").read_text() == "precious"
+
+
+def test_partial_images_are_removed(tmp_path: Path) -> None:
+    for name in ("a.jpg", "b.jpg.part", "c.jpg"):
+        (tmp_path / name).touch()
+    assert tidy(tmp_path) == {"a.jpg", "c.jpg"}
+    assert not (tmp_path / "b.jpg.part").exists()
+    assert tidy(tmp_path / "new") == set() and (tmp_path / "new").is_dir()
+
+
+def test_list_of_missing_images(tmp_path: Path) -> None:
+    write_missing_list(tmp_path, {"train2017/a.jpg": "404 Not Found", "train2017/b.jpg": "late"})
+    text = (tmp_path / MISSING_LIST).read_text()
+    assert text == "train2017/a.jpg\t404 Not Found\ntrain2017/b.jpg\tlate\n"
+    write_missing_list(tmp_path, {"train2017/a\nb\tc\udcff\x1b[2J.jpg": "late"})
+    lines = (tmp_path / MISSING_LIST).read_text().splitlines()
+    assert len(lines) == 1 and len(lines[0].split("\t")) == 2 and "\x1b" not in lines[0]
+    write_missing_list(tmp_path, {})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("free", "outcome"), [(1000, "fits"), (999, "close"), (500, "close"), (499, "no")]
+)
+def test_disk_space_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, outcome: str
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    console = Console(record=True, width=200)
+    if outcome == "no":
+        with pytest.raises(InputError, match="100 images need about"):
+            check_space(tmp_path, images=100, bytes_each=10, console=console)
+    else:
+        check_space(tmp_path, images=100, bytes_each=10, console=console)
+    text = console.export_text()
+    assert text.startswith("warning: ") == (outcome == "close") and text.count("\n") <= 1
+
+
+@pytest.mark.slow
+def test_second_download_is_refused_without_file_locks(tmp_path: Path) -> None:
+    library = built_library(tmp_path)
+    code = """
+import sys
+from pathlib import Path
+from data.download.images import locked_folder
+from common.errors import InputError
+try:
+    with locked_folder(Path(sys.argv[1])):
+        print("begun", flush=True)
+        sys.stdin.readline()
+except InputError as error:
+    sys.exit(str(error))
+"""
+    out = tmp_path / "out"
+    words = [sys.executable, "-c", code, str(out)]
+    environment = without_locks(library, errno.ENOLCK)
+    with subprocess.Popen(
+        words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stdout is not None and first.stdout.readline() == "begun\n"
+        second = subprocess.run(
+            words, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert second.returncode == 1 and "another download" in second.stderr
+        first.communicate("\n", timeout=60)
+    assert first.returncode == 0 and not list(out.iterdir())

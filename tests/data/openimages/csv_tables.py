@@ -33,25 +33,25 @@ class Row(NamedTuple):
     inside: str = "0"
 
     def line(self) -> str:
-        image_id, *rest = f"{self.image:016x}", *self[2:]
-        return ",".join([image_id, "xclick", self.label, "1", *rest])
+        image_id, *fields = f"{self.image:016x}", *self[2:]
+        return ",".join([image_id, "xclick", self.label, "1", *fields])
 
 
 def write_boxes(path: Path, rows: Iterable[Row], *, clicks: bool = False) -> Path:
-    """A boxes CSV; with `clicks` v6's further columns."""
+    """Write a CSV of boxes; with `clicks` v6's additional columns."""
     header = f"{HEADER},{CLICKS}" if clicks else HEADER
     tail = ",-1.000000" * 8 if clicks else ""
     return write_lines(path, [header, *(row.line() + tail for row in rows)])
 
 
 def write_descriptions(path: Path, *, header: bool = False) -> Path:
-    """Class descriptions of `LABELS`, as v5 has them, or v7, with a header."""
+    """Write class descriptions of `LABELS` as in v5, or with v7's header."""
     lines = ["LabelName,DisplayName"] if header else []
     return write_lines(path, [*lines, *(f"{label},{name}" for label, name in LABELS.items())])
 
 
 def write_image_ids(path: Path, images: Iterable[int]) -> Path:
-    """A list of images with the columns after the first that OpenImages has."""
+    """Write a list of images with OpenImages' columns."""
     lines = [f'{image:016x},train,https://a.example,"A, title ""of"" it",0' for image in images]
     return write_lines(path, ["ImageID,Subset,OriginalURL,Title,Rotation", *lines])
 
@@ -62,7 +62,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> Path:
 
 
 def write_photos(folder: Path, images: Iterable[int]) -> Path:
-    """Photos `<ImageID>.jpg`, of the sizes that `size_of` gives."""
+    """Write photos `<ImageID>.jpg` of the sizes that `size_of` returns."""
     folder.mkdir(exist_ok=True)
     for image in images:
         Image.new("RGB", size_of(image)).save(folder / f"{image:016x}.jpg")
@@ -70,12 +70,12 @@ def write_photos(folder: Path, images: Iterable[int]) -> Path:
 
 
 def size_of(image: int) -> tuple[int, int]:
-    """Width and height of a photo."""
+    """Return width and height of a photo."""
     return 40 + image % 7, 30 + image % 5
 
 
 def random_rows(*, images: int, boxes: int, seed: int = 0) -> list[Row]:
-    """Boxes of images in no order, of all labels, with flags of all kinds."""
+    """Return boxes in random order, with all labels and flags."""
     random = np.random.default_rng(seed)
     rows = []
     for _ in range(boxes):

@@ -18,7 +18,7 @@ Content = dict[str, Any]
 
 
 def small_content() -> Content:
-    """Six images with two boxes each, three categories."""
+    """Return six images with two boxes each, and three categories."""
     return {
         "images": [
             {"id": 10 + n, "file_name": f"{n}.jpg", "width": WIDTH, "height": HEIGHT}
@@ -50,8 +50,19 @@ def write_split(folder: Path, content: object) -> Split:
     return Split(folder / "labels.json", folder / "images")
 
 
+def write_splits(
+    folder: Path, train: object = None, validation: object = None, **data: object
+) -> tuple[Path, Split, Split]:
+    """Write both splits (default: `small_content`) and their configuration, which comes first."""
+    splits = (
+        write_split(folder / "train", train or small_content()),
+        write_split(folder / "validation", validation or small_content()),
+    )
+    return write_config(folder, splits[0], splits[1], **data), *splits
+
+
 def write_config(folder: Path, train: Split, validation: Split, **data: object) -> Path:
-    """A configuration that names the two splits."""
+    """Write a configuration with the two splits."""
     settings = {
         "train_annotations": str(train.annotations),
         "train_images": str(train.images),
@@ -67,7 +78,7 @@ def write_config(folder: Path, train: Split, validation: Split, **data: object) 
 
 
 def verify(config: Path, *overrides: str, **options: Any) -> tuple[int, Content]:
-    """The exit code of the command, and what it wrote as JSON."""
+    """Run the command; return its exit code and its JSON."""
     file = options.pop("json_file", config.with_suffix(".json"))
     file.unlink(missing_ok=True)
     arguments = {"split": None, "no_images": False, "sample": None, "clean_folder": None}
@@ -78,14 +89,14 @@ def verify(config: Path, *overrides: str, **options: Any) -> tuple[int, Content]
 
 
 def counts(report: Content, split: str = "train") -> dict[str, int]:
-    """How many findings there are of each kind, by name."""
-    return {one["name"]: one["count"] for one in report["splits"][split]["findings"]}
+    """Return the number of findings of each kind."""
+    return {each["name"]: each["count"] for each in report["splits"][split]["findings"]}
 
 
 def entries(report: Content, name: str, split: str = "train") -> list[str]:
-    """The places of a finding."""
+    """Return the places of a finding."""
     findings = report["splits"][split]["findings"]
-    return [place["entry"] for one in findings if one["name"] == name for place in one["places"]]
+    return [place["entry"] for each in findings if each["name"] == name for place in each["places"]]
 
 
 def train_on(train: Split, validation: Split, **options: Any) -> int:

@@ -17,21 +17,8 @@ from tests.data.verify.small_set import (
     small_content,
     train_on,
     verify,
-    write_config,
-    write_split,
+    write_splits,
 )
-
-
-def cleaned(config: Path, folder: Path, *overrides: str) -> list[str]:
-    """The fields that `--write-clean` says to train with."""
-    return [
-        *overrides,
-        *(
-            f"data.{name}_annotations={folder / name}.index"
-            for name in ("train", "validation")
-            if (folder / f"{name}.index").exists()
-        ),
-    ]
 
 
 def spoiled_content() -> Content:
@@ -50,14 +37,12 @@ def spoiled_content() -> Content:
     return content
 
 
-def test_the_clean_index_is_verified_without_stopping_and_trained_on(
+def test_clean_index_is_verified_and_trained_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train = write_split(tmp_path / "train", spoiled_content())
-    validation = write_split(tmp_path / "validation", small_content())
+    config, train, validation = write_splits(tmp_path, spoiled_content())
     (train.images / "4.jpg").write_bytes(b"no image")
     (validation.images / "0.jpg").unlink()
-    config = write_config(tmp_path, train, validation)
     folder = tmp_path / "clean"
     code, _ = verify(config, clean_folder=folder)
     assert code == 1
@@ -87,10 +72,8 @@ def test_the_clean_index_is_verified_without_stopping_and_trained_on(
     assert train_on(*splits) == 6 + 10
 
 
-def test_the_clean_index_of_a_good_set_is_the_set(tmp_path: Path) -> None:
-    train = write_split(tmp_path / "train", small_content())
-    validation = write_split(tmp_path / "validation", small_content())
-    config = write_config(tmp_path, train, validation)
+def test_clean_index_of_good_data_equals_the_data(tmp_path: Path) -> None:
+    config, train, validation = write_splits(tmp_path)
     code, _ = verify(config, clean_folder=tmp_path / "clean")
     assert code == 0
     assert_equal(tmp_path / "clean" / "train.index", train.annotations)
@@ -106,9 +89,8 @@ def assert_equal(index: Path, labels: Path) -> None:
             assert list(column) == list(clean[name])
 
 
-def test_an_index_can_be_cleaned_again(tmp_path: Path) -> None:
-    splits = [write_split(tmp_path / name, small_content()) for name in ("train", "validation")]
-    config = write_config(tmp_path, *splits)
+def test_index_can_be_cleaned_again(tmp_path: Path) -> None:
+    config, *splits = write_splits(tmp_path)
     verify(config, clean_folder=tmp_path / "first")
     (splits[0].images / "2.jpg").unlink()
     first = f"data.train_annotations={tmp_path}/first/train.index"
@@ -118,24 +100,24 @@ def test_an_index_can_be_cleaned_again(tmp_path: Path) -> None:
     assert clean.image_ids.tolist() == [10, 11, 13, 14, 15] and len(clean.boxes) == 10
 
 
-def test_images_without_boxes_stay(tmp_path: Path) -> None:
+def test_images_without_boxes_are_kept(tmp_path: Path) -> None:
     """They are no mistake; whether they are trained on is the configuration's matter."""
     content = small_content()
     content["annotations"] = [e for e in content["annotations"] if e["image_id"] != 12]
-    splits = [write_split(tmp_path / name, content) for name in ("train", "validation")]
-    verify(write_config(tmp_path, *splits), clean_folder=tmp_path / "clean")
+    config, *_ = write_splits(tmp_path, content, content)
+    verify(config, clean_folder=tmp_path / "clean")
     assert len(open_index(tmp_path / "clean" / "train.index")) == IMAGES
 
 
-def test_an_image_goes_with_its_last_box(tmp_path: Path) -> None:
+def test_image_is_removed_with_its_last_box(tmp_path: Path) -> None:
     """Else it would teach that nothing is in it: also if the box could not even be read."""
     content = small_content()
     content["annotations"][2]["bbox"] = [1, 2, 0, 4]
     content["annotations"][8]["bbox"] = "none"
     for place in (3, 9):
         content["annotations"][place]["bbox"] = [1, 2, 3, float("nan")]
-    splits = [write_split(tmp_path / name, content) for name in ("train", "validation")]
-    verify(write_config(tmp_path, *splits), clean_folder=tmp_path / "clean")
+    config, *_ = write_splits(tmp_path, content, content)
+    verify(config, clean_folder=tmp_path / "clean")
     clean = open_index(tmp_path / "clean" / "train.index")
     assert clean.image_ids.tolist() == [10, 11, 14, 15]
 
@@ -143,8 +125,8 @@ def test_an_image_goes_with_its_last_box(tmp_path: Path) -> None:
 def test_different_images_of_one_id_both_go(tmp_path: Path) -> None:
     content = small_content()
     content["images"][4]["id"] = 11
-    splits = [write_split(tmp_path / name, content) for name in ("train", "validation")]
-    verify(write_config(tmp_path, *splits), clean_folder=tmp_path / "clean")
+    config, *_ = write_splits(tmp_path, content, content)
+    verify(config, clean_folder=tmp_path / "clean")
     clean = open_index(tmp_path / "clean" / "train.index")
     assert clean.image_ids.tolist() == [10, 12, 13, 15]
 
@@ -152,60 +134,52 @@ def test_different_images_of_one_id_both_go(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"categories": [{"id": 3, "name": "kind 3"}] * 3}, "mistakes in categories"),
+        ({"categories": [{"id": 3, "name": "kind 3"}] * 3}, "faulty categories"),
         ({"categories": [{"id": 3, "name": ""}]}, "the annotations cannot be read"),
-        ({"categories": [{"id": 3, "name": "kind 3"}, {"id": 5}]}, "mistakes in categories"),
+        ({"categories": [{"id": 3, "name": "kind 3"}, {"id": 5}]}, "faulty categories"),
         ({"images": [{"id": 3}]}, "the annotations cannot be read"),
     ],
 )
-def test_what_leaving_out_cannot_mend_is_told_and_nothing_is_written(
+def test_clean_index_that_cannot_be_made(
     tmp_path: Path, change: dict[str, Any], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    splits = [
-        write_split(tmp_path / "train", small_content()),
-        write_split(tmp_path / "validation", small_content() | change),
-    ]
-    config = write_config(tmp_path, *splits)
+    config, *_ = write_splits(tmp_path, None, small_content() | change)
     code, _ = verify(config, clean_folder=tmp_path / "clean")
     assert code == 1 and not (tmp_path / "clean").exists()
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("no clean index was written: validation: ") and reason in last
+    assert last.startswith("clean index not written: validation: ") and reason in last
 
 
-def test_nothing_is_cleaned_away_as_a_whole(
+def test_clean_index_without_images_is_not_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    splits = [write_split(tmp_path / name, small_content()) for name in ("train", "validation")]
+    config, *splits = write_splits(tmp_path)
     for n in range(IMAGES):
         (splits[0].images / f"{n}.jpg").unlink()
-    config = write_config(tmp_path, *splits)
     code, _ = verify(config, clean_folder=tmp_path / "clean")
     assert code == 1 and not (tmp_path / "clean").exists()
-    assert "no clean index was written: train: no image would remain" in capsys.readouterr().out
+    assert "clean index not written: train: no image would remain" in capsys.readouterr().out
 
 
-def test_an_index_is_not_replaced(tmp_path: Path) -> None:
-    splits = [write_split(tmp_path / name, small_content()) for name in ("train", "validation")]
-    config = write_config(tmp_path, *splits)
+def test_existing_index_is_not_replaced(tmp_path: Path) -> None:
+    config, *_ = write_splits(tmp_path)
     (tmp_path / "clean" / "validation.index").mkdir(parents=True)
-    with pytest.raises(InputError, match=r"validation\.index: exists; give --write-clean another"):
+    with pytest.raises(InputError, match=r"validation\.index: exists"):
         verify(config, clean_folder=tmp_path / "clean")
     assert not (tmp_path / "clean" / "train.index").exists()
     code, _ = verify(config, clean_folder=tmp_path / "clean", split="train")
     assert code == 0 and len(open_index(tmp_path / "clean" / "train.index")) == IMAGES
 
 
-def test_a_sample_cannot_be_cleaned(tmp_path: Path) -> None:
-    splits = [write_split(tmp_path / name, small_content()) for name in ("train", "validation")]
-    config = write_config(tmp_path, *splits)
-    with pytest.raises(InputError, match="--write-clean: not with --sample"):
+def test_sample_cannot_be_cleaned(tmp_path: Path) -> None:
+    config, *_ = write_splits(tmp_path)
+    with pytest.raises(InputError, match="--write-clean: not allowed with --sample"):
         verify(config, clean_folder=tmp_path / "clean", sample=2)
 
 
-def test_without_a_look_at_images_that_is_said(
+def test_clean_index_without_image_checks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    splits = [write_split(tmp_path / name, small_content()) for name in ("train", "validation")]
-    config = write_config(tmp_path, *splits)
+    config, *_ = write_splits(tmp_path)
     verify(config, clean_folder=tmp_path / "clean", no_images=True)
-    assert "images were not all checked" in capsys.readouterr().out
+    assert "not all images were checked" in capsys.readouterr().out

@@ -9,7 +9,7 @@ from retinanet.config_file import config_from_tree
 from retinanet.preflight import run
 from retinanet.preflight.findings import Finding
 from retinanet.preflight.run import check_data, sampled
-from tests.data.coco_files import write_json
+from tests.data.samples import write_json
 
 IMAGES = 6
 

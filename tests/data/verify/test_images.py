@@ -1,4 +1,4 @@
-"""Every way in which an image file can be wrong is found; it stops training if verify says so."""
+"""Findings of image files, each compared with what training does."""
 
 import struct
 import zlib
@@ -14,7 +14,7 @@ from PIL import Image
 from common.errors import InputError
 from data.annotations import Split
 from data.dataset import SampleKey, open_data
-from data.decoding import installed_decoders, is_resized_copy
+from data.decoding import is_resized_copy
 from data.verify.findings import KINDS
 from retinanet.training.data import BadImages
 from tests.data.verify.small_set import (
@@ -28,6 +28,7 @@ from tests.data.verify.small_set import (
     verify,
     write_config,
     write_split,
+    write_splits,
 )
 
 
@@ -42,10 +43,6 @@ def cut_at_the_end(path: Path) -> None:
 
 def empty(path: Path) -> None:
     path.write_bytes(b"")
-
-
-def fill_with_noise(path: Path) -> None:
-    path.write_bytes(np.random.default_rng(0).bytes(2000))
 
 
 def fill_with_text(path: Path) -> None:
@@ -83,7 +80,7 @@ def store_upside_down(path: Path) -> None:
         image.rotate(180).save(path, exif=with_orientation(3))
 
 
-def note_a_turn(path: Path) -> None:
+def add_orientation_tag(path: Path) -> None:
     """The annotations are of the pixels as stored."""
     with Image.open(path) as image:
         image.save(path, exif=with_orientation(6))
@@ -116,17 +113,10 @@ STOPPING: list[tuple[str, Callable[[Path], None]]] = [
     ("image_damaged", cut_at_the_end),
     ("image_damaged", replace_by_folder),
     ("image_other_format", empty),
-    ("image_other_format", fill_with_noise),
     ("image_other_format", fill_with_text),
     ("image_too_large", declare_too_many_pixels),
     ("image_other_shape", turn),
 ]
-
-
-def write_sets(folder: Path, **data: object) -> Path:
-    train = write_split(folder / "train", small_content())
-    validation = write_split(folder / "validation", small_content())
-    return write_config(folder, train, validation, **data)
 
 
 def splits_of(folder: Path) -> tuple[Split, Split]:
@@ -141,12 +131,12 @@ def trained(folder: Path, **options: Any) -> int:
     return train_on(*splits_of(folder), **options)
 
 
-@pytest.mark.parametrize("decoder", installed_decoders())
+@pytest.mark.parametrize("decoder", ["simplejpeg", "pillow"])
 @pytest.mark.parametrize(("kind", "spoil"), STOPPING)
-def test_a_file_that_stops_training_is_found(
+def test_file_that_stops_training(
     tmp_path: Path, kind: str, spoil: Callable[[Path], None], decoder: str
 ) -> None:
-    config = write_sets(tmp_path, decoder=decoder)
+    config, *_ = write_splits(tmp_path, decoder=decoder)
     spoil(tmp_path / "validation" / "images" / "4.jpg")
     code, report = verify(config)
     assert code == 1 and counts(report) == {} and counts(report, "validation") == {kind: 1}
@@ -162,21 +152,21 @@ def test_a_file_that_stops_training_is_found(
         (shrink, {"image_resized": 1}),
         (store_turned, {"image_turned": 1}),
         (store_upside_down, {"image_orientation_unclear": 1}),
-        (note_a_turn, {}),
+        (add_orientation_tag, {}),
         (fill_the_end_with_zeros, {"image_doubtful": 1}),
     ],
 )
-def test_a_file_that_training_takes_stops_nothing(
+def test_file_that_training_accepts(
     tmp_path: Path, spoil: Callable[[Path], None], expected: dict[str, int]
 ) -> None:
-    config = write_sets(tmp_path)
+    config, *_ = write_splits(tmp_path)
     spoil(tmp_path / "train" / "images" / "4.jpg")
     code, report = verify(config)
     assert code == 0 and counts(report) == expected
     assert trained(tmp_path) == 4 * IMAGES
 
 
-def test_every_kind_of_image_is_tested() -> None:
+def test_every_kind_of_image_finding_is_tested() -> None:
     harmless = {"image_resized", "image_doubtful", "image_turned", "image_orientation_unclear"}
     of_files = (
         {"image_missing"}
@@ -186,13 +176,12 @@ def test_every_kind_of_image_is_tested() -> None:
     assert of_files == {kind for kind, _ in STOPPING} | harmless >= {"image_other_shape"}
 
 
-def test_an_image_that_training_does_not_read_stops_nothing(tmp_path: Path) -> None:
+def test_unused_image_does_not_stop_training(tmp_path: Path) -> None:
     """Of the training split without boxes; the same in the validation split is read."""
     content = small_content()
     boxes = [entry for entry in content["annotations"] if entry["image_id"] != 12]
     content["annotations"] = boxes
-    splits = [write_split(tmp_path / name, content) for name in ("train", "validation")]
-    config = write_config(tmp_path, *splits)
+    config, *_ = write_splits(tmp_path, content, content)
     cut_in_half(tmp_path / "train" / "images" / "2.jpg")
     code, report = verify(config)
     assert code == 0 and counts(report) == {"image_damaged": 1, "image_without_boxes": 1}
@@ -203,11 +192,10 @@ def test_an_image_that_training_does_not_read_stops_nothing(tmp_path: Path) -> N
         trained(tmp_path, skip_images_without_boxes=False)
 
 
-def test_opening_a_split_asks_for_its_first_file_even_if_it_is_not_read(tmp_path: Path) -> None:
+def test_first_image_must_exist(tmp_path: Path) -> None:
     content = small_content()
     content["annotations"] = [e for e in content["annotations"] if e["image_id"] != 10]
-    splits = [write_split(tmp_path / name, content) for name in ("train", "validation")]
-    config = write_config(tmp_path, *splits)
+    config, *_ = write_splits(tmp_path, content, content)
     (tmp_path / "train" / "images" / "0.jpg").unlink()
     code, report = verify(config)
     assert code == 1 and counts(report)["image_missing"] == 1
@@ -215,9 +203,9 @@ def test_opening_a_split_asks_for_its_first_file_even_if_it_is_not_read(tmp_path
         trained(tmp_path)
 
 
-@pytest.mark.parametrize("size", [(24, 32), (47, 64), (48, 65), (49, 66), (50, 64), (64, 48)])
-def test_shapes_are_told_apart_as_training_does(tmp_path: Path, size: tuple[int, int]) -> None:
-    write_sets(tmp_path)
+@pytest.mark.parametrize("size", [(24, 32), (48, 65), (50, 64), (64, 48)])
+def test_training_accepts_resized_copies_only(tmp_path: Path, size: tuple[int, int]) -> None:
+    write_splits(tmp_path)
     height, width = size
     pixels = np.zeros((height, width, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "train" / "images" / "3.jpg")
@@ -228,23 +216,23 @@ def test_shapes_are_told_apart_as_training_does(tmp_path: Path, size: tuple[int,
             trained(tmp_path)
 
 
-def test_faults_are_told_in_the_order_of_images_whichever_process_finds_them(
+def test_findings_of_all_processes_are_in_order(
     tmp_path: Path,
 ) -> None:
     content = small_content()
     content["images"] = [
         dict(content["images"][0], id=n, file_name=f"{n % IMAGES if n < 16 else n}.jpg")
-        for n in range(400)
+        for n in range(200)
     ]
     content["annotations"] = []
     split = write_split(tmp_path / "train", content)
     config = write_config(tmp_path, split, split, images_without_boxes="train")
     _, report = verify(config)
-    assert entries(report, "image_missing") == [f"images[{n}]" for n in range(16, 400)]
+    assert entries(report, "image_missing") == [f"images[{n}]" for n in range(16, 200)]
 
 
-def test_files_that_no_annotation_names_are_noted(tmp_path: Path) -> None:
-    config = write_sets(tmp_path)
+def test_unused_files_are_notes(tmp_path: Path) -> None:
+    config, *_ = write_splits(tmp_path)
     folder = tmp_path / "train" / "images"
     (folder / "more").mkdir()
     for name in ("spare.JPG", "more/spare.png", "notes.txt"):
@@ -254,12 +242,12 @@ def test_files_that_no_annotation_names_are_noted(tmp_path: Path) -> None:
     assert entries(report, "file_unused") == ["spare.JPG", "more/spare.png"]
 
 
-def test_splits_that_share_a_folder_use_each_others_files(tmp_path: Path) -> None:
+def test_splits_with_one_folder(tmp_path: Path) -> None:
     parts = []
-    for name, is_mine in (("train", lambda i: i <= 12), ("validation", lambda i: i > 12)):
+    for name, belongs in (("train", lambda i: i <= 12), ("validation", lambda i: i > 12)):
         content = small_content()
-        content["images"] = [one for one in content["images"] if is_mine(one["id"])]
-        content["annotations"] = [e for e in content["annotations"] if is_mine(e["image_id"])]
+        content["images"] = [image for image in content["images"] if belongs(image["id"])]
+        content["annotations"] = [e for e in content["annotations"] if belongs(e["image_id"])]
         parts.append(write_split(tmp_path / name, content))
     train, validation = parts
     (train.images / "spare.jpg").touch()
@@ -271,10 +259,8 @@ def test_splits_that_share_a_folder_use_each_others_files(tmp_path: Path) -> Non
     assert counts(report) == {}
 
 
-def test_a_sample_is_told_from_all_images(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = write_sets(tmp_path)
+def test_sample_is_marked_in_the_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, *_ = write_splits(tmp_path)
     code, report = verify(config, sample=2)
     assert code == 0 and report["splits"]["train"]["images_checked"] == 2
     printed = capsys.readouterr().out
@@ -286,20 +272,18 @@ def test_a_sample_is_told_from_all_images(
 
 
 @pytest.mark.parametrize(("limit", "code"), [(3, 0), (2, 1)])
-def test_with_on_bad_image_skip_they_stop_nothing_up_to_the_limit(
-    tmp_path: Path, limit: int, code: int
-) -> None:
+def test_bad_image_limit_is_for_both_splits(tmp_path: Path, limit: int, code: int) -> None:
     """The limit is for both splits together, as a run counts them."""
-    config = write_sets(tmp_path, on_bad_image="skip", bad_image_limit=limit)
+    config, *_ = write_splits(tmp_path, on_bad_image="skip", bad_image_limit=limit)
     (tmp_path / "train" / "images" / "0.jpg").unlink()
     turn(tmp_path / "train" / "images" / "2.jpg")
     cut_in_half(tmp_path / "validation" / "images" / "5.jpg")
-    found, report = verify(config)
-    assert found == code
+    status, report = verify(config)
+    assert status == code
     severities = {
-        (name, one["name"]): one["severity"]
+        (name, finding["name"]): finding["severity"]
         for name, split in report["splits"].items()
-        for one in split["findings"]
+        for finding in split["findings"]
     }
     assert severities == dict.fromkeys(
         [
@@ -324,8 +308,8 @@ def test_with_on_bad_image_skip_they_stop_nothing_up_to_the_limit(
                 run.note(dataset[SampleKey(index, index)].bad_images)
 
 
-def test_with_on_bad_image_skip_something_must_be_left_to_train_on(tmp_path: Path) -> None:
-    config = write_sets(tmp_path, on_bad_image="skip", bad_image_limit=100)
+def test_all_training_images_are_bad(tmp_path: Path) -> None:
+    config, *_ = write_splits(tmp_path, on_bad_image="skip", bad_image_limit=100)
     for n in range(IMAGES):
         cut_in_half(tmp_path / "train" / "images" / f"{n}.jpg")
     code, _ = verify(config)

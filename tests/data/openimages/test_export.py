@@ -1,4 +1,4 @@
-"""The JSON of MLPerf's export: by hand, by plain code over the rows, and as others read it.
+"""The export of MLPerf's JSON, compared with plain code and pycocotools; sizes of image files.
 
 A run of FiftyOne 0.15.1's own importer and exporter over such CSV files, in the order in which
 OpenImages publishes them, gave the same images, categories and annotations to the last bit.
@@ -8,18 +8,25 @@ import contextlib
 import csv
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from pycocotools.coco import COCO
 from rich.console import Console
 
 from common.errors import InputError
 from data.coco_json import read_annotations
-from data.openimages.export import Summary, write_coco_json
+from data.openimages import export as export_module
+from data.openimages.export import Summary, list_images, read_sizes, write_coco_json
 from tests.data.openimages.csv_tables import (
     LABELS,
     Row,
@@ -31,7 +38,9 @@ from tests.data.openimages.csv_tables import (
     write_photos,
 )
 
-TRICKY = [
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+ROWS = [
     Row(3, "/m/cat", "0.1", "0.3", "0.2", "0.7", group="1"),
     Row(1, "/m/dog", "0.123457", "0.5", "0", "1", "-1", "1", "0", "-1", "0"),
     Row(3, "/m/0bt9lr"),
@@ -61,14 +70,14 @@ def export(
     )
 
 
-def written(folder: Path) -> Any:
+def exported(folder: Path) -> Any:
     return json.loads((folder / "labels" / "openimages-mlperf.json").read_text())
 
 
-def test_every_field_of_a_tricky_file(tmp_path: Path) -> None:
-    summary = export(tmp_path, TRICKY, ["Dog", "Cat"], photos=[1, 2, 3])
+def test_every_field(tmp_path: Path) -> None:
+    summary = export(tmp_path, ROWS, ["Dog", "Cat"], photos=[1, 2, 3])
     assert summary == Summary(classes=2, images=2, images_left_out=0, boxes=4)
-    content = written(tmp_path)
+    content = exported(tmp_path)
     assert list(content) == ["info", "licenses", "categories", "images", "annotations"]
     assert content["info"]["description"] == "OpenImages, 2 classes, from boxes.csv"
     assert content["licenses"] == []
@@ -76,10 +85,10 @@ def test_every_field_of_a_tricky_file(tmp_path: Path) -> None:
         {"id": 0, "name": "Dog", "supercategory": None},
         {"id": 1, "name": "Cat", "supercategory": None},
     ]
-    rest = {"license": None, "coco_url": None}
+    empty = {"license": None, "coco_url": None}
     assert content["images"] == [
-        {"id": 1, "file_name": "0000000000000001.jpg", "height": 31, "width": 41, **rest},
-        {"id": 2, "file_name": "0000000000000003.jpg", "height": 33, "width": 43, **rest},
+        {"id": 1, "file_name": "0000000000000001.jpg", "height": 31, "width": 41, **empty},
+        {"id": 2, "file_name": "0000000000000003.jpg", "height": 33, "width": 43, **empty},
     ]
     dog = [0.123457 * 41, 0.0, (0.5 - 0.123457) * 41, 31.0]
     flat = [0.6 * 41, 15.5, 0.0, 7.75]
@@ -103,7 +112,7 @@ def test_every_field_of_a_tricky_file(tmp_path: Path) -> None:
 
 
 def expected_annotations(boxes_csv: Path, names: list[str]) -> list[dict[str, Any]]:
-    """The rules once more, a row at a time."""
+    """Return the annotations by plain code, a row at a time."""
     with boxes_csv.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if LABELS[row["LabelName"]] in names]
     image_ids = sorted({row["ImageID"] for row in rows})
@@ -127,14 +136,14 @@ def expected_annotations(boxes_csv: Path, names: list[str]) -> list[dict[str, An
     return annotations
 
 
-def test_random_boxes_to_the_last_bit(tmp_path: Path) -> None:
+def test_random_boxes_equal_plain_code(tmp_path: Path) -> None:
     rows = random_rows(images=60, boxes=1000)
     names = ["Tortoise", "Cat", "Dog"]
     export(tmp_path, rows, names, photos=[row.image for row in rows])
-    assert written(tmp_path)["annotations"] == expected_annotations(tmp_path / "boxes.csv", names)
+    assert exported(tmp_path)["annotations"] == expected_annotations(tmp_path / "boxes.csv", names)
 
 
-def test_pycocotools_and_read_annotations_take_it(tmp_path: Path) -> None:
+def test_pycocotools_and_read_annotations_read_the_export(tmp_path: Path) -> None:
     rows = random_rows(images=40, boxes=600)
     export(tmp_path, rows, ["all"], photos=[row.image for row in rows])
     out = tmp_path / "labels" / "openimages-mlperf.json"
@@ -162,96 +171,195 @@ def test_pycocotools_and_read_annotations_take_it(tmp_path: Path) -> None:
         assert column.tolist() == [annotation[field] for annotation in expected]
 
 
-def test_an_image_list_restricts_the_images(tmp_path: Path) -> None:
+def test_list_of_images(tmp_path: Path) -> None:
     ids = write_image_ids(tmp_path / "ids.csv", [3, 2, 9])
-    export(tmp_path, TRICKY, ["Cat"], photos=[1, 2, 3], image_ids=ids)
-    content = written(tmp_path)
+    export(tmp_path, ROWS, ["Cat"], photos=[1, 2, 3], image_ids=ids)
+    content = exported(tmp_path)
     assert [image["file_name"] for image in content["images"]] == ["0000000000000003.jpg"]
     assert [box["image_id"] for box in content["annotations"]] == [1, 1]
 
 
-def test_all_classes_with_an_image_list_keep_images_without_boxes(tmp_path: Path) -> None:
+def test_list_of_images_with_all_classes(tmp_path: Path) -> None:
     ids = write_image_ids(tmp_path / "ids.csv", [7, 3, 2])
-    summary = export(tmp_path, TRICKY, ["all"], photos=[1, 2, 3, 7], image_ids=ids)
-    content = written(tmp_path)
+    summary = export(tmp_path, ROWS, ["all"], photos=[1, 2, 3, 7], image_ids=ids)
+    content = exported(tmp_path)
     names = [f"{image:016x}.jpg" for image in (2, 3, 7)]
     assert [image["file_name"] for image in content["images"]] == names
     assert [box["image_id"] for box in content["annotations"]] == [1, 2, 2, 2]
     assert summary == Summary(classes=4, images=3, images_left_out=0, boxes=4)
 
 
-def test_an_image_list_whose_images_have_no_boxes_at_all(tmp_path: Path) -> None:
-    ids = write_image_ids(tmp_path / "ids.csv", [7])
-    export(tmp_path, TRICKY, ["all"], photos=[7], image_ids=ids)
-    assert written(tmp_path)["annotations"] == [] and len(written(tmp_path)["images"]) == 1
-
-
-def test_missing_images_are_refused_or_left_out(tmp_path: Path) -> None:
-    expected = (
-        "data: 1 of 2 images are missing, the first is 0000000000000001.jpg; download them, or "
-        "leave them out with --skip-missing-images"
-    )
-    with pytest.raises(InputError, match=expected):
-        export(tmp_path, TRICKY, ["Cat"], photos=[3])
+def test_missing_images(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"1 of 2 .*0{15}1\.jpg; .*--skip-missing-images"):
+        export(tmp_path, ROWS, ["Cat"], photos=[3])
     assert not (tmp_path / "labels" / "openimages-mlperf.json").exists()
-    summary = export(tmp_path, TRICKY, ["Cat"], photos=[3], skip_missing_images=True)
+    summary = export(tmp_path, ROWS, ["Cat"], photos=[3], skip_missing_images=True)
     assert summary == Summary(classes=1, images=1, images_left_out=1, boxes=2)
-    assert [box["bbox"][0] for box in written(tmp_path)["annotations"]] == [0.1 * 43, 0.0]
+    assert [box["bbox"][0] for box in exported(tmp_path)["annotations"]] == [0.1 * 43, 0.0]
+    (tmp_path / "data" / f"{3:016x}.jpg").unlink()  # the last image by id
+    export(tmp_path, ROWS, ["Cat"], photos=[1], skip_missing_images=True, overwrite=True)
+    assert [box["bbox"][0] for box in exported(tmp_path)["annotations"]] == [0.6 * 41]
 
 
-def test_the_last_image_is_left_out_as_any_other(tmp_path: Path) -> None:
-    export(tmp_path, TRICKY, ["Cat"], photos=[1], skip_missing_images=True)
-    assert [box["bbox"][0] for box in written(tmp_path)["annotations"]] == [0.6 * 41]
+def test_no_image_exists(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="none of the 2 images"):
+        export(tmp_path, ROWS, ["Cat"], photos=[], skip_missing_images=True)
 
 
-def test_no_image_at_all_is_refused_even_if_missing_ones_are_left_out(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="none of 2 images is there"):
-        export(tmp_path, TRICKY, ["Cat"], photos=[], skip_missing_images=True)
-
-
-def test_classes_without_a_box_are_refused(tmp_path: Path) -> None:
+def test_classes_without_boxes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"boxes\.csv: no image has a box of the 1 classes"):
-        export(tmp_path, TRICKY, ["Tortoise"], photos=[1])
+        export(tmp_path, ROWS, ["Tortoise"], photos=[1])
 
 
-def test_an_output_that_is_there_stays_unless_it_may_be_overwritten(tmp_path: Path) -> None:
+def test_existing_output_is_kept_without_overwrite(tmp_path: Path) -> None:
     out = tmp_path / "labels" / "openimages-mlperf.json"
     out.parent.mkdir()
     out.write_text("precious")
-    with pytest.raises(InputError, match="is there already"):
-        export(tmp_path, TRICKY, ["Cat"], photos=[1, 3])
+    with pytest.raises(InputError, match="already exists"):
+        export(tmp_path, ROWS, ["Cat"], photos=[1, 3])
     assert out.read_text() == "precious"
-    export(tmp_path, TRICKY, ["Cat"], photos=[1, 3], overwrite=True)
-    assert len(written(tmp_path)["annotations"]) == 3
+    export(tmp_path, ROWS, ["Cat"], photos=[1, 3], overwrite=True)
+    assert len(exported(tmp_path)["annotations"]) == 3
 
 
-def test_a_failure_leaves_the_old_output_and_no_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_keeps_the_old_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object) -> Iterator[list[object]]:
         yield []
         raise OSError(28, "No space left on device")
 
-    export(tmp_path, TRICKY, ["Cat"], photos=[1, 3])
-    before = written(tmp_path)
+    export(tmp_path, ROWS, ["Cat"], photos=[1, 3])
+    before = exported(tmp_path)
     monkeypatch.setattr("data.openimages.export._annotations", fail)
     with pytest.raises(InputError, match=r"mlperf\.json: cannot be written: No space left"):
-        export(tmp_path, TRICKY, ["Dog"], photos=[1, 3], overwrite=True)
-    assert written(tmp_path) == before
+        export(tmp_path, ROWS, ["Dog"], photos=[1, 3], overwrite=True)
+    assert exported(tmp_path) == before
     assert [path.name for path in (tmp_path / "labels").iterdir()] == ["openimages-mlperf.json"]
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "labels").write_text("a file")
-    with pytest.raises(InputError, match="labels: cannot be made"):
-        export(tmp_path, TRICKY, ["Cat"], photos=[1, 3])
+    with pytest.raises(InputError, match="labels: cannot be created"):
+        export(tmp_path, ROWS, ["Cat"], photos=[1, 3])
 
 
-def test_each_stage_shows_its_progress(tmp_path: Path) -> None:
+def test_progress_of_each_stage(tmp_path: Path) -> None:
     log = io.StringIO()
-    export(tmp_path, TRICKY, ["Cat"], photos=[1, 3], log=log)
+    export(tmp_path, ROWS, ["Cat"], photos=[1, 3], log=log)
     lines = log.getvalue().splitlines()
     assert [line.split(" 0:")[0].rstrip() for line in lines] == [
         "reading sizes of images 2/2",
         "writing openimages-mlperf.json, boxes 3/3",
     ]
+
+
+QUIET = Console(quiet=True)
+
+
+def test_images_of_a_folder(tmp_path: Path) -> None:
+    write_photos(tmp_path, [2**64 - 1, 7, 3])
+    for name in (
+        "7.jpg",
+        "0000000000000009.png",
+        "000000000000000A.jpg",
+        "0000000000000008.jpg.part",
+    ):
+        (tmp_path / name).touch()
+    listed = list_images(tmp_path)
+    assert sorted(listed.tolist()) == [3, 7, 2**64 - 1] and listed.dtype == np.uint64
+
+
+def test_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="none: folder of images cannot be read: No such file"):
+        list_images(tmp_path / "none")
+
+
+def test_sizes_in_the_given_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_module, "FILES_AT_ONCE", 4)
+    images = [5, 1, 30, 2, 9, 8, 7, 21, 22, 23]
+    write_photos(tmp_path, images)
+    ids = np.array(images, dtype=np.uint64)
+    output = io.StringIO()
+    sizes = read_sizes(tmp_path, ids, console=Console(file=output, width=100))
+    assert sizes.tolist() == [list(size_of(image)) for image in images]
+    assert "reading sizes of images 10/10" in output.getvalue()
+
+
+def test_size_ignores_exif(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees
+    Image.new("RGB", (50, 20)).save(tmp_path / f"{1:016x}.jpg", exif=exif)
+    sizes = read_sizes(tmp_path, np.array([1], dtype=np.uint64), console=QUIET)
+    assert sizes.tolist() == [[50, 20]]
+
+
+def test_sizes_of_no_images(tmp_path: Path) -> None:
+    assert read_sizes(tmp_path, np.empty(0, dtype=np.uint64), console=QUIET).shape == (0, 2)
+
+
+def test_unreadable_images_are_reported(tmp_path: Path) -> None:
+    write_photos(tmp_path, range(1, 11))
+    (tmp_path / f"{4:016x}.jpg").write_bytes(b"<html>")
+    (tmp_path / f"{6:016x}.jpg").write_bytes(b"")
+    (tmp_path / f"{9:016x}.jpg").unlink()
+    Image.new("RGB", (4, 4)).save(tmp_path / f"{8:016x}.jpg", format="PPM")
+    with pytest.raises(InputError, match=r"4 of 10 images .* the first is 0{15}4\.jpg \(.*0{15}4"):
+        read_sizes(tmp_path, np.arange(1, 11, dtype=np.uint64), console=QUIET)
+
+
+ONE_BUSY_ONE_IDLE = """
+import os, sys, time
+from pathlib import Path
+import numpy as np
+from rich.console import Console
+from data.openimages import export
+
+def wait(path):
+    if path.name == "0000000000000000.jpg":
+        time.sleep(0.2)  # the other process is idle then
+        print(os.getpid(), flush=True)
+        time.sleep(60)
+    return 1, 1
+
+export._size_of = wait
+export.FILES_AT_ONCE = 1
+export.read_sizes(Path("."), np.arange(2, dtype=np.uint64), console=Console(quiet=True))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_processes_end_with_their_parent(number: signal.Signals) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", ONE_BUSY_ONE_IDLE],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        parent.send_signal(number)
+        parent.wait(timeout=30)
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{worker}").exists():
+        assert time.monotonic() < deadline, "the process goes on without its parent"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_reported_once() -> None:
+    script = ONE_BUSY_ONE_IDLE.replace("time.sleep(60)", "time.sleep(0.3)")
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with parent:
+        assert parent.stdout is not None and parent.stderr is not None
+        parent.stdout.readline()
+        os.killpg(parent.pid, signal.SIGINT)
+        errors = parent.stderr.read()
+    assert errors.count("Traceback") == 1 and errors.rstrip().endswith("KeyboardInterrupt")

@@ -1,4 +1,4 @@
-"""Every mistake that annotations can have is found, and is said to stop training if it does."""
+"""Findings of annotations and categories, each compared with what training does."""
 
 import json
 from collections.abc import Callable
@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+import data.coco_json
 from common.errors import InputError
 from data.coco_json import read_annotations
 from data.index import write_index
 from data.verify import annotations
 from data.verify.findings import KINDS
+from data.verify.splits import rows_to_check
 from tests.data.verify.small_set import (
     IMAGES,
     Content,
@@ -22,7 +24,7 @@ from tests.data.verify.small_set import (
     train_on,
     verify,
     write_config,
-    write_split,
+    write_splits,
 )
 
 DELETE = object()
@@ -133,14 +135,8 @@ HARMLESS: list[tuple[str, Callable[[Content], None], str]] = [
 ]
 
 
-def write_sets(folder: Path, content: object) -> tuple[Path, Any, Any]:
-    train = write_split(folder / "train", content)
-    validation = write_split(folder / "validation", small_content())
-    return write_config(folder, train, validation), train, validation
-
-
-def test_a_clean_set_has_no_findings(tmp_path: Path) -> None:
-    config, train, validation = write_sets(tmp_path, small_content())
+def test_clean_data_have_no_findings(tmp_path: Path) -> None:
+    config, train, validation = write_splits(tmp_path, small_content())
     code, report = verify(config)
     assert code == 0 and counts(report) == counts(report, "validation") == {}
     assert not report["stops_training"]
@@ -149,12 +145,12 @@ def test_a_clean_set_has_no_findings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "change", "place"), STOPPING)
-def test_what_stops_training_is_found(
+def test_fault_that_stops_training(
     tmp_path: Path, kind: str, change: Callable[[Content], None], place: str
 ) -> None:
     content = small_content()
     change(content)
-    config, train, validation = write_sets(tmp_path, content)
+    config, train, validation = write_splits(tmp_path, content)
     code, report = verify(config, no_images=True)
     assert code == 1 and report["stops_training"]
     assert counts(report)[kind] == 1 and entries(report, kind) == [place]
@@ -163,32 +159,22 @@ def test_what_stops_training_is_found(
 
 
 @pytest.mark.parametrize(("kind", "change", "place"), HARMLESS)
-def test_what_training_leaves_out_is_found_and_does_not_stop_it(
+def test_fault_that_training_tolerates(
     tmp_path: Path, kind: str, change: Callable[[Content], None], place: str
 ) -> None:
     content = small_content()
     change(content)
-    config, train, validation = write_sets(tmp_path, content)
+    config, train, validation = write_splits(tmp_path, content)
     code, report = verify(config, no_images=True)
     assert code == 0 and not report["stops_training"]
     assert counts(report) == {kind: 1} and entries(report, kind) == [place]
-    assert train_on(train, validation) > 0
+    boxes = train_on(train, validation)
+    if kind.startswith("box"):  # left out, or clipped
+        assert boxes == 4 * IMAGES - (kind != "box_partly_outside")
+    assert boxes > 0
 
 
-@pytest.mark.parametrize(
-    ("bbox", "kept"),
-    [([5, 5, 0, 4], 0), ([64, 5, 9, 4], 0), ([5, 5, 1e-4, 4], 0), ([60, 5, 9, 4], 1)],
-)
-def test_boxes_that_are_said_to_be_left_out_are_no_targets(
-    tmp_path: Path, bbox: list[float], kept: int
-) -> None:
-    content = small_content()
-    content["annotations"][1]["bbox"] = bbox
-    _, train, validation = write_sets(tmp_path, content)
-    assert train_on(train, validation) == 4 * IMAGES - 1 + kept
-
-
-def test_the_tables_hold_every_kind_that_annotations_alone_show() -> None:
+def test_every_kind_of_annotation_finding_is_tested() -> None:
     elsewhere = {
         name for name in KINDS if name.startswith(("image_", "categor", "class_", "file_"))
     }
@@ -196,9 +182,9 @@ def test_the_tables_hold_every_kind_that_annotations_alone_show() -> None:
     assert KINDS.keys() - elsewhere <= tested
 
 
-def test_an_index_is_checked_by_its_columns(tmp_path: Path) -> None:
-    """Of another program's making: what this one writes has none of these."""
-    _, train, validation = write_sets(tmp_path, small_content())
+def test_columns_of_an_index_are_checked(tmp_path: Path) -> None:
+    """Only another program can write such an index."""
+    _, train, validation = write_splits(tmp_path, small_content())
     read = read_annotations(train.annotations)
     boxes, categories, ids = read.boxes.copy(), read.box_category_ids.copy(), read.box_ids.copy()
     boxes[1, 2] = NAN
@@ -213,7 +199,7 @@ def test_an_index_is_checked_by_its_columns(tmp_path: Path) -> None:
     config = write_config(tmp_path, train._replace(annotations=folder), validation)
     code, report = verify(config, no_images=True, clean_folder=tmp_path / "clean")
     assert code == 1
-    assert {one["name"]: one["places"][0]["entry"] for one in findings_of(report)} == {
+    assert {each["name"]: each["places"][0]["entry"] for each in train_findings(report)} == {
         "box_not_finite": "boxes[1]",
         "box_negative_side": "boxes[2]",
         "box_zero_size": "boxes[3]",
@@ -228,8 +214,8 @@ def test_an_index_is_checked_by_its_columns(tmp_path: Path) -> None:
     assert code == 0 and report["splits"]["train"]["boxes"] == 2 * IMAGES - 6
 
 
-def test_a_damaged_index_is_told(tmp_path: Path) -> None:
-    _, train, validation = write_sets(tmp_path, small_content())
+def test_damaged_index(tmp_path: Path) -> None:
+    _, train, validation = write_splits(tmp_path, small_content())
     folder = tmp_path / "made.index"
     write_index(folder, read_annotations(train.annotations), made_from="a test")
     (folder / "boxes.npy").unlink()
@@ -238,18 +224,18 @@ def test_a_damaged_index_is_told(tmp_path: Path) -> None:
     assert code == 1 and counts(report) == {"annotations_unreadable": 1}
 
 
-def findings_of(report: Content) -> list[Content]:
+def train_findings(report: Content) -> list[Content]:
     findings: list[Content] = report["splits"]["train"]["findings"]
     return findings
 
 
-def test_mistakes_of_an_entry_do_not_make_others_look_wrong(tmp_path: Path) -> None:
-    """Boxes of an image, or a category, that cannot be read are not boxes of an unknown one."""
+def test_unreadable_entry_causes_no_other_findings(tmp_path: Path) -> None:
+    """Boxes of an unreadable image or category do not count as boxes of an unknown one."""
     content = small_content()
     content["images"][2]["width"] = -5
     content["categories"][1]["name"] = 7
     content["annotations"][3]["bbox"] = content["annotations"][9]["bbox"] = [1, 2, 3, NAN]
-    config, _, _ = write_sets(tmp_path, content)
+    config, *_ = write_splits(tmp_path, content)
     _, report = verify(config, no_images=True)
     assert counts(report) == {
         "image_size_invalid": 1,
@@ -259,10 +245,10 @@ def test_mistakes_of_an_entry_do_not_make_others_look_wrong(tmp_path: Path) -> N
     assert counts(report, "validation") == {}
 
 
-def test_all_mistakes_of_one_entry_are_told(tmp_path: Path) -> None:
+def test_all_faults_of_an_entry_are_found(tmp_path: Path) -> None:
     content = small_content()
     content["annotations"][4].update(bbox=[1], area=-1, iscrowd="no", image_id=1.5)
-    config, _, _ = write_sets(tmp_path, content)
+    config, *_ = write_splits(tmp_path, content)
     _, report = verify(config, no_images=True)
     assert counts(report) == {
         "id_invalid": 1,
@@ -272,88 +258,153 @@ def test_all_mistakes_of_one_entry_are_told(tmp_path: Path) -> None:
     }
 
 
-def test_a_file_that_breaks_off_keeps_what_was_found_before(tmp_path: Path) -> None:
+def test_truncated_file_keeps_earlier_findings(tmp_path: Path) -> None:
     content = small_content()
     content["images"][1]["width"] = 0
     text = json.dumps(content)
-    config, _, _ = write_sets(tmp_path, text[: text.index('"annotations"') + 40])
+    config, *_ = write_splits(tmp_path, text[: text.index('"annotations"') + 40])
     code, report = verify(config)
     assert code == 1 and counts(report) == {"annotations_unreadable": 1, "image_size_invalid": 1}
     assert report["splits"]["train"]["images"] is None
     assert counts(report, "validation") == {}
 
 
-def test_mistakes_far_apart_in_a_long_list_are_found_at_their_places(tmp_path: Path) -> None:
-    """Longer than what is read at once: parts with and without a mistake."""
+def test_faults_in_different_parts_of_a_list_have_their_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data.coco_json, "ENTRIES_AT_ONCE", 100)
     content = small_content()
-    boxes = [dict(content["annotations"][0], id=n) for n in range(35_000)]
-    wrong = [3, 9_999, 10_000, 34_999]
-    for place in wrong:
-        boxes[place]["bbox"] = [1, 2, 3, -4]
-    without_size = [20_001, 34_500]  # the second among mistakes
-    for place in without_size:
-        boxes[place]["bbox"] = [1, 2, 0, 4]
-    config, _, _ = write_sets(tmp_path, content | {"annotations": boxes})
+    boxes = [dict(content["annotations"][0], id=n) for n in range(350)]
+    negative, flat = [3, 99, 100, 349], [201, 345]
+    for place in negative + flat:
+        boxes[place]["bbox"] = [1, 2, 3, -4] if place in negative else [1, 2, 0, 4]
+    config, *_ = write_splits(tmp_path, content | {"annotations": boxes})
     _, report = verify(config, no_images=True)
-    assert entries(report, "box_negative_side") == [f"annotations[{n}].bbox" for n in wrong]
-    assert entries(report, "box_zero_size") == [f"annotations[{n}].bbox" for n in without_size]
-    assert report["splits"]["train"]["boxes"] == 35_000 - len(wrong)
+    assert entries(report, "box_negative_side") == [f"annotations[{n}].bbox" for n in negative]
+    assert entries(report, "box_zero_size") == [f"annotations[{n}].bbox" for n in flat]
+    assert report["splits"]["train"]["boxes"] == 350 - len(negative)
 
 
-def test_boxes_are_checked_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_boxes_are_checked_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(annotations, "BOXES_AT_ONCE", 5)
     content = small_content()
     for place in (1, 7, 11):
         content["annotations"][place]["bbox"] = [1, 2, 0, 4]
-    config, _, _ = write_sets(tmp_path, content)
+    config, *_ = write_splits(tmp_path, content)
     _, report = verify(config, no_images=True)
     assert entries(report, "box_zero_size") == [f"annotations[{n}].bbox" for n in (1, 7, 11)]
 
 
-def test_the_first_place_is_the_first_in_the_file(tmp_path: Path) -> None:
+def test_places_are_in_the_order_of_the_file(tmp_path: Path) -> None:
     content = small_content()
     del content["annotations"][3]["id"]
     for place in (3, 7):
         content["annotations"][place]["bbox"] = [1, 2, 0, 4]
-    config, _, _ = write_sets(tmp_path, content)
+    config, *_ = write_splits(tmp_path, content)
     _, report = verify(config, no_images=True)
     assert entries(report, "box_zero_size") == ["annotations[3].bbox", "annotations[7].bbox"]
 
 
 @pytest.mark.parametrize("bbox", [[0, 0, 64, 48], [-1, -1, 66, 50], [63.9, 47.9, 0.1, 0.1]])
-def test_boxes_up_to_the_border_and_a_rounded_pixel_beyond_are_fine(
-    tmp_path: Path, bbox: list[float]
-) -> None:
+def test_boxes_within_rounding_of_the_border(tmp_path: Path, bbox: list[float]) -> None:
     content = small_content()
     content["annotations"][1]["bbox"] = bbox
-    config, _, _ = write_sets(tmp_path, content)
+    config, *_ = write_splits(tmp_path, content)
     _, report = verify(config, no_images=True)
     assert counts(report) == {}
 
 
-def test_places_are_bounded_and_the_count_is_not(tmp_path: Path) -> None:
+def test_number_of_places_is_limited(tmp_path: Path) -> None:
     content = small_content()
     boxes = [dict(content["annotations"][0], id=n, bbox=[1, 2, 3, -4]) for n in range(1_500)]
-    config, _, _ = write_sets(tmp_path, content | {"annotations": boxes})
+    config, *_ = write_splits(tmp_path, content | {"annotations": boxes})
     _, report = verify(config, no_images=True)
-    [finding] = [one for one in findings_of(report) if one["name"] == "box_negative_side"]
+    [finding] = [each for each in train_findings(report) if each["name"] == "box_negative_side"]
     assert finding["count"] == 1_500 and len(finding["places"]) == 1_000
     assert finding["places_left_out"] == 500
 
 
-def test_boxes_may_all_be_without_an_id(tmp_path: Path) -> None:
+def test_boxes_without_ids(tmp_path: Path) -> None:
     content = small_content()
     for entry in content["annotations"]:
         del entry["id"]
-    config, _, _ = write_sets(tmp_path, content)
+    config, *_ = write_splits(tmp_path, content)
     code, report = verify(config, no_images=True)
     assert code == 0 and counts(report) == {}
 
 
-def test_images_without_boxes_are_only_noted_where_they_are_trained_on(tmp_path: Path) -> None:
+def test_severity_of_images_without_boxes(tmp_path: Path) -> None:
     content = small_content()
     without_boxes_of(12)(content)
-    config, _, _ = write_sets(tmp_path, content)
+    config, *_ = write_splits(tmp_path, content)
     for setting, severity in (("skip", "mended"), ("train", "note")):
         _, report = verify(config, f"data.images_without_boxes={setting}", no_images=True)
-        assert [one["severity"] for one in report["splits"]["train"]["findings"]] == [severity]
+        assert [each["severity"] for each in train_findings(report)] == [severity]
+
+
+THREE = [{"id": i, "name": f"kind {i}"} for i in (3, 5, 9)]
+
+
+@pytest.mark.parametrize(
+    ("class_indices", "num_classes", "misfits"),
+    [
+        ("contiguous", None, 0),
+        ("contiguous", 3, 0),
+        ("contiguous", 4, 1),
+        ("category_id", None, 0),
+        ("category_id", 10, 0),
+        ("category_id", 9, 1),
+        ("category_id", 4, 2),
+    ],
+)
+def test_categories_must_fit_the_model(
+    tmp_path: Path, class_indices: str, num_classes: int | None, misfits: int
+) -> None:
+    config, train, validation = write_splits(tmp_path, class_indices=class_indices)
+    outputs = "null" if num_classes is None else str(num_classes)
+    code, report = verify(config, f"model.num_classes={outputs}", no_images=True)
+    options: dict[str, Any] = {"class_indices": class_indices, "num_classes": num_classes}
+    if misfits:
+        assert code == 1 and counts(report) == {"categories_do_not_fit": misfits}
+        with pytest.raises(InputError):
+            train_on(train, validation, **options)
+    else:
+        assert code == 0 and counts(report) == {}
+        assert train_on(train, validation, **options) == 24
+
+
+@pytest.mark.parametrize(
+    ("categories", "differences"),
+    [
+        (THREE[::-1], 0),
+        ([*THREE[:2], {"id": 9, "name": "another"}], 1),
+        ([*THREE[:2], {"id": 9, "name": "N/A"}], 1),
+        ([*THREE, {"id": 4, "name": "kind 4"}], 1),
+        ([*THREE, {"id": 4, "name": "N/A"}], 1),
+        (THREE[:1], 2),
+    ],
+)
+def test_categories_of_both_splits_must_agree(
+    tmp_path: Path, categories: list[dict[str, Any]], differences: int
+) -> None:
+    content = small_content() | {"categories": categories}
+    ids = {category["id"] for category in categories}
+    content["annotations"] = [e for e in content["annotations"] if e["category_id"] in ids]
+    config, train, validation = write_splits(tmp_path, None, content)
+    code, report = verify(config, no_images=True)
+    assert counts(report, "validation").get("categories_differ", 0) == differences
+    assert verify(config, no_images=True, split="validation")[0] == 0
+    if differences:
+        assert code == 1
+        with pytest.raises(InputError):
+            train_on(train, validation)
+    else:
+        assert code == 0 and train_on(train, validation) > 0
+
+
+def test_sample_of_rows_is_fixed_and_spread() -> None:
+    rows = rows_to_check(100_000, 1_000)
+    assert len(set(rows.tolist())) == 1_000 and rows.tolist() == sorted(rows.tolist())
+    assert 45_000 < rows.mean() < 55_000
+    assert rows.tolist() == rows_to_check(100_000, 1_000).tolist()
+    assert rows_to_check(5, 9).tolist() == rows_to_check(5, None).tolist() == [0, 1, 2, 3, 4]

@@ -1,15 +1,19 @@
-"""One file from a server that does what servers do."""
+"""Downloads of one file from a server with faults, and the checks of response headers."""
 
 import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
+from email.utils import formatdate
 from pathlib import Path
 
 import pytest
 import requests
 
+from common.errors import InputError
+from data.download import http
 from data.download.http import (
+    LONGEST_WAIT,
     AttemptError,
     Check,
     Connection,
@@ -18,10 +22,17 @@ from data.download.http import (
     MissingFileError,
     Part,
     StoppedError,
+    body_start,
+    check_reachable,
+    check_status,
+    content_range,
     fetch,
+    file_length,
+    response_version,
+    seconds_to_wait,
 )
 from data.download.images import check_image
-from tests.data.download.datasets import jpeg
+from tests.data.download.samples import jpeg
 from tests.data.download.server import FILE_FAULTS, IMAGE_FAULTS, Server, serving
 
 IMAGE = jpeg(1)
@@ -30,17 +41,17 @@ GOOD = {"slow", "chunked", "whole_for_a_part"}
 
 
 @pytest.fixture(scope="module")
-def http() -> Iterator[Server]:
+def shared_server() -> Iterator[Server]:
     with serving({"/image.jpg": IMAGE, "/long": LONG}) as server:
         yield server
 
 
 @pytest.fixture
-def server(http: Server) -> Server:
-    http.asked.clear()
-    http.faults.clear()
-    http.fallback, http.tag = (lambda path: "serve"), "1"
-    return http
+def server(shared_server: Server) -> Server:
+    shared_server.requests.clear()
+    shared_server.faults.clear()
+    shared_server.fallback, shared_server.tag = (lambda path: "serve"), "1"
+    return shared_server
 
 
 @pytest.fixture
@@ -78,46 +89,48 @@ def get(
     )
 
 
-@pytest.mark.parametrize("fault", IMAGE_FAULTS)
-def test_an_image_arrives_whatever_went_wrong_at_first(
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(fault, marks=[pytest.mark.slow] * (fault == "silent")) for fault in IMAGE_FAULTS],
+)
+def test_image_is_downloaded_after_faults(
     tmp_path: Path, server: Server, connection: Connection, fault: str
 ) -> None:
     server.faults["/image.jpg"] = [fault, fault]
     assert get(server, tmp_path / "a.jpg", connection) == len(IMAGE)
     assert (tmp_path / "a.jpg").read_bytes() == IMAGE
     assert [path.name for path in tmp_path.iterdir()] == ["a.jpg"]
-    assert len(server.asked) == (1 if fault in GOOD else 3)
+    assert len(server.requests) == (1 if fault in GOOD else 3)
 
 
 @pytest.mark.parametrize("fault", FILE_FAULTS)
-@pytest.mark.parametrize("before", ["nothing", "a part"])
-def test_a_long_file_arrives_whatever_went_wrong_at_first(
-    tmp_path: Path, server: Server, connection: Connection, fault: str, before: str
+def test_long_file_is_downloaded_after_faults(
+    tmp_path: Path, server: Server, connection: Connection, fault: str
 ) -> None:
+    """The second fault meets a partial download."""
     server.faults["/long"] = [fault, "cut_off", fault, "cut_off"]
     path = tmp_path / "long"
-    if before == "a part":
-        Part.of(path).path.write_bytes(LONG[:100_000])
-        Part.of(path).version.write_text('"1"')
     get(server, path, connection, check=is_long, url="/long", resume=True, attempts=8)
     assert path.read_bytes() == LONG
     assert [entry.name for entry in tmp_path.iterdir()] == ["long"]
 
 
-def test_a_long_file_goes_on_where_it_broke_off(
+def test_long_file_continues_where_it_was_cut_off(
     tmp_path: Path, server: Server, connection: Connection
 ) -> None:
     server.faults["/long"] = ["cut_off", "error_503", "cut_off"]
     get(server, tmp_path / "long", connection, check=is_long, url="/long", resume=True)
-    starts = [int(asked.range.removeprefix("bytes=").rstrip("-") or 0) for asked in server.asked]
+    starts = [
+        int(request.range.removeprefix("bytes=").rstrip("-") or 0) for request in server.requests
+    ]
     half, three_quarters = len(LONG) // 2, len(LONG) * 3 // 4
     chunk = 1 << 16
     assert starts[0] == 0 and half - chunk < starts[1] <= half and starts[2] == starts[1]
     assert three_quarters - chunk < starts[3] <= three_quarters
-    assert {asked.if_range for asked in server.asked[1:]} == {'"1"'}
+    assert {request.if_range for request in server.requests[1:]} == {'"1"'}
 
 
-def test_a_part_of_an_earlier_call_is_gone_on_with(
+def test_part_of_an_earlier_call_is_continued(
     tmp_path: Path, server: Server, connection: Connection
 ) -> None:
     server.faults["/long"] = ["cut_off", "cut_off_whole"]
@@ -127,96 +140,83 @@ def test_a_part_of_an_earlier_call_is_gone_on_with(
     assert not path.exists() and Part.of(path).path.stat().st_size > len(LONG) // 2 - (1 << 16)
     server.faults["/long"] = []
     get(server, path, connection, check=is_long, url="/long", resume=True)
-    assert server.asked[-1].range.startswith("bytes=") and path.read_bytes() == LONG
+    assert server.requests[-1].range.startswith("bytes=") and path.read_bytes() == LONG
 
 
-def test_a_part_of_another_version_is_dropped(
-    tmp_path: Path, server: Server, connection: Connection
+@pytest.mark.parametrize(
+    ("part", "version", "ranges"),
+    [
+        (b"older" * 1000, '"0"', ["bytes=5000-"]),
+        (b"older" * 1000, None, [""]),
+        (LONG, '"1"', [f"bytes={len(LONG)}-"]),
+        (b"?" * 1000, '"1"', ["bytes=1000-", ""]),
+    ],
+    ids=["another version", "unknown version", "complete", "damaged"],
+)
+def test_part_is_continued_only_if_it_fits(
+    tmp_path: Path,
+    server: Server,
+    connection: Connection,
+    *,
+    part: bytes,
+    version: str | None,
+    ranges: list[str],
 ) -> None:
     path = tmp_path / "long"
-    Part.of(path).path.write_bytes(b"older" * 1000)
-    Part.of(path).version.write_text('"0"')
-    get(server, path, connection, check=is_long, url="/long", resume=True)
-    assert [asked.range for asked in server.asked] == ["bytes=5000-"]
+    Part.of(path).path.write_bytes(part)
+    if version:
+        Part.of(path).version.write_text(version)
+    get(server, path, connection, check=is_long, url="/long", resume=True, attempts=2)
+    assert [request.range for request in server.requests] == ranges
     assert path.read_bytes() == LONG
 
 
-def test_a_part_of_unknown_version_is_dropped(
-    tmp_path: Path, server: Server, connection: Connection
-) -> None:
-    path = tmp_path / "long"
-    Part.of(path).path.write_bytes(b"older" * 1000)
-    get(server, path, connection, check=is_long, url="/long", resume=True)
-    assert [asked.range for asked in server.asked] == [""]
-
-
-def test_a_part_that_is_complete_is_only_checked(
-    tmp_path: Path, server: Server, connection: Connection
-) -> None:
-    path = tmp_path / "long"
-    Part.of(path).path.write_bytes(LONG)
-    Part.of(path).version.write_text('"1"')
-    get(server, path, connection, check=is_long, url="/long", resume=True, attempts=1)
-    assert path.read_bytes() == LONG and len(server.asked) == 1
-
-
-def test_a_part_that_fails_the_check_is_not_gone_on_with(
-    tmp_path: Path, server: Server, connection: Connection
-) -> None:
-    path = tmp_path / "long"
-    Part.of(path).path.write_bytes(b"?" * 1000)
-    Part.of(path).version.write_text('"1"')
-    get(server, path, connection, check=is_long, url="/long", resume=True, attempts=2)
-    assert [asked.range for asked in server.asked] == ["bytes=1000-", ""]
-
-
-def test_getting_further_starts_the_count_of_attempts_anew(
+def test_progress_resets_the_count_of_attempts(
     tmp_path: Path, server: Server, connection: Connection
 ) -> None:
     server.faults["/long"] = ["cut_off"] * 4
     get(server, tmp_path / "long", connection, check=is_long, url="/long", resume=True, attempts=2)
-    assert len(server.asked) == 5
+    assert len(server.requests) == 5
 
 
-def test_a_server_that_breaks_off_at_the_same_place_is_given_up(
+def test_attempts_without_progress_end(
     tmp_path: Path, server: Server, connection: Connection
 ) -> None:
     server.fallback = lambda path: "cut_off_whole"
     with pytest.raises(FetchError, match="tried 3 times"):
         get(server, tmp_path / "a", connection, check=is_long, url="/long", resume=True, attempts=3)
-    assert len(server.asked) <= 5
+    assert len(server.requests) <= 5
 
 
 @pytest.mark.parametrize("resume", [True, False])
-def test_a_missing_file_is_asked_for_once(
+def test_missing_file_is_requested_once(
     tmp_path: Path, server: Server, connection: Connection, resume: bool
 ) -> None:
     with pytest.raises(MissingFileError, match=r"/none\.jpg: 404 Not Found"):
         get(server, tmp_path / "a.jpg", connection, url="/none.jpg", resume=resume)
-    assert len(server.asked) == 1 and not list(tmp_path.iterdir())
+    assert len(server.requests) == 1 and not list(tmp_path.iterdir())
 
 
-def test_a_refusal_is_not_asked_for_again(
+def test_refused_request_is_not_repeated(
     tmp_path: Path, server: Server, connection: Connection
 ) -> None:
     server.faults["/image.jpg"] = ["unauthorized"]
     with pytest.raises(FetchError, match="401 Unauthorized"):
         get(server, tmp_path / "a.jpg", connection)
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
-def test_attempts_are_counted_and_the_last_reason_is_told(
+def test_last_reason_is_reported_after_all_attempts(
     tmp_path: Path, server: Server, connection: Connection
 ) -> None:
     server.fallback = lambda path: "html"
-    with pytest.raises(FetchError, match=r"no image: '<!DOCTYPE html>.*; tried 4 times$"):
+    with pytest.raises(FetchError, match=r"not an image: '<!DOCTYPE html>.*; tried 4 times$"):
         get(server, tmp_path / "a.jpg", connection)
-    assert len(server.asked) == 4 and not list(tmp_path.iterdir())
+    assert len(server.requests) == 4 and not list(tmp_path.iterdir())
 
 
-def test_a_server_is_left_alone_for_as_long_as_it_asks(
-    tmp_path: Path, server: Server, connection: Connection
-) -> None:
+@pytest.mark.slow
+def test_retry_after_is_respected(tmp_path: Path, server: Server, connection: Connection) -> None:
     server.faults["/image.jpg"] = ["wait_a_second"]
     pauses: list[float] = []
     began = time.monotonic()
@@ -230,9 +230,7 @@ def test_pauses_double_up_to_half_a_minute() -> None:
         assert longest / 2 <= options.pause(failures) <= longest
 
 
-def test_a_pause_ends_when_the_command_does(
-    tmp_path: Path, server: Server, connection: Connection
-) -> None:
+def test_stop_ends_a_pause(tmp_path: Path, server: Server, connection: Connection) -> None:
     server.faults["/image.jpg"] = ["wait_a_second"]
     threading.Timer(0.1, connection.stop.set).start()
     began = time.monotonic()
@@ -241,7 +239,7 @@ def test_a_pause_ends_when_the_command_does(
     assert time.monotonic() - began < 0.8 and not list(tmp_path.iterdir())
 
 
-def test_an_earlier_file_stays_until_the_new_one_is_good(
+def test_existing_file_is_kept_until_the_new_one_is_complete(
     tmp_path: Path, server: Server, connection: Connection
 ) -> None:
     path = tmp_path / "a.jpg"
@@ -254,17 +252,17 @@ def test_an_earlier_file_stays_until_the_new_one_is_good(
 
 @pytest.mark.parametrize("resume", [False, True], ids=["an image", "a long file"])
 @pytest.mark.parametrize("fault", ["chunks_without_end", "serve", "negative_chunk"])
-def test_more_than_expected_is_refused_at_once_and_leaves_nothing(
+def test_file_above_the_size_limit_is_refused(
     tmp_path: Path, server: Server, connection: Connection, fault: str, resume: bool
 ) -> None:
     server.faults["/long"] = [fault]
     with pytest.raises(FetchError) as caught:
         get(server, tmp_path / "long", connection, url="/long", limit=700_000, resume=resume)
-    assert len(server.asked) == 1 and "\n" not in str(caught.value)
+    assert len(server.requests) == 1 and "\n" not in str(caught.value)
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 0
 
 
-def test_the_body_of_a_redirection_is_not_inflated(
+def test_body_of_a_redirection_is_not_decompressed(
     tmp_path: Path, server: Server, connection: Connection
 ) -> None:
     server.faults["/image.jpg"] = ["sent_on_with_a_bomb"]
@@ -276,7 +274,7 @@ def test_the_body_of_a_redirection_is_not_inflated(
         tracemalloc.stop()
 
 
-def test_reasons_of_a_server_are_one_short_printable_line(
+def test_reason_of_a_server_is_one_printable_line(
     tmp_path: Path, server: Server, connection: Connection
 ) -> None:
     server.faults["/image.jpg"] = ["control_characters"] * 4
@@ -293,3 +291,79 @@ def test_reasons_of_a_server_are_one_short_printable_line(
     assert len(reasons) == 3
     for text in (*reasons, str(caught.value)):
         assert "503" in text and text.isprintable() and len(text) < 300
+
+
+def make_response(status: int = 200, url: str = "https://a/b", **headers: str) -> requests.Response:
+    response = requests.Response()
+    response.status_code, response.url = status, url
+    response.headers.update({name.replace("_", "-"): value for name, value in headers.items()})
+    return response
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "most"),
+    [
+        ("7", 7, 7),
+        ("86400", LONGEST_WAIT, LONGEST_WAIT),
+        ("-5", 0, 0),
+        ("soon", 0, 0),
+        ("", 0, 0),
+        ("1.5", 0, 0),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0, 0),
+    ],
+)
+def test_retry_after_header(text: str, least: float, most: float) -> None:
+    assert least <= seconds_to_wait(make_response(503, Retry_After=text)) <= most
+
+
+def test_retry_after_as_a_future_date() -> None:
+    date = formatdate(time.time() + 60, usegmt=True)
+    assert 50 <= seconds_to_wait(make_response(503, Retry_After=date)) <= 60
+
+
+def test_redirection_from_https_to_http_is_refused() -> None:
+    with pytest.raises(FetchError, match="which is not HTTPS"):
+        check_status(make_response(url="http://elsewhere/b"), url="https://a/b")
+    check_status(make_response(url="https://elsewhere/b"), url="https://a/b")
+    check_status(make_response(url="http://elsewhere/b"), url="http://a/b")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "bytes 5-9/*", "bytes 5-8/10", "bytes 5-12/10", "5-9/10", "bytes -5-9/10", "bytes ٥-9/10"],
+)
+def test_invalid_ranges_are_refused(text: str) -> None:
+    with pytest.raises(AttemptError):
+        content_range(make_response(206, Content_Range=text))
+
+
+def test_body_starts_at_the_offset_or_at_0() -> None:
+    part = make_response(206, Content_Range="bytes 5-9/10")
+    assert body_start(part, offset=5) == 5 and file_length(part) == 10
+    assert body_start(make_response(200), offset=5) == 0
+    for offset in (0, 4, 6):
+        with pytest.raises(AttemptError):
+            body_start(part, offset=offset)
+
+
+@pytest.mark.parametrize("length", ["", "-1", "1e3", "٣"])
+def test_body_without_a_length_is_refused(length: str) -> None:
+    with pytest.raises(AttemptError):
+        file_length(make_response(Content_Length=length))
+
+
+def test_version_is_a_strong_etag_or_a_date() -> None:
+    date = "Wed, 21 Oct 2015 07:28:00 GMT"
+    assert response_version(make_response(ETag='"abc"', Last_Modified=date)) == '"abc"'
+    assert response_version(make_response(ETag='W/"abc"', Last_Modified=date)) == date
+    assert response_version(make_response(ETag='W/"abc"')) == ""
+
+
+def test_unreachable_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "PAUSES", (0.0, 0.0, 0.0))
+    with serving({}) as server:
+        check_reachable(f"{server.url}/none", timeout=1)
+        assert server.heads == 1
+    with pytest.raises(InputError, match="cannot be reached: Connection refused") as caught:
+        check_reachable(f"{server.url}/none", timeout=1)
+    assert str(caught.value).startswith(server.url) and "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Tiny data sets as servers hold them: the files of each by path."""
+"""Tiny data sets as on their servers: file contents by path."""
 
 import hashlib
 import io
@@ -25,7 +25,7 @@ def jpeg(seed: int, *, width: int = 40, height: int = 30) -> bytes:
 
 
 def coco(*, train: int, validation: int) -> dict[str, bytes]:
-    """COCO with so many images; every third has a cat, every fourth a dog, some have nothing."""
+    """Return COCO's files; every third image has a cat, every fourth a dog."""
     files: dict[str, bytes] = {}
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as members:
@@ -62,7 +62,7 @@ def coco_json(ids: list[int]) -> dict[str, object]:
 
 
 def openimages(*, train: int, validation: int) -> dict[str, bytes]:
-    """OpenImages with so many images: each has a cat, or a dog, or a horse and a ratchet."""
+    """Return OpenImages' files; each image has a cat, or a dog, or a horse and a ratchet."""
     names = "".join(f"{label},{name}\n" for label, name in LABELS.items())
     files = {"/class-descriptions-boxable.csv": names.encode()}
     tables = {
@@ -82,7 +82,7 @@ def openimages(*, train: int, validation: int) -> dict[str, bytes]:
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """The hash of every file below a folder, by its path."""
+    """Return the hash of every file below a folder, by path."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -91,7 +91,7 @@ def tree(folder: Path) -> dict[str, str]:
 
 
 def _dated(name: str) -> zipfile.ZipInfo:
-    """A member of the same bytes whenever it is written."""
+    """Return a member with a fixed date, for equal bytes."""
     member = zipfile.ZipInfo(name, (2017, 9, 1, 0, 0, 0))
     member.compress_type = zipfile.ZIP_DEFLATED
     return member

@@ -1,3 +1,5 @@
+"""Messages of errors."""
+
 import pickle
 
 import pytest
@@ -15,21 +17,21 @@ from common.errors import LONGEST, InputError, one_line, printable
         ("half \udc80", "half �"),
     ],
 )
-def test_what_is_not_printed_is_replaced(text: str, shown: str) -> None:
+def test_unprintable_characters_are_replaced(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
-def test_many_lines_become_one() -> None:
+def test_lines_are_joined() -> None:
     assert one_line(" a.json: bad\r\n  name\tx\u2028y\n") == "a.json: bad name x y"
 
 
-def test_a_long_line_keeps_its_beginning_and_its_end() -> None:
+def test_long_line_keeps_beginning_and_end() -> None:
     line = one_line("file.json: " + "x" * 10**6 + "; give another")
     assert line.startswith("file.json: x") and line.endswith("x; give another")
     assert len(line) == LONGEST
 
 
-def test_an_input_error_is_one_line_whatever_its_names_hold() -> None:
+def test_input_error_is_one_printable_line() -> None:
     error = InputError("/tmp/a\nb\x1b]0;title\x07.json: images: wrong")
     assert str(error) == "/tmp/a b�]0;title�.json: images: wrong"
     assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301

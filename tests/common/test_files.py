@@ -1,0 +1,173 @@
+"""Files that users name, and CSV cells."""
+
+import csv
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import data.__main__
+import launch.__main__
+import profiling.__main__
+import retinanet.__main__
+import train
+from common.errors import InputError
+from common.files import as_csv, open_regular, read_bytes, read_text
+from profiling.onednn_log import log
+from profiling.onednn_log.log import read_logs
+from tests.support.commands import RunHere
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MAINS = {
+    "train": train.main,
+    "data": data.__main__.main,
+    "launch": launch.__main__.main,
+    "profiling": profiling.__main__.main,
+    "retinanet": retinanet.__main__.main,
+}
+READERS = (
+    "train --config {file} --dry-run",
+    "data split {file} --out {folder}/out",
+    "data convert {file} --out {folder}/out",
+    "launch plan --topology {file}",
+    "launch run --np 2 --hostfile {file} train.py",
+    "launch tune --plan {file}",
+    "profiling stats {file}",
+    "profiling trace {file}",
+    "retinanet convert {file} --trust --out {folder}/out.safetensors",
+    "retinanet mlperf check {file}",
+)
+"""A command for each reader of a file that a user names."""
+
+
+@pytest.fixture
+def time_limit() -> Iterator[None]:
+    """Raise an error in a test that waits for a FIFO."""
+
+    def fail(number: int, frame: object) -> None:
+        raise TimeoutError
+
+    previous = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, previous)
+
+
+@pytest.mark.usefixtures("time_limit")
+@pytest.mark.parametrize("command", READERS)
+def test_commands_refuse_a_fifo_in_one_line(
+    command: str, tmp_path: Path, run_here: RunHere
+) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    program, *arguments = command.format(file=fifo, folder=tmp_path).split()
+    done = run_here(MAINS[program], *arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1 and str(fifo) in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("read", [open_regular, read_bytes, read_text])
+def test_device_is_refused(read: Callable[[Path], object]) -> None:
+    with pytest.raises(OSError, match="regular"):
+        read(Path("/dev/zero"))
+
+
+def test_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        read_bytes(tmp_path)
+
+
+def test_size_limit(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"12345")
+    assert read_bytes(file, most_bytes=5) == b"12345"
+    with pytest.raises(OSError, match="larger than 4 bytes"):
+        read_bytes(file, most_bytes=4)
+
+
+def test_files_of_proc_are_read() -> None:
+    assert read_text(Path("/proc/self/status")).startswith("Name:")
+
+
+@pytest.mark.slow
+def test_pipe_of_a_process_substitution_is_read_up_to_the_limit() -> None:
+    program = (
+        "import sys; from pathlib import Path; from common.files import read_bytes\n"
+        "print(read_bytes(Path(sys.argv[1]), most_bytes=100_000))"
+    )
+    outcomes = [
+        subprocess.run(
+            ["bash", "-c", f'exec "{sys.executable}" -c "$1" <({writer})', "bash", program],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        for writer in ("sleep 0.2; echo late", "yes")
+    ]
+    assert outcomes[0].stdout == "b'late\\n'\n", outcomes[0].stderr
+    assert outcomes[1].returncode == 1 and "100,000 bytes" in outcomes[1].stderr
+
+
+def test_search_for_onednn_lines_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "MOST_BEFORE_ONEDNN", 3 << 20)
+    sparse = tmp_path / "sparse"
+    with sparse.open("wb") as stream:
+        stream.truncate(10 << 30)
+    sizes: list[int] = []
+    with pytest.raises(InputError, match="sparse: "):
+        read_logs([sparse], advance=sizes.append)
+    assert sum(sizes) == 3 << 20
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train --config {name} --dry-run",
+        "train --config {name}/x --dry-run",
+        "data split {name} --out {folder}/out",
+        "launch plan --topology {name}",
+        "profiling stats {name}",
+        "profiling report {name} --out {folder}/out",
+    ],
+)
+def test_too_long_file_name_is_refused_in_one_line(
+    command: str, tmp_path: Path, run_here: RunHere
+) -> None:
+    program, *arguments = command.format(name="x" * 300, folder=tmp_path).split()
+    done = run_here(MAINS[program], *arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1 and "xxx" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("cell", "written"),
+    [
+        ("=1+1", "'=1+1"),
+        ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"),
+        ("-2+3", "'-2+3"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        (" =1", "' =1"),
+        ("\t=1", "�=1"),
+        ("\x1b[31m", "�[31m"),
+        ("-1.5", "-1.5"),
+        ("+1e-3", "+1e-3"),
+        (-1.5, "-1.5"),
+        (-7, "-7"),
+        (None, ""),
+        ("alg:convolution_direct", "alg:convolution_direct"),
+        ('a,"b"', 'a,"b"'),
+    ],
+)
+def test_csv_cell_is_no_formula(cell: object, written: str) -> None:
+    [header, row] = csv.reader(io.StringIO(as_csv(["name", "=x"], [["row", cell]])))
+    assert (header, row) == (["name", "'=x"], ["row", written])

@@ -1,0 +1,152 @@
+"""Facts about the machine and its processes."""
+
+import mmap
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.machine import (
+    ProcessIdentity,
+    bf16_flag,
+    fastest_precision,
+    image_commit,
+    kill_if_local,
+    own_process,
+    page_faults,
+    peak_resident_mb,
+    resident_mb,
+    start_time,
+)
+from retinanet.config_file import load_config
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def test_commit_of_a_container_image(tmp_path: Path) -> None:
+    file = tmp_path / "COMMIT"
+    assert image_commit(file) is None
+    file.write_text("unknown\n")
+    assert image_commit(file) is None
+    file.write_text("0123456789abcdef0123456789abcdef01234567\n")
+    assert image_commit(file) == "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    ("flags", "precision"),
+    [
+        ({"avx2", "avx512f", "avx512_bf16"}, "bf16"),
+        ({"avx512f", "amx_tile", "amx_bf16"}, "bf16"),
+        ({"asimd", "bf16"}, "bf16"),
+        ({"avx2", "avx512f", "avx512bw", "avx512_vnni"}, "float32"),
+        ({"avx2"}, "float32"),
+        (set(), "float32"),
+    ],
+)
+def test_fastest_precision(flags: set[str], precision: str) -> None:
+    assert fastest_precision(flags) == precision
+    assert (bf16_flag(flags) is None) == (precision == "float32")
+
+
+def test_auto_precision_of_the_configuration() -> None:
+    engine = load_config("demo.yaml", ["engine.precision=auto"]).engine
+    assert engine == load_config("demo.yaml").engine
+    assert engine.precision == fastest_precision()
+    assert load_config("demo.yaml", ["engine.precision=bf16"]).engine.precision == "bf16"
+
+
+Sleeper = subprocess.Popen[bytes]
+
+
+@pytest.fixture
+def stopped() -> Iterator[Sleeper]:
+    process = subprocess.Popen(["sleep", "100"])
+    process.send_signal(signal.SIGSTOP)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def identity_of(process: Sleeper) -> ProcessIdentity:
+    current, started = own_process(), start_time(process.pid)
+    assert current is not None and started is not None
+    return replace(current, number=process.pid, started=started)
+
+
+def test_stopped_process_is_killed(stopped: Sleeper) -> None:
+    kill_if_local(identity_of(stopped))
+    assert stopped.wait(timeout=20) == -signal.SIGKILL
+
+
+def test_other_process_of_the_same_number_is_not_killed(stopped: Sleeper) -> None:
+    target = identity_of(stopped)
+    kill_if_local(replace(target, started=target.started - 1))
+    kill_if_local(replace(target, namespace="another boot pid:[1]"))
+    with pytest.raises(subprocess.TimeoutExpired):
+        stopped.wait(timeout=0.1)
+
+
+def test_ended_unknown_or_own_process_is_ignored() -> None:
+    ended = subprocess.Popen(["sleep", "100"])
+    target = identity_of(ended)
+    ended.kill()
+    ended.wait()
+    kill_if_local(target)
+    kill_if_local(None)
+    kill_if_local(own_process())
+
+
+def test_own_identity_equals_that_seen_by_others() -> None:
+    program = "from common.machine import own_process; print(own_process()); input()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    printed = process.stdout.readline().decode().strip()
+    assert printed == str(identity_of(process))
+    process.communicate(b"\n", timeout=20)
+
+
+SIZE = 64 << 20
+
+
+def touch_every_page(memory: mmap.mmap) -> None:
+    for page in range(0, SIZE, mmap.PAGESIZE):
+        memory[page] = 1
+
+
+def test_page_faults_and_resident_memory() -> None:
+    before, faults_before = resident_mb(), page_faults()
+    with mmap.mmap(-1, SIZE) as memory:
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        touch_every_page(memory)
+        touched, faults = resident_mb(), page_faults()
+        touch_every_page(memory)
+        again = page_faults()
+    assert faults - faults_before >= SIZE // mmap.PAGESIZE > 100 * (again - faults)
+    assert 60 < touched - before < 80  # 64 MiB are 67.1 MB
+    assert resident_mb() < touched - 60
+    assert peak_resident_mb() >= touched - 1
+
+
+PEAK_OF_A_CHILD = """
+from common.machine import peak_resident_mb
+print(peak_resident_mb())
+"""
+
+
+def test_peak_memory_excludes_the_parent_process() -> None:
+    with mmap.mmap(-1, 4 * SIZE) as memory:
+        memory.write(bytes(4 * SIZE))
+        command = [sys.executable, "-c", PEAK_OF_A_CHILD]
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 100
+
+
+def test_module_does_not_load_torch() -> None:
+    text = "import sys, common.machine; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", text], cwd=REPOSITORY, check=True)

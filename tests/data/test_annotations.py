@@ -1,0 +1,175 @@
+"""Classes, text columns, and the paths of splits."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.errors import InputError
+from data.annotations import (
+    ClassMap,
+    GrowingColumns,
+    Split,
+    SplitName,
+    TextColumn,
+    find_split,
+    known_trees,
+)
+
+IDS = np.array([90, 3, 17], dtype=np.int64)
+NAMES = ("toothbrush", "car", "cat")
+CONTIGUOUS = ClassMap.contiguous(IDS, NAMES)
+BY_ID = ClassMap.by_category_id(IDS, NAMES, 91)
+FILE = Path("val.json")
+
+
+def test_contiguous_labels_follow_the_json_order() -> None:
+    assert CONTIGUOUS.num_classes == 3
+    assert CONTIGUOUS.to_labels(np.array([3, 90, 3, 17])).tolist() == [1, 0, 1, 2]
+    assert CONTIGUOUS.to_category_ids(np.array([1, 0, 2])).tolist() == [3, 90, 17]
+    assert CONTIGUOUS.category_ids == (90, 3, 17) and CONTIGUOUS.names == NAMES
+    labels = CONTIGUOUS.to_labels(np.zeros(0, dtype=np.int64))
+    assert labels.shape == (0,) and labels.dtype == np.int64
+
+
+def test_labels_by_category_id_equal_the_ids() -> None:
+    assert BY_ID.num_classes == 91
+    assert BY_ID.to_labels(IDS).tolist() == [90, 3, 17]
+    assert BY_ID.to_category_ids(np.array([17, 90])).tolist() == [17, 90]
+    assert (BY_ID.names[17], BY_ID.names[0]) == ("cat", "N/A")
+    assert BY_ID.category_ids[12] == 12
+
+
+@pytest.mark.parametrize(("ids", "invalid"), [([1, 91], "91"), ([1, -1], "-1")])
+def test_category_id_outside_the_classes_is_refused(ids: list[int], invalid: str) -> None:
+    with pytest.raises(InputError, match=rf"^a\.json: categories\[1\]\.id: {invalid} .*0 to 90"):
+        ClassMap.by_category_id(np.array(ids), ("a", "b"), 91, source="a.json")
+
+
+@pytest.mark.parametrize("classes", [CONTIGUOUS, BY_ID])
+def test_round_trips(classes: ClassMap) -> None:
+    assert ClassMap.from_json(json.loads(json.dumps(classes.to_json()))) == classes
+    labels = np.arange(classes.num_classes)
+    assert classes.to_labels(classes.to_category_ids(labels)).tolist() == labels.tolist()
+
+
+@pytest.mark.parametrize("unknown", [-5, 4, 1000])
+def test_unknown_category_id_is_refused(unknown: int) -> None:
+    with pytest.raises(InputError, match=f"category id {unknown} "):
+        CONTIGUOUS.to_labels(np.array([3, unknown]))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"category_ids": [1, 2], "names": ["a"]},
+        {"category_ids": [1, 1], "names": ["a", "b"]},
+        {"category_ids": ["1"], "names": ["a"]},
+        {"category_ids": [1], "names": [None]},
+        {"category_ids": [[1]], "names": ["a"]},
+    ],
+)
+def test_damaged_dict_is_refused(content: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=r"^classes: expected"):
+        ClassMap.from_json(content)
+
+
+@pytest.mark.parametrize("classes", [CONTIGUOUS, BY_ID])
+def test_validation_categories_are_compared_by_id_in_any_order(classes: ClassMap) -> None:
+    classes.check_categories(IDS[::-1], NAMES[::-1], file=FILE)
+    for ids, names, match in (
+        (IDS, ("toothbrush", "bus", "dog"), r"categories\[1\]: id 3 is 'bus'.*'car'"),
+        (np.array([90, 3, 17, 5]), (*NAMES, "x"), r"^val\.json: categories\[3\]: id 5 .*unknown"),
+        (IDS[:2], NAMES[:2], r"id 17 \('cat'\).*missing"),
+    ):
+        with pytest.raises(InputError, match=match):
+            classes.check_categories(ids, names, file=FILE)
+
+
+def test_text_column_of_any_script_and_length() -> None:
+    texts = ["", "a.jpg", "fotó/ñ.jpg", "日本.png", "\ud800 lone surrogate", "x" * 5000]
+    column = TextColumn.of(texts)
+    assert list(column) == texts and len(column) == len(texts)
+    assert column[-1] == texts[-1] and column[1:3] == texts[1:3]
+    assert list(TextColumn.of([])) == []
+    growing = GrowingColumns()
+    for part in ([], texts, [], texts):
+        growing.extend({"names": TextColumn.of(part)})
+    assert list(growing.finish()["names"]) == texts + texts
+    with pytest.raises(IndexError):
+        column[len(texts)]
+
+
+def make_tree(root: Path, name: str) -> None:
+    for split in ("train", "validation"):
+        annotations, images = known_trees(root, split)[name]
+        images.mkdir(parents=True)
+        annotations.parent.mkdir(parents=True, exist_ok=True)
+        annotations.write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("tree", "split", "annotations", "images"),
+    [
+        ("MLPerf's OpenImages", "train", "train/labels/openimages-mlperf.json", "train/data"),
+        (
+            "MLPerf's OpenImages",
+            "validation",
+            "validation/labels/openimages-mlperf.json",
+            "validation/data",
+        ),
+        ("COCO's", "train", "annotations/instances_train2017.json", "train2017"),
+        ("COCO's", "validation", "annotations/instances_val2017.json", "val2017"),
+    ],
+)
+def test_known_tree_is_found(
+    tmp_path: Path, tree: str, split: SplitName, annotations: str, images: str
+) -> None:
+    make_tree(tmp_path, tree)
+    found = find_split(tmp_path, split, annotations=None, images=None)
+    assert found == Split(tmp_path / annotations, tmp_path / images)
+
+
+def test_given_paths_override_the_tree(tmp_path: Path) -> None:
+    root = tmp_path / "coco"
+    make_tree(root, "COCO's")
+    given = Split(tmp_path / "mine.json", tmp_path / "mine")
+    given.images.mkdir()
+    given.annotations.write_text("{}")
+    paths = given._asdict()
+    assert find_split(None, "train", **paths) == given
+    assert find_split(root, "train", **paths) == given
+    mixed = find_split(root, "train", annotations=given.annotations, images=None)
+    assert mixed == Split(given.annotations, root / "train2017")
+
+
+@pytest.mark.parametrize(
+    ("root", "split", "annotations", "parts"),
+    [
+        (None, "validation", None, ["data.root: not set", "data.validation_annotations"]),
+        (None, "validation", None, ["data.validation_images"]),
+        ("empty", "train", None, ["data.root: {}/empty ", "/train/labels/openimages-mlperf.json"]),
+        ("empty", "train", None, ["/annotations/instances_train2017", "data.train_annotations"]),
+        ("none", "train", None, ["data.root: {}/none is not a folder"]),
+        ("half", "validation", None, ["data.validation_images: {}/half/val2017 does not exist"]),
+        ("half", "train", "none.json", ["data.train_annotations: {}/none.json does not exist"]),
+        (None, "train", "none.json", ["data.root: not set; set it, or data.train_images"]),
+    ],
+)
+def test_missing_path_is_reported_with_its_field(
+    tmp_path: Path, root: str | None, split: SplitName, annotations: str | None, parts: list[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    make_tree(tmp_path / "half", "COCO's")
+    (tmp_path / "half" / "val2017").rmdir()
+    with pytest.raises(InputError) as caught:
+        find_split(
+            root and tmp_path / root,  # type: ignore[arg-type]
+            split,
+            annotations=annotations and tmp_path / annotations,  # type: ignore[arg-type]
+            images=None,
+        )
+    text = str(caught.value)
+    assert "\n" not in text and all(part.format(tmp_path) in text for part in parts)
