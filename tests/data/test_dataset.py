@@ -126,12 +126,6 @@ def test_sample_depends_on_its_key_alone(tmp_path: Path) -> None:
     assert torch.equal(first.target["boxes"], second.target["boxes"])
 
 
-def test_evaluation_ignores_the_seed(tmp_path: Path) -> None:
-    dataset = make(tmp_path, train=False)
-    images = [dataset[SampleKey(0, seed)].image for seed in range(12)]
-    assert all(torch.equal(image, images[0]) for image in images)
-
-
 def test_collate_keeps_order_and_is_channels_last(tmp_path: Path) -> None:
     dataset = make(tmp_path, train=False)
     samples = [dataset[SampleKey(1, 0)], dataset[SampleKey(0, 0)]]

@@ -272,14 +272,6 @@ def test_resuming_yields_the_remaining_batches(step: int) -> None:
     assert len(batches) == 5
 
 
-def test_position_applies_from_the_next_iteration() -> None:
-    batches = TrainingBatches(23, batch_size=4, seed=5)
-    iterator = iter(batches)
-    batches.set_position(7, 12)
-    assert list(iterator) == epoch_keys(0)
-    assert list(batches) == epoch_keys(7)[3:]
-
-
 def test_fewer_images_than_a_batch_are_repeated() -> None:
     batches = TrainingBatches(3, batch_size=8, seed=0)
     (batch,) = list(batches)
@@ -313,14 +305,6 @@ def test_samples_do_not_depend_on_the_number_of_ranks(first: int) -> None:
     assert len(steps) == (64 - first) // 12
     read = list(itertools.chain(*itertools.chain(*steps)))
     assert read == remaining[: len(read)]
-
-
-@pytest.mark.parametrize(("num_images", "sizes"), [(10, [4, 4, 2]), (8, [4, 4]), (1, [1])])
-def test_evaluation_batches_have_each_image_once(num_images: int, sizes: list[int]) -> None:
-    batches = EvaluationBatches(num_images, batch_size=4)
-    read = list(batches)
-    assert [len(batch) for batch in read] == sizes and len(batches) == len(sizes)
-    assert indices(read) == list(range(num_images))
 
 
 @pytest.mark.parametrize(("num_images", "ranks"), [(10, 3), (24781, 8), (2, 4), (16, 4)])
@@ -379,13 +363,6 @@ def test_chosen_batches(rank: int, first: int) -> None:
     assert list(batches) == expected
     batches.chosen = None
     assert list(batches) == expected
-
-
-def test_chosen_batch_of_few_images() -> None:
-    batches = TrainingBatches(3, batch_size=4, seed=0, rank=1, ranks=2)
-    expected = list(batches)
-    batches.chosen = (0,)
-    assert list(batches) == expected and len(expected) == 1
 
 
 def test_batches_are_chosen_lazily() -> None:

@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import save_file
 from torchvision.models import resnext50_32x4d
 
-from data.synthetic import make_scenes
+from data.synthetic import make_synthetic_data
 from profiling.peaks import Peaks, save
 from profiling.studies.tune.measurements import write_measurements
 from retinanet.model.retinanet import RetinaNet
-from tests.data.download.datasets import openimages
+from tests.data.download.samples import openimages
 from tests.docs.pages import REPOSITORY, commands_of
 from tests.docs.rules import (
     BACKBONE,
@@ -118,7 +118,7 @@ def run_shell(command: str, folder: Path) -> None:
 
 def make_openimages(path: Path, _: Path) -> None:
     """Write synthetic data in MLPerf's layout."""
-    make_scenes(path, seed=0, train=6, validation=2)
+    make_synthetic_data(path, seed=0, train=6, validation=2)
 
 
 def make_coco(path: Path, made: Path) -> None:
