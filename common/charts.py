@@ -187,7 +187,7 @@ class Column:
 
     heading: str
     format: str | Callable[[Any], str] = ""
-    """Of numbers for people: as in `format(number, ",.1f")`, or a function."""
+    """The display format of numbers: as in `format(number, ",.1f")`, or a function."""
     _: KW_ONLY
     name: str = ""
     """The field in CSV and JSON, and the attribute that `rows_of` reads; empty: the heading."""

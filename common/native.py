@@ -35,7 +35,7 @@ MACHINE_FLAGS = {
     "generic": [],
 }
 COMPILED_AHEAD = Path(__file__).parent / "compiled"
-"""Where `python -m retinanet compile` puts libraries: beside the code, for all users of it."""
+"""The folder of `python -m retinanet compile`: beside the code, for all its users."""
 
 # No -ffast-math: infinities and NaN must come out as they went in.
 COMPILE_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fopenmp"]

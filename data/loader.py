@@ -75,7 +75,7 @@ class TrainingBatches(Sampler[list[SampleKey]]):
         self.split = split
         """Images of each rank, where they differ; may be changed between two iterations."""
         self.chosen: Iterable[int] | None = None
-        """Which batches from the position on, counted from 0; None: all, one after another."""
+        """The numbers of the batches to yield, counted from the position; None: all in turn."""
         self.set_position(epoch=0)
 
     def set_position(self, epoch: int, first: int = 0) -> None:

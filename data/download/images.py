@@ -51,7 +51,7 @@ MISSING_LIST = "missing.txt"
 
 
 class Request(NamedTuple):
-    """Which part of a data set to download, from where, and where to."""
+    """A part of a data set to download, its source and its target folder."""
 
     out: Path
     splits: tuple[SplitName, ...]

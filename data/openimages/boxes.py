@@ -352,7 +352,7 @@ def positions_of(columns: Sequence[str], *, header: Sequence[str], file: Path) -
 
 def refuse(file: Path, line: int, column: str, *, expected: str, found: str) -> NoReturn:
     """Raise InputError about one field; `line` counts from 1."""
-    text = found if len(found) <= 60 else found[:57] + "..."
+    text = found if len(found) <= 60 else f"{found[:57]}..."
     raise InputError(f"{file}: line {line}: {column}: expected {expected}, found {text!r}")
 
 

@@ -128,8 +128,8 @@ def test_known_tree_is_found(
     tmp_path: Path, tree: str, split: SplitName, annotations: str, images: str
 ) -> None:
     make_tree(tmp_path, tree)
-    found = find_split(tmp_path, split, annotations=None, images=None)
-    assert found == Split(tmp_path / annotations, tmp_path / images)
+    paths = find_split(tmp_path, split, annotations=None, images=None)
+    assert paths == Split(tmp_path / annotations, tmp_path / images)
 
 
 def test_given_paths_override_the_tree(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torchvision.transforms.functional import to_tensor
 
 from data.annotations import Annotations, ClassMap
 from data.coco_json import read_annotations
-from data.dataset import DetectionDataset, SampleKey
+from data.dataset import DetectionDataset
 from data.decoding import decode_image, installed_decoders
 from data.loader import evaluation_loader
 from data.transforms import resize_image
@@ -38,13 +38,6 @@ def annotations() -> Annotations:
 def coco() -> COCO:
     with contextlib.redirect_stdout(io.StringIO()):
         return COCO(str(JSON))
-
-
-def test_counts(annotations: Annotations) -> None:
-    assert len(annotations) == 128 and len(annotations.boxes) == 929
-    assert len(annotations.category_ids) == 80 and annotations.category_ids.max() == 90
-    boxes_per_image = np.diff(annotations.box_offsets)
-    assert int((boxes_per_image == 0).sum()) == 2 and int(boxes_per_image.sum()) == 929
 
 
 def test_columns_equal_pycocotools(annotations: Annotations, coco: COCO) -> None:
@@ -87,13 +80,6 @@ def test_samples_of_all_photos(annotations: Annotations) -> None:
             np.testing.assert_allclose(original, annotations.boxes[rows], rtol=0, atol=2e-2)
             total += len(target["labels"])
     assert total == 929
-
-
-def test_sample_without_boxes(annotations: Annotations) -> None:
-    index = int(np.flatnonzero(np.diff(annotations.box_offsets) == 0)[0])
-    classes = ClassMap.contiguous(annotations.category_ids, annotations.category_names)
-    dataset = DetectionDataset(annotations, PHOTOS, classes, image_size=64, train=True)
-    assert dataset[SampleKey(index, 0)].target["boxes"].shape == (0, 4)
 
 
 def test_every_decoder_gives_the_same_pixels() -> None:

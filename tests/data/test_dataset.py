@@ -171,23 +171,6 @@ def test_rotated_image_is_refused_and_resized_copy_accepted(tmp_path: Path) -> N
         dataset[SampleKey(0, 0)]
 
 
-@pytest.mark.parametrize("train", [True, False])
-def test_exif_orientation_is_applied_to_fit_the_annotations(tmp_path: Path, train: bool) -> None:
-    dataset = make(tmp_path, train=train)
-    seeds = range(6)
-    before = [dataset[SampleKey(0, seed)] for seed in seeds]
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    with Image.open(tmp_path / "wide.png") as image:
-        stored = image.transpose(Image.Transpose.ROTATE_90)
-    stored.save(tmp_path / "wide.png", exif=exif)
-    for seed, expected in zip(seeds, before, strict=True):
-        sample = dataset[SampleKey(0, seed)]
-        assert torch.equal(sample.image, expected.image)
-        assert torch.equal(sample.target["boxes"], expected.target["boxes"])
-        assert sample.original_size == (40, 80)
-
-
 def skipping(dataset: DetectionDataset, *, box_is_crowd: list[bool]) -> DetectionDataset:
     """The same images in training, with other boxes being groups; skips images without boxes."""
     return DetectionDataset(

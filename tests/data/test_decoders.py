@@ -235,7 +235,7 @@ def test_damage_that_pillow_tolerates_gives_pillows_pixels(tmp_path: Path, decod
 
 
 class AccimageStandIn:
-    """What accimage 0.2.0 does, as its source says: an image of a JPEG's bytes, which it copies
+    """Behaves like accimage 0.2.0, by its source: an image of a JPEG's bytes, which it copies
     into planes, and fills with grey where the JPEG ends too early.
     """
 

@@ -186,6 +186,7 @@ def start_workers_and_wait(folder: Path, started: Connection) -> None:
     time.sleep(60)
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_killed_process(tmp_path: Path) -> None:
     receiver, sender = multiprocessing.Pipe(duplex=False)
     # A copy of this process, which need not import torch again.
@@ -246,13 +247,13 @@ def epoch_keys(
     return list(keys)
 
 
-def test_an_epoch_has_whole_batches_of_different_images() -> None:
+def test_epoch_has_whole_batches_of_different_images() -> None:
     batches = epoch_keys(0)
     assert [len(batch) for batch in batches] == [4] * 5
     assert len(set(indices(batches))) == 20 and set(indices(batches)) <= set(range(23))
 
 
-def test_the_order_is_a_function_of_seed_and_epoch() -> None:
+def test_order_depends_on_seed_and_epoch() -> None:
     assert epoch_keys(3) == epoch_keys(3)
     orders = [indices(epoch_keys(e, seed=s)) for e, s in itertools.product(range(3), range(3))]
     assert len({tuple(order) for order in orders}) == 9

@@ -39,7 +39,7 @@ class Server:
         self.faults: dict[str, list[str]] = defaultdict(list)
         """Names of methods of `Handler` that serve the path's next requests, one after the other"""
         self.fallback: Callable[[str], str] = lambda path: "serve"
-        """What serves the requests after those"""
+        """Chooses the method for later requests"""
         self.tag = "1"
         self.requests: list[RequestSeen] = []
         self.heads = 0
@@ -135,6 +135,11 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def start_chunks(self) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+
     def hang_up(self) -> None:
         self.wfile.flush()
         self.close_connection = True
@@ -162,9 +167,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
 
     def chunked(self, body: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
+        self.start_chunks()
         self.wfile.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
 
     # Faults
@@ -195,14 +198,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def cut_off(self, body: bytes) -> None:
         """Half of the requested bytes, then nothing."""
-        match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        start = int(match[1]) if match else 0
+        start = int(re.sub(r"\D", "", self.headers.get("Range", "")) or 0)
         part = body[start:]
-        if start:
-            place = f"bytes {start}-{len(body) - 1}/{len(body)}"
-            self.answer(206, part[: len(part) // 2], length=len(part), Content_Range=place)
-        else:
-            self.answer(200, part[: len(part) // 2], length=len(part))
+        place = {"Content_Range": f"bytes {start}-{len(body) - 1}/{len(body)}"} if start else {}
+        self.answer(206 if start else 200, part[: len(part) // 2], length=len(part), **place)
         self.hang_up()
 
     def cut_off_whole(self, body: bytes) -> None:
@@ -211,9 +210,7 @@ class Handler(BaseHTTPRequestHandler):
         self.hang_up()
 
     def chunked_cut_off(self, body: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
+        self.start_chunks()
         self.wfile.write(b"%x\r\n%b" % (len(body), body[: len(body) // 2]))
         self.hang_up()
 
@@ -284,16 +281,12 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, bomb(), Content_Encoding="gzip")
 
     def chunks_without_end(self, body: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
+        self.start_chunks()
         while True:
             self.wfile.write(b"100000\r\n%b\r\n" % bytes(1 << 20))
 
     def negative_chunk(self, body: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
+        self.start_chunks()
         self.wfile.write(b"-5\r\n" + body)
         self.hang_up()
 

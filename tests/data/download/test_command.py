@@ -15,7 +15,6 @@ from common.errors import InputError
 from data.annotations import SplitName, find_split
 from data.coco_json import read_annotations
 from data.download.command import add_download, run
-from data.download.images import locked_folder
 from tests.data.download.samples import coco, openimages, tree
 from tests.data.download.server import IMAGE_FAULTS, Server, serving
 
@@ -162,13 +161,6 @@ def test_unknown_class_is_refused_before_the_images(tmp_path: Path) -> None:
             with pytest.raises(InputError, match=r"did you mean '?[dD]og"):
                 download(server, dataset, tmp_path / dataset, "--classes", "Dogg")
             assert not [request for request in server.requests if request.path.endswith(".jpg")]
-
-
-def test_folder_in_use_is_refused(tmp_path: Path) -> None:
-    with serving(COCO) as server:
-        with locked_folder(tmp_path), pytest.raises(InputError, match="another download"):
-            download(server, "coco", tmp_path)
-        assert not server.requests
 
 
 def test_full_disk_is_detected_before_the_images(

@@ -1,11 +1,8 @@
 """Downloads of many images by threads, of one file with a bar, and their folder."""
 
-import errno
 import io
 import re
 import shutil
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
 from functools import partial
@@ -33,7 +30,6 @@ from data.download.images import (
 )
 from tests.data.download.samples import jpeg
 from tests.data.download.server import Server, serving
-from tests.support.without_locks import built_library, without_locks
 
 BODY = jpeg(0)
 QUICK = HttpOptions(workers=4, timeout=0.6, attempts=3, first_pause=0.001)
@@ -223,33 +219,3 @@ def test_disk_space_is_checked(
         check_space(tmp_path, images=100, bytes_each=10, console=console)
     text = console.export_text()
     assert text.startswith("warning: ") == (outcome == "close") and text.count("\n") <= 1
-
-
-@pytest.mark.slow
-def test_second_download_is_refused_without_file_locks(tmp_path: Path) -> None:
-    library = built_library(tmp_path)
-    code = """
-import sys
-from pathlib import Path
-from data.download.images import locked_folder
-from common.errors import InputError
-try:
-    with locked_folder(Path(sys.argv[1])):
-        print("begun", flush=True)
-        sys.stdin.readline()
-except InputError as error:
-    sys.exit(str(error))
-"""
-    out = tmp_path / "out"
-    words = [sys.executable, "-c", code, str(out)]
-    environment = without_locks(library, errno.ENOLCK)
-    with subprocess.Popen(
-        words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as first:
-        assert first.stdout is not None and first.stdout.readline() == "begun\n"
-        second = subprocess.run(
-            words, env=environment, capture_output=True, text=True, timeout=60, check=False
-        )
-        assert second.returncode == 1 and "another download" in second.stderr
-        first.communicate("\n", timeout=60)
-    assert first.returncode == 0 and not list(out.iterdir())

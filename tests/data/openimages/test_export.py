@@ -136,16 +136,15 @@ def expected_annotations(boxes_csv: Path, names: list[str]) -> list[dict[str, An
     return annotations
 
 
-def test_random_boxes_equal_plain_code(tmp_path: Path) -> None:
-    rows = random_rows(images=60, boxes=1000)
-    names = ["Tortoise", "Cat", "Dog"]
-    export(tmp_path, rows, names, photos=[row.image for row in rows])
-    assert exported(tmp_path)["annotations"] == expected_annotations(tmp_path / "boxes.csv", names)
-
-
-def test_pycocotools_and_read_annotations_read_the_export(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_random_boxes_equal_plain_code_and_pycocotools(tmp_path: Path) -> None:
     rows = random_rows(images=40, boxes=600)
-    export(tmp_path, rows, ["all"], photos=[row.image for row in rows])
+    selected = ["Tortoise", "Cat", "Dog"]
+    export(tmp_path, rows, selected, photos=[row.image for row in rows])
+    assert exported(tmp_path)["annotations"] == expected_annotations(
+        tmp_path / "boxes.csv", selected
+    )
+    export(tmp_path, rows, ["all"], photos=[row.image for row in rows], overwrite=True)
     out = tmp_path / "labels" / "openimages-mlperf.json"
     expected = expected_annotations(tmp_path / "boxes.csv", sorted(LABELS.values()))
     with contextlib.redirect_stdout(io.StringIO()):
@@ -201,7 +200,7 @@ def test_missing_images(tmp_path: Path) -> None:
     assert [box["bbox"][0] for box in exported(tmp_path)["annotations"]] == [0.6 * 41]
 
 
-def test_no_image_exists(tmp_path: Path) -> None:
+def test_missing_images_of_all_boxes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="none of the 2 images"):
         export(tmp_path, ROWS, ["Cat"], photos=[], skip_missing_images=True)
 
@@ -327,7 +326,9 @@ export.read_sizes(Path("."), np.arange(2, dtype=np.uint64), console=Console(quie
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)]
+)
 def test_processes_end_with_their_parent(number: signal.Signals) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", ONE_BUSY_ONE_IDLE],

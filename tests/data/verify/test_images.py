@@ -97,7 +97,7 @@ def to_png(path: Path) -> None:
 
 
 def fill_the_end_with_zeros(path: Path) -> None:
-    """What a file system leaves of a file that was being written when the power failed."""
+    """Zeros at the end, as a file system leaves them after a power failure."""
     content = path.read_bytes()
     path.write_bytes(content[: -len(content) // 4].ljust(len(content), b"\0"))
 
@@ -177,7 +177,7 @@ def test_every_kind_of_image_finding_is_tested() -> None:
 
 
 def test_unused_image_does_not_stop_training(tmp_path: Path) -> None:
-    """Of the training split without boxes; the same in the validation split is read."""
+    """An image without boxes is unused in training, but read in the validation split."""
     content = small_content()
     boxes = [entry for entry in content["annotations"] if entry["image_id"] != 12]
     content["annotations"] = boxes
