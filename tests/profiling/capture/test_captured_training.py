@@ -1,7 +1,9 @@
-"""A training with all hooks and one without: the files of the first, and equal weights."""
+"""Training with hooks: its files, weights as without hooks, and a signal between its steps."""
 
 import json
 import shutil
+import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +23,9 @@ from tests.profiling.capture.training_runs import (
     run_settings,
     start_training,
 )
+from tests.support.commands import RunHere
 from tests.support.fast_precision import FAST_PRECISION
+from train import main
 
 pytestmark = pytest.mark.slow
 
@@ -206,3 +210,35 @@ def test_summary_names_the_files_and_the_commands_that_read_them(runs: Runs) -> 
     assert f"{log}, steps 2-4\n" in summary and f"{trace}, step 4\n" in summary
     assert f"python -m profiling stats {log} --out {log.with_name('stats')}\n" in summary
     assert f"python -m profiling trace {trace} --out {trace.with_name('tables')}\n" in summary
+
+
+def test_signal_within_the_profiled_steps_leaves_whole_files(tmp_path: Path) -> None:
+    settings = ("training.max_steps=9999", "training.epochs=9999", "evaluation.every=9999")
+    window = ("profile.onednn.steps=2-9999", "profile.trace.steps=2-9999")
+    process = start_training(*run_settings(tmp_path, "stopped", *settings, *window))
+    metrics = tmp_path / "stopped" / "metrics.jsonl"
+    deadline = time.monotonic() + 90
+    while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") > 2):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (75, "")
+    last = len(metrics.read_text().splitlines())
+    steps = range(2, last + 1)
+    log = tmp_path / "stopped" / "onednn" / "rank0.log"
+    trace = tmp_path / "stopped" / "trace" / "rank0.json.gz"
+    assert read_marks(log) == [mark for step in steps for mark in marks_of_step(step)]
+    names = [event["name"] for event in read_events(trace) if event["name"].startswith("step ")]
+    assert names == [f"step {step}" for step in steps]
+    assert [file.name for file in trace.parent.iterdir()] == [trace.name]
+    assert f"{log}, steps 2-{last}\n" in output
+    assert f"note: profile.onednn: only steps 2-{last} of steps 2-9999" in output
+    shutil.rmtree(tmp_path / "stopped")
+
+
+def test_input_error_is_one_line_with_hooks(run_here: RunHere, tmp_path: Path) -> None:
+    settings = run_settings(tmp_path, "bad", "data.root=/nowhere", "profile.onednn.steps=1")
+    done = run_here(main, *settings, "launch.pin=false")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stdout == "" and not (tmp_path / "bad").exists()

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from launch.process_group import ProcessGroup
 from profiling.capture.backends import CountHook, OneDnnHook, ProfilerHook, TraceHook
-from profiling.capture.hooks import Capture, format_steps, images_a_step
+from profiling.capture.hooks import Capture, format_steps, hooks_of_rank, images_a_step
 from profiling.trace.trace import read_trace
 from retinanet.config_file import load_config
 from retinanet.engine.engines import PreparedTraining
@@ -62,7 +62,7 @@ def test_each_file_has_its_steps_alone(
     assert not small.model._forward_hooks and not small.model._forward_pre_hooks
 
 
-def test_resumed_run_leaves_earlier_files_alone(
+def test_resumed_run_adds_a_log_and_leaves_the_earlier_one_alone(
     small: PreparedTraining, log: Path, tmp_path: Path
 ) -> None:
     log.parent.mkdir()
@@ -150,6 +150,17 @@ def test_notes_name_steps_that_are_not_recorded(tmp_path: Path) -> None:
     hooks[1].done = [20, 21]
     [note] = Capture(hooks).final_notes()
     assert note.startswith("profile.onednn: only steps 20-21 of steps 20-22")
+
+
+def test_missing_perf_is_noted_before_the_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    config = load_config("demo.yaml", ["profile.onednn.steps=3", "profile.perf=true"])
+    hooks = hooks_of_rank(config, tmp_path, place=None, group=ProcessGroup())  # type: ignore[arg-type]
+    [note] = Capture(hooks).notes(range(1, 9))
+    assert note.startswith("profile.perf: perf is not installed")
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
