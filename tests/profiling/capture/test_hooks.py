@@ -1,17 +1,25 @@
 """The hooks together, on steps of a small network: an error in one of them ends it alone."""
 
+import io
 import os
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 from torch.optim import SGD
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from launch.process_group import ProcessGroup
 from profiling.capture.backends import CountHook, OneDnnHook, ProfilerHook, TraceHook
-from profiling.capture.hooks import Capture, format_steps, hooks_of_rank, images_a_step
+from profiling.capture.hooks import (
+    Capture,
+    capturing,
+    format_steps,
+    hooks_of_rank,
+    images_a_step,
+)
 from profiling.trace.trace import read_trace
 from retinanet.config_file import load_config
 from retinanet.engine.engines import PreparedTraining
@@ -150,6 +158,27 @@ def test_notes_name_steps_that_are_not_recorded(tmp_path: Path) -> None:
     hooks[1].done = [20, 21]
     [note] = Capture(hooks).final_notes()
     assert note.startswith("profile.onednn: only steps 20-21 of steps 20-22")
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_files_are_printed_also_after_an_error(
+    error: type[BaseException] | None, small: PreparedTraining, trace: Path, tmp_path: Path
+) -> None:
+    config = load_config("demo.yaml", ["profile.trace.steps=1-3"])
+    output = io.StringIO()
+    console = Console(file=output, width=200)
+    rank = {"place": None, "group": ProcessGroup()}
+    try:
+        with capturing(config, tmp_path, console=console, **rank) as capture:  # type: ignore[arg-type]
+            with capture.step(1, small):
+                small.model(torch.randn(1, 3, 16, 16))
+            if error is not None:
+                with capture.step(2, small):
+                    raise error
+    except KeyboardInterrupt:
+        assert error is not None
+    assert f"{trace}, step 1\n" in output.getvalue()
+    assert ("only step 1 of steps 1-3" in output.getvalue()) == (error is None)
 
 
 def test_missing_perf_is_noted_before_the_steps(
