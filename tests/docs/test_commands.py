@@ -1,7 +1,7 @@
 """Every command of README and docs is run, with the files in place that it names.
 
-Commands that only read options are quick. Of the others `make test` runs README's; all of them take
-minutes, and belong to `make test-all`.
+Most take seconds: `make test` runs the commands of README and of make, `make test-all` all.
+Of commands that need another program or another machine only the options are read.
 """
 
 import re
@@ -53,10 +53,12 @@ def parameters() -> Iterator[object]:
     """Yield a parameter for each command, with its markers."""
     for text, commands in COMMANDS.items():
         rule, page = rule_of(commands[0]), commands[0].place.partition(":")[0]
+        how = rule.how if rule else How.CANNOT
         in_readme = any(command.place.startswith("README") for command in commands)
-        is_quick = rule is None or rule.how not in (How.RUN, How.BASH)
-        is_main = in_readme and rule and rule.how is How.RUN and "--resume" not in text
-        marks = [pytest.mark.slow if is_quick or is_main else pytest.mark.exhaustive]
+        is_main = in_readme and how is How.RUN and "--resume" not in text
+        marks = [pytest.mark.slow] * (is_main or how is How.MAKE)
+        if how in (How.RUN, How.BASH) and not is_main:
+            marks = [pytest.mark.exhaustive]
         marks += [pytest.mark.whole_machine] * bool(rule and rule.whole_machine)
         name = plain(commands[0].text).replace("…", "...").replace("\n", " ")
         yield pytest.param(text, id=f"{page}: {name}", marks=marks)
