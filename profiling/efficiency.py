@@ -39,7 +39,7 @@ from profiling.onednn_log.work import (
 )
 from profiling.peaks import add_peaks_option, choose_peaks
 from profiling.replay.benchdnn import find_benchdnn, replay_with_benchdnn
-from profiling.replay.replay import Replay, conditions_of, load_replay, save_replay
+from profiling.replay.replay import Replay, load_replay, replay_conditions, save_replay
 from profiling.replay.torch_replay import replay_with_torch
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def replay_now(
     def note(text: str) -> None:
         say(console, f"note: {text}")
 
-    conditions = conditions_of(log, threads=threads, cpus=None, warn=note)
+    conditions = replay_conditions(log, threads=threads, cpus=None, warn=note)
     calls = log.calls(steps_of(log).holds)
     name = f"benchdnn ({benchdnn})" if benchdnn else "torch's oneDNN"
     title = f"replaying through {name} [problems]"

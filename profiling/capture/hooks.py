@@ -1,7 +1,7 @@
 """`profile` of a configuration: the hooks of a training run, and their messages.
 
-Each hook watches some steps; what goes wrong in one ends it alone, and training goes on. oneDNN's
-log begins with the facts of its run (`facts_of_run`), so that its problems can be run again under
+Each hook watches some steps; an error in one ends it alone, and training continues. oneDNN's log
+begins with the facts of its run (`collect_run_facts`), so that its problems can be run again under
 the same conditions.
 """
 
@@ -53,7 +53,7 @@ def capturing(
     `perf/rank0.json`. At the end rank 0 prints on its console what was written, and what was not
     and why. No training fails for it.
     """
-    hooks = hooks_of_rank(config, folder, place=place, group=group)
+    hooks = create_hooks(config, folder, place=place, group=group)
     if not hooks:
         yield NO_PROFILER
         return
@@ -73,7 +73,7 @@ def capturing(
                 console.print(f"note: {note}", soft_wrap=True, markup=False)
 
 
-def hooks_of_rank(
+def create_hooks(
     config: Config, folder: Path, *, place: RankContext, group: ProcessGroup
 ) -> list[ProfilerHook]:
     """Return the hooks of this rank, in the order in which they begin."""
@@ -85,7 +85,7 @@ def hooks_of_rank(
         before = frozenset({min(trace) - 1}) - {0, *onednn}
         hooks += [CountHook(tracing, before), tracing]
     if onednn:
-        facts = partial(facts_of_run, config=config, place=place, group=group)
+        facts = partial(collect_run_facts, config=config, place=place, group=group)
         hooks.append(OneDnnHook(folder / "onednn" / f"rank{rank}.log", onednn, facts=facts))
     if profile.perf:
         # It begins last and ends first, so that it counts little of the other hooks' work.
@@ -200,7 +200,7 @@ def open_once(hook: ProfilerHook, number: int, prepared: PreparedTraining) -> No
 IPEX = "intel_extension_for_pytorch"
 
 
-def facts_of_run(
+def collect_run_facts(
     prepared: PreparedTraining, *, config: Config, place: RankContext, group: ProcessGroup
 ) -> dict[str, Any]:
     """Return this rank's conditions for a log, see `profiling.onednn_log.parse.facts_line`."""

@@ -64,20 +64,20 @@ DIRECTIONS = {
 """benchdnn's names of oneDNN's propagation kinds, without a bias."""
 
 
-def direction_of(problem: Problem) -> str:
+def parse_direction(problem: Problem) -> str:
     """Return benchdnn's name of the direction, without a bias."""
     if problem.direction not in DIRECTIONS:
         raise NotExpressibleError(f"benchdnn has no direction {problem.direction!r}")
     return DIRECTIONS[problem.direction]
 
 
-def auxiliary_of(problem: Problem) -> dict[str, str]:
+def parse_auxiliary(problem: Problem) -> dict[str, str]:
     """Return `alg:eltwise_relu alpha:0` as a dictionary."""
     pairs = (word.partition(":") for word in problem.auxiliary.split())
     return {name: value for name, _, value in pairs}
 
 
-def algorithm_of(problem: Problem) -> str:
+def require_algorithm(problem: Problem) -> str:
     """Return the algorithm, which begins with the name of its kind: `eltwise_relu`."""
     if not problem.algorithm:
         raise NotExpressibleError("the log does not contain its algorithm")
@@ -92,7 +92,7 @@ def tensor(problem: Problem, *roles: str) -> MemoryDescriptor:
     return memory
 
 
-def sources_of(problem: Problem) -> list[MemoryDescriptor]:
+def list_sources(problem: Problem) -> list[MemoryDescriptor]:
     """Return all inputs of a primitive with several, in the log's order."""
     return [memory for memory in problem.memories if re.fullmatch(r"src_?\d*", memory.role)]
 

@@ -20,18 +20,18 @@ from profiling.replay.benchdnn_fields import (
     Dialect,
     NotExpressibleError,
     ProblemLine,
-    algorithm_of,
     attribute_options,
-    auxiliary_of,
-    direction_of,
     eltwise,
     fixed_tag,
     free_tag,
     layout_options,
+    list_sources,
     pair_option,
+    parse_auxiliary,
+    parse_direction,
     product_rank,
+    require_algorithm,
     require_sizes,
-    sources_of,
     tensor,
     tensor_sizes,
     triple_option,
@@ -86,7 +86,7 @@ def softmax_tensors(problem: Problem, dialect: Dialect) -> list[str]:
     if dialect.major == 2:
         return [pair_option(source.type, destination.type, dialect), f"--tag={fixed_tag(source)}"]
     # Backward the destination's layout is given, and the source's follows from it.
-    given = destination if direction_of(problem) == "BWD_D" else source
+    given = destination if parse_direction(problem) == "BWD_D" else source
     return source_and_result(source.type, fixed_tag(given), destination, dialect)
 
 
@@ -113,7 +113,7 @@ def resized_tensors(problem: Problem, dialect: Dialect) -> list[str]:
 def several_inputs(problem: Problem, dialect: Dialect) -> list[str]:
     """Return types and layouts of all inputs and the result."""
     is_reduction = problem.kind == "reduction"
-    sources = [tensor(problem, "src")] if is_reduction else sources_of(problem)
+    sources = [tensor(problem, "src")] if is_reduction else list_sources(problem)
     destination = tensor(problem, "dst")
     if not sources or (problem.kind == "binary" and len(sources) != 2):
         raise NotExpressibleError(f"the log has {len(sources)} inputs")
@@ -139,15 +139,15 @@ WITH_BIAS = {"FWD_D": "FWD_B", "FWD_I": "FWD_B", "BWD_W": "BWD_WB"}
 TRIPLE_TAGS = ("stag", "wtag", "dtag")
 
 
-def bias_of(problem: Problem) -> MemoryDescriptor | None:
+def find_bias(problem: Problem) -> MemoryDescriptor | None:
     """Return the bias that benchdnn's direction must name."""
-    has_bias = direction_of(problem) in WITH_BIAS
+    has_bias = parse_direction(problem) in WITH_BIAS
     return (problem.memory("bia") or problem.memory("diff_bia")) if has_bias else None
 
 
 def weighted_tensors(problem: Problem, dialect: Dialect) -> list[str]:
     """Return direction, types and layouts of convolutions and inner products."""
-    direction = direction_of(problem)
+    direction = parse_direction(problem)
     memories = (
         tensor(problem, "src", "diff_src"),
         tensor(problem, "wei", "diff_wei"),
@@ -156,7 +156,7 @@ def weighted_tensors(problem: Problem, dialect: Dialect) -> list[str]:
     )
     takes_strides = problem.kind == "convolution" and dialect.major != 2
     return [
-        f"--dir={WITH_BIAS[direction] if bias_of(problem) else direction}",
+        f"--dir={WITH_BIAS[direction] if find_bias(problem) else direction}",
         triple_option(memories, dialect),
         *layout_options(memories, TRIPLE_TAGS, dialect, takes_strides=takes_strides),
     ]
@@ -164,11 +164,11 @@ def weighted_tensors(problem: Problem, dialect: Dialect) -> list[str]:
 
 def bias_notes(problem: Problem) -> tuple[str, ...]:
     """Return how benchdnn's bias differs from the log's."""
-    bias, weights = bias_of(problem), problem.memory("wei")
+    bias, weights = find_bias(problem), problem.memory("wei")
     if bias is None:
         return ()
     notes = []
-    if direction_of(problem) == "FWD_I":
+    if parse_direction(problem) == "FWD_I":
         notes.append("inference with a bias is run as training's forward pass")
     if weights is not None and weights.type[:1] in "bf" and bias.type != weights.type:
         notes.append(f"the bias is {weights.type}, as the weights, and {bias.type} in the log")
@@ -183,7 +183,7 @@ def matmul_tensors(problem: Problem, dialect: Dialect) -> list[str]:
         raise NotExpressibleError("a product of sparse matrices; their sparsity is not in the log")
     options = [triple_option(memories, dialect)]
     # Layouts of sizes that are known at run time only cannot be chosen before.
-    is_known = not auxiliary_of(problem).get("runtime_dims_masks")
+    is_known = not parse_auxiliary(problem).get("runtime_dims_masks")
     options += layout_options(memories, TRIPLE_TAGS, dialect, takes_any=is_known)
     bias = problem.memory("bia")
     if bias is not None:
@@ -257,7 +257,7 @@ def rnn_tensors(problem: Problem, dialect: Dialect) -> list[str]:
         f"--cfg={types}",
         f"--tag={':'.join(free_tag(memory, dialect) for memory in layers)}",
     ]
-    values = auxiliary_of(problem)
+    values = parse_auxiliary(problem)
     cell, way = values.get("alg", ""), values.get("direction", "")
     if cell not in CELLS or way not in CELL_DIRECTIONS:
         raise NotExpressibleError(f"benchdnn's rnn has no cell {cell!r} in direction {way!r}")
@@ -295,7 +295,7 @@ def rnn_notes(problem: Problem) -> tuple[str, ...]:
 
 def flags(problem: Problem, dialect: Dialect) -> list[str]:
     """Return global statistics, scale, shift, ReLU; before 3.0 one tensor held scale and shift."""
-    values = auxiliary_of(problem).get("flags", "")
+    values = parse_auxiliary(problem).get("flags", "")
     return [f"--flags={values.replace('S', 'CH') if dialect.major != 2 else values}"]
 
 
@@ -313,9 +313,9 @@ def layer_statistics(problem: Problem, dialect: Dialect) -> list[str]:
 
 def eltwise_algorithm(problem: Problem, dialect: Dialect) -> list[str]:
     """Return the function of every element, and its parameters."""
-    values = auxiliary_of(problem)
+    values = parse_auxiliary(problem)
     parameters = values.get("alpha", "0"), values.get("beta", "0")
-    name, alpha, beta = eltwise(algorithm_of(problem), parameters, dialect)
+    name, alpha, beta = eltwise(require_algorithm(problem), parameters, dialect)
     return [f"--alg={name}", f"--alpha={alpha}", f"--beta={beta}"]
 
 
@@ -422,14 +422,14 @@ def problem_line(problem: Problem, dialect: Dialect) -> ProblemLine:
     if kind == "group_normalization" and dialect.major == 2:  # oneDNN has it from 3.2 on
         raise NotExpressibleError("benchdnn 2.x has no group normalization")
     driver = DRIVERS[kind]
-    options = [f"--dir={direction_of(problem)}"] if driver.directed else []
+    options = [f"--dir={parse_direction(problem)}"] if driver.directed else []
     options += driver.tensors(problem, dialect)
     if driver.algorithms is not None:
-        name = algorithm_of(problem).removeprefix(f"{kind}_")
+        name = require_algorithm(problem).removeprefix(f"{kind}_")
         options.append(f"--alg={driver.algorithms.get(name, name)}")
     if driver.parameters is not None:
         options += driver.parameters(problem, dialect)
-    values = {**driver.fields, **auxiliary_of(problem)}
+    values = {**driver.fields, **parse_auxiliary(problem)}
     if any(values[name] is None for name in driver.fields):
         raise NotExpressibleError(f"the log does not contain its {' and '.join(driver.fields)}")
     options += [f"--{name}={values[name]}" for name in driver.fields if values[name]]
@@ -437,7 +437,7 @@ def problem_line(problem: Problem, dialect: Dialect) -> ProblemLine:
     if driver.sized_tensors is None:
         sizes = require_sizes(problem)
     else:
-        sizes = ":".join(tensor_sizes(problem, driver.sized_tensors or len(sources_of(problem))))
+        sizes = ":".join(tensor_sizes(problem, driver.sized_tensors or len(list_sources(problem))))
     notes = driver.notes(problem) if driver.notes else ()
     return ProblemLine(DRIVER_NAMES.get(kind, kind), tuple(options), sizes, notes)
 

@@ -35,7 +35,7 @@ from profiling.replay.benchdnn import (
 )
 from profiling.replay.benchdnn_fields import Dialect, Layouts
 from profiling.replay.benchdnn_problems import ProblemFiles, write_problem_files
-from profiling.replay.replay import Conditions, Replay, conditions_of, mismatches, save_replay
+from profiling.replay.replay import Conditions, Replay, mismatches, replay_conditions, save_replay
 from profiling.replay.torch_replay import replay_with_torch
 
 REPLAY = "replay.json"
@@ -144,7 +144,7 @@ def benchdnn_command(
     calls = costliest(log.calls(), top, console)
     program = None
     if not write_only:
-        conditions = conditions_of(
+        conditions = replay_conditions(
             log, threads=threads, cpus=cpus, warn=lambda line: say(console, f"note: {line}")
         )
         program = probe_benchdnn(path, conditions) if path else None

@@ -1,9 +1,9 @@
 """A replay: times of a log's problems, run again alone, and what else belongs to every runner.
 
 `replay.json` keeps one for other commands. Conditions are threads, cores and memory nodes of the
-log as far as this machine has them. Two lines are the same work whatever version of oneDNN wrote
-them if kind, direction, sizes, types and fused operations are equal (`work_of`), and layouts as
-far as the caller and not the library chooses them (`same_layouts`).
+log as far as this machine has them. Two lines of any versions of oneDNN are the same work if kind,
+direction, sizes, types and fused operations are equal (`normalize_work`), and layouts as far as the
+caller and not the library chooses them (`same_layouts`).
 """
 
 import os
@@ -94,7 +94,7 @@ def load_replay(file: Path) -> Replay:
         times = {}
         for entry in content["times"]:
             cold = entry["cold_ms"]
-            times[problem_of(entry["problem"])] = ReplayTime(
+            times[problem_from_json(entry["problem"])] = ReplayTime(
                 hot_ms=float(entry["hot_ms"]),
                 cold_ms=None if cold is None else float(cold),
                 runs=int(entry["runs"]),
@@ -111,7 +111,8 @@ def load_replay(file: Path) -> Replay:
             ),
             times=times,
             not_replayed={
-                problem_of(entry["problem"]): entry["why"] for entry in content["not_replayed"]
+                problem_from_json(entry["problem"]): entry["why"]
+                for entry in content["not_replayed"]
             },
             other_cores=float(content.get("other_cores", 0.0)),
         )
@@ -119,13 +120,13 @@ def load_replay(file: Path) -> Replay:
         raise InputError(f"{file}: is damaged: {type(error).__name__}: {error}") from error
 
 
-def problem_of(fields: dict[str, Any]) -> Problem:
+def problem_from_json(fields: dict[str, Any]) -> Problem:
     """Return a problem from JSON."""
     memories = tuple(MemoryDescriptor(**memory) for memory in fields["memories"])
     return Problem(**{**fields, "memories": memories})
 
 
-def conditions_of(
+def replay_conditions(
     log: OneDnnLog,
     *,
     threads: int | None,
@@ -213,7 +214,7 @@ class Work(NamedTuple):
     details: Hashable
 
 
-def work_of(problem: Problem) -> Work:
+def normalize_work(problem: Problem) -> Work:
     """Return everything but the layouts (`same_layouts`) and the implementation.
 
     The library chooses implementations, and their names differ between versions.
@@ -293,7 +294,7 @@ def same_layout(problem: Problem, memory: MemoryDescriptor, other: MemoryDescrip
     elif memory.role in ("src", "wei") and len(listed) > 1:
         dims = listed[("src", "wei").index(memory.role)]
     orders = [
-        [place for place in order_of(tag) if place >= len(dims) or dims[place] != 1]
+        [place for place in dimension_order(tag) if place >= len(dims) or dims[place] != 1]
         for tag in (memory.tag, other.tag)
     ]
     return bool(dims) and orders[0] == orders[1]
@@ -301,7 +302,7 @@ def same_layout(problem: Problem, memory: MemoryDescriptor, other: MemoryDescrip
 
 def difference(wanted: Problem, ran: Problem) -> str:
     """Return in a few words why what ran is not the work that was requested."""
-    wanted_work, work = work_of(wanted), work_of(ran)
+    wanted_work, work = normalize_work(wanted), normalize_work(ran)
     texts = {
         "shape": f"it as {ran.shape}",
         "types": f"it with {ran.types}",
@@ -410,7 +411,7 @@ def is_plain(tag: str) -> bool:
     return bool(tag) and tag.isalpha() and tag.islower()
 
 
-def order_of(tag: str) -> list[int]:
+def dimension_order(tag: str) -> list[int]:
     """Return dimensions from the outermost to the innermost: `acdb` is [0, 2, 3, 1]."""
     return [ord(letter) - ord("a") for letter in tag]
 

@@ -16,10 +16,10 @@ from torch.nn import functional as F
 
 from profiling.onednn_log.work import MemoryDescriptor, Problem, listed_sizes, named_sizes
 from profiling.replay.replay import (
+    dimension_order,
     geometry,
     is_channels_last,
     is_plain,
-    order_of,
     other_attributes,
     post_ops,
 )
@@ -65,7 +65,7 @@ def make_tensor(dims: Sequence[int], memory: MemoryDescriptor) -> Tensor:
         if len(strides) == len(dims):
             return torch.empty_strided(tuple(dims), strides, dtype=dtype).normal_()
     is_given = is_plain(memory.tag) and "a" not in memory.properties
-    order = order_of(memory.tag) if is_given else []
+    order = dimension_order(memory.tag) if is_given else []
     if len(order) != len(dims):
         order = list(range(len(dims)))
     stored = torch.empty([dims[place] for place in order], dtype=dtype).normal_()
@@ -434,7 +434,7 @@ def prepare_reorder(problem: Problem) -> Run:
     if source.tag == target.tag:
         data, wanted = make_opaque(dims, source), torch_type(target)
         return lambda: data.to_dense(wanted)
-    order = order_of(source.tag)
+    order = dimension_order(source.tag)
     moved = [place for place, where in enumerate(order) if place != where]
     if len(moved) != 2 or source.type != target.type:
         raise NotReachedError(f"torch requests no reorder from {source.tag} to {target.tag}")

@@ -29,8 +29,8 @@ from profiling.replay.replay import (
     ReplayTime,
     Work,
     difference,
+    normalize_work,
     same_layouts,
-    work_of,
 )
 
 MODULE = "profiling.replay.torch_replay"
@@ -155,14 +155,14 @@ class Observations:
             if where.step is None:
                 continue
             for problem, calls in problems.items():
-                runs = self._by_work.setdefault(work_of(problem), {})
+                runs = self._by_work.setdefault(normalize_work(problem), {})
                 hot_ms, cold_ms = runs.setdefault(problem, ([], []))
                 (hot_ms if where.step < hot_runs else cold_ms).append(calls.mean_ms)
         return list(log.calls(lambda where: where.step is not None))
 
     def time_of(self, wanted: Problem) -> ReplayTime | None:
         """Return medians of the same work with the same layouts; None if there are none."""
-        for problem, (hot_ms, cold_ms) in self._by_work.get(work_of(wanted), {}).items():
+        for problem, (hot_ms, cold_ms) in self._by_work.get(normalize_work(wanted), {}).items():
             if hot_ms and same_layouts(wanted, problem):
                 return ReplayTime(
                     hot_ms=median(hot_ms),

@@ -15,7 +15,7 @@ from torch.backends import mkldnn
 from common.console import OUTPUT, redirected
 from profiling.onednn_log.parse import Mark, mark_line
 from profiling.peaks import last_level_bytes
-from profiling.replay.replay import problem_of
+from profiling.replay.replay import problem_from_json
 from profiling.replay.torch_operators import NotReachedError, prepare
 
 REFUSALS = (RuntimeError, ValueError, TypeError, MemoryError)
@@ -30,7 +30,7 @@ def answer(question: dict[str, Any], flush: Callable[[], object]) -> dict[str, A
     try:
         with torch.no_grad():
             return measure(
-                prepare(problem_of(question["problem"])),
+                prepare(problem_from_json(question["problem"])),
                 Path(question["log"]),
                 repeats=question["repeats"],
                 flush=flush if question["cold"] else None,

@@ -16,8 +16,8 @@ from profiling.capture.backends import CountHook, OneDnnHook, ProfilerHook, Trac
 from profiling.capture.hooks import (
     Capture,
     capturing,
+    create_hooks,
     format_steps,
-    hooks_of_rank,
     images_a_step,
 )
 from profiling.trace.trace import read_trace
@@ -186,7 +186,7 @@ def test_missing_perf_is_noted_before_the_steps(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     config = load_config("demo.yaml", ["profile.onednn.steps=3", "profile.perf=true"])
-    hooks = hooks_of_rank(config, tmp_path, place=None, group=ProcessGroup())  # type: ignore[arg-type]
+    hooks = create_hooks(config, tmp_path, place=None, group=ProcessGroup())  # type: ignore[arg-type]
     [note] = Capture(hooks).notes(range(1, 9))
     assert note.startswith("profile.perf: perf is not installed")
     assert not any(tmp_path.iterdir())

@@ -12,13 +12,13 @@ from profiling.replay.replay import (
     Conditions,
     Replay,
     ReplayTime,
-    conditions_of,
     difference,
     load_replay,
     mismatches,
+    normalize_work,
+    replay_conditions,
     same_layouts,
     save_replay,
-    work_of,
 )
 from tests.profiling.replay.problems import parse_problem, parse_v3
 
@@ -64,7 +64,7 @@ def test_conditions(
 ) -> None:
     printed: list[str] = []
     arguments = {"threads": None, "cpus": None, **options}
-    assert conditions_of(log, **arguments, warn=printed.append) == expected  # type: ignore[arg-type]
+    assert replay_conditions(log, **arguments, warn=printed.append) == expected  # type: ignore[arg-type]
     assert len(printed) == len(notes)
     assert all(note in line for note, line in zip(notes, printed, strict=True))
 
@@ -72,7 +72,7 @@ def test_conditions(
 @pytest.mark.parametrize("cpus", ["a", "99999", ""])
 def test_unusable_cpus_are_refused(cpus: str) -> None:
     with pytest.raises(InputError, match="--cpus: "):
-        conditions_of(OneDnnLog(), threads=None, cpus=cpus)
+        replay_conditions(OneDnnLog(), threads=None, cpus=cpus)
 
 
 def test_mismatches_have_a_line_each_unless_equal_or_unknown() -> None:
@@ -213,7 +213,9 @@ BLOCKED = "AcdB64a2b"
     ],
 )
 def test_same_work(first: Problem, second: Problem, is_same: bool) -> None:
-    assert (work_of(first) == work_of(second) and same_layouts(first, second)) == is_same
+    assert (
+        normalize_work(first) == normalize_work(second) and same_layouts(first, second)
+    ) == is_same
 
 
 @pytest.mark.parametrize(
@@ -231,5 +233,5 @@ def test_same_work(first: Problem, second: Problem, is_same: bool) -> None:
 )
 def test_difference_names_what_torch_ran_instead(other: Problem, reason: str) -> None:
     wanted = convolution()
-    assert work_of(wanted) != work_of(other) or not same_layouts(wanted, other)
+    assert normalize_work(wanted) != normalize_work(other) or not same_layouts(wanted, other)
     assert reason in difference(wanted, other)
