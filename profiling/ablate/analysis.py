@@ -16,8 +16,8 @@ from common.charts import Cell
 from profiling.ablate.definition import Ablation, Ablations, ChartChoice, Comparison, SizeName
 from profiling.ablate.result import (
     Result,
-    command_of,
     default_folder,
+    measure_command,
     memory_policy,
     read_result,
     result_file,
@@ -27,7 +27,7 @@ PADDING = re.compile(r"\b0+(?=\d)")
 """Zeros before numbers in names of details, which are there for their order."""
 NAMED = 6  # Variants of one reason that are named; the others are counted
 T = TypeVar("T")
-UNSURE = "The rounds scatter too much to tell; more of them would (`--rounds`)."
+UNSURE = "The rounds vary too much for a conclusion; measure more of them (`--rounds`)."
 
 
 NOTHING = 0.05  # A ratio nearer to 1 than this is called no difference
@@ -64,7 +64,7 @@ class Ratio:
         return abs(self.median - 1) >= NOTHING and not self.may_be_none
 
 
-def ratio_of(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
+def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
     """Compare round by round, so that a disturbance of the machine affects both sides."""
     ratios = [above / below for above, below in zip(numerators, denominators, strict=True)]
     return Ratio(median(ratios), interval_of_median(ratios), len(ratios))
@@ -119,13 +119,13 @@ class Outcome:
 
     @property
     def what(self) -> str:
-        """Such as `frozen against all-layers` or `frozen against all-layers, forward`."""
+        """Title, such as `frozen against all-layers` or `frozen against all-layers, forward`."""
         comparison = self.comparison
         change, baseline, quantity = comparison.change, comparison.baseline, comparison.of
         if change == baseline:
             between = "in" if comparison.ratio == "share" else "over"
-            words = f"{change}: {quantity} {between} {comparison.baseline_of or 'seconds'}"
-            return PADDING.sub("", words)
+            text = f"{change}: {quantity} {between} {comparison.baseline_of or 'seconds'}"
+            return PADDING.sub("", text)
         return f"{change} against {baseline}{'' if quantity == 'seconds' else f', {quantity}'}"
 
     @property
@@ -139,7 +139,7 @@ class Outcome:
     def beside_paper(self) -> str:
         """`more`, `alike`, `less` or `unsure`; empty where there is nothing to compare.
 
-        Unsure is what scatters so much that it could be the paper's figure as well as none at all.
+        `unsure`: the interval contains both the paper's figure and no difference at all.
         """
         ratio, paper = self.ratio, self.comparison.paper
         if ratio is None or paper is None:
@@ -164,14 +164,16 @@ class Outcome:
         return [
             Cell(self.what),
             ratio_cell(self.ratio, terms, otherwise="–"),
-            Cell(shown_interval(self.ratio, terms) if self.ratio else ""),
-            Cell(shown(paper, terms), paper) if paper else Cell(""),
+            Cell(format_interval(self.ratio, terms) if self.ratio else ""),
+            Cell(format_figure(paper, terms), paper) if paper else Cell(""),
             Cell(terms if self.ratio else "not measured"),
         ]
 
 
-def outcomes_of(ablation: Ablation, result: Result, again: Result | None = None) -> list[Outcome]:
-    """Return every comparison of an ablation; `again`: a second measurement of it."""
+def compare_variants(
+    ablation: Ablation, result: Result, again: Result | None = None
+) -> list[Outcome]:
+    """Return the outcome of each comparison; `again`: a second measurement of the ablation."""
     outcomes = []
     for comparison in ablation.comparisons:
         reasons = map(result.left_out.get, (comparison.change, comparison.baseline))
@@ -179,7 +181,7 @@ def outcomes_of(ablation: Ablation, result: Result, again: Result | None = None)
             Outcome(
                 comparison=comparison,
                 ratio=measured(comparison, result),
-                missing=next(filter(None, reasons), "not measured yet; give --overwrite"),
+                missing=next(filter(None, reasons), "not measured yet; use --overwrite"),
                 again=measured(comparison, again) if again else None,
             )
         )
@@ -193,27 +195,27 @@ def measured(comparison: Comparison, result: Result) -> Ratio | None:
     if not change or not baseline or not all((*change, *baseline)):
         return None
     if comparison.ratio == "times as fast":
-        return ratio_of(baseline, change)
-    return ratio_of(change, baseline)
+        return paired_ratio(baseline, change)
+    return paired_ratio(change, baseline)
 
 
-def shown(value: float, terms: str) -> str:
+def format_figure(value: float, terms: str) -> str:
     """Return a figure in the comparison's terms: `1.30×` or `33 %`."""
     if terms == "share":
         return f"{value:.0%}" if value >= 0.1 else f"{value:.2%}"
     return f"{value:.2f}×" if value < 100 else f"{value:,.0f}×"
 
 
-def shown_interval(ratio: Ratio, terms: str) -> str:
+def format_interval(ratio: Ratio, terms: str) -> str:
     """Return `1.28×–1.33×`; empty for one round."""
     if ratio.rounds < 2:
         return ""
-    return f"{shown(ratio.interval.low, terms)}–{shown(ratio.interval.high, terms)}"
+    return f"{format_figure(ratio.interval.low, terms)}–{format_figure(ratio.interval.high, terms)}"
 
 
 def ratio_cell(ratio: Ratio | None, terms: str, *, otherwise: str = "") -> Cell:
     """Return a median in its terms."""
-    return Cell(shown(ratio.median, terms), ratio.median) if ratio else Cell(otherwise)
+    return Cell(format_figure(ratio.median, terms), ratio.median) if ratio else Cell(otherwise)
 
 
 def by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
@@ -260,14 +262,14 @@ class Row:
     outcomes: Sequence[Outcome]
     command: str  # The command that measures it
     has_other_again: bool = False
-    """Whether there is a second run of another definition, which says nothing of this one."""
+    """Whether the second run has another definition, and so cannot be compared."""
 
     @property
     def is_measured(self) -> bool:
         """Whether there is something to draw."""
         return self.result is not None and bool(self.result.rounds)
 
-    def allocators_of(self, outcome: Outcome) -> str:
+    def allocators(self, outcome: Outcome) -> str:
         """Return the memory policies of a comparison's sides: one where both have the same."""
         variants = self.result.definition["variants"] if self.result else {}
         sides = (outcome.comparison.change, outcome.comparison.baseline)
@@ -280,7 +282,7 @@ class Row:
         if self.result is None:
             return "not measured yet"
         if not self.result.is_complete:
-            return f"{len(self.result.rounds)} of {self.result.rounds_wanted} rounds so far"
+            return f"{len(self.result.rounds)} of {self.result.rounds_wanted} rounds measured"
         return ""
 
 
@@ -312,23 +314,23 @@ def read_study(ablations: Ablations, folder: Path, again: Path | None, *, size: 
             else None
             for place in (folder, again)
         ]
-        command = command_of(source, size, out=out, photos=None)
-        rows.append(row_of(name, ablation, *results, command=command))
+        command = measure_command(source, size, out=out, photos=None)
+        rows.append(make_row(name, ablation, *results, command=command))
     return Study(rows=rows)
 
 
-def row_of(
+def make_row(
     name: str, ablation: Ablation, result: Result | None, again: Result | None, *, command: str
 ) -> Row:
     """Return an ablation with its measurements; a second run counts only if it is of the same."""
-    result, again = own_part(result, ablation), own_part(again, ablation)
+    result, again = select_variants(result, ablation), select_variants(again, ablation)
     is_other = again is not None and result is not None and again.definition != result.definition
     outcomes = [
         Outcome(comparison=comparison, ratio=None, missing="not measured yet")
         for comparison in ablation.comparisons
     ]
     if result:
-        outcomes = outcomes_of(ablation, result, None if is_other else again)
+        outcomes = compare_variants(ablation, result, None if is_other else again)
     return Row(
         name=name,
         ablation=ablation,
@@ -339,23 +341,23 @@ def row_of(
     )
 
 
-def own_part(result: Result | None, ablation: Ablation) -> Result | None:
+def select_variants(result: Result | None, ablation: Ablation) -> Result | None:
     """Return the part of a result that is of an ablation's own variants."""
     if result is None:
         return None
 
-    def own(by_name: Mapping[str, T]) -> dict[str, T]:
+    def select(by_name: Mapping[str, T]) -> dict[str, T]:
         return {name: value for name, value in by_name.items() if name in ablation.variants}
 
     return replace(
         result,
-        definition={**result.definition, "variants": own(result.definition["variants"])},
-        left_out=own(result.left_out),
-        rounds=tuple(map(own, result.rounds)),
+        definition={**result.definition, "variants": select(result.definition["variants"])},
+        left_out=select(result.left_out),
+        rounds=tuple(map(select, result.rounds)),
     )
 
 
-def machine_of(results: Sequence[Result]) -> dict[str, str]:
+def describe_machine(results: Sequence[Result]) -> dict[str, str]:
     """Return what the results were measured on and with; where they differ, all of it."""
     values: dict[str, dict[str, None]] = {}
     for result in results:

@@ -25,7 +25,7 @@ from common.charts import (
     horizontal_bars,
     new_figure,
 )
-from profiling.ablate.analysis import Outcome, shown
+from profiling.ablate.analysis import Outcome, format_figure
 from profiling.ablate.definition import Ablation
 from profiling.ablate.result import Result
 
@@ -252,7 +252,7 @@ def draw_ratios(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
             axes.plot(paper, place, marker="D", color=PAPER, markersize=6, zorder=3)
         assert outcome.ratio is not None
         axes.annotate(
-            shown(outcome.ratio.median, outcome.comparison.ratio),
+            format_figure(outcome.ratio.median, outcome.comparison.ratio),
             (outcome.ratio.median, place),
             xytext=(0, 6),
             textcoords="offset points",

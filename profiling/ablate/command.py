@@ -14,7 +14,13 @@ from common.charts import Column, Table, text_column
 from common.cli import positive
 from common.console import make_console, significant
 from common.errors import FINISHED, OUR_BUG, WorkerDiedError
-from profiling.ablate.analysis import NAMED, by_reason, outcomes_of, shown, variant_numbers
+from profiling.ablate.analysis import (
+    NAMED,
+    by_reason,
+    compare_variants,
+    format_figure,
+    variant_numbers,
+)
 from profiling.ablate.definition import ChartChoice, SizeName, chosen, measured_by, read_all
 from profiling.ablate.measure import (
     Photos,
@@ -22,17 +28,17 @@ from profiling.ablate.measure import (
     begun_result,
     measure,
     measured_on,
-    with_photos_described,
+    with_photo_description,
 )
 from profiling.ablate.report import make_report
 from profiling.ablate.result import (
     Plan,
     Result,
-    command_of,
     default_folder,
     folder_options,
-    plan_of,
+    measure_command,
     read_result,
+    resolve_plan,
     result_file,
 )
 from profiling.bench.job import JobFailedError
@@ -40,71 +46,67 @@ from profiling.bench.results import disturbance
 from profiling.report.page import listed
 
 ABOUT = """\
-The paper's ablations (Fu et al., 2023; Awan et al., 2017), each as a measurement that anyone can
-repeat. A file in configs/ablations states one question, a baseline, a change and the paper's
-figure. Baseline and change run in turn, A B A B, each in a process of its own; ratios are taken
-round by round. Results are files with the machine, the versions and the command in them, and the
-report is made from these files alone. What was interrupted goes on where it stopped.
-Use a machine on which nothing else runs."""
+Reproduce the papers' ablations (Fu et al., 2023; Awan et al., 2017). A file in configs/ablations
+defines a question, a baseline, a change and the paper's figure. Baseline and change run in turn
+(A B A B), each in its own process; ratios are computed in each round. Result files contain the
+machine, the versions and the command, and the report is made from these files alone. An interrupted
+measurement continues where it stopped. Run it on an otherwise idle machine."""
 
 EXAMPLES = """\
 examples:
   python -m profiling ablate list
   python -m profiling ablate run frozen-layers --quick           # a minute or two
-  python -m profiling ablate run --quick                         # all of them, 320x320
+  python -m profiling ablate run --quick                         # all, 320x320, minutes each
   python -m profiling ablate run                                 # all, 800x800: hours
   python -m profiling ablate run decoders --photos /data/coco/train2017
   python -m profiling ablate run --quick --out runs/ablations/quick/second
-  python -m profiling ablate report --quick                      # says also what holds"""
+  python -m profiling ablate report --quick                      # includes the second run"""
 
 
 def add_ablate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `ablate list | run | report` to the commands of a command line."""
-    parser = add_parser(commands, "ablate", "the paper's ablations, measured here", ABOUT)
+    parser = add_parser(commands, "ablate", "measure the papers' ablations on this machine", ABOUT)
     kinds = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    about = "which there are, what the paper says, what is measured"
-    parser = add_parser(kinds, "list", about, f"List the ablations: {about}.", run=list_ablations)
+    about = "list the ablations, the papers' figures and what is measured"
+    parser = add_parser(kinds, "list", about, f"{about.capitalize()}.", run=list_ablations)
     add_place(parser)
 
-    parser = add_parser(kinds, "run", "measure them, or go on measuring", ABOUT, run=run)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="which (default: all)")
+    parser = add_parser(kinds, "run", "measure ablations, or continue measuring", ABOUT, run=run)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="ablations (default: all)")
     add_place(parser)
     parser.add_argument(
         "--photos",
         type=Path,
         metavar="DIR",
-        help="decoders read the photos of this folder (default: drawn scenes)",
+        help="photos for the decoders (default: synthetic images)",
     )
     parser.add_argument(
         "--rounds",
         type=positive,
         metavar="N",
-        help="counted runs of each variant (default: as each file says, else 8 or 5); more than "
-        "there are go on from these",
+        help="measured runs of each variant (default: from the ablation's file, else 8 or 5); a "
+        "larger number adds rounds to a result",
     )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="measure anew what was measured before"
-    )
+    parser.add_argument("--overwrite", action="store_true", help="replace earlier results")
 
     description = (
-        "Make ablations.html (one file that loads nothing) and ablations.md with its pictures, "
-        "from result files alone."
+        "Write ablations.html (self-contained) and ablations.md with pictures from the results."
     )
-    about = "one page for a browser, and one in Markdown"
+    about = "write a report as HTML and as Markdown"
     parser = add_parser(kinds, "report", about, description, run=make_report)
     add_place(parser)
     parser.add_argument(
         "--again",
         type=Path,
         metavar="DIR",
-        help="results of a second run: says of each conclusion whether it holds (default: the "
-        "folder `second` among the results, if it is there)",
+        help="results of a second run, to check each conclusion (default: the folder `second` in "
+        "the results folder, if it exists)",
     )
     parser.add_argument(
-        "--to", type=Path, metavar="DIR", help="where the report goes (default: beside the results)"
+        "--to", type=Path, metavar="DIR", help="folder of the report (default: the results folder)"
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace a report that is there")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing report")
 
 
 def add_parser(
@@ -129,13 +131,13 @@ def add_parser(
 def add_place(parser: argparse.ArgumentParser) -> None:
     """Add `--quick` and `--out`."""
     parser.add_argument(
-        "--quick", action="store_true", help="320x320 instead of 800x800, and fewer rounds"
+        "--quick", action="store_true", help="320x320 instead of 800x800, one image per step"
     )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
-        help="folder of results (default: runs/ablations/quick, or full)",
+        help="results folder (default: runs/ablations/quick or runs/ablations/full)",
     )
 
 
@@ -148,28 +150,28 @@ def list_ablations(*, quick: bool, out: Path | None) -> int:
     size: SizeName = "quick" if quick else "full"
     folder = out or default_folder(size)
     console = make_console(pipe_width=140)
-    headings = map(text_column, ("ablation", "question", "the paper"))
+    headings = map(text_column, ("ablation", "question", "paper"))
     columns = (*headings, text_column(f"measured ({size})", no_wrap=True))
     rows = []
     lacking: dict[str, str] = {}
     for name, ablation in read_all().items():
-        plan = plan_of(name, ablation, size=size)
+        plan = resolve_plan(name, ablation, size=size)
         lacking |= {f"{name}: {variant}": reason for variant, reason in plan.left_out.items()}
         figures = dict.fromkeys(
-            shown(comparison.paper, comparison.ratio)
+            format_figure(comparison.paper, comparison.ratio)
             for comparison in ablation.comparisons
             if comparison.paper
         )
-        says = ", ".join(figures) or ablation.says
+        paper = ", ".join(figures) or ablation.says
         file, progress = result_file(folder, ablation.runs_of or name), "no"
         if file.exists():
             result = read_result(file)
             progress = f"{len(result.rounds)} of {result.rounds_wanted} rounds"
             if result.is_complete:
-                progress = "yes" if result.rounds else "nothing can be"
-        rows.append((name, ablation.question, says, progress))
+                progress = "yes" if result.rounds else "not possible"
+        rows.append((name, ablation.question, paper, progress))
     console.print(Table("", columns, rows).for_console(show_lines=True))
-    print_left_out(console, "cannot be measured here", lacking)
+    print_left_out(console, "not possible on this machine", lacking)
     return FINISHED
 
 
@@ -198,24 +200,24 @@ def run(
     console = make_console(pipe_width=140)
     known = read_all()
     plans = [
-        plan_of(name, ablation, size=size, rounds=rounds)
+        resolve_plan(name, ablation, size=size, rounds=rounds)
         for name, ablation in measured_by(chosen(names, known), known).items()
     ]
     with alone_on_this_machine(), tempfile.TemporaryDirectory(prefix="ablations-") as scratch:
         source = Photos(photos, Path(scratch), console)
         if photos is not None:
             source.listed()
-        plans = [with_photos_described(plan, source) for plan in plans]
-        # Before minutes of work: that all of it can go on where it stopped.
+        plans = [with_photo_description(plan, source) for plan in plans]
+        # Checks all existing results first: an error must not come after minutes of work.
         on = measured_on()
         begun = []
         for plan in plans:
             file = result_file(folder, plan.name)
-            command = command_of(plan.name, size, out=out, photos=photos)
+            command = measure_command(plan.name, size, out=out, photos=photos)
             begun.append(begun_result(plan, file, command=command, on=on, overwrite=overwrite))
         code = measure_all(plans, begun, folder, photos=source, console=console)
-    words = ["python", "-m", "profiling", "ablate", "report", *folder_options(size, out=out)]
-    console.print(f"\nresults: {folder}; as a page: {shlex.join(words)}", soft_wrap=True)
+    report = ["python", "-m", "profiling", "ablate", "report", *folder_options(size, out=out)]
+    console.print(f"\nresults: {folder}; report: {shlex.join(report)}", soft_wrap=True)
     return code
 
 
@@ -240,8 +242,8 @@ def measure_all(
             code = OUR_BUG
         except KeyboardInterrupt:
             count = len(read_result(file).rounds) if file.exists() else 0
-            rounds = f"{count} rounds of it are kept"
-            console.print(f"stopped in {file.parent.name}: {rounds}; the same command goes on")
+            saved = f"{count} rounds are saved"
+            console.print(f"stopped in {file.parent.name}: {saved}; repeat the command to continue")
             raise
     return code
 
@@ -250,7 +252,7 @@ def print_result(plan: Plan, result: Result, *, console: Console) -> None:
     """Print what was measured, and what could not be."""
     if result.rounds:
         console.print(variants_table(result, plan.ablation.chart).for_console())
-        rows = [outcome.cells() for outcome in outcomes_of(plan.ablation, result)]
+        rows = [outcome.cells() for outcome in compare_variants(plan.ablation, result)]
         console.print(Table("", OUTCOME_COLUMNS, rows).for_console())
     print_left_out(console, "not measured", result.left_out)
     disturbed = disturbance(max(result.busy_cores, default=0.0))
@@ -259,9 +261,9 @@ def print_result(plan: Plan, result: Result, *, console: Console) -> None:
 
 
 OUTCOME_COLUMNS = (
-    text_column("what"),
-    *map(Column, ("ours", "interval", "paper")),
-    text_column("is", no_wrap=True),
+    text_column("comparison"),
+    *map(Column, ("measured", "interval", "paper")),
+    text_column("as", no_wrap=True),
 )
 
 

@@ -139,7 +139,7 @@ def chosen(names: Sequence[str], known: Ablations) -> Ablations:
     for name in names:
         if name not in known:
             nearest = difflib.get_close_matches(name, known, n=1)
-            advice = f"did you mean {nearest[0]}?" if nearest else f"known are {', '.join(known)}"
+            advice = f"did you mean {nearest[0]}?" if nearest else f"choose from {', '.join(known)}"
             raise InputError(f"{name}: no such ablation; {advice}")
     return {name: ablation for name, ablation in known.items() if name in names or not names}
 
@@ -174,5 +174,5 @@ def read_ablation(file: Path) -> Ablation:
     for field, name in [*names, *(("calls", name) for name in ablation.calls or ())]:
         if name not in ablation.variants:
             known = ", ".join(ablation.variants)
-            raise InputError(f"{file}: {field}: {name} is no variant; there are {known}")
+            raise InputError(f"{file}: {field}: {name} is not a variant; choose from {known}")
     return ablation

@@ -89,16 +89,16 @@ def begun_result(
     if overwrite or not file.exists():
         return fresh
     result = read_result(file)
-    for name, there in {**result.environment, "definition": result.definition}.items():
-        here = fresh.definition if name == "definition" else on.get(name)
-        if name in MAY_DIFFER or there == here:
+    for name, stored in {**result.environment, "definition": result.definition}.items():
+        current = fresh.definition if name == "definition" else on.get(name)
+        if name in MAY_DIFFER or stored == current:
             continue
-        what = f"{name} {there}, here {here}"
+        what = f"{name} {stored}, now {current}"
         if name == "definition":
-            parts = [part for part, value in fresh.definition.items() if there[part] != value]
+            parts = [part for part, value in fresh.definition.items() if stored[part] != value]
             what = f"another definition ({', '.join(parts)})"
         raise InputError(
-            f"{file}: was measured with {what}; --overwrite measures anew, --out DIR keeps both"
+            f"{file}: was measured with {what}; use --overwrite to replace it, or another --out"
         )
     return replace(
         result, rounds_wanted=max(result.rounds_wanted, plan.rounds), left_out=plan.left_out
@@ -110,10 +110,10 @@ COUNT = 128  # Photos that decoders read, at most
 
 @dataclass
 class Photos:
-    """The photos that decoders read: those of a folder, or drawn scenes, made when first needed."""
+    """The photos that decoders read: those of a folder, or synthetic images made when needed."""
 
-    folder: Path | None  # The folder of a user's photos; None: drawn scenes
-    scratch: Path  # Where the list goes, and drawn scenes
+    folder: Path | None  # The folder of a user's photos; None: synthetic images
+    scratch: Path  # Folder for the list and for synthetic images
     console: Console
 
     def listed(self) -> Path:
@@ -135,11 +135,12 @@ class Photos:
         contents = [photo.read_bytes() for photo in read_list(str(self.listed()))]
         digest = hashlib.sha256(b"".join(contents)).hexdigest()
         megabytes = sum(map(len, contents)) / 1e6
+        # Part of the definition in result files: another text would refuse to continue older ones.
         what = "drawn scenes" if self.folder is None else "photos"
         return f"{len(contents)} {what}, {megabytes:.1f} MB, SHA-256 {digest[:12]}…"
 
 
-def with_photos_described(plan: Plan, photos: Photos) -> Plan:
+def with_photo_description(plan: Plan, photos: Photos) -> Plan:
     """Return a plan with the description of the photos, if its variants decode any."""
     if not any(variant.recipe.startswith(READS_PHOTOS) for variant in plan.variants.values()):
         return plan
@@ -165,8 +166,10 @@ def measure(plan: Plan, begun: Result, file: Path, *, photos: Photos, console: C
 
     def start(variant: Variant, workload: Workload) -> Runner:
         if plan.ablation.recipe == JOBS:
-            say = partial(console.print, soft_wrap=True)
-            return JobRunner(variant, workload, scenes=photos.scratch / "scenes", say=say)
+            print_line = partial(console.print, soft_wrap=True)
+            return JobRunner(
+                variant, workload, scenes=photos.scratch / "scenes", print_line=print_line
+            )
         if variant.recipe.startswith(READS_PHOTOS):
             options = {**variant.options, "photos": str(photos.listed())}
             variant = replace(variant, options=options)
@@ -177,7 +180,7 @@ def measure(plan: Plan, begun: Result, file: Path, *, photos: Photos, console: C
     total = len(variants) * (plan.warm_up + missing)
     with (
         background_load() as others,
-        WorkerPool(workload, warm_up=plan.warm_up, say=console.print, start=start) as pool,
+        WorkerPool(workload, warm_up=plan.warm_up, print_line=console.print, start=start) as pool,
         progress(console, f"{plan.name}, runs", total=total) as advance,
     ):
         settling = plan.ablation.settling
@@ -186,7 +189,7 @@ def measure(plan: Plan, begun: Result, file: Path, *, photos: Photos, console: C
         ):
             if plan.ablation.calls is not None and result.calls is None:
                 # With the first round, so that no result is complete without them.
-                calls = calls_of(plan.ablation.calls, pool, plan.variants, folder=file.parent)
+                calls = compare_calls(plan.ablation.calls, pool, plan.variants, folder=file.parent)
                 result = replace(result, calls=calls)
             rounds = (*result.rounds, runs)
             result = replace(result, rounds=rounds, facts=pool.facts, ended=now())
@@ -207,12 +210,17 @@ class JobRunner:
     rss_mb = 0.0
 
     def __init__(
-        self, variant: Variant, workload: Workload, *, scenes: Path, say: Callable[[str], None]
+        self,
+        variant: Variant,
+        workload: Workload,
+        *,
+        scenes: Path,
+        print_line: Callable[[str], None],
     ) -> None:
         """The variant's options: `ranks`, `threads`, `images` of each rank in a step, `workers`.
 
-        `images` is the workload's where the options do not say; `scenes` is the folder for drawn
-        scenes, and `say` gets what the ranks print.
+        Without the option `images`, the workload's number is used. `scenes` is the folder for
+        synthetic data; `print_line` is called with each line that the ranks print.
 
         Raises:
             InputError: There is no mpirun.
@@ -220,7 +228,7 @@ class JobRunner:
         options = variant.options
         self.images = int(options.get("images", workload.images))
         self.facts: dict[str, Any] = {}
-        self._say = say
+        self._print_line = print_line
         self._mpirun = choose_mpirun(None)
         self._job = MeasuredJob(
             ranks=int(options["ranks"]),
@@ -250,9 +258,9 @@ class JobRunner:
         """
         faults = page_faults()
         ranks = measure_ranks(
-            self._job, mpirun=self._mpirun, advance=lambda step: None, say=self._say
+            self._job, mpirun=self._mpirun, advance=lambda step: None, print_line=self._print_line
         )
-        return run_of(ranks, images=self.images, faults=page_faults() - faults)
+        return summarize_job(ranks, images=self.images, faults=page_faults() - faults)
 
     def ask(self, question: str) -> dict[str, Any]:
         """Raise an error: a job answers no questions."""
@@ -262,7 +270,7 @@ class JobRunner:
         """Do nothing: no process is left after a run."""
 
 
-def run_of(ranks: list[RankSteps], *, images: int, faults: int) -> Run:
+def summarize_job(ranks: list[RankSteps], *, images: int, faults: int) -> Run:
     """Return a job's median step, and what part of it was waiting."""
     steps = slowest(ranks)
     seconds = median(steps)
@@ -279,7 +287,7 @@ def run_of(ranks: list[RankSteps], *, images: int, faults: int) -> Run:
     )
 
 
-def calls_of(
+def compare_calls(
     names: tuple[str, str], pool: WorkerPool, variants: Mapping[str, Variant], *, folder: Path
 ) -> ComparedCalls | None:
     """Log a step of each of two variants to the folder; return what `compare` finds in the logs.
@@ -322,18 +330,19 @@ def alone_on_this_machine() -> Iterator[None]:
     try:
         descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise InputError(f"{lock}: cannot be opened: {error.strerror}; set TMPDIR") from error
+        raise InputError(
+            f"{lock}: cannot be opened: {error.strerror}; set TMPDIR to a local folder"
+        ) from error
     with os.fdopen(descriptor, "rb"):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(
-                "another `ablate run` measures on this machine, and both would be wrong; wait "
-                "until it has ended"
+                "another `ablate run` is measuring on this machine; wait until it has finished"
             ) from error
         except OSError as error:
             raise InputError(
-                f"{lock}: its file system has no locks ({error.strerror}); set TMPDIR to a local "
-                "one"
+                f"{lock}: the file system has no locks ({error.strerror}); set TMPDIR to a local "
+                "folder"
             ) from error
         yield

@@ -35,8 +35,8 @@ from retinanet.training.build import build_model
 
 MATRIX_OPERATORS = ("aten::addmm", "aten::mm", "aten::bmm", "aten::baddbmm", "aten::linear")
 """torch's products, which go to oneDNN in BF16, and to Intel's MKL in float32."""
-WINOGRAD_WORDS = ("our convolution forward", "our convolution backward")
-WORDS = 128
+WINOGRAD_NAMES = ("our convolution forward", "our convolution backward")
+TOKENS = 128  # Length of a sentence
 VOCABULARY = 30_522
 WIDTH = 768  # The width of BERT base (Devlin et al., 2018), which has 12 layers of 12 heads
 
@@ -89,13 +89,13 @@ def primitives(step: partial[dict[str, float]]) -> dict[str, float]:
     parts: dict[str, float] = {}
     for name, seconds in onednn_seconds(lambda: whole.update(step())).items():
         kind, _, direction = name.partition(" ")
-        words = f"{kind.replace('_', ' ')} {direction_name(direction)}".strip()
-        parts[words] = parts.get(words, 0.0) + seconds
+        label = f"{kind.replace('_', ' ')} {direction_name(direction)}".strip()
+        parts[label] = parts.get(label, 0.0) + seconds
     events = watched(step)
-    for operator, words in zip(WINOGRAD, WINOGRAD_WORDS, strict=True):
+    for operator, label in zip(WINOGRAD, WINOGRAD_NAMES, strict=True):
         seconds = sum(event.cpu_time_total for event in events if event.key == operator) / 1e6
         if seconds:
-            parts[words] = seconds
+            parts[label] = seconds
     products = sum(event.self_cpu_time_total for event in events if event.key in MATRIX_OPERATORS)
     inside = sum(s for name, s in parts.items() if name.startswith(("matmul", "inner product")))
     parts["matrix products of MKL"] = min(max(0.0, products / 1e6 - inside), whole["step"])
@@ -104,7 +104,7 @@ def primitives(step: partial[dict[str, float]]) -> dict[str, float]:
 
 
 def transformer(subject: Subject) -> TimedModel:
-    """Return sentences of 128 words through the encoder of BERT base, then a classifier of two.
+    """Return sentences of 128 tokens through the encoder of BERT base, then a classifier of two.
 
     Without dropout, for which torch draws random numbers on one thread: longer than all else.
     """
@@ -116,12 +116,12 @@ def transformer(subject: Subject) -> TimedModel:
     network = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), encoder).train()
     classifier = nn.Linear(WIDTH, 2)
     whole = nn.ModuleList([network, classifier])
-    words = torch.randint(VOCABULARY, (subject.batch, WORDS))
+    tokens = torch.randint(VOCABULARY, (subject.batch, TOKENS))
     labels = torch.randint(2, (subject.batch,))
 
     def forward() -> Tensor:
         with model_autocast(subject):
-            outputs: Tensor = classifier(network(words)[:, 0])
+            outputs: Tensor = classifier(network(tokens)[:, 0])
         return outputs
 
     def loss(outputs: Tensor) -> Tensor:

@@ -18,11 +18,11 @@ from profiling.ablate.analysis import (
     Row,
     Study,
     by_reason,
-    machine_of,
+    describe_machine,
+    format_figure,
+    format_interval,
     ratio_cell,
     read_study,
-    shown,
-    shown_interval,
     variant_numbers,
 )
 from profiling.ablate.charts import picture
@@ -64,10 +64,10 @@ def make_report(
     study = read_study(read_all(), folder, again or folder / SECOND, size=size)
     if not study.results:
         raise InputError(
-            f"{folder}: holds no results; measure some with `python -m profiling ablate run"
+            f"{folder}: contains no results; run `python -m profiling ablate run"
             f"{' --quick' if quick else ''}`"
         )
-    for file, content in zip(files, pages_of(study), strict=True):
+    for file, content in zip(files, render_pages(study), strict=True):
         write_whole(file, content)
     for row in study.rows:
         if row.result is not None and row.is_measured:
@@ -76,17 +76,17 @@ def make_report(
     console = make_console()
     for line in summary(study):
         console.print(line, soft_wrap=True)
-    console.print(f"page: {files[0]}; Markdown: {files[1]}, pictures beside it", soft_wrap=True)
+    console.print(f"report: {files[0]}; Markdown: {files[1]}", soft_wrap=True)
     return FINISHED
 
 
-def pages_of(study: Study) -> tuple[str, str]:
+def render_pages(study: Study) -> tuple[str, str]:
     """Return the report as HTML and as Markdown, in the order of `FILES`."""
     sizes = [result.definition["workload"]["image_size"] for result in study.results]
     usual = max(set(sizes), key=sizes.count)
     cores = " or ".join(map(str, sorted({result.environment["cores"] for result in study.results})))
-    title = f"The paper's ablations, measured here ({usual}×{usual}, {cores} cores)"
-    sections, sentences = sections_of(study), summary(study)
+    title = f"The papers' ablations on this machine ({usual}×{usual}, {cores} cores)"
+    sections, sentences = make_sections(study), summary(study)
     return (
         render_page(sections, title=title, summary=sentences),
         markdown_page(sections, title=title, summary=sentences, pictures=PICTURES),
@@ -94,16 +94,16 @@ def pages_of(study: Study) -> tuple[str, str]:
 
 
 LEFT = {
-    "bars": "medians, a dot for each round",
-    "shares": "medians of what each part takes",
-    "curves": "medians, a thin line for each round",
-    "grid": "medians, by ranks",
+    "bars": "medians, one dot per round",
+    "shares": "medians of the share of each part",
+    "curves": "medians, one thin line per round",
+    "grid": "medians by number of ranks",
     "points": "published runs",
 }
 """The left half of a picture in words, by the kind of chart."""
 
 
-def sections_of(study: Study) -> list[Section]:
+def make_sections(study: Study) -> list[Section]:
     """Return all comparisons, a chapter for each ablation, the method, the machine."""
     left_out = {
         f"{row.name}: {variant}": reason
@@ -115,12 +115,12 @@ def sections_of(study: Study) -> list[Section]:
     ]
     blocks: list[Block] = [comparisons_table(study)]
     if lacking:
-        blocks.append(Text(["What this machine lacks:", *lacking]))
+        blocks.append(Text(["Not available on this machine:", *lacking]))
     return [
         Section("all", "All comparisons", blocks),
         *(row_section(row) for row in study.rows),
-        Section("method", "How it was measured", [Text(METHOD)]),
-        Section("machine", "On what", [Facts(list(machine_of(study.results).items()))]),
+        Section("method", "Method", [Text(METHOD)]),
+        Section("machine", "Machine", [Facts(list(describe_machine(study.results).items()))]),
     ]
 
 
@@ -128,27 +128,27 @@ def comparisons_table(study: Study) -> Table:
     """Return a row for every comparison."""
     columns = [
         text_column("ablation"),
-        text_column("what"),
-        Column("ours", meaning="the median of the rounds' ratios"),
+        text_column("comparison"),
+        Column("measured", meaning="median of the ratios of all rounds"),
         text_column("interval"),
         Column("paper"),
-        text_column("is", meaning="in which terms both are"),
+        text_column("as", meaning="meaning of the two numbers"),
         text_column("allocator"),
         Column("second run"),
-        text_column("holds", meaning="whether a second run has the same sign and size"),
+        text_column("confirmed", meaning="the second run has the same sign and a similar size"),
     ]
     rows = [
         [
             row.name,
             *outcome.cells(),
-            row.allocators_of(outcome),
+            row.allocators(outcome),
             ratio_cell(outcome.again, outcome.comparison.ratio),
             {True: "yes", False: "no", None: ""}[outcome.holds],
         ]
         for row in study.rows
         for outcome in row.outcomes
     ]
-    return Table("Every comparison, beside the paper's figure", columns, rows)
+    return Table("All comparisons with the paper's figures", columns, rows)
 
 
 def row_section(row: Row) -> Section:
@@ -168,7 +168,7 @@ def row_section(row: Row) -> Section:
         lambda: picture(ablation, result, row.outcomes),
         name=row.name,
         label=ablation.question,
-        caption=f"Left: {LEFT[ablation.chart.kind]}. Right: ratios with their intervals.",
+        caption=f"Left: {LEFT[ablation.chart.kind]}. Right: ratios with intervals.",
     )
     blocks = [question, drawing, sentences, variants_table(result, row), facts]
     return Section(row.name, row.name, blocks)
@@ -178,7 +178,7 @@ def variants_table(result: Result, row: Row) -> Table:
     """Return a row for each variant."""
     unit, variants = variant_numbers(result, row.ablation.chart)
     columns = [
-        *map(text_column, ("variant", "what it is", "allocator")),
+        *map(text_column, ("variant", "description", "allocator")),
         *(Column(heading, three) for heading in (f"median {unit}", "lowest", "highest")),
         *(Column(heading, ",.0f") for heading in ("page faults", "peak MB", "rounds")),
     ]
@@ -196,24 +196,24 @@ def variants_table(result: Result, row: Row) -> Table:
         f"Not run: {listed(names, NAMED)}: {reason}."
         for reason, names in by_reason(result.left_out).items()
     ]
-    return Table("Who ran", columns, rows, notes=notes)
+    return Table("Variants", columns, rows, notes=notes)
 
 
 METHOD = (
-    "Each variant is a process of its own, with its own memory policy and a core for each thread, "
-    "and they run in turn, A B A B, one at a time: when the machine is slower for a while, it is "
-    "so for all. Weights, images and boxes come from one seed. After the warm-up every run counts.",
-    "A ratio is taken round by round, and the median counts. Its interval is the range between "
-    "two of these ratios in which the true median lies with at least 90 % confidence, by the sign "
-    "test, which assumes nothing of how times scatter; with fewer than five rounds it is the "
-    "lowest and the highest.",
-    f"Ours and the paper's are called about the same within a factor of {ALIKE:g}. What scatters "
-    "so much that it could be the paper's figure as well as none at all is called neither. A "
-    f"difference of less than {NOTHING:.0%}, or one whose interval holds 1, is called none.",
-    "A conclusion holds where a second run has the same sign and lies within a factor of "
-    f"{HOLDS:g}; where neither finds a difference, the factor alone counts.",
-    "The paper gives ratios only, of other processors (Cooper Lake, 28 cores a socket) and other "
-    "versions; nothing here is scaled to them.",
+    "Each variant has its own process with its own memory policy and one core per thread. Variants "
+    "run one at a time, in turn (A B A B), so that a temporary slowdown of the machine affects all "
+    "of them. Weights, images and boxes are generated from one seed. All runs after the warm-up "
+    "are included.",
+    "Ratios are computed in each round, and the median is reported. The interval contains the true "
+    "median with at least 90 % confidence by the sign test, which assumes no distribution of the "
+    "times; with fewer than five rounds it extends from the lowest to the highest ratio.",
+    f"A measured ratio agrees with the paper's within a factor of {ALIKE:g}. If the interval "
+    "contains both the paper's figure and no difference, there is no conclusion. A difference of "
+    f"less than {NOTHING:.0%}, or one whose interval contains 1, counts as no difference.",
+    "A second run confirms a conclusion if the ratio has the same sign and lies within a factor of "
+    f"{HOLDS:g}; if neither run finds a difference, only the factor is checked.",
+    "The paper gives ratios only, for other processors (Cooper Lake, 28 cores per socket) and "
+    "other versions; nothing is scaled to them.",
 )
 
 
@@ -223,17 +223,17 @@ def summary(study: Study) -> list[str]:
     measured = [outcome for outcome in outcomes if outcome.ratio]
     beside = [outcome.beside_paper for outcome in measured if outcome.beside_paper]
     count = Counter(beside)
-    scatters = f"; of {count['unsure']} the rounds scatter too much." if count["unsure"] else "."
+    unsure = f"; {count['unsure']} vary too much for a conclusion." if count["unsure"] else "."
     lines = [
         f"{sum(row.is_measured for row in study.rows)} of {len(study.rows)} ablations and "
         f"{len(measured)} of {len(outcomes)} comparisons were measured. "
-        f"Of {len(beside)} that the paper has a figure for, {count['alike']} come out about "
-        f"the same here, {count['more']} larger and {count['less']} smaller{scatters}"
+        f"The paper has a figure for {len(beside)} of them: {count['alike']} measured ratios are "
+        f"about the same, {count['more']} larger and {count['less']} smaller{unsure}"
     ]
     second = [outcome.holds for outcome in measured if outcome.holds is not None]
     if second:
         lines.append(
-            f"A second run bears out {sum(second)} of {len(second)} conclusions, by sign and size."
+            f"A second run confirms {sum(second)} of {len(second)} conclusions (sign and size)."
         )
     unfinished = [row.name for row in study.rows if row.state]
     if unfinished:
@@ -250,14 +250,14 @@ def verdict(outcome: Outcome) -> str:
     ratio, kind, paper = outcome.ratio, outcome.comparison.ratio, outcome.comparison.paper
     if ratio is None:
         return f"{outcome.what}: {outcome.missing}."
-    interval = shown_interval(ratio, kind)
-    text = f"{outcome.what}: {shown(ratio.median, kind)}{TERMS[kind]}"
+    interval = format_interval(ratio, kind)
+    text = f"{outcome.what}: {format_figure(ratio.median, kind)}{TERMS[kind]}"
     text += f" ({interval})" if interval else ""
     if kind != "share" and ratio.rounds > 1 and not ratio.is_clear:
         text += ", no difference"
     if paper:
         relation = RELATIONS.get(outcome.beside_paper, "beside")
-        text += f", {relation} the paper's {shown(paper, kind)}"
+        text += f", {relation} the paper's {format_figure(paper, kind)}"
     return f"{text}. {outcome.why}".strip()
 
 
@@ -267,15 +267,15 @@ def remarks(row: Row) -> list[str]:
     if row.state:
         texts.append(f"Incomplete: {row.state}.")
     if row.has_other_again:
-        texts.append("The second run is of another definition, and is left out.")
+        texts.append("The second run has another definition and is ignored.")
     cores = max(row.result.busy_cores, default=0.0) if row.result else 0.0
     if cores > 0.1:
-        texts.append(f"Other work kept {cores:.2f} cores busy meanwhile.")
+        texts.append(f"Other processes kept {cores:.2f} cores busy during the measurement.")
     return texts
 
 
 def calls_sentence(row: Row) -> str:
-    """Return what comparing two logs has shown; empty where none were compared."""
+    """Return the differences between two logs; empty where none were compared."""
     calls = row.result.calls if row.result else None
     if not calls:
         return ""
@@ -287,8 +287,8 @@ def calls_sentence(row: Row) -> str:
         if kind["first_calls"] != kind["second_calls"]
     )
     return (
-        f"`profiling compare` of one step's logs finds, {calls['first']} against "
-        f"{calls['second']}: {differences or 'as many calls of every kind'}."
+        f"`profiling compare` on the logs of one step, {calls['first']} against "
+        f"{calls['second']}: {differences or 'the same number of calls of every kind'}."
     )
 
 

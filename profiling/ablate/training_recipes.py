@@ -1,7 +1,7 @@
 """Recipes of ablations of training.
 
 `training_step` is a step, phase by phase, by any engine and with any one thing changed: seconds of
-the phases, and of the loss's part of the backward pass. `short_training` trains on drawn scenes,
+the phases, and of the loss's part of the backward pass. `short_training` trains on synthetic data,
 with the classification loss in BF16 or in float32. `ipex_lamb` is a step of IPEX's LAMB over the
 detector's weights, the paper's own comparison. `loss_precision` is what the focal loss and its
 gradient lose in BF16. `convergence_points` are MLPerf's reference convergence points: epochs to the
@@ -87,8 +87,8 @@ def prepare_training_step(
     else:
         prepared = prepare_training(model, steps, engine=engine, precision=precision)
     if engine == "ipex" and norm == "torchvision":
-        own = import_ipex().nn.FrozenBatchNorm2d
-        use_frozen_norms(prepared.model, FrozenBatchNorm2d, instead_of=own)
+        ipex_norm = import_ipex().nn.FrozenBatchNorm2d
+        use_frozen_norms(prepared.model, FrozenBatchNorm2d, instead_of=ipex_norm)
     stopwatch = PhaseStopwatch()
     watched = PreparedTraining(
         prepared.model, prepared.optimizer, stopwatch.watching(prepared.forward)
@@ -164,7 +164,7 @@ SHORT_TRAINING_LEARNING_RATE = 3e-4
 LONGEST_GRADIENT = 15.0
 BATCH = 8
 TRAIN, HELD_OUT = 240, 40
-POINTS = 6  # Times at which a training is looked at
+POINTS = 6  # Evaluations of a training
 
 
 def prepare_short_training(
@@ -174,7 +174,7 @@ def prepare_short_training(
 
     `loss`, `bf16` or `float32`, is that of classification in training; the box loss is float32.
     `precision` is the network's, `bf16` or `float32`. It is the demo's: random weights, norms that
-    train, Adam, on the same drawn scenes for all.
+    train, Adam, on the same synthetic data for all.
     """
     folder = tempfile.TemporaryDirectory(prefix="short-training-")
     make_synthetic_data(Path(folder.name), seed=0, train=TRAIN, validation=HELD_OUT)
@@ -222,7 +222,7 @@ def train_step(prepared: PreparedTraining, batch: Batch, *, loss: str) -> None:
     prepared.model.train()
     images = normalize(batch.images)
     outputs = prepared.forward(images)
-    anchors = anchors_of(prepared, outputs, images)
+    anchors = model_anchors(prepared, outputs, images)
     losses = detection_loss(outputs, anchors, batch.targets)
     if loss == "bf16":
         assignment = assign_targets(anchors, batch.targets)
@@ -242,12 +242,12 @@ def mean_loss(prepared: PreparedTraining, batches: list[Batch]) -> float:
     for batch in batches:
         images = normalize(batch.images)
         outputs = prepared.forward(images)
-        losses = detection_loss(outputs, anchors_of(prepared, outputs, images), batch.targets)
+        losses = detection_loss(outputs, model_anchors(prepared, outputs, images), batch.targets)
         total += sum(loss.item() for loss in losses.values())
     return total / len(batches)
 
 
-def anchors_of(prepared: PreparedTraining, outputs: HeadOutputs, images: Tensor) -> list[Tensor]:
+def model_anchors(prepared: PreparedTraining, outputs: HeadOutputs, images: Tensor) -> list[Tensor]:
     """Return the anchors of each level, [A_l, 4]."""
     height, width = images.shape[-2:]
     return prepared.model.anchors((height, width), outputs.feature_sizes)
@@ -334,10 +334,10 @@ def bf16_loss(levels: list[Tensor], classes: list[Tensor], weights: Tensor) -> T
 
 
 def computed(
-    logits: list[Tensor], loss_of: Callable[[list[Tensor]], Tensor]
+    logits: list[Tensor], loss_function: Callable[[list[Tensor]], Tensor]
 ) -> tuple[float, list[Tensor]]:
     """Return the loss, and the gradient of each level."""
-    loss = loss_of(logits)
+    loss = loss_function(logits)
     loss.backward()
     gradients = [level.grad for level in logits if level.grad is not None]
     for level in logits:

@@ -18,12 +18,12 @@ ONEDNN_ALONE = "torch-onednn"  # The subject without convolutions of our own
 BASELINE = "torchvision-tuned"
 """The variant that memory and traffic are compared with: it has the same allocator."""
 WANTED_WITH_AMX = {"torchvision": 7.0, "torchvision-tuned": 3.2, "ipex": 2.0}
-"""How many times as fast as another variant the subject is to be, at least."""
+"""Targets: the minimum speed-up of the subject over other variants."""
 WANTED = {"torchvision": 4.5, "torchvision-tuned": 1.4, "ipex": 1.7}
 SHARE_OF_CEILING, SHARE_OF_CEILING_WITH_AMX = 0.75, 0.60
-"""Of the best convolution's rate. Tiles are so fast that memory bounds more of a step."""
+"""Target share of the best convolution's rate. With AMX, memory bounds more of a step."""
 MOST_BESIDE_LOAD = 2.3
-"""Times as long, with one of two cores kept busy: the team of threads waits for the slower core."""
+"""Target slowdown while one of two cores is busy: all threads wait for the slower core."""
 
 
 def has_amx() -> bool:
@@ -63,19 +63,19 @@ def ceiling_findings(results: Results, compared: list[str]) -> list[Finding]:
     for name in compared:
         rounds = zip(results.runs[name], results.runs[CEILING], strict=True)
         share = median(gflop / step.seconds / limit.details[best] for step, limit in rounds)
-        what = f"{name}: GFLOP/s of the step over those of the best large convolution"
+        what = f"{name}: GFLOP/s of the step relative to the best large convolution"
         wanted = SHARE_OF_CEILING_WITH_AMX if has_amx() else SHARE_OF_CEILING
         findings.append(Finding(what, share, f"{share:.2f}", at_least=wanted))
     return findings
 
 
 def load_findings(results: Results, subject: str) -> list[Finding]:
-    """Return how much longer each variant's step takes while a process keeps a core busy."""
+    """Return the slowdown of each variant's step while another process keeps a core busy."""
     findings = []
     for name in results.loaded_runs:
         if name != CEILING:
             ratio = results.slowdown(name)
-            what = f"{name}: a step while another process keeps one core busy"
+            what = f"{name}: step time while another process keeps one core busy"
             shown = f"{ratio.median:.2f} times as long ({ratio.lowest:.2f}–{ratio.highest:.2f})"
             most = MOST_BESIDE_LOAD if name == subject else None
             findings.append(Finding(what, ratio.median, shown, at_most=most))
@@ -95,7 +95,7 @@ def share_findings(results: Results, subject: str) -> list[Finding]:
         findings.append(Finding(f"{ONEDNN_ALONE}: {what}", share, f"{share:.1%}", at_least=0.9))
     passes = results.passes_share(subject)
     if passes is not None:
-        what = f"{subject}: share of the step in ReLU, sums, masks, casts and reorders"
+        what = f"{subject}: share of the step in ReLU, additions, masks, casts and reorders"
         findings.append(Finding(what, passes, f"{passes:.1%}", at_most=0.07))
     return findings
 
@@ -103,7 +103,7 @@ def share_findings(results: Results, subject: str) -> list[Finding]:
 def memory_findings(results: Results, subject: str) -> list[Finding]:
     """Return page faults; peak memory and bytes moved against torchvision's, if that was run."""
     faults = results.page_faults(subject)
-    what = f"{subject}: page faults a step"
+    what = f"{subject}: page faults per step"
     findings = [Finding(what, faults, f"{faults:,.0f}", at_most=5000)]
     if BASELINE not in results.names or subject == BASELINE:
         return findings
@@ -112,8 +112,8 @@ def memory_findings(results: Results, subject: str) -> list[Finding]:
     findings.append(Finding(what, share, f"{share:.2f}", at_most=0.4))
     moved, other = results.gigabytes(subject), results.gigabytes(BASELINE)
     if moved and other:
-        what = f"{subject}: bytes that operators read and write against {BASELINE}"
-        shown = f"{moved / other:.2f} ({moved:.1f} of {other:.1f} GB)"
+        what = f"{subject}: bytes read and written by operators, against {BASELINE}"
+        shown = f"{moved / other:.2f} ({moved:.1f} and {other:.1f} GB)"
         findings.append(Finding(what, moved / other, shown, at_most=0.4))
     return findings
 
@@ -162,10 +162,10 @@ STEP = Benchmark(
     variants=(
         torchvisions(
             "torchvision",
-            "its RetinaNet as a user runs it: BF16 autocast, channels_last, Adam",
+            "RetinaNet of torchvision as users run it: BF16 autocast, channels_last, Adam",
             allocator="system",
         ),
-        torchvisions("torchvision-tuned", "the same under our memory policy"),
+        torchvisions("torchvision-tuned", "the same with our memory policy"),
         # IPEX puts a fused step of its own in the place of torch's plain Adam.
         ours(
             "ipex",
@@ -176,12 +176,12 @@ STEP = Benchmark(
         ours("torch", "ours on stock PyTorch, as train.py runs it"),
         ours(
             ONEDNN_ALONE,
-            "torch, but every convolution is oneDNN's",
+            "torch, but oneDNN computes all convolutions",
             options={"convolutions": "onednn"},
         ),
-        without("system", "memory as the C library has it", allocator="system"),
-        without("tcmalloc", "memory from tcmalloc", allocator="tcmalloc"),
-        without("jemalloc", "memory from jemalloc", allocator="jemalloc"),
+        without("system", "the allocator of the C library", allocator="system"),
+        without("tcmalloc", "the allocator tcmalloc", allocator="tcmalloc"),
+        without("jemalloc", "the allocator jemalloc", allocator="jemalloc"),
         without("unfolded", "torchvision's modules under autocast", folded=False),
         without("reference-loss", "torchvision's focal loss", focal_form="reference"),
         without("paper-loss", "the paper's focal loss", focal_form="paper"),
@@ -210,7 +210,7 @@ STEP = Benchmark(
         ),
         Variant(
             CEILING,
-            "what is possible: the network's large convolutions, and a matrix product",
+            "upper limit: the network's large convolutions, and a matrix product",
             f"{RECIPES}.ceiling",
         ),
     ),
@@ -244,7 +244,7 @@ def loss_findings(results: Results) -> list[Finding]:
             moved = results.facts[name]["least_bytes"]
             rounds = zip(results.runs[name], results.runs[BANDWIDTH], strict=True)
             share = median(moved / run.seconds / limit.details[COPY] for run, limit in rounds)
-            what = f"{name}: bytes moved a second over those of a copy"
+            what = f"{name}: bandwidth relative to a copy"
             findings.append(Finding(what, share, f"{share:.2f}", at_least=wanted))
     return findings
 
@@ -270,19 +270,19 @@ LOSS = Benchmark(
         ),
         Variant(
             "reference-system",
-            "reference, but memory as the C library has it",
+            "reference, but with the allocator of the C library",
             f"{RECIPES}.focal_loss",
             allocator="system",
             options={"form": "reference", "dtype": "bfloat16"},
             by_default=False,
         ),
-        Variant(BANDWIDTH, "what is possible: large copies in memory", f"{RECIPES}.bandwidth"),
+        Variant(BANDWIDTH, "upper limit: large copies in memory", f"{RECIPES}.bandwidth"),
     ),
 )
 
 
 OPTIMIZERS = {"adam": 2.0, "sgd": None, "lamb": 2.0}
-"""Optimizers by name, and how many times as fast they are to be as tensor by tensor."""
+"""Optimizers, each with its target speed-up over the loop over tensors."""
 
 
 def optimizer_findings(results: Results) -> list[Finding]:
@@ -295,7 +295,7 @@ def optimizer_findings(results: Results) -> list[Finding]:
 
 OPTIMIZER = Benchmark(
     name="optimizer",
-    about="an optimizer's step over the detector's weights, and the norm before it",
+    about="an optimizer step over the detector's weights, and the gradient norm",
     rounds=15,
     warm_up=5,
     settling=1,
@@ -353,14 +353,18 @@ EVALUATE = Benchmark(
         postprocessing(
             "postprocess", "our post-processing of a trained detector's outputs", "ours"
         ),
-        postprocessing("postprocess-torchvision", "torchvision's of the same", "torchvision"),
+        postprocessing(
+            "postprocess-torchvision",
+            "post-processing of torchvision on the same outputs",
+            "torchvision",
+        ),
         evaluation(
             "torchvision",
-            "its RetinaNet's whole step as a user runs it: BF16 autocast, channels_last",
+            "whole step of torchvision as users run it: BF16 autocast, channels_last",
             "torchvision",
             allocator="system",
         ),
-        evaluation("torchvision-tuned", "the same under our memory policy", "torchvision"),
-        evaluation("torch", "our whole step, as train.py evaluates", "ours"),
+        evaluation("torchvision-tuned", "the same with our memory policy", "torchvision"),
+        evaluation("torch", "our whole step, as in train.py", "ours"),
     ),
 )

@@ -20,15 +20,15 @@ from profiling.bench.single import add_single_benchmarks
 from profiling.bench.variant import STANDARD, Variant, Workload, choose
 
 ABOUT = """\
-Every contestant has a process of its own, with its own memory policy, and they run in turn,
-A B C A B C, one at a time: when the machine is slower for a while it is so for all. Ratios are
-taken round by round, and their median counts. Use a machine on which nothing else runs."""
+Each contestant has its own process with its own memory policy. Contestants run one at a time, in
+turn (A B C A B C), so that a temporary slowdown of the machine affects all of them. Ratios are
+computed in each round, and the median is reported. Run it on an otherwise idle machine."""
 
 EXAMPLES = """\
 examples:
-  python -m profiling bench step                                # compare step by step, minutes
-  python -m profiling bench step --contestants torch,ceiling    # less than one
-  python -m profiling bench step --contestants torch --where    # the operators that cost most
+  python -m profiling bench step                                # compare training steps, minutes
+  python -m profiling bench step --contestants torch,ceiling    # less than a minute
+  python -m profiling bench step --contestants torch --where    # the most expensive operators
   python -m profiling bench step --contestants all --json step.json
   python -m profiling bench step --contestants torch,torch-compiled,torchvision-compiled   # compile
   python -m profiling bench step --contestants torch,torchvision-tuned --beside-load
@@ -36,18 +36,18 @@ examples:
   python -m profiling bench optimizer
   python -m profiling bench evaluate
   python -m profiling bench index                               # annotations, minutes
-  python -m profiling bench checkpoint                          # saving while training goes on
+  python -m profiling bench checkpoint                          # saving during training
   python -m profiling bench log                                 # reading a million lines
   python -m profiling bench metric                              # COCO's metric at full size
   python -m profiling bench waiting --config coco.yaml data.root=/data/coco
-  python -m profiling bench batch-split                         # a slow rank, minutes"""
+  python -m profiling bench batch-split                         # one slow rank, minutes"""
 
 BENCHMARKS = (STEP, LOSS, OPTIMIZER, EVALUATE)
 
 
 def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `bench` and its benchmarks to the commands of a command line."""
-    about = f"Time ways to do one thing against each other.\n\n{ABOUT}"
+    about = f"Compare the speed of alternative implementations.\n\n{ABOUT}"
     bench = add_command(commands, "bench", about=about, examples=EXAMPLES)
     kinds = bench.add_subparsers(required=True, metavar="BENCHMARK")
     for benchmark in BENCHMARKS:
@@ -73,25 +73,25 @@ def add_variants_benchmark(kinds: Benchmarks, benchmark: Benchmark) -> None:
         "--contestants",
         dest="variants",
         metavar="A,B",
-        help=f"who runs, or `all` (default: {chosen})",
+        help=f"contestants to run, or `all` (default: {chosen})",
     )
     add_counts(
         parser,
-        ("--rounds", benchmark.rounds, "runs of each that count"),
-        ("--warm-up", benchmark.warm_up, "runs of each before them"),
-        ("--images", STANDARD.images, "images in a batch"),
+        ("--rounds", benchmark.rounds, "measured runs of each contestant"),
+        ("--warm-up", benchmark.warm_up, "warm-up runs of each contestant"),
+        ("--images", STANDARD.images, "images per batch"),
     )
-    size = ("--image-size", STANDARD.image_size, "their height and width in pixels")
+    size = ("--image-size", STANDARD.image_size, "height and width of the images [pixels]")
     add_counts(parser, size, kind=image_side)
-    add_counts(parser, ("--classes", STANDARD.classes, "outputs of the head for every anchor"))
+    add_counts(parser, ("--classes", STANDARD.classes, "classes that the head predicts"))
     parser.add_argument(
-        "--where", action="store_true", help="also print what costs most inside a run"
+        "--where", action="store_true", help="also print the most expensive operators of a run"
     )
     if benchmark.beside_load:
         parser.add_argument(
             "--beside-load",
             action="store_true",
-            help="run each also while another process keeps one core busy, each core in turn",
+            help="also measure while another process keeps one core busy (each core in turn)",
         )
     add_json_option(parser)
 
@@ -99,7 +99,7 @@ def add_variants_benchmark(kinds: Benchmarks, benchmark: Benchmark) -> None:
 def image_side(text: str) -> int:
     """Return a side in pixels that all levels of the pyramid divide alike, for every variant."""
     if not text.isdigit() or int(text) < 64 or int(text) % 32 != 0:
-        raise argparse.ArgumentTypeError(f"expected a multiple of 32 from 64 on, found {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a multiple of 32, at least 64, found {text!r}")
     return int(text)
 
 
@@ -120,7 +120,7 @@ def bench_command(
     console = make_console(stderr=True)
     chosen = choose(benchmark.variants, variants)
     if variants in (None, "all"):
-        chosen = leave_out_missing(chosen, console.print)
+        chosen = skip_missing(chosen, console.print)
     require_free_json(json_file)
     workload = Workload(images=images, image_size=image_size, classes=classes)
     results = measure(
@@ -141,8 +141,8 @@ def bench_command(
     return FINISHED
 
 
-def leave_out_missing(variants: Sequence[Variant], say: Callable[[str], None]) -> list[Variant]:
-    """Return the variants whose packages are installed; `say` gets a line about each other one."""
+def skip_missing(variants: Sequence[Variant], print_line: Callable[[str], None]) -> list[Variant]:
+    """Return the variants whose packages are installed; print a line about each other variant."""
     usable = []
     for variant in variants:
         allocator = ALLOCATORS.get(variant.allocator)
@@ -155,5 +155,5 @@ def leave_out_missing(variants: Sequence[Variant], say: Callable[[str], None]) -
         else:
             usable.append(variant)
             continue
-        say(f"{variant.name} is left out: {problem}")
+        print_line(f"{variant.name} is skipped: {problem}")
     return usable

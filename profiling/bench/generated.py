@@ -97,7 +97,7 @@ def box_texts(
 
 
 BOXES_OF_IMAGE = 7.3
-FOUND_OF_A_BOX = 3  # Boxes that a detector finds at each true one, as far as there is room for them
+DETECTIONS_PER_BOX = 3  # Detections near each true box, as far as `per_image` allows
 
 
 def generated_truth(*, images: int, random: np.random.Generator) -> Annotations:
@@ -121,9 +121,9 @@ def generated_truth(*, images: int, random: np.random.Generator) -> Annotations:
 
 
 def generated_detections(
-    truth: Annotations, *, found: int, random: np.random.Generator
+    truth: Annotations, *, per_image: int, random: np.random.Generator
 ) -> SplitDetections:
-    """Return `found` boxes in each image: about three near each true box, the rest anywhere.
+    """Return `per_image` boxes in each image: about three near each true box, others anywhere.
 
     Scores are as a detector's: many low ones, and higher ones where something is. The boxes of an
     image are sorted by score, the best first.
@@ -131,8 +131,8 @@ def generated_detections(
     images = []
     for index in range(len(truth)):
         rows = np.arange(len(truth.boxes))[truth.boxes_of(index)]
-        near = np.repeat(rows, FOUND_OF_A_BOX)[:found]
-        elsewhere = found - len(near)
+        near = np.repeat(rows, DETECTIONS_PER_BOX)[:per_image]
+        elsewhere = per_image - len(near)
         sides = np.tile(truth.boxes[near, 2:] - truth.boxes[near, :2], 2)
         shaken = truth.boxes[near] + sides * random.normal(0, 0.1, sides.shape)
         wrong = random.random(len(near)) < 0.2
@@ -145,7 +145,7 @@ def generated_detections(
         images.append((boxes[order], scores[order], classes[order]))
     boxes, scores, classes = map(np.concatenate, zip(*images, strict=True))
     return SplitDetections(
-        image_ids=np.repeat(truth.image_ids, found),
+        image_ids=np.repeat(truth.image_ids, per_image),
         boxes=boxes.astype(np.float32),
         scores=scores.astype(np.float32),
         category_ids=classes,

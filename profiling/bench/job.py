@@ -18,7 +18,7 @@ from common.processes import REPOSITORY, running
 from launch.mpirun import Hosts, Mpirun, mpirun_command, search_path
 
 MODULE = "profiling.bench.measured_rank"  # The program of each rank
-MARK = "measured-rank "  # Begins the lines for `messages_of`, among what else mpirun passes on
+MARK = "measured-rank "  # Begins the lines for `rank_messages`, among what else mpirun passes on
 
 
 class JobFailedError(Exception):
@@ -78,17 +78,23 @@ class RankSteps:
 
 
 def measure_ranks(
-    job: MeasuredJob, *, mpirun: Mpirun, advance: Callable[[int], None], say: Callable[[str], None]
+    job: MeasuredJob,
+    *,
+    mpirun: Mpirun,
+    advance: Callable[[int], None],
+    print_line: Callable[[str], None],
 ) -> list[RankSteps]:
     """Run a job to its end; if this process is interrupted, the job is ended first.
 
-    `advance` is called with the number of steps done, `say` with each other line of the ranks.
+    `advance` receives the number of steps done, `print_line` each other line of the ranks.
 
     Raises:
         JobFailedError: It did not end well.
     """
     measured: list[RankSteps] = []
-    messages = messages_of(job.command, ranks=job.ranks, hosts=job.hosts, mpirun=mpirun, say=say)
+    messages = rank_messages(
+        job.command, ranks=job.ranks, hosts=job.hosts, mpirun=mpirun, print_line=print_line
+    )
     with closing(messages):
         for message in messages:
             if "step" in message:
@@ -100,8 +106,13 @@ def measure_ranks(
     return measured
 
 
-def messages_of(
-    command: Sequence[str], *, ranks: int, hosts: Hosts, mpirun: Mpirun, say: Callable[[str], None]
+def rank_messages(
+    command: Sequence[str],
+    *,
+    ranks: int,
+    hosts: Hosts,
+    mpirun: Mpirun,
+    print_line: Callable[[str], None],
 ) -> Generator[dict[str, Any]]:
     """Start ranks and yield what they print after `MARK`; closing the generator ends them."""
     environment = dict(os.environ)
@@ -109,7 +120,7 @@ def messages_of(
         filter(None, [str(REPOSITORY), environment.get("PYTHONPATH", "")])
     )
     environment["PATH"] = search_path(mpirun.path, environment)
-    words = mpirun_command(
+    job_command = mpirun_command(
         mpirun,
         command,
         ranks=ranks,
@@ -118,13 +129,13 @@ def messages_of(
         is_root=os.geteuid() == 0,
         is_terminal=False,
     )
-    with running(words, environment=environment, stdout=subprocess.PIPE) as process:
+    with running(job_command, environment=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith(MARK):
                 yield json.loads(line.removeprefix(MARK))
             else:
-                say(line.rstrip())
+                print_line(line.rstrip())
         code = process.wait()
     if code:
         raise JobFailedError(code)
@@ -179,7 +190,7 @@ class AllReduces:
 
     @property
     def over(self) -> str:
-        """Return what they went over, in words."""
+        """Describe the network and the backend."""
         where = f"{self.hosts} hosts" if self.hosts > 1 else "sockets of one host"
         return f"measured over {where}, {self.backend}"
 
@@ -190,19 +201,21 @@ def measure_all_reduces(
     ranks: int,
     mpirun: Mpirun,
     hosts: Hosts = (),
-    say: Callable[[str], None] = print,
+    print_line: Callable[[str], None] = print,
 ) -> AllReduces:
     """Time all-reduces of `sizes` bytes over torch's process group, as gradients between hosts.
 
     There are at least two ranks, all on this host if no hosts are given (see `mpirun_command`).
-    `say` is called with each other line that the ranks print.
+    `print_line` is called with each other line that the ranks print.
 
     Raises:
         JobFailedError: A rank could not go on; it has printed why.
     """
-    words = [word for size in sizes for word in ("--all-reduce", str(size))]
-    command = [sys.executable, "-m", MODULE, *words]
-    messages = list(messages_of(command, ranks=ranks, hosts=hosts, mpirun=mpirun, say=say))
+    options = [text for size in sizes for text in ("--all-reduce", str(size))]
+    command = [sys.executable, "-m", MODULE, *options]
+    messages = list(
+        rank_messages(command, ranks=ranks, hosts=hosts, mpirun=mpirun, print_line=print_line)
+    )
     if not messages:
         raise JobFailedError(1)
     [measured] = messages

@@ -44,18 +44,18 @@ LARGEST_SHARE = 0.01
 WAITING_WARM_UP = 3
 
 WAITING_ABOUT = """\
-Trains a few steps of a configuration on several ranks, started by mpirun and pinned as those of
-train.py, with weights from random numbers, and says which share of a step was waiting for data.
-A rank that has its images waits for the others to have theirs, and that counts too.
+Trains a few steps of a configuration on several ranks with random weights, and reports the share of
+a step spent waiting for data. The ranks are started by mpirun and pinned as in train.py. The time
+that a rank waits for the data of other ranks is included.
 
   python -m profiling bench waiting --config coco.yaml data.root=/data/coco
-  python -m profiling bench waiting data.image_size=800           drawn scenes"""
+  python -m profiling bench waiting data.image_size=800           synthetic data"""
 
 
 def add_configuration(parser: argparse.ArgumentParser) -> None:
     """Add the options for the configuration that a job trains."""
     parser.add_argument(
-        "--config", default="demo.yaml", metavar="NAME", help="as train.py's (default: demo.yaml)"
+        "--config", default="demo.yaml", metavar="NAME", help="as for train.py (default: demo.yaml)"
     )
     add_overrides(parser)
 
@@ -68,7 +68,7 @@ def measure_job(job: MeasuredJob, *, mpirun: Mpirun, title: str) -> Job:
             job,
             mpirun=mpirun,
             advance=lambda step: advance(step, ""),
-            say=partial(console.print, markup=False, soft_wrap=True),
+            print_line=partial(console.print, markup=False, soft_wrap=True),
         )
 
 
@@ -79,14 +79,14 @@ def add_waiting_benchmark(kinds: Benchmarks) -> None:
     add_configuration(parser)
     add_counts(
         parser,
-        ("--ranks", 2, "ranks that train together"),
-        ("--steps", 5, f"steps that count, after {WAITING_WARM_UP} that do not"),
+        ("--ranks", 2, "number of ranks"),
+        ("--steps", 5, f"measured steps, after {WAITING_WARM_UP} warm-up steps"),
     )
     parser.add_argument(
         "--workers",
         default="0,1",
         metavar="A,B",
-        help="loading processes of a rank, one run for each number (default: 0,1)",
+        help="data-loading workers per rank; one run for each number (default: 0,1)",
     )
     add_json_option(parser)
 
@@ -107,8 +107,10 @@ def waiting_command(
     for text in counts:
         if not text.isdigit():
             raise InputError(f"--workers: expected numbers such as 0,1, found {text!r}")
-    if len(os.sched_getaffinity(0)) < ranks:
-        raise InputError(f"--ranks: {ranks} are more than the cores that this process may use")
+    if (cores := len(os.sched_getaffinity(0))) < ranks:
+        raise InputError(
+            f"--ranks: {ranks} ranks need {ranks} cores, {cores} are available; give fewer"
+        )
     try:
         runs = waiting_jobs(config, overrides, ranks=ranks, steps=steps, counts=map(int, counts))
     except JobFailedError as error:
@@ -117,7 +119,7 @@ def waiting_command(
     findings = []
     for count, job in runs.items():
         share = max(map(waiting_share, job))
-        what = f"waiting for data, share of a step, {count} loading processes a rank"
+        what = f"waiting for data, share of a step, {count} data-loading workers per rank"
         findings.append(Finding(what, share, f"{share:.4f}", at_most=LARGEST_SHARE))
     image_size = settings.data.image_size
     workload = {
@@ -149,7 +151,7 @@ def waiting_jobs(
                 alternate=False,
                 scenes=Path(folder, "scenes"),
             )
-            title = f"{count} loading processes a rank, {ranks} ranks; steps"
+            title = f"{count} data-loading workers per rank, {ranks} ranks; steps"
             runs[count] = measure_job(job, mpirun=mpirun, title=title)
     return runs
 
@@ -162,7 +164,7 @@ def waiting_share(rank: RankSteps) -> float:
 def waiting_table(runs: dict[int, Job]) -> Table:
     """Return a row for each rank of each run."""
     table = Table()
-    for heading in ("loading processes", "rank", "step, median", "waiting, median", "share"):
+    for heading in ("workers per rank", "rank", "step (median)", "waiting (median)", "share"):
         table.add_column(heading, justify="right")
     for count, job in runs.items():
         table.add_section()
@@ -188,23 +190,23 @@ JOBS = {"undisturbed": "even", "even": "even", "speed": "speed"}
 Round = dict[str, Job]  # The jobs of `JOBS`
 
 BATCH_SPLIT_ABOUT = """\
-Trains a few steps of a configuration on two ranks, started by mpirun and pinned as those of
-train.py, with weights from random numbers: undisturbed, then with a busy loop on the core of rank 1
-and even batches, then the same with batches split by speed. In between are steps without exchange,
-for what each rank can do by itself; the sum over both, disturbed, is the ideal throughput."""
+Trains a few steps of a configuration on two ranks with random weights: undisturbed, then with a
+busy loop on the core of rank 1 and even batches, then the same with batches split by speed. The
+ranks are started by mpirun and pinned as in train.py. Every other step exchanges no gradients and
+shows the throughput of each rank alone; the sum over both disturbed ranks is the ideal."""
 
 
 def add_batch_split_benchmark(kinds: Benchmarks) -> None:
     """Add `batch-split` to the benchmarks of a command line."""
-    about = "training on ranks of which one is slow, with even and uneven batches"
+    about = "training with one slow rank, with even and uneven batches"
     parser = add_benchmark(
         kinds, "batch-split", batch_split_command, about=about, text=BATCH_SPLIT_ABOUT
     )
     add_configuration(parser)
     add_counts(
         parser,
-        ("--rounds", 2, "times that all three run"),
-        ("--steps", 4, f"steps that count, after {BATCH_SPLIT_WARM_UP} that do not"),
+        ("--rounds", 2, "runs of each of the three jobs"),
+        ("--steps", 4, f"measured steps, after {BATCH_SPLIT_WARM_UP} warm-up steps"),
     )
     add_json_option(parser)
 
@@ -214,8 +216,8 @@ def batch_split_command(
 ) -> int:
     """Run the benchmark; return the exit code."""
     require_free_json(json_file)
-    if any(word.partition("=")[0] == "distributed.batch_split" for word in overrides):
-        raise InputError("distributed.batch_split: the benchmark sets it; leave it out")
+    if any(field.partition("=")[0] == "distributed.batch_split" for field in overrides):
+        raise InputError("distributed.batch_split: set by the benchmark; remove it")
     overrides = (*DEFAULTS, *overrides)
     settings = load_config(config, overrides)
     cpus = cpus_of_last_rank(settings)
@@ -317,17 +319,25 @@ def batch_split_findings(rounds: Sequence[Round]) -> list[Finding]:
         gains.append(throughput(jobs["speed"]) / throughput(jobs["even"]))
     share = "share of the ideal throughput"
     return [
-        over_rounds("speed of rank 1 beside a busy loop, share of its own", slow),
+        over_rounds("speed of rank 1 beside a busy loop, share of its undisturbed speed", slow),
         over_rounds(f"even batches, {share}", even),
         over_rounds(f"batches split by speed, {share}", by_speed, at_least=LEAST_SHARE),
-        over_rounds("batches split by speed against even ones, times as fast", gains),
+        over_rounds("batches split by speed against even batches, times as fast", gains),
     ]
 
 
 def batch_split_table(rounds: Sequence[Round]) -> Table:
     """Return a row for each rank of each job."""
     table = Table()
-    for heading in ("round", "job", "rank", "images", "alone, median", "step, median", "images/s"):
+    for heading in (
+        "round",
+        "job",
+        "rank",
+        "images",
+        "alone (median)",
+        "step (median)",
+        "images/s",
+    ):
         table.add_column(heading, justify="left" if heading == "job" else "right")
     for number, jobs in enumerate(rounds, start=1):
         table.add_section()

@@ -41,18 +41,20 @@ def main() -> int:
     parser.add_argument(
         "--alternate",
         action="store_true",
-        help="after each counted step, one whose gradients stay with their rank",
+        help="after each measured step, run one without gradient exchange",
     )
     parser.add_argument(
-        "--own-model", action="store_true", help="the configuration's model, not MLPerf's"
+        "--own-model",
+        action="store_true",
+        help="train the model of the configuration, not MLPerf's",
     )
-    parser.add_argument("--scenes", type=Path, metavar="FOLDER", help="drawn scenes go here")
+    parser.add_argument("--scenes", type=Path, metavar="FOLDER", help="folder for synthetic data")
     parser.add_argument(
         "--all-reduce",
         type=positive,
         action="append",
         metavar="BYTES",
-        help="time all-reduces of this size, instead of steps; may be given several times",
+        help="time all-reduces of this size instead of steps; repeatable",
     )
     ranks = read_ranks(os.environ)
     with rank0_only_errors(ranks):

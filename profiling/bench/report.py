@@ -41,7 +41,7 @@ def print_results(results: Results, findings: Sequence[Finding]) -> None:
             (name, *map(by_phase.get, phases), sum(by_phase.values()))
             for name, by_phase in gigabytes.items()
         ]
-        table = Table("GB that operators read and write in a run", columns, rows)
+        table = Table("bytes read and written by operators per run [GB]", columns, rows)
         console.print(table.for_console())
     with_targets = results.workload == STANDARD
     console.print(findings_table(findings, with_targets=with_targets).for_console())
@@ -90,7 +90,7 @@ def variants_table(results: Results) -> Table:
 
 def findings_table(findings: Sequence[Finding], *, with_targets: bool) -> Table:
     """Return the findings; beside them the targets, where they are given for the workload."""
-    columns = [text_column("what"), Column("measured"), Column("target"), text_column("")]
+    columns = [text_column("quantity"), Column("measured"), Column("target"), text_column("")]
     rows: list[tuple[str, ...]] = []
     for finding in findings:
         met = "" if not finding.target else "met" if finding.is_met else "missed"
@@ -102,10 +102,10 @@ def findings_table(findings: Sequence[Finding], *, with_targets: bool) -> Table:
 
 def where_table(name: str, results: Results) -> rich_table.Table:
     """Return where a variant's time goes: oneDNN's primitives, then torch's operators."""
-    table = rich_table.Table(title=f"where the time of {name} goes", title_justify="left")
-    table.add_column("oneDNN primitive, or torch operator and calls")
-    table.add_column("seconds", justify="right")
-    table.add_column("of the run", justify="right")
+    table = rich_table.Table(title=f"time of {name} by operator", title_justify="left")
+    table.add_column("oneDNN primitive, or torch operator x calls")
+    table.add_column("time [s]", justify="right")
+    table.add_column("share of run", justify="right")
     primitives, run_seconds = results.primitives.get(name), results.seconds(name)
     groups = [(results.operators[name], run_seconds)]
     if primitives:
@@ -124,15 +124,15 @@ def where_table(name: str, results: Results) -> rich_table.Table:
 def bytes_table(name: str, rows: Sequence[BytesMoved]) -> Table:
     """Return the operators that move most bytes."""
     columns = (
-        *(text_column("phase"), text_column("operator and calls")),
-        *(Column("GB read", ".3f"), Column("GB written", ".3f"), Column("of all", ".1%")),
+        *(text_column("phase"), text_column("operator x calls")),
+        *(Column("read [GB]", ".3f"), Column("written [GB]", ".3f"), Column("share", ".1%")),
     )
     whole = sum(row.read + row.written for row in rows) or 1
     cells = [
         (phase, f"{operator} x{calls}", read / 1e9, written / 1e9, (read + written) / whole)
         for phase, operator, calls, read, written in rows[:MOST_MOVING]
     ]
-    return Table(f"what the operators of {name} move", columns, cells)
+    return Table(f"bytes moved by the operators of {name}", columns, cells)
 
 
 def put_out(

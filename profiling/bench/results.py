@@ -56,7 +56,7 @@ class Primitives:
     @property
     def convolving_share(self) -> float:
         """Share of the run inside convolutions and matrix products, oneDNN's and ours."""
-        ours = self.winograd_seconds + self.seconds_of(*CONVOLVING_KERNELS)
+        ours = self.winograd_seconds + self.kernel_time(*CONVOLVING_KERNELS)
         return self.onednn_share + ours / self.seconds
 
     @property
@@ -65,7 +65,7 @@ class Primitives:
         computing = (s for name, s in self.by_kind.items() if name.split()[0] in COMPUTING)
         return sum(computing) / self.seconds
 
-    def seconds_of(self, *kernels: str) -> float:
+    def kernel_time(self, *kernels: str) -> float:
         """Return the seconds in our kernels whose names begin with one of these."""
         return sum(s for name, s in self.kernel_seconds.items() if name.startswith(kernels))
 
@@ -133,7 +133,7 @@ class Results:
         primitives, operators = self.primitives.get(name), self.operators.get(name)
         if primitives is None or operators is None:
             return None
-        ours = primitives.seconds_of(*PASS_KERNELS)
+        ours = primitives.kernel_time(*PASS_KERNELS)
         reorders = primitives.by_kind.get("reorder", 0.0)
         by_torch = sum(s for key, s in operators.items() if key.rsplit(" x")[0] in PASS_OPERATORS)
         return (ours + reorders) / primitives.seconds + by_torch / sum(operators.values())
@@ -277,7 +277,7 @@ def measure(
     loaded: list[dict[str, Run]] = []
     with (
         background_load() as others,
-        WorkerPool(workload, warm_up=warm_up, say=console.print) as pool,
+        WorkerPool(workload, warm_up=warm_up, print_line=console.print) as pool,
         progress(console, f"bench {benchmark.name}, runs", total=total) as advance,
     ):
         settling = 0 if with_load else benchmark.settling
@@ -357,6 +357,6 @@ def disturbance(cores: float) -> str:
     if cores <= DISTURBING_CORES:
         return ""
     return (
-        f"disturbed: other work kept {cores:.2f} cores busy meanwhile; "
-        "times and rates mean little, ratios less than they could"
+        f"disturbed: other processes kept {cores:.2f} cores busy; times and rates are unreliable, "
+        "ratios less precise"
     )

@@ -40,50 +40,52 @@ from profiling.bench.worker_pool import variant_worker
 from retinanet.mlperf.rules import VALIDATION_IMAGES
 
 CHECKPOINT_ABOUT = """\
-Trains as train.py does, alone in a process, and writes checkpoints of model and optimizer to a
-temporary folder: the time for which copying stops the training, and by how much the steps are
-slower until the checkpoint is on the disk. Of both follows the share of a run with
+Trains as train.py does, in one process, and writes checkpoints of model and optimizer to a
+temporary folder. Measures how long copying stops the training, and how much slower the steps are
+until the checkpoint is on the disk. From both follows the share of a run with
 checkpoint.every=10min."""
 EVERY_SECONDS = 600.0  # `checkpoint.every: 10min`, for which the target is given
 
 INDEX_ABOUT = """\
 Writes annotations with the fields of MLPerf's export and random boxes to a temporary folder,
-converts them by `python -m data convert`, and lets several processes open the index at once."""
+converts them with `python -m data convert`, and opens the index in several processes at once."""
 INDEX_IMAGES, INDEX_BOXES, INDEX_RANKS = 1_170_301, 10_000_000, 8
 """MLPerf's training images, boxes about as many as theirs, and ranks of a host."""
 BYTES_NEEDED = 500
 """Disk space for each box: its JSON, its row in the index, and what comes with the images."""
 
 LOG_ABOUT = """\
-Writes a log with time stamps and other programs' lines in between to a temporary folder, and reads
-it in a process of its own. The sum that is read must be the sum that was written."""
+Writes a log with time stamps and lines of other programs to a temporary folder, and reads it in a
+separate process. The sum of the times read must equal the sum written."""
 LINES, PROBLEMS = 1_000_000, 1000
 
 METRIC_ABOUT = """\
-Generates true boxes and 300 found boxes in each of 24,781 images with the statistics of MLPerf's
-validation split, and computes the metric in a process of its own on one core. On a tenth of the
-images both libraries compute it, and their numbers are compared. Two minutes."""
+Generates ground truth and 300 detections in each of 24,781 images with the statistics of MLPerf's
+validation split, and computes the metric in a separate process on one core. On a tenth of the
+images both libraries compute it, and their numbers are compared. Takes two minutes."""
 FOUND = 300  # The most boxes that the model's postprocessing keeps
 
 
 def add_single_benchmarks(kinds: Benchmarks) -> None:
     """Add `checkpoint`, `index`, `log` and `metric` to the benchmarks of a command line."""
     wrapped = argparse.HelpFormatter
-    about = "saving checkpoints while training goes on"
+    about = "saving checkpoints during training"
     parser = add_benchmark(
         kinds, "checkpoint", bench_checkpoint, about=about, text=CHECKPOINT_ABOUT, formatter=wrapped
     )
     add_counts(
         parser,
-        ("--rounds", 5, "checkpoints that count"),
-        ("--images", STANDARD.images, "images in a batch"),
-        ("--image-size", STANDARD.image_size, "their height and width in pixels"),
+        ("--rounds", 5, "measured checkpoints"),
+        ("--images", STANDARD.images, "images per batch"),
+        ("--image-size", STANDARD.image_size, "height and width of the images [pixels]"),
     )
     parser.add_argument(
-        "--folder", type=Path, help="on the disk that runs write to (default: that of temporaries)"
+        "--folder",
+        type=Path,
+        help="folder on the disk of the runs (default: the system's temporary folder)",
     )
     add_json_option(parser)
-    about = "converting annotations of OpenImages' size, and opening their index"
+    about = "converting annotations of OpenImages' size and opening the index"
     parser = add_benchmark(
         kinds, "index", bench_index, about=about, text=INDEX_ABOUT, formatter=wrapped
     )
@@ -97,7 +99,7 @@ def add_single_benchmarks(kinds: Benchmarks) -> None:
         "--folder",
         type=Path,
         metavar="DIR",
-        help="where the temporary folder is made (default: where the system has temporary files)",
+        help="parent of the temporary folder (default: the system's temporary folder)",
     )
     add_json_option(parser)
     about = "reading a long oneDNN log"
@@ -108,11 +110,11 @@ def add_single_benchmarks(kinds: Benchmarks) -> None:
         ("--problems", PROBLEMS, "distinct problems among them"),
     )
     add_json_option(parser)
-    about = "COCO's metric of a split of OpenImages' size, beside pycocotools on a tenth"
+    about = "COCO's metric on a split of OpenImages' size, compared with pycocotools on a tenth"
     parser = add_benchmark(
         kinds, "metric", bench_metric, about=about, text=METRIC_ABOUT, formatter=wrapped
     )
-    counts = ("--images", VALIDATION_IMAGES, "images"), ("--found", FOUND, "boxes found in each")
+    counts = ("--images", VALIDATION_IMAGES, "images"), ("--found", FOUND, "detections per image")
     add_counts(parser, *counts)
     add_json_option(parser)
 
@@ -123,7 +125,7 @@ def bench_checkpoint(
     """Run `checkpoint`; return the exit code."""
     require_free_json(json_file)
     if folder is not None and not folder.is_dir():
-        raise InputError(f"{folder}: no such folder; give --folder one that exists")
+        raise InputError(f"--folder: {folder} is not a folder; create it or give another")
     workload = Workload(images=images, image_size=image_size)
     with tempfile.TemporaryDirectory(prefix="checkpoint-benchmark-", dir=folder) as checkpoints:
         options = {"folder": checkpoints}
@@ -144,10 +146,10 @@ def checkpoint_findings(rounds: Sequence[dict[str, float]]) -> list[Finding]:
     share = cost / (EVERY_SECONDS + cost)
     size = medians["bytes"] / MEGABYTE
     texts = {
-        "a step without a checkpoint": "quiet_step",
-        "copying, while training waits": "copying",
-        "writing, while training goes on": "writing",
-        "steps slower meanwhile, in all": "slower",
+        "step without a checkpoint": "quiet_step",
+        "copying (training waits)": "copying",
+        "writing (training continues)": "writing",
+        "total slowdown of the steps while writing": "slower",
     }
     quiet, *others = (
         Finding(text, medians[name], f"{medians[name]:.2f} s") for text, name in texts.items()
@@ -155,7 +157,7 @@ def checkpoint_findings(rounds: Sequence[dict[str, float]]) -> list[Finding]:
     what = "share of a run with checkpoint.every=10min"
     return [
         quiet,
-        Finding("a checkpoint, tensors", size, f"{size:.0f} MB"),
+        Finding("tensors of a checkpoint", size, f"{size:.0f} MB"),
         *others,
         Finding(what, share, f"{share:.2%}", at_most=0.01),
     ]
@@ -182,7 +184,7 @@ def bench_index(
         if free < needed:
             raise InputError(
                 f"{source.parent.parent}: {free / 1e9:.1f} GB are free and {needed / 1e9:.1f} GB "
-                "needed; name another place by --folder, or fewer --boxes"
+                "needed; give another --folder or fewer --boxes"
             )
         with progress(console, "generating, images", total=images) as advance:
             write_annotations(source, images=images, boxes=boxes, advance=advance)
@@ -200,11 +202,13 @@ def bench_index(
 
     slowest, private, with_order = map(max, zip(*openings, strict=True))
     findings = [
-        finding("converting, seconds", seconds, "s", at_most=300),
-        finding("converting, memory at the most", peak_mb, "MB", at_most=2000),
+        finding("converting, time", seconds, "s", at_most=300),
+        finding("converting, peak memory", peak_mb, "MB", at_most=2000),
         finding(f"opening, slowest of {len(openings)} ranks", slowest, "s", at_most=1),
-        finding("opening, private memory of a rank", private, "MB", at_most=50),
-        finding("the same with an epoch's order", with_order, "MB", at_most=None),
+        finding("opening, private memory per rank", private, "MB", at_most=50),
+        finding(
+            "private memory per rank, with the order of an epoch", with_order, "MB", at_most=None
+        ),
     ]
     workload = {"images": images, "boxes": boxes, "ranks": ranks}
     standard = (images, boxes) == (INDEX_IMAGES, INDEX_BOXES)
@@ -279,13 +283,15 @@ def bench_log(*, lines: int, problems: int, json_file: Path | None) -> int:
     read = json.loads(output)
     seconds, peak_mb = read["seconds"], read["peak_mb"]
     findings = [
-        Finding("reading, seconds", seconds, f"{seconds:.1f} s", at_most=12),
-        Finding("reading, memory at the most", peak_mb, f"{peak_mb:.0f} MB", at_most=300),
+        Finding("reading, time", seconds, f"{seconds:.1f} s", at_most=12),
+        Finding("reading, peak memory", peak_mb, f"{peak_mb:.0f} MB", at_most=300),
     ]
     workload = {"lines": lines, "problems": problems}
     put_out(findings, "log", workload, with_targets=lines == LINES, json_file=json_file)
     if not math.isclose(read["total_ms"], written_ms, rel_tol=1e-12) or read["not_understood"]:
-        console.print(f"WRONG: {written_ms} ms were written: {read}", soft_wrap=True)
+        console.print(
+            f"WRONG: {written_ms} ms were written, but the reader returned {read}", soft_wrap=True
+        )
         return OUR_BUG
     return FINISHED
 
@@ -306,15 +312,15 @@ def bench_metric(*, images: int, found: int, json_file: Path | None) -> int:
     peak_gb = whole.peak_rss_mb / 1000
     faster = reference.seconds / ours.seconds
     memory = ours.peak_rss_mb / reference.peak_rss_mb
-    compared = f"{tenth:,} images: largest difference to pycocotools, all numbers and classes"
-    seconds = f"{images:,} images, seconds on one core"
+    compared = f"{tenth:,} images: largest difference from pycocotools, all numbers and classes"
+    seconds = f"{images:,} images, time on one core"
     findings = [
         Finding(seconds, whole.seconds, f"{whole.seconds:.1f} s", at_most=90),
-        Finding("the process at the most, GB", peak_gb, f"{peak_gb:.2f} GB", at_most=4),
+        Finding("peak memory of the process", peak_gb, f"{peak_gb:.2f} GB", at_most=4),
         Finding(compared, difference, f"{difference:.1e}", at_most=1e-9),
-        Finding("the same: times as fast", faster, f"{faster:.1f}"),
+        Finding(f"{tenth:,} images: times as fast as pycocotools", faster, f"{faster:.1f}"),
         Finding(
-            "the same: memory at the most, ours and pycocotools'",
+            f"{tenth:,} images: peak memory, ours and pycocotools'",
             memory,
             f"{ours.peak_rss_mb:,.0f} MB, {reference.peak_rss_mb:,.0f} MB",
         ),

@@ -63,10 +63,10 @@ def choose(variants: Sequence[Variant], names: str | None) -> list[Variant]:
     for place, name in enumerate(wanted):
         if name not in known:
             raise InputError(
-                f"--contestants: {name!r} is not known; choose from {', '.join(known)}"
+                f"--contestants: unknown name {name!r}; choose from {', '.join(known)}"
             )
         if name in wanted[:place]:
-            raise InputError(f"--contestants: {name!r} is given twice; name it once")
+            raise InputError(f"--contestants: {name!r} is given twice; give it once")
     return [known[name] for name in wanted]
 
 
@@ -151,23 +151,23 @@ def parse_memory(text: str, *, allowed: Collection[int]) -> MemoryChoice:
     Raises:
         InputError: The text is none of these, or a node may not be used.
     """
-    name, equals, listed = text.partition("=")
+    name, equals, node_list = text.partition("=")
     takes_nodes = {"local": (False,), "interleave": (False, True)}.get(name, (True,))
     if name not in MODES or bool(equals) not in takes_nodes:
         raise InputError(f"--memory: expected {CHOICES}, found {text!r}")
     try:
-        nodes = parse_cpu_list(listed)
+        nodes = parse_cpu_list(node_list)
     except ValueError as error:
         raise InputError(f"--memory: {text}: {error}") from error
     if equals and not nodes:
-        raise InputError(f"--memory: {text}: no node is named; expected {CHOICES}")
+        raise InputError(f"--memory: {text}: no memory node is given; expected {CHOICES}")
     if name == "preferred" and len(nodes) != 1:
-        raise InputError(f"--memory: {text}: preferred takes one node")
+        raise InputError(f"--memory: {text}: preferred takes exactly one node")
     missing = nodes - set(allowed)
     if missing:
         raise InputError(
-            f"--memory: {text}: memory node {format_cpu_list(missing)} is not among those that "
-            f"this process may use, {format_cpu_list(allowed)}"
+            f"--memory: {text}: memory node {format_cpu_list(missing)} is not available to "
+            f"this process; choose from {format_cpu_list(allowed)}"
         )
     if name == "interleave" and not nodes:
         nodes = frozenset(allowed)
@@ -184,8 +184,8 @@ def apply_memory(text: str, *, allowed: Collection[int]) -> None:
     failure = set_policy(choice.mode, choice.nodes)
     if failure is not None:
         raise InputError(
-            f"--memory: {text}: the kernel refuses the memory policy ({os.strerror(failure)}); in "
-            "a container, start it with --cap-add SYS_NICE, or leave --memory out"
+            f"--memory: {text}: the kernel rejects the memory policy ({os.strerror(failure)}); in "
+            "a container, start it with --cap-add SYS_NICE, or omit --memory"
         )
 
 
@@ -194,7 +194,7 @@ def memory_remark(text: str, *, allowed: Collection[int]) -> str:
     if len(allowed) > 1:
         return ""
     node = f"node {format_cpu_list(allowed)}" if allowed else "node"
-    return f"--memory {text}: no effect, as memory has one {node} here"
+    return f"--memory {text}: no effect, memory {node} is the only one"
 
 
 ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -216,15 +216,15 @@ def huge_pages_remark(enabled: Path = ENABLED, *, glibc: str | None = None) -> s
     """
     chosen = re.search(r"\[(\w+)\]", read_proc_text(enabled))
     if chosen is None:
-        return f"--huge-pages: no effect, as this kernel has no transparent huge pages ({enabled})"
+        return f"--huge-pages: no effect, this kernel has no transparent huge pages ({enabled})"
     if chosen[1] == "never":
-        return f"--huge-pages: no effect, as the kernel gives none: {enabled} says never"
+        return f"--huge-pages: no effect, huge pages are disabled ({enabled}: never)"
     if chosen[1] == "always":
-        return f"--huge-pages: no effect, as the kernel gives them unasked: {enabled} says always"
+        return f"--huge-pages: no effect, all processes use huge pages ({enabled}: always)"
     name = glibc if glibc is not None else os.confstr("CS_GNU_LIBC_VERSION") or "no glibc"
     version = re.fullmatch(r"glibc (\d+)\.(\d+).*", name)
     if version is None or (int(version[1]), int(version[2])) < (2, 35):
-        return f"--huge-pages: no effect, as it takes glibc 2.35 or newer, and this is {name}"
+        return f"--huge-pages: no effect, it requires glibc 2.35 or newer, found {name}"
     return ""
 
 

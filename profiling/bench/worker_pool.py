@@ -145,14 +145,14 @@ class WorkerPool:
         workload: Workload,
         *,
         warm_up: int,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         available: Callable[[], float] = available_mb,
         start: Callable[[Variant, Workload], Runner] = variant_worker,
     ) -> None:
-        """`warm_up` runs are not counted; `say` gets lines for the user; `available` is in MB."""
+        """`warm_up` runs are not counted; `available` returns the free memory in MB."""
         self.workload = workload
         self.warm_up = warm_up
-        self.say = say
+        self.print_line = print_line
         self.available = available
         self.start = start
         self.workers: dict[str, Runner] = {}  # the one that ran last comes last
@@ -197,7 +197,9 @@ class WorkerPool:
             self.workers.pop(name).close()
             if name not in self._reported:
                 self._reported.add(name)
-                self.say(f"memory does not do for all at once: {name} is started again every round")
+                self.print_line(
+                    f"too little memory for all processes: {name} is restarted in every round"
+                )
 
 
 def run_interleaved(

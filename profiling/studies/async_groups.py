@@ -93,8 +93,10 @@ def run_probes(
     """Probe what the search asks for and has not been probed; adds to the results."""
     with progress(console, "cold start, seconds", total=cold_seconds) as advance:
         after_step = study.cold_start(job, seconds=cold_seconds, advance=advance)
-    for setting in study.search(job.ranks, best_of=lambda some: best(results.probes_of(some))):
-        if results.probes_of([setting]):
+    for setting in study.search(
+        job.ranks, choose_best=lambda settings: best(results.select_probes(settings))
+    ):
+        if results.select_probes([setting]):
             continue
         with progress(console, f"probe of {setting.title}, seconds", total=seconds) as advance:
             records = study.probe(
@@ -102,7 +104,7 @@ def run_probes(
             )
         probed = Probed(
             setting=setting,
-            points=study.points_of(records),
+            points=study.step_points(records),
             staleness=study.mean_staleness(records),
         )
         results.probes.append(probed)
@@ -121,7 +123,7 @@ def train_whole(job: Job, results: Results, settings: Config, *, console: Consol
     for setting in dict.fromkeys((plain, tuned, replace(tuned, beta1=DEFAULT_BETA1))):
         if setting in [trained.setting for trained in results.trained]:
             continue
-        title, epochs = f"whole training of {setting.title}, epochs", settings.training.epochs
+        title, epochs = f"training with {setting.title}, epochs", settings.training.epochs
         with progress(console, title, total=epochs) as advance:
             records = study.whole(job, setting, advance=advance)
         trained = Trained(
@@ -136,25 +138,25 @@ def train_whole(job: Job, results: Results, settings: Config, *, console: Consol
 
 
 ABOUT = """\
-Find how many compute groups (distributed.groups), how much momentum (training.beta1) and which
-learning rate train soonest on these ranks.
+Find the number of compute groups (distributed.groups), the momentum (training.beta1) and the
+learning rate that train fastest on these ranks.
 
-Groups that do not wait for one another take more steps a second. But their gradients are late: that
-acts as momentum, about 1 - 1/g of it with g groups, so that the optimizer's own has to be lowered,
-and it needs a smaller learning rate to be stable. How far, and whether it pays at all, depends on
-model, data and hosts. As Omnivore does, this command trains synchronously for a while (the cold
-start), then from there for some seconds with each of several momenta and learning rates, beginning
-with as many groups as there are ranks, and with half as many as long as no momentum at all is the
-best. The lowest training loss at equal time is taken.
+Groups that do not wait for one another take more steps per second, but their gradients are stale.
+Staleness acts as momentum (about 1 - 1/g with g groups), so the optimizer needs less of its own,
+and a smaller learning rate to be stable. How much less, and whether groups pay off, depends on
+model, data and hosts. As in Omnivore, this command trains synchronously for a while (the cold
+start), then continues from there for some seconds with each of several momenta and learning rates.
+It begins with as many groups as ranks, and halves the number while zero momentum is the best. The
+setting with the lowest training loss at equal time wins.
 
---whole then trains to the configuration's target: one group, the best groups that were found, these
-from the cold start on, and the same with the optimizer's own momentum. Each takes the next larger
-learning rate than its best probe's, as a short probe favours small ones. Everything goes to a
-folder; the same command goes on there."""
+--whole then trains to the configuration's target: with one group, with the best setting of several
+groups (from the cold start on), and with the same groups and the default momentum. Each uses the
+next larger learning rate than its best probe, because short probes favour small ones. All results
+are written to a folder; repeat the command to continue there."""
 
 EXAMPLES = """\
 examples:
-  python -m launch groups --np 2 --out runs/groups --whole                          # drawn scenes
+  python -m launch groups --np 2 --out runs/groups --whole                          # synthetic data
   python -m launch groups --np 16 --hostfile hosts --out runs/groups --seconds 600 \\
       --config openimages.yaml training.warmup_epochs=0.001"""
 
@@ -163,24 +165,33 @@ def add_groups(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Add `groups` to the commands of a command line."""
     parser = add_command(commands, "groups", about=ABOUT, examples=EXAMPLES)
     parser.add_argument(
-        "--np", dest="ranks", type=several, required=True, metavar="N", help="ranks on all hosts"
+        "--np",
+        dest="ranks",
+        type=several,
+        required=True,
+        metavar="N",
+        help="number of ranks on all hosts",
     )
-    add_where(parser, hosts_help="hosts, with ranks of each if not even: A:8,B:4")
+    add_where(parser, hosts_help="hosts, with ranks per host if not even: A:8,B:4")
     parser.add_argument(
-        "--config", default="demo.yaml", metavar="NAME", help="as train.py's (default: demo.yaml)"
+        "--config", default="demo.yaml", metavar="NAME", help="as for train.py (default: demo.yaml)"
     )
     add_overrides(parser)
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="FOLDER", help="of all runs, results and chart"
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="folder for all runs, results and charts",
     )
     for name, default, what in (
-        ("--seconds", 60, "seconds of steps of each probe"),
-        ("--cold-start", 60, "seconds of synchronous steps before"),
+        ("--seconds", 60, "training time of each probe [s]"),
+        ("--cold-start", 60, "synchronous training time before the probes [s]"),
     ):
         help_text = f"{what} (default: {default})"
         parser.add_argument(name, type=positive, default=default, metavar="S", help=help_text)
     parser.add_argument(
-        "--whole", action="store_true", help="also train to the target, with and without"
+        "--whole", action="store_true", help="also train to the target, with and without groups"
     )
     parser.set_defaults(run=groups_command)
 
@@ -189,7 +200,7 @@ def several(text: str) -> int:
     """Return a whole number above 1."""
     count = positive(text)
     if count == 1:
-        raise argparse.ArgumentTypeError("one rank makes no groups: expected 2 or more")
+        raise argparse.ArgumentTypeError("groups need at least 2 ranks")
     return count
 
 
@@ -220,11 +231,11 @@ def print_probes(job: Job, probes: Sequence[Probed], *, title: str, console: Con
     ordered = sorted(probes, key=lambda probed: of_probes[probed.setting].mean)
     rows = rows_of(columns, ordered)
     seconds = study.common_seconds(probes)
-    heading = f"training loss after {seconds:.0f} s of steps, from one cold start"
+    heading = f"training loss after {seconds:.0f} s of training from the same cold start"
     console.print(Table(heading, columns, rows).for_console())
     say(console, format_choice(probes))
     taken = study.for_whole(chosen)
-    larger = f", with learning rate × {taken.rate:g}, as a short probe favours small ones"
+    larger = f", with learning rate × {taken.rate:g}, because short probes favour small ones"
     note = larger if taken != chosen else ""
     command = shlex.join(job.command("python", *taken.overrides(job.learning_rate)))
     say(console, f"command{note}: {command}")
@@ -239,10 +250,10 @@ def format_choice(probes: Sequence[Probed]) -> str:
     loss, other_loss = of_probes[chosen], of_probes[other]
     difference = other_loss.mean - loss.mean
     error = (loss.error**2 + other_loss.error**2) ** 0.5
-    sure = "" if difference > CLEARLY * error else ", so that the probes do not tell them apart"
+    significance = "" if difference > CLEARLY * error else ", which is not significant"
     return (
-        f"take {chosen.title}: its loss is lower by {difference:.4f} ± {error:.4f} than that of "
-        f"{other.title}{sure}"
+        f"best: {chosen.title}; its loss is lower by {difference:.4f} ± {error:.4f} than that of "
+        f"{other.title}{significance}"
     )
 
 
@@ -260,7 +271,7 @@ def print_trained(trained: Sequence[Trained], file: Path, *, title: str, console
         Column("target", ("not reached", "reached").__getitem__, name="is_reached"),
     )
     rows = rows_of(columns, in_order(trained))
-    console.print(Table("whole trainings, to the target or the end", columns, rows).for_console())
+    console.print(Table("trainings to the target or the last epoch", columns, rows).for_console())
     for line in compare_trained(trained):
         say(console, line)
     say(console, f"chart: {file}")
@@ -275,9 +286,9 @@ def compare_trained(trained: Sequence[Trained]) -> Iterator[str]:
     """Yield which was the soonest at the target, and by how much, in a line for each."""
     first, *others = in_order(trained)
     if not first.is_reached:
-        yield "none reached the target: train longer (training.epochs)"
+        yield "no training reached the target: increase training.epochs"
         return
-    yield f"soonest at the target: {first.setting.title}, after {minutes(first.seconds)}"
+    yield f"fastest to the target: {first.setting.title}, {minutes(first.seconds)}"
     for result in others:
         times = f"{result.seconds / first.seconds:.2f} times as long"
         if result.is_reached:

@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DECIDED_HERE = {
-    "launch.threads": "--threads decides it",
-    "training.batch_size": "give --batch-size or --global-batch instead",
+    "launch.threads": "set by --threads",
+    "training.batch_size": "set by --batch-size or --global-batch",
 }
 
 
@@ -99,7 +99,7 @@ def scale_command(options: ScaleOptions) -> int:
     for override in options.overrides:
         field = override.partition("=")[0]
         if field in DECIDED_HERE:
-            raise InputError(f"{field}: {DECIDED_HERE[field]}; leave {override} out")
+            raise InputError(f"{field}: {DECIDED_HERE[field]}; remove {override}")
     config = load_config(options.config, options.overrides)
     combinations = combine_here(options, config)
     study = Rounds([each for each in combinations if not each.misfit], options.rounds)
@@ -139,8 +139,8 @@ def scale_command(options: ScaleOptions) -> int:
             draw_chart(study.measured, chart, title=title, weak=options.global_batch is None)
             say(make_console(), f"chart: {chart}")
     if ended_by:
-        so_far = f"; incomplete: {study.done} of {len(study.order)} jobs" if study.done else ""
-        print(f"{ended_by}{so_far}", file=sys.stderr)
+        progress = f"; incomplete: {study.done} of {len(study.order)} jobs" if study.done else ""
+        print(f"{ended_by}{progress}", file=sys.stderr)
     return code
 
 
@@ -159,28 +159,30 @@ def combine_here(options: ScaleOptions, config: Config) -> list[Combination]:
     )
     if all(each.misfit for each in combinations):
         reasons = "; ".join(line.removeprefix("– ") for line in misfits(combinations))
-        raise InputError(f"--ranks, --threads: no combination fits: {reasons}; give smaller ones")
+        raise InputError(
+            f"--ranks, --threads: no combination fits: {reasons}; give smaller numbers"
+        )
     return combinations
 
 
 ABOUT = """\
-The scaling study: how many images a second different numbers of ranks and threads train.
+Measure the throughput of training (images/s) by number of ranks and threads.
 
-Each combination of --ranks and --threads is a job of its own, started by mpirun, with its ranks
-pinned as train.py pins them. They train MLPerf's model with weights from random numbers on the
-configuration's data, one job after another, in rounds. Every other step exchanges no gradients,
-so that the cost of the exchange shows within one job. Combinations for which there are too few
-cores are shown as –, with the reason. Use a machine on which nothing else runs.
+Each combination of --ranks and --threads is a separate job, started by mpirun, with ranks pinned
+as in train.py. The jobs train MLPerf's model with random weights on the configuration's data, one
+after another, in rounds. Every other step exchanges no gradients, so that the cost of the exchange
+is measured within one job. Combinations that need more cores than there are appear as –, with the
+reason. Run it on an otherwise idle machine.
 
-With --batch-size each rank has as many images in a step, whatever the number of ranks: weak
-scaling. With --global-batch all ranks together have as many, as in training with one recipe on
-different numbers of ranks. In practice more ranks of fewer threads are often faster so."""
+With --batch-size each rank has a fixed number of images per step (weak scaling). With --global-
+batch all ranks together have a fixed number, as in training with one recipe on different numbers
+of ranks. More ranks with fewer threads are then often faster."""
 
 EXAMPLES = """\
 examples:
-  python -m launch scale --ranks 1,2 --threads 1,2                    # drawn scenes, minutes
+  python -m launch scale --ranks 1,2 --threads 1,2                    # synthetic data, minutes
   python -m launch scale --ranks 1,2,4,8 --threads 7,14,28,56 --config coco.yaml \\
-      data.root=/data/coco --json scaling.json                        # and scaling.png beside it
+      data.root=/data/coco --json scaling.json                        # also writes scaling.png
   python -m launch scale --ranks 1,2 --threads 1,2 --global-batch 2 \\
       data.image_size=800 distributed.compress=bf16                   # the project's targets
   python -m launch scale --ranks 2,4,8 --threads 28 --hosts a,b --config coco.yaml \\
@@ -194,12 +196,12 @@ def add_scale(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "--config",
         default="demo.yaml",
         metavar="NAME",
-        help="a YAML file, or a name in configs/, as train.py takes it (default: demo.yaml)",
+        help="a YAML file, or a name in configs/, as for train.py (default: demo.yaml)",
     )
     add_overrides(parser)
     for name, what in (
         ("--ranks", "numbers of ranks over all hosts"),
-        ("--threads", "numbers of compute threads of each rank"),
+        ("--threads", "numbers of compute threads per rank"),
     ):
         parser.add_argument(
             name, type=numbers, default=(1, 2, 4), metavar="A,B", help=f"{what} (default: 1,2,4)"
@@ -209,27 +211,27 @@ def add_scale(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "--batch-size",
         type=positive,
         metavar="N",
-        help="images of each rank in a step (default: training.batch_size)",
+        help="images per rank and step (default: training.batch_size)",
     )
     images.add_argument(
-        "--global-batch", type=positive, metavar="N", help="images of all ranks in a step"
+        "--global-batch", type=positive, metavar="N", help="images of all ranks per step"
     )
     for name, default, what in (
-        ("--steps", 5, "steps of a job that count; beside each is one without exchange"),
-        ("--warm-up", 3, "steps before them"),
+        ("--steps", 5, "measured steps of a job; each is followed by one without exchange"),
+        ("--warm-up", 3, "warm-up steps of a job"),
         ("--rounds", 2, "jobs of each combination"),
     ):
         help_text = f"{what} (default: {default})"
         parser.add_argument(name, type=positive, default=default, metavar="N", help=help_text)
-    add_where(parser, hosts_help="hosts that share the ranks evenly; all are alike")
-    add_json_option(parser, "write everything here too, and the chart beside it")
+    add_where(parser, hosts_help="identical hosts that share the ranks evenly")
+    add_json_option(parser, "also write all results to this file, and the chart beside it")
     parser.add_argument(
         "--chart",
         type=chart_file,
         nargs="?",
         const=Path("scaling.png"),
         metavar="FILE.png",
-        help="draw the chart (default: beside --json, or scaling.png where no file is given)",
+        help="write the chart (default: beside --json; scaling.png if no file is given)",
     )
     parser.set_defaults(run=lambda **options: scale_command(ScaleOptions(**options)))
 
@@ -244,11 +246,13 @@ def chart_file(text: str) -> Path:
 NOT_MEASURED = "?"
 
 MEANING = """\
-waiting for data: of the step, until a rank had its images
-waiting for gradients: of the step, between the last gradient and the average over all ranks
-exchange adds: how much longer the step is than its neighbour in which no gradients were exchanged;
-  also what the exchange takes from the computing beside it. Around 0: too little to see"""
-WEAK = "efficiency: throughput against that of the fewest ranks of as many threads, times as many"
+waiting for data: share of the step until the images of a rank were ready
+waiting for gradients: share of the step between the last gradient and the average over all ranks
+exchange adds: how much longer the step is than the next one without exchange, including the
+  slowdown of the computation during the exchange. Values around 0 are noise"""
+WEAK = (
+    "efficiency: throughput per rank relative to the fewest ranks with the same number of threads"
+)
 
 COLOURS = (BLUE, RED, GREEN, ORANGE, PURPLE, "#333333")
 LARGEST_SHARE_SHOWN = 0.10
@@ -274,7 +278,7 @@ def put_out_study(
     console = make_console()
     measured, weak = study.measured, options.global_batch is None
     if any(each.hosts for each in combinations):
-        say(console, "note: what fits was planned for hosts like this one")
+        say(console, "note: all hosts are assumed to have the cores of this one")
     print_study(console, combinations, measured, weak=weak)
     if disturbed := disturbance(other_cores):
         say(console, disturbed)
@@ -316,7 +320,7 @@ def print_study(
     """
     base = smallest(measured)
     name = f"{base.combination.name}, {base.images_per_second:.3g} images/s"
-    say(console, f"throughput; 1.00: {name}")
+    say(console, f"throughput relative to {name}")
     # The paper's Table 3: threads down, ranks across, 1.00 for the smallest combination.
     rates = {each.combination: each.images_per_second / base.images_per_second for each in measured}
     counts = dict.fromkeys(each.ranks for each in combinations)
@@ -324,7 +328,7 @@ def print_study(
     for each in combinations:
         cell = DOES_NOT_FIT if each.misfit else rates.get(each, NOT_MEASURED)
         rows.setdefault(each.threads, [each.threads]).append(cell)
-    columns = [Column("threads a rank"), *(Column(count_ranks(count), ".2f") for count in counts)]
+    columns = [Column("threads/rank"), *(Column(count_ranks(count), ".2f") for count in counts)]
     console.print(Table("", columns, list(rows.values())).for_console())
     console.print(step_table(measured, weak=weak).for_console(vertical="bottom"))
     say(console, f"{WEAK}\n{MEANING}" if weak else MEANING)
@@ -342,8 +346,8 @@ def step_table(measured: Sequence[Measured], *, weak: bool) -> Table:
     """Return a table with a row for each combination that has run."""
     columns = [
         Column("ranks", name="combination.ranks"),
-        Column("threads\na rank", name="combination.threads"),
-        Column("images\na step", name="combination.images"),
+        Column("threads\nper rank", name="combination.threads"),
+        Column("images\nper step", name="combination.images"),
         Column("step", ".3g", name="step_seconds", unit=" s"),
         Column("images/s", ".3g", name="images_per_second"),
         Column("waiting\nfor data", ".1%", name="data_share"),
@@ -402,13 +406,13 @@ def combinations_json(
 
 def chart_title(measured: Sequence[Measured], *, config: Config, global_batch: int | None) -> str:
     """Return what was measured, on what."""
-    images = f"{measured[0].combination.batch_size} images a rank and step"
+    images = f"{measured[0].combination.batch_size} images per rank and step"
     if global_batch:
-        images = f"{global_batch} images a step"
+        images = f"{global_batch} images per step"
     size = config.data.image_size
-    travels = "BF16" if config.distributed.compress == "bf16" else "float32"
+    dtype = "BF16" if config.distributed.compress == "bf16" else "float32"
     return (
-        f"{images} of {size}×{size}, {config.engine.precision}; gradients travel in {travels} by "
+        f"{images} of {size}×{size}, {config.engine.precision}; gradients in {dtype} via "
         f"{' and '.join(ways(measured)) or 'none'}; {environment()['cpu']}"
     )
 
@@ -422,12 +426,12 @@ def draw_chart(measured: Sequence[Measured], file: Path, *, title: str, weak: bo
     throughput, communication = figure.subplots(1, 2)
     figure.suptitle(title)
     draw_throughput(throughput, measured)
-    throughput.set_title(f"throughput, the same number of images {'a rank' if weak else 'in all'}")
+    throughput.set_title(f"throughput, fixed number of images {'per rank' if weak else 'in total'}")
     communication.set_title("communication, share of a step")
     if several := [result for result in measured if result.combination.ranks > 1]:
         draw_communication(communication, several)
     else:
-        write_in_place_of_chart(communication, "one rank exchanges nothing")
+        write_in_place_of_chart(communication, "no exchange with one rank")
     save_chart(figure, file)
 
 
@@ -444,7 +448,9 @@ def draw_throughput(axes: "Axes", measured: Sequence[Measured]) -> None:
         colour = COLOURS[place % len(COLOURS)]
         ranks = [result.combination.ranks for result in line]
         rates = [result.images_per_second for result in line]
-        axes.plot(ranks, rates, color=colour, marker="o", label=f"{count_threads(threads)} a rank")
+        axes.plot(
+            ranks, rates, color=colour, marker="o", label=f"{count_threads(threads)} per rank"
+        )
         if len(line) > 1:
             ideal = [rates[0] * count / ranks[0] for count in ranks]
             axes.plot(ranks, ideal, color=colour, linestyle="--", linewidth=0.8)
@@ -472,15 +478,17 @@ def draw_communication(axes: "Axes", several: Sequence[Measured]) -> None:
     from matplotlib.ticker import PercentFormatter  # noqa: PLC0415
 
     for side, label, colour, shares in (
-        (-0.5, "ranks wait for gradients", BLUE, [each.exposed_share for each in several]),
-        (0.5, "the exchange makes it longer by", ORANGE, [each.added_share for each in several]),
+        (-0.5, "waiting for gradients", BLUE, [each.exposed_share for each in several]),
+        (0.5, "added by the exchange", ORANGE, [each.added_share for each in several]),
     ):
         heights = [share or 0.0 for share in shares]
         places = [index + side * BAR for index in range(len(several))]
         bars = axes.bar(places, heights, width=BAR, color=colour, label=label)
         axes.bar_label(bars, [f"{height:.1%}" for height in heights], fontsize=8, padding=2)
-    aim = LARGEST_EXCHANGE
-    axes.axhline(aim, color="#777777", linestyle="--", linewidth=0.8, label=f"aim: below {aim:.0%}")
+    target = LARGEST_EXCHANGE
+    axes.axhline(
+        target, color="#777777", linestyle="--", linewidth=0.8, label=f"target: below {target:.0%}"
+    )
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(several)), [each.combination.shape for each in several])
     axes.set_xlabel("ranks × threads")

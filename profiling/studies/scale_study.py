@@ -258,7 +258,7 @@ def run_rounds(
                 jobs[combination],
                 mpirun=mpirun,
                 advance=lambda step: advance(before + step, rounds.running),  # noqa: B023, at once
-                say=partial(say, console),
+                print_line=partial(say, console),
             )
             rounds.jobs.setdefault(combination, []).append(ranks)
             keep()
@@ -310,8 +310,10 @@ def findings(
     for result in measured if global_batch is not None else ():
         # With that of the fewest ranks and as many compute threads in all.
         this = result.combination
-        same = [other for other in measured if other.combination.all_threads == this.all_threads]
-        base = min(same, key=lambda other: other.combination.ranks)
+        equal_cores = [
+            each for each in measured if each.combination.all_threads == this.all_threads
+        ]
+        base = min(equal_cores, key=lambda other: other.combination.ranks)
         if base is result:
             continue
         other = base.combination
@@ -320,7 +322,7 @@ def findings(
         ratio = times_the_throughput(result, base)
         compared.append(
             Finding(
-                what=f"{this.name} against {other.name}, {global_batch} images a step both",
+                what=f"{this.name} against {other.name}, both {global_batch} images per step",
                 value=ratio.median,
                 shown=f"{ratio.median:.2f} times as fast ({ratio.lowest:.2f}–{ratio.highest:.2f})",
                 at_least=1.0 if has_target else None,
@@ -329,7 +331,7 @@ def findings(
     at_most = LARGEST_EXCHANGE if standard and config.distributed.compress == "bf16" else None
     for what, name in (
         ("waiting for gradients", "exposed_share"),
-        ("what the exchange adds", "added_share"),
+        ("added by the exchange", "added_share"),
     ):
         shares = [
             (share, result.combination.name)

@@ -23,7 +23,7 @@ def prepare_metric(workload: Workload, *, library: str, found: int) -> Prepared:
     [chosen] = (name for name in TABLES if name == library)
     random = np.random.default_rng(0)
     truth = generated_truth(images=workload.images, random=random)
-    detections = generated_detections(truth, found=found, random=random)
+    detections = generated_detections(truth, per_image=found, random=random)
 
     def run() -> dict[str, float]:
         evaluation = coco_metric(truth, detections, library=chosen)

@@ -28,7 +28,7 @@ from profiling.studies.tune.gather import PlannerOptions, gathered
 from profiling.studies.tune.measurements import (
     Measurements,
     epochs_of_probes,
-    settings_of_probes,
+    probe_settings,
 )
 from profiling.studies.tune.model import (
     EpochsModel,
@@ -46,7 +46,7 @@ BITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 BITS_OF_A_BYTE = 8
 ONE_CORE = Network(latency=0.0, bandwidth=math.inf, source="none: one core")
-"""In place of a network; there is no need of one."""
+"""Stands for the network of a single core, which needs none."""
 NUMBER = r"(\d+(?:\.\d+)?)"
 NETWORK = re.compile(
     rf"{NUMBER}\s*([KMGT]?)(bit|bps|b|B)(?:/s)?\s*,\s*{NUMBER}\s*(us|µs|ms|s)", re.ASCII
@@ -109,7 +109,7 @@ def write_plan(
             f"training.warmup_factor={expected.warmup_factor:g}",
         ]
     else:
-        of_batch = settings_of_probes(measured.probes, batch_size=batch_size)
+        of_batch = probe_settings(measured.probes, batch_size=batch_size)
     settings = [*measured.overrides, *of_batch]
     arguments = training_arguments(winner, config=measured.config, settings=settings)
     say(console, f"command: {launch_command(winner, arguments)}")
@@ -119,7 +119,7 @@ def write_plan(
     if options.chart is not None:
         size = measured.image_size
         title = (
-            f"RetinaNet until {epochs.target}, {size}×{size}, {measured.precision}; hosts of "
+            f"RetinaNet to {epochs.target}, {size}×{size}, {measured.precision}; hosts with "
             f"{measured.cores} cores, {measured.environment['cpu']}"
         )
         write_whole(options.chart, landscape(plan.forecasts, winner, title=title))
@@ -138,34 +138,34 @@ def write_plan(
 
 
 ABOUT = """\
-Choose how many hosts, ranks, threads and images reach the target soonest, or cheapest.
+Choose the hosts, ranks, threads and images that reach the target fastest, or at the lowest cost.
 
-More ranks train more images a second, but their larger batches need more epochs. This command
+More ranks train more images per second, but their larger batches need more epochs. This command
 measures this host in minutes: steps by ranks, threads and local batch, evaluation, all-reduces. It
-fits a model, predicts a third of the measurements without having seen them, and says how wrong it
-was. With the epochs that the target takes at each global batch size it then forecasts the time
-until the target of every allocation of up to --hosts hosts like this one.
+fits a model to two thirds of the measurements and reports its error on the other third. With the
+epochs that each global batch size needs, it then forecasts the time to the target of every
+allocation of up to --hosts hosts like this one.
 
-The epochs on OpenImages are those of MLPerf's reference runs. With other data, --data CONFIG.yaml,
-train.py itself is run until --probe-target with each global batch size of --probe, from several
-seeds; that takes as long as such trainings take here, in a folder beside the plan's file.
+The epochs on OpenImages are those of MLPerf's reference runs. For other data (--data CONFIG.yaml),
+train.py is run to --probe-target with each global batch size of --probe and several seeds. This
+takes as long as these trainings take here. They are written to a folder beside the plan.
 
-What joins the hosts is told by --network, or measured between hosts that --measure-hosts or
---hostfile names, by one rank on each.
+The network is given by --network, or measured with one rank on each host of --measure-hosts or
+--hostfile.
 
---plan FILE keeps what was measured, while it is measured: after Ctrl-C the same command goes on.
-What the file has is not measured again: another question takes a second, on a laptop too."""
+--plan FILE stores all measurements as soon as they are made. After Ctrl-C, repeat the command to
+continue. Stored measurements are not repeated: other options take a second, also on a laptop."""
 
 EXAMPLES = """\
 examples:
-  python -m launch tune --plan here.json                                    # this host alone
+  python -m launch tune --plan here.json                                    # this host only
   python -m launch tune --plan here.json --hosts 64 --network 25Gbit/s,20us
   python -m launch tune --plan here.json --hosts 64 --network 25Gbit/s,20us --deadline 24
   python -m launch tune --plan here.json --hosts 64 --network 25Gbit/s,20us --budget 20000 \\
       --chart landscape.png --slurm job.sbatch
   python -m launch tune --plan here.json --hosts 64 --measure-hosts node1,node2
   python -m launch tune --plan coco.json --data coco.yaml data.root=/data/coco \\
-      --probe 16,32,64 --probe-target 0.3                                   # days, see above"""
+      --probe 16,32,64 --probe-target 0.3                                   # days"""
 
 
 def add_tune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -176,39 +176,42 @@ def add_tune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         type=number_of_ranks,
         default=1,
         metavar="H",
-        help="hosts that there are (default: 1)",
+        help="available hosts (default: 1)",
     )
     parser.add_argument(
         "--network",
         type=parse_network,
         metavar="BANDWIDTH,LATENCY",
-        help="of each host's link and of a message, such as 25Gbit/s,20us; counts more than what "
-        "was measured",
+        help="bandwidth per host and latency, such as 25Gbit/s,20us; overrides a measured network",
     )
     hosts = parser.add_mutually_exclusive_group()
     hosts.add_argument(
         "--measure-hosts",
         metavar="A,B",
-        help="measure it between these hosts, which ssh reaches as for launch run --hosts",
+        help="measure the network between these hosts, reached by ssh as for launch run --hosts",
     )
     hosts.add_argument(
         "--hostfile",
         type=Path,
         metavar="FILE",
-        help="the same with the hosts of a file, as for launch run",
+        help="measure the network between the hosts of this file, as for launch run",
     )
     add_data_and_limits(parser)
     parser.add_argument(
         "--plan",
         type=Path,
         metavar="FILE",
-        help="what was measured goes here, and comes from here where it exists",
+        help="file of the measurements; read if it exists, else written",
     )
-    parser.add_argument("--chart", type=Path, metavar="FILE.png", help="draw the landscape")
-    parser.add_argument("--slurm", type=Path, metavar="FILE", help="write the winner's Slurm file")
-    add_json_option(parser, "write every allocation's forecast here too")
     parser.add_argument(
-        "--mpirun", type=Path, metavar="PATH", help="this one, and not the first that is found"
+        "--chart", type=Path, metavar="FILE.png", help="draw time and cost by number of hosts"
+    )
+    parser.add_argument(
+        "--slurm", type=Path, metavar="FILE", help="write a Slurm script for the chosen allocation"
+    )
+    add_json_option(parser, "also write the forecasts of all allocations to this file")
+    parser.add_argument(
+        "--mpirun", type=Path, metavar="PATH", help="mpirun to use (default: the first one found)"
     )
     parser.set_defaults(run=lambda **options: tune_command(PlannerOptions(**options)))
 
@@ -218,32 +221,32 @@ def add_data_and_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data",
         metavar="NAME",
-        help="what is trained: openimages (default), with the epochs of MLPerf's reference runs, "
-        "or a configuration of train.py, such as coco.yaml, with --probe",
+        help="training data: openimages (default; epochs from MLPerf's reference runs), or a "
+        "configuration of train.py such as coco.yaml, with --probe",
     )
     parser.add_argument(
         "--rules",
         choices=RULES,
         default=NEWEST,
-        help=f"MLPerf's rule set whose reference runs count (default: {NEWEST})",
+        help=f"version of MLPerf's rules for the reference runs (default: {NEWEST})",
     )
     parser.add_argument(
         "--probe",
         type=batch_sizes,
         metavar="B,B",
-        help="train with these global batch sizes until the target, at least two",
+        help="train to the target with these global batch sizes (at least two)",
     )
     parser.add_argument(
         "--probe-target",
         type=share,
         metavar="mAP",
-        help="the target of --probe and of the plan (default: training.target_map)",
+        help="target of --probe and of the plan (default: training.target_map)",
     )
     parser.add_argument(
         "--probe-seeds",
         type=positive,
         metavar="N",
-        help="trainings of each batch size, whose spread becomes the range (default: 2)",
+        help="trainings per batch size, whose spread gives the range (default: 2)",
     )
     add_overrides(parser)
     parser.add_argument(
@@ -251,20 +254,20 @@ def add_data_and_limits(parser: argparse.ArgumentParser) -> None:
         type=groups,
         default=WithGroups(),
         metavar="G,TIMES",
-        help="also up to so many compute groups, which need so many times the epochs of plain "
-        "training at a group's batch, such as 4,1.2; launch groups --whole trains with both",
+        help="also consider up to G compute groups, which need TIMES the epochs of plain training "
+        "at a group's batch size, such as 4,1.2; launch groups --whole measures this factor",
     )
     parser.add_argument(
         "--deadline",
         type=positive_number,
         metavar="HOURS",
-        help="the cheapest allocation that even at its worst is done in so many hours",
+        help="choose the cheapest allocation that finishes within HOURS even in the worst case",
     )
     parser.add_argument(
         "--budget",
         type=positive_number,
         metavar="CORE-HOURS",
-        help="the soonest that even at its worst takes no more core-hours",
+        help="choose the fastest allocation within CORE-HOURS even in the worst case",
     )
 
 
@@ -285,10 +288,10 @@ def parse_network(text: str) -> Network:
 
 def batch_sizes(text: str) -> tuple[int, ...]:
     """Return at least two different ones, ascending."""
-    sizes = tuple(sorted({positive(word) for word in text.split(",")}))
+    sizes = tuple(sorted({positive(size) for size in text.split(",")}))
     if len(sizes) < 2:
         raise argparse.ArgumentTypeError(
-            f"expected two global batch sizes or more, such as 8,16,32, found {text!r}"
+            f"expected at least two global batch sizes, such as 8,16,32, found {text!r}"
         )
     return sizes
 
@@ -297,7 +300,9 @@ def share(text: str) -> float:
     """Return a number above 0, and at most 1."""
     value = positive_number(text)
     if value > 1:
-        raise argparse.ArgumentTypeError(f"expected an mAP of 0 to 1, such as 0.3, found {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected an mAP between 0 and 1, such as 0.3, found {text!r}"
+        )
     return value
 
 
@@ -306,7 +311,7 @@ def groups(text: str) -> WithGroups:
     most, comma, times = text.partition(",")
     if not comma:
         raise argparse.ArgumentTypeError(
-            f"expected groups and times, such as 4,1.2, found {text!r}"
+            f"expected a number of groups and a factor, such as 4,1.2, found {text!r}"
         )
     return WithGroups(most=positive(most), epochs=positive_number(times))
 

@@ -50,7 +50,7 @@ class Allocation:
 
     @property
     def name(self) -> str:
-        """Such as `2 hosts × 1 rank × 28 threads, 4 images a rank`."""
+        """Such as `2 hosts × 1 rank × 28 threads, 4 images per rank`."""
         shape = self.on_host
         counts = (self.hosts, shape.ranks, shape.threads, shape.batch_size)
         hosts, ranks, threads, images = (
@@ -58,7 +58,7 @@ class Allocation:
             for count, noun in zip(counts, ("host", "rank", "thread", "image"), strict=True)
         )
         groups = f" in {self.groups} groups" if self.groups > 1 else ""
-        return f"{hosts}{groups} × {ranks} × {threads}, {images} a rank"
+        return f"{hosts}{groups} × {ranks} × {threads}, {images} per rank"
 
 
 def allocations(
@@ -238,8 +238,8 @@ def choose_allocation(
     host = HostModel(measured=measured, fitted=fitted, network=network)
     if with_groups.most > 1 and measured.update_seconds is None:
         raise InputError(
-            "--groups: the plan has no optimizer's step, as it is from before there were groups; "
-            "measure anew, into another --plan"
+            "--groups: the plan was measured by an older version without the optimizer step; "
+            "measure again with another --plan"
         )
     every = allocations(measured.shapes, most_hosts=hosts, most_groups=with_groups.most)
     forecasts = {
@@ -271,20 +271,20 @@ def refuse(forecasts: Sequence[Forecast], constraints: Constraints) -> NoReturn:
     Raises:
         InputError: Always.
     """
-    soonest = min(forecasts, key=lambda result: result.hours.high)
+    fastest = min(forecasts, key=lambda result: result.hours.high)
     cheapest = min(forecasts, key=lambda result: result.core_hours.high)
     deadline, budget = constraints.deadline_hours, constraints.budget_core_hours
-    if deadline is not None and soonest.hours.high > deadline:
+    if deadline is not None and fastest.hours.high > deadline:
         raise InputError(
-            f"--deadline {deadline:g}: the soonest, {soonest.allocation.name}, may take "
-            f"{soonest.hours.high:.1f} hours; give more --hosts or a later deadline"
+            f"--deadline {deadline:g}: the fastest allocation, {fastest.allocation.name}, may take "
+            f"{fastest.hours.high:.1f} hours; give more --hosts or a later deadline"
         )
     if budget is not None and cheapest.core_hours.high > budget:
         raise InputError(
-            f"--budget {budget:g}: the cheapest, {cheapest.allocation.name}, may "
-            f"take {cheapest.core_hours.high:,.0f} core-hours; give more"
+            f"--budget {budget:g}: the cheapest allocation, {cheapest.allocation.name}, may "
+            f"take {cheapest.core_hours.high:,.0f} core-hours; give a larger budget"
         )
-    raise InputError("--deadline, --budget: no allocation keeps to both; give up one of them")
+    raise InputError("--deadline, --budget: no allocation meets both; relax one of them")
 
 
 def soonest_by_hosts(forecasts: Sequence[Forecast]) -> list[Forecast]:
@@ -313,16 +313,16 @@ def why_it_loses(result: Forecast, winner: Forecast) -> str:
     if result.epochs.middle > winner.epochs.middle:
         reasons.append(
             f"its global batch of {result.allocation.global_batch:,} images needs "
-            f"{result.epochs.middle:.1f} epochs, that of {winner.allocation.global_batch:,} "
-            f"{winner.epochs.middle:.1f}"
+            f"{result.epochs.middle:.1f} epochs instead of {winner.epochs.middle:.1f} "
+            f"({winner.allocation.global_batch:,} images)"
         )
-    reasons.append(f"it trains {throughput:.2f} times the images a second")
+    reasons.append(f"its throughput is {throughput:.2f} times as high")
     if result.waiting_share > WORTH_SAYING:
-        reasons.append(f"{result.waiting_share:.0%} of its steps is waiting for gradients")
+        reasons.append(f"it waits for gradients during {result.waiting_share:.0%} of each step")
     return f"{times:.2f} times as long and {cost:.2f} times the core-hours: {'; '.join(reasons)}"
 
 
-def unit_of(hours: float) -> tuple[float, str]:
+def time_unit(hours: float) -> tuple[float, str]:
     """Return the unit in which a time is best printed: its length in hours, and its name."""
     if hours < SHORT:
         return 1 / 60, "min"
@@ -331,5 +331,5 @@ def unit_of(hours: float) -> tuple[float, str]:
 
 def format_hours(hours: float) -> str:
     """Return `12.3 h`, `4.5 min`, `3.0 days`."""
-    unit, name = unit_of(hours)
+    unit, name = time_unit(hours)
     return f"{hours / unit:.1f} {name}"

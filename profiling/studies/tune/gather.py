@@ -40,9 +40,9 @@ from profiling.studies.tune.measurements import (
     ProbeRun,
     Probes,
     RateRule,
+    probe_settings,
     read_measurements,
     require_same,
-    settings_of_probes,
     write_measurements,
 )
 from profiling.studies.tune.model import EpochsModel, Network, Runs, Shape, WithGroups, fitted_to
@@ -101,27 +101,26 @@ def gathered(options: PlannerOptions, *, console: Console) -> Measurements:
     stored = read_measurements(plan) if plan is not None and plan.exists() else None
     if stored is not None and options.data not in (None, stored.data):
         raise InputError(
-            f"{plan}: was measured with --data {stored.data}; leave --data out, or give another "
-            "--plan"
+            f"{plan}: was measured with --data {stored.data}; omit --data, or give another --plan"
         )
     if stored is not None and tuple(options.overrides) not in ((), stored.overrides):
         raise InputError(
-            f"{plan}: was measured with {shlex.join(stored.overrides) or 'no overrides'}; leave "
-            "them out, or give another --plan"
+            f"{plan}: was measured with {shlex.join(stored.overrides) or 'no overrides'}; omit "
+            "overrides, or give another --plan"
         )
     hosts = named_hosts(options.measure_hosts, options.hostfile)
     is_measured = isinstance(stored, Measurements) and stored.between_hosts is not None
     if options.hosts > 1 and options.network is None and not hosts and not is_measured:
         raise InputError(
-            f"--hosts {options.hosts}: the network between them is not known; give --network, such "
-            "as 25Gbit/s,20us, or measure it with --measure-hosts A,B"
+            f"--hosts {options.hosts}: the network between the hosts is unknown; give --network, "
+            "such as 25Gbit/s,20us, or measure it with --measure-hosts A,B"
         )
     if stored is not None:  # what the command line leaves out is as it was
         options = replace(options, data=stored.data, overrides=list(stored.overrides))
     name = options.data or OPENIMAGES
     probes = wanted_probes(options, stored, name=name)
     if isinstance(stored, Measurements):
-        say(console, f"measured before: {plan}, {stored.environment['cpu']}")
+        say(console, f"measurements: {plan}, {stored.environment['cpu']}")
         measured = stored
     else:
         measured = measured_here(options, stored, name=name, console=console)
@@ -144,13 +143,12 @@ def wanted_probes(options: PlannerOptions, stored: Stored, *, name: str) -> Prob
             if getattr(options, field) is not None:
                 raise InputError(
                     f"--{field.replace('_', '-')}: the epochs of openimages are MLPerf's; "
-                    "leave it out, or give --data with a configuration, such as openimages.yaml"
+                    "omit it, or give a configuration such as --data openimages.yaml"
                 )
         return None
     if options.plan is None:
         raise InputError(
-            f"--data {name}: its probe runs take long and are kept beside the plan; give --plan "
-            "FILE"
+            f"--data {name}: probe runs take long and are stored beside the plan; give --plan FILE"
         )
     before = stored.probes if isinstance(stored, Measurements) else None
     if before is not None:
@@ -163,20 +161,20 @@ def wanted_probes(options: PlannerOptions, stored: Stored, *, name: str) -> Prob
     folder = probes_folder(options.plan)
     if folder.exists():  # they may be of other settings
         raise InputError(
-            f"{folder}: has probe runs that {options.plan} knows nothing of; move them away, or "
-            "give another --plan"
+            f"{folder}: has probe runs that are not from {options.plan}; move them, or give "
+            "another --plan"
         )
     if options.probe is None:
         raise InputError(
-            f"--data {name}: nobody knows its epochs yet; give --probe 8,16,32, the global batch "
-            "sizes to train with until --probe-target"
+            f"--data {name}: the number of epochs is unknown; give global batch sizes to train "
+            "with until --probe-target, such as --probe 8,16,32"
         )
     training = load_config(name, options.overrides).training
     target = options.probe_target or training.target_map
     if target is None:
         raise InputError(
-            f"--probe-target: is missing, and {name} has no training.target_map; give the mAP to "
-            "train to, such as --probe-target 0.3"
+            f"--probe-target: is missing, and {name} has no training.target_map; give a target, "
+            "such as --probe-target 0.3"
         )
     return Probes(
         target_map=target,
@@ -211,7 +209,7 @@ def measured_here(
         assert options.plan is not None
         require_same(options.plan, begun, latest)
         latest = begun
-        console.print(f"going on: {options.plan}, {done()}")
+        console.print(f"continuing: {options.plan}, {done()}")
 
     def keep(now: PartialMeasurement) -> None:
         nonlocal latest
@@ -221,9 +219,9 @@ def measured_here(
     try:
         measured = measure_host(wanted, latest, keep=keep, mpirun=mpirun, console=console)
     except KeyboardInterrupt:
-        kept = f"{options.plan} has {done()}; the same command goes on"
-        none = "nothing is kept without --plan FILE"
-        say(console, f"stopped: {kept if options.plan else none}")
+        stored = f"{options.plan} has {done()}; repeat the command to continue"
+        lost = "nothing is stored without --plan FILE"
+        say(console, f"stopped: {stored if options.plan else lost}")
         raise
     options.write(measured)
     if options.plan is not None:
@@ -237,11 +235,11 @@ def with_probes(
     """Return the measurements with all probe runs that are wanted."""
     assert options.plan is not None
     missing = probes.missing
-    if missing and options.probe is None:  # on a laptop no training shall begin unasked
+    if missing and options.probe is None:  # no training starts without --probe, as on a laptop
         sizes = ",".join(map(str, probes.batch_sizes))
         raise InputError(
             f"{options.plan}: {len(missing)} of {len(probes.wanted)} probe runs have not trained "
-            f"until mAP {probes.target_map:g}; give --probe {sizes} to have them do so"
+            f"to mAP {probes.target_map:g}; give --probe {sizes} to train them"
         )
     if probes != measured.probes:
         measured = replace(measured, probes=probes)
@@ -258,8 +256,8 @@ def with_probes(
             remaining = format_hours((len(missing) - number) * most)
             show(
                 f"probe {total - len(missing) + number + 1} of {total}: global batch {size}, seed "
-                f"{seed}; those that are left take up to {remaining} for all their epochs "
-                f"({config.training.epochs})"
+                f"{seed}; the remaining runs take up to {remaining} for all "
+                f"{config.training.epochs} epochs"
             )
             run = train_probe(
                 probes, measured, config, folder=folder, size=size, seed=seed, show=show
@@ -272,12 +270,12 @@ def with_probes(
             epochs, target = run.epochs_until(probes.target_map), f"mAP {probes.target_map:g}"
             outcome = f"{epochs:.2f} epochs to {target}"
             if math.isinf(epochs):
-                outcome = f"{target} not reached, at best {run.best:.3f}"
+                outcome = f"{target} not reached, best {run.best:.3f}"
             show(f"  {run.name}: {outcome} ({took})")
     except KeyboardInterrupt:
-        console.print(f"stopped: {folder} has the trainings; the same command goes on")
+        console.print(f"stopped: {folder} has the trainings; repeat the command to continue")
         raise
-    console.print(f"probe runs: {folder}; nothing reads it any more but further probes")
+    console.print(f"probe runs: {folder}; only needed for further probes")
     return measured
 
 
@@ -302,7 +300,7 @@ def train_probe(
         f"run.seed={seed}",
         f"training.batch_size={local_batch}",
         f"training.gradient_accumulation={size // local_batch}",
-        *settings_of_probes(probes, batch_size=size),
+        *probe_settings(probes, batch_size=size),
         "evaluation.every=1",
         "evaluation.pictures=0",
         "checkpoint.keep=1",
@@ -334,7 +332,7 @@ def run_training(options: Sequence[str], *, show: Callable[[str], None]) -> None
                 if line.startswith(PROGRESS):
                     show(line.rstrip())
         except KeyboardInterrupt:
-            show("stopping: the training ends its step and writes a checkpoint")
+            show("stopping: the training finishes its step and writes a checkpoint")
             raise
         code = process.wait()
     if code == STOPPED_BY_SIGNAL:

@@ -101,7 +101,7 @@ def trained_data(name: str, overrides: Sequence[str], *, console: Console) -> Tr
     parts = config.training.gradient_accumulation
     if parts > 1:
         raise InputError(
-            f"training.gradient_accumulation={parts}: the planner chooses the global batch; give "
+            f"training.gradient_accumulation={parts}: the planner chooses the global batch; set "
             "training.gradient_accumulation=1"
         )
     with tempfile.TemporaryDirectory(prefix="tune-") as folder:
@@ -112,7 +112,7 @@ def trained_data(name: str, overrides: Sequence[str], *, console: Console) -> Tr
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementPlan:
-    """The measurements of this host, of the cores and the memory that this process may use."""
+    """The measurements to make on this host, within the cores and memory of this process."""
 
     measured: tuple[Shape, ...]
     shapes: tuple[Shape, ...]  # Every shape that the host has the cores and the memory for
@@ -191,13 +191,15 @@ def what_to_measure(data: TrainedData, *, overrides: Sequence[str]) -> Measureme
         wanted = shape.ranks * (need.all + anonymous_bytes()) + sizes.checkpoint
         return free is None or wanted <= MEMORY_SHARE * free.size
 
-    own = config.training.batch_size
-    shapes = tuple(filter(fits, with_batches(pairs, own=own)))
+    configured = config.training.batch_size
+    shapes = tuple(filter(fits, with_batches(pairs, configured=configured)))
     if not shapes:
-        raise InputError("memory: not even one image fits; give a smaller data.image_size")
+        raise InputError(
+            "memory: too little for one image per rank; give a smaller data.image_size"
+        )
     chosen = measured_pairs(pairs, most=MOST_PAIRS)
     return MeasurementPlan(
-        measured=tuple(filter(fits, with_batches(chosen, own=own))),
+        measured=tuple(filter(fits, with_batches(chosen, configured=configured))),
         shapes=shapes,
         data=data,
         config=config,
@@ -233,12 +235,12 @@ def measured_pairs(shapes: Sequence[tuple[int, int]], *, most: int) -> list[tupl
     return sorted(chosen | {(1, threads) for _, threads in chosen})
 
 
-def with_batches(pairs: Sequence[tuple[int, int]], *, own: int) -> list[Shape]:
-    """Return every pair of ranks and threads with each of `BATCH_SIZES`, and with `own` images."""
+def with_batches(pairs: Sequence[tuple[int, int]], *, configured: int) -> list[Shape]:
+    """Return every pair of ranks and threads with each of `BATCH_SIZES` and `configured` images."""
     return [
         Shape(ranks=ranks, threads=threads, batch_size=batch_size)
         for ranks, threads in pairs
-        for batch_size in sorted({*BATCH_SIZES, own})
+        for batch_size in sorted({*BATCH_SIZES, configured})
     ]
 
 
@@ -289,7 +291,7 @@ def measure_host(
         parts: tuple[tuple[str, str, Callable[[], Any]], ...] = (
             ("evaluation …", "evaluation_seconds", lambda: evaluation_seconds(plan)),
             ("COCO's metric …", "metric_seconds", lambda: metric_seconds(images)),
-            ("the optimizer's step …", "update_seconds", lambda: update_seconds(plan)),
+            ("optimizer step …", "update_seconds", lambda: update_seconds(plan)),
         )
         for title, field, measure in parts:
             if getattr(result, field) is None:
@@ -349,21 +351,21 @@ def measure_steps(
         KeyboardInterrupt: Ctrl-C.
     """
     study = Rounds(
-        list(map(combination_of, shapes)),
+        list(map(to_combination, shapes)),
         rounds,
-        {combination_of(of_shape.shape): list(of_shape.jobs) for of_shape in before},
+        {to_combination(of_shape.shape): list(of_shape.jobs) for of_shape in before},
         title="planner, steps",
     )
     run_rounds(study, template, mpirun=mpirun, console=console, keep=lambda: keep(study.measured))
     return study.measured
 
 
-def combination_of(shape: Shape) -> Combination:
+def to_combination(shape: Shape) -> Combination:
     """Return a shape as the scaling study's jobs have it."""
     return Combination(ranks=shape.ranks, threads=shape.threads, batch_size=shape.batch_size)
 
 
-def shape_of(measured: Measured) -> Shape:
+def to_shape(measured: Measured) -> Shape:
     """Return the shape of a combination on this host."""
     of = measured.combination
     return Shape(ranks=of.ranks, threads=of.threads, batch_size=of.batch_size)
@@ -372,7 +374,7 @@ def shape_of(measured: Measured) -> Shape:
 def with_jobs(begun: PartialMeasurement, measured: Sequence[Measured]) -> PartialMeasurement:
     """Return a measurement with these jobs in the place of those before."""
     jobs = (
-        JobsOfShape(shape=shape_of(result), jobs=tuple(map(tuple, result.jobs)))
+        JobsOfShape(shape=to_shape(result), jobs=tuple(map(tuple, result.jobs)))
         for result in measured
     )
     return replace(begun, jobs=tuple(jobs))
@@ -380,9 +382,9 @@ def with_jobs(begun: PartialMeasurement, measured: Sequence[Measured]) -> Partia
 
 def step_time(measured: Measured) -> StepTime:
     """Return the median step of a combination, without exchange of gradients."""
-    steps_of = slowest_held_back if measured.combination.ranks > 1 else slowest
-    seconds = median(seconds for job in measured.jobs for seconds in steps_of(job))
-    return StepTime(shape=shape_of(measured), seconds=seconds)
+    step_times = slowest_held_back if measured.combination.ranks > 1 else slowest
+    seconds = median(seconds for job in measured.jobs for seconds in step_times(job))
+    return StepTime(shape=to_shape(measured), seconds=seconds)
 
 
 def added(measured: Sequence[Measured]) -> list[Added]:
@@ -390,7 +392,7 @@ def added(measured: Sequence[Measured]) -> list[Added]:
 
     It is a share of the step without exchange; each step is compared with its neighbour.
     """
-    shares = ((shape_of(result), result.added_share) for result in measured)
+    shares = ((to_shape(result), result.added_share) for result in measured)
     return [
         Added(ranks=shape.ranks, batch_size=shape.batch_size, share=share / (1 - share))
         for shape, share in shares
@@ -424,7 +426,7 @@ def evaluation_seconds(plan: MeasurementPlan) -> float:
     config = plan.config
     evaluation = Variant(
         name="evaluation",
-        about="from images to boxes, as train.py evaluates",
+        about="from images to boxes, as in train.py",
         recipe=f"{RECIPES}.evaluation",
         options={"whose": "ours", "norm": config.model.norm, "precision": config.engine.precision},
         environment=PINNED,
@@ -437,7 +439,7 @@ def update_seconds(plan: MeasurementPlan) -> float:
     """Measure the optimizer's step over all weights, by one thread."""
     step = Variant(
         name="optimizer",
-        about="the optimizer's step, as of compute groups",
+        about="optimizer step of compute groups",
         recipe=f"{RECIPES}.optimizer_step",
         options={"name": plan.config.training.optimizer, "fused": True},
         environment=PINNED | {"OMP_NUM_THREADS": "1"},
@@ -471,7 +473,7 @@ def named_hosts(text: str | None, hostfile: Path | None) -> tuple[str, ...]:
         hosts = expand_hosts(text) if text is not None else ()
     if len(hosts) == 1:
         option = f"--hostfile {hostfile}" if hostfile else f"--measure-hosts {text}"
-        raise InputError(f"{option}: a network joins two hosts or more; name another one")
+        raise InputError(f"{option}: a network needs at least two hosts; add another one")
     return hosts
 
 
@@ -491,12 +493,12 @@ def measure_between(hosts: tuple[str, ...], *, mpirun: Mpirun) -> BetweenHosts:
             )
         except JobFailedError as error:
             raise InputError(
-                f"{names}: the ranks on them could not measure ({error}); check with python -m "
+                f"{names}: the measurement failed ({error}); check the hosts with python -m "
                 f"launch run --np {count} --hosts {names} -- hostname"
             ) from error
         if result.hosts < count:
             raise InputError(
-                f"{names}: are names of {result.hosts} hosts only; name different ones"
+                f"{names}: are only {result.hosts} different hosts; give different hosts"
             )
         results.append(result)
     times = tuple(chain.from_iterable(result.times for result in results))

@@ -89,7 +89,9 @@ class Probes:
     batch_sizes: tuple[int, ...] = Field(min_length=2)  # Global ones, ascending
     seeds: int = Field(gt=0)
     rule: RateRule
-    runs: tuple[ProbeRun, ...] = ()  # Also of earlier commands with other batch sizes and targets
+    runs: tuple[
+        ProbeRun, ...
+    ] = ()  # Includes runs of earlier commands with other batch sizes and targets
 
     @property
     def wanted(self) -> list[tuple[int, int]]:
@@ -122,21 +124,21 @@ def epochs_of_probes(probes: Probes, *, config: str) -> EpochsModel:
         for run in short:
             reached.setdefault(run.batch_size, []).append(f"{run.best:.3f}")
         scores = "; ".join(
-            f"{size} images a step: mAP {', '.join(reached[size])}" for size in reached
+            f"{size} images per step: mAP {', '.join(reached[size])}" for size in reached
         )
         last = max((each.epoch for run in short for each in run.evaluations), default=0.0)
         lower = math.floor(1000 * min(run.best for run in short)) / 1000
-        advice = f"give --probe-target {lower:g}, which all reach, or " if lower else "give "
+        advice = f"give --probe-target {lower:g}, which all reached, or " if lower else "give "
         raise InputError(
-            f"--probe-target {target:g}: {len(short)} of {len(runs)} probe runs end below it, "
-            f"after epoch {last:g} ({scores}); {advice}another --plan and more training.epochs=N"
+            f"--probe-target {target:g}: {len(short)} of {len(runs)} probe runs did not reach it "
+            f"by epoch {last:g} ({scores}); {advice}another --plan and a larger training.epochs"
         )
     epochs: dict[int, list[float]] = {}
     for run in runs:
         epochs.setdefault(run.batch_size, []).append(run.epochs_until(target))
     seeds = "1 seed" if probes.seeds == 1 else f"{probes.seeds} seeds each"
-    grows = "in proportion to" if rule.is_linear else "by the square root of"
-    learning_rate = f"learning rate {rule.rate:g} at {rule.batch_size}, {grows} the batch"
+    scaling = "proportional to" if rule.is_linear else "with the square root of"
+    learning_rate = f"learning rate {rule.rate:g} at {rule.batch_size}, {scaling} the batch size"
     return EpochsModel(
         runs=tuple(
             Runs(batch_size=size, epochs=tuple(sorted(epochs[size]))) for size in probes.batch_sizes
@@ -146,7 +148,7 @@ def epochs_of_probes(probes: Probes, *, config: str) -> EpochsModel:
     )
 
 
-def settings_of_probes(probes: Probes, *, batch_size: int) -> list[str]:
+def probe_settings(probes: Probes, *, batch_size: int) -> list[str]:
     """Return the `section.field=value` to train with a global batch size as the probe runs do."""
     return [
         f"training.learning_rate={probes.rule.scaled(batch_size):.3g}",
@@ -273,8 +275,8 @@ def read_measurements(file: Path) -> Measurements | PartialMeasurement:
     measured: Measurements | PartialMeasurement = read_stored(
         file,
         schema,
-        wrong="is nothing that `python -m launch tune --plan` wrote",
-        advice="move it away, or give another name",
+        wrong="was not written by `python -m launch tune --plan`",
+        advice="move it, or give another name",
     )
     return measured
 
@@ -289,8 +291,8 @@ def require_same(file: Path, begun: PartialMeasurement, now: PartialMeasurement)
         begun.environment, now.environment, ignored=MAY_DIFFER
     ) or first_difference(begun.question, now.question, ignored=MAY_DIFFER)
     if difference:
-        name, before, here = difference
+        name, before, now_is = difference
         raise InputError(
-            f"{file}: its measurement was begun with {name} {before}, here it is {here}; go on "
-            "where it began, move the file away, or give another --plan"
+            f"{file}: the measurement was started with {name} {before}, now it is {now_is}; "
+            "continue under the same conditions, move the file, or give another --plan"
         )

@@ -136,7 +136,7 @@ def fitted_to(times: Sequence[StepTime], *, cores: int) -> Fitted:
     others = [time for time in times if time not in left_out]
     if len(others) < LEAST_TO_FIT:
         left_out, others = [], list(times)
-    before, model = (fit_step_time(some, cores=cores) for some in (others, times))
+    before, model = (fit_step_time(subset, cores=cores) for subset in (others, times))
     checked = [
         Checked(
             time=time,

@@ -29,8 +29,8 @@ from profiling.studies.tune.forecast import (
     Forecast,
     Plan,
     soonest_by_hosts,
+    time_unit,
     turning_point,
-    unit_of,
     why_it_loses,
 )
 from profiling.studies.tune.measurements import Measurements
@@ -68,7 +68,7 @@ def print_plan(
         latency = f"{microseconds:,.0f}" if microseconds >= 1000 else f"{microseconds:.3g}"
         say(
             console,
-            f"network: {gigabits:.3g} Gbit/s a host, {latency} µs a message ({network.source})",
+            f"network: {gigabits:.3g} Gbit/s per host, latency {latency} µs ({network.source})",
         )
     if disturbed := disturbance(measured.busy_cores):
         say(console, disturbed)
@@ -79,10 +79,10 @@ def print_plan(
         names = f"{sizes[0]:,} to {sizes[-1]:,}"
     say(
         console,
-        f"epochs until {epochs.target}: {epochs.source}, global batches of {names}; below, those "
-        "of the smallest; beyond (*), the last line goes on",
+        f"epochs to {epochs.target}: {epochs.source}, global batch sizes {names}; smaller batches "
+        "need as many as the smallest, larger ones (*) are extrapolated linearly",
     )
-    say(console, f"\ntake {winner.allocation.name}")
+    say(console, f"\nbest: {winner.allocation.name}")
     if obvious is not None and obvious is not winner:
         reasons = why_it_loses(obvious, winner)
         say(console, f"not {obvious.allocation.name}: {reasons}")
@@ -91,9 +91,8 @@ def print_plan(
     if with_groups.most > 1:
         say(
             console,
-            "groups: the global batch is a group's, whose epochs are taken "
-            f"{with_groups.epochs:g} times, as --groups says; how often it is, python -m launch "
-            "groups --whole measures",
+            "groups: the global batch is that of a group; --groups multiplies its epochs by "
+            f"{with_groups.epochs:g}; python -m launch groups --whole measures this factor",
         )
 
 
@@ -102,24 +101,24 @@ def fit_table(fitted: Fitted) -> Table:
     columns = (
         Column("ranks", name="time.shape.ranks"),
         Column("threads", name="time.shape.threads"),
-        Column("images a rank", name="time.shape.batch_size"),
+        Column("images/rank", name="time.shape.batch_size"),
         Column("measured", ".3g", name="time.seconds", unit=" s"),
         Column("model", ".3g", name="predicted", unit=" s"),
         Column("error", "+.1%"),
-        Column("", ("", "predicted without it").__getitem__, name="was_left_out", is_number=False),
+        Column("", ("", "not in fit").__getitem__, name="was_left_out", is_number=False),
     )
-    return Table("a step: measured, and by the model", columns, rows_of(columns, fitted.checked))
+    return Table("step time: measured and by the model", columns, rows_of(columns, fitted.checked))
 
 
 def format_fit(fitted: Fitted) -> str:
     """Return the model's numbers, and its error."""
     model = fitted.model
     left_out = sum(check.was_left_out for check in fitted.checked)
-    tested = f"of {left_out} predicted" if left_out else "of those fitted (too few to test)"
+    tested = f"on {left_out} not in fit" if left_out else "of the fit (too few to test)"
     return (
-        f"one thread: {model.fixed:.3g} s a step and {model.per_image:.3g} s an image; "
-        f"{model.serial:.1%} of it is not shared by threads; {model.contention:+.1%} where all "
-        f"other cores compute too; largest error {tested}: {fitted.largest_error:.1%}"
+        f"one thread: {model.fixed:.3g} s per step and {model.per_image:.3g} s per image; serial "
+        f"part {model.serial:.1%}; {model.contention:+.1%} if all other cores compute; "
+        f"largest error {tested}: {fitted.largest_error:.1%}"
     )
 
 
@@ -137,7 +136,7 @@ def network_table(times: Sequence[AllReduceTime], network: Network) -> Table:
         predicted = network.all_reduce_seconds(time.size, ranks=time.ranks)
         error = predicted / time.seconds - 1
         rows.append((time.ranks, time.size / 1e6, 1e3 * time.seconds, 1e3 * predicted, error))
-    return Table("an all-reduce: measured, and by the model", columns, rows)
+    return Table("all-reduce time: measured and by the model", columns, rows)
 
 
 def choice_table(ranking: Sequence[Forecast], *, target: str) -> Table:
@@ -148,9 +147,9 @@ def choice_table(ranking: Sequence[Forecast], *, target: str) -> Table:
     columns = [
         Column("hosts", name="allocation.hosts"),
         Column("groups", name="allocation.groups"),
-        Column("ranks a host", name="allocation.on_host.ranks"),
+        Column("ranks/host", name="allocation.on_host.ranks"),
         Column("threads", name="allocation.on_host.threads"),
-        Column("images a rank", name="allocation.on_host.batch_size"),
+        Column("images/rank", name="allocation.on_host.batch_size"),
         Column("global batch", ",", name="allocation.global_batch"),
         Column("epochs", name="epochs_text"),
         Column("images/s", format_rate, name="images_per_second"),
@@ -160,7 +159,7 @@ def choice_table(ranking: Sequence[Forecast], *, target: str) -> Table:
     ]
     if all(result.allocation.groups == 1 for result in chosen):
         del columns[1]
-    return Table(f"until {target}", columns, rows_of(columns, chosen))
+    return Table(f"forecast to {target}", columns, rows_of(columns, chosen))
 
 
 def format_rate(images_per_second: float) -> str:
@@ -170,7 +169,7 @@ def format_rate(images_per_second: float) -> str:
 
 def format_range(hours: Estimate) -> str:
     """Return `12.3 h (11.0–14.2)`; short times in minutes, long ones in days."""
-    unit, name = unit_of(hours.middle)
+    unit, name = time_unit(hours.middle)
     low, middle, high = (value / unit for value in (hours.low, hours.middle, hours.high))
     return f"{middle:.1f} {name} ({low:.1f}–{high:.1f})"
 
@@ -187,8 +186,8 @@ def turning_points(forecasts: Sequence[Forecast], winner: Forecast) -> Iterator[
         turn = turning_point(soonest_by_hosts(of_shape)) if of_shape else None
         if turn is not None:
             yield (
-                f"{turn.allocation.name}: more hosts make it longer, by the epochs that global "
-                f"batches above {turn.allocation.global_batch:,} need"
+                f"{turn.allocation.name}: more hosts take longer, because global batches above "
+                f"{turn.allocation.global_batch:,} need more epochs"
             )
 
 
@@ -200,10 +199,10 @@ def landscape(forecasts: Sequence[Forecast], winner: Forecast, *, title: str) ->
     figure = new_figure(width=13, height=5.4)
     time, cost = figure.subplots(1, 2)
     figure.suptitle(title)
-    draw_by_hosts(time, forecasts, winner, value_of=lambda result: result.hours.middle)
-    time.set_ylabel("hours until the target")
-    draw_by_hosts(cost, forecasts, winner, value_of=lambda result: result.core_hours.middle)
-    cost.set_ylabel("core-hours until the target")
+    draw_by_hosts(time, forecasts, winner, value=lambda result: result.hours.middle)
+    time.set_ylabel("hours to the target")
+    draw_by_hosts(cost, forecasts, winner, value=lambda result: result.core_hours.middle)
+    cost.set_ylabel("core-hours to the target")
     cost.legend(loc="upper left", fontsize=9)
     return as_png(figure)
 
@@ -213,13 +212,13 @@ def draw_by_hosts(
     forecasts: Sequence[Forecast],
     winner: Forecast,
     *,
-    value_of: Callable[[Forecast], float],
+    value: Callable[[Forecast], float],
 ) -> None:
     """Draw a line for each local batch, dotted where no known training had so large a batch."""
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter  # noqa: PLC0415
 
     def draw(line: Sequence[Forecast], **style: Any) -> None:
-        axes.plot([result.allocation.hosts for result in line], list(map(value_of, line)), **style)
+        axes.plot([result.allocation.hosts for result in line], list(map(value, line)), **style)
 
     by_size: dict[int, list[Forecast]] = {}
     for result in forecasts:
@@ -229,10 +228,14 @@ def draw_by_hosts(
         colour = COLOURS[place % len(COLOURS)]
         known = [result for result in line if not result.is_extrapolated]
         beyond = line[max(0, len(known) - 1) :]
-        draw(known, color=colour, label="1 image a rank" if size == 1 else f"{size} images a rank")
+        draw(
+            known,
+            color=colour,
+            label="1 image per rank" if size == 1 else f"{size} images per rank",
+        )
         if len(beyond) > 1:
             draw(beyond, color=colour, linestyle=":")
-    axes.plot([], [], color="#777777", linestyle=":", label="batches that nobody trained with")
+    axes.plot([], [], color="#777777", linestyle=":", label="extrapolated batch size")
     draw([winner], color="black", label="chosen", marker="*", markersize=14, linestyle="none")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")

@@ -6,8 +6,8 @@ import pytest
 from common.console import make_console
 from profiling.ablate import measure
 from profiling.ablate.definition import read_all
-from profiling.ablate.measure import Photos, calls_of
-from profiling.ablate.result import Result, plan_of, read_result, write_result
+from profiling.ablate.measure import Photos, compare_calls
+from profiling.ablate.result import Result, read_result, resolve_plan, write_result
 from profiling.bench.variant import Workload
 from profiling.bench.worker_pool import WorkerPool
 
@@ -18,10 +18,10 @@ FROZEN_CONVOLUTIONS = 11
 # On one thread torch has kernels of its own for small convolutions.
 @pytest.mark.whole_machine
 def test_comparing_logs_finds_the_backward_calls_of_frozen_layers(tmp_path: Path) -> None:
-    plan = plan_of("frozen-layers", read_all()["frozen-layers"], size="quick")
+    plan = resolve_plan("frozen-layers", read_all()["frozen-layers"], size="quick")
     workload = Workload(images=2, image_size=128, classes=5)
-    with WorkerPool(workload, warm_up=1, say=print) as pool:
-        found = calls_of(("gradients-of-all", "frozen"), pool, plan.variants, folder=tmp_path)
+    with WorkerPool(workload, warm_up=1, print_line=print) as pool:
+        found = compare_calls(("gradients-of-all", "frozen"), pool, plan.variants, folder=tmp_path)
     assert found is not None
     kinds = {one["kind"]: one for one in found["kinds"]}
     extra = {
@@ -44,7 +44,7 @@ def test_comparing_logs_finds_the_backward_calls_of_frozen_layers(tmp_path: Path
 def test_what_is_stopped_after_any_round_has_its_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = plan_of("frozen-layers", read_all()["frozen-layers"], size="quick", rounds=1)
+    plan = resolve_plan("frozen-layers", read_all()["frozen-layers"], size="quick", rounds=1)
     plan = replace(plan, workload=Workload(images=1, image_size=128, classes=5), warm_up=1)
     console = make_console(quiet=True)
 
@@ -68,5 +68,5 @@ def test_what_is_stopped_after_any_round_has_its_logs(
 
 
 def test_nothing_is_compared_where_a_side_cannot_run(tmp_path: Path) -> None:
-    with WorkerPool(Workload(), warm_up=1, say=print) as pool:
-        assert calls_of(("one", "other"), pool, {}, folder=tmp_path) is None
+    with WorkerPool(Workload(), warm_up=1, print_line=print) as pool:
+        assert compare_calls(("one", "other"), pool, {}, folder=tmp_path) is None

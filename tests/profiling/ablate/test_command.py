@@ -66,7 +66,7 @@ def test_a_report_is_made_from_the_results_and_not_over_another(
     words = ("report", "--quick", "--out", tmp_path, "--again", tmp_path)
     done = ablate(run_here, *words)
     assert done.returncode == 0, done.stderr
-    assert "bears out 4 of 4 conclusions" in done.stdout
+    assert "confirms 4 of 4 conclusions" in done.stdout
     assert (tmp_path / "pictures" / "convergence.png").stat().st_size > 10_000
     page = (tmp_path / "ablations.md").read_text()
     assert "| convergence | reference: epochs at 2048 over epochs at 256 | 1.97× |" in page
@@ -80,7 +80,7 @@ def test_a_report_is_made_from_the_results_and_not_over_another(
     ("words", "said"),
     [
         (("run", "frozen-layer"), "frozen-layer: no such ablation; did you mean frozen-layers?"),
-        (("report", "--quick"), "holds no results; measure some with `python -m profiling ablate"),
+        (("report", "--quick"), "contains no results; run `python -m profiling ablate"),
         (("run", "decoders", "--photos", "nowhere"), "--photos: nowhere is not a folder"),
     ],
 )
@@ -101,7 +101,7 @@ def test_a_result_that_is_something_else_stops_before_anything_is_measured(
     file.write_text("{}")
     done = ablate(run_here, "run", "decoders", "convergence", "--quick", "--out", tmp_path)
     assert done.returncode == 2
-    assert f"{file}: is no result of" in done.stderr
+    assert f"{file}: is not a result of" in done.stderr
     assert not (tmp_path / "decoders").exists()
 
 
@@ -109,7 +109,7 @@ def test_two_measurements_at_once_are_refused(run_here: RunHere, tmp_path: Path)
     with alone_on_this_machine():
         done = ablate(run_here, "run", "convergence", "--quick", "--out", tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: another `ablate run` measures on this machine")
+    assert done.stderr.startswith("error: another `ablate run` is measuring")
     assert not (tmp_path / "convergence").exists()
     assert ablate(run_here, "run", "convergence", "--quick", "--out", tmp_path).returncode == 0
 
@@ -146,7 +146,7 @@ def test_ctrl_c_keeps_whole_rounds_and_the_same_command_goes_on(tmp_path: Path) 
     os.killpg(first.pid, signal.SIGINT)
     printed, errors = first.communicate(timeout=30)
     assert first.returncode == 130
-    kept = re.search(r"stopped in decoders: (\d) rounds of it are kept", printed)
+    kept = re.search(r"stopped in decoders: (\d) rounds are saved", printed)
     assert kept is not None, printed
     assert errors == "interrupted\n"
     before = json.loads(file.read_text())

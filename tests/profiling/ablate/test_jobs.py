@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from profiling.ablate.measure import JobRunner, run_of
+from profiling.ablate.measure import JobRunner, summarize_job
 from profiling.bench.job import JobFailedError, RankSteps
 from profiling.bench.variant import Variant, Workload
 
@@ -23,7 +23,7 @@ def rank(number: int, *, seconds: list[float], waiting: list[float]) -> RankStep
 
 
 def test_a_step_is_as_long_as_that_of_its_slowest_rank() -> None:
-    run = run_of(
+    run = summarize_job(
         [
             rank(0, seconds=[2.0, 2.2, 4.0], waiting=[0.3, 0.1, 0.5]),
             rank(1, seconds=[1.9, 2.4, 2.1], waiting=[0.2, 0.4, 0.6]),
@@ -48,7 +48,7 @@ def job(folder: Path, **options: int | str) -> JobRunner:
         options={"ranks": 2, "threads": 1, "precision": "float32", "steps": 2, **options},
     )
     workload = Workload(images=1, image_size=64)
-    return JobRunner(variant, workload, scenes=folder / "scenes", say=lambda line: None)
+    return JobRunner(variant, workload, scenes=folder / "scenes", print_line=lambda line: None)
 
 
 @pytest.mark.whole_machine

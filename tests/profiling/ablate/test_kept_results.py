@@ -6,7 +6,7 @@ import pytest
 
 from profiling.ablate.analysis import read_study
 from profiling.ablate.definition import SizeName, read_all
-from profiling.ablate.report import FILES, PICTURES, SECOND, pages_of
+from profiling.ablate.report import FILES, PICTURES, SECOND, render_pages
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 KEPT = sorted(
@@ -28,7 +28,7 @@ def size_of(page: Path) -> SizeName:
 def test_the_kept_report_is_made_from_its_result_files(page: Path) -> None:
     folder = page.parent
     study = read_study(read_all(), folder, folder / SECOND, size=size_of(page))
-    made = pages_of(study)
+    made = render_pages(study)
     for name, content in zip(FILES, made, strict=True):
         if name.endswith(".md"):
             message = "make it anew: python -m profiling ablate report --overwrite --out"

@@ -1,6 +1,6 @@
 import pytest
 
-from profiling.ablate.analysis import Outcome, by_reason, outcomes_of, shown
+from profiling.ablate.analysis import Outcome, by_reason, compare_variants, format_figure
 from profiling.ablate.report import verdict
 from tests.profiling.ablate.made import ablation, result, run
 
@@ -10,7 +10,7 @@ SENTENCES = {"more": "It is more.", "alike": "It is alike.", "less": "It is less
 def outcome(slow: list[float], quick: list[float], **comparison: object) -> Outcome:
     one = ablation(comparisons=[{"change": "quick", "baseline": "slow", **comparison}])
     found = result({"slow": [run(s) for s in slow], "quick": [run(s) for s in quick]})
-    return outcomes_of(one, found)[0]
+    return compare_variants(one, found)[0]
 
 
 def test_times_as_fast_is_the_baselines_time_over_the_changes() -> None:
@@ -38,7 +38,7 @@ def test_a_part_of_one_variant_may_be_held_against_its_whole() -> None:
         ]
     )
     runs = [run(1.0, loss_backward=0.1, backward=0.4)] * 3
-    [found] = outcomes_of(one, result({"slow": runs, "quick": runs}))
+    [found] = compare_variants(one, result({"slow": runs, "quick": runs}))
     assert found.ratio is not None and found.ratio.median == pytest.approx(0.25)
     assert found.what == "quick: loss backward in backward"
     assert verdict(found) == "quick: loss backward in backward: 25% (25%–25%)."
@@ -66,7 +66,7 @@ def test_the_sentence_is_the_one_for_how_it_came_out(paper: float, word: str, wh
 def test_what_scatters_too_much_is_not_called_alike(seconds: list[float], word: str) -> None:
     found = outcome(seconds, [1.0] * 5, paper=3.0, **SENTENCES)
     assert found.beside_paper == word
-    assert ("scatter too much" in found.why) is (word == "unsure")
+    assert ("vary too much" in found.why) is (word == "unsure")
 
 
 def test_a_verdict_says_what_was_found_how_sure_and_what_the_paper_has() -> None:
@@ -80,7 +80,7 @@ def test_a_verdict_says_what_was_found_how_sure_and_what_the_paper_has() -> None
 def test_what_could_not_run_says_why() -> None:
     one = ablation()
     found = result({"slow": [run(1.0)] * 2}, left_out={"quick": "takes 8 cores"})
-    [missing] = outcomes_of(one, found)
+    [missing] = compare_variants(one, found)
     assert missing.ratio is None
     assert verdict(missing) == "quick against slow: takes 8 cores."
 
@@ -90,16 +90,16 @@ def test_a_second_run_bears_it_out_or_not() -> None:
     first = result({"slow": [run(3.0)] * 5, "quick": [run(2.0)] * 5})
     alike = result({"slow": [run(3.1)] * 5, "quick": [run(2.0)] * 5})
     unlike = result({"slow": [run(1.0)] * 5, "quick": [run(2.0)] * 5})
-    assert outcomes_of(one, first, alike)[0].holds is True
-    assert outcomes_of(one, first, unlike)[0].holds is False
-    assert outcomes_of(one, first)[0].holds is None
+    assert compare_variants(one, first, alike)[0].holds is True
+    assert compare_variants(one, first, unlike)[0].holds is False
+    assert compare_variants(one, first)[0].holds is None
 
 
 def test_figures_are_shown_in_their_terms() -> None:
-    assert shown(1.298, "times as fast") == "1.30×"
-    assert shown(12345.6, "times as much") == "12,346×"
-    assert shown(0.33, "share") == "33%"
-    assert shown(0.0123, "share") == "1.23%"
+    assert format_figure(1.298, "times as fast") == "1.30×"
+    assert format_figure(12345.6, "times as much") == "12,346×"
+    assert format_figure(0.33, "share") == "33%"
+    assert format_figure(0.0123, "share") == "1.23%"
 
 
 def test_reasons_are_told_once() -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from common.machine import fastest_precision
 from profiling.ablate import result as plan_module
-from profiling.ablate.result import JOBS, lacking, plan_of
+from profiling.ablate.result import JOBS, lacking, resolve_plan
 from profiling.bench.variant import Workload
 from tests.profiling.ablate.made import ablation
 
@@ -19,20 +19,20 @@ def test_options_of_a_variant_win_over_those_of_the_size_and_of_all() -> None:
             "quick": {"about": "", "allocator": "system"},
         },
     )
-    plan = plan_of("made", one, size="quick")
+    plan = resolve_plan("made", one, size="quick")
     slow, quick = plan.variants.values()
     assert (slow.options["wait"], quick.options["wait"]) == (0.1, 0.2)
     assert slow.options["precision"] == fastest_precision()
     assert (slow.allocator, quick.allocator) == ("tuned", "system")
     assert plan.rounds == 3
-    assert plan_of("made", one, size="full").variants["quick"].options["wait"] == 0.3
+    assert resolve_plan("made", one, size="full").variants["quick"].options["wait"] == 0.3
 
 
 def test_sizes_and_rounds_are_the_usual_ones_unless_told() -> None:
-    quick = plan_of("made", ablation(), size="quick")
+    quick = resolve_plan("made", ablation(), size="quick")
     assert quick.workload == Workload(images=1, image_size=320, classes=264)
     assert (quick.rounds, quick.warm_up) == (8, 2)
-    full = plan_of("made", ablation(full={"warm_up": 0}), size="full", rounds=9)
+    full = resolve_plan("made", ablation(full={"warm_up": 0}), size="full", rounds=9)
     assert full.workload == Workload(images=2, image_size=800, classes=264)
     assert (full.rounds, full.warm_up) == (9, 0)
 
@@ -47,23 +47,25 @@ def test_a_variant_that_lacks_something_is_left_out_with_the_reason() -> None:
         },
         comparisons=[{"change": "two", "baseline": "one"}, {"change": "three", "baseline": "one"}],
     )
-    plan = plan_of("made", one, size="quick")
+    plan = resolve_plan("made", one, size="quick")
     assert list(plan.variants) == ["one", "three"]
-    assert plan.left_out == {"two": f"takes more cores than the {cores} that this process may use"}
+    assert plan.left_out == {
+        "two": f"requires more than the {cores} cores available to this process"
+    }
 
 
 def test_nobody_runs_alone_whose_counterpart_cannot() -> None:
     one = ablation(
         variants={"slow": {"about": ""}, "quick": {"about": "", "options": {"ranks": 10**6}}}
     )
-    plan = plan_of("made", one, size="quick")
+    plan = resolve_plan("made", one, size="quick")
     assert not plan.variants
-    assert plan.left_out["slow"] == "nothing that it is held against can run here"
+    assert plan.left_out["slow"] == "none of the variants that it is compared with can run here"
 
 
 def test_who_is_only_drawn_runs_too() -> None:
     variants = {name: {"about": ""} for name in ("slow", "quick", "other")}
-    assert list(plan_of("made", ablation(variants=variants), size="quick").variants) == [
+    assert list(resolve_plan("made", ablation(variants=variants), size="quick").variants) == [
         "slow",
         "quick",
         "other",
@@ -104,7 +106,7 @@ def test_a_second_memory_node_is_missing_where_there_is_one(
 
     monkeypatch.setattr(plan_module, "read_allowance", Allowance)
     said = lacking(variant.variants["slow"], {}, allocator="tuned")
-    assert said == "takes two memory nodes (a second socket), and here is 1"
+    assert said == "requires two memory nodes (two sockets), this machine has 1"
     Allowance.memory_nodes = frozenset({0, 1})
     assert lacking(variant.variants["slow"], {}, allocator="tuned") is None
 
@@ -114,7 +116,7 @@ def test_a_definition_names_no_place_of_this_machine() -> None:
         "slow": {"about": ""},
         "quick": {"about": "", "huge_pages": True, "allocator": "system"},
     }
-    plan = plan_of("made", ablation(variants=variants), size="quick")
+    plan = resolve_plan("made", ablation(variants=variants), size="quick")
     assert str(Path.cwd()) not in str(plan.definition)
     assert plan.definition["variants"]["slow"] == {
         "recipe": "tests.profiling.ablate.counting_recipe",
@@ -128,9 +130,9 @@ def test_a_definition_names_no_place_of_this_machine() -> None:
 
 
 def test_openmps_threads_are_pinned_and_jobs_pin_themselves() -> None:
-    plan = plan_of("made", ablation(), size="quick")
+    plan = resolve_plan("made", ablation(), size="quick")
     assert plan.variants["slow"].environment["OMP_PROC_BIND"] == "close"
     jobs = ablation(recipe=JOBS, options={"ranks": 1, "threads": 1})
-    plan = plan_of("made", jobs, size="quick")
+    plan = resolve_plan("made", jobs, size="quick")
     assert not plan.variants["slow"].environment
     assert not plan.definition["variants"]["slow"]["pinned"]

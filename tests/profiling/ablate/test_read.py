@@ -14,7 +14,7 @@ from profiling.ablate.definition import (
     read_ablation,
     read_all,
 )
-from profiling.ablate.result import JOBS, plan_of
+from profiling.ablate.result import JOBS, resolve_plan
 from profiling.bench.worker import RECIPE_MODULES
 
 ALL = read_all()
@@ -50,7 +50,7 @@ def source_of(module: str) -> str:
 @pytest.mark.parametrize("size", ["quick", "full"])
 @pytest.mark.parametrize("name", ALL)
 def test_each_can_be_planned(name: str, size: SizeName) -> None:
-    plan = plan_of(name, ALL[name], size=size)
+    plan = resolve_plan(name, ALL[name], size=size)
     assert set(plan.variants) | set(plan.left_out) == set(ALL[name].variants)
     assert not set(plan.variants) & set(plan.left_out)
     for variant in plan.variants.values():
@@ -92,12 +92,12 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
     ("old", "new", "said"),
     [
         ("place: 1", "place: first", "place: input should be a valid integer, found 'first'"),
-        ("baseline: slow", "baseline: slower", "comparisons.0.baseline: slower is no variant"),
+        ("baseline: slow", "baseline: slower", "comparisons.0.baseline: slower is not a variant"),
         ("question:", "questions:", "question: field required"),
         ("says: 30 %", "says: 30 %\nsize: 1", "size: unexpected"),
         ("{about: as it is}", "{about: x, allocator: mine}", "variants.quick.allocator: input"),
         ("place: 1", "place: 1\nquick: {image_size: 100}", "quick.image_size: input should be a"),
-        ("place: 1", "place: 1\ncalls: [slow, fast]", "calls: fast is no variant"),
+        ("place: 1", "place: 1\ncalls: [slow, fast]", "calls: fast is not a variant"),
         ("place: 1", "place: [", "not valid YAML"),
     ],
 )

@@ -7,10 +7,10 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 from common.charts import as_svg
-from profiling.ablate.analysis import Row, Study, outcomes_of, row_of
+from profiling.ablate.analysis import Row, Study, compare_variants, make_row
 from profiling.ablate.charts import picture
 from profiling.ablate.definition import Ablation
-from profiling.ablate.report import markdown_page, remarks, sections_of, summary
+from profiling.ablate.report import make_sections, markdown_page, remarks, summary
 from profiling.ablate.result import Result
 from profiling.report.page import render_page
 from tests.profiling.ablate.made import ablation, result, run
@@ -27,7 +27,7 @@ PARTS = {
 
 def drawn(one: Ablation, found: Result) -> str:
     """The words of a picture."""
-    figure = picture(one, found, outcomes_of(one, found))
+    figure = picture(one, found, compare_variants(one, found))
     return " ".join(re.findall(r"<text[^>]*>([^<]*)", as_svg(figure)))
 
 
@@ -113,24 +113,24 @@ def study() -> Study:
     second = result({name: runs[::-1] for name, runs in PARTS.items()})
     return Study(
         rows=[
-            row_of("measured", PAPER, result(PARTS, busy_cores=(0.4,)), second, command=COMMAND),
-            row_of("impossible", ablation(), cannot, None, command=COMMAND),
-            row_of("not-yet", ablation(), None, None, command=COMMAND),
+            make_row("measured", PAPER, result(PARTS, busy_cores=(0.4,)), second, command=COMMAND),
+            make_row("impossible", ablation(), cannot, None, command=COMMAND),
+            make_row("not-yet", ablation(), None, None, command=COMMAND),
         ]
     )
 
 
 def test_the_summary_counts_what_is_there() -> None:
     assert summary(study()) == [
-        "1 of 3 ablations and 1 of 3 comparisons were measured. Of 1 that the paper has a figure "
-        "for, 0 come out about the same here, 1 larger and 0 smaller.",
-        "A second run bears out 1 of 1 conclusions, by sign and size.",
+        "1 of 3 ablations and 1 of 3 comparisons were measured. The paper has a figure for 1 "
+        "of them: 0 measured ratios are about the same, 1 larger and 0 smaller.",
+        "A second run confirms 1 of 1 conclusions (sign and size).",
         "Not finished: not-yet.",
     ]
 
 
 def pages() -> tuple[str, str]:
-    sections, words = sections_of(study()), summary(study())
+    sections, words = make_sections(study()), summary(study())
     return (
         render_page(sections, title="made", summary=words),
         markdown_page(sections, title="made", summary=words, pictures="pictures"),
@@ -167,13 +167,13 @@ def test_every_table_of_the_markdown_is_even() -> None:
 
 
 def test_an_unfinished_row_says_how_far_it_is() -> None:
-    row = row_of("some", PAPER, result(PARTS, rounds_wanted=5), None, command=COMMAND)
-    assert isinstance(row, Row) and row.state == "2 of 5 rounds so far"
+    row = make_row("some", PAPER, result(PARTS, rounds_wanted=5), None, command=COMMAND)
+    assert isinstance(row, Row) and row.state == "2 of 5 rounds measured"
 
 
 def test_a_row_may_take_a_part_of_what_another_has_measured() -> None:
     more = result({**PARTS, "other": PARTS["slow"]}, left_out={"another": "few cores"})
-    row = row_of("some", PAPER, more, more, command=COMMAND)
+    row = make_row("some", PAPER, more, more, command=COMMAND)
     assert row.result is not None
     assert list(row.result.definition["variants"]) == ["slow", "quick"]
     assert list(row.result.rounds[0]) == ["slow", "quick"]
@@ -184,9 +184,9 @@ def test_a_row_may_take_a_part_of_what_another_has_measured() -> None:
 def test_a_second_run_of_something_else_is_left_out_and_says_so() -> None:
     other = result(PARTS)
     other.definition["workload"]["images"] = 9
-    row = row_of("some", PAPER, result(PARTS), other, command=COMMAND)
+    row = make_row("some", PAPER, result(PARTS), other, command=COMMAND)
     assert row.outcomes[0].again is None
-    assert "The second run is of another definition, and is left out." in remarks(row)
+    assert "The second run has another definition and is ignored." in remarks(row)
 
 
 @pytest.mark.parametrize("width", [1280, 480])

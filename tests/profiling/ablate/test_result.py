@@ -60,5 +60,5 @@ def test_a_file_that_is_no_result_is_named(tmp_path: Path, damage: str) -> None:
     elif damage == "a word":
         content["definition"]["variants"]["slow"]["allocator"] = 7
     file.write_text(json.dumps(content) if damage.startswith("a ") else damage)
-    with pytest.raises(InputError, match=r"result\.json: is no result of .*; move it away"):
+    with pytest.raises(InputError, match=r"result\.json: is not a result of .*; move it"):
         read_result(file)

@@ -11,7 +11,7 @@ from profiling.ablate.analysis import (
     are_alike,
     confidence,
     interval_of_median,
-    ratio_of,
+    paired_ratio,
     still_holds,
 )
 
@@ -59,7 +59,7 @@ def test_more_rounds_never_make_the_range_wider() -> None:
 
 def test_a_ratio_is_taken_round_by_round() -> None:
     # The second round was disturbed, for both alike.
-    found = ratio_of([2.0, 6.0, 2.2], [1.0, 3.0, 1.0])
+    found = paired_ratio([2.0, 6.0, 2.2], [1.0, 3.0, 1.0])
     assert found.median == 2.0
     assert (found.interval.low, found.interval.high) == (2.0, 2.2)
 

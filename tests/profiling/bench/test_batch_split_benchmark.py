@@ -71,7 +71,7 @@ def test_three_real_jobs_of_two_ranks_in_turn(run_here: RunHere, tmp_path: Path)
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
-        ("distributed.batch_split=speed", "distributed.batch_split: the benchmark sets it"),
+        ("distributed.batch_split=speed", "distributed.batch_split: set by the benchmark"),
         ("data.nothing=1", "data.nothing: no such field"),
         ("launch.threads=4096", "core"),
     ],

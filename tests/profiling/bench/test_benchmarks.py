@@ -139,10 +139,10 @@ def test_findings_of_a_step_by_hand() -> None:
         "torch against torchvision-tuned": 2.0,
         "best large convolution: large, forward": 80.0,
         "matrix product 4096³": 70.0,
-        "torch: GFLOP/s of the step over those of the best large convolution": 50 / 80,
+        "torch: GFLOP/s of the step relative to the best large convolution": 50 / 80,
         "torch: share of the step in convolutions and matrix products, oneDNN's and ours": 0.75,
         "torch-onednn: share of the step in oneDNN's convolutions and matrix products": 0.75,
-        "torch: page faults a step": 7,
+        "torch: page faults per step": 7,
         "torch: peak memory against torchvision-tuned": 1.0,
     }
 
@@ -232,12 +232,12 @@ def test_a_contestant_that_needs_intels_openmp_is_left_out_without_it(
     submission = replace(named["ipex-submission"], package=None, allocator="system")
     monkeypatch.setattr(command, "installed_openmp", lambda: "gnu")
     said: list[str] = []
-    assert command.leave_out_missing([submission], said.append) == []
+    assert command.skip_missing([submission], said.append) == []
     assert said == [
-        "ipex-submission is left out: Intel's OpenMP is not installed (pip install intel-openmp)"
+        "ipex-submission is skipped: Intel's OpenMP is not installed (pip install intel-openmp)"
     ]
     monkeypatch.setattr(command, "installed_openmp", lambda: "intel")
-    assert command.leave_out_missing([submission], said.append) == [submission]
+    assert command.skip_missing([submission], said.append) == [submission]
 
 
 def test_torchs_fused_adam_takes_the_same_step_as_ours() -> None:

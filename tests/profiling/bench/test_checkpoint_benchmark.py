@@ -20,9 +20,9 @@ def test_the_benchmark_writes_real_checkpoints_and_removes_them(
     )
     assert run_command(main) == 0
     found = {one["what"]: one for one in json.loads(numbers.read_text())["findings"]}
-    assert 400 < found["a checkpoint, tensors"]["value"] < 500
-    assert found["copying, while training waits"]["value"] > 0
-    assert found["writing, while training goes on"]["value"] > 0
+    assert 400 < found["tensors of a checkpoint"]["value"] < 500
+    assert found["copying (training waits)"]["value"] > 0
+    assert found["writing (training continues)"]["value"] > 0
     assert found["share of a run with checkpoint.every=10min"]["target"] == "at most 0.01"
     assert list(tmp_path.iterdir()) == [numbers]
 

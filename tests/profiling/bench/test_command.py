@@ -50,7 +50,7 @@ def test_a_step_of_ours_and_of_torchvisions(tmp_path: Path) -> None:
         assert sum(by_phase.values()) == pytest.approx(variant["gigabytes_moved"])
         assert "aten::convolution_backward" in {row["operator"] for row in variant["bytes_moved"]}
     assert ours["gigabytes_moved"] < theirs["gigabytes_moved"]
-    assert "GB that operators read and write" in done.stdout
+    assert "bytes read and written by operators" in done.stdout
     has_own_kernels = choose_winograd("auto") or has_tiles()
     assert (ours["convolving_share"] > ours["onednn_share"]) == has_own_kernels
     assert theirs["convolving_share"] == theirs["onednn_share"]
@@ -83,7 +83,7 @@ def test_a_file_that_exists_is_not_overwritten(tmp_path: Path, run_here: RunHere
 def test_images_that_the_network_cannot_take_are_refused(size: str, run_here: RunHere) -> None:
     done = run_here(main, "bench", "step", "--contestants=torch", f"--image-size={size}")
     assert done.returncode == 2
-    assert "--image-size: expected a multiple of 32 from 64 on" in done.stderr
+    assert "--image-size: expected a multiple of 32" in done.stderr
 
 
 def test_a_worker_that_is_killed_is_one_line() -> None:

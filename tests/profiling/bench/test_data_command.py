@@ -66,7 +66,7 @@ def test_a_damaged_photo_is_one_line(photos: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--images=docs/images", "--decoders=opencv"], "--decoders: 'opencv' is not known"),
+        (["--images=docs/images", "--decoders=opencv"], "--decoders: unknown decoder 'opencv'"),
         (["--images=none"], "--images: none is not a folder"),
         (["data.root=x"], "data.root=x: changes a configuration; name one with --config"),
         (["--config=coco.yaml", "data.root=none"], "data.root: none is not a folder"),

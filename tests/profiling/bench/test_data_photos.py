@@ -57,14 +57,14 @@ def test_a_configuration_names_the_training_images_and_the_size(tmp_path: Path) 
     overrides = (f"data.train_images={images}", f"data.train_annotations={annotations}")
     source = source_of(tmp_path, *overrides, "data.image_size=320", config="coco.yaml")
     assert source.photos == [images.resolve() / "a.png"]
-    assert source.image_size == 320 and not source.is_drawn
+    assert source.image_size == 320 and not source.is_synthetic
     other = source_of(tmp_path, *overrides, config="coco.yaml", image_size=64)
     assert other.image_size == 64
 
 
 def test_without_photos_scenes_are_drawn(tmp_path: Path) -> None:
     source = source_of(tmp_path)
-    assert source.is_drawn and source.image_size == 800
+    assert source.is_synthetic and source.image_size == 800
     assert len(source.photos) == 3 and all(photo.is_file() for photo in source.photos)
     demo = source_of(tmp_path, config="demo.yaml")
-    assert demo.is_drawn and demo.image_size < 800
+    assert demo.is_synthetic and demo.image_size < 800

@@ -31,7 +31,7 @@ def test_generated_boxes_are_like_openimages() -> None:
     assert (np.diff(truth.box_offsets) > 0).all() and truth.box_offsets[-1] == len(truth.boxes)
     assert len(set(truth.box_category_ids.tolist())) > 200
     assert 0.02 < truth.box_is_crowd.mean() < 0.08
-    found = generated_detections(truth, found=60, random=random)
+    found = generated_detections(truth, per_image=60, random=random)
     assert len(found) == 500 * 60
     for image_id in truth.image_ids[:20].tolist():
         scores = found.of_image(image_id).scores

@@ -26,7 +26,7 @@ def no_advance(done: int, note: str) -> None:
 
 
 def make_pool(available: Callable[[], float], said: list[str]) -> WorkerPool:
-    return WorkerPool(WORKLOAD, warm_up=2, say=said.append, available=available)
+    return WorkerPool(WORKLOAD, warm_up=2, print_line=said.append, available=available)
 
 
 def is_alive(process: float) -> bool:
@@ -90,7 +90,7 @@ def test_without_memory_for_all_only_the_running_one_is_alive() -> None:
         runs = runs_by_name(run_interleaved(pool, variants, rounds=2, advance=no_advance))
         assert list(pool.workers) == ["third"]
     assert {run.details["runs"] for group in runs.values() for run in group} == {3}
-    assert len(said) == 3 and "one is started again every round" in said[0]
+    assert len(said) == 3 and "one is restarted in every round" in said[0]
 
 
 def test_the_worker_whose_turn_is_farthest_is_ended_first() -> None:

@@ -49,10 +49,10 @@ def test_numactls_choices_are_read() -> None:
         ("near", "expected local, interleave, "),
         ("local=0", "expected local, interleave, "),
         ("membind", "expected local, interleave, "),
-        ("membind=", "membind=: no node is named"),
+        ("membind=", "membind=: no memory node is given"),
         ("membind=x", "membind=x: expected a list such as 0-3,8"),
-        ("preferred=0,1", "preferred=0,1: preferred takes one node"),
-        ("membind=0,7", "membind=0,7: memory node 7 is not among those"),
+        ("preferred=0,1", "preferred=0,1: preferred takes exactly one node"),
+        ("membind=0,7", "membind=0,7: memory node 7 is not available"),
     ],
 )
 def test_a_wrong_choice_is_one_line(text: str, problem: str) -> None:
@@ -69,7 +69,7 @@ def test_the_kernel_has_the_policy_afterwards() -> None:
         text=True,
         check=False,
     )
-    if "refuses the memory policy" in done.stderr:
+    if "rejects the memory policy" in done.stderr:
         pytest.skip("set_mempolicy is not permitted here")
     assert done.returncode == 0, done.stderr
     expected = [MPOL_INTERLEAVE, MPOL_BIND, MPOL_PREFERRED, MPOL_LOCAL]
@@ -78,7 +78,7 @@ def test_the_kernel_has_the_policy_afterwards() -> None:
 
 def test_one_memory_node_is_told() -> None:
     assert memory_remark("interleave", allowed=[0]) == (
-        "--memory interleave: no effect, as memory has one node 0 here"
+        "--memory interleave: no effect, memory node 0 is the only one"
     )
     assert memory_remark("interleave", allowed=[0, 1]) == ""
 
@@ -87,15 +87,15 @@ def test_huge_pages_that_have_no_effect_are_told(tmp_path: Path) -> None:
     file = tmp_path / "enabled"
     assert "no transparent huge pages" in huge_pages_remark(file)
     for text, words in (
-        ("always madvise [never]", "gives none"),
-        ("[always] madvise never", "gives them unasked"),
+        ("always madvise [never]", "disabled"),
+        ("[always] madvise never", "all processes"),
         ("always [madvise] never", ""),
     ):
         file.write_text(text)
         remark = huge_pages_remark(file, glibc="glibc 2.36")
         assert words in remark and bool(remark) == bool(words)
-    assert "takes glibc 2.35" in huge_pages_remark(file, glibc="glibc 2.31")
-    assert "takes glibc 2.35" in huge_pages_remark(file, glibc="musl")
+    assert "requires glibc 2.35" in huge_pages_remark(file, glibc="glibc 2.31")
+    assert "requires glibc 2.35" in huge_pages_remark(file, glibc="musl")
 
 
 def test_tunables_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_more_than_100_boxes_of_a_class_in_an_image_count_as_pycocotools_counts_
     random = np.random.default_rng(3)
     truth = generated_truth(images=40, random=random)
     truth = replace(truth, box_category_ids=truth.box_category_ids % 2 + 1)
-    detections = generated_detections(truth, found=300, random=random)
+    detections = generated_detections(truth, per_image=300, random=random)
     of_two = detections.category_ids % 3 + 1  # one of the three has no true box
     detections = replace(detections, category_ids=of_two)
     by_class, whole = (TABLES[name](truth, detections) for name in TABLES)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from profiling.studies.async_groups_search import Job, Setting, cold_start, log_of, probe, whole
+from profiling.studies.async_groups_search import Job, Setting, cold_start, log_file, probe, whole
 from tests.launch.processes_left import wait_until_gone
 from tests.launch.ranks import REPOSITORY
 
@@ -58,7 +58,7 @@ def test_a_probe_goes_on_from_the_cold_start_which_is_left_as_it_is(begun: tuple
     assert min(one["step"] for one in records) == step + 1
     assert {one["group"] for one in records} == {0, 1}
     assert [one["learning_rate"] for one in records] == [pytest.approx(3e-5)] * len(records)
-    assert "beta1 0.3" in log_of(job.folder / "groups2-beta0.3-rate0.1").read_text()
+    assert "beta1 0.3" in log_file(job.folder / "groups2-beta0.3-rate0.1").read_text()
     assert not (job.folder / "groups2-beta0.3-rate0.1" / "checkpoints").exists()
     assert (job.folder / "cold-start" / "metrics.jsonl").read_bytes() == before
     assert cold_start(job, seconds=1, advance=nothing) == step  # not again
@@ -108,7 +108,7 @@ def test_a_training_that_fails_is_told_with_its_own_last_line(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--np", "1", "--out", "x"], "one rank makes no groups: expected 2 or more"),
+        (["--np", "1", "--out", "x"], "groups need at least 2 ranks"),
         (["--np", "2"], "the following arguments are required: --out"),
         (["--np", "2", "--out", "x", "trainig.epochs=1"], "did you mean training"),
         (["--np", "2", "--out", "x", "--mpirun", "/nowhere"], "/nowhere"),

@@ -10,7 +10,7 @@ from profiling.studies.async_groups_search import (
     loss_at,
     map_curve,
     mean_staleness,
-    points_of,
+    step_points,
 )
 
 
@@ -26,7 +26,7 @@ def test_groups_work_side_by_side_from_the_start_on() -> None:
         {"kind": "evaluation", "step": 3},
         step(4, group=0, seconds=1.0),
     ]
-    points = points_of(records)
+    points = step_points(records)
     assert [one.seconds for one in points] == [1.0, 2.0, 2.5, 3.0]
     assert images_per_second(points) == pytest.approx(16 / 3)
 
@@ -39,7 +39,7 @@ def test_groups_begin_when_the_last_step_of_all_has_ended() -> None:
         step(4, group=1, seconds=2.0),
         step(5, seconds=1.0),
     ]
-    assert [one.seconds for one in points_of(records)] == [5.0, 7.0, 8.0, 9.0, 10.0]
+    assert [one.seconds for one in step_points(records)] == [5.0, 7.0, 8.0, 9.0, 10.0]
 
 
 def test_steps_of_the_cold_start_and_skipped_ones_do_not_count() -> None:
@@ -49,7 +49,7 @@ def test_steps_of_the_cold_start_and_skipped_ones_do_not_count() -> None:
         step(3, group=1, staleness=2),
         step(4, group=0, staleness=1),
     ]
-    assert [one.seconds for one in points_of(records, after_step=1)] == [1.0, 1.0]
+    assert [one.seconds for one in step_points(records, after_step=1)] == [1.0, 1.0]
     assert mean_staleness(records) == 1.5
     assert mean_staleness([]) == 0.0
 

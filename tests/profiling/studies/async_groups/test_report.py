@@ -37,15 +37,15 @@ def test_probes_are_compared_at_the_time_until_which_all_have_trained() -> None:
 
 def test_a_difference_within_the_scatter_is_called_so() -> None:
     close = [probed(PLAIN, loss=1.0, scatter=0.5), probed(TWO, loss=0.9, scatter=0.5)]
-    assert "so that the probes do not tell them apart" in format_choice(close)
+    assert "not significant" in format_choice(close)
     clear = [probed(PLAIN, loss=1.0), probed(TWO, loss=0.5)]
-    assert format_choice(clear).startswith("take 2 groups, beta1 0.3: its loss is lower by 0.5")
-    assert "apart" not in format_choice(clear)
+    assert format_choice(clear).startswith("best: 2 groups, beta1 0.3; its loss is lower by 0.5")
+    assert "significant" not in format_choice(clear)
 
 
 def test_plain_training_is_held_against_the_best_of_the_others() -> None:
     words = format_choice([probed(PLAIN, loss=0.5), probed(TWO, loss=1.0)])
-    assert words.startswith("take 1 group, beta1 0.9: ")
+    assert words.startswith("best: 1 group, beta1 0.9; ")
     assert "than that of 2 groups, beta1 0.3" in words
 
 
@@ -69,7 +69,7 @@ def test_what_did_not_reach_the_target_is_never_sooner() -> None:
         )
     )
     assert lines == [
-        "soonest at the target: 1 group, beta1 0.9, after 1 min 40 s",
+        "fastest to the target: 1 group, beta1 0.9, 1 min 40 s",
         "2 groups, beta1 0.9: 1.50 times as long, 2.00 times the epochs",
         "2 groups, beta1 0.3: target not reached, best mAP 0.200 in 0.50 times as long",
     ]
@@ -79,5 +79,5 @@ def test_what_did_not_reach_the_target_is_never_sooner() -> None:
 def test_where_none_reached_the_target_that_is_said(count: int) -> None:
     found = [trained(TWO, seconds=50, is_reached=False)] * count
     assert list(compare_trained(found)) == [
-        "none reached the target: train longer (training.epochs)"
+        "no training reached the target: increase training.epochs"
     ]

@@ -48,5 +48,5 @@ def test_probes_of_other_settings_are_not_gone_on_with(tmp_path: Path) -> None:
 )
 def test_another_file_is_refused_in_a_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "probes.json").write_text(text)
-    with pytest.raises(InputError, match="not what this command has written"):
+    with pytest.raises(InputError, match="was not written by this command"):
         read_results(tmp_path, ABOUT)

@@ -19,7 +19,7 @@ def found(*overrides: str, batch: int | None, of: list[Measured] = SAME_CORES) -
 
 def test_two_ranks_on_two_cores_are_held_against_one_of_two_threads() -> None:
     ratio, exposed, added = found(*STANDARD, batch=2)
-    assert ratio.what == "2 ranks × 1 thread against 1 rank × 2 threads, 2 images a step both"
+    assert ratio.what == "2 ranks × 1 thread against 1 rank × 2 threads, both 2 images per step"
     assert ratio.value == pytest.approx(1.25)
     assert ratio.at_least == 1.0
     assert exposed.value == pytest.approx(0.01)

@@ -31,7 +31,7 @@ def printed(*of: Measured, weak: bool = True) -> list[str]:
 
 def test_the_table_is_normalized_to_the_smallest_combination() -> None:
     lines = printed(ONE, TWO_THREADS, TWO_RANKS)
-    assert lines[0] == "throughput; 1.00: 1 rank × 1 thread, 1 images/s"
+    assert lines[0] == "throughput relative to 1 rank × 1 thread, 1 images/s"
     assert "1 1.00 1.60 –" in lines
     assert "2 1.60 – –" in lines
 

@@ -103,7 +103,7 @@ def test_where_large_batches_cost_epochs_groups_win_if_they_cost_less(
 
 def test_a_plan_without_the_optimizer_s_step_is_told_so() -> None:
     old = replace(measurements(), update_seconds=None)
-    with pytest.raises(InputError, match="--groups: the plan has no optimizer's step"):
+    with pytest.raises(InputError, match="--groups: the plan"):
         choose_allocation(
             old,
             EPOCHS,

@@ -47,7 +47,7 @@ def test_budget_takes_the_soonest_that_keeps_it_at_its_worst() -> None:
 @pytest.mark.parametrize(
     ("constraints", "words"),
     [
-        (Constraints(deadline_hours=0.001), "--deadline 0.001: the soonest"),
+        (Constraints(deadline_hours=0.001), "--deadline 0.001: the fastest"),
         (Constraints(budget_core_hours=1.0), "--budget 1: the cheapest"),
     ],
 )

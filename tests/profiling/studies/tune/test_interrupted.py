@@ -57,7 +57,7 @@ def test_measurement_goes_on_where_ctrl_c_has_stopped_it_and_only_there(tmp_path
     begun = read_measurements(plan)
     assert isinstance(begun, PartialMeasurement) and 1 <= begun.done < 6
     assert stopped.output.splitlines()[-1] == (
-        f"stopped: {plan} has {begun.done} of 6 jobs; the same command goes on"
+        f"stopped: {plan} has {begun.done} of 6 jobs; repeat the command to continue"
     )
     assert stopped.errors == "interrupted\n"
 
@@ -71,12 +71,12 @@ def test_measurement_goes_on_where_ctrl_c_has_stopped_it_and_only_there(tmp_path
     moved.write_text(json.dumps(content))
     elsewhere = ended(start("--plan", moved, *SMALL))
     assert elsewhere.code == BAD_INPUT and elsewhere.errors.count("\n") == 1
-    assert f"{moved}: its measurement was begun with cpu another, here it is " in elsewhere.errors
+    assert f"{moved}: the measurement was started with cpu another" in elsewhere.errors
 
     done = ended(start("--plan", plan, *SMALL), timeout=300)
     assert done.code == FINISHED, done.errors
-    assert f"going on: {plan}, {begun.done} of 6 jobs" in done.output
-    assert "\ntake 1 host × 1 rank × 1 thread" in done.output
+    assert f"continuing: {plan}, {begun.done} of 6 jobs" in done.output
+    assert "\nbest: 1 host × 1 rank × 1 thread" in done.output
     assert isinstance(read_measurements(plan), Measurements)
 
 
@@ -95,7 +95,7 @@ def probed_plan(tmp_path: Path) -> Path:
     return file
 
 
-def steps_of(run: Path) -> list[int]:
+def step_times(run: Path) -> list[int]:
     file = run / "metrics.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
     return [json.loads(line)["step"] for line in lines if '"kind": "step"' in line]
@@ -107,22 +107,22 @@ def test_probe_run_goes_on_from_its_checkpoint_and_is_not_trained_again(
     run = tmp_path / "plan-probes" / "batch-2-seed-0"
     probes = ("--probe", "2,4", "--probe-seeds", "1", "--probe-target", "0.9")
     asked = start("--plan", probed_plan, *probes)
-    stopped = interrupted(asked, when=lambda: len(steps_of(run)) >= 2)
+    stopped = interrupted(asked, when=lambda: len(step_times(run)) >= 2)
     assert stopped.code == INTERRUPTED, stopped.errors
     assert stopped.output.splitlines()[-1] == (
-        f"stopped: {run.parent} has the trainings; the same command goes on"
+        f"stopped: {run.parent} has the trainings; repeat the command to continue"
     )
-    trained = steps_of(run)
+    trained = step_times(run)
     assert (run / "checkpoints" / "last").exists() and len(trained) < 24
 
     untold = ended(start("--plan", probed_plan))
     assert untold.code == BAD_INPUT
-    assert "2 of 2 probe runs have not trained until mAP 0.9; give --probe 2,4" in untold.errors
+    assert "2 of 2 probe runs have not trained to mAP 0.9; give --probe 2,4" in untold.errors
 
     done = ended(start("--plan", probed_plan, *probes), timeout=240)
     assert done.code == BAD_INPUT
-    assert "--probe-target 0.9: 2 of 2 probe runs end below it, after epoch 2" in done.errors
-    assert steps_of(run)[: len(trained)] == trained  # none was made again
+    assert "--probe-target 0.9: 2 of 2 probe runs did not reach it by epoch 2" in done.errors
+    assert step_times(run)[: len(trained)] == trained  # none was made again
     kept = read_measurements(probed_plan)
     assert isinstance(kept, Measurements) and kept.probes is not None
     assert [(one.batch_size, len(one.evaluations)) for one in kept.probes.runs] == [(2, 2), (4, 2)]

@@ -54,7 +54,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_another_file_is_named_with_what_to_do(content: str, tmp_path: Path) -> None:
     file = tmp_path / "other.json"
     file.write_text(content)
-    with pytest.raises(InputError, match=r"other.json: is nothing that .* wrote .* another name"):
+    with pytest.raises(InputError, match=r"other.json: was not written by .* another name"):
         read_measurements(file)
 
 
@@ -72,16 +72,19 @@ def test_unfinished_measurement_is_read_as_what_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"environment": {"cpu": "another", "torch": "2.8.0"}}, "begun with cpu a processor, here"),
-        ({"environment": {"cpu": "a processor", "torch": "3"}}, "torch 2.8.0, here it is 3; go on"),
-        ({"question": {"image_size": 96}}, "begun with image_size 64, here it is 96"),
+        (
+            {"environment": {"cpu": "another", "torch": "2.8.0"}},
+            "started with cpu a processor, now",
+        ),
+        ({"environment": {"cpu": "a processor", "torch": "3"}}, "torch 2.8.0, now it is 3"),
+        ({"question": {"image_size": 96}}, "started with image_size 64, now it is 96"),
     ],
 )
 def test_only_the_same_machine_versions_and_training_go_on(
     changes: dict[str, Any], words: str
 ) -> None:
     require_same(Path("here.json"), BEGUN, BEGUN)
-    with pytest.raises(InputError, match=f"^here.json: its measurement was .*{words}"):
+    with pytest.raises(InputError, match=f"^here.json: the measurement was .*{words}"):
         require_same(Path("here.json"), BEGUN, replace(BEGUN, **changes))
 
 

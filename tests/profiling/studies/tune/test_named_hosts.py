@@ -56,7 +56,7 @@ def test_bandwidth_of_a_limited_cable_is_measured_kept_and_used(
     limit(hosts)
     done = tune_on_left(hosts, plan, "--hosts", "64", "--measure-hosts", "left,right")
     assert done.code == 0, done.errors
-    assert "an all-reduce: measured, and by the model" in done.output
+    assert "all-reduce time: measured, and by the model" in done.output
     assert "(measured over 2 hosts, gloo: left, right)" in done.output
 
     kept = read_measurements(plan)
@@ -70,7 +70,7 @@ def test_bandwidth_of_a_limited_cable_is_measured_kept_and_used(
     assert again.code == 0, again.errors
     assert again.output == done.output.replace("all-reduces between left, right …\n", "")
     given = tune_on_left(hosts, plan, "--hosts", "64", "--network", "25Gbit/s,20us")
-    assert "network: 25 Gbit/s a host, 20 µs a message (given" in given.output
+    assert "network: 25 Gbit/s per host, latency 20 µs (given" in given.output
 
 
 @pytest.mark.whole_machine
@@ -80,7 +80,7 @@ def test_host_that_nobody_knows_is_told_with_a_command_that_checks_it(
     done = tune_on_left(hosts, plan, "--hosts", "64", "--measure-hosts", "left,nowhere")
     assert done.code == BAD_INPUT
     last = done.errors.splitlines()[-1]
-    assert last.startswith("error: left,nowhere: the ranks on them could not measure")
+    assert last.startswith("error: left,nowhere: the measurement failed")
     assert "--hosts left,nowhere -- hostname" in last
     kept = read_measurements(plan)
     assert isinstance(kept, Measurements) and kept.between_hosts is None
@@ -96,5 +96,5 @@ def test_hosts_are_named_as_for_launch_run(tmp_path: Path) -> None:
 
 
 def test_one_host_is_no_network() -> None:
-    with pytest.raises(InputError, match="--measure-hosts a: a network joins two hosts or more"):
+    with pytest.raises(InputError, match="--measure-hosts a: a network needs at least two hosts"):
         named_hosts("a", None)

@@ -41,8 +41,8 @@ def test_each_measured_pair_of_several_ranks_is_also_measured_alone() -> None:
 def test_two_cores_are_measured_in_every_way() -> None:
     shapes = fitting_shapes(host(1, 2), quota=None, request=REQUEST)
     assert measured_pairs(shapes, most=4) == [(1, 1), (1, 2), (2, 1)]
-    assert len(with_batches(measured_pairs(shapes, most=4), own=2)) == 9
+    assert len(with_batches(measured_pairs(shapes, most=4), configured=2)) == 9
 
 
 def test_the_configurations_own_batch_is_measured_too() -> None:
-    assert [one.batch_size for one in with_batches([(1, 2)], own=8)] == [1, 2, 4, 8]
+    assert [one.batch_size for one in with_batches([(1, 2)], configured=8)] == [1, 2, 4, 8]

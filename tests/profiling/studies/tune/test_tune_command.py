@@ -35,8 +35,8 @@ def test_answer_names_the_choice_its_command_and_why_not_the_obvious(
 ) -> None:
     assert tune(monkeypatch, "--plan", plan, "--hosts", "256", *NETWORK) == 0
     output = capsys.readouterr().out
-    assert "largest error of 4 predicted: 0.0%" in output
-    assert "\ntake " in output and "\nnot 256 hosts × 2 ranks × 28 threads, 8 images" in output
+    assert "largest error on 4 not in fit: 0.0%" in output
+    assert "\nbest: " in output and "\nnot 256 hosts × 2 ranks × 28 threads, 8 images" in output
     assert "command: python -m launch run --np" in output and "training.learning_rate=" in output
 
 
@@ -57,13 +57,13 @@ def test_files_that_are_asked_for_are_written(
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (("--hosts", "4"), "--hosts 4: the network between them is not known; give --network"),
+        (("--hosts", "4"), "--hosts 4: the network between the hosts is unknown; give --network"),
         (("data.image_size=64",), "was measured with no overrides"),
-        (("--deadline", "0.01"), "--deadline 0.01: the soonest"),
-        (("--data", "demo.yaml"), "was measured with --data openimages; leave --data out"),
+        (("--deadline", "0.01"), "--deadline 0.01: the fastest"),
+        (("--data", "demo.yaml"), "was measured with --data openimages; omit --data"),
         (("--probe", "8,16"), "--probe: the epochs of openimages are MLPerf's"),
         (("--probe-target", "0.3"), "--probe-target: the epochs of openimages are MLPerf's"),
-        (("--measure-hosts", "a"), "--measure-hosts a: a network joins two hosts or more"),
+        (("--measure-hosts", "a"), "--measure-hosts a: a network needs at least two hosts"),
         (("--hostfile", "none"), "--hostfile: none: No such file"),
     ],
 )
@@ -85,7 +85,7 @@ def test_another_file_is_not_taken_for_a_plan(
     file = tmp_path / "plan.json"
     file.write_text("{}")
     assert tune(monkeypatch, "--plan", file) == BAD_INPUT
-    assert "is nothing that" in capsys.readouterr().err
+    assert "was not written by" in capsys.readouterr().err
     assert file.read_text() == "{}"
 
 
@@ -104,9 +104,9 @@ def test_probed_plan_answers_with_its_own_data_epochs_and_learning_rate(
 ) -> None:
     assert tune(monkeypatch, "--plan", probed, "--hosts", "8", *NETWORK) == 0
     output = capsys.readouterr().out
-    assert "\nuntil mAP 0.3 " in output
-    assert "epochs until mAP 0.3: 6 probe runs of demo.yaml (2 seeds each; learning rate" in output
-    assert "by the square root of the batch), global batches of 8, 16, 32; below" in output
+    assert "\nforecast to mAP 0.3 " in output
+    assert "epochs to mAP 0.3: 6 probe runs of demo.yaml (2 seeds each; learning rate" in output
+    assert "with the square root of the batch size), global batch sizes 8, 16, 32" in output
     command = output.splitlines()[-1]
     assert "--config demo.yaml" in command and command.count("data.image_size=96") == 1
     assert "training.target_map=0.3" in command and "training.warmup" not in command
@@ -125,7 +125,7 @@ def test_lower_target_is_another_question_of_the_same_runs(
 ) -> None:
     words = ("--plan", probed, "--probe-target", "0.15")
     assert tune(monkeypatch, *words) == 0
-    assert "\nuntil mAP 0.15 " in capsys.readouterr().out
+    assert "\nforecast to mAP 0.15 " in capsys.readouterr().out
 
 
 def test_question_that_needs_more_training_is_not_begun_unasked(
@@ -134,15 +134,18 @@ def test_question_that_needs_more_training_is_not_begun_unasked(
     before = probed.read_bytes()
     assert tune(monkeypatch, "--plan", probed, "--probe-seeds", "3") == BAD_INPUT
     message = capsys.readouterr().err
-    assert "3 of 9 probe runs have not trained until mAP 0.3; give --probe 8,16,32" in message
+    assert "3 of 9 probe runs have not trained to mAP 0.3; give --probe 8,16,32" in message
     assert probed.read_bytes() == before
 
 
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (("--data", "demo.yaml"), "--data demo.yaml: its probe runs take long"),
-        (("--data", "dem.yaml", "--plan", "new.json"), "--data dem.yaml: nobody knows its epochs"),
+        (("--data", "demo.yaml"), "--data demo.yaml: probe runs take long"),
+        (
+            ("--data", "dem.yaml", "--plan", "new.json"),
+            "--data dem.yaml: the number of epochs is unknown",
+        ),
         (
             ("--data", "dem.yaml", "--plan", "new.json", "--probe", "8,16"),
             "dem.yaml: no such configuration file; did you mean demo.yaml?",
@@ -181,7 +184,7 @@ def test_probe_runs_of_another_plan_of_this_name_are_not_gone_on_with(
     folder.mkdir()
     words = ("--data", "demo.yaml", "--plan", tmp_path / "new.json", "--probe", "8,16")
     assert tune(monkeypatch, *words) == BAD_INPUT
-    assert f"{folder}: has probe runs that {words[3]} knows nothing of" in capsys.readouterr().err
+    assert f"{folder}: has probe runs that are not from {words[3]}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("sizes", ["8", "8,8", "0,8", "8,x"])
