@@ -36,7 +36,7 @@ from tests.docs.rules import (
 )
 from tests.docs.runner import run_by_bash, run_in_process
 from tests.launch.hosts_by_hand import TWO_SOCKETS
-from tests.profiling.studies.tune.by_hand import measurements, probes
+from tests.profiling.studies.tune.samples import measurements, probes
 from tests.support.mlperf_runs import closed_config, write_run
 
 LARGE = 1_000_000  # Bytes; larger files are linked, not copied: commands never change them in place

@@ -131,8 +131,8 @@ CANNOT = {
 }
 STUDIES = "tests/profiling/studies"
 PARSED = {
-    r"python -m launch scale .*": f"{STUDIES}/scale/test_scale_command.py",
-    r"python -m launch groups .*": f"{STUDIES}/async_groups/test_groups_command.py",
+    r"python -m launch scale .*": f"{STUDIES}/scale/test_command.py",
+    r"python -m launch groups .*": f"{STUDIES}/async_groups/test_command.py",
     r"python -m launch tune .*--measure-hosts .*": f"two hosts; {STUDIES}/tune",
     r"python -m launch tune --plan coco\.json .*": f"it trains; {STUDIES}/tune",
     r"python -m profiling peaks.*": "tests/profiling",

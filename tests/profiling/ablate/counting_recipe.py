@@ -1,4 +1,4 @@
-"""A recipe without torch: it counts its runs, and waits for as long as it is told."""
+"""A recipe without torch that counts its runs."""
 
 import time
 

@@ -26,76 +26,61 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 def own_temporary_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """A measurement that goes on beside the tests holds the machine's own lock."""
+    """Use another lock than a real measurement on this machine."""
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
 
 
-def ablate(run_here: RunHere, *words: str | Path) -> CompletedProcess[str]:
-    return run_here(main, "ablate", *words)
+def ablate(run_here: RunHere, *arguments: str | Path) -> CompletedProcess[str]:
+    return run_here(main, "ablate", *arguments)
 
 
-def test_list_names_every_ablation_its_figure_and_what_is_measured(
-    run_here: RunHere, tmp_path: Path
-) -> None:
-    done = ablate(run_here, "list", "--quick", "--out", tmp_path)
+@pytest.mark.slow
+def test_list_run_and_report(run_here: RunHere, tmp_path: Path) -> None:
+    options = ("--quick", "--out", tmp_path)
+    before = ablate(run_here, "list", *options)
+    assert before.returncode == 0, before.stderr
+    for text in ("frozen-layers", "1.16×", "convergence", "measured (quick)"):
+        assert text in before.stdout
+    done = ablate(run_here, "run", "convergence", *options)
     assert done.returncode == 0, done.stderr
-    for word in ("frozen-layers", "1.16×", "convergence", "measured (quick)", "no"):
-        assert word in done.stdout
-    ablate(run_here, "run", "convergence", "--quick", "--out", tmp_path)
-    again = ablate(run_here, "list", "--quick", "--out", tmp_path).stdout
-    assert again.count(" yes ") == done.stdout.count(" yes ") + 1
-
-
-def test_run_measures_says_what_it_found_and_leaves_a_result(
-    run_here: RunHere, tmp_path: Path
-) -> None:
-    done = ablate(run_here, "run", "convergence", "--quick", "--out", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "1 of 1: convergence: How many more epochs" in done.stdout
-    assert "1.97×" in done.stdout
+    assert "1 of 1: convergence: How many more epochs" in done.stdout and "1.97×" in done.stdout
     content = json.loads((tmp_path / "convergence" / "result.json").read_text())
     assert content["command"].startswith("python -m profiling ablate run convergence --quick")
     assert content["environment"]["cpu"] and content["environment"]["code"]
+    after = ablate(run_here, "list", *options).stdout
+    assert after.count(" yes ") == before.stdout.count(" yes ") + 1
 
-
-def test_a_report_is_made_from_the_results_and_not_over_another(
-    run_here: RunHere, tmp_path: Path
-) -> None:
-    ablate(run_here, "run", "convergence", "--quick", "--out", tmp_path)
-    words = ("report", "--quick", "--out", tmp_path, "--again", tmp_path)
-    done = ablate(run_here, *words)
-    assert done.returncode == 0, done.stderr
-    assert "confirms 4 of 4 conclusions" in done.stdout
+    report = ablate(run_here, "report", *options, "--again", tmp_path)
+    assert report.returncode == 0, report.stderr
+    assert "4 of 4 conclusions" in report.stdout
     assert (tmp_path / "pictures" / "convergence.png").stat().st_size > 10_000
     page = (tmp_path / "ablations.md").read_text()
     assert "| convergence | reference: epochs at 2048 over epochs at 256 | 1.97× |" in page
-    refused = ablate(run_here, *words)
+    refused = ablate(run_here, "report", *options)
     assert refused.returncode == 2
     assert "ablations.html: exists; give --overwrite" in refused.stderr
-    assert ablate(run_here, *words, "--overwrite").returncode == 0
+    assert ablate(run_here, "report", *options, "--overwrite").returncode == 0
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "error"),
     [
         (("run", "frozen-layer"), "frozen-layer: no such ablation; did you mean frozen-layers?"),
         (("report", "--quick"), "contains no results; run `python -m profiling ablate"),
         (("run", "decoders", "--photos", "nowhere"), "--photos: nowhere is not a folder"),
     ],
 )
-def test_what_is_wrong_is_one_line(
-    run_here: RunHere, tmp_path: Path, words: tuple[str, ...], said: str
+def test_wrong_arguments_are_one_line(
+    run_here: RunHere, tmp_path: Path, arguments: tuple[str, ...], error: str
 ) -> None:
-    done = ablate(run_here, *words, "--out", tmp_path)
+    done = ablate(run_here, *arguments, "--out", tmp_path)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert error in done.stderr
     assert done.stderr.count("\n") == 1
 
 
-def test_a_result_that_is_something_else_stops_before_anything_is_measured(
-    run_here: RunHere, tmp_path: Path
-) -> None:
+def test_wrong_result_file_stops_before_measuring(run_here: RunHere, tmp_path: Path) -> None:
     file = tmp_path / "convergence" / "result.json"
     file.parent.mkdir()
     file.write_text("{}")
@@ -105,16 +90,18 @@ def test_a_result_that_is_something_else_stops_before_anything_is_measured(
     assert not (tmp_path / "decoders").exists()
 
 
-def test_two_measurements_at_once_are_refused(run_here: RunHere, tmp_path: Path) -> None:
+def test_second_measurement_at_once_is_refused(run_here: RunHere, tmp_path: Path) -> None:
     with alone_on_this_machine():
         done = ablate(run_here, "run", "convergence", "--quick", "--out", tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("error: another `ablate run` is measuring")
     assert not (tmp_path / "convergence").exists()
-    assert ablate(run_here, "run", "convergence", "--quick", "--out", tmp_path).returncode == 0
+    with alone_on_this_machine():  # it was released
+        pass
 
 
-def test_temporary_files_without_locks_are_told_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_temporary_folder_without_locks_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "profiling", "ablate", "run", "decoders", "--quick"]
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "out")],
@@ -129,8 +116,9 @@ def test_temporary_files_without_locks_are_told_in_one_line(tmp_path: Path) -> N
     assert done.stderr.startswith(f"error: {tempfile.gettempdir()}") and "TMPDIR" in done.stderr
 
 
+@pytest.mark.exhaustive
 @pytest.mark.whole_machine
-def test_ctrl_c_keeps_whole_rounds_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_complete_rounds_to_continue(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "profiling", "ablate", "run", "decoders", "--quick"]
     command += ["--out", str(tmp_path)]
     file = tmp_path / "decoders" / "result.json"
@@ -146,11 +134,11 @@ def test_ctrl_c_keeps_whole_rounds_and_the_same_command_goes_on(tmp_path: Path) 
     os.killpg(first.pid, signal.SIGINT)
     printed, errors = first.communicate(timeout=30)
     assert first.returncode == 130
-    kept = re.search(r"stopped in decoders: (\d) rounds are saved", printed)
-    assert kept is not None, printed
+    saved = re.search(r"stopped in decoders: (\d) rounds are saved", printed)
+    assert saved is not None, printed
     assert errors == "interrupted\n"
     before = json.loads(file.read_text())
-    assert len(before["rounds"]) == int(kept[1]) < before["rounds_wanted"]
+    assert len(before["rounds"]) == int(saved[1]) < before["rounds_wanted"]
     second = subprocess.run(
         command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False
     )

@@ -1,6 +1,7 @@
-"""What the recipes of ablations compute: the same mathematics, and the parts that they say."""
+"""Recipes of ablations: equal mathematics, and the parts of a step."""
 
 import time
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from torchvision.ops import sigmoid_focal_loss
 from profiling.ablate import network_recipes as networks
 from profiling.ablate import training_recipes as training
 from profiling.ablate.training_recipes import PhaseStopwatch
-from profiling.bench.variant import Subject, Workload
+from profiling.bench.variant import Subject, Variant, Workload
+from profiling.bench.worker_pool import variant_worker
 from retinanet.config import ModelConfig
 from retinanet.engine.engines import autocast
 from retinanet.mlperf.rules import reference_points
@@ -22,7 +24,7 @@ SMALL = Workload(images=1, image_size=64, classes=5)
 
 
 def blocks_gradients(unit: str) -> tuple[Tensor, list[Tensor]]:
-    """Outputs of the backbone's last stage by a unit, and the gradients of its weights."""
+    """Return the outputs of the last stage by a unit, and the gradients of its weights."""
     torch.manual_seed(0)
     model = build_model(ModelConfig(), num_classes=1, weights=None)
     stage = model.backbone.body.layer4
@@ -32,22 +34,24 @@ def blocks_gradients(unit: str) -> tuple[Tensor, list[Tensor]]:
             features = networks.block_outputs(block, features, unit)
     torch.manual_seed(1)
     features.backward(torch.randn_like(features))
-    return features.detach(), [one.grad for one in stage.parameters() if one.grad is not None]
+    return features.detach(), [
+        weight.grad for weight in stage.parameters() if weight.grad is not None
+    ]
 
 
 @pytest.mark.parametrize("unit", ["two", "one"])
-def test_convolution_norm_and_relu_as_one_are_the_three_operators(unit: str) -> None:
+def test_fused_operators_equal_the_three_operators(unit: str) -> None:
     outputs, gradients = blocks_gradients("three")
     others, other_gradients = blocks_gradients(unit)
     assert outputs.shape == (2, 2048, 3, 3) and (outputs > 0).any() and (outputs == 0).any()
     torch.testing.assert_close(others, outputs, rtol=1e-4, atol=1e-4)
     assert len(gradients) == len(other_gradients) == 10  # three convolutions a block, and one more
-    for one, other in zip(gradients, other_gradients, strict=True):
-        # Neither place by place nor closely: what is next to zero may lie on either side of a ReLU.
-        assert (other - one).norm() < 0.02 * one.norm()
+    for gradient, other in zip(gradients, other_gradients, strict=True):
+        # Only by norm, since values near zero may lie on either side of a ReLU.
+        assert (other - gradient).norm() < 0.02 * gradient.norm()
 
 
-def test_a_loss_in_bf16_is_torchvisions_on_bf16_tensors() -> None:
+def test_bf16_loss_equals_torchvisions() -> None:
     torch.manual_seed(0)
     logits = [torch.randn(1, 30, 4).bfloat16()]
     classes = [torch.full((1, 30), -1)]
@@ -55,12 +59,12 @@ def test_a_loss_in_bf16_is_torchvisions_on_bf16_tensors() -> None:
     targets = torch.zeros(1, 30, 4, dtype=torch.bfloat16)
     targets[0, 3, 2] = 1
     expected = sigmoid_focal_loss(logits[0], targets, alpha=0.25, gamma=2.0, reduction="sum")
-    found = training.bf16_loss(logits, classes, torch.ones(1))
-    assert found.dtype == torch.bfloat16
-    assert found.item() == pytest.approx(expected.item(), rel=0.01)
+    loss = training.bf16_loss(logits, classes, torch.ones(1))
+    assert loss.dtype == torch.bfloat16
+    assert loss.item() == pytest.approx(expected.item(), rel=0.01)
 
 
-def test_bf16_errs_more_than_float32_and_neither_by_much() -> None:
+def test_bf16_has_a_larger_error_than_float32() -> None:
     exact = training.prepare_loss_precision(SMALL, loss="float32").run()
     rounded = training.prepare_loss_precision(SMALL, loss="bf16").run()
     assert exact["loss error"] < 1e-5 < rounded["loss error"] < 0.05
@@ -81,7 +85,7 @@ class Sleeping(torch.autograd.Function):
         return gradient, None
 
 
-def test_the_backward_pass_is_divided_where_the_loss_ends() -> None:
+def test_backward_pass_is_divided_after_the_loss() -> None:
     weight = torch.ones(3, requires_grad=True)
     stopwatch = PhaseStopwatch()
 
@@ -90,7 +94,7 @@ def test_the_backward_pass_is_divided_where_the_loss_ends() -> None:
         return HeadOutputs([hidden * 2, hidden * 3], [hidden * 4], [])
 
     outputs = stopwatch.watching(network)(torch.ones(3))
-    losses = [Sleeping.apply(one, 0.03).sum() for one in outputs.cls_logits]
+    losses = [Sleeping.apply(level, 0.03).sum() for level in outputs.cls_logits]
     loss = sum(losses, Sleeping.apply(outputs.bbox_regression[0], 0.04).sum())
     with stopwatch.phase("backward"):
         loss.backward()
@@ -101,7 +105,8 @@ def test_the_backward_pass_is_divided_where_the_loss_ends() -> None:
 
 
 @pytest.mark.parametrize("engine", ["plain", "torch"])
-def test_a_step_is_told_phase_by_phase(engine: str) -> None:
+@pytest.mark.slow
+def test_step_has_the_time_of_each_phase(engine: str) -> None:
     run = training.prepare_training_step(SMALL, engine=engine, precision="float32").run
     run()
     begin = time.perf_counter()
@@ -112,8 +117,9 @@ def test_a_step_is_told_phase_by_phase(engine: str) -> None:
     assert 0.5 * seconds < sum(parts) <= seconds
 
 
-def test_all_ways_of_a_step_have_the_same_loss() -> None:
-    ways: list[dict[str, Any]] = [
+@pytest.mark.slow
+def test_all_options_of_a_step_have_the_same_loss() -> None:
+    variants: list[dict[str, Any]] = [
         {"engine": "plain"},
         {"engine": "torch"},
         {"engine": "plain", "layout": "channels_first"},
@@ -121,61 +127,68 @@ def test_all_ways_of_a_step_have_the_same_loss() -> None:
         {"engine": "plain", "trains_frozen": True},
     ]
     losses = []
-    for options in ways:
+    for options in variants:
         run = training.prepare_training_step(SMALL, precision="float32", **options).run
         losses.append([run()["loss value"] for _ in range(2)])
-    for one in losses[1:]:
-        assert one == pytest.approx(losses[0], rel=1e-4)
+    for other in losses[1:]:
+        assert other == pytest.approx(losses[0], rel=1e-4)
 
 
-def test_a_number_of_classes_of_its_own_changes_the_head() -> None:
-    few = training.prepare_training_step(SMALL, engine="plain", precision="float32").run()[
+@pytest.mark.slow
+def test_number_of_classes_can_be_overridden() -> None:
+    default = training.prepare_training_step(SMALL, engine="plain", precision="float32").run()[
         "loss value"
     ]
-    more = training.prepare_training_step(
+    other = training.prepare_training_step(
         SMALL, engine="plain", precision="float32", classes=9
     ).run()["loss value"]
-    assert few != more
+    assert default != other
 
 
-def test_the_transformer_is_as_large_as_the_encoder_of_bert_base() -> None:
+def test_transformer_has_the_size_of_bert_base() -> None:
     subject = Subject(
         model="transformer", batch=1, image_size=224, precision="float32", device="cpu"
     )
     timed = networks.transformer(subject)
     network, _ = timed.network.children()
     assert isinstance(network, nn.Sequential)
-    count = sum(one.numel() for one in network[1].parameters())
+    count = sum(weight.numel() for weight in network[1].parameters())
     assert count == 85_054_464  # those of the released weights
     loss = timed.loss(timed.forward())
     assert loss.item() == pytest.approx(0.69, abs=0.7)
 
 
-def test_a_step_is_taken_apart_into_primitives_that_add_up() -> None:
+@pytest.mark.slow
+def test_primitives_of_a_step_add_up() -> None:
     prepared = networks.prepare_networks(
         SMALL, model="retinanet", precision="float32", batch=1, watches=True
     )
-    found = prepared.run()
-    parts = {name: s for name, s in found.items() if name.startswith("primitive: ")}
+    seconds_by_part = prepared.run()
+    parts = {name: s for name, s in seconds_by_part.items() if name.startswith("primitive: ")}
     assert {f"primitive: convolution {way}" for way in
             ("forward", "backward data", "backward weights")} <= set(parts)  # fmt: skip
     assert all(seconds >= 0 for seconds in parts.values())
     assert parts["primitive: elsewhere"] > 0
-    assert found["step"] == pytest.approx(found["forward"] + found["backward"])
+    assert seconds_by_part["step"] == pytest.approx(
+        seconds_by_part["forward"] + seconds_by_part["backward"]
+    )
 
 
-def test_convergence_points_are_those_of_the_published_runs() -> None:
-    found = training.prepare_convergence_points(SMALL).run()
+def test_convergence_points_are_the_published_ones() -> None:
+    epochs = training.prepare_convergence_points(SMALL).run()
     points = reference_points("5.1.0")
-    assert len(found) == 3 * len(points)
+    assert len(epochs) == 3 * len(points)
     for point in points:
         low, middle, high = (
-            found[f"{word}epochs at {point.batch_size:05}"] for word in ("least ", "", "most ")
+            epochs[f"{prefix}epochs at {point.batch_size:05}"] for prefix in ("least ", "", "most ")
         )
         assert low <= middle == point.mean_epochs <= high
 
 
-def test_short_trainings_begin_alike_and_differ_by_the_loss_alone() -> None:
+@pytest.mark.slow
+def test_short_trainings_differ_by_the_loss_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "TRAIN", 24)
+    monkeypatch.setattr(training, "HELD_OUT", 8)
     workload = Workload(images=1, image_size=64)
     options = {"precision": "float32", "steps": 6}
     curves = [
@@ -186,6 +199,50 @@ def test_short_trainings_begin_alike_and_differ_by_the_loss_alone() -> None:
     assert [key for key in curves[0] if " at " in key] == [
         f"held-out loss at {step:05}" for step in range(1, 7)
     ]
-    # After one step of Adam from the same weights on the same images little is different yet.
+    # After one step from the same weights on the same images the difference is small.
     first = "held-out loss at 00001"
     assert curves[1][first] == pytest.approx(curves[0][first], rel=0.05)
+
+
+needs_ipex = pytest.mark.skipif(
+    find_spec("intel_extension_for_pytorch") is None, reason="needs IPEX: `make ipex`"
+)
+
+
+def operators(recipe: str, **options: str | bool) -> tuple[dict[str, float], str]:
+    """Return the details of a run, and the operators of the next one.
+
+    IPEX changes torch for the whole process, so the recipe runs in a process of its own.
+    """
+    variant = Variant(
+        name="ipex", about="", recipe=f"profiling.ablate.recipes.{recipe}", options=dict(options)
+    )
+    worker = variant_worker(variant, SMALL)
+    try:
+        details = worker.run().details
+        return details, " ".join(worker.ask("operators")["operators"])
+    finally:
+        worker.close()
+
+
+@pytest.mark.exhaustive
+@needs_ipex
+def test_ipex_has_the_same_loss_with_either_norm() -> None:
+    losses = {}
+    names = {}
+    for norm in ("own", "torchvision"):
+        details, names[norm] = operators(
+            "training_step", engine="ipex", precision="float32", norm=norm
+        )
+        losses[norm] = details["loss value"]
+    assert losses["torchvision"] == pytest.approx(losses["own"], rel=1e-3)
+    assert "torch_ipex::frozen_batch_norm" in names["own"]
+    assert "torch_ipex::frozen_batch_norm" not in names["torchvision"]
+
+
+@pytest.mark.exhaustive
+@needs_ipex
+@pytest.mark.parametrize("fused", [True, False])
+def test_only_fused_lamb_uses_the_kernel_of_ipex(fused: bool) -> None:
+    _, names = operators("ipex_lamb", fused=fused)
+    assert ("torch_ipex::lamb_fused_step" in names) is fused

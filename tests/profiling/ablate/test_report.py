@@ -1,4 +1,4 @@
-"""The report: every kind of picture, both pages, and the page in a browser."""
+"""The report: pictures, both pages, the page in a browser, and the reports in docs/ablations."""
 
 import re
 from pathlib import Path
@@ -7,15 +7,30 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 from common.charts import as_svg
-from profiling.ablate.analysis import Row, Study, compare_variants, make_row
+from profiling.ablate import report
+from profiling.ablate.analysis import Row, Study, compare_variants, make_row, read_study
 from profiling.ablate.charts import picture
-from profiling.ablate.definition import Ablation
-from profiling.ablate.report import make_sections, markdown_page, remarks, summary
+from profiling.ablate.definition import Ablation, SizeName, read_all
+from profiling.ablate.report import (
+    FILES,
+    PICTURES,
+    SECOND,
+    make_sections,
+    markdown_page,
+    remarks,
+    render_pages,
+    summary,
+)
 from profiling.ablate.result import Result
-from profiling.report.page import render_page
-from tests.profiling.ablate.made import ablation, result, run
+from profiling.report.page import Chart, render_page
+from tests.profiling.ablate.samples import ablation, result, run
 from tests.support.browsers import chromium
 
+REPOSITORY = Path(__file__).resolve().parents[3]
+STORED = sorted(
+    page.relative_to(REPOSITORY) for page in REPOSITORY.glob("docs/ablations/*/ablations.md")
+)
+"""Relative to the repository: commands in a page name its folder."""
 COMMAND = "python -m profiling ablate run not-yet --quick"
 SENTENCES = {"more": "It is more.", "alike": "It is alike.", "less": "It is less."}
 PAPER = ablation(comparisons=[{"change": "quick", "baseline": "slow", "paper": 1.2, **SENTENCES}])
@@ -25,63 +40,63 @@ PARTS = {
 }
 
 
-def drawn(one: Ablation, found: Result) -> str:
-    """The words of a picture."""
-    figure = picture(one, found, compare_variants(one, found))
+def texts_of_picture(definition: Ablation, measured: Result) -> str:
+    figure = picture(definition, measured, compare_variants(definition, measured))
     return " ".join(re.findall(r"<text[^>]*>([^<]*)", as_svg(figure)))
 
 
-def test_bars_show_each_variant_its_parts_and_its_number() -> None:
-    one = ablation(chart={"parts": ["forward", "backward"], "per": "a step"})
-    words = drawn(one, result(PARTS))
+@pytest.mark.slow
+def test_bars_show_variants_parts_and_ratios() -> None:
+    definition = ablation(chart={"parts": ["forward", "backward"], "per": "a step"})
+    texts = texts_of_picture(definition, result(PARTS))
     for word in ("slow", "quick", "forward", "backward", "3.1", "seconds, a step", "1.51×"):
-        assert word in words, word
+        assert word in texts, word
 
 
-def test_the_papers_figure_is_in_the_picture() -> None:
-    assert "the paper" in drawn(PAPER, result(PARTS))
-    assert "the paper" not in drawn(ablation(), result(PARTS))
+def test_picture_has_the_figure_of_the_paper() -> None:
+    assert "the paper" in texts_of_picture(PAPER, result(PARTS))
+    assert "the paper" not in texts_of_picture(ablation(), result(PARTS))
 
 
-def test_shares_add_up_to_a_hundred_percent() -> None:
-    one = ablation(chart={"kind": "shares", "of": "primitive: "})
+def test_shares_add_up_to_100_percent() -> None:
+    definition = ablation(chart={"kind": "shares", "of": "primitive: "})
     runs = {
         name: [run(1.0, **{"primitive:_convolution_forward": 3.0, "primitive:_elsewhere": 1.0})]
         for name in ("slow", "quick")
     }
-    words = drawn(one, result(runs))
-    assert "75%" in words and "25%" in words and "convolution forward" in words
+    texts = texts_of_picture(definition, result(runs))
+    assert "75%" in texts and "25%" in texts and "convolution forward" in texts
 
 
 def test_curves_have_their_steps() -> None:
-    one = ablation(chart={"kind": "curves", "of": "loss at ", "unit": "loss"})
+    definition = ablation(chart={"kind": "curves", "of": "loss at ", "unit": "loss"})
     runs = {
         name: [run(1.0, loss_at_00010=2.0, loss_at_00020=1.0)] * 2 for name in ("slow", "quick")
     }
-    words = drawn(one, result(runs))
-    assert "steps" in words and "slow" in words
+    texts = texts_of_picture(definition, result(runs))
+    assert "steps" in texts and "slow" in texts
 
 
-def test_a_grid_is_normalized_to_its_smallest_combination() -> None:
+def test_grid_is_relative_to_the_smallest_combination() -> None:
     options = {
         f"{ranks}x{threads}": {"ranks": ranks, "threads": threads}
         for ranks, threads in ((2, 1), (1, 1), (1, 2))
     }
-    one = ablation(
+    definition = ablation(
         variants={name: {"about": "", "options": some} for name, some in options.items()},
         comparisons=[{"change": "2x1", "baseline": "1x1"}],
         chart={"kind": "grid", "of": "images a second", "unit": "images a second"},
     )
     rates = {"2x1": 5.7, "1x1": 3.0, "1x2": 5.1}
-    found = result({name: [run(1.0, images_a_second=rate)] for name, rate in rates.items()})
+    measured = result({name: [run(1.0, images_a_second=rate)] for name, rate in rates.items()})
     for name, some in options.items():
-        found.definition["variants"][name]["options"] = dict(some)
-    words = drawn(one, found)
-    assert all(word in words for word in ("1.00", "1.90", "1.70", "ideal", "2 threads"))
+        measured.definition["variants"][name]["options"] = dict(some)
+    texts = texts_of_picture(definition, measured)
+    assert all(word in texts for word in ("1.00", "1.90", "1.70", "ideal", "2 threads"))
 
 
 def test_points_show_each_batch_size() -> None:
-    one = ablation(
+    definition = ablation(
         variants={"only": {"about": ""}},
         comparisons=[
             {
@@ -99,12 +114,12 @@ def test_points_show_each_batch_size() -> None:
         for size, epochs in ((256, 4.0), (512, 5.0))
         for word in ("least_", "", "most_")
     }
-    words = drawn(one, result({"only": [run(0.0, **details)]}))
-    assert "256" in words and "512" in words and "1.25×" in words
+    texts = texts_of_picture(definition, result({"only": [run(0.0, **details)]}))
+    assert "256" in texts and "512" in texts and "1.25×" in texts
 
 
 def study() -> Study:
-    """A row that is measured, one that cannot be, and one that was not."""
+    """Return a study with a measured row, an impossible one and a missing one."""
     cannot = result(
         {},
         left_out={"slow": "takes 8 cores, and this process may use 2", "quick": "the same"},
@@ -120,24 +135,23 @@ def study() -> Study:
     )
 
 
-def test_the_summary_counts_what_is_there() -> None:
-    assert summary(study()) == [
-        "1 of 3 ablations and 1 of 3 comparisons were measured. The paper has a figure for 1 "
-        "of them: 0 measured ratios are about the same, 1 larger and 0 smaller.",
-        "A second run confirms 1 of 1 conclusions (sign and size).",
-        "Not finished: not-yet.",
-    ]
+def test_summary_counts_comparisons() -> None:
+    first, second, third = summary(study())
+    assert "1 of 3 ablations and 1 of 3 comparisons" in first
+    assert "0 measured ratios are about the same, 1 larger and 0 smaller" in first
+    assert "1 of 1 conclusions" in second
+    assert third == "Not finished: not-yet."
 
 
 def pages() -> tuple[str, str]:
-    sections, words = make_sections(study()), summary(study())
+    sections, sentences = make_sections(study()), summary(study())
     return (
-        render_page(sections, title="made", summary=words),
-        markdown_page(sections, title="made", summary=words, pictures="pictures"),
+        render_page(sections, title="made", summary=sentences),
+        markdown_page(sections, title="made", summary=sentences, pictures="pictures"),
     )
 
 
-def test_both_pages_have_question_number_paper_reason_machine_and_command() -> None:
+def test_pages_have_all_parts() -> None:
     for page in pages():
         for word in (
             "Is it faster?",
@@ -154,7 +168,7 @@ def test_both_pages_have_question_number_paper_reason_machine_and_command() -> N
             assert word in page, word
 
 
-def test_every_table_of_the_markdown_is_even() -> None:
+def test_tables_of_the_markdown_are_complete() -> None:
     _, page = pages()
     width = 0
     for line in page.splitlines():
@@ -166,14 +180,14 @@ def test_every_table_of_the_markdown_is_even() -> None:
     assert "![" in page and "](pictures/measured.png)" in page
 
 
-def test_an_unfinished_row_says_how_far_it_is() -> None:
+def test_unfinished_row_has_its_progress() -> None:
     row = make_row("some", PAPER, result(PARTS, rounds_wanted=5), None, command=COMMAND)
     assert isinstance(row, Row) and row.state == "2 of 5 rounds measured"
 
 
-def test_a_row_may_take_a_part_of_what_another_has_measured() -> None:
-    more = result({**PARTS, "other": PARTS["slow"]}, left_out={"another": "few cores"})
-    row = make_row("some", PAPER, more, more, command=COMMAND)
+def test_row_may_use_a_part_of_another_result() -> None:
+    larger = result({**PARTS, "other": PARTS["slow"]}, left_out={"another": "few cores"})
+    row = make_row("some", PAPER, larger, larger, command=COMMAND)
     assert row.result is not None
     assert list(row.result.definition["variants"]) == ["slow", "quick"]
     assert list(row.result.rounds[0]) == ["slow", "quick"]
@@ -181,7 +195,7 @@ def test_a_row_may_take_a_part_of_what_another_has_measured() -> None:
     assert row.outcomes[0].holds
 
 
-def test_a_second_run_of_something_else_is_left_out_and_says_so() -> None:
+def test_second_run_with_another_definition_is_ignored() -> None:
     other = result(PARTS)
     other.definition["workload"]["images"] = 9
     row = make_row("some", PAPER, result(PARTS), other, command=COMMAND)
@@ -190,21 +204,44 @@ def test_a_second_run_of_something_else_is_left_out_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("width", [1280, 480])
-def test_a_browser_shows_the_page_and_says_nothing(tmp_path: Path, width: int) -> None:
+@pytest.mark.exhaustive
+def test_browser_shows_the_page_without_errors(tmp_path: Path, width: int) -> None:
     file = tmp_path / "ablations.html"
     file.write_text(pages()[0])
     path = chromium()
-    said: list[str] = []
-    asked: list[str] = []
+    errors: list[str] = []
+    requests: list[str] = []
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": 900})
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: errors.append(message.text))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
         page.goto(file.as_uri())
         assert page.locator("svg").count() == 1
         assert page.locator("#measured table").count() == 1
-        wide = page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        fits = page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         browser.close()
-    assert (said, asked, wide) == ([], [file.as_uri()], True)
+    assert (errors, requests, fits) == ([], [file.as_uri()], True)
+
+
+@pytest.mark.parametrize("page", STORED, ids=lambda page: page.parent.name)
+def test_stored_report_is_made_from_its_result_files(
+    page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    # Drawing takes most of the time, and is not compared.
+    monkeypatch.setattr(report, "chart", lambda draw, *, caption, **_: Chart("", caption=caption))
+    folder = page.parent
+    size: SizeName = "quick" if folder.name.startswith("quick") else "full"
+    stored = read_study(read_all(), folder, folder / SECOND, size=size)
+    content = dict(zip(FILES, render_pages(stored), strict=True))["ablations.md"]
+    command = f"python -m profiling ablate report --overwrite --out {folder}"
+    assert page.read_text() == content, f"generate it again: {command}"
+    pictures = {f"{row.name}.png" for row in stored.rows if row.is_measured}
+    assert {file.name for file in (folder / PICTURES).iterdir()} == pictures
+    for measured in stored.results:
+        assert measured.is_complete, measured.ablation
+    for file in folder.rglob("result.json"):
+        text = file.read_text()
+        assert "/home/" not in text and "/work/" not in text and "/root" not in text, file

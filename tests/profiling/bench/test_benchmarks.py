@@ -1,27 +1,46 @@
-"""Every contestant's recipe, in this process and on tiny images."""
+"""Findings of the benchmarks, and each recipe in this process on tiny images."""
 
 import os
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
+from torch import nn
 
+from common.errors import InputError
 from data.transforms import normalize
-from profiling.bench import command
-from profiling.bench.benchmarks import EVALUATE, LOSS, STEP, loss_findings, step_findings
+from profiling.bench import command, worker
+from profiling.bench.benchmarks import EVALUATE, LOSS, OPTIMIZER, STEP, loss_findings, step_findings
 from profiling.bench.command import BENCHMARKS
-from profiling.bench.measured_steps import COMPILED, bytes_of_run, kernel_seconds, onednn_seconds
-from profiling.bench.recipes import parts, step
+from profiling.bench.data_bench import write_list
+from profiling.bench.measured_steps import (
+    COMPILED,
+    bytes_of_run,
+    kernel_seconds,
+    onednn_seconds,
+)
+from profiling.bench.recipes import images, parts, step
 from profiling.bench.recipes.parts import make_outputs
-from profiling.bench.recipes.step import feature_sizes, make_batch
-from profiling.bench.results import BytesMoved, Primitives, Results
-from profiling.bench.variant import Prepared, Run, Variant, Workload
+from profiling.bench.recipes.step import convolution_flop, feature_sizes, make_batch, step_gflop
+from profiling.bench.results import BytesMoved, Finding, Primitives, Results
+from profiling.bench.variant import (
+    STANDARD,
+    Prepared,
+    Run,
+    Variant,
+    Workload,
+    choose,
+    times_as_fast,
+)
 from retinanet.engine.kernel_calls import own_kernel
 from retinanet.model.retinanet import RetinaNet
 
 TINY = Workload(images=2, image_size=64, classes=3)
+LIMITS = {"matrix product 4096³": 70.0, "large, forward": 80.0, "large, backward": 50.0}
 
 
 def run_of(seconds: float, **details: float) -> Run:
@@ -29,7 +48,7 @@ def run_of(seconds: float, **details: float) -> Run:
 
 
 def results_of(**runs: list[Run]) -> Results:
-    named = {name.replace("_", "-"): group for name, group in runs.items()}
+    named = {name.replace("_", "-"): variant_runs for name, variant_runs in runs.items()}
     return Results(
         workload=TINY,
         variants=[Variant(name=name, about="", recipe="") for name in named],
@@ -47,92 +66,53 @@ def results_of(**runs: list[Run]) -> Results:
     )
 
 
-def test_names_are_given_once_and_every_benchmark_has_defaults() -> None:
+def find(findings: list[Finding], text: str) -> Finding:
+    [finding] = [finding for finding in findings if text in finding.what]
+    return finding
+
+
+def test_names_are_unique_and_every_benchmark_has_defaults() -> None:
     for benchmark in BENCHMARKS:
         names = [variant.name for variant in benchmark.variants]
         assert len(set(names)) == len(names)
         assert any(variant.by_default for variant in benchmark.variants)
 
 
-def test_the_batch_is_the_same_every_time_and_its_boxes_lie_inside() -> None:
-    one, other = make_batch(TINY), make_batch(TINY)
-    assert torch.equal(one.images, other.images) and one.images.dtype == torch.uint8
-    for target in one.targets:
-        boxes = target["boxes"]
-        assert (boxes[:, 2:] > boxes[:, :2]).all()
-        assert boxes.min() >= 0 and boxes.max() <= 64
+@pytest.mark.parametrize(
+    ("names", "chosen"), [(None, ["a"]), ("all", ["a", "b"]), ("b,a", ["b", "a"])]
+)
+def test_variants_are_chosen_by_name(names: str | None, chosen: list[str]) -> None:
+    variants = [Variant("a", "", ""), Variant("b", "", "", by_default=False)]
+    assert [variant.name for variant in choose(variants, names)] == chosen
+    for wrong in ("c", "a,a", "", "a,"):
+        with pytest.raises(InputError, match=r"^--contestants: "):
+            choose(variants, wrong)
 
 
-def test_levels_have_the_sizes_of_the_network() -> None:
-    workload = Workload(images=1, image_size=96, classes=1)
-    model = RetinaNet(num_classes=1).eval()
-    with torch.no_grad():
-        outputs = model(normalize(make_batch(workload).images))
-    assert feature_sizes(workload) == outputs.feature_sizes
+def test_ratios_are_taken_round_by_round() -> None:
+    runs = [run_of(1.0), run_of(2.0), run_of(10.0)]
+    others = [run_of(3.0), run_of(4.0), run_of(15.0)]
+    assert times_as_fast(runs, others) == (2.0, 1.5, 3.0)
 
 
-def test_all_forms_of_the_loss_agree_on_the_benchmarks_logits() -> None:
-    losses = {}
-    for variant in LOSS.variants:
-        if variant.recipe.endswith("focal_loss"):
-            options: dict[str, Any] = dict(variant.options)
-            losses[variant.name] = parts.prepare_focal_loss(TINY, **options).run()["loss"]
-    assert len(losses) == 9
-    assert losses == pytest.approx(dict.fromkeys(losses, losses["reference-float32"]), rel=1e-2)
+@pytest.mark.parametrize(
+    ("value", "target", "is_met"),
+    [
+        (4.5, {"at_least": 4.5}, True),
+        (4.4, {"at_least": 4.5}, False),
+        (0.41, {"at_most": 0.4}, False),
+        (9.0, {}, True),
+    ],
+)
+def test_target_is_met_or_missed(value: float, target: dict[str, float], is_met: bool) -> None:
+    assert Finding("", value, "", **target).is_met is is_met
 
 
-@pytest.mark.parametrize("name", ["adam", "sgd", "lamb"])
-@pytest.mark.parametrize("fused", [True, False])
-def test_every_optimizer_takes_steps(name: str, fused: bool) -> None:
-    prepared = parts.prepare_optimizer_step(TINY, name=name, fused=fused)
-    prepared.run()
-    prepared.run()
-
-
-@pytest.mark.parametrize("clips", [False, True])
-def test_the_norm_is_taken_again_and_again(clips: bool) -> None:
-    prepared = parts.prepare_gradient_norm(TINY, clips=clips)
-    prepared.run()
-    prepared.run()
-
-
-def test_both_post_processings_find_as_many_boxes() -> None:
-    counts = [
-        parts.prepare_postprocessing(TINY, whose=whose).run() for whose in ("ours", "torchvision")
-    ]
-    assert counts[0]["boxes"] > 100
-    # torchvision's boxes and scores are BF16 here.
-    assert counts[0]["boxes"] == pytest.approx(counts[1]["boxes"], rel=0.05)
-
-
-def test_outputs_are_background_but_for_the_objects() -> None:
-    outputs = make_outputs(Workload(images=1, image_size=128, classes=20))
-    shares = [float((level > -2.95).float().mean()) for level in outputs.cls_logits]
-    assert 0 < shares[0] < 0.02
-    assert float(outputs.cls_logits[0].float().mean()) == pytest.approx(-5, abs=0.1)
-
-
-def test_whole_evaluations_find_as_many_boxes() -> None:
-    counts = [
-        parts.prepare_evaluation(TINY, whose=whose).run() for whose in ("ours", "torchvision")
-    ]
-    assert counts[0]["boxes"] > 10
-    assert counts[0]["boxes"] == pytest.approx(counts[1]["boxes"], rel=0.1)
-
-
-def test_evaluation_compares_what_is_alike() -> None:
-    results = results_of(postprocess=[run_of(1.0)], torch=[run_of(2.0)], torchvision=[run_of(5.0)])
-    assert [(found.what, found.value) for found in EVALUATE.findings(results)] == [
-        ("torch against torchvision", 2.5)
-    ]
-
-
-def test_findings_of_a_step_by_hand() -> None:
-    limits = {"matrix product 4096³": 70.0, "large, forward": 80.0, "large, backward": 50.0}
+def test_findings_of_a_step() -> None:
     results = results_of(
         torch=[run_of(2.0), run_of(2.0)],
         torchvision_tuned=[run_of(3.0), run_of(5.0)],
-        ceiling=[run_of(1.0, **limits), run_of(1.0, **limits)],
+        ceiling=[run_of(1.0, **LIMITS), run_of(1.0, **LIMITS)],
     )
     values = {finding.what: finding.value for finding in step_findings(results)}
     assert values == {
@@ -145,9 +125,20 @@ def test_findings_of_a_step_by_hand() -> None:
         "torch: page faults per step": 7,
         "torch: peak memory against torchvision-tuned": 1.0,
     }
+    alone = results_of(ceiling=[run_of(1.0, **LIMITS)])
+    assert [finding.value for finding in step_findings(alone)] == [80.0, 70.0]
 
 
-def test_passes_over_memory_are_added_up_where_operators_were_timed() -> None:
+@pytest.mark.parametrize("has_amx", [False, True])
+def test_targets_depend_on_amx(has_amx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("profiling.bench.benchmarks.has_amx", lambda: has_amx)
+    results = results_of(torch=[run_of(2.0)], ipex=[run_of(3.0)], ceiling=[run_of(1.0, **LIMITS)])
+    assert find(step_findings(results), "torch against ipex").at_least == (2.0 if has_amx else 1.7)
+    targets = [finding.at_least for finding in step_findings(results) if "GFLOP" in finding.what]
+    assert targets == [0.60 if has_amx else 0.75]
+
+
+def test_passes_over_memory_need_timed_operators() -> None:
     results = results_of(torch=[run_of(2.0)])
     assert results.passes_share("torch") is None
     operators = {
@@ -159,41 +150,23 @@ def test_passes_over_memory_are_added_up_where_operators_were_timed() -> None:
     results = replace(results, operators={"torch": operators})
     # Reorders 0.3 and masked sums 0.1 of 2 s; a sum and a product, 0.5 of 4 s.
     assert results.passes_share("torch") == pytest.approx(0.2 + 0.125)
-    [finding] = [one for one in step_findings(results) if "ReLU" in one.what]
+    finding = find(step_findings(results), "ReLU")
     assert finding.value == results.passes_share("torch") and not finding.is_met
 
 
-def test_the_loss_is_held_against_a_copy() -> None:
-    results = results_of(
-        kernel=[run_of(2.0)], bandwidth=[run_of(9.0, copy=40.0, **{"scale in place": 80.0})]
-    )
-    [share] = [finding for finding in loss_findings(results) if finding.at_least]
-    assert share.value == 60 / 2 / 40 and share.is_met
-
-
-def test_onednns_output_is_caught_and_standard_output_given_back(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    layer = torch.nn.Conv2d(16, 32, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    images = torch.randn(2, 16, 64, 64).to(memory_format=torch.channels_last)
-    seconds = onednn_seconds(lambda: layer(images))
-    os.write(1, b"after\n")
-    assert sum(s for name, s in seconds.items() if name.startswith("convolution forward")) > 0
-    assert capfd.readouterr().out == "after\n"
-
-
-def test_runs_beside_a_busy_core_are_compared_with_those_of_the_same_round() -> None:
+def test_slowdown_compares_runs_of_the_same_round() -> None:
     results = replace(
         results_of(torch=[run_of(1.0), run_of(2.0), run_of(4.0)]),
         loaded_runs={"torch": [run_of(2.0), run_of(5.0), run_of(8.0)]},
     )
     assert results.slowdown("torch") == (2.0, 2.0, 2.5)
-    [finding] = [one for one in step_findings(results) if "keeps one core busy" in one.what]
+    finding = find(step_findings(results), "busy")
     assert finding.value == 2.0 and finding.is_met
-    assert not any("busy" in one.what for one in step_findings(results_of(torch=[run_of(1.0)])))
+    quiet = step_findings(results_of(torch=[run_of(1.0)]))
+    assert not any("busy" in finding.what for finding in quiet)
 
 
-def test_traffic_is_added_up_by_phase_and_held_against_torchvisions() -> None:
+def test_bytes_are_added_up_by_phase_and_compared_with_torchvision() -> None:
     moved = {
         "torch": [
             BytesMoved("optimizer", "adam_step", 1, 4_000, 3_000),
@@ -208,12 +181,232 @@ def test_traffic_is_added_up_by_phase_and_held_against_torchvisions() -> None:
     by_phase = results.gigabytes_by_phase("torch")
     assert list(by_phase) == ["forward", "optimizer", "between"]
     assert by_phase == pytest.approx({"forward": 3e-6, "optimizer": 7e-6, "between": 4e-9})
-    [finding] = [one for one in step_findings(results) if "bytes" in one.what]
+    finding = find(step_findings(results), "bytes")
     assert finding.value == pytest.approx(10_004 / 30_000)
     assert finding.is_met and finding.target == "at most 0.4"
 
 
-def test_operators_that_compiled_graphs_call_are_in_inductors_count() -> None:
+def test_evaluation_and_optimizer_compare_equal_work() -> None:
+    results = results_of(postprocess=[run_of(1.0)], torch=[run_of(2.0)], torchvision=[run_of(5.0)])
+    findings = EVALUATE.findings(results)
+    assert [(finding.what, finding.value) for finding in findings] == [
+        ("torch against torchvision", 2.5)
+    ]
+    optimizers = results_of(adam=[run_of(1.0)], adam_unfused=[run_of(3.0)], sgd=[run_of(1.0)])
+    [finding] = OPTIMIZER.findings(optimizers)
+    assert (finding.value, finding.at_least) == (3.0, 2.0)
+
+
+def test_loss_is_compared_with_a_copy() -> None:
+    results = results_of(
+        kernel=[run_of(2.0)], bandwidth=[run_of(9.0, copy=40.0, **{"scale in place": 80.0})]
+    )
+    [share] = [finding for finding in loss_findings(results) if finding.at_least]
+    assert share.value == 60 / 2 / 40 and share.is_met
+
+
+@pytest.mark.parametrize(
+    ("fields", "installed", "reason"),
+    [
+        ({}, {"installed_openmp": "gnu"}, "intel-openmp"),
+        ({"package": "no_such_package"}, {}, "no_such_package is not installed"),
+        ({"allocator": "tcmalloc"}, {"find": None}, "tcmalloc is not installed"),
+        ({}, {"installed_openmp": "intel"}, None),
+    ],
+)
+def test_variant_with_missing_software_is_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, Any],
+    installed: dict[str, Any],
+    reason: str | None,
+) -> None:
+    named = {variant.name: variant for variant in STEP.variants}
+    variant = replace(
+        named["ipex-submission"], **{"package": None, "allocator": "system", **fields}
+    )
+    for name, value in installed.items():
+        monkeypatch.setattr(command, name, lambda *_, value=value: value)
+    lines: list[str] = []
+    usable = command.skip_missing([variant], lines.append)
+    if reason is None:
+        assert (usable, lines) == ([variant], [])
+    else:
+        assert usable == [] and len(lines) == 1
+        assert lines[0].startswith("ipex-submission is skipped: ") and reason in lines[0]
+
+
+def test_batch_is_reproducible_and_its_boxes_lie_inside() -> None:
+    batch, again = make_batch(TINY), make_batch(TINY)
+    assert torch.equal(batch.images, again.images) and batch.images.dtype == torch.uint8
+    for target in batch.targets:
+        boxes = target["boxes"]
+        assert (boxes[:, 2:] > boxes[:, :2]).all()
+        assert boxes.min() >= 0 and boxes.max() <= 64
+
+
+@pytest.mark.slow
+def test_levels_have_the_sizes_of_the_network() -> None:
+    workload = Workload(images=1, image_size=96, classes=1)
+    model = RetinaNet(num_classes=1).eval()
+    with torch.no_grad():
+        outputs = model(normalize(make_batch(workload).images))
+    assert feature_sizes(workload) == outputs.feature_sizes
+
+
+@pytest.mark.slow
+def test_all_forms_of_the_loss_agree() -> None:
+    losses = {}
+    for variant in LOSS.variants:
+        if variant.recipe.endswith("focal_loss"):
+            options: dict[str, Any] = dict(variant.options)
+            losses[variant.name] = parts.prepare_focal_loss(TINY, **options).run()["loss"]
+    assert len(losses) == 9
+    assert losses == pytest.approx(dict.fromkeys(losses, losses["reference-float32"]), rel=1e-2)
+
+
+@pytest.mark.slow
+def test_optimizers_and_gradient_norm_run_repeatedly(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = parts.model_with_gradients(TINY)
+    monkeypatch.setattr(parts, "model_with_gradients", lambda workload: model)
+    for clips in (False, True):
+        prepared = parts.prepare_gradient_norm(TINY, clips=clips)
+        assert prepared.run() == prepared.run() == {}
+    weight = next(weight for weight in model.parameters() if weight.requires_grad)
+    for variant in OPTIMIZER.variants:
+        if variant.recipe.endswith("optimizer_step"):
+            options: dict[str, Any] = dict(variant.options)
+            prepared = parts.prepare_optimizer_step(TINY, **options)
+            for _ in range(2):
+                before = weight.detach().clone()
+                prepared.run()
+                assert not torch.equal(before, weight)
+
+
+@pytest.mark.slow
+def test_both_postprocessings_return_about_as_many_boxes() -> None:
+    ours, theirs = (
+        parts.prepare_postprocessing(TINY, whose=whose).run()["boxes"]
+        for whose in ("ours", "torchvision")
+    )
+    assert ours > 100
+    # torchvision's boxes and scores are BF16 here.
+    assert ours == pytest.approx(theirs, rel=0.05)
+
+
+def test_outputs_are_background_except_for_objects() -> None:
+    outputs = make_outputs(Workload(images=1, image_size=128, classes=20))
+    shares = [float((level > -2.95).float().mean()) for level in outputs.cls_logits]
+    assert 0 < shares[0] < 0.02
+    assert float(outputs.cls_logits[0].float().mean()) == pytest.approx(-5, abs=0.1)
+
+
+@pytest.mark.slow
+def test_both_evaluations_return_about_as_many_boxes() -> None:
+    ours, theirs = (
+        parts.prepare_evaluation(TINY, whose=whose).run()["boxes"]
+        for whose in ("ours", "torchvision")
+    )
+    assert ours > 10
+    assert ours == pytest.approx(theirs, rel=0.1)
+
+
+@pytest.mark.slow
+def test_fused_adam_of_torch_takes_the_same_step_as_ours() -> None:
+    workload = Workload(images=1, image_size=128, classes=3)
+    ours, torchs = (step.prepare_step_torch(workload, torch_adam=adam) for adam in (False, True))
+    # Counting must not change the step, so the losses are compared after a counted one.
+    rows = bytes_of_run(ours)
+    torchs.run()
+    assert {"forward", "loss", "backward", "optimizer"} <= {row[0] for row in rows}
+    assert ours.run()["loss"] == pytest.approx(torchs.run()["loss"], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "stages"),
+    [
+        ("decode", []),
+        ("resize", []),
+        ("pipeline", ["decode, resize, mirror", "collate", "normalize"]),
+        ("mlperf", ["decode", "to float", "mirror", "normalize", "resize", "collate"]),
+    ],
+)
+def test_image_recipes_return_the_time_of_their_stages(
+    recipe: str, stages: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for setting in ("keep_to_one_core", "torch.set_num_threads"):  # of this process: unchanged
+        monkeypatch.setattr(f"profiling.bench.recipes.images.{setting}", lambda *_: None)
+    paths = [tmp_path / f"{number}.jpg" for number in range(3)]
+    for path in paths:
+        Image.radial_gradient("L").convert("RGB").save(path)
+    write_list(paths, tmp_path / "list.json")
+    options = {"photos": str(tmp_path / "list.json"), "decoder": "pillow", "batch_size": "2"}
+    if recipe in ("decode", "resize"):
+        del options["batch_size"]
+    if recipe == "mlperf":
+        del options["decoder"]
+    prepared = getattr(images, f"prepare_{recipe}")(Workload(image_size=64), **options)
+    assert list(prepared.run()) == stages
+
+
+def test_flop_of_convolutions() -> None:
+    first = nn.Conv2d(3, 8, kernel_size=3, padding=1).requires_grad_(requires_grad=False)
+    second = nn.Conv2d(8, 4, kernel_size=1, stride=2)
+    third = nn.Conv2d(4, 6, kernel_size=3, padding=1, groups=2)
+    network = nn.Sequential(first, nn.ReLU(), second, third)
+    forward_first = 2 * (2 * 8 * 10 * 12) * 3 * 9  # the frozen prefix: forward alone
+    forward_second = 2 * (2 * 4 * 5 * 6) * 8  # no gradient to a frozen layer's output
+    forward_third = 2 * (2 * 6 * 5 * 6) * 2 * 9
+    batch = torch.zeros(2, 3, 10, 12)
+    flop = convolution_flop(network, lambda: network(batch))
+    assert flop == forward_first + 2 * forward_second + 3 * forward_third
+    assert not any(module._forward_hooks for module in network.modules())
+
+
+def test_flop_of_the_standard_step() -> None:
+    assert step_gflop(STANDARD) == pytest.approx(2322.0, abs=0.1)
+
+
+def make_convolution() -> Prepared:
+    layer = nn.Conv2d(16, 32, 3)
+    batch = torch.randn(2, 16, 24, 24, requires_grad=True)
+    layer(batch)  # oneDNN creates a primitive when it first runs
+
+    def run() -> dict[str, float]:
+        layer(batch).sum().backward()
+        return {"loss": 1.0}
+
+    return Prepared(run)
+
+
+def test_onednn_output_is_captured_and_stdout_restored(capfd: pytest.CaptureFixture[str]) -> None:
+    seconds = onednn_seconds(make_convolution().run)
+    os.write(1, b"after\n")
+    assert {"convolution forward_training", "convolution backward_data"} < set(seconds)
+    assert all(0 < value < 10 for value in seconds.values())
+    assert onednn_seconds(lambda: None) == {}
+    assert capfd.readouterr().out == "after\n"
+
+
+def test_worker_answers_every_question() -> None:
+    prepared = make_convolution()
+    run = Run(**worker.answer("run", prepared))
+    assert run.seconds > 0 and run.details == {"loss": 1.0} and run.peak_rss_mb >= run.rss_mb
+    primitives = Primitives(**worker.answer("primitives", prepared))
+    assert 0 < primitives.onednn_share == primitives.convolving_share < 1
+    operators = worker.answer("operators", prepared)["operators"]
+    assert any(name.startswith("aten::convolution_backward x1") for name in operators)
+    rows = [BytesMoved(*row) for row in worker.answer("bytes", prepared)["bytes"]]
+    assert {row.operator for row in rows} >= {"aten::convolution", "aten::convolution_backward"}
+    assert "exec,cpu,convolution" in worker.answer("log", prepared)["log"]
+
+
+def test_recipes_are_loaded_by_name() -> None:
+    assert worker.load_recipe("profiling.bench.recipes.focal_loss") is parts.prepare_focal_loss
+    recipe = worker.load_recipe("tests.profiling.bench.example_recipe")
+    assert recipe(TINY, behaviour="works").run()["images"] == 2
+
+
+def test_operators_of_compiled_graphs_are_in_the_count_of_inductor() -> None:
     def run() -> dict[str, float]:
         torch.mm(torch.zeros(2, 2), torch.zeros(2, 2))
         torch.zeros(3).exp()
@@ -224,42 +417,10 @@ def test_operators_that_compiled_graphs_call_are_in_inductors_count() -> None:
     assert {row[1] for row in rows[1:]} == {"aten::zeros", "aten::exp"}
 
 
-def test_a_contestant_that_needs_intels_openmp_is_left_out_without_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    named = {one.name: one for one in STEP.variants}
-    assert {"torch-compiled", "torchvision-compiled", "torch-fused-adam"} <= named.keys()
-    submission = replace(named["ipex-submission"], package=None, allocator="system")
-    monkeypatch.setattr(command, "installed_openmp", lambda: "gnu")
-    said: list[str] = []
-    assert command.skip_missing([submission], said.append) == []
-    assert said == [
-        "ipex-submission is skipped: Intel's OpenMP is not installed (pip install intel-openmp)"
-    ]
-    monkeypatch.setattr(command, "installed_openmp", lambda: "intel")
-    assert command.skip_missing([submission], said.append) == [submission]
-
-
-def test_torchs_fused_adam_takes_the_same_step_as_ours() -> None:
-    workload = Workload(images=1, image_size=128, classes=3)
-    runs = [step.prepare_step_torch(workload, torch_adam=other) for other in (False, True)]
-    losses = [[one.run()["loss"] for _ in range(2)] for one in runs]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
-
-
-def test_counting_leaves_the_step_as_it_is() -> None:
-    workload = Workload(images=1, image_size=128, classes=3)
-    counted, plain = (step.prepare_step_torch(workload) for _ in range(2))
-    rows = bytes_of_run(counted)
-    plain.run()
-    assert {"forward", "loss", "backward", "optimizer"} <= {row[0] for row in rows}
-    assert counted.run()["loss"] == pytest.approx(plain.run()["loss"], rel=1e-5)
-
-
 def test_seconds_of_own_kernels_are_added_up() -> None:
-    with kernel_seconds() as found:
-        for name in ("weight_gradient_sum", "weight_gradient_sum", "adam_step", "grouped_forward"):
+    with kernel_seconds() as seconds:
+        for name in ("weight_gradient_sum", "weight_gradient_sum", "adam_step"):
             with own_kernel(name, (), ()):
                 time.sleep(0.01)
-    assert found.keys() == {"weight_gradient_sum", "adam_step", "grouped_forward"}
-    assert found["weight_gradient_sum"] > found["grouped_forward"] >= 0.01
+    assert seconds.keys() == {"weight_gradient_sum", "adam_step"}
+    assert seconds["weight_gradient_sum"] > seconds["adam_step"] >= 0.01

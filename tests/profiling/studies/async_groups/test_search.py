@@ -1,12 +1,46 @@
+"""The search for compute groups: settings, losses, results and their comparison."""
+
+import io
+import math
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 
-from profiling.studies.async_groups_search import RATES, Setting, for_whole, search, settings_grid
+from common.errors import InputError
+from profiling.studies.async_groups import compare_trained, format_choice, loss_chart, map_chart
+from profiling.studies.async_groups_search import (
+    RATES,
+    Evaluated,
+    Point,
+    Probed,
+    Results,
+    Setting,
+    Trained,
+    best,
+    common_seconds,
+    for_whole,
+    images_per_second,
+    loss_at,
+    map_curve,
+    mean_staleness,
+    read_results,
+    search,
+    settings_grid,
+    step_points,
+    write_results,
+)
+
+PLAIN = Setting(1, 0.9)
+TWO = Setting(2, 0.3)
+ABOUT = {"config": "demo.yaml", "ranks": 2}
 
 
 def searched(ranks: int, best: dict[int, float]) -> list[Setting]:
-    """What is probed where so much momentum is the best of each number of groups."""
+    """Return the probed settings; `best`: best momentum by number of groups."""
 
     def choose_best(settings: Sequence[Setting]) -> Setting:
         return Setting(settings[0].groups, best[settings[0].groups])
@@ -14,32 +48,224 @@ def searched(ranks: int, best: dict[int, float]) -> list[Setting]:
     return list(search(ranks, choose_best=choose_best))
 
 
-def test_the_grid_has_the_rule_s_own_momentum_with_each_learning_rate() -> None:
-    assert list(dict.fromkeys(one.beta1 for one in settings_grid(2))) == [0.0, 0.4, 0.6, 0.9]
-    assert list(dict.fromkeys(one.beta1 for one in settings_grid(16))) == [0.0, 0.6, 0.9]
-    assert {one.rate for one in settings_grid(2) if one.beta1 == 0.4} == set(RATES)
+def test_grid_has_the_momentum_of_the_rule_and_all_learning_rates() -> None:
+    assert list(dict.fromkeys(setting.beta1 for setting in settings_grid(2))) == [
+        0.0,
+        0.4,
+        0.6,
+        0.9,
+    ]
+    assert list(dict.fromkeys(setting.beta1 for setting in settings_grid(16))) == [0.0, 0.6, 0.9]
+    assert {setting.rate for setting in settings_grid(2) if setting.beta1 == 0.4} == set(RATES)
 
 
-def test_plain_training_is_probed_first_with_its_own_momentum_and_each_learning_rate() -> None:
+def test_plain_training_is_probed_first() -> None:
     assert settings_grid(1) == [Setting(1, 0.9, rate) for rate in RATES]
     assert searched(8, {8: 0.4})[: len(RATES)] == settings_grid(1)
 
 
-def test_as_many_groups_as_ranks_are_enough_where_some_momentum_is_the_best() -> None:
-    assert {one.groups for one in searched(8, {8: 0.4})} == {1, 8}
+@pytest.mark.parametrize(
+    ("ranks", "best_momentum", "groups"),
+    [
+        (8, {8: 0.4}, [8]),
+        (8, {8: 0.0, 4: 0.6, 2: 0.0}, [8, 4]),
+        (8, {8: 0.0, 4: 0.0, 2: 0.0}, [8, 4, 2]),
+        (6, {6: 0.0, 3: 0.0}, [6, 3]),
+        (2, {2: 0.0}, [2]),
+    ],
+)
+def test_groups_are_halved_while_no_momentum_is_best(
+    ranks: int, best_momentum: dict[int, float], groups: list[int]
+) -> None:
+    settings = searched(ranks, best_momentum)
+    assert list(dict.fromkeys(setting.groups for setting in settings)) == [1, *groups]
 
 
-@pytest.mark.parametrize(("ranks", "groups"), [(8, [8, 4, 2]), (6, [6, 3]), (2, [2])])
-def test_groups_are_halved_while_no_momentum_is_the_best(ranks: int, groups: list[int]) -> None:
-    found = searched(ranks, dict.fromkeys(range(1, ranks + 1), 0.0))
-    assert list(dict.fromkeys(one.groups for one in found)) == [1, *groups]
-
-
-def test_halving_ends_where_some_momentum_is_the_best() -> None:
-    found = searched(8, {8: 0.0, 4: 0.6, 2: 0.0})
-    assert list(dict.fromkeys(one.groups for one in found)) == [1, 8, 4]
-
-
-def test_a_whole_training_takes_the_next_larger_learning_rate_up_to_the_configured_one() -> None:
+def test_whole_training_takes_the_next_larger_learning_rate() -> None:
     assert for_whole(Setting(2, 0.4, 0.03)) == Setting(2, 0.4, 0.1)
     assert for_whole(Setting(1, 0.9, 0.3)) == for_whole(Setting(1, 0.9)) == Setting(1, 0.9)
+
+
+def step(number: int, **values: Any) -> dict[str, Any]:
+    return {"kind": "step", "step": number, "loss": 1.0, "seconds": 1.0, "images": 4, **values}
+
+
+def test_groups_train_in_parallel() -> None:
+    records = [
+        step(1, group=0, seconds=1.0),
+        step(2, group=1, seconds=2.5),
+        step(3, group=0, seconds=1.0),
+        {"kind": "evaluation", "step": 3},
+        step(4, group=0, seconds=1.0),
+    ]
+    points = step_points(records)
+    assert [point.seconds for point in points] == [1.0, 2.0, 2.5, 3.0]
+    assert images_per_second(points) == pytest.approx(16 / 3)
+
+
+def test_groups_begin_after_the_last_common_step() -> None:
+    records = [
+        step(1, seconds=5.0),
+        step(2, group=1, seconds=2.0),
+        step(3, group=0, seconds=3.0),
+        step(4, group=1, seconds=2.0),
+        step(5, seconds=1.0),
+    ]
+    assert [point.seconds for point in step_points(records)] == [5.0, 7.0, 8.0, 9.0, 10.0]
+
+
+def test_cold_start_and_skipped_steps_do_not_count() -> None:
+    records = [
+        step(1),
+        step(2, loss=None),
+        step(3, group=1, staleness=2),
+        step(4, group=0, staleness=1),
+    ]
+    assert [point.seconds for point in step_points(records, after_step=1)] == [1.0, 1.0]
+    assert mean_staleness(records) == 1.5
+    assert mean_staleness([]) == 0.0
+
+
+def test_loss_is_the_mean_of_the_last_quarter() -> None:
+    points = [Point(seconds=float(at), loss=float(at), images=1) for at in range(1, 13)]
+    loss = loss_at(points, 8.0)
+    assert loss.mean == 7.5 and loss.error == pytest.approx(math.sqrt(0.5) / math.sqrt(2))
+
+
+def test_training_without_steps_has_no_loss() -> None:
+    assert loss_at([], 8.0).mean == math.inf
+    assert images_per_second([]) == 0.0
+
+
+def test_evaluation_has_the_time_of_all_before() -> None:
+    metric = {"kind": "evaluation", "seconds": 10.0, "map": 0.25, "map_50": None}
+    records = [
+        step(1, seconds=5.0),
+        {**metric, "epoch": 1.0},
+        step(2, group=0, seconds=2.0),
+        step(3, group=1, seconds=3.0),
+        {**metric, "epoch": 2.0},
+    ]
+    assert map_curve(records) == [
+        Evaluated(epoch=1.0, seconds=15.0, map=0.25, map_50=0.0),
+        Evaluated(epoch=2.0, seconds=28.0, map=0.25, map_50=0.0),
+    ]
+
+
+def probed(setting: Setting, *, loss: float, seconds: float = 1.0, scatter: float = 0.0) -> Probed:
+    """Return forty steps whose loss falls by 0.01 each and ends at `loss`."""
+    points = [
+        Point(
+            seconds=seconds * step,
+            loss=loss + 0.01 * (40 - step) + scatter * (-1) ** step,
+            images=8,
+        )
+        for step in range(1, 41)
+    ]
+    return Probed(setting=setting, points=points, staleness=0.0)
+
+
+def test_probes_are_compared_at_equal_time() -> None:
+    slow = probed(PLAIN, loss=1.0, seconds=2.0)
+    fast = probed(TWO, loss=1.1, seconds=1.0)
+    assert common_seconds([slow, fast]) == 40.0
+    assert best([slow, fast]) == TWO  # at 40 s the slow one is still at 1.2
+
+
+def test_choice_names_both_settings_and_whether_it_is_significant() -> None:
+    close = [probed(PLAIN, loss=1.0, scatter=0.5), probed(TWO, loss=0.9, scatter=0.5)]
+    assert "not significant" in format_choice(close)
+    clear = format_choice([probed(PLAIN, loss=1.0), probed(TWO, loss=0.5)])
+    assert clear.startswith("best: 2 groups, beta1 0.3; its loss is lower by 0.5")
+    assert "significant" not in clear
+    plain = format_choice([probed(PLAIN, loss=0.5), probed(TWO, loss=1.0)])
+    assert plain.startswith("best: 1 group, beta1 0.9") and "than that of 2 groups" in plain
+
+
+def trained(
+    setting: Setting, *, seconds: float, epochs: float = 3.0, is_reached: bool = True
+) -> Trained:
+    score = 0.7 if is_reached else 0.2
+    before = Evaluated(epoch=epochs / 2, seconds=seconds / 2, map=score / 2, map_50=0.5)
+    last = Evaluated(epoch=epochs, seconds=seconds, map=score, map_50=0.9)
+    return Trained(setting=setting, curve=[before, last], steps=100, staleness=0.9, target=0.65)
+
+
+def test_training_below_the_target_is_never_fastest() -> None:
+    lines = list(
+        compare_trained(
+            [
+                trained(TWO, seconds=50, is_reached=False),
+                trained(PLAIN, seconds=100),
+                trained(Setting(2, 0.9), seconds=150, epochs=6.0),
+            ]
+        )
+    )
+    assert lines == [
+        "fastest to the target: 1 group, beta1 0.9, 1 min 40 s",
+        "2 groups, beta1 0.9: 1.50 times as long, 2.00 times the epochs",
+        "2 groups, beta1 0.3: target not reached, best mAP 0.200 in 0.50 times as long",
+    ]
+
+
+def test_no_training_reached_the_target() -> None:
+    below = trained(TWO, seconds=50, is_reached=False)
+    for results in ([below], [below, below]):
+        assert list(compare_trained(results)) == [
+            "no training reached the target: increase training.epochs"
+        ]
+
+
+def sample_results() -> Results:
+    probe = Probed(
+        setting=Setting(2, 0.3), points=[Point(seconds=1.5, loss=0.7, images=8)], staleness=0.5
+    )
+    training = Trained(
+        setting=Setting(1, 0.9, 0.3),
+        curve=[Evaluated(epoch=2.0, seconds=10.0, map=0.1, map_50=0.3)],
+        steps=4,
+        staleness=0.0,
+        target=0.2,
+    )
+    return Results(about=dict(ABOUT), probes=[probe], trained=[training])
+
+
+def test_results_are_read_back(tmp_path: Path) -> None:
+    assert read_results(tmp_path, ABOUT) == Results(about=ABOUT, probes=[], trained=[])
+    write_results(tmp_path, sample_results())
+    assert read_results(tmp_path, ABOUT) == sample_results()
+
+
+def test_results_of_other_settings_are_refused(tmp_path: Path) -> None:
+    write_results(tmp_path, sample_results())
+    with pytest.raises(InputError, match="ranks was 2, is now 4; give another --out"):
+        read_results(tmp_path, {**ABOUT, "ranks": 4})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"about": {}}', '{"about": {}, "probes": [1]}', "[" * 100_000]
+)
+def test_other_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "probes.json").write_text(text)
+    with pytest.raises(InputError, match="was not written by this command"):
+        read_results(tmp_path, ABOUT)
+
+
+def picture_width(picture: bytes) -> int:
+    with Image.open(io.BytesIO(picture)) as image:
+        assert image.format == "PNG"
+        image.load()
+        return image.width
+
+
+@pytest.mark.slow
+def test_each_learning_rate_has_a_panel() -> None:
+    points = [Point(seconds=float(step), loss=1 / step, images=8) for step in range(1, 9)]
+    probes = [
+        Probed(setting=Setting(2, 0.4, rate), points=points, staleness=1.0) for rate in (1, 0.3)
+    ]
+    one, two = (loss_chart(probes[:count], probes[0].setting, title="x") for count in (1, 2))
+    assert picture_width(one) < picture_width(two)
+    for target in (None, 0.5):
+        training = replace(sample_results().trained[0], target=target)
+        assert picture_width(map_chart([training], title="x")) > 0

@@ -1,39 +1,155 @@
-"""What the planner measures, with the real mpirun and real training steps."""
+"""The planner's measurements: shapes, data, this host and the network between hosts."""
 
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from common.errors import BAD_INPUT, InputError
 from launch.mpirun import choose_mpirun
-from profiling.bench.job import JobFailedError, MeasuredJob, measure_all_reduces
+from launch.placement import fitting_shapes
+from launch.shares import CoreRequest
+from launch.topology import Cpu, Socket, Topology, sockets_of
+from profiling.bench.job import MeasuredJob, measure_all_reduces
 from profiling.studies.tune.measure import (
+    NETWORK_SIZES,
     STEPS,
     WARM_UP,
     TrainedData,
     added,
     evaluation_seconds,
     measure_steps,
+    measured_pairs,
+    named_hosts,
     step_time,
+    synthetic_data,
+    trained_data,
     what_to_measure,
+    with_batches,
 )
-from profiling.studies.tune.model import Shape
-from tests.launch.ranks import MPIRUN
+from profiling.studies.tune.measurements import Measurements, read_measurements, write_measurements
+from profiling.studies.tune.model import Shape, fit_network
+from retinanet.config_file import load_config
+from tests.launch.ranks import MPIRUN, Ended, ended
+from tests.launch.two_hosts import TwoHosts, two_hosts
+from tests.profiling.studies.tune.samples import measurements
 from tests.support.fast_precision import FAST_PRECISION
 
+QUIET = Console(quiet=True)
 SMALL = (
     "data.scenes={train: 8, validation: 1}",
     "data.image_size=64",
     f"engine.precision={FAST_PRECISION}",
 )
 SHAPES = [Shape(ranks=ranks, threads=1, batch_size=1) for ranks in (1, 2)]
+REQUEST = CoreRequest(threads=None, comm_cores=0, loader_cores=0)
+LIMIT, BYTES_PER_SECOND = "400mbit", 50e6
 
 
-def job(folder: Path, overrides: tuple[str, ...]) -> MeasuredJob:
+def host(sockets: int, cores: int) -> Sequence[Socket]:
+    topology = Topology(
+        tuple(
+            Cpu(number, core=number, socket=number // cores, node=number // cores)
+            for number in range(sockets * cores)
+        )
+    )
+    return sockets_of(topology)
+
+
+def test_shapes_fit_evenly_and_within_sockets() -> None:
+    shapes = fitting_shapes(host(2, 4), quota=None, request=REQUEST)
+    assert shapes == [(1, 4), (2, 4), (4, 2), (8, 1)]
+    reserved = CoreRequest(threads=None, comm_cores=1, loader_cores=0)
+    assert fitting_shapes(host(2, 4), quota=None, request=reserved) == [(1, 3), (2, 3), (4, 1)]
+
+
+def test_measured_pairs_include_single_ranks() -> None:
+    shapes = fitting_shapes(host(2, 28), quota=None, request=REQUEST)
+    pairs = measured_pairs(shapes, most=4)
+    assert len(pairs) <= 10
+    assert {(1, threads) for _, threads in pairs} <= set(pairs)
+    assert (1, 28) in pairs and (56, 1) in pairs
+    two_cores = measured_pairs(fitting_shapes(host(1, 2), quota=None, request=REQUEST), most=4)
+    assert two_cores == [(1, 1), (1, 2), (2, 1)]
+    assert len(with_batches(two_cores, configured=2)) == 9
+    sizes = [shape.batch_size for shape in with_batches([(1, 2)], configured=8)]
+    assert sizes == [1, 2, 4, 8]
+
+
+def annotations(file: Path, *, images: int, with_boxes: int) -> Path:
+    """Write COCO's JSON of some images, the first of which have a box."""
+    content = {
+        "images": [
+            {"id": number, "file_name": f"{number}.jpg", "width": 64, "height": 64}
+            for number in range(images)
+        ],
+        "annotations": [
+            {"id": number + 1, "image_id": number, "category_id": 3, "bbox": [1, 1, 20, 20]}
+            | {"area": 400, "iscrowd": 0}
+            for number in range(with_boxes)
+        ],
+        "categories": [{"id": 3, "name": "cup"}, {"id": 7, "name": "jug"}],
+    }
+    file.write_text(json.dumps(content))
+    return file
+
+
+def custom_data(folder: Path) -> tuple[str, ...]:
+    """Return overrides of coco.yaml for a small data set."""
+    (folder / "0.jpg").touch()
+    train = annotations(folder / "train.json", images=5, with_boxes=3)
+    validation = annotations(folder / "validation.json", images=2, with_boxes=2)
+    return (
+        "data.root=null",
+        f"data.train_annotations={train}",
+        f"data.train_images={folder}",
+        f"data.validation_annotations={validation}",
+        f"data.validation_images={folder}",
+        "data.class_indices=contiguous",
+        "model.num_classes=null",
+    )
+
+
+def test_custom_data_has_its_images_and_classes(tmp_path: Path) -> None:
+    overrides = custom_data(tmp_path)
+    data = trained_data("coco.yaml", overrides, console=QUIET)
+    assert data == TrainedData(
+        name="coco.yaml", config="coco.yaml", images=3, evaluated_images=2, classes=2
+    )
+    assert synthetic_data(load_config("coco.yaml", overrides), classes=2) == ()
+
+
+def test_synthetic_data_is_counted_and_reduced_for_steps() -> None:
+    few_scenes = ["data.scenes={train: 40, validation: 3}"]
+    data = trained_data("demo.yaml", few_scenes, console=QUIET)
+    assert 30 < data.images <= 40 and data.evaluated_images == 3
+    many = load_config("demo.yaml")
+    assert synthetic_data(many, classes=data.classes) == ("data.scenes={train: 96, validation: 1}",)
+
+
+def test_missing_data_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=str(tmp_path / "none")):
+        trained_data("coco.yaml", [f"data.root={tmp_path / 'none'}"], console=QUIET)
+
+
+def test_openimages_needs_no_data_set() -> None:
+    data = trained_data("openimages", [], console=QUIET)
+    assert data.config == "openimages.yaml" and data.classes == 264
+    settings = synthetic_data(load_config("openimages.yaml"), classes=264)
+    assert settings[0] == "data.root=null" and "model.num_classes=264" in settings
+
+
+def job(folder: Path) -> MeasuredJob:
     return MeasuredJob(
         ranks=1,
         config="demo.yaml",
-        overrides=overrides,
+        overrides=SMALL,
         warm_up=WARM_UP,
         steps=STEPS,
         alternate=True,
@@ -44,50 +160,116 @@ def job(folder: Path, overrides: tuple[str, ...]) -> MeasuredJob:
 
 @pytest.mark.whole_machine
 def test_steps_of_each_shape_are_measured_without_their_exchange(tmp_path: Path) -> None:
-    found = measure_steps(
+    measured = measure_steps(
         SHAPES,
-        job(tmp_path, SMALL),
+        job(tmp_path),
         rounds=1,
         mpirun=choose_mpirun(MPIRUN),
-        console=Console(quiet=True),
+        console=QUIET,
     )
-    times = [step_time(one) for one in found]
-    assert [one.shape for one in times] == SHAPES
-    (one,), (two,) = (measured.jobs for measured in found)
+    times = [step_time(result) for result in measured]
+    assert [time.shape for time in times] == SHAPES
+    (one,), (two,) = (result.jobs for result in measured)
     assert min(one[0].seconds) <= times[0].seconds <= max(one[0].seconds)
     held_back = [seconds for rank in two for seconds in rank.held_back_seconds]
     assert min(held_back) <= times[1].seconds <= max(held_back)
     assert all(
         0 < part < whole for part, whole in zip(one[0].forward_seconds, one[0].seconds, strict=True)
     )
-    assert [(share.ranks, share.batch_size) for share in added(found)] == [(2, 1)]
-
-
-@pytest.mark.whole_machine
-def test_job_that_fails_is_told_with_its_status(tmp_path: Path) -> None:
-    with pytest.raises(JobFailedError) as failed:
-        measure_steps(
-            SHAPES[:1],
-            job(tmp_path, ("data.image_size=63",)),
-            rounds=1,
-            mpirun=choose_mpirun(MPIRUN),
-            console=Console(quiet=True),
-        )
-    assert failed.value.code == 2
+    assert [(share.ranks, share.batch_size) for share in added(measured)] == [(2, 1)]
 
 
 @pytest.mark.whole_machine
 def test_larger_all_reduces_take_longer() -> None:
-    found = measure_all_reduces(sizes=(2**12, 2**25), ranks=2, mpirun=choose_mpirun(MPIRUN))
-    times = found.times
-    assert [(one.ranks, one.size) for one in times] == [(2, 2**12), (2, 2**25)]
+    result = measure_all_reduces(sizes=(2**12, 2**25), ranks=2, mpirun=choose_mpirun(MPIRUN))
+    times = result.times
+    assert [(time.ranks, time.size) for time in times] == [(2, 2**12), (2, 2**25)]
     assert 0 < times[0].seconds < times[1].seconds
-    assert found.over == "measured over sockets of one host, gloo"
+    assert result.over == "measured over sockets of one host, gloo"
 
 
-def test_evaluation_is_that_of_the_configurations_own_model() -> None:
+@pytest.mark.slow
+def test_evaluation_uses_the_configured_model() -> None:
     overrides = ("model.norm=batch", *SMALL)
     data = TrainedData(
         name="demo.yaml", config="demo.yaml", images=8, evaluated_images=1, classes=4
     )
     assert 0 < evaluation_seconds(what_to_measure(data, overrides=overrides)) < 60
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[TwoHosts]:
+    with two_hosts(tmp_path, names_are_loopback=True) as both:
+        yield both
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    file = tmp_path / "plan.json"
+    write_measurements(file, measurements())
+    return file
+
+
+def tune_on_left(hosts: TwoHosts, plan: Path, *arguments: str) -> Ended:
+    command = [sys.executable, "-m", "launch", "tune", "--plan", str(plan), "--mpirun", str(MPIRUN)]
+    return ended(hosts.start_on_left([*command, *arguments], environment=os.environ))
+
+
+def limit(hosts: TwoHosts) -> None:
+    """Limit the bandwidth from left to right."""
+    if shutil.which("tc") is None:
+        pytest.skip("no program tc; apt-get install iproute2")
+    command = f"tc qdisc add dev eth0 root tbf rate {LIMIT} burst 64kb latency 50ms".split()
+    done = subprocess.run(
+        [*hosts.enter_left, *command], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.skip(f"cannot limit a virtual cable: {done.stderr.strip()}")
+
+
+@pytest.mark.whole_machine
+def test_bandwidth_is_measured_stored_and_used(hosts: TwoHosts, plan: Path) -> None:
+    limit(hosts)
+    done = tune_on_left(hosts, plan, "--hosts", "64", "--measure-hosts", "left,right")
+    assert done.code == 0, done.errors
+    assert "all-reduce time: measured, and by the model" in done.output
+    assert "(measured over 2 hosts, gloo: left, right)" in done.output
+
+    stored = read_measurements(plan)
+    assert isinstance(stored, Measurements) and stored.between_hosts is not None
+    assert stored.between_hosts.hosts == ("left", "right")
+    assert [time.size for time in stored.between_hosts.all_reduces] == list(NETWORK_SIZES)
+    fitted = fit_network(stored.between_hosts.all_reduces, source="")
+    assert 0.5 * BYTES_PER_SECOND < fitted.bandwidth < 1.2 * BYTES_PER_SECOND
+
+    again = tune_on_left(hosts, plan, "--hosts", "64")
+    assert again.code == 0, again.errors
+    assert again.output == done.output.replace("all-reduces between left, right …\n", "")
+    given = tune_on_left(hosts, plan, "--hosts", "64", "--network", "25Gbit/s,20us")
+    assert "network: 25 Gbit/s per host, latency 20 µs (given" in given.output
+
+
+@pytest.mark.exhaustive
+@pytest.mark.whole_machine
+def test_unknown_host_is_named_with_a_command_to_check_it(hosts: TwoHosts, plan: Path) -> None:
+    done = tune_on_left(hosts, plan, "--hosts", "64", "--measure-hosts", "left,nowhere")
+    assert done.code == BAD_INPUT
+    last = done.errors.splitlines()[-1]
+    assert last.startswith("error: left,nowhere: the measurement failed")
+    assert "--hosts left,nowhere -- hostname" in last
+    stored = read_measurements(plan)
+    assert isinstance(stored, Measurements) and stored.between_hosts is None
+
+
+def test_hosts_are_given_as_for_launch_run(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("node1:8\nnode2:4  # half\n")
+    assert named_hosts(None, file) == ("node1", "node2")
+    assert named_hosts("node[1-3]", None) == ("node1", "node2", "node3")
+    assert named_hosts("a:2,b:2", None) == ("a", "b")
+    assert named_hosts(None, None) == ()
+
+
+def test_one_host_has_no_network() -> None:
+    with pytest.raises(InputError, match="--measure-hosts a: a network needs at least two hosts"):
+        named_hosts("a", None)

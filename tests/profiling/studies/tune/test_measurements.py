@@ -1,5 +1,6 @@
-"""The file of what was measured."""
+"""The file of the measurements, and the probe runs in it."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,92 +9,54 @@ import pytest
 
 from common.errors import InputError
 from common.files import read_json_object
-from profiling.bench.job import RankSteps
 from profiling.studies.tune.measurements import (
+    Evaluated,
     JobsOfShape,
     PartialMeasurement,
+    ProbeRun,
+    Probes,
+    RateRule,
+    epochs_of_probes,
+    probe_settings,
     read_measurements,
     require_same,
     write_measurements,
 )
 from profiling.studies.tune.model import Shape
-from tests.profiling.studies.tune.by_hand import measurements
+from tests.profiling.studies.tune.samples import measurements, probed, probes
+from tests.support.rank_steps import rank_steps
 
-ONE = Shape(ranks=1, threads=2, batch_size=4)
-STEPS = RankSteps(
-    rank=0,
-    host="here",
-    seconds=[1.0, 1.1],
-    data_seconds=[0.0, 0.0],
-    forward_seconds=[0.4, 0.5],
-    exchange_seconds=[0.0, 0.0],
-    held_back_seconds=[],
-    images=4,
-    way="none",
-    notes=[],
-)
+SHAPE = Shape(ranks=1, threads=2, batch_size=4)
 BEGUN = PartialMeasurement(
     command="python -m launch tune",
     environment={"cpu": "a processor", "torch": "2.8.0"},
     data="openimages",
     overrides=("data.image_size=64",),
     question={"image_size": 64},
-    measured=(ONE,),
-    shapes=(ONE,),
-    jobs=(JobsOfShape(shape=ONE, jobs=((STEPS,),)),),
+    measured=(SHAPE,),
+    shapes=(SHAPE,),
+    jobs=(JobsOfShape(shape=SHAPE, jobs=((rank_steps(0, [1.0, 1.1]),),)),),
 )
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [measurements(), BEGUN], ids=["complete", "partial"])
+def test_measurements_are_read_back(content: Any, tmp_path: Path) -> None:
     file = tmp_path / "here.json"
-    write_measurements(file, measurements())
-    assert read_measurements(file) == measurements()
+    write_measurements(file, content)
+    assert read_measurements(file) == content
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"command": 1}'])
-def test_another_file_is_named_with_what_to_do(content: str, tmp_path: Path) -> None:
+def test_other_file_is_refused(content: str, tmp_path: Path) -> None:
     file = tmp_path / "other.json"
     file.write_text(content)
     with pytest.raises(InputError, match=r"other.json: was not written by .* another name"):
         read_measurements(file)
 
 
-def test_missing_file_is_one_line(tmp_path: Path) -> None:
+def test_missing_or_endlessly_nested_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none.json: cannot be read"):
         read_measurements(tmp_path / "none.json")
-
-
-def test_unfinished_measurement_is_read_as_what_it_is(tmp_path: Path) -> None:
-    file = tmp_path / "here.json"
-    write_measurements(file, BEGUN)
-    assert read_measurements(file) == BEGUN
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"environment": {"cpu": "another", "torch": "2.8.0"}},
-            "started with cpu a processor, now",
-        ),
-        ({"environment": {"cpu": "a processor", "torch": "3"}}, "torch 2.8.0, now it is 3"),
-        ({"question": {"image_size": 96}}, "started with image_size 64, now it is 96"),
-    ],
-)
-def test_only_the_same_machine_versions_and_training_go_on(
-    changes: dict[str, Any], words: str
-) -> None:
-    require_same(Path("here.json"), BEGUN, BEGUN)
-    with pytest.raises(InputError, match=f"^here.json: the measurement was .*{words}"):
-        require_same(Path("here.json"), BEGUN, replace(BEGUN, **changes))
-
-
-def test_another_kernel_may_go_on() -> None:
-    there = replace(BEGUN, environment={**BEGUN.environment, "kernel": "6.1"})
-    require_same(Path("here.json"), there, BEGUN)
-
-
-def test_json_that_is_nested_without_end_is_refused_in_a_line(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     for text in ("[" * 100_000, '{"unfinished": true, "shapes": ' + "[" * 100_000):
         file.write_text(text)
@@ -101,3 +64,88 @@ def test_json_that_is_nested_without_end_is_refused_in_a_line(tmp_path: Path) ->
             read_measurements(file)
         with pytest.raises(InputError, match=r"plan\.json"):
             read_json_object(file, advice="")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        (
+            {"environment": {"cpu": "another", "torch": "2.8.0"}},
+            "cpu a processor, now it is another",
+        ),
+        ({"environment": {"cpu": "a processor", "torch": "3"}}, "torch 2.8.0, now it is 3"),
+        ({"question": {"image_size": 96}}, "image_size 64, now it is 96"),
+    ],
+)
+def test_only_the_same_machine_versions_and_training_continue(
+    changes: dict[str, Any], error: str
+) -> None:
+    file = Path("here.json")
+    require_same(file, BEGUN, BEGUN)
+    other_kernel = replace(BEGUN, environment={**BEGUN.environment, "kernel": "6.1"})
+    require_same(file, other_kernel, BEGUN)
+    with pytest.raises(InputError, match=f"^here.json: the measurement was started .*{error}"):
+        require_same(file, BEGUN, replace(BEGUN, **changes))
+
+
+@pytest.mark.parametrize(
+    ("scores", "epochs"),
+    [
+        ([(1, 0.1), (2, 0.2), (3, 0.4)], 2.5),
+        ([(1, 0.6)], 0.5),
+        ([(1, 0.1), (2, 0.29)], math.inf),
+    ],
+)
+def test_target_is_reached_between_two_evaluations(
+    scores: list[tuple[float, float]], epochs: float
+) -> None:
+    evaluations = tuple(Evaluated(epoch=epoch, score=score) for epoch, score in scores)
+    run = ProbeRun(batch_size=8, seed=0, evaluations=evaluations, is_over=True, seconds=1.0)
+    assert run.epochs_until(0.3) == pytest.approx(epochs)
+
+
+def test_epochs_are_interpolated_and_have_the_range_of_the_seeds() -> None:
+    model = epochs_of_probes(probes(), config="demo.yaml")
+    estimate = model.epochs(8)
+    assert (estimate.low, estimate.middle, estimate.high) == pytest.approx((1.0, 1.5, 2.0))
+    middle = [model.epochs(size).middle for size in (4, 8, 12, 16, 32, 64)]
+    assert middle == pytest.approx([1.5, 1.5, 2.0, 2.5, 4.5, 8.5])
+    assert "6 probe runs of demo.yaml (2 seeds each" in model.source
+    assert "0.0003 at 8, with the square root" in model.source
+
+
+def test_error_names_a_target_that_all_runs_reached() -> None:
+    run = probed(batch_size=32, seed=1, epochs_to_030=100.0)
+    short = replace(probes(), runs=(*probes().runs[:-1], run))
+    with pytest.raises(InputError) as caught:
+        epochs_of_probes(short, config="demo.yaml")
+    for text in ("--probe-target 0.3: 1 of 6", "epoch 10", "mAP 0.030", "--probe-target 0.03"):
+        assert text in str(caught.value)
+    lower = replace(short, target_map=0.03)
+    assert not lower.missing
+    assert epochs_of_probes(lower, config="demo.yaml").epochs(32).high == pytest.approx(10.0)
+
+
+def test_only_missing_runs_are_trained() -> None:
+    first, *others = probes().runs
+    early = replace(first, is_over=False, evaluations=first.evaluations[:1])
+    assert early.best == pytest.approx(0.3)
+    all_runs = replace(probes(), runs=(early, *others))
+    assert replace(all_runs, target_map=0.2).missing == []
+    assert replace(all_runs, target_map=0.4).missing == [(8, 0)]  # it can train further
+    assert replace(probes(), seeds=3).missing == [(8, 2), (16, 2), (32, 2)]
+    assert replace(probes(), batch_sizes=(8, 64)).missing == [(64, 0), (64, 1)]
+
+
+def test_learning_rate_scales_with_the_batch() -> None:
+    rule = RateRule(rate=3e-4, batch_size=8, is_linear=False)
+    assert rule.scaled(8) == pytest.approx(3e-4)
+    assert rule.scaled(32) == pytest.approx(6e-4)
+    assert replace(rule, is_linear=True).scaled(32) == pytest.approx(12e-4)
+    settings = probe_settings(probes(), batch_size=32)
+    assert settings == ["training.learning_rate=0.0006", "training.target_map=0.3"]
+
+
+def test_probes_need_two_batch_sizes() -> None:
+    with pytest.raises(ValueError, match="batch_sizes"):
+        Probes(target_map=0.3, batch_sizes=(8,), seeds=1, rule=probes().rule)

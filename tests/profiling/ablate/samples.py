@@ -1,4 +1,4 @@
-"""Ablations and results made by hand, for tests."""
+"""Sample ablations and results."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ RECIPE = "tests.profiling.ablate.counting_recipe"
 
 
 def ablation(**fields: Any) -> Ablation:
-    """A valid one of two variants and one comparison, with fields replaced."""
+    """Return an ablation of two variants and one comparison, with fields replaced."""
     tree: dict[str, Any] = {
         "place": 1,
         "question": "Is it faster?",
@@ -27,7 +27,7 @@ def ablation(**fields: Any) -> Ablation:
 
 
 def run(seconds: float, **details: float) -> Run:
-    """A run with details; a `_` in a detail's name stands for a blank."""
+    """Return a run with details; a `_` in a name stands for a space."""
     return Run(
         seconds=seconds,
         page_faults=3,
@@ -38,9 +38,9 @@ def run(seconds: float, **details: float) -> Run:
 
 
 def result(runs: Mapping[str, Sequence[Run]], **fields: Any) -> Result:
-    """Of variants' runs, round by round."""
+    """Return a result with the runs of each variant, round by round."""
     rounds = tuple(
-        dict(zip(runs, of_round, strict=True)) for of_round in zip(*runs.values(), strict=True)
+        dict(zip(runs, round_runs, strict=True)) for round_runs in zip(*runs.values(), strict=True)
     )
     variant = {
         "recipe": RECIPE,

@@ -1,4 +1,4 @@
-"""A recipe without torch, for tests of workers: it does what its option says."""
+"""A recipe without torch, for tests of workers; its option selects how it fails."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Hosts, networks and measurements, written down."""
+"""Hosts, networks and measurements of known behaviour."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from profiling.studies.tune.model import (
 from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
 
 STEP = StepTimeModel(fixed=0.6, per_image=2.5, serial=0.02, contention=0.1, cores=56)
-NETWORK = Network(latency=20e-6, bandwidth=3e9, source="by hand")
+NETWORK = Network(latency=20e-6, bandwidth=3e9, source="sample")
 GRADIENT_BYTES, LAST_BYTES = 140_000_000, 20_000_000
 BACKWARD_SHARE = 0.6
 UPDATE_SECONDS = 0.08
@@ -35,7 +35,7 @@ SHAPES = tuple(
 
 
 def probed(*, batch_size: int, seed: int, epochs_to_030: float) -> ProbeRun:
-    """A run whose mAP grows evenly, through 0.3 after so many epochs, for ten of them."""
+    """Return a run of ten epochs whose mAP grows evenly and passes 0.3 after `epochs_to_030`."""
     evaluations = tuple(
         Evaluated(epoch=epoch, score=min(1.0, 0.3 * epoch / epochs_to_030))
         for epoch in range(1, 11)
@@ -46,7 +46,7 @@ def probed(*, batch_size: int, seed: int, epochs_to_030: float) -> ProbeRun:
 
 
 def probes() -> Probes:
-    """Of three batch sizes: half an epoch more or less than 1.5, 2.5 and 4.5."""
+    """Return probes of three batch sizes that take 1.5, 2.5 and 4.5 epochs, ± half an epoch."""
     return Probes(
         target_map=0.3,
         batch_sizes=(8, 16, 32),
@@ -61,7 +61,7 @@ def probes() -> Probes:
 
 
 def measurements() -> Measurements:
-    """Of a host with two sockets that behaves as `STEP` says."""
+    """Return measurements of a host with two sockets whose steps follow `STEP`."""
     return Measurements(
         command="python -m launch tune",
         environment={"cpu": "a processor"},
@@ -81,13 +81,13 @@ def measurements() -> Measurements:
         compress="none",
         gradient_bytes=GRADIENT_BYTES,
         last_bytes=LAST_BYTES,
-        steps=tuple(StepTime(shape=one, seconds=STEP.seconds(one)) for one in SHAPES),
+        steps=tuple(StepTime(shape=shape, seconds=STEP.seconds(shape)) for shape in SHAPES),
         added=(Added(ranks=2, batch_size=2, share=0.01),),
         all_reduces=(
             AllReduceTime(ranks=2, size=4096, seconds=NETWORK.all_reduce_seconds(4096, ranks=2)),
             AllReduceTime(ranks=2, size=10**8, seconds=NETWORK.all_reduce_seconds(10**8, ranks=2)),
         ),
-        all_reduces_over="by hand",
+        all_reduces_over="sample",
         backward_share=BACKWARD_SHARE,
         data_share=0.0,
         evaluation_seconds=1.5,
@@ -98,7 +98,7 @@ def measurements() -> Measurements:
 
 
 def host() -> HostModel:
-    """That host, whose step is predicted with an error of 5 %."""
+    """Return the model of this host, with an error of 5 % for its steps."""
     checked = Checked(time=measurements().steps[0], predicted=1.05, was_left_out=True)
     exact = replace(checked, time=replace(checked.time, seconds=1.0))
     return HostModel(

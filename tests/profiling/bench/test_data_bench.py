@@ -1,0 +1,204 @@
+"""`python -m data bench`: photos, decoders, recipes and the whole command."""
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+
+from common.errors import InputError
+from data.__main__ import main
+from data.dataset import SampleKey
+from data.transforms import IMAGENET_STD
+from profiling.bench.data_bench import (
+    Source,
+    describe_decoders,
+    find_source,
+    loaders,
+    photos_in,
+    read_list,
+    variants_of_a_core,
+    write_list,
+)
+from profiling.bench.recipes import images
+from profiling.bench.recipes.images import Stopwatch
+from tests.support.commands import RunHere
+
+QUIET = Console(quiet=True)
+
+
+def make_folder(folder: Path, *names: str) -> Path:
+    folder.mkdir(parents=True)
+    for name in names:
+        Image.new("RGB", (8, 8)).save(folder / name)
+    return folder
+
+
+def find(scratch: Path, *overrides: str, limit: int = 3, **options: object) -> Source:
+    given: dict[str, object] = {"images": None, "config": None, "image_size": None, **options}
+    return find_source(scratch, overrides=overrides, limit=limit, console=QUIET, **given)  # type: ignore[arg-type]
+
+
+def test_limit_selects_images_from_the_whole_folder(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "photos", *(f"{number:02}.png" for number in range(20)))
+    names = [photo.name for photo in photos_in(folder, limit=4)]
+    assert names == ["00.png", "05.png", "10.png", "15.png"]
+    assert len(photos_in(folder, limit=100)) == 20
+
+
+def test_only_image_files_are_read(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "photos", "a.JPG", "b.webp")
+    (folder / "notes.txt").write_text("no image")
+    assert [photo.name for photo in photos_in(folder, limit=9)] == ["a.JPG", "b.webp"]
+
+
+def test_missing_or_empty_folder_is_named(tmp_path: Path) -> None:
+    for folder in (tmp_path / "none", make_folder(tmp_path / "empty")):
+        with pytest.raises(InputError, match="--images: ") as caught:
+            photos_in(folder, limit=1)
+        assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_photo_list_holds_any_name(tmp_path: Path) -> None:
+    photos = [Path("/photos/a b\nc.jpg"), Path("/photos/é.jpg")]
+    write_list(photos, tmp_path / "list.json")
+    assert read_list(str(tmp_path / "list.json")) == photos
+
+
+def test_configuration_gives_images_and_size(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "photos", "a.png")
+    annotations = tmp_path / "train.json"
+    annotations.write_text(json.dumps({}))
+    overrides = (f"data.train_images={folder}", f"data.train_annotations={annotations}")
+    source = find(tmp_path, *overrides, "data.image_size=320", config="coco.yaml")
+    assert source.photos == [folder.resolve() / "a.png"]
+    assert source.image_size == 320 and not source.is_synthetic
+    assert find(tmp_path, *overrides, config="coco.yaml", image_size=64).image_size == 64
+
+
+@pytest.mark.slow
+def test_synthetic_images_without_photos(tmp_path: Path) -> None:
+    source = find(tmp_path)
+    assert source.is_synthetic and source.image_size == 800
+    assert len(source.photos) == 3 and all(photo.is_file() for photo in source.photos)
+    demo = find(tmp_path, config="demo.yaml")
+    assert demo.is_synthetic and demo.image_size < 800
+
+
+def test_missing_decoders_are_skipped_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    monkeypatch.setitem(sys.modules, "accimage", None)
+    output = io.StringIO()
+    descriptions = describe_decoders(None, console=Console(file=output, width=40))
+    assert list(descriptions) == ["torchvision", "pillow"]
+    names = [line.split()[0] for line in output.getvalue().splitlines()]
+    assert names == ["simplejpeg", "accimage"]
+    with pytest.raises(InputError, match="--decoders: simplejpeg is not installed"):
+        describe_decoders("pillow,simplejpeg", console=QUIET)
+    assert list(describe_decoders("pillow,torchvision", console=QUIET)) == ["pillow", "torchvision"]
+
+
+def test_every_decoder_has_a_variant_for_each_stage() -> None:
+    variants = variants_of_a_core(["a", "b"], photos=Path("list"), batch_size=8)
+    stages = ("decode-a", "decode-b", "resize-a", "resize-b", "pipeline-a", "pipeline-b", "mlperf")
+    assert [variant.name for variant in variants] == list(stages)
+    assert {variant.allocator for variant in variants} == {"tuned"}
+    on_all_cores = loaders("a", photos=Path("list"), batch_size=8, workers=2)
+    assert [variant.name for variant in on_all_cores] == ["loader-1", "loader-2"]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> list[Path]:
+    """Four photos of different sizes and modes, none symmetric."""
+    paths = []
+    for number, (height, width) in enumerate([(60, 90), (90, 60), (64, 64), (30, 120)]):
+        rows, columns = np.mgrid[:height, :width]
+        ramp = np.dstack([columns * 2, rows + columns, 255 - columns]).clip(0, 255)
+        image = Image.fromarray(ramp.astype(np.uint8))
+        path = tmp_path / "photos" / f"{number}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        (image.convert("L") if number == 2 else image).save(path)
+        paths.append(path)
+    return paths
+
+
+@pytest.mark.parametrize("decoder", ["simplejpeg", "torchvision", "pillow"])
+def test_both_pipelines_make_the_same_batch_up_to_rounding(
+    photos: list[Path], decoder: str
+) -> None:
+    seeds = range(4)
+    mirrored = [np.random.default_rng(seed).random() < 0.5 for seed in seeds]
+    assert set(mirrored) == {True, False}
+    dataset = images.photo_dataset(photos, image_size=96, decoder=decoder)
+    keys = [SampleKey(index, seed=index) for index in seeds]
+    ours, theirs = Stopwatch(), Stopwatch()
+    batch = images.make_batch(dataset, keys, stopwatch=ours)
+    expected = images.make_mlperf_batch(photos, first_seed=0, image_size=96, stopwatch=theirs)
+    assert batch.shape == expected.shape == (4, 3, 96, 96)
+    assert batch.dtype == expected.dtype == torch.float32
+    level = 1 / (255 * min(IMAGENET_STD))
+    assert (batch - expected).abs().max() <= 1.5 * level
+    assert list(ours.seconds) == ["decode, resize, mirror", "collate", "normalize"]
+    stages = ["decode", "to float", "mirror", "normalize", "resize", "collate"]
+    assert list(theirs.seconds) == stages
+    assert min(*ours.seconds.values(), *theirs.seconds.values()) > 0
+
+
+@pytest.mark.slow
+def test_all_variants_are_measured_printed_and_written(
+    run_here: RunHere, photos: list[Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "numbers.json"
+    sizes = ("--image-size=64", "--rounds=2", "--limit=4", "--batch-size=3", "--workers=1")
+    options = (f"--images={photos[0].parent}", "--decoders=pillow", *sizes, f"--json={file}")
+    done = run_here(main, "bench", *options)
+    assert done.returncode == 0, done.stderr
+    assert "4 images of" in done.stdout and "64×64; 2 rounds" in done.stdout
+    assert "pipeline-pillow against mlperf" in done.stdout
+    assert "at least 2" not in done.stdout  # the target is for 800×800
+    content = json.loads(file.read_text())
+    assert list(content["decoders"]) == ["pillow"]
+    variants = content["contestants"]
+    names = ["decode-pillow", "resize-pillow", "pipeline-pillow", "mlperf", "loader-1"]
+    assert list(variants) == names
+    for variant in variants.values():
+        for seconds, rate in zip(variant["runs_s"], variant["images_per_s_of_runs"], strict=True):
+            assert rate == pytest.approx(4 / seconds)
+        assert len(variant["runs_s"]) == 2
+    assert variants["loader-1"]["details"]["images"] == 4
+    stages = variants["mlperf"]["stages_ms"]
+    whole = 1000 / variants["mlperf"]["images_per_s"]
+    assert sum(stages.values()) == pytest.approx(whole, rel=0.5)
+    assert content["findings"][0]["target"] == "at least 2"
+    assert content["environment"]["cores"] == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.slow
+def test_damaged_photo_is_one_line(run_here: RunHere, photos: list[Path]) -> None:
+    photos[3].write_bytes(photos[3].read_bytes()[:-50])
+    options = (f"--images={photos[0].parent}", "--decoders=pillow", "--image-size=64")
+    done = run_here(main, "bench", *options, "--rounds=1")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"error: {photos[3]}: damaged image: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--images=docs/images", "--decoders=opencv"], "--decoders: unknown decoder 'opencv'"),
+        (["--images=none"], "--images: none is not a folder"),
+        (["data.root=x"], "data.root=x: changes a configuration; name one with --config"),
+        (["--config=coco.yaml", "data.root=none"], "data.root: none is not a folder"),
+        (["--json=README.md"], "README.md: exists"),
+    ],
+)
+def test_wrong_arguments_are_one_line(arguments: list[str], error: str, run_here: RunHere) -> None:
+    done = run_here(main, "bench", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {error}") and done.stderr.count("\n") == 1

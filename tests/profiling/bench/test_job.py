@@ -1,0 +1,124 @@
+"""Measured jobs: what the ranks report, and how a rank times its steps."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.process_group import ProcessGroup
+from profiling.bench import job
+from profiling.bench.job import JobFailedError, MeasuredJob, measure_all_reduces, measure_ranks
+from profiling.bench.measured_steps import time_steps
+from retinanet.training.loop import StepResult
+from tests.support.rank_steps import rank_steps
+
+RANKS = [rank_steps(rank, [1.0, 2.0 + rank], data=[0.1, rank]) for rank in (0, 1)]
+JOB = MeasuredJob(
+    ranks=2,
+    config="demo.yaml",
+    overrides=("data.image_size=64",),
+    warm_up=1,
+    steps=2,
+    alternate=True,
+    scenes=Path("scenes"),
+    own_model=True,
+)
+
+
+def replace_messages(monkeypatch: pytest.MonkeyPatch, *messages: dict[str, Any]) -> list[Any]:
+    """Let a job yield these messages; returns the list of the commands that were started."""
+    commands: list[Any] = []
+
+    def rank_messages(command: Any, **_: Any) -> Iterator[dict[str, Any]]:
+        commands.append(command)
+        yield from messages
+
+    monkeypatch.setattr(job, "rank_messages", rank_messages)
+    return commands
+
+
+def test_steps_are_reported_and_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = {"ranks": [asdict(rank) for rank in RANKS]}
+    commands = replace_messages(monkeypatch, {"step": 1}, {"step": 2}, results)
+    steps: list[int] = []
+    mpirun: Any = None
+    assert measure_ranks(JOB, mpirun=mpirun, advance=steps.append, print_line=print) == RANKS
+    assert steps == [1, 2] and JOB.all_steps == 1 + 2 * 2
+    [command] = commands
+    assert command[-1] == "data.image_size=64" and {"--alternate", "--own-model"} <= set(command)
+
+
+def test_jobs_without_results_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_messages(monkeypatch)
+    mpirun: Any = None
+    with pytest.raises(JobFailedError, match="exit status 1"):
+        measure_ranks(JOB, mpirun=mpirun, advance=print, print_line=print)
+    with pytest.raises(JobFailedError, match="exit status 1"):
+        measure_all_reduces(sizes=(8,), ranks=2, mpirun=mpirun)
+
+
+@pytest.mark.parametrize(("hosts", "network"), [(1, "sockets of one host"), (2, "2 hosts")])
+def test_all_reduces_name_their_network(
+    monkeypatch: pytest.MonkeyPatch, hosts: int, network: str
+) -> None:
+    message = {"seconds": {"8": 0.1, "1024": 0.2}, "hosts": hosts, "backend": "gloo"}
+    commands = replace_messages(monkeypatch, message)
+    mpirun: Any = None
+    result = measure_all_reduces(sizes=(8, 1024), ranks=2, mpirun=mpirun)
+    assert [(time.size, time.seconds) for time in result.times] == [(8, 0.1), (1024, 0.2)]
+    assert result.over == f"measured over {network}, gloo"
+    assert commands[0][-4:] == ["--all-reduce", "8", "--all-reduce", "1024"]
+
+
+def test_steps_of_several_ranks_are_combined() -> None:
+    assert job.slowest(RANKS) == [1.0, 3.0]
+    assert job.waited_for_data(RANKS) == [0.1, 1.0]
+    assert job.exposed(RANKS) == [0.0, 0.0]
+
+
+class FakeExchange:
+    """Notes in which steps gradients stay with their rank."""
+
+    way = "gloo"
+    is_held_back = False
+
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
+        self.is_held_back = True
+        yield
+        self.is_held_back = False
+
+
+@pytest.mark.parametrize("alternate", [False, True])
+def test_rank_times_steps_after_the_warm_up(alternate: bool) -> None:
+    exchange: Any = FakeExchange()
+    held_back: list[bool] = []
+
+    def steps() -> Iterator[StepResult]:
+        for number in range(1, 100):
+            held_back.append(exchange.is_held_back)
+            yield StepResult(
+                step=number,
+                losses={},
+                gradient_norm=1.0,
+                learning_rate=1e-6,
+                images=4,
+                seconds=float(number),
+                data_seconds=0.5,
+                page_faults=0,
+                resident_mb=1.0,
+                peak_resident_mb=1.0,
+            )
+
+    messages: list[Any] = []
+    arguments = Namespace(warm_up=2, steps=2, alternate=alternate)
+    result = time_steps(steps(), arguments, exchange, group=ProcessGroup(), report=messages.append)
+    assert result.seconds == ([3.0, 5.0] if alternate else [3.0, 4.0])
+    assert result.held_back_seconds == ([4.0, 6.0] if alternate else [])
+    assert held_back == [False, False, False, True, False, True][: len(messages)] or not alternate
+    assert messages == [{"step": number + 1} for number in range(6 if alternate else 4)]
+    assert (result.images, result.way, result.data_seconds) == (4, "gloo", [0.5, 0.5])

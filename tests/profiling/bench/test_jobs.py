@@ -1,0 +1,179 @@
+"""Benchmarks of jobs of ranks: `waiting` and `batch-split`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.cli import run_command
+from common.console import make_console
+from profiling.__main__ import main
+from profiling.bench import jobs
+from profiling.bench.job import JobFailedError, MeasuredJob, RankSteps
+from profiling.bench.jobs import batch_split_findings, batch_split_table, waiting_table
+from tests.support.commands import RunHere
+from tests.support.fast_precision import FAST_PRECISION
+from tests.support.rank_steps import rank_steps
+
+SMALL = [
+    "data.scenes.train=8",
+    "data.scenes.validation=1",
+    "data.image_size=64",
+    "training.batch_size=2",
+    f"engine.precision={FAST_PRECISION}",
+]
+
+
+def two_ranks(images: tuple[int, int], alone: tuple[float, float], step: float) -> list[RankSteps]:
+    """Return a job of two ranks; `alone`: seconds of a step without exchange."""
+    return [
+        rank_steps(
+            rank, [step] * 2, data=[0.01] * 2, held_back=[alone[rank]] * 2, images=images[rank]
+        )
+        for rank in (0, 1)
+    ]
+
+
+ROUND = {
+    "undisturbed": two_ranks((8, 8), (4.0, 4.0), 4.1),
+    "even": two_ranks((8, 8), (4.0, 8.0), 8.0),  # ideally 2 and 1 images/s
+    "speed": two_ranks((11, 5), (5.5, 5.0), 6.0),
+}
+
+
+def test_batch_split_is_compared_with_the_ideal_throughput() -> None:
+    slow, even, by_speed, gain = batch_split_findings([ROUND])
+    assert slow.value == pytest.approx(0.5)
+    assert even.value == pytest.approx(2 / 3)
+    assert by_speed.value == pytest.approx(16 / 6 / 3) and by_speed.is_met
+    assert by_speed.target == "at least 0.8" and even.target == ""
+    assert gain.value == pytest.approx(8 / 6)
+
+
+@pytest.mark.parametrize(
+    ("table", "rows"), [(batch_split_table([ROUND]), 6), (waiting_table({0: ROUND["even"]}), 2)]
+)
+def test_tables_have_a_row_for_each_rank(table: Any, rows: int) -> None:
+    assert table.row_count == rows
+    console = make_console(pipe_width=120)
+    with console.capture() as capture:
+        console.print(table)
+    assert "8.00 s" in capture.get()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[MeasuredJob]:
+    """Replace mpirun by steps written by hand; collects the jobs."""
+    collected: list[MeasuredJob] = []
+
+    def measure_ranks(job: MeasuredJob, *, advance: Any, print_line: Any, **_: Any) -> Any:
+        advance(1)
+        print_line("a line of a rank")
+        collected.append(job)
+        return ROUND["speed" if "distributed.batch_split=speed" in job.overrides else "even"]
+
+    monkeypatch.setattr(jobs, "measure_ranks", measure_ranks)
+    return collected
+
+
+def test_waiting_runs_a_job_for_each_number_of_workers(
+    run_here: RunHere, tmp_path: Path, started: list[MeasuredJob]
+) -> None:
+    file = tmp_path / "numbers.json"
+    options = ("--ranks", "1", "--workers", "0,2", "--json", file, *SMALL)
+    done = run_here(main, "bench", "waiting", *options)
+    assert done.returncode == 0, done.stderr
+    assert [job.overrides[-1] for job in started] == ["data.workers=0", "data.workers=2"]
+    assert {(job.ranks, job.warm_up, job.steps) for job in started} == {(1, 3, 5)}
+    content = json.loads(file.read_text())
+    assert content["workload"]["runs"].keys() == {"0", "2"}
+    assert [each["value"] for each in content["findings"]] == [pytest.approx(0.01 / 8)] * 2
+    assert "a line of a rank" in done.stdout and "target" not in done.stdout
+
+
+def test_batch_split_disturbs_rank_1_in_all_but_the_first_job(
+    run_here: RunHere,
+    tmp_path: Path,
+    started: list[MeasuredJob],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    busy: list[int] = []
+
+    def busy_cores(cpus: Any) -> Any:
+        busy.append(len(started))
+        return jobs.nullcontext()
+
+    monkeypatch.setattr(jobs, "busy_cores", busy_cores)
+    monkeypatch.setattr(jobs, "cpus_of_last_rank", lambda settings: (1,))
+    file = tmp_path / "numbers.json"
+    done = run_here(main, "bench", "batch-split", "--rounds", "2", "--json", file, *SMALL)
+    assert done.returncode == 0, done.stderr
+    splits = [job.overrides[-1].partition("=")[2] for job in started]
+    assert splits == ["even", "even", "speed"] * 2
+    assert busy == [1, 2, 4, 5]
+    content = json.loads(file.read_text())
+    assert [list(each) for each in content["workload"]["rounds"]] == [list(ROUND)] * 2
+    assert content["workload"]["busy_cpus"] == [1] and len(content["findings"]) == 4
+
+
+@pytest.mark.parametrize("benchmark", ["waiting", "batch-split"])
+def test_failed_job_gives_its_exit_status(
+    run_here: RunHere, benchmark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise JobFailedError(7)
+
+    monkeypatch.setattr(jobs, "measure_ranks", fail)
+    monkeypatch.setattr(jobs, "cpus_of_last_rank", lambda settings: ())
+    options = ["--ranks", "1"] if benchmark == "waiting" else []
+    assert run_here(main, "bench", benchmark, *options, *SMALL).returncode == 7
+
+
+@pytest.mark.whole_machine
+def test_real_ranks_train_with_even_and_uneven_batches(run_here: RunHere, tmp_path: Path) -> None:
+    file = tmp_path / "numbers.json"
+    options = ["--rounds", "1", "--steps", "1", "--json", file, *SMALL]
+    done = run_here(main, "bench", "batch-split", *options)
+    assert done.returncode == 0, done.stderr
+    content = json.loads(file.read_text())
+    [measured] = content["workload"]["rounds"]
+    assert list(measured) == ["undisturbed", "even", "speed"]
+    for name, ranks in measured.items():
+        assert [rank["rank"] for rank in ranks] == [0, 1]
+        assert sum(rank["images"] for rank in ranks) == 4
+        assert name == "speed" or ranks[0]["images"] == 2
+        for rank in ranks:
+            assert len(rank["seconds"]) == len(rank["held_back_seconds"]) == 1
+            assert 0 < rank["data_seconds"][0] < rank["seconds"][0]
+
+
+@pytest.mark.slow
+def test_error_of_a_rank_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    missing = f"data.root={tmp_path / 'none'}"
+    arguments = ["bench", "waiting", "--config", "coco.yaml", missing, "--ranks", "1"]
+    monkeypatch.setattr("sys.argv", ["profiling", *arguments])
+    assert run_command(main) == 2
+    [line] = capfd.readouterr().err.splitlines()  # the rank's own stderr
+    assert line.startswith("error: data.root: ") and "is not a folder" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["waiting", "--ranks", "4096"], "--ranks: 4096"),
+        (["waiting", "--workers", "x"], "--workers: expected numbers such as 0,1, found 'x'"),
+        (["waiting", "data.nothing=1"], "data.nothing: no such field"),
+        (["waiting", "--json", "README.md"], "README.md: exists"),
+        (["batch-split", "distributed.batch_split=speed"], "distributed.batch_split: set by"),
+        (["batch-split", "launch.threads=4096"], "core"),
+    ],
+)
+def test_wrong_arguments_are_one_line(
+    run_here: RunHere, arguments: list[str], expected: str
+) -> None:
+    done = run_here(main, "bench", *arguments)
+    assert done.returncode == 2
+    assert expected in done.stderr and done.stderr.count("\n") == 1

@@ -1,0 +1,281 @@
+"""`python -m launch scale`: tables, chart and JSON, with sample jobs and with real ranks."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from rich.console import Console
+
+from common.errors import InputError
+from launch.__main__ import main
+from profiling.bench.job import JobFailedError, MeasuredJob, RankSteps
+from profiling.studies import scale_study
+from profiling.studies.scale import draw_chart, print_study
+from profiling.studies.scale_study import Combination, Measured
+from tests.launch.ranks import MPIRUN, REPOSITORY, ended
+from tests.launch.two_hosts import two_hosts
+from tests.profiling.studies.scale.samples import measured
+from tests.support.commands import RunHere
+from tests.support.fast_precision import FAST_PRECISION
+from tests.support.rank_steps import rank_steps
+
+SMALL = (
+    *("--mpirun", str(MPIRUN), "--batch-size", "1", "--warm-up", "1"),
+    *("data.scenes.train=8", "data.scenes.validation=1", "data.image_size=64"),
+    f"engine.precision={FAST_PRECISION}",
+)
+ONE, TWO_THREADS = measured(1, 1, 2.0), measured(1, 2, 1.25)
+TWO_RANKS = measured(2, 1, 2.5, without=0.96)
+MISFITS = [
+    Combination(ranks=2, threads=2, batch_size=2, misfit="too few cores"),
+    Combination(ranks=4, threads=1, batch_size=2, misfit="4 are too many"),
+    Combination(ranks=4, threads=2, batch_size=2, misfit="4 are too many"),
+]
+COMBINATIONS = [ONE.combination, TWO_THREADS.combination, TWO_RANKS.combination, *MISFITS]
+
+
+def printed(*results: Measured, weak: bool = True) -> list[str]:
+    text = io.StringIO()
+    console = Console(file=text, width=120, highlight=False)
+    print_study(console, COMBINATIONS, results, weak=weak)
+    return [" ".join(line.replace("│", " ").split()) for line in text.getvalue().splitlines()]
+
+
+def test_tables_of_a_study() -> None:
+    lines = printed(ONE, TWO_THREADS, TWO_RANKS)
+    assert lines[0].startswith("throughput relative to 1 rank × 1 thread, 1 images/s")
+    assert "1 1.00 1.60 –" in lines and "2 1.60 – –" in lines
+    assert "1 2 2 1.25 s 1.6 0.0%" in lines
+    assert "2 1 4 2.5 s 1.6 80.0% 0.0% 1.0% 4.0%" in lines
+    assert "– 2 × 2: too few cores" in lines and "– 4 × 1, 4 × 2: 4 are too many" in lines
+
+
+def test_no_efficiency_without_weak_scaling() -> None:
+    lines = printed(ONE, TWO_RANKS, weak=False)
+    assert "2 1 4 2.5 s 1.6 0.0% 1.0% 4.0%" in lines
+    assert not any("efficiency" in line for line in lines)
+
+
+def test_missing_measurement_is_a_question_mark() -> None:
+    lines = printed(ONE)
+    assert "1 1.00 ? –" in lines and "2 ? – –" in lines
+
+
+def test_notes_of_ranks_are_printed_once() -> None:
+    job = [rank_steps(rank, [1.0], held_back=[1.0], notes=["not bound"]) for rank in range(2)]
+    results = [Measured(combination=each.combination, jobs=[job]) for each in (ONE, TWO_RANKS)]
+    notes = [line for line in printed(*results) if line.startswith("note")]
+    assert notes == ["note: 1 × 1, 2 × 1: not bound"]
+
+
+def read_chart(file: Path, second: float) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
+    draw_chart([ONE, measured(2, 1, second, without=0.98)], file, title="a study", weak=True)
+    picture: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = imread(file)
+    return picture
+
+
+@pytest.mark.slow
+def test_chart_shows_the_measurements(tmp_path: Path) -> None:
+    picture = read_chart(tmp_path / "new" / "a.png", 2.5)
+    assert picture.shape[1] > 1000
+    assert np.array_equal(picture, read_chart(tmp_path / "b.png", 2.5))
+    assert not np.array_equal(picture, read_chart(tmp_path / "c.png", 3.0))
+
+
+def test_chart_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot be written"):
+        draw_chart([ONE], tmp_path / "file" / "chart.png", title="a study", weak=True)
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "reason"),
+    [
+        (None, 0, ""),
+        (JobFailedError(7), 7, "exit status 7"),
+        (KeyboardInterrupt(), 130, "interrupt"),
+    ],
+)
+def test_study_keeps_what_was_measured_before_an_error(
+    run_here: RunHere,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    failure: BaseException | None,
+    code: int,
+    reason: str,
+) -> None:
+    jobs: list[MeasuredJob] = []
+
+    def measure_ranks(job: MeasuredJob, **_: Any) -> list[RankSteps]:
+        jobs.append(job)
+        if len(jobs) == 2 and failure is not None:
+            raise failure
+        return [rank_steps(0, [2.0 / len(jobs)] * 2)]
+
+    monkeypatch.setattr(scale_study, "measure_ranks", measure_ranks)
+    file = tmp_path / "scaling.json"
+    options = ("--ranks", "1,4096", "--threads", "1", "--rounds", "3", "--json", file)
+    done = run_here(main, "scale", *options, *SMALL)
+    assert done.returncode == code
+    assert {job.overrides[-2:] for job in jobs} == {("launch.threads=1", "training.batch_size=1")}
+    content = json.loads(file.read_text())["workload"]
+    [combination, misfit] = content["combinations"]
+    count = 1 if failure else 3
+    assert len(combination["jobs"]) == count and content["complete"] == (not failure)
+    assert not misfit["fits"] and "jobs" not in misfit
+    assert combination["images_per_s"] == pytest.approx(0.5 if failure else 1.0)
+    assert file.with_suffix(".png").stat().st_size > 10_000
+    if failure is not None:
+        assert reason in done.stderr and "1 of 3 jobs" in done.stderr
+
+
+def start(*arguments: str | Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "launch", "scale", *map(str, arguments)],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def processes_with(argument: str, *, variable: str | None = None) -> list[int]:
+    processes = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (folder / "cmdline").read_bytes().split(b"\0")
+            variables = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:  # it has ended meanwhile, or is another user's
+            continue
+        if argument.encode() in arguments and (not variable or variable.encode() in variables):
+            processes.append(int(folder.name))
+    return processes
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
+    """Run a small study; return its output, its JSON and its chart."""
+    file = tmp_path_factory.mktemp("study") / "small.json"
+    options = ("--ranks", "1,2,4096", "--threads", "1", "--rounds", "1", "--steps", "2")
+    process = start(*options, "--json", file, *SMALL)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return output, json.loads(file.read_text()), file.with_suffix(".png")
+
+
+@pytest.mark.whole_machine
+def test_ranks_under_mpirun_are_measured(study: tuple[str, dict[str, Any], Path]) -> None:
+    _, content, _ = study
+    one, two, misfit = content["workload"]["combinations"]
+    assert (one["fits"], two["fits"], misfit["fits"]) == (True, True, False)
+    assert "jobs" not in misfit
+    ((alone,),) = one["jobs"]
+    assert len(alone["seconds"]) == 2 and alone["held_back_seconds"] == []
+    (ranks,) = two["jobs"]
+    assert [rank["rank"] for rank in ranks] == [0, 1]
+    for rank in ranks:
+        assert len(rank["seconds"]) == len(rank["held_back_seconds"]) == 2
+        for step, exchange in zip(rank["seconds"], rank["exchange_seconds"], strict=True):
+            assert 0 < exchange < step
+    assert two["step_s"] == median(map(max, *(rank["seconds"] for rank in ranks)))
+    assert two["images_per_s"] == pytest.approx(2 / two["step_s"])
+    assert content["workload"]["complete"]
+
+
+@pytest.mark.whole_machine
+def test_misfit_is_a_dash_with_its_reason(
+    study: tuple[str, dict[str, Any], Path],
+) -> None:
+    output, _, chart = study
+    row = next(line for line in output.splitlines() if line.startswith("│              1"))
+    assert row.split("│")[2].strip() == "1.00" and row.split("│")[4].strip() == "–"
+    assert any(line.startswith("– 4096 × 1: 4096 ranks are more") for line in output.splitlines())
+    assert chart.stat().st_size > 10_000
+    assert f"chart: {chart}" in output
+
+
+@pytest.mark.exhaustive
+@pytest.mark.whole_machine
+def test_ctrl_c_ends_all_ranks() -> None:
+    mark = f"run.name=interrupted-{os.getpid()}"
+    process = start("--ranks", "1,2", "--threads", "1", "--steps", "3", *SMALL, mark)
+    end = time.monotonic() + 60
+    while not processes_with(mark, variable="PMI_RANK=1"):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "interrupted; incomplete: 1 of 4 jobs"
+    row = next(line for line in output.splitlines() if line.startswith("│              1"))
+    assert [cell.strip() for cell in row.split("│")[2:4]] == ["1.00", "?"]
+    assert processes_with(mark) == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.whole_machine
+def test_ranks_on_two_hosts_are_measured(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.json"
+    options = ("--hosts", "left,right", "--ranks", "1,2", "--threads", "1", "--rounds", "1")
+    command = [
+        sys.executable,
+        "-m",
+        "launch",
+        "scale",
+        *options,
+        "--steps",
+        "1",
+        "--json",
+        str(file),
+    ]
+    with two_hosts(tmp_path, names_are_loopback=True) as hosts:
+        done = ended(hosts.start_on_left([*command, *SMALL], environment=os.environ))
+    assert done.code == 0, done.errors
+    one, two = json.loads(file.read_text())["workload"]["combinations"]
+    assert one["why_not"].startswith("--np 1: does not divide evenly among 2 hosts")
+    assert two["hosts"] == {"left": 1, "right": 1}
+    ((first, second),) = two["jobs"]
+    assert (first["host"], second["host"]) == ("left", "right")
+    assert "all hosts are assumed" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--ranks", "4096"], "--ranks, --threads: no combination fits: 4096 × 1"),
+        (["--ranks", "1,x"], "expected numbers such as 1,2,4, found '1,x'"),
+        (["--chart", "data.image_size=64"], "expected a name that ends in .png, found 'data.image"),
+        (["launch.threads=4"], "launch.threads: set by --threads"),
+        (["training.batch_size=4"], "training.batch_size: set by --batch-size or --global-batch"),
+        (["--json", "README.md"], "README.md: exists; give --json or --chart another file"),
+        (["--mpirun", "README.md"], "--mpirun: README.md is not a program"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    arguments: list[str], expected: str, run_here: RunHere
+) -> None:
+    done = run_here(main, "scale", *arguments)
+    assert done.returncode == 2
+    assert expected in done.stderr
+
+
+@pytest.mark.slow
+def test_command_line_loads_neither_torch_nor_matplotlib() -> None:
+    program = (
+        "import sys, launch.__main__; print({'torch', 'numpy', 'matplotlib'} & {*sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"

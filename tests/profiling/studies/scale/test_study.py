@@ -1,0 +1,211 @@
+"""The scaling study: combinations, their numbers and the findings."""
+
+from typing import Any
+
+import pytest
+
+from launch.hosts import hosts_with_ranks
+from launch.shares import CoreRequest
+from launch.topology import Topology
+from profiling.bench.results import Finding
+from profiling.studies.scale_study import (
+    Combination,
+    Measured,
+    combine,
+    efficiency,
+    findings,
+    is_standard,
+    smallest,
+    times_the_throughput,
+)
+from retinanet.config_file import load_config
+from tests.launch.hosts_by_hand import EIGHT_SOCKETS, cores_in_a_row
+from tests.profiling.studies.scale.samples import measured
+from tests.support.rank_steps import rank_steps
+
+TWO_CORES = cores_in_a_row((0, 2, 0, 0))
+
+STANDARD = ("data.image_size=800", "distributed.compress=bf16")
+SAME_CORES = [
+    measured(1, 2, 2.0, batch_size=2),
+    measured(2, 1, 1.6, batch_size=1, without=0.98),
+]
+TWO_RANKS = Measured(
+    combination=Combination(ranks=2, threads=1, batch_size=3),
+    jobs=[
+        [
+            rank_steps(0, [2.0, 3.0], data=[0.1, 0.0], exchange=[0.5, 0.03], held_back=[1.9, 2.5]),
+            rank_steps(1, [1.8, 2.9], data=[0.2, 0.3], exchange=[0.1, 0.60], held_back=[1.0, 2.7]),
+        ],
+        [
+            rank_steps(0, [1.0], data=[0.0], exchange=[0.04], held_back=[0.9]),
+            rank_steps(1, [1.0], data=[0.0], exchange=[0.02], held_back=[1.1]),
+        ],
+    ],
+)
+
+
+def combined(
+    *,
+    ranks: tuple[int, ...],
+    threads: tuple[int, ...],
+    allowed: Topology = TWO_CORES,
+    global_batch: int | None = None,
+    quota: float | None = None,
+    comm_cores: int = 0,
+    hosts: str | None = None,
+) -> list[Combination]:
+    return combine(
+        ranks,
+        threads,
+        batch_size=8,
+        global_batch=global_batch,
+        place_on_hosts=lambda count: hosts_with_ranks(hosts, ranks=count) if hosts else (),
+        allowed=allowed,
+        quota=quota,
+        request=CoreRequest(comm_cores=comm_cores),
+    )
+
+
+def shapes_that_fit(combinations: list[Combination]) -> list[tuple[int, int]]:
+    return [(each.ranks, each.threads) for each in combinations if not each.misfit]
+
+
+def test_two_cores_fit_two_ranks_or_two_threads() -> None:
+    combinations = combined(ranks=(1, 2, 4), threads=(1, 2))
+    assert shapes_that_fit(combinations) == [(1, 1), (1, 2), (2, 1)]
+    reasons = {(each.ranks, each.threads): each.misfit for each in combinations if each.misfit}
+    assert reasons[2, 2] == "2 ranks can have 1 core each, and launch.threads=2 is more"
+    assert reasons[4, 1] == reasons[4, 2] == "4 ranks are more than the 2 cores"
+
+
+@pytest.mark.parametrize(
+    ("options", "shapes"),
+    [
+        (
+            {"ranks": (8, 16), "threads": (7, 14, 28), "allowed": EIGHT_SOCKETS},
+            [(8, 7), (8, 14), (8, 28), (16, 7), (16, 14)],
+        ),
+        # Reserved cores leave fewer threads.
+        (
+            {"ranks": (8,), "threads": (27, 28), "allowed": EIGHT_SOCKETS, "comm_cores": 1},
+            [(8, 27)],
+        ),
+        # A CPU quota counts as cores.
+        ({"ranks": (1, 2), "threads": (1, 2), "quota": 1.5}, [(1, 1)]),
+    ],
+)
+def test_combinations_fit_the_cores(options: dict[str, Any], shapes: list[tuple[int, int]]) -> None:
+    assert shapes_that_fit(combined(**options)) == shapes
+
+
+def test_each_rank_has_the_batch_size_or_its_part_of_the_global_batch() -> None:
+    weak = combined(ranks=(1, 2), threads=(1,))
+    assert [(each.batch_size, each.images) for each in weak] == [(8, 8), (8, 16)]
+    strong = combined(ranks=(1, 2), threads=(1,), global_batch=6)
+    assert [(each.batch_size, each.images) for each in strong] == [(6, 6), (3, 6)]
+
+
+def test_a_global_batch_that_does_not_divide_does_not_fit() -> None:
+    [combination] = combined(ranks=(2,), threads=(1,), global_batch=3)
+    assert combination.misfit == "3 images do not divide evenly among 2 ranks"
+
+
+def test_hosts_share_the_ranks_and_each_host_must_fit_its_own() -> None:
+    combinations = combined(ranks=(1, 2, 4, 6), threads=(1,), hosts="a,b")
+    assert [each.hosts for each in combinations][1:] == [
+        (("a", 1), ("b", 1)),
+        (("a", 2), ("b", 2)),
+        (("a", 3), ("b", 3)),
+    ]
+    assert shapes_that_fit(combinations) == [(2, 1), (4, 1)]
+    assert combinations[0].misfit.startswith("--np 1: does not divide evenly among 2 hosts")
+    assert combinations[3].misfit == "3 ranks are more than the 2 cores"
+
+
+def test_numbers_of_a_combination() -> None:
+    assert TWO_RANKS.step_seconds == 2.0  # of 2.0, 3.0, 1.0: those of the slowest rank
+    assert TWO_RANKS.images_per_second == 6 / 2.0
+    # Waiting for data: the rank that waited longest. Of 0.2/2, 0.3/3, 0.
+    assert TWO_RANKS.data_share == pytest.approx(0.1)
+    # Waiting for gradients: the rank that was ready last. Of 0.1/2, 0.03/3, 0.02/1.
+    assert TWO_RANKS.exposed_share == pytest.approx(0.02)
+    # Each step is compared with the next one without exchange. Of 1-1.9/2, 1-2.7/3, 1-1.1/1.
+    assert TWO_RANKS.added_share == pytest.approx(0.05)
+    alone = measured(1, 1, 2.0)
+    assert alone.exposed_share is None and alone.added_share is None
+
+
+def test_weak_scaling_efficiency_is_relative_to_the_fewest_ranks() -> None:
+    one, two, four = measured(1, 1, 2.0), measured(2, 1, 2.5), measured(4, 1, 4.0)
+    other_threads = measured(1, 2, 1.0)
+    everything = [one, other_threads, two, four]
+    assert efficiency(two, everything) == pytest.approx(0.8)
+    assert efficiency(four, everything) == pytest.approx(0.5)
+    assert efficiency(four, [two, four]) == pytest.approx(2.5 / 4)
+    assert efficiency(one, everything) is None
+    assert efficiency(other_threads, everything) is None
+
+
+def test_smallest_has_the_fewest_ranks_then_the_fewest_threads() -> None:
+    one, two = measured(1, 2, 1.0), measured(2, 1, 1.0)
+    assert smallest([two, one]) is one
+
+
+def test_throughputs_are_compared_by_all_steps_and_by_rounds() -> None:
+    # As many images: 2 ranks of 1 against 1 rank of 2.
+    two = measured(2, 1, 1.0, 2.0, batch_size=1)
+    one = measured(1, 2, 1.2, 1.8, batch_size=2)
+    ratio = times_the_throughput(two, one)
+    assert ratio.median == pytest.approx(1.5 / 1.5)
+    assert (ratio.lowest, ratio.highest) == pytest.approx((1.8 / 2.0, 1.2 / 1.0))
+
+
+def make_findings(
+    *overrides: str, batch: int | None, of: list[Measured] = SAME_CORES
+) -> list[Finding]:
+    config = load_config("demo.yaml", ["engine.precision=bf16", *overrides])
+    return findings(of, config=config, global_batch=batch)
+
+
+def test_more_ranks_are_compared_with_more_threads() -> None:
+    ratio, exposed, added = make_findings(*STANDARD, batch=2)
+    assert ratio.what == "2 ranks × 1 thread against 1 rank × 2 threads, both 2 images per step"
+    assert ratio.value == pytest.approx(1.25)
+    assert ratio.at_least == 1.0
+    assert exposed.value == pytest.approx(0.01)
+    assert added.value == pytest.approx(0.02)
+    assert exposed.at_most == added.at_most == 0.05
+
+
+@pytest.mark.parametrize(
+    ("overrides", "batch", "ratio_target", "exchange_target"),
+    [
+        (("data.image_size=800",), 2, 1.0, None),
+        (STANDARD, 4, None, 0.05),
+        (("data.image_size=640", "distributed.compress=bf16"), 2, None, None),
+        ((*STANDARD, "engine.precision=float32"), 2, None, None),
+    ],
+)
+def test_targets_are_for_the_standard_workload_alone(
+    overrides: tuple[str, ...],
+    batch: int,
+    ratio_target: float | None,
+    exchange_target: float | None,
+) -> None:
+    ratio, exposed, added = make_findings(*overrides, batch=batch)
+    assert ratio.at_least == ratio_target
+    assert exposed.at_most == added.at_most == exchange_target
+
+
+def test_only_a_global_batch_compares_ranks_with_threads() -> None:
+    assert is_standard(load_config("demo.yaml", ["engine.precision=bf16", *STANDARD]))
+    assert not is_standard(load_config("demo.yaml"))
+    assert [finding.at_most for finding in make_findings(*STANDARD, batch=None)] == [0.05, 0.05]
+
+
+def test_largest_share_is_named() -> None:
+    more = [*SAME_CORES, measured(4, 1, 1.0, batch_size=2, without=0.9)]
+    *_, added = make_findings(*STANDARD, batch=None, of=more)
+    assert added.value == pytest.approx(0.1)
+    assert added.shown == "0.1000 (4 ranks × 1 thread)"

@@ -1,0 +1,191 @@
+"""The planner's models: step time, network and epochs."""
+
+import random
+from argparse import ArgumentTypeError
+
+import pytest
+
+from profiling.bench.job import AllReduceTime
+from profiling.studies.tune.command import parse_network
+from profiling.studies.tune.model import (
+    EpochsModel,
+    Estimate,
+    Network,
+    Runs,
+    Shape,
+    StepTime,
+    StepTimeModel,
+    epochs_of_mlperf,
+    fit_network,
+    fit_step_time,
+    fitted_to,
+    held_out,
+    rank_counts,
+    rank_counts_of_host,
+)
+from retinanet.mlperf.rules import NEWEST, expectation, reference_points
+
+STEP = StepTimeModel(fixed=0.4, per_image=2.5, serial=0.05, contention=0.12, cores=56)
+PAIRS = [(1, 56), (2, 28), (8, 7), (1, 28), (1, 7)]
+SHAPES = [
+    Shape(ranks=ranks, threads=threads, batch_size=images)
+    for ranks, threads in PAIRS
+    for images in (1, 2, 4)
+]
+NETWORK = Network(latency=30e-6, bandwidth=1.2e9, source="here")
+EPOCHS = EpochsModel(
+    runs=(
+        Runs(batch_size=100, epochs=(2.0, 4.0, 4.0, 9.0)),
+        Runs(batch_size=300, epochs=(6.0, 8.0, 10.0)),
+    ),
+    target="mAP 0.5",
+    source="sample",
+)
+
+
+def test_estimate_is_scaled_and_widened() -> None:
+    estimate = Estimate(low=1.0, middle=2.0, high=4.0)
+    assert estimate.widened(0.5) == Estimate(low=0.5, middle=2.0, high=6.0)
+    assert estimate.times(3) == Estimate(low=3.0, middle=6.0, high=12.0)
+
+
+def step_times(noise: float = 0.0) -> list[StepTime]:
+    chance = random.Random(0)
+    return [
+        StepTime(shape=shape, seconds=STEP.seconds(shape) * (1 + chance.uniform(-noise, noise)))
+        for shape in SHAPES
+    ]
+
+
+def test_fit_finds_the_parameters_of_the_step() -> None:
+    fit = fit_step_time(step_times(), cores=56)
+    for name in ("fixed", "per_image", "serial", "contention"):
+        assert getattr(fit, name) == pytest.approx(getattr(STEP, name), rel=1e-4)
+    assert 0.005 < fitted_to(step_times(noise=0.05), cores=56).largest_error < 0.1
+
+
+def test_held_out_measurement_does_not_affect_its_prediction() -> None:
+    exact = fitted_to(step_times(), cores=56)
+    place = next(number for number, check in enumerate(exact.checked) if check.was_left_out)
+    changed = step_times()
+    changed[place] = StepTime(shape=changed[place].shape, seconds=2 * changed[place].seconds)
+    after = fitted_to(changed, cores=56).checked[place]
+    assert after.predicted == pytest.approx(exact.checked[place].predicted, rel=1e-4)
+    assert after.error == pytest.approx(-0.5, rel=1e-3)
+
+
+def test_fit_keeps_every_pair_and_every_batch_size() -> None:
+    left_out = [time.shape for time in held_out(step_times())]
+    fitted = [shape for shape in SHAPES if shape not in left_out]
+    assert len(left_out) == len(SHAPES) / 3
+    assert {(shape.ranks, shape.threads) for shape in fitted} == set(PAIRS)
+    assert {shape.batch_size for shape in fitted} == {1, 2, 4}
+
+
+def test_one_thread_shows_neither_contention_nor_serial_part() -> None:
+    alone = [StepTime(shape=Shape(ranks=1, threads=1, batch_size=n), seconds=1 + n) for n in (1, 3)]
+    fit = fit_step_time(alone, cores=2)
+    assert fit.serial < 1e-6 and fit.contention < 1e-6
+    assert fit.seconds(Shape(ranks=1, threads=1, batch_size=2)) == pytest.approx(3, rel=1e-3)
+    single, full = (Shape(ranks=ranks, threads=7, batch_size=2) for ranks in (1, 8))
+    assert STEP.seconds(full) == pytest.approx(1.12 * STEP.seconds(single))
+
+
+@pytest.mark.parametrize(
+    ("latency", "bandwidth", "size", "ranks", "seconds"),
+    [(0.0, 1e9, 10**9, 2, 1.0), (0.0, 1e9, 10**9, 1000, 1.998), (1e-3, 1e30, 4, 5, 8e-3)],
+)
+def test_all_reduce_is_a_ring(
+    latency: float, bandwidth: float, size: int, ranks: int, seconds: float
+) -> None:
+    network = Network(latency=latency, bandwidth=bandwidth, source="")
+    assert network.all_reduce_seconds(size, ranks=ranks) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("most", "counts"), [(2, [2]), (3, [2, 3]), (4, [2, 4]), (7, [2, 4, 7]), (8, [2, 4, 8])]
+)
+def test_rank_counts_double_up_to_the_most(most: int, counts: list[int]) -> None:
+    assert rank_counts(most) == counts
+
+
+@pytest.mark.parametrize(
+    ("cores", "sockets", "counts"),
+    [(2, 1, [2]), (6, 1, [2]), (36, 2, [2, 4]), (56, 2, [2, 4, 8]), (192, 8, [2, 8])],
+)
+def test_ranks_of_a_host_share_its_cores_evenly(
+    cores: int, sockets: int, counts: list[int]
+) -> None:
+    assert rank_counts_of_host(cores, sockets=sockets) == counts
+
+
+def test_fit_finds_latency_and_bandwidth() -> None:
+    times = [
+        AllReduceTime(ranks=ranks, size=size, seconds=NETWORK.all_reduce_seconds(size, ranks=ranks))
+        for ranks in (2, 4)
+        for size in (4096, 10**6, 10**8)
+    ]
+    fit = fit_network(times, source="measured")
+    assert fit.latency == pytest.approx(NETWORK.latency, rel=1e-6)
+    assert fit.bandwidth == pytest.approx(NETWORK.bandwidth, rel=1e-6)
+
+
+def test_small_message_counts_as_much_as_a_large_one() -> None:
+    measured = [(8, 1e-4), (10**8, 0.1), (10**8, 0.11)]
+    times = [AllReduceTime(ranks=2, size=size, seconds=seconds) for size, seconds in measured]
+    fit = fit_network(times, source="measured")
+    assert fit.all_reduce_seconds(8, ranks=2) == pytest.approx(1e-4, rel=0.01)
+
+
+def test_buffered_message_does_not_make_the_link_fast() -> None:
+    """Measured over a link of 50 MB/s that lets 64 KiB pass at once."""
+    measured = {2**12: 1.98e-3, 2**16: 0.42e-3, 2**20: 21.1e-3, 2**23: 175e-3, 2**25: 703e-3}
+    times = [
+        AllReduceTime(ranks=2, size=size, seconds=seconds) for size, seconds in measured.items()
+    ]
+    assert fit_network(times, source="").bandwidth == pytest.approx(50e6, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("text", "bandwidth", "latency"),
+    [
+        ("25Gbit/s,20us", 3.125e9, 20e-6),
+        ("1.2GB/s, 0.05ms", 1.2e9, 50e-6),
+        ("100Mbps,1ms", 12.5e6, 1e-3),
+    ],
+)
+def test_network_is_parsed(text: str, bandwidth: float, latency: float) -> None:
+    network = parse_network(text)
+    assert network.bandwidth == pytest.approx(bandwidth)
+    assert network.latency == pytest.approx(latency)
+
+
+@pytest.mark.parametrize("text", ["", "25", "25Gbit/s", "0Gbit/s,20us", "25Gbit/s,20", "fast,20us"])
+def test_wrong_network_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="such as 25Gbit/s,20us"):
+        parse_network(text)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "low", "middle", "high"),
+    [
+        (100, 2.0, 4.0, 9.0),  # the mean without the best and the worst run
+        (200, 4.0, 6.0, 9.5),  # on a line between two sizes
+        (10, 2.0, 4.0, 9.0),  # as the smallest size
+        (500, 10.0, 12.0, 11.0),  # the last line continued
+    ],
+)
+def test_epochs_are_interpolated(batch_size: int, low: float, middle: float, high: float) -> None:
+    estimate = EPOCHS.epochs(batch_size)
+    assert (estimate.low, estimate.middle, estimate.high) == pytest.approx((low, middle, high))
+
+
+def test_two_runs_are_both_counted() -> None:
+    assert Runs(batch_size=8, epochs=(1.0, 3.0)).mean_epochs == 2.0
+
+
+@pytest.mark.parametrize("batch_size", [100, 256, 448, 1536, 4096])
+def test_epochs_of_mlperf_are_those_of_the_official_checker(batch_size: int) -> None:
+    expected = expectation(reference_points(NEWEST), batch_size)
+    epochs = epochs_of_mlperf(NEWEST).epochs(batch_size).middle
+    assert epochs == pytest.approx(expected.mean_epochs)
