@@ -111,7 +111,10 @@ def test_disturbance_is_reported_above_a_tenth_of_a_core(cores: float, text: str
 
 @needs_bf16  # both train in it
 @pytest.mark.slow
-def test_real_steps_of_ours_and_of_torchvision(run_here: RunHere, tmp_path: Path) -> None:
+def test_real_steps_of_ours_and_of_torchvision(
+    run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "PROFILED_RUNS", 1)
     file = tmp_path / "step.json"
     # Not 64 pixels: P6 is 1×1 there, and oneDNN leaves its weight gradient in BF16 to chance.
     sizes = ("--images=1", "--image-size=128", "--classes=3", "--rounds=2", "--warm-up=1")

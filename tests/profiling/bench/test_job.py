@@ -74,12 +74,6 @@ def test_all_reduces_name_their_network(
     assert commands[0][-4:] == ["--all-reduce", "8", "--all-reduce", "1024"]
 
 
-def test_steps_of_several_ranks_are_combined() -> None:
-    assert job.slowest(RANKS) == [1.0, 3.0]
-    assert job.waited_for_data(RANKS) == [0.1, 1.0]
-    assert job.exposed(RANKS) == [0.0, 0.0]
-
-
 class FakeExchange:
     """Notes in which steps gradients stay with their rank."""
 

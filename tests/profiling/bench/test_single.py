@@ -30,7 +30,7 @@ def read_findings(file: Path) -> dict[str, dict[str, Any]]:
     return {finding["what"]: finding for finding in json.loads(file.read_text())["findings"]}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_checkpoint_writes_real_checkpoints_and_removes_them(
     run_here: RunHere, tmp_path: Path
 ) -> None:

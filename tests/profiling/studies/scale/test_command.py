@@ -3,10 +3,8 @@
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -150,19 +148,6 @@ def start(*arguments: str | Path) -> subprocess.Popen[str]:
     )
 
 
-def processes_with(argument: str, *, variable: str | None = None) -> list[int]:
-    processes = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            arguments = (folder / "cmdline").read_bytes().split(b"\0")
-            variables = (folder / "environ").read_bytes().split(b"\0")
-        except OSError:  # it has ended meanwhile, or is another user's
-            continue
-        if argument.encode() in arguments and (not variable or variable.encode() in variables):
-            processes.append(int(folder.name))
-    return processes
-
-
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
     """Run a small study; return its output, its JSON and its chart."""
@@ -203,24 +188,6 @@ def test_misfit_is_a_dash_with_its_reason(
     assert any(line.startswith("– 4096 × 1: 4096 ranks are more") for line in output.splitlines())
     assert chart.stat().st_size > 10_000
     assert f"chart: {chart}" in output
-
-
-@pytest.mark.exhaustive
-@pytest.mark.whole_machine
-def test_ctrl_c_ends_all_ranks() -> None:
-    mark = f"run.name=interrupted-{os.getpid()}"
-    process = start("--ranks", "1,2", "--threads", "1", "--steps", "3", *SMALL, mark)
-    end = time.monotonic() + 60
-    while not processes_with(mark, variable="PMI_RANK=1"):
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert errors.splitlines()[-1] == "interrupted; incomplete: 1 of 4 jobs"
-    row = next(line for line in output.splitlines() if line.startswith("│              1"))
-    assert [cell.strip() for cell in row.split("│")[2:4]] == ["1.00", "?"]
-    assert processes_with(mark) == []
 
 
 @pytest.mark.exhaustive
