@@ -39,6 +39,7 @@ def blocks_gradients(unit: str) -> tuple[Tensor, list[Tensor]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["two", "one"])
 def test_fused_operators_equal_the_three_operators(unit: str) -> None:
     outputs, gradients = blocks_gradients("three")
@@ -145,6 +146,7 @@ def test_number_of_classes_can_be_overridden() -> None:
     assert default != other
 
 
+@pytest.mark.slow
 def test_transformer_has_the_size_of_bert_base() -> None:
     subject = Subject(
         model="transformer", batch=1, image_size=224, precision="float32", device="cpu"
