@@ -1,0 +1,338 @@
+"""The plan of an ablation on this machine, its result, and the file that keeps it.
+
+`resolve_plan` decides which variants of an ablation can run here, on what workload and how often,
+and why others cannot. A `Result` is JSON that says on what, with what and by which command it was
+measured. It is written anew after every round, so that an interrupted measurement goes on from
+there.
+"""
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
+from common.errors import InputError
+from common.files import read_stored, write_json
+from common.machine import BF16_FLAGS, bf16_flag, cpu_flags, fastest_precision
+from data.decoding import DECODERS, decoder_fault
+from launch.environment import ALLOCATORS, find
+from launch.limits import read_allowance
+from profiling.ablate.definition import Ablation, AblationVariant, Option, SizeName
+from profiling.bench.variant import (
+    Run,
+    Variant,
+    Workload,
+    huge_pages_environment,
+    huge_pages_remark,
+)
+
+USUAL = {
+    "quick": {"image_size": 320, "images": 1, "classes": 264, "rounds": 8, "warm_up": 2},
+    "full": {"image_size": 800, "images": 2, "classes": 264, "rounds": 5, "warm_up": 2},
+}
+JOBS = "mpirun"  # The recipe of variants that are whole jobs
+READS_PHOTOS = "data.bench.recipes."  # Begins the names of recipes that decode
+PINNED = {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
+"""A core for each thread, with every OpenMP: where the kernel chooses, two threads that wake often
+share a core for 10 ms, which is longer than our focal loss takes."""
+
+
+class MeasuredVariant(TypedDict):
+    """A variant as it ran, in values that are the same on every machine."""
+
+    recipe: str
+    options: dict[str, Any]
+    allocator: str
+    pinned: bool
+    huge_pages: bool
+    memory: str | None
+    pillow_simd: bool
+
+
+class Definition(TypedDict):
+    """The conditions of a measurement except the machine, which must be equal to continue it."""
+
+    workload: dict[str, int]
+    warm_up: int
+    settling: int
+    photos: str | None
+    """Photos that decoders read, see `Photos.describe`; None where no variant decodes."""
+    variants: dict[str, MeasuredVariant]
+
+
+def memory_policy(variant: MeasuredVariant) -> str:
+    """Return its allocator, and huge pages where it has them."""
+    return variant["allocator"] + (", huge pages" if variant["huge_pages"] else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The measurement of an ablation at a size, on this machine."""
+
+    name: str
+    ablation: Ablation
+    size: SizeName
+    workload: Workload
+    rounds: int
+    warm_up: int
+    variants: Mapping[str, Variant]  # The variants that can run
+    left_out: Mapping[str, str]  # Why the others cannot, by name
+    photos: str | None = None  # Photos that decoders read, see `Photos.describe`
+
+    @property
+    def definition(self) -> Definition:
+        """Return what a measurement of it depends on."""
+        variants: dict[str, MeasuredVariant] = {}
+        for name, measured in self.variants.items():
+            variant = self.ablation.variants[name]
+            variants[name] = {
+                "recipe": measured.recipe,
+                "options": dict(measured.options),
+                "allocator": measured.allocator,
+                "pinned": is_pinned(measured.recipe),
+                "huge_pages": variant.huge_pages,
+                "memory": variant.memory,
+                "pillow_simd": variant.pillow_simd,
+            }
+        return {
+            "workload": asdict(self.workload),
+            "warm_up": self.warm_up,
+            "settling": self.ablation.settling,
+            "photos": self.photos,
+            "variants": variants,
+        }
+
+
+def resolve_plan(
+    name: str, ablation: Ablation, *, size: SizeName, rounds: int | None = None
+) -> Plan:
+    """Resolve an ablation; `rounds`: None takes the file's, or the usual number."""
+    chosen = ablation.size(size)
+    numbers = {field: getattr(chosen, field) or value for field, value in USUAL[size].items()}
+    warm_up = numbers["warm_up"] if chosen.warm_up is None else chosen.warm_up
+    variants, left_out = {}, {}
+    for key, variant in ablation.variants.items():
+        options = {**ablation.options, **chosen.options, **variant.options}
+        if options.get("precision") == "auto":
+            options["precision"] = fastest_precision()
+        missing = lacking(variant, options, allocator=variant.allocator or ablation.allocator)
+        if missing is None:
+            variants[key] = benchmark_variant(key, ablation, variant, options=options)
+        else:
+            left_out[key] = missing
+    # Variants whose comparisons each have a side that cannot run are of no use.
+    pairs = [(comparison.change, comparison.baseline) for comparison in ablation.comparisons]
+    useful = {key for pair in pairs if not set(pair) & left_out.keys() for key in pair}
+    for key in dict.fromkeys(key for pair in pairs for key in pair if key not in useful):
+        variants.pop(key, None)
+        left_out.setdefault(key, "none of the variants that it is compared with can run here")
+    return Plan(
+        name=name,
+        ablation=ablation,
+        size=size,
+        workload=Workload(**{name: numbers[name] for name in ("images", "image_size", "classes")}),
+        rounds=rounds or numbers["rounds"],
+        warm_up=warm_up,
+        variants=variants,
+        left_out=left_out,
+    )
+
+
+def benchmark_variant(
+    name: str, ablation: Ablation, variant: AblationVariant, *, options: Mapping[str, Option]
+) -> Variant:
+    """Return an ablation's variant as a benchmark has it."""
+    recipe = variant.recipe or ablation.recipe
+    environment = dict(PINNED) if is_pinned(recipe) else {}
+    if variant.huge_pages:
+        environment |= huge_pages_environment()
+    if variant.pillow_simd:
+        environment["PYTHONPATH"] = str(pillow_simd_folder())
+    return Variant(
+        name=name,
+        about=variant.about,
+        recipe=recipe,
+        allocator=variant.allocator or ablation.allocator,
+        memory=variant.memory,
+        environment=environment,
+        options=dict(options),
+    )
+
+
+def is_pinned(recipe: str) -> bool:
+    """Return whether its threads are OpenMP's; jobs pin their ranks, decoders have one thread."""
+    return recipe != JOBS and not recipe.startswith(READS_PHOTOS)
+
+
+def lacking(
+    variant: AblationVariant, options: Mapping[str, Option], *, allocator: str
+) -> str | None:
+    """Return the first thing that is missing here for a variant; None where all is there.
+
+    `options` are all that its recipe is given, `allocator` is its memory policy.
+    """
+    return next(what_is_lacking(variant, options, allocator), None)
+
+
+def what_is_lacking(
+    variant: AblationVariant, options: Mapping[str, Option], allocator: str
+) -> Iterator[str]:
+    """Yield instructions, packages, memory and cores that a variant needs and that are missing."""
+    if "bf16" in variant.needs and bf16_flag(cpu_flags()) is None:
+        yield f"the processor has no instructions for BF16 ({' or '.join(BF16_FLAGS[:2])})"
+    if "ipex" in variant.needs:
+        from retinanet.engine.engines import require_ipex  # noqa: PLC0415
+
+        try:
+            require_ipex()
+        except InputError as error:
+            yield str(error).removeprefix("engine.name: ").split(", or set")[0]
+    decoder = options.get("decoder")
+    if decoder in DECODERS and (fault := decoder_fault(str(decoder))) is not None:
+        yield f"{decoder} {fault}"
+    if variant.pillow_simd and pillow_simd_folder() is None:
+        yield "Pillow-SIMD is not built; run `./setup.sh simd-beside`"
+    library = ALLOCATORS.get(allocator)
+    if library is not None and find(library) is None:
+        yield f"{allocator} is not installed (apt-get install {library.package})"
+    if variant.huge_pages and (remark := huge_pages_remark()):
+        yield remark.removeprefix("--huge-pages: no effect, ")
+    nodes = len(read_allowance().memory_nodes)
+    if variant.memory is not None and nodes < 2:
+        yield f"requires two memory nodes (two sockets), this machine has {max(nodes, 1)}"
+    cores = len(os.sched_getaffinity(0))
+    if int(options.get("ranks", 1)) * int(options.get("threads", 1)) > cores:
+        yield f"requires more than the {cores} cores available to this process"
+
+
+def pillow_simd_folder() -> Path | None:
+    """Return where `./setup.sh simd-beside` has put Pillow-SIMD; None where it has not.
+
+    A process that has this folder on its path has Pillow-SIMD in Pillow's place.
+    """
+    folder = Path(sys.prefix) / "simd-beside"
+    return folder if (folder / "PIL").is_dir() else None
+
+
+RoundOfRuns = Mapping[str, Run]  # A run of every variant, by name
+
+
+class Call(TypedDict):
+    """A call of oneDNN that one variant makes more often."""
+
+    kind: str
+    direction: str
+    shape: str
+    extra_calls: float
+    extra_ms: float
+
+
+class KindOfCalls(TypedDict):
+    """All calls of a kind, of both variants."""
+
+    kind: str
+    first_calls: float
+    second_calls: float
+    first_ms: float
+    second_ms: float
+
+
+class ComparedCalls(TypedDict):
+    """The differences between two variants' oneDNN logs, see `profiling.ablate.measure`."""
+
+    first: str
+    second: str
+    logs: list[str]
+    kinds: list[KindOfCalls]
+    only_one: list[Call]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One ablation's measurement, which may be unfinished."""
+
+    ablation: str
+    size: SizeName
+    command: str  # The command that goes on with it, or repeats it
+    environment: Mapping[str, Any]  # Processor, cores, kernel, packages, code
+    definition: Definition
+    left_out: Mapping[str, str]  # Variants that could not run here, and why
+    rounds_wanted: int
+    rounds: tuple[RoundOfRuns, ...] = ()
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By variant, what holds for all its runs."""
+    calls: ComparedCalls | None = None
+    busy_cores: tuple[float, ...] = ()
+    """Cores that other work kept busy, for each time that it was measured."""
+    began: str = ""
+    ended: str = ""  # Times of day, in UTC
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all rounds are there; where nothing can run here, none are wanted."""
+        return len(self.rounds) >= self.rounds_wanted or not self.definition["variants"]
+
+    def values(self, variant: str, quantity: str) -> list[float]:
+        """Return one of a variant's quantities, by round; empty where it was not measured.
+
+        It is `seconds`, `page_faults`, `peak_rss_mb`, or one of the recipe's details.
+        """
+        runs = [runs[variant] for runs in self.rounds if variant in runs]
+        if quantity in ("seconds", "page_faults", "peak_rss_mb"):
+            return [float(getattr(run, quantity)) for run in runs]
+        return [run.details[quantity] for run in runs if run.details.get(quantity) is not None]
+
+
+def write_result(file: Path, result: Result) -> None:
+    """Write it in place of an earlier state.
+
+    Raises:
+        InputError: It cannot be written there.
+    """
+    write_json(file, asdict(result))
+
+
+def read_result(file: Path) -> Result:
+    """Read what `write_result` wrote.
+
+    Raises:
+        InputError: It is something else; names the file.
+    """
+    advice = "move it, or give another --out"
+    result = read_stored(
+        file, SCHEMA, wrong="is not a result of `python -m profiling ablate run`", advice=advice
+    )
+    for runs in result.rounds:
+        if runs.keys() != result.definition["variants"].keys():
+            raise InputError(f"{file}: a round does not have all variants; {advice}")
+    return result
+
+
+SCHEMA = TypeAdapter(Result)
+
+
+def default_folder(size: SizeName) -> Path:
+    """Return where results go unless an option says otherwise."""
+    return Path("runs", "ablations", size)
+
+
+def result_file(folder: Path, name: str) -> Path:
+    """Return the file of an ablation's result."""
+    return folder / name / "result.json"
+
+
+def folder_options(size: SizeName, *, out: Path | None) -> list[str]:
+    """Return the options that name a folder of results."""
+    return ["--quick"] * (size == "quick") + (["--out", str(out)] if out else [])
+
+
+def measure_command(name: str, size: SizeName, *, out: Path | None, photos: Path | None) -> str:
+    """Return the command that measures one ablation."""
+    command = ["python", "-m", "profiling", "ablate", "run", name, *folder_options(size, out=out)]
+    return shlex.join([*command, *(["--photos", str(photos)] if photos else [])])
