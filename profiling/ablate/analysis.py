@@ -81,6 +81,7 @@ def interval_of_median(values: Sequence[float]) -> Interval:
     count = len(ordered)
     best = Interval(ordered[0], ordered[-1], confidence(count, 1))
     for place in range(2, (count + 1) // 2 + 1):
+        # Confidence falls with the place: the first range that is too narrow ends the search.
         if confidence(count, place) < WANTED_CONFIDENCE:
             break
         best = Interval(ordered[place - 1], ordered[count - place], confidence(count, place))
@@ -95,6 +96,7 @@ def confidence(count: int, place: int) -> float:
 
 def are_alike(ratio: float, other: float, *, factor: float = ALIKE) -> bool:
     """Return whether two ratios are within a factor of each other."""
+    # In logarithms, so that twice and half as much are equally far away.
     return abs(log(ratio / other)) <= log(factor)
 
 
@@ -192,6 +194,7 @@ def measured(comparison: Comparison, result: Result) -> Ratio | None:
     """Return the comparison's ratio; None where a side of it was not measured."""
     change = result.values(comparison.change, comparison.of)
     baseline = result.values(comparison.baseline, comparison.baseline_of or comparison.of)
+    # A part that took no time, such as a phase that did not run, has no ratio.
     if not change or not baseline or not all((*change, *baseline)):
         return None
     if comparison.ratio == "times as fast":
@@ -324,6 +327,7 @@ def make_row(
 ) -> Row:
     """Return an ablation with its measurements; a second run counts only if it is of the same."""
     result, again = select_variants(result, ablation), select_variants(again, ablation)
+    # A run of another definition may have other options: its ratios cannot confirm these.
     is_other = again is not None and result is not None and again.definition != result.definition
     outcomes = [
         Outcome(comparison=comparison, ratio=None, missing="not measured yet")

@@ -237,6 +237,7 @@ def measure_all(
         try:
             done = measure(plan, result, file, photos=photos, console=console)
             print_result(plan, done, console=console)
+        # The remaining ablations can often be measured, so only the exit code keeps the failure.
         except (WorkerDiedError, JobFailedError) as error:
             print(f"error: {plan.name}: {error}", file=sys.stderr)
             code = OUR_BUG

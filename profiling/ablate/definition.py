@@ -158,6 +158,7 @@ def read_ablation(file: Path) -> Ablation:
         raise InputError(f"{file}: cannot be read as text: {error}") from error
     tree = read_yaml(text, str(file))
     try:
+        # As JSON: strict validation accepts a list for a tuple only there.
         ablation = SCHEMA.validate_json(json.dumps(tree, default=str))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]

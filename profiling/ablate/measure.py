@@ -328,6 +328,7 @@ def alone_on_this_machine() -> Iterator[None]:
     # Among the temporary files, as a home may be that of many hosts.
     lock = Path(tempfile.gettempdir(), f"retinanet-ablate-{os.getuid()}.lock")
     try:
+        # O_NOFOLLOW: in a folder that all users share, the name may be another user's link.
         descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise InputError(

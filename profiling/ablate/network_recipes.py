@@ -78,6 +78,7 @@ def one_step(timed: TimedModel) -> dict[str, float]:
     forward = time.perf_counter()
     loss.backward()
     end = time.perf_counter()
+    # After the clock has stopped: clearing gradients is not part of the step.
     timed.network.zero_grad(set_to_none=True)
     return {"forward": forward - begin, "backward": end - forward, "step": end - begin}
 
@@ -96,6 +97,7 @@ def primitives(step: partial[dict[str, float]]) -> dict[str, float]:
         seconds = sum(event.cpu_time_total for event in events if event.key == operator) / 1e6
         if seconds:
             parts[label] = seconds
+    # Products that oneDNN executed are in both counts; the difference ran in MKL.
     products = sum(event.self_cpu_time_total for event in events if event.key in MATRIX_OPERATORS)
     inside = sum(s for name, s in parts.items() if name.startswith(("matmul", "inner product")))
     parts["matrix products of MKL"] = min(max(0.0, products / 1e6 - inside), whole["step"])
@@ -233,6 +235,7 @@ class _ConvolutionRelu(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         features, weight, scale, outputs = ctx.saved_tensors
+        # The mask of ReLU follows from its outputs, so its inputs need not be stored.
         before_relu = torch.ops.aten.threshold_backward(gradient, outputs, 0)
         wants = (ctx.needs_input_grad[0], True, False)
         of_features, of_weight, _ = convolution_gradients(

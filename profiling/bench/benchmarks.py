@@ -41,6 +41,7 @@ def step_findings(results: Results) -> list[Finding]:
         if other != subject:
             findings += speed_up(results, subject, other, at_least=wanted.get(other))
     if CEILING in results.names:
+        # Without duplicates: torch-onednn may itself be the subject.
         compared = [name for name in dict.fromkeys((subject, ONEDNN_ALONE)) if name in names]
         findings += ceiling_findings(results, compared)
     if names:

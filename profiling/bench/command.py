@@ -119,6 +119,7 @@ def bench_command(
     """Run a benchmark, print it and write it; return the exit code."""
     console = make_console(stderr=True)
     chosen = choose(benchmark.variants, variants)
+    # A contestant named explicitly is never skipped: what it lacks is an error.
     if variants in (None, "all"):
         chosen = skip_missing(chosen, console.print)
     require_free_json(json_file)

@@ -69,6 +69,7 @@ def write_list(file: TextIO, name: str, blocks: Iterable[list[str]]) -> None:
 def image_texts(images: range) -> list[str]:
     """Return entries of `images` as JSON."""
     return [
+        # Multiples of a large odd number: unique names that look like OpenImages' hashes.
         f'{{"id": {index + 1}, "file_name": "{index * 2654435761:016x}.jpg", "height": {HEIGHT}, '
         f'"width": {WIDTH}, "license": null, "coco_url": null}}'
         for index in images

@@ -95,12 +95,14 @@ def measure_ranks(
     messages = rank_messages(
         job.command, ranks=job.ranks, hosts=job.hosts, mpirun=mpirun, print_line=print_line
     )
+    # An error in `advance` must end the ranks too, and not only this loop.
     with closing(messages):
         for message in messages:
             if "step" in message:
                 advance(message["step"])
             else:
                 measured = [RankSteps(**rank) for rank in message["ranks"]]
+    # mpirun can end with status 0 although rank 0 printed no result.
     if not measured:
         raise JobFailedError(1)
     return measured
@@ -116,6 +118,7 @@ def rank_messages(
 ) -> Generator[dict[str, Any]]:
     """Start ranks and yield what they print after `MARK`; closing the generator ends them."""
     environment = dict(os.environ)
+    # The ranks import this package wherever mpirun starts them.
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(REPOSITORY), environment.get("PYTHONPATH", "")])
     )

@@ -346,6 +346,7 @@ def background_load() -> Iterator[OtherLoad]:
 def _busy_by_others() -> float:
     """Return all processor time since the machine's start, also stolen by its host, less ours."""
     first_line = Path("/proc/stat").read_text().split("\n", 1)[0]
+    # The fields after these are guest times, which `user` and `nice` include.
     user, nice, system, _idle, _wait, interrupts, soft, stolen = map(int, first_line.split()[1:9])
     busy = (user + nice + system + interrupts + soft + stolen) / TICKS_PER_SECOND
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

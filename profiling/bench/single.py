@@ -193,6 +193,7 @@ def bench_index(
         began = time.perf_counter()  # in a process of its own, as a user does
         subprocess.run([sys.executable, "-m", "data", "convert", str(source)], check=True)
         seconds = time.perf_counter() - began
+        # Linux gives ru_maxrss in KiB: the largest of all children, so far only `convert`.
         peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6
         openings = open_by_ranks(source, ranks)
 

@@ -150,6 +150,7 @@ def probe(
         InputError: The training did not end well.
     """
     run = job.folder / setting.name
+    # An interrupted probe starts again: it must train for its whole time in one go.
     shutil.rmtree(run, ignore_errors=True)
     copy_cold_start(job, run)
     options = (*FOR_PROBES, *setting.overrides(job.learning_rate), "--resume")
@@ -214,6 +215,7 @@ def train_for(
         nonlocal before
         done = seconds_done()
         advance(round(min(done, seconds)), "")
+        # Only when the time is first passed: later looks must not signal again.
         if done >= seconds > before:
             process.send_signal(signal.SIGTERM)
         before = done

@@ -132,6 +132,7 @@ def scale_command(options: ScaleOptions) -> int:
             options,
             config=config,
             ended_by=ended_by,
+            # The load of other hosts is unknown.
             other_cores=0.0 if on_hosts else others.cores,
         )
         if chart is not None:

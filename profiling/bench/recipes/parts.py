@@ -87,6 +87,7 @@ def prepare_gradient_norm(workload: Workload, *, clips: bool) -> Prepared:
 
     def run() -> dict[str, float]:
         norm = gradient_norm(model.parameters())
+        # Just below the norm: every run scales all gradients, and hardly changes them.
         clip_gradients(model.parameters(), norm=norm, longest=0.999 * norm if clips else None)
         return {}
 

@@ -152,6 +152,7 @@ def compile_parts(model: Any) -> None:
     The parts around them, such as matching, have shapes that change, on which Python spends more
     than on their operators. Inductor counts the bytes of each graph meanwhile.
     """
+    # Inductor counts bytes only while this log is enabled; its lines are not wanted.
     torch._logging.set_logs(inductor_metrics=True)
     for handler in logging.getLogger("torch").handlers:
         handler.setLevel(logging.WARNING)
@@ -239,6 +240,7 @@ def prepare_step_torchvision(
     images = list(batch.images.contiguous() / 255)
     if compiled:
         compile_parts(model)
+        # The head of torchvision looks the loss up in its module at every call.
         retinanet.sigmoid_focal_loss = uncounted(torch.compile(retinanet.sigmoid_focal_loss))
     phase = CurrentPhase()
     # Its forward pass computes the loss as well; `phase` surrounds that part.
@@ -404,6 +406,7 @@ def prepare_checkpoint(workload: Workload, *, folder: str) -> Prepared:
     )
     for _ in range(CHECKPOINT_WARM_UP):
         next(steps)
+    # Training continues after a failed checkpoint; a benchmark of them must not.
     writer = Checkpointer(Path(folder), keep=1, warn=sys.exit)
     numbers = count()
 
@@ -416,6 +419,7 @@ def prepare_checkpoint(workload: Workload, *, folder: str) -> Prepared:
         copying = time.perf_counter() - start
         size = sum(part.nbytes for parts in contents.parts.values() for part in parts.values())
         writer.write(contents)
+        # The writer frees the copy when it is written; this reference would keep it alive.
         del contents
         beside = []
         while writer.is_writing:

@@ -280,6 +280,7 @@ def parse_network(text: str) -> Network:
             f"1.2GB/s,50us; found {text!r}"
         )
     per_second = float(match[1]) * BITS[match[2]]
+    # Only a capital B means bytes.
     bandwidth = per_second if match[3] == "B" else per_second / BITS_OF_A_BYTE
     return Network(
         latency=float(match[4]) * SECONDS[match[5]], bandwidth=bandwidth, source=f"given: {text}"

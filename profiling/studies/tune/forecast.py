@@ -167,6 +167,7 @@ def forecast(
     if allocation.groups > 1:
         exchange = host.update_seconds(allocation.groups, within=exchange, step=step)
         needed = needed.times(with_groups.epochs)
+    # As in training, an incomplete last batch is dropped.
     steps_of_epoch = max(1, measured.images // (batch * allocation.groups))
     # Ranks share the images of an evaluation; one of them computes the metric.
     threads = allocation.ranks * allocation.on_host.threads

@@ -335,6 +335,7 @@ def run_training(options: Sequence[str], *, show: Callable[[str], None]) -> None
             show("stopping: the training finishes its step and writes a checkpoint")
             raise
         code = process.wait()
+    # train.py received the signal itself, such as from a batch system.
     if code == STOPPED_BY_SIGNAL:
         raise KeyboardInterrupt
     if code != FINISHED:

@@ -432,6 +432,7 @@ def evaluation_seconds(plan: MeasurementPlan) -> float:
         environment=PINNED,
     )
     seconds = median_seconds(evaluation, plan, images=EVALUATION_IMAGES)
+    # All cores were used, and evaluation scales with them.
     return seconds * plan.cores / EVALUATION_IMAGES
 
 

@@ -127,6 +127,7 @@ def epochs_of_probes(probes: Probes, *, config: str) -> EpochsModel:
             f"{size} images per step: mAP {', '.join(reached[size])}" for size in reached
         )
         last = max((each.epoch for run in short for each in run.evaluations), default=0.0)
+        # Rounded down, so that every run has reached the suggested target.
         lower = math.floor(1000 * min(run.best for run in short)) / 1000
         advice = f"give --probe-target {lower:g}, which all reached, or " if lower else "give "
         raise InputError(

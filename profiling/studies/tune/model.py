@@ -78,6 +78,7 @@ def fit_step_time(times: Sequence[StepTime], *, cores: int) -> StepTimeModel:
     from scipy.optimize import least_squares  # type: ignore[import-untyped]  # noqa: PLC0415
 
     first = min(times, key=lambda time: time.shape)
+    # In units of about one image, so that the parameters are near 1 for the solver.
     scale = first.seconds / first.shape.batch_size
     has_threads = any(time.shape.threads > 1 for time in times)
     has_ranks = any(time.shape.ranks > 1 for time in times)
@@ -95,6 +96,7 @@ def fit_step_time(times: Sequence[StepTime], *, cores: int) -> StepTimeModel:
 
     def errors(values: NDArray[np.float64]) -> NDArray[np.float64]:
         fitted = model(values)
+        # Logarithms are relative errors: short steps count as much as long ones.
         return np.array([np.log(fitted.seconds(time.shape) / time.seconds) for time in times])
 
     start = np.array([0.1, 0.9, min(0.1, upper[2] / 2), min(0.1, upper[3] / 2)])
@@ -279,6 +281,7 @@ class EpochsModel:
         def on_line(epochs: Sequence[float]) -> float:
             if batch_size <= sizes[-1] or len(sizes) == 1:
                 return float(np.interp(batch_size, sizes, epochs))
+            # Larger batches do not need fewer epochs, even if two noisy runs suggest it.
             slope = max(0.0, (epochs[-1] - epochs[-2]) / (sizes[-1] - sizes[-2]))
             return epochs[-1] + slope * (batch_size - sizes[-1])
 

@@ -227,6 +227,7 @@ def draw_by_hosts(
         line = soonest_by_hosts(by_size[size])
         colour = COLOURS[place % len(COLOURS)]
         known = [result for result in line if not result.is_extrapolated]
+        # From the last known point on, so that both parts of the line connect.
         beyond = line[max(0, len(known) - 1) :]
         draw(
             known,
