@@ -59,7 +59,7 @@ SMALLEST = 0.01  # Parts that are less everywhere are `others`
 LABELLED = 0.06
 WIDEST_LINEAR = 6.0  # Ratios beyond are drawn on a logarithmic axis
 WIDEST_DOUBLING = 200.0
-"""Where they span more, the axis has a line for every factor of 10, else of 2."""
+"""Larger spans have an axis line for each factor of 10, smaller ones of 2."""
 ROW = 0.42  # Height of a bar. [inches]
 
 

@@ -206,7 +206,7 @@ def run(
     with alone_on_this_machine(), tempfile.TemporaryDirectory(prefix="ablations-") as scratch:
         source = Photos(photos, Path(scratch), console)
         if photos is not None:
-            source.listed()
+            source.list_file()
         plans = [with_photo_description(plan, source) for plan in plans]
         # Checks all existing results first: an error must not come after minutes of work.
         on = measured_on()

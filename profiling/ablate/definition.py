@@ -32,7 +32,7 @@ class AblationVariant:
     """Memory policy; None: the ablation's."""
     huge_pages: bool = False  # Whether the C library asks the kernel for huge pages
     memory: str | None = None
-    """Where memory lies, as numactl names it; needs a host with several memory nodes."""
+    """Memory policy in numactl's terms; requires several memory nodes."""
     pillow_simd: bool = False  # Whether Pillow-SIMD stands in Pillow's place
     needs: tuple[Literal["bf16", "ipex"], ...] = ()
     """Needs that not every machine meets, beside those of the fields above."""
@@ -85,10 +85,10 @@ class Size:
 class Ablation:
     """A file of configs/ablations."""
 
-    place: int  # Where it stands among all, ascending
+    place: int  # Position in the report, ascending
     question: str
-    source: str  # Where in which paper it is asked
-    says: str  # The paper's statement, in a few words of ours
+    source: str  # Paper and section of the question
+    says: str  # The paper's statement in a few words
     recipe: str
     """Module that prepares a variant, see `profiling.bench.variant`; or `mpirun`: whole jobs."""
     variants: Annotated[dict[str, AblationVariant], Field(min_length=1)]
@@ -101,9 +101,9 @@ class Ablation:
     runs_of: str | None = None
     """Another ablation, whose runs of variants of the same names are this one's as well."""
     calls: tuple[str, str] | None = None
-    """Two variants whose oneDNN logs are held against each other, call by call."""
+    """Two variants whose oneDNN logs are compared call by call."""
     settling: Annotated[int, Field(ge=0)] = 0  # Runs at the start of every turn that do not count
-    remark: str = ""  # Anything else that matters to a reader
+    remark: str = ""  # Further remark for the reader
     quick: Size = Size()
     full: Size = Size()
 
@@ -131,7 +131,7 @@ def read_all(folder: Path = FOLDER) -> Ablations:
 
 
 def chosen(names: Sequence[str], known: Ablations) -> Ablations:
-    """Return the named ones, in order; all where none is named.
+    """Return the named ablations in order, or all if none is named.
 
     Raises:
         InputError: A name is not known; the message has the nearest.
@@ -145,7 +145,7 @@ def chosen(names: Sequence[str], known: Ablations) -> Ablations:
 
 
 def measured_by(ablations: Ablations, known: Ablations) -> Ablations:
-    """Return those to be measured for these: some use the runs of another."""
+    """Return the ablations to measure for these; some use the runs of another."""
     names = {ablation.runs_of or name for name, ablation in ablations.items()}
     return {name: ablation for name, ablation in known.items() if name in names}
 

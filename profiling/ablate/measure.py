@@ -1,8 +1,8 @@
 """Measure a plan: variants in turn, with the result written after every round.
 
 Variants are workers' processes, or whole jobs: ranks started by mpirun, pinned as train.py pins
-them (`JobRunner`). Some ablations also hold two variants' calls of oneDNN against each other, as
-`profiling compare` does, and some read photos. Only one measurement runs on a machine at a time:
+them (`JobRunner`). Some ablations also compare two variants' calls of oneDNN, as `profiling
+compare` does, and some read photos. Only one measurement runs on a machine at a time:
 two would disturb each other.
 """
 
@@ -116,8 +116,8 @@ class Photos:
     scratch: Path  # Folder for the list and for synthetic images
     console: Console
 
-    def listed(self) -> Path:
-        """Return the file that lists them.
+    def list_file(self) -> Path:
+        """Return the file that lists the photos.
 
         Raises:
             InputError: The folder holds no image.
@@ -131,8 +131,8 @@ class Photos:
         return file
 
     def describe(self) -> str:
-        """Return their number, size and a digest; raise InputError as `listed`."""
-        contents = [photo.read_bytes() for photo in read_list(str(self.listed()))]
+        """Return their number, size and a digest; raise InputError as `list_file`."""
+        contents = [photo.read_bytes() for photo in read_list(str(self.list_file()))]
         digest = hashlib.sha256(b"".join(contents)).hexdigest()
         megabytes = sum(map(len, contents)) / 1e6
         # Part of the definition in result files: another text would refuse to continue older ones.
@@ -171,7 +171,7 @@ def measure(plan: Plan, begun: Result, file: Path, *, photos: Photos, console: C
                 variant, workload, scenes=photos.scratch / "scenes", print_line=print_line
             )
         if variant.recipe.startswith(READS_PHOTOS):
-            options = {**variant.options, "photos": str(photos.listed())}
+            options = {**variant.options, "photos": str(photos.list_file())}
             variant = replace(variant, options=options)
         return variant_worker(variant, workload)
 

@@ -45,7 +45,7 @@ from profiling.report.page import (
 FILES = ("ablations.html", "ablations.md")
 PICTURES = "pictures"
 SECOND = "second"
-"""Where results of a second run are looked for, below the first's, unless told otherwise."""
+"""Default folder of the results of a second run, inside that of the first."""
 
 
 def make_report(

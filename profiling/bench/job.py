@@ -40,13 +40,13 @@ class MeasuredJob:
     warm_up: int
     steps: int  # Counted ones, after the warm-up
     alternate: bool
-    """Whether each counted step is followed by one whose gradients stay with their rank."""
+    """Whether each counted step is followed by one without gradient exchange."""
     scenes: Path  # Folder for synthetic data
     own_model: bool = False  # Whether the configuration's model trains, and not MLPerf's
 
     @property
     def all_steps(self) -> int:
-        """Return the number of steps, those that do not count included."""
+        """Return the number of steps, including those that are not counted."""
         return self.warm_up + self.steps * (2 if self.alternate and self.ranks > 1 else 1)
 
     @property
@@ -66,15 +66,15 @@ class RankSteps:
     rank: int
     host: str
     seconds: list[float]  # Time of each step, waiting included
-    data_seconds: list[float]  # Of these, waiting for data
-    forward_seconds: list[float]  # Of these, forward passes and losses
+    data_seconds: list[float]  # Waiting for data, a part of `seconds`
+    forward_seconds: list[float]  # Forward passes and losses, a part of `seconds`
     exchange_seconds: list[float]
-    """Of these, waiting for gradients after the last of its own; one rank alone has zeros."""
+    """Waiting for gradients after its own last one, a part of `seconds`; 0 for one rank."""
     held_back_seconds: list[float]
-    """Time of the steps between these, whose gradients stayed with their rank; may be empty."""
+    """Time of the steps in between, without gradient exchange; may be empty."""
     images: int  # In each step
-    way: str  # Which gradients take: `shared memory`, `gloo` or `ccl`; `none` for one rank alone
-    notes: list[str]  # About the rank's place
+    way: str  # Gradient exchange: `shared memory`, `gloo` or `ccl`; `none` for one rank
+    notes: list[str]  # Notes on the rank's placement
 
 
 def measure_ranks(

@@ -40,7 +40,7 @@ PASS_OPERATORS = frozenset(
     f"aten::{name}"
     for name in ("relu_", "clamp_min_", "threshold_backward", "add", "add_", "mul", "mul_", "copy_")
 )
-"""What computes ReLU, sums, masks and casts of maps and weights, each a pass over memory."""
+"""torch's operators for ReLU, additions, masks and casts, each a pass over memory."""
 
 
 @dataclass(frozen=True, kw_only=True)

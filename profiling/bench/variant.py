@@ -25,12 +25,12 @@ class Variant:
     """A way to do the benchmarked thing, from which a worker process is made."""
 
     name: str
-    about: str  # A few words for `--help`
+    about: str  # Description for `--help`
     recipe: str  # What prepares it in its process; see `profiling.bench.worker.load_recipe`
     _: KW_ONLY
     allocator: str = "tuned"  # The memory policy that its process sets before torch is loaded
     memory: str | None = None
-    """Where its memory lies, as numactl names it; None: near the core that first writes it."""
+    """Memory policy in numactl's terms; None: near the core that first writes the memory."""
     pinned: bool = False
     """Whether its threads are bound to cores as those of a rank of train.py; its recipe then takes
     `main_cpus`."""
