@@ -1,4 +1,4 @@
-"""Ranks: plan where they run, start them, see how they scale."""
+"""Plan, start and measure ranks."""
 
 import sys
 
@@ -13,11 +13,11 @@ COMMANDS = {
     ),
     "tune": (
         "profiling.studies.tune.command:add_tune",
-        "the planner: how many hosts, ranks, threads and images reach the target soonest",
+        "the planner: find the hosts, ranks, threads and batch that reach the target soonest",
     ),
     "groups": (
         "profiling.studies.async_groups:add_groups",
-        "probe how many compute groups, and how much momentum, train soonest",
+        "measure which number of compute groups, with which momentum, trains soonest",
     ),
 }
 

@@ -21,7 +21,7 @@ def check_thread_count(threads: int) -> list[str]:
     if count == threads:
         return []
     torch.set_num_threads(threads)
-    return [f"torch made {count} compute threads, {threads} were planned: set to {threads}"]
+    return [f"torch started with {count} compute threads instead of {threads}: corrected"]
 
 
 def check_compute_threads(share: Share, *, openmp: str) -> list[str]:
@@ -33,10 +33,12 @@ def check_compute_threads(share: Share, *, openmp: str) -> list[str]:
     that loads torch to this rank's first core. `openmp` is the library that was planned with.
     """
     notes = []
-    if loaded_openmp() != openmp:
-        notes.append(f"OpenMP: {openmp} was planned with, {loaded_openmp()} is loaded")
+    if loaded_openmp() != openmp:  # the variables of the other library were set
+        notes.append(f"OpenMP: planned for {openmp}, but {loaded_openmp()} is loaded")
     before = thread_affinities()
-    torch.ones(share.threads * WORK_OF_A_THREAD).mul_(2)  # a parallel region starts the threads
+    # OpenMP starts its threads at the first parallel region. It is run before torch.distributed and
+    # data loading start others, so that all new threads are compute threads.
+    torch.ones(share.threads * WORK_OF_A_THREAD).mul_(2)
     started = {thread: cpus for thread, cpus in thread_affinities().items() if thread not in before}
     for name in BINDING_VARIABLES:
         os.environ.pop(name, None)
@@ -48,22 +50,22 @@ def check_compute_threads(share: Share, *, openmp: str) -> list[str]:
     masks = sorted(started.values(), key=sorted)
     if not share.floating and len(masks) != len(planned):
         notes.append(
-            f"OpenMP started {len(masks)} threads, not {len(planned)}: they may not be bound"
+            f"OpenMP started {len(masks)} threads instead of {len(planned)}: they may be unbound"
         )
     elif not share.floating and masks != sorted(planned, key=sorted):
         for thread, cpu in zip(started, planned, strict=True):
             os.sched_setaffinity(thread, cpu)
         where = "; ".join(sorted({format_cpu_list(mask) for mask in masks}))
         notes.append(
-            f"the compute threads were on CPUs {where}, not on one each of "
-            f"{format_cpu_list(share.cpus[1:])}: bound to those"
+            f"the compute threads ran on CPUs {where} instead of one each of "
+            f"{format_cpu_list(share.cpus[1:])}: corrected"
         )
     allowed = {*share.cpus, *share.comm_cpus, *share.loader_cpus}
     elsewhere = [thread for thread, cpus in thread_affinities().items() if not cpus <= allowed]
     for thread in elsewhere:
         os.sched_setaffinity(thread, share.comm_cpus or share.cpus)
     if elsewhere:
-        notes.append(f"{len(elsewhere)} threads were not on this rank's CPUs: brought back")
+        notes.append(f"{len(elsewhere)} threads ran on CPUs of other ranks: moved back")
     return notes
 
 
@@ -88,6 +90,8 @@ def calling_thread_on(cpus: tuple[int, ...]) -> Iterator[None]:
 
 def compute_alone() -> None:
     """Make the calling thread compute by itself: a team of its own would disturb the rank's."""
-    torch.get_num_threads()  # the first time in a thread torch gives it a team
+    # torch sets the number of threads of each thread at its first use, which would undo the call
+    # below: so it comes first.
+    torch.get_num_threads()
     for library in loaded_libraries():
         ctypes.CDLL(library).omp_set_num_threads(1)

@@ -29,8 +29,10 @@ KMP_VARIABLES = ("KMP_AFFINITY", "KMP_HW_SUBSET")
 BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", *KMP_VARIABLES)
 """All variables that set where an OpenMP library's threads run; some override others."""
 
-ADVICE = {"OMP_NUM_THREADS": "launch.threads={} asks for it"}
-ADVICE |= dict.fromkeys(("CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY"), "launch.comm_cores decides")
+ADVICE = {"OMP_NUM_THREADS": "set launch.threads={} instead"}
+ADVICE |= dict.fromkeys(
+    ("CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY"), "set launch.comm_cores instead"
+)
 """Other variables in which the plan goes before the user's environment, and what to use instead."""
 
 
@@ -85,7 +87,7 @@ def use_environment(variables: Mapping[str, str], *, bound: bool, launcher: str)
 
     Returns a sentence on each variable of the user's that is not used.
     """
-    replaced = dict.fromkeys(BINDING_VARIABLES, "launch.pin=false leaves it in force")
+    replaced = dict.fromkeys(BINDING_VARIABLES, "set launch.pin=false to keep it")
     replaced = {**replaced, **ADVICE} if bound else ADVICE
     notes = []
     for name, advice in replaced.items():
@@ -97,7 +99,7 @@ def use_environment(variables: Mapping[str, str], *, bound: bool, launcher: str)
         elif name not in variables:
             continue
         if (launcher, name, value) != ("torchrun", "OMP_NUM_THREADS", "1"):
-            notes.append(f"{name}={value} of the environment is not used; {advice.format(value)}")
+            notes.append(f"{name}={value} in the environment is ignored; {advice.format(value)}")
     for name, value in variables.items():
         if name in replaced or name not in os.environ:
             os.environ[name] = value
@@ -142,7 +144,7 @@ def preload(name: str | None, *, openmp: Path | None = None) -> None:
     if openmp is not None and not started_again:
         environment = preloading(environment, str(openmp), {})
     if name is not None and not is_loaded(ALLOCATORS[name]):
-        library = library_of(name, started_again=started_again)
+        library = allocator_library(name, started_again=started_again)
         environment = preloading(environment, library, ALLOCATORS[name].settings)
     if environment == os.environ:
         return
@@ -152,7 +154,7 @@ def preload(name: str | None, *, openmp: Path | None = None) -> None:
     os.execve(sys.executable, command, {**environment, STARTED_AGAIN: name or "none"})
 
 
-def library_of(name: str, *, started_again: bool) -> str:
+def allocator_library(name: str, *, started_again: bool) -> str:
     """Return the library of an allocator that is not loaded.
 
     Raises:
@@ -241,17 +243,17 @@ def prefer_memory(nodes: Collection[int], *, allowed: Collection[int]) -> str | 
     usable = sorted(set(nodes) & set(allowed))
     which = "memory node" + ("s " if len(nodes) > 1 else " ") + ", ".join(map(str, sorted(nodes)))
     if not usable:
-        return f"{which}: not allowed here (Mems_allowed), so memory comes from other nodes, slower"
+        return f"{which}: not allowed (Mems_allowed), so memory comes from other, slower nodes"
     failure = set_preferred(usable)
     if failure is None:
         return None
-    lost = "each page lies near the core that first writes it, which may be another rank's"
+    effect = "each page is placed near the core that writes it first, possibly another rank's"
     if failure == errno.EPERM:
         return (
-            f"{which}: the memory policy is not permitted here, so {lost}; in a container, start "
-            "it with --cap-add SYS_NICE, or a seccomp profile that permits set_mempolicy"
+            f"{which}: the memory policy is not permitted, so {effect}; start the container with "
+            "--cap-add SYS_NICE, or with a seccomp profile that permits set_mempolicy"
         )
-    return f"{which}: the memory policy cannot be set ({os.strerror(failure)}), so {lost}"
+    return f"{which}: the memory policy cannot be set ({os.strerror(failure)}), so {effect}"
 
 
 def set_preferred(nodes: Collection[int]) -> int | None:
@@ -268,12 +270,12 @@ def set_policy(mode: int, nodes: Collection[int]) -> int | None:
     call = SYSTEM_CALLS.get(platform.machine())
     if call is None:
         return errno.ENOSYS
-    words = (ctypes.c_ulong * (max(nodes, default=0) // BITS + 1))()
+    mask = (ctypes.c_ulong * (max(nodes, default=0) // BITS + 1))()
     for node in nodes:
-        words[node // BITS] |= 1 << node % BITS
+        mask[node // BITS] |= 1 << node % BITS
     library = ctypes.CDLL(None, use_errno=True)
-    size = ctypes.c_ulong(len(words) * BITS + 1)  # the kernel takes one bit less than this
-    if library.syscall(ctypes.c_long(call), ctypes.c_int(mode), words, size) == 0:
+    size = ctypes.c_ulong(len(mask) * BITS + 1)  # the kernel takes one bit less than this
+    if library.syscall(ctypes.c_long(call), ctypes.c_int(mode), mask, size) == 0:
         return None
     return ctypes.get_errno()
 

@@ -34,9 +34,9 @@ def expand_hosts(text: str) -> tuple[str, ...]:
         InputError: Brackets or numbers are not such a list, a host is named twice or there is none.
     """
     hosts: list[str] = []
-    for word in split_list(text):
-        pieces = PIECE.findall(word)
-        if "".join(pieces) != word or any(letter.isspace() for letter in word):
+    for item in split_list(text):
+        pieces = PIECE.findall(item)
+        if "".join(pieces) != item or any(letter.isspace() for letter in item):
             raise wrong_list(text)
         choices = [
             expand_bracket(piece[1:-1], text) if piece.startswith("[") else [piece]
@@ -45,7 +45,7 @@ def expand_hosts(text: str) -> tuple[str, ...]:
         if math.prod(map(len, choices)) > MOST_HOSTS:
             raise wrong_list(text)
         hosts += map("".join, itertools.product(*choices))
-        if len(hosts) > MOST_HOSTS or word.startswith("-"):  # ssh would take it for an option
+        if len(hosts) > MOST_HOSTS or item.startswith("-"):  # ssh would take it for an option
             raise wrong_list(text)
     host, count = Counter(hosts).most_common(1)[0]
     if count > 1:
@@ -68,18 +68,18 @@ def expand_bracket(content: str, text: str) -> list[str]:
 
 
 def split_list(text: str) -> list[str]:
-    """Return the words between commas that are not within brackets."""
-    words, depth = [""], 0
+    """Return the items between commas that are not within brackets."""
+    items, depth = [""], 0
     for letter in text:
         depth += (letter == "[") - (letter == "]")
         if letter == "," and depth == 0:
-            words.append("")
+            items.append("")
         else:
-            words[-1] += letter
-    words = [word.strip() for word in words]
-    if not all(words):
+            items[-1] += letter
+    items = [item.strip() for item in items]
+    if not all(items):
         raise InputError(f"hosts {text!r}: a name is missing; expected a list such as a,b")
-    return words
+    return items
 
 
 def wrong_list(text: str) -> InputError:
@@ -95,12 +95,14 @@ def hosts_with_ranks(text: str, *, ranks: int | None) -> tuple[tuple[str, int], 
     Raises:
         InputError: The counts do not add up to `ranks`, or there are none and it cannot be divided.
     """
-    words = split_list(text)
-    counts = [word.rpartition(":")[2] if ":" in word else "" for word in words]
+    items = split_list(text)
+    counts = [item.rpartition(":")[2] if ":" in item else "" for item in items]
     if not any(counts):
         hosts = expand_hosts(text)
         if ranks is None:
-            raise InputError(f"--hosts: how many ranks? add --np N, or counts such as {hosts[0]}:4")
+            raise InputError(
+                f"--hosts: no number of ranks; add --np N, or counts such as {hosts[0]}:4"
+            )
         share, remainder = divmod(ranks, len(hosts))
         if remainder:
             below, above = share * len(hosts), (share + 1) * len(hosts)
@@ -110,11 +112,11 @@ def hosts_with_ranks(text: str, *, ranks: int | None) -> tuple[tuple[str, int], 
                 f"or counts such as {hosts[0]}:{share + 1}"
             )
         return tuple((host, share) for host in hosts)
-    for word, count in zip(words, counts, strict=True):
+    for item, count in zip(items, counts, strict=True):
         if not is_number(count) or int(count) < 1:
-            example = f"{word.partition(':')[0]}:4"
-            raise InputError(f"--hosts: {word}: expected HOST:RANKS, as for the others: {example}")
-    names = [word.rpartition(":")[0] for word in words]
+            example = f"{item.partition(':')[0]}:4"
+            raise InputError(f"--hosts: {item}: expected HOST:RANKS, such as {example}")
+    names = [item.rpartition(":")[0] for item in items]
     expand_hosts(",".join(names))
     pairs = zip(names, map(int, counts), strict=True)
     ranks_by_host = tuple((host, count) for name, count in pairs for host in expand_hosts(name))
@@ -152,7 +154,9 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         text = read_text(path, most_bytes=MOST_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not text"
-        raise InputError(f"--hostfile: {path}: {reason}; give a file of one host a line") from error
+        raise InputError(
+            f"--hostfile: {path}: {reason}; give a text file with one host per line"
+        ) from error
     hosts = []
     for number, whole in enumerate(text.splitlines(), start=1):
         line = whole.partition("#")[0].strip()
@@ -167,7 +171,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
             )
         hosts.append(Host(match[1], int(slots) if slots else None))
     if not hosts:
-        raise InputError(f"--hostfile: {path} names no host; write one host a line, such as node1")
+        raise InputError(f"--hostfile: {path}: no host; write one host per line, such as node1")
     if len({host.name for host in hosts}) < len(hosts):
         # Several lines of a host add up, and one without a number is one place.
         places: Counter[str] = Counter()
@@ -177,8 +181,8 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     unnumbered = [host.name for host in hosts if host.slots is None]
     if unnumbered and len(unnumbered) < len(hosts):
         raise InputError(
-            f"--hostfile: {path}: {unnumbered[0]} has no number of slots and others have; give "
-            f"every host one, such as {unnumbered[0]}:8, or none"
+            f"--hostfile: {path}: {unnumbered[0]} has no number of slots, but other hosts have; "
+            f"give every host one, such as {unnumbered[0]}:8, or none"
         )
     return tuple(hosts)
 
@@ -271,7 +275,7 @@ def add_where(parser: argparse.ArgumentParser, *, hosts_help: str) -> None:
     """Add `--hosts` or `--hostfile`, and `--mpirun`."""
     hosts = parser.add_mutually_exclusive_group()
     hosts.add_argument("--hosts", metavar="A,B", help=hosts_help)
-    hosts.add_argument("--hostfile", type=Path, metavar="FILE", help="the same from a file")
+    hosts.add_argument("--hostfile", type=Path, metavar="FILE", help="hosts from a file")
     parser.add_argument(
-        "--mpirun", type=Path, metavar="PATH", help="this one, and not the first that is found"
+        "--mpirun", type=Path, metavar="PATH", help="mpirun to use (default: the first one found)"
     )

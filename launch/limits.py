@@ -73,25 +73,25 @@ def read_memory_nodes(status: Path) -> frozenset[int]:
 
 def read_quota(*, process: Path, cgroups: Path) -> float | None:
     """Return the CPUs' worth of time of a process; None: no limit, or none that can be read."""
-    quotas = map(quota_of, groups_of(process, cgroups, "cpu"))
+    quotas = map(read_group_quota, control_groups(process, cgroups, "cpu"))
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def groups_in(process: Path) -> Iterator[tuple[str, str]]:
+def read_memberships(process: Path) -> Iterator[tuple[str, str]]:
     """Yield controllers, which are none in version 2, and path of a process's control groups."""
     for line in read_proc_text(process / "cgroup").splitlines():  # NUMBER:CONTROLLERS:PATH
         controllers, _, path = line.partition(":")[2].partition(":")
         yield controllers, path
 
 
-def groups_of(process: Path, cgroups: Path, controller: str) -> list[Path]:
+def control_groups(process: Path, cgroups: Path, controller: str) -> list[Path]:
     """Return the folders of a process's control groups that may limit something, and their parents.
 
     Version 1 is mounted in a folder that its controllers name, version 2 at the top, or in
     `unified` where both are in use. The `controller` is `cpu` or `memory`.
     """
     folders = []
-    for controllers, path in groups_in(process):
+    for controllers, path in read_memberships(process):
         mounts = [cgroups, cgroups / "unified"]
         if controllers:
             named = (cgroups / controllers, cgroups / controller)
@@ -106,19 +106,19 @@ def groups_of(process: Path, cgroups: Path, controller: str) -> list[Path]:
     return folders
 
 
-def quota_of(group: Path) -> float | None:
+def read_group_quota(group: Path) -> float | None:
     """Return the group's own quota: time over period, in CPUs."""
-    words = read_proc_text(group / "cpu.max").split()
-    if not words:
+    fields = read_proc_text(group / "cpu.max").split()
+    if not fields:
         names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        words = [word for name in names for word in read_proc_text(group / name).split()]
-    if len(words) != 2 or not all(map(MICROSECONDS.fullmatch, words)):
+        fields = [field for name in names for field in read_proc_text(group / name).split()]
+    if len(fields) != 2 or not all(map(MICROSECONDS.fullmatch, fields)):
         return None  # `max` in version 2 and -1 in version 1 are no limit
-    return int(words[0]) / int(words[1])
+    return int(fields[0]) / int(fields[1])
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryLeft:
+class FreeMemory:
     """The memory that can still be taken, and what sets that limit. [bytes]"""
 
     size: int
@@ -126,24 +126,24 @@ class MemoryLeft:
     swap: int = 0  # Beyond that, on the disk and slow
 
 
-def memory_left(
+def free_memory(
     *, process: Path = PROCESS, cgroups: Path = CGROUPS, meminfo: Path = MEMINFO
-) -> MemoryLeft | None:
+) -> FreeMemory | None:
     """Return the least of the host's available memory and of what each control group leaves.
 
     None where it is not known.
     """
-    groups = map(left_in, groups_of(process, cgroups, "memory"))
+    groups = map(group_memory, control_groups(process, cgroups, "memory"))
     limits = [limit for limit in groups if limit is not None]
     host = {name: value.split()[:1] for name, value in read_status(meminfo).items()}
     available, swap = host.get("MemAvailable"), host.get("SwapFree", ["0"])
     if available:
-        limits.append(MemoryLeft(size=int(available[0]) * 1024, of="this host"))
+        limits.append(FreeMemory(size=int(available[0]) * 1024, of="this host"))
     least = min(limits, key=lambda limit: limit.size, default=None)
     return replace(least, swap=int(swap[0]) * 1024) if least else None
 
 
-def left_in(group: Path) -> MemoryLeft | None:
+def group_memory(group: Path) -> FreeMemory | None:
     """Return the memory that a group leaves; None where it sets no limit."""
     for limit, used, idle in (
         ("memory.max", "memory.current", "inactive_file"),
@@ -156,10 +156,10 @@ def left_in(group: Path) -> MemoryLeft | None:
         if most >= NO_LIMIT:
             continue
         lines = (line.split() for line in read_proc_text(group / "memory.stat").splitlines())
-        # Idle pages of files count as the group's and are given back at need.
-        given_back = next((int(words[1]) for words in lines if words[:1] == [idle]), 0)
+        # The kernel counts idle page cache as used, and frees it before the limit is enforced.
+        given_back = next((int(fields[1]) for fields in lines if fields[:1] == [idle]), 0)
         size = max(0, most - now + given_back)
-        return MemoryLeft(size=size, of=f"the control group {group} (limit {most / 1e9:.1f} GB)")
+        return FreeMemory(size=size, of=f"the control group {group} (limit {most / 1e9:.1f} GB)")
     return None
 
 
@@ -181,24 +181,24 @@ def host_cpus(
     Slurm's is outside of the job's control group, whose CPUs count there. Where no launcher can be
     seen, as from inside a container, they are this process's own.
     """
-    own = frozenset(os.sched_getaffinity(0))
+    affinity = frozenset(os.sched_getaffinity(0))
     if ranks.launcher == "none":
-        return own
-    offered, process = own, "self"
+        return affinity
+    offered, process = affinity, "self"
     while process != "0":  # up to the nearest ancestor that is a launcher's process
         status = read_status(processes / process / "status")
         if status.get("Name") in DAEMONS:
-            offered = parse_cpu_list(status.get("Cpus_allowed_list", "")) or own
+            offered = parse_cpu_list(status.get("Cpus_allowed_list", "")) or affinity
             break
         process = status.get("PPid", "0")
     if ranks.launcher == "slurm":
         offered &= cpuset(processes, cgroups) or offered
-    return offered | own
+    return offered | affinity
 
 
 def cpuset(processes: Path, cgroups: Path) -> frozenset[int]:
     """Return the CPUs of this process's control group; empty where they cannot be read."""
-    for controllers, path in groups_in(processes / "self"):
+    for controllers, path in read_memberships(processes / "self"):
         if controllers == "cpuset":
             file = cgroups / "cpuset" / path.strip("/") / "cpuset.effective_cpus"
         else:
@@ -208,37 +208,37 @@ def cpuset(processes: Path, cgroups: Path) -> frozenset[int]:
     return frozenset()
 
 
-def whose_cpus(
+def given_part(
     ranks: Ranks,
     affinities: Sequence[frozenset[int]] | None,
     host: frozenset[int],
     *,
-    own: frozenset[int],
+    affinity: frozenset[int],
 ) -> Part:
     """Return the CPUs that this rank was started on, and its place among those that share them.
 
     `host` has the CPUs that the host offers the job, `affinities` those of each rank of this host,
     in order of local rank. Where they are None, CPUs fewer than the host's are this rank's alone.
     """
-    if affinities is None and own >= host:
-        return Part(cpus=own, place=ranks.local_rank, ranks=ranks.local_size)
+    if affinities is None and affinity >= host:
+        return Part(cpus=affinity, place=ranks.local_rank, ranks=ranks.local_size)
     if affinities is None:
-        return Part(cpus=own, place=0, ranks=1)
-    assert affinities[ranks.local_rank] == own, "not in order of local rank"
-    same = [number for number, mask in enumerate(affinities) if mask == own]
-    return Part(cpus=own, place=same.index(ranks.local_rank), ranks=len(same))
+        return Part(cpus=affinity, place=0, ranks=1)
+    assert affinities[ranks.local_rank] == affinity, "not in order of local rank"
+    sharers = [number for number, mask in enumerate(affinities) if mask == affinity]
+    return Part(cpus=affinity, place=sharers.index(ranks.local_rank), ranks=len(sharers))
 
 
-def my_cpus(
+def checked_part(
     ranks: Ranks,
     affinities: Sequence[frozenset[int]] | None,
     host: frozenset[int],
     *,
-    own: frozenset[int],
+    affinity: frozenset[int],
     topology: Topology,
     offered: int | None = None,
 ) -> Part:
-    """Return `whose_cpus`, if what the launcher has left to the ranks of this host makes sense.
+    """Return `given_part`, if the launcher's binding of this host's ranks makes sense.
 
     `topology` is the host's; `offered` is how many of its CPUs are the job's, under Slurm.
 
@@ -246,8 +246,8 @@ def my_cpus(
         InputError: The ranks' CPUs overlap in part, or leave more than half of the host's cores
             idle; names the launcher's flag.
     """
-    part = whose_cpus(ranks, affinities, host, own=own)
-    masks = affinities or [own]
+    part = given_part(ranks, affinities, host, affinity=affinity)
+    masks = affinities or [affinity]
     used = frozenset[int]().union(*masks)
     host |= used  # a launcher's own process may be bound to less
     bound = count_cores(topology, used)
@@ -263,7 +263,7 @@ def my_cpus(
     if overlapping or bound > whole:
         raise InputError(
             f"{subject} bound to CPUs that overlap (this rank's are "
-            f"{format_cpu_list(own)}); start with {unbound}"
+            f"{format_cpu_list(affinity)}); start with {unbound}"
         )
     if offered is not None:
         whole = -(-whole * offered // len(host))
@@ -272,14 +272,14 @@ def my_cpus(
         return part
     if bound > whole:
         note = (
-            f"{subject} bound to {bound} cores, and the job has {whole}: other jobs may "
-            f"compute on the rest; start with {unbound}"
+            f"{subject} bound to {bound} cores, but the job has {whole}: other jobs may use the "
+            f"remaining ones; start with {unbound}"
         )
         return replace(part, notes=(note,))
     shortage = f"{subject} bound to {bound} of the {whole} cores that this host offers"
     if 2 * bound < whole:
-        raise InputError(f"{shortage}; start with {unbound}, and each is given its share of all")
-    return replace(part, notes=(f"{shortage}; {unbound} gives them all",))
+        raise InputError(f"{shortage}; start with {unbound}, so that each rank gets its share")
+    return replace(part, notes=(f"{shortage}; start with {unbound} to use all",))
 
 
 def count_cores(topology: Topology, cpus: Collection[int]) -> int:
@@ -288,11 +288,11 @@ def count_cores(topology: Topology, cpus: Collection[int]) -> int:
 
 
 def slurm_affinities(
-    environment: Mapping[str, str], ranks: Ranks, *, own: frozenset[int]
+    environment: Mapping[str, str], ranks: Ranks, *, affinity: frozenset[int]
 ) -> list[frozenset[int]] | None:
     """Return the CPUs that srun bound each task of this host to; None where it is not known.
 
-    The masks count where this task's are its `own` CPUs. A shorter list starts over.
+    The masks count where this task's are its `affinity`. A shorter list starts over.
     """
     if not environment.get("SLURM_CPU_BIND_TYPE", "").startswith("mask_cpu"):
         return None
@@ -302,7 +302,7 @@ def slurm_affinities(
         return None
     cpus = [frozenset(cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1) for mask in masks]
     bound = [cpus[task % len(cpus)] for task in range(ranks.local_size)]
-    return bound if bound[ranks.local_rank] == own else None
+    return bound if bound[ranks.local_rank] == affinity else None
 
 
 def cpus_of_job(environment: Mapping[str, str]) -> int | None:

@@ -74,17 +74,18 @@ def choose_mpirun(given: Path | None) -> Mpirun:
     """
     if given is not None:
         if not is_program(given):
-            raise InputError(f"--mpirun: {given} is not a program; give the path of an mpirun")
+            raise InputError(f"--mpirun: {given} is not executable; give the path of an mpirun")
         return identify(given.absolute())
-    ours = Path(sys.prefix) / "bin"
+    environment = Path(sys.prefix) / "bin"
     on_path = [Path(folder) for folder in os.get_exec_path() if folder]
-    others = [folder for folder in on_path if folder.resolve() != ours.resolve()]
-    for folder in (*others, ours):
+    # An activated environment is first on PATH, before the cluster's MPI: it is tried last.
+    others = [folder for folder in on_path if folder.resolve() != environment.resolve()]
+    for folder in (*others, environment):
         for name in NAMES:
             if is_program(folder / name):
                 return identify((folder / name).absolute())
     raise InputError(
-        "no mpirun: there is none on PATH and none in this environment; run "
+        "mpirun: not found on PATH or in this environment; run "
         "pip install -r requirements.txt, load your cluster's MPI, or give --mpirun PATH"
     )
 
@@ -123,8 +124,8 @@ def identify(path: Path) -> Mpirun:
             return Mpirun(path, family)
     first = output.strip().partition("\n")[0] or "nothing"
     raise InputError(
-        f"{path} --version says {first!r}: not MPICH, Intel MPI or Open MPI; give another with "
-        "--mpirun PATH"
+        f"{path}: --version prints {first!r}, which is not MPICH, Intel MPI or Open MPI; give "
+        "another one with --mpirun PATH"
     )
 
 
@@ -132,7 +133,8 @@ THREADING = ("GOMP_", "KMP_", "OMP_")
 NETWORK = ("CCL_", "FI_", "GLOO_", "MPI4PY_")
 LIBRARIES = ("DNNL_", "LD_", "MALLOC_", "ONEDNN_", "PYTHON", "RETINANET_", "TCMALLOC_", "TORCH_")
 PASSED_ON = (*THREADING, *NETWORK, *LIBRARIES)
-"""Open MPI gives other hosts no variables but those named; MPICH and Intel MPI give all."""
+"""Variables to name with -x: Open MPI passes no others to other hosts; MPICH and Intel MPI pass
+all."""
 
 
 def mpirun_command(
@@ -145,29 +147,30 @@ def mpirun_command(
     is_root: bool,
     is_terminal: bool,
 ) -> list[str]:
-    """Return the words that start `command` on `ranks` ranks, distributed over `hosts`."""
+    """Return the command line that starts `command` on `ranks` ranks, distributed over `hosts`."""
     family = FAMILIES[mpirun.family]
-    words = [str(mpirun.path)]
+    arguments = [str(mpirun.path)]
     if mpirun.family == "intel-mpi" and len({count for _, count in hosts}) > 1:
         # A command for each host: Intel MPI takes different counts only so, or from a file.
-        words += family.unbound
+        arguments += family.unbound
         for place, (name, count) in enumerate(hosts):
-            words += [":"] if place else []
-            words += ["-host", name, "-n", str(count), *command]
-        return words
+            arguments += [":"] if place else []
+            arguments += ["-host", name, "-n", str(count), *command]
+        return arguments
     is_open_mpi = mpirun.family == "open-mpi"
     if is_open_mpi and is_root:
-        words.append("--allow-run-as-root")
-    words += family.unbound
+        arguments.append("--allow-run-as-root")
+    arguments += family.unbound
     if hosts:
-        words += family.on_hosts(hosts)
+        arguments += family.on_hosts(hosts)
     if is_open_mpi and not is_terminal:
-        # Its ranks have a terminal of their own, whatever mpirun has: no bars of progress in files.
-        words += ["-x", "TTY_COMPATIBLE=0"]
+        # Open MPI gives ranks a pseudo-terminal even if its own output is a file, in which
+        # progress bars would then be drawn.
+        arguments += ["-x", "TTY_COMPATIBLE=0"]
     if is_open_mpi and len(hosts) > 1:
         for name in sorted(name for name in environment if name.startswith(PASSED_ON)):
-            words += ["-x", name]
-    return [*words, "-np", str(ranks), *command]
+            arguments += ["-x", name]
+    return [*arguments, "-np", str(ranks), *command]
 
 
 def by_this_python(command: Sequence[str]) -> list[str]:
@@ -184,7 +187,7 @@ ANY_RANKS_OPTION = "mpirun -np, or --np"
 
 
 def launcher_command(ranks: Ranks) -> list[str]:
-    """Return the words before `python`: such as `mpirun -np 8`; nothing for one process."""
+    """Return the arguments before `python`, such as `mpirun -np 8`; none for one process."""
     torchrun = ["torchrun", f"--nproc-per-node={ranks.local_size}"]
     commands = {"none": [], "slurm": ["srun", "-n", str(ranks.size)], "torchrun": torchrun}
     return commands.get(ranks.launcher, ["mpirun", "-np", str(ranks.size)])

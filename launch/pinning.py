@@ -17,9 +17,9 @@ from launch.limits import read_allowance
 from launch.mpirun import ranks_option
 from launch.placement import cores_of_quota, place_ranks, placement_notes
 from launch.ranks import Ranks
-from launch.rendezvous import Rendezvous, Wait, deadline, meet, part
+from launch.rendezvous import Rendezvous, Wait, deadline, finalize_mpi, make_rendezvous
 from launch.shares import CoreRequest, Share, spare_cpus
-from launch.topology import Cpu, count_cores, format_cpu_list, read_topology, sockets_of
+from launch.topology import Cpu, count_cores, format_cpu_list, list_sockets, read_topology
 from launch.watchdog import RankSupervisor
 
 
@@ -39,7 +39,7 @@ class Pinned:
 
 
 def preload(allocator: str) -> None:
-    """Set the allocator, and put Intel's OpenMP in place where it is installed; call it first.
+    """Preload the allocator, and Intel's OpenMP if it is installed; call it first.
 
     May start this command again, once, and not return: before MPI, before torch.
 
@@ -47,6 +47,7 @@ def preload(allocator: str) -> None:
         InputError: The allocator's library is not installed.
     """
     name = allocator if allocator in environment.ALLOCATORS else None
+    # Both libraries in one restart of the command; `set_allocator` then finds its own loaded.
     environment.preload(
         name, openmp=None if environment.intel_is_loaded() else environment.find_intel()
     )
@@ -71,31 +72,35 @@ def pin(
     """
     assert not enabled or "torch" not in sys.modules, "torch has made its threads already"
     allowance, topology, host = read_allowance(), read_topology(), limits.host_cpus(ranks)
-    own, launcher, offered = allowance.cpus, ranks.launcher, None
+    affinity, launcher, offered = allowance.cpus, ranks.launcher, None
     if launcher == "slurm":
-        affinities = affinities or limits.slurm_affinities(os.environ, ranks, own=own)
+        affinities = affinities or limits.slurm_affinities(os.environ, ranks, affinity=affinity)
         offered = limits.cpus_of_job(os.environ)
     if enabled:
-        part = limits.my_cpus(ranks, affinities, host, own=own, topology=topology, offered=offered)
+        part = limits.checked_part(
+            ranks, affinities, host, affinity=affinity, topology=topology, offered=offered
+        )
     else:
-        part = limits.whose_cpus(ranks, affinities, host, own=own)
+        part = limits.given_part(ranks, affinities, host, affinity=affinity)
     topology, quota = topology.restricted(part.cpus), allowance.quota
-    if quota is not None:  # of all ranks of this host: these ranks' part of it
+    if quota is not None:  # it counts for all ranks of this host: the part of these ranks
         quota = quota * part.ranks / ranks.local_size
     openmp = environment.loaded_openmp()
     if not enabled:
-        cores = count_cores(sockets_of(topology))
+        cores = count_cores(list_sockets(topology))
         usable = cores if quota is None else min(cores, cores_of_quota(quota))
-        share = share_of(topology.cpus, threads=request.threads or max(1, usable // part.ranks))
+        share = make_share(topology.cpus, threads=request.threads or max(1, usable // part.ranks))
         variables = {"OMP_NUM_THREADS": str(share.threads)}
         notes = tuple(environment.use_environment(variables, bound=False, launcher=launcher))
         return Pinned(share=share, openmp=openmp, notes=notes, environment=variables, enabled=False)
     option = ranks_option(launcher)
     shares = place_ranks(topology, ranks=part.ranks, request=request, quota=quota, option=option)
     share = shares[part.place]
+    # Whether binding is permitted is known only by trying. If it is not, the variables that bind
+    # OpenMP's threads must not be set: libgomp ends the process where it cannot bind a thread.
     not_bound = bind_process(share.cpus)
-    if not_bound:  # libgomp would end the process where it cannot bind a thread
-        share = share_of(topology.cpus, threads=share.threads)
+    if not_bound:
+        share = make_share(topology.cpus, threads=share.threads)
     place, count = ranks.local_rank, ranks.local_size
     variables = environment.rank_environment(
         share, openmp=openmp, backend=backend, local_rank=place, local_ranks=count
@@ -114,13 +119,15 @@ def pin(
 def bind_process(cpus: Collection[int]) -> list[str]:
     """Bind every thread of this process to these CPUs; a sentence where that is not permitted."""
     try:
+        # Affinity belongs to threads: a call for the process id sets the main thread's only, and
+        # MPI and the watch of a supervisor may have started others.
         for thread in limits.thread_affinities():
             with suppress(ProcessLookupError):  # one of MPI's that has just ended
                 os.sched_setaffinity(thread, cpus)
     except OSError as error:
         return [
             f"CPUs {format_cpu_list(cpus)}: this process cannot be bound to them "
-            f"({error.strerror}), so ranks may meet on the same cores; in a container, permit "
+            f"({error.strerror}), so several ranks may use the same cores; in a container, permit "
             "sched_setaffinity"
         ]
     return []
@@ -131,7 +138,7 @@ def check_pinning(pinned: Pinned) -> list[str]:
     return check_cores(pinned.share, openmp=pinned.openmp, bound=pinned.enabled)
 
 
-def share_of(cpus: Sequence[Cpu], *, threads: int, floating: bool = True) -> Share:
+def make_share(cpus: Sequence[Cpu], *, threads: int, floating: bool = True) -> Share:
     """Return a share whose threads have these CPUs, or move among them; no cores are set aside."""
     return Share(
         socket=cpus[0].socket,
@@ -156,7 +163,7 @@ def choose_cores(*, threads: int | None, cpus: Sequence[int] = ()) -> Share:
     foreign = set(cpus) - allowance.cpus
     if foreign:
         raise InputError(
-            f"CPUs {format_cpu_list(foreign)}: not among those that this process may use, "
+            f"CPUs {format_cpu_list(foreign)}: not available to this process; choose among "
             f"{format_cpu_list(allowance.cpus)}"
         )
     chosen = read_topology().restricted(set(cpus) or allowance.cpus).cpus
@@ -168,9 +175,9 @@ def choose_cores(*, threads: int | None, cpus: Sequence[int] = ()) -> Share:
     count = threads or usable
     if count > usable:
         noun = "core" if usable == 1 else "cores"
-        raise InputError(f"--threads: {count} are more than the {usable} {noun} to be used here")
+        raise InputError(f"--threads {count}: more than the {usable} usable {noun}; give fewer")
     floating = usable < len(firsts)
-    return share_of(firsts if floating else firsts[:count], threads=count, floating=floating)
+    return make_share(firsts if floating else firsts[:count], threads=count, floating=floating)
 
 
 def take_cores(share: Share, *, allocator: str = "tuned") -> list[str]:
@@ -208,7 +215,7 @@ def check_cores(share: Share, *, openmp: str | None = None, bound: bool = True) 
 
 
 START_ADVICE = (
-    "they have not all started; check that each host can be reached by ssh, and that no firewall "
+    "not all have started; check that each host can be reached by ssh, and that no firewall "
     "blocks TCP ports between the hosts"
 )
 
@@ -240,20 +247,21 @@ def enter_rank_context(
     cores and memory of its own. If the other ranks do not come, the process ends after `timeout_s`.
 
     Raises:
-        InputError: Something asked for is not installed or does not fit this host.
+        InputError: A requested component is not installed or does not fit this host.
     """
     torch_backend = chosen_backend(backend)
-    preload(allocator)
+    preload(allocator)  # before MPI, which cannot be initialized again after a restart
     rendezvous = None
     if ranks.size > 1:
         wait = Wait(f"the other {ranks.size - 1} ranks", advice=START_ADVICE)
         with deadline(timeout_s, f"rank {ranks.rank} on {socket.gethostname()}", wait):
-            rendezvous = meet(ranks, os.environ)
+            rendezvous = make_rendezvous(ranks, os.environ)
     affinities = rendezvous.affinities if rendezvous else None
     given = pin(
         ranks, affinities=affinities, request=request, backend=torch_backend, enabled=pinned
     )
-    part(ranks)
+    # Only now: errors of pinning are still exchanged by MPI, so that one rank prints them.
+    finalize_mpi(ranks)
     return RankContext(ranks=ranks, pinned=given, rendezvous=rendezvous, backend=torch_backend)
 
 
@@ -261,7 +269,7 @@ def chosen_backend(name: str) -> str:
     """Return torch's backend for `distributed.backend`: `gloo` or `ccl`.
 
     Raises:
-        InputError: oneCCL is asked for and not installed.
+        InputError: oneCCL is requested but not installed.
     """
     installed = environment.installed_backend()
     if name == "ccl" and installed != "ccl":

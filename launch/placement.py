@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from common.errors import InputError
 from launch.mpirun import ANY_RANKS_OPTION
 from launch.shares import CoreRequest, NodeGroup, Share, choose_sockets, divide_host
-from launch.topology import Socket, Topology, count_cores, describe_sockets, sockets_of
+from launch.topology import Socket, Topology, count_cores, describe_sockets, list_sockets
 
 CHOICES_SHOWN = 7
 MOST_IDLE = 1 / 4
@@ -44,7 +44,7 @@ def place_ranks(
         InputError: The ranks do not fit, or leave many cores idle; names choices that do.
     """
     assert ranks > 0, ranks
-    sockets = sockets_of(topology)
+    sockets = list_sockets(topology)
     if not sockets:
         raise InputError("none of the allowed CPUs is online on this host; allow others")
     shares = fit_ranks(sockets, ranks=ranks, request=request, quota=quota)
@@ -138,8 +138,8 @@ def find_fit(
     floating = usable < sum(group.ranks * group.cores_each for group in groups)
     least = min(group.cores_each for group in groups)
     if floating:
-        # As many threads as the quota keeps busy, on any core of the rank's nodes: were they bound
-        # to chosen cores, containers beside this one would choose the same.
+        # Threads are not bound to cores: other containers of this host run the same code, and would
+        # bind theirs to the same, first cores.
         most, aside = min(usable // ranks, least), 0
         if request.threads is not None and request.threads > most:
             why = (
@@ -174,7 +174,7 @@ def too_few(cores: int, *, ranks: int, request: CoreRequest) -> Misfit:
     fields = [field for field, count in counts.items() if count]
     wanted = " + ".join(f"{field}={counts[field]}" for field in fields)
     have = f"{cores} core{'s' if cores > 1 else ''}{' each' if ranks > 1 else ''}"
-    too_much = "is more" if request.threads else "leaves none to compute"
+    too_much = "requests more" if request.threads else "leaves none to compute"
     threads = request.threads or 1
     others = [field for field in fields if field != "launch.threads"]
     advice = []
@@ -183,7 +183,7 @@ def too_few(cores: int, *, ranks: int, request: CoreRequest) -> Misfit:
     if others and threads <= cores:
         advice.append(f"{' + '.join(others)}={cores - threads}")
     return Misfit(
-        why=f"{count_ranks(ranks)} can have {have}, and {wanted} {too_much}",
+        why=f"{count_ranks(ranks)} can have {have}, but {wanted} {too_much}",
         advice=tuple(advice) or (f"{' + '.join(fields)}={cores}",),
     )
 
@@ -227,7 +227,7 @@ def placement_notes(
     topology: Topology, shares: Sequence[Share], *, request: CoreRequest, quota: float | None
 ) -> list[str]:
     """Return notes on idle sockets and cores, on ranks over several nodes, on ranks that float."""
-    sockets = sockets_of(topology)
+    sockets = list_sockets(topology)
     busy_sockets = {share.socket for share in shares}
     used = [socket for socket in sockets if socket.number in busy_sockets]
     nodes = sum(len(socket.nodes) for socket in sockets)
@@ -241,7 +241,7 @@ def placement_notes(
         several = len(idle_sockets) > 1
         note = f"{count_noun('socket', idle_sockets)} {'are' if several else 'is'} idle"
         if len({group.socket for group in groups_with(len(sockets))}) == len(sockets):
-            note += f": {len(sockets)} ranks a host would use {'all' if several else 'both'}"
+            note += f": {len(sockets)} ranks per host would use {'all' if several else 'both'}"
         notes.append(note)
     spans = [(rank, share) for rank, share in enumerate(shares) if len(share.nodes) > 1]
     if spans:
@@ -250,21 +250,21 @@ def placement_notes(
         if len(spans) > 1:
             note = f"ranks span several memory nodes: {note}"
         if [len(group.nodes) for group in groups_with(nodes)] == [1] * nodes:
-            note += f": {nodes} ranks a host would have a node each"
+            note += f": {nodes} ranks per host would have one node each"
         notes.append(note)
     if quota is not None and shares[0].floating:
         return [*notes, *floating_notes(used, shares, request=request, quota=quota)]
     busy = {cpu for share in shares for cpu in (*share.cpus, *share.comm_cpus, *share.loader_cpus)}
     idle = sum(busy.isdisjoint(core) for socket in used for core in socket.cores)
     if idle:
-        note = f"{idle} of {count_cores(used)} cores are idle beside the ranks"
+        note = f"{idle} of {count_cores(used)} cores are idle"
         if request.threads is None:  # else they were requested to be
             fits = fits_by_ranks(sockets, request=request, quota=quota)
             full = [ranks for ranks, fit in fits.items() if ranks > len(sockets) and not fit.idle]
             below = [ranks for ranks in full if len(shares) / 2 <= ranks < len(shares)][-1:]
             above = [ranks for ranks in full if len(shares) < ranks <= 2 * len(shares)][:1]
             if choices := " or ".join(map(str, (*below, *above))):
-                note += f": {choices} ranks a host would use all"
+                note += f": {choices} ranks per host would use all"
         notes.append(note)
     return notes
 
@@ -275,16 +275,16 @@ def floating_notes(
     """Return why threads are not bound to cores of their own, and which requests have no effect."""
     usable = cores_of_quota(quota)
     notes = [
-        f"the CPU quota of {quota:g} keeps {usable} of {count_cores(used)} cores busy: threads "
-        "move among all of them, since other containers may be bound to any"
+        f"the CPU quota of {quota:g} is worth {usable} of {count_cores(used)} cores: threads are "
+        "not bound, since other containers may use the same cores"
     ]
     threads = sum(share.threads for share in shares)
     if threads < usable:
-        notes.append(f"{usable - threads} of the quota's {usable} CPUs have no thread")
+        notes.append(f"{usable - threads} of the quota's {usable} CPUs are not used")
     counts = {"launch.comm_cores": request.comm_cores, "data.reserve_cores": request.loader_cores}
     fields = [f"{field}={count}" for field, count in counts.items() if count]
     if fields:
-        notes.append(f"{' and '.join(fields)}: under the CPU quota no cores are set aside")
+        notes.append(f"{' and '.join(fields)}: no cores are reserved under a CPU quota")
     return notes
 
 

@@ -25,7 +25,7 @@ from launch.topology import (
     count_cores,
     describe_sockets,
     format_cpu_list,
-    sockets_of,
+    list_sockets,
 )
 
 
@@ -112,9 +112,9 @@ class Use(NamedTuple):
 COMPUTE = Use("", "computes")
 COMMUNICATE = Use("c", "communicates")
 LOAD = Use("L", "loads images")
-FLOATING = Use("~", "ranks move among these cores")
+FLOATING = Use("~", "shared by ranks that are not bound")
 IDLE = Use("·", "idle")
-FORBIDDEN = Use("x", "may not be used")
+FORBIDDEN = Use("x", "not allowed")
 USES = (COMPUTE, COMMUNICATE, LOAD, FLOATING, IDLE, FORBIDDEN)
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 FRAME = 4
@@ -140,7 +140,7 @@ def host_picture(topology: Topology, allowed: Topology, host: HostPlan, *, width
     """Return the sockets of a host with the use of each core, and a legend of the signs."""
     used = used_cells(host)
     usable = frozenset(cpu.cpu for cpu in allowed.cpus)
-    sockets = sockets_of(topology)
+    sockets = list_sockets(topology)
     cells = {}
     for core in (core for socket in sockets for core in socket.cores):
         unused = Cell(FORBIDDEN if usable.isdisjoint(core) else IDLE)
@@ -216,7 +216,7 @@ def print_plan(plan: Plan) -> None:
     for hosts in alike.values():
         names = [f"{host.name} ({format_ranks(host)})" for host in hosts]
         listed = ", ".join(names) if len(hosts) <= HOSTS_NAMED else f"{names[0]} to {names[-1]}"
-        heading = f"{len(hosts)} hosts, all the same, {listed}; shown is {hosts[0].name}"
+        heading = f"{len(hosts)} equal hosts, {listed}; shown: {hosts[0].name}"
         if len(hosts) == 1:
             heading = f"host {hosts[0].name}, {format_ranks(hosts[0])}"
         console.print(heading, style="bold", markup=False)
@@ -240,7 +240,7 @@ def print_plan(plan: Plan) -> None:
     rows = []  # variables that all ranks share, then those that differ, as rank 0 has them
     for name, value in ranks[0].environment.items():
         is_shared = all(item.environment.get(name) == value for item in ranks)
-        rows.append(("all" if is_shared else "0, others alike", f"{name}={value}"))
+        rows.append(("all" if is_shared else "0 (others similar)", f"{name}={value}"))
     rows.sort(key=lambda row: row[0] != "all")
     columns = (text_column("rank", no_wrap=True), text_column("environment"))
     console.print(without_edges(Table("", columns, rows)))
@@ -255,10 +255,10 @@ def format_ranks(host: HostPlan) -> str:
 
 
 def describe_host(plan: Plan) -> str:
-    """Return sockets, cores, hyperthreads, and what of them may not be used."""
-    sockets = sockets_of(plan.topology)
+    """Return sockets, cores and hyperthreads, and which of them may be used."""
+    sockets = list_sockets(plan.topology)
     threads = max(len(core) for socket in sockets for core in socket.cores)
-    parts = [describe_sockets(sockets), *([f"{threads} CPUs a core"] if threads > 1 else [])]
+    parts = [describe_sockets(sockets), *([f"{threads} CPUs per core"] if threads > 1 else [])]
     if plan.allowed != plan.topology:
         allowed = short_list(cpu.cpu for cpu in plan.allowed.cpus)
         parts.append(f"only CPUs {allowed} may be used")
@@ -274,7 +274,7 @@ RANK_COLUMNS = (
     Column("threads"),
     text_column("compute on CPUs"),
     text_column("communicate"),
-    text_column("load"),
+    text_column("load images"),
 )
 
 
@@ -299,7 +299,7 @@ SHARE_FIELDS = ("socket", "nodes", "threads", "floating", "cpus", "comm_cpus", "
 
 def plan_as_json(plan: Plan) -> dict[str, Any]:
     """Return `hosts`, `topology` (of each), `notes`, and `ranks` in order with their variables."""
-    sockets = sockets_of(plan.topology)
+    sockets = list_sockets(plan.topology)
     return {
         "hosts": [
             {"host": host.name, "ranks": [item.rank for item in host.ranks]} for host in plan.hosts

@@ -28,8 +28,8 @@ from launch.rendezvous import (
     Rendezvous,
     Wait,
     deadline,
-    interface_of,
     interface_towards,
+    interface_with,
     network_of_this_process,
     reachable,
     write_line,
@@ -37,15 +37,16 @@ from launch.rendezvous import (
 from launch.topology import format_cpu_list
 from launch.watchdog import Watch, launcher_process, watch_as_first, watch_as_other
 
-SILENT_SHARE = 0.8
-"""Of `timeout_s`: the watch, which names the silent rank, reports before an exchange gives up."""
-SECONDS_FOR_THE_FIRST = 3.0
-"""In which the watch receives why an exchange broke, and ends this process with the cause."""
+SILENCE_SHARE = 0.8
+"""A rank fails after this share of `timeout_s` without a heartbeat: before gloo's exchange times
+out, whose error does not name the rank."""
+SECONDS_FOR_FIRST_FAILURE = 3.0
+"""The time in which the watch receives the cause of a broken exchange, and ends this process."""
 LOCALHOST = "127.0.0.1"
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_FOR_NAMES = 5.0  # In which a name server may still answer
 SECONDS_REFUSED = 5.0
-"""Ranks that start together differ by less; then a refused connection is worth a note."""
+"""After which a refused connection is noted: ranks that start together differ by less."""
 NAMES = "check that MASTER_ADDR, MASTER_PORT or host names are right"
 FIREWALL = "that no firewall blocks TCP ports between the hosts"
 CONNECTIONS_ADVICE = f"check {FIREWALL}, or name the network in GLOO_SOCKET_IFNAME"
@@ -65,7 +66,8 @@ class ProcessGroup:
     is_on_one_host: bool = True
     notes: tuple[str, ...] = ()
     watch: Watch | None = None
-    control: dist.ProcessGroup | None = None  # torch's group for everything else, always gloo
+    control: dist.ProcessGroup | None = None
+    """torch's group for everything else, always gloo."""
     exchange: dist.ProcessGroup | None = None
     """torch's group for gradients; None: that of all ranks of the job."""
     store: dist.Store | None = None
@@ -133,11 +135,11 @@ class ProcessGroup:
         """Put rank 0's values into the tensors of all; all ranks call it."""
         if self.size == 1:
             return
-        for tensor in tensors:
+        for tensor in tensors:  # torch counts `src` in the whole job, also within a smaller group
             dist.broadcast(tensor, src=self.in_job(0), group=self.control)
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have called it."""
         if self.size > 1:
             dist.barrier(group=self.control)
 
@@ -152,9 +154,9 @@ class ProcessGroup:
 
     def leave(self) -> None:
         """End torch's groups, with their threads."""
-        # A thread of gloo may hold a tensor of the last exchange a moment longer than its caller.
-        # If the interpreter ends in that moment, so does this process, by SIGABRT; and the threads
-        # live as long as their group is referenced.
+        # A thread of gloo may hold a tensor of the last exchange longer than its caller. If the
+        # interpreter ends before the thread releases it, the process aborts (SIGABRT). The threads
+        # end when no reference to their group is left, so the references go first.
         self.control = self.exchange = self.store = None
         dist.destroy_process_group()
 
@@ -170,8 +172,10 @@ class ProcessGroup:
         """End the job with an error of this rank; does not return."""
         assert self.watch is not None
         text = format_error(error)
-        if text is None:  # our bug, or an exchange that broke since another rank has failed
-            time.sleep(SECONDS_FOR_THE_FIRST)
+        if text is None:
+            # A bug, or an exchange that broke because another rank has failed. In the second case
+            # the cause is on its way, and this sleep is the end of the process: one traceback.
+            time.sleep(SECONDS_FOR_FIRST_FAILURE)
             text = "".join(traceback.format_exception(error))
         if not self.is_first:
             text = f"rank {self.rank} on {self.hosts[self.rank]}: {text}"
@@ -181,7 +185,7 @@ class ProcessGroup:
 @contextmanager
 def joined(place: RankContext, *, timeout_s: float) -> Iterator[ProcessGroup]:
     """Connect the ranks while the context lasts; an error, or silence for `timeout_s`, ends all."""
-    # First of all: what is started later inherits the CPUs of this thread.
+    # Before other threads start, since a thread inherits the CPUs of the one that starts it.
     notes = (*place.pinned.notes, *check_pinning(place.pinned))
     if place.rendezvous is None:
         yield ProcessGroup(notes=notes)
@@ -193,11 +197,13 @@ def joined(place: RankContext, *, timeout_s: float) -> Iterator[ProcessGroup]:
     assert group.watch is not None
     launcher = launcher_process(ranks, os.environ)
     beat = place.supervisor.beat if place.supervisor else None
-    group.watch.start(silence_s=SILENT_SHARE * timeout_s, launcher=launcher, beat=beat)
+    group.watch.start(silence_s=SILENCE_SHARE * timeout_s, launcher=launcher, beat=beat)
     try:
         yield group
-        if not group.watch.lost:  # else run has come together, and nobody could wait for all
-            group.barrier()  # nobody leaves while another works
+        # No rank leaves while another still works. After the loss of a compute group the barrier
+        # would never end, since gloo's group still counts the lost ranks.
+        if not group.watch.lost:
+            group.barrier()
     except BaseException as error:
         group.fail(error)
     group.watch.close()
@@ -227,6 +233,7 @@ def join(
     choose_interface(store, ranks, networks, address=address, port=rendezvous.port)
     if ranks.is_first:
         key = secrets.token_bytes(16)
+        # The key keeps out other programs that connect to the port, such as scanners.
         store.set("watch key", key.hex())
 
         def publish(port: int) -> None:
@@ -241,7 +248,8 @@ def join(
         )
     if backend == "ccl":
         import_module("oneccl_bindings_for_pytorch")  # registers the backend
-    # The threads that start now inherit the CPUs; gloo prints each connection to stdout.
+    # gloo starts its threads here, and they inherit the CPUs of this one. It also prints a line for
+    # each connection to stdout, from C++.
     with calling_thread_on(place.pinned.share.comm_cpus), discard_output():
         dist.init_process_group(
             backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=timeout
@@ -271,16 +279,16 @@ def exchange_facts(store: dist.Store, ranks: Ranks, *, wait: Wait) -> list[list[
         while missing := [rank for rank in missing if not store.check([f"about/{rank}"])]:
             plural = "s" if len(missing) > 1 else ""
             numbers = format_cpu_list(missing)
-            wait.what = f"rank{plural} {numbers} of {ranks.size}, which did not come"
+            wait.what = f"rank{plural} {numbers} of {ranks.size}, which did not connect"
             wait.advice = (
-                f"check that WORLD_SIZE or the number of tasks is as many as were started, "
+                f"check that WORLD_SIZE or the number of tasks equals the number of started ranks, "
                 f"{NAMES.removeprefix('check that ')}, and {FIREWALL}"
             )
             time.sleep(SECONDS_BETWEEN_LOOKS)
-        store.set("all are here", "")
-    wait.what, wait.noted = "ranks that rank 0 has not heard of", False  # rank 0 names them
+        store.set("all connected", "")
+    wait.what, wait.noted = "ranks that have not connected", False  # rank 0 names them
     try:
-        store.wait(["all are here"])
+        store.wait(["all connected"])
     except RuntimeError as error:
         raise connection_broken(ranks, "its store") from error
     wait.noted = True
@@ -296,10 +304,12 @@ def choose_interface(
     """
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return
+    # Ranks of rank 0's host cannot find the interface from their own connection to it, which is the
+    # loopback: a rank of another host publishes the address that it connects to.
     if len(set(networks)) == 1:
-        name = interface_of("127.0.0.1")
+        name = interface_with("127.0.0.1")
     elif networks[ranks.rank] == networks[0]:
-        name = interface_of(store.get("address of the first").decode())
+        name = interface_with(store.get("address of the first").decode())
     else:
         store.set("address of the first", socket.gethostbyname(address))
         name = interface_towards(address, port)
@@ -322,7 +332,7 @@ def connect(
     if rendezvous.listener is not None:
         settings["master_listen_fd"] = rendezvous.listener.detach()
     elif is_server:
-        address = LOCALHOST  # by its own name or MASTER_ADDR a host may not reach itself
+        address = LOCALHOST  # a host may not reach itself by its own name or MASTER_ADDR
     elif rendezvous.affinities is not None:  # rank 0 listens already
         try:
             address = reachable(rendezvous.addresses, port)
@@ -346,6 +356,7 @@ def connect(
 
 def wait_for_listener(ranks: Ranks, address: str, *, port: int, wait: Wait) -> None:
     """Try to connect until something listens; ranks may start at different times."""
+    # torch's own client retries too, but prints a stack for each attempt.
     # One rank prints the notes of its host; on rank 0's host that is the second one.
     prints = ranks.local_rank == (1 if ranks.rank == ranks.local_rank else 0)
     began, is_noted = time.monotonic(), not prints
@@ -366,11 +377,11 @@ def wait_for_listener(ranks: Ranks, address: str, *, port: int, wait: Wait) -> N
                 is_noted = True
                 write_line(
                     f"note: rank {ranks.rank} on {socket.gethostname()}: connection refused at "
-                    f"{address}, port {port}: rank 0 has not come yet, or MASTER_ADDR or "
-                    "MASTER_PORT is another's; trying on"
+                    f"{address}, port {port}: rank 0 has not started yet, or MASTER_ADDR or "
+                    "MASTER_PORT is wrong; retrying"
                 )
         except OSError as error:
-            wait.what = f"{first}, where nothing answers ({error})"
+            wait.what = f"{first}, which does not respond ({error})"
         else:
             return
         time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -380,5 +391,5 @@ def connection_broken(ranks: Ranks, where: str) -> InputError:
     """Return the error of a connection to rank 0 that ended before all ranks were connected."""
     return InputError(
         f"rank {ranks.rank} on {socket.gethostname()}: the connection to rank 0 at {where} broke "
-        "before all ranks had met; rank 0's own output says why"
+        "before all ranks were connected; see the output of rank 0"
     )

@@ -63,8 +63,8 @@ def read_ranks(environment: Mapping[str, str]) -> Ranks:
         return slurm_ranks(variables)
     if "PMI_ID" in variables:
         raise InputError(
-            f"PMI_ID={variables['PMI_ID']}: mpirun -pmi-port does not tell ranks how many they "
-            "are; start mpirun without -pmi-port"
+            f"PMI_ID={variables['PMI_ID']}: with -pmi-port, mpirun does not set the number of "
+            "ranks; start mpirun without -pmi-port"
         )
     for size, rank in (("PMI_SIZE", "PMI_RANK"), ("WORLD_SIZE", "RANK")):
         if number(variables, size, default=1) > 1:
@@ -141,7 +141,7 @@ def checked(
         if values[part] > most:
             raise InputError(
                 f"{names[part]}={values[part]}: does not agree with {names[whole]}="
-                f"{values[whole]}; start again with mpirun, srun or torchrun, without setting these"
+                f"{values[whole]}; start with mpirun, srun or torchrun, which set both"
             )
     return Ranks(
         rank=rank, size=size, local_rank=local_rank, local_size=local_size, launcher=launcher
@@ -165,8 +165,8 @@ def number(
         return default
     is_count = text is not None and text.isascii() and text.isdigit()
     if text is None or not is_count or len(text.lstrip("0")) > most_digits:
-        problem = f"{name}: is not set" if text is None else f"{name}={text}: is no count"
+        problem = f"{name}: is not set" if text is None else f"{name}={text}: is not a count"
         raise InputError(
-            f"{problem}; start with mpirun, srun or torchrun, or in a shell without their variables"
+            f"{problem}; start with mpirun, srun or torchrun, or unset the variables of these"
         )
     return int(text)

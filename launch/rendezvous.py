@@ -51,7 +51,7 @@ class Rendezvous:
     """The CPUs that each rank of this host was given, in order of local rank, if they are known."""
 
 
-def meet(ranks: Ranks, environment: Mapping[str, str]) -> Rendezvous:
+def make_rendezvous(ranks: Ranks, environment: Mapping[str, str]) -> Rendezvous:
     """Return where the ranks meet; all of them call it, and torch is not loaded yet.
 
     `MASTER_ADDR` and `MASTER_PORT` settle it, as torchrun sets them. Else mpirun's ranks exchange
@@ -64,19 +64,21 @@ def meet(ranks: Ranks, environment: Mapping[str, str]) -> Rendezvous:
     # torch prints every attempt to connect and every peer that is gone, with its stack.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if "MASTER_ADDR" in environment:
-        return meet_at_master(environment)
+        return master_rendezvous(environment)
     if ranks.launcher == "slurm":
-        return meet_in_slurm(environment)
+        return slurm_rendezvous(environment)
     if ranks.launcher not in MPI_LAUNCHERS:
         raise InputError("MASTER_ADDR: is not set; start with mpirun, srun or torchrun")
     start_mpi(ranks, environment)
     network = network_of_this_process()
     host = (socket.gethostname(), network)
     listener = first = None
-    if ranks.is_first:  # a port of all addresses that nobody can take before torch does
+    if ranks.is_first:
+        # Rank 0 keeps listening and hands the socket to torch: another process could take a port
+        # that was only tested before torch opens it.
         listener = socket.create_server(("", 0), backlog=1024)
         listener.set_inheritable(False)
-        first = (listener.getsockname()[1], own_addresses(environment), network)
+        first = (listener.getsockname()[1], host_addresses(environment), network)
     facts = exchange((first, host, ranks.local_rank, frozenset(os.sched_getaffinity(0))))
     port, addresses, network_of_first = facts[0][0]
     if network == network_of_first:
@@ -86,7 +88,7 @@ def meet(ranks: Ranks, environment: Mapping[str, str]) -> Rendezvous:
     return Rendezvous(addresses=addresses, port=port, listener=listener, affinities=affinities)
 
 
-def part(ranks: Ranks) -> None:
+def finalize_mpi(ranks: Ranks) -> None:
     """Finalize MPI, once all ranks have done what may fail before torch is loaded.
 
     Raises:
@@ -97,15 +99,15 @@ def part(ranks: Ranks) -> None:
         sys.modules[MODULE].Finalize()
 
 
-def meet_at_master(environment: Mapping[str, str]) -> Rendezvous:
+def master_rendezvous(environment: Mapping[str, str]) -> Rendezvous:
     """Return the rendezvous that `MASTER_ADDR` and `MASTER_PORT` name."""
     port, address = master_port(environment), environment.get("MASTER_ADDR", "")
     try:
         socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise InputError(
-            f"MASTER_ADDR: {address!r} is no address or host that is known here ({error}); give "
-            "that of rank 0's host"
+            f"MASTER_ADDR: {address!r} is not a known address or host name ({error}); give the "
+            "address of rank 0's host"
         ) from error
     return Rendezvous(addresses=(address,), port=port)
 
@@ -114,17 +116,17 @@ def master_port(environment: Mapping[str, str]) -> int:
     """Return `MASTER_PORT` as a number."""
     text = environment.get("MASTER_PORT", "")
     if not is_number(text) or not 0 < int(text) <= LAST_PORT:
-        raise InputError(f"MASTER_PORT: {text!r} is no port, beside MASTER_ADDR; give one")
+        raise InputError(f"MASTER_PORT: {text!r} is not a port; set it together with MASTER_ADDR")
     return int(text)
 
 
-def meet_in_slurm(environment: Mapping[str, str]) -> Rendezvous:
+def slurm_rendezvous(environment: Mapping[str, str]) -> Rendezvous:
     """Return the step's first host, with a port made of the job's and the step's number."""
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
     job = environment.get("SLURM_JOB_ID", "")
     if not nodes or not JOB_NUMBER.fullmatch(job):
         raise InputError(
-            "SLURM_STEP_NODELIST, SLURM_JOB_ID: not set, as srun does; give MASTER_ADDR and "
+            "SLURM_STEP_NODELIST, SLURM_JOB_ID: not set; start with srun, or set MASTER_ADDR and "
             "MASTER_PORT"
         )
     step = environment.get("SLURM_STEP_ID", "0")
@@ -145,7 +147,7 @@ class StartFailedError(Exception):
 def start_mpi(ranks: Ranks, environment: Mapping[str, str]) -> None:
     """Load MPI's library and initialize it; all ranks call it."""
     if "MPI4PY_LIBMPI" not in environment and "MPI4PY_MPIABI" not in environment:
-        # MPICH's, which comes with our requirements, talks to Intel MPI's launcher too.
+        # MPICH's library, which is in requirements.txt, works with Intel MPI's launcher too.
         is_open_mpi = ranks.launcher == "open-mpi"
         library = Path(sys.prefix, "lib", "libmpi.so.12")
         if is_open_mpi:
@@ -154,7 +156,9 @@ def start_mpi(ranks: Ranks, environment: Mapping[str, str]) -> None:
             os.environ["MPI4PY_LIBMPI"] = str(library)
         elif is_open_mpi:
             os.environ["MPI4PY_MPIABI"] = "openmpi"  # and the dynamic linker finds it, or not
-    mpi4py.rc.finalize = False  # at the end of a process that fails it would wait for the others
+    # mpi4py would finalize MPI when the interpreter ends, which is collective: a rank that fails
+    # alone would wait for the others.
+    mpi4py.rc.finalize = False
     launcher = f"mpirun of {ranks.launcher}"
     advice = "set MPI4PY_LIBMPI=/path/to/libmpi.so, or MASTER_ADDR and MASTER_PORT"
     try:
@@ -165,8 +169,8 @@ def start_mpi(ranks: Ranks, environment: Mapping[str, str]) -> None:
     if mpi.COMM_WORLD.size != ranks.size:
         version = mpi.Get_library_version().splitlines()[0]
         raise InputError(
-            f"{launcher} started {ranks.size} ranks, but its library is not {version}, which "
-            f"mpi4py found; {advice}"
+            f"{launcher} started {ranks.size} ranks, but mpi4py loaded another MPI library "
+            f"({version}); {advice}"
         )
 
 
@@ -211,7 +215,7 @@ def interface_addresses() -> dict[str, str]:
     return addresses
 
 
-def own_addresses(environment: Mapping[str, str]) -> tuple[str, ...]:
+def host_addresses(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the addresses at which other hosts may reach this one.
 
     Raises:
@@ -224,7 +228,7 @@ def own_addresses(environment: Mapping[str, str]) -> tuple[str, ...]:
     if name not in addresses:
         raise InputError(
             f"GLOO_SOCKET_IFNAME={name}: no such interface with an IPv4 address on "
-            f"{socket.gethostname()}; there are {', '.join(addresses)}"
+            f"{socket.gethostname()}; choose among {', '.join(addresses)}"
         )
     return (addresses[name],)
 
@@ -253,10 +257,10 @@ def interface_towards(address: str, port: int) -> str | None:
             probe.connect((address, port))  # sends nothing: it reads the routing table
         except OSError:
             return None
-        return interface_of(probe.getsockname()[0])
+        return interface_with(probe.getsockname()[0])
 
 
-def interface_of(address: str) -> str | None:
+def interface_with(address: str) -> str | None:
     """Return the interface that has the address."""
     return next((name for name, its in interface_addresses().items() if its == address), None)
 
@@ -295,7 +299,7 @@ def rank0_only_errors(ranks: Ranks) -> Iterator[None]:
                 problem = "".join(traceback.format_exception(error)).strip()
             text = f"rank {ranks.rank} on {socket.gethostname()}: {problem}"
 
-            def end() -> None:
+            def end() -> None:  # the others never came to the exchange
                 print(text, file=sys.__stderr__, flush=True)
                 os._exit(code)
 
@@ -369,12 +373,12 @@ def deadline(seconds: float, who: str, wait: Wait) -> Iterator[None]:
     def note() -> None:
         if wait.noted:
             write_line(
-                f"note: {who} has waited {notice_s:g} s for {wait.what}, and waits for up to "
-                f"{seconds:g} s: {wait.advice}"
+                f"note: {who} has waited {notice_s:g} s for {wait.what} (limit: {seconds:g} s); "
+                f"{wait.advice}"
             )
 
     def end() -> None:
-        write_line(f"error: {who} waited {seconds:g} s for {wait.what}: {wait.advice}")
+        write_line(f"error: {who} waited {seconds:g} s for {wait.what}; {wait.advice}")
         os._exit(OUR_BUG)
 
     with timers((notice_s, note), (seconds, end)):

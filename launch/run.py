@@ -1,7 +1,7 @@
-"""Start ranks by mpirun, and print the command that does it.
+"""Start ranks with mpirun, and print its command line.
 
-The cluster's own mpirun is taken when one is on PATH, else MPICH from this environment. MPICH,
-Intel MPI and Open MPI want different flags for the same thing; here they are the same:
+Uses the cluster's mpirun if one is on PATH, otherwise MPICH of this environment. The options are
+the same for MPICH, Intel MPI and Open MPI:
 
   python -m launch run --np 8 -- train.py --config openimages.yaml data.root=/data/openimages
   python -m launch run --np 16 --hosts node1,node2 -- train.py --config openimages.yaml
@@ -9,22 +9,22 @@ Intel MPI and Open MPI want different flags for the same thing; here they are th
   python -m launch run --np 16 --hostfile hosts -- train.py --config openimages.yaml
   python -m launch run --np 8 --dry-run -- train.py --config openimages.yaml    # only print it
 
-The launcher binds no rank to cores: each pins itself to its part of its host, as `python -m launch
-plan` shows it. A script, and `python …`, are run by the python of this environment; every host
-must have both at the same path, and let this one in by ssh without a password. Without --hosts
-ranks start on this host, or on those that the batch system has given (Slurm, PBS, LSF).
+The launcher binds no rank to cores: each rank pins itself to its part of its host, as shown by
+`python -m launch plan`. Scripts and `python …` run with the Python of this environment; every host
+must have both at the same path, and allow ssh from this host without a password. Without --hosts,
+ranks start on this host, or on the hosts of the batch job (Slurm, PBS, LSF).
 
-A hostfile has one host a line, with the number of ranks that it has places for, if it has one:
+A hostfile has one host per line, with an optional number of slots (ranks):
 
   node1:8            # as MPICH and Intel MPI write it
   node1 slots=8      # as Open MPI writes it
-  node1              # then all hosts run as many ranks
+  node1              # without numbers, all hosts run the same number of ranks
 
-A host of --hosts or --hostfile that has not started after 30 s is named, and the job ends if it has
-not after 300 s.
+Hosts of --hosts or --hostfile that have not started after 30 s are listed; after 300 s the job
+ends.
 
-Exit status is mpirun's. Ctrl-C, SIGTERM and SIGHUP let the ranks write a checkpoint first, and so
-does the end of this process; a second Ctrl-C ends them at once.
+The exit status is that of mpirun. On Ctrl-C, SIGTERM, SIGHUP, or if this process is killed, the
+ranks write a checkpoint before they end; a second Ctrl-C ends them immediately.
 """
 
 import argparse
@@ -75,10 +75,10 @@ def add_run_command(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="N",
         help="ranks on all hosts",
     )
-    add_where(parser, hosts_help="hosts, with ranks of each if not even: A:8,B:4")
-    parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
+    add_where(parser, hosts_help="hosts, with the ranks of each if they differ: A:8,B:4")
+    parser.add_argument("--dry-run", action="store_true", help="only print the command")
     parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what each rank runs"
+        "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command of each rank"
     )
     parser.set_defaults(run=run_ranks)
 
@@ -96,10 +96,11 @@ def run_ranks(
     ranks_by_host = chosen_hosts(hosts, hostfile, ranks=ranks)
     program = command[1:] if command[:1] == ["--"] else command
     if not program:
-        raise InputError("nothing to run: add -- train.py --config NAME, or another command")
+        raise InputError("no command to run; add -- train.py --config NAME, or another command")
     if program[0].startswith("-"):
         raise InputError(
-            f"{program[0]}: expected a command after --, such as train.py; options of run go before"
+            f"{program[0]}: expected a command after --, such as train.py; give options of run "
+            "before --"
         )
     if program[0].endswith(".py") and not Path(program[0]).is_file():
         raise InputError(f"{program[0]}: no such file in {Path.cwd()}; give the script's path")
@@ -108,7 +109,7 @@ def run_ranks(
         option = "--hosts" if hostfile is None else f"--hostfile {hostfile}"
         require_known_hosts(names, os.environ, option=option)
     launcher = choose_mpirun(mpirun)
-    words = mpirun_command(
+    mpirun_line = mpirun_command(
         launcher,
         by_this_python(program),
         ranks=ranks,
@@ -117,14 +118,14 @@ def run_ranks(
         is_root=os.geteuid() == 0,
         is_terminal=sys.stdout.isatty(),
     )
-    print(shlex.join(words), file=sys.stdout if dry_run else sys.stderr, flush=True)
+    print(shlex.join(mpirun_line), file=sys.stdout if dry_run else sys.stderr, flush=True)
     if dry_run:
         return FINISHED
     os.environ["PATH"] = search_path(launcher.path, os.environ)
     os.environ[STARTED_BY_US] = "1"
     # Open MPI's kills ranks half a second after SIGINT and SIGTERM (version 5; two seconds in 4).
     stop_signal = signal.SIGUSR1 if launcher.family == "open-mpi" else signal.SIGTERM
-    return run_with_graceful_stop(words, stop_signal=stop_signal, hosts=names)
+    return run_with_graceful_stop(mpirun_line, stop_signal=stop_signal, hosts=names)
 
 
 def chosen_hosts(
@@ -141,7 +142,7 @@ def stopping_notes(ranks: Ranks, environment: Mapping[str, str]) -> tuple[str, .
     if ranks.launcher != "open-mpi" or STARTED_BY_US in environment:
         return ()
     return (
-        "open-mpi: mpirun kills ranks 0.5 to 2 s after Ctrl-C or SIGTERM, which is too soon for a "
+        "open-mpi: mpirun kills ranks 0.5 to 2 s after Ctrl-C or SIGTERM, too early for a "
         "checkpoint; stop it with kill -USR1, or start it with python -m launch run",
     )
 
@@ -163,7 +164,7 @@ def run_with_graceful_stop(
     to its ranks without killing them soon after, so that they can write a checkpoint. The next
     signals reach it as they are. For `patience_s` and `hosts` see `JobMonitor`.
     """
-    # Blocked until the launcher is there to receive them; ignored ones (nohup, `&`) stay ignored.
+    # Blocked until the launcher runs and can receive them; ignored ones (nohup, `&`) stay ignored.
     stops = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]
     signal.pthread_sigmask(signal.SIG_BLOCK, stops)
     prctl = ctypes.CDLL(None).prctl
@@ -177,7 +178,7 @@ def run_with_graceful_stop(
 
     def forward(number: int, frame: FrameType | None) -> None:
         with suppress(ProcessLookupError):
-            target = below_scripts(process.pid, stop_signal)
+            target = skip_shells(process.pid, stop_signal)
             os.kill(target, number if forwarded else stop_signal)
         forwarded.append(number)
 
@@ -199,10 +200,10 @@ def run_with_graceful_stop(
 SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
 
 
-def below_scripts(process: int, number: int) -> int:
+def skip_shells(process: int, number: int) -> int:
     """Return the process, or its child if it is a shell without a trap, such as Intel's mpirun."""
-    # The signal would end the script, and the ranks would go on.
-    while children := children_of(process):
+    # The signal would end the shell only, and the ranks would continue without a launcher.
+    while children := child_processes(process):
         folder = Path(f"/proc/{process}")
         caught = int(read_status(folder / "status").get("SigCgt", "0"), 16)
         try:
@@ -247,8 +248,8 @@ class JobMonitor:
             self._gone_since = min(self._gone_since, time.monotonic())
         if time.monotonic() - self._gone_since > self._patience_s:
             reason = (
-                f"the ranks of this host ended {self._patience_s:g} s ago, and mpirun waits for "
-                "another host that does not answer"
+                f"the ranks of this host ended {self._patience_s:g} s ago, but mpirun waits for "
+                "another host that does not respond"
             )
         elif missing := self._overdue_hosts():
             reason = f"--hosts: {format_missing(missing, 'in time;')}"
@@ -269,7 +270,7 @@ class JobMonitor:
             return ()
         if not self._is_noted:
             self._is_noted = True
-            times = f"{NOTICE_S:g} s after mpirun, which is ended after {LIMIT_S:g} s:"
+            times = f"within {NOTICE_S:g} s (limit: {LIMIT_S:g} s);"
             write_line(f"note: {format_missing(missing, times)}")
         return missing if elapsed >= LIMIT_S else ()
 
@@ -280,13 +281,13 @@ def format_missing(hosts: Sequence[str], when: str) -> str:
     return (
         f"{noun} {', '.join(hosts)} {verb} not started {when} check that `ssh {hosts[0]} true` "
         f"works, and that no firewall blocks TCP ports from there to {socket.gethostname()} "
-        "(mpirun listens at a port of its own choice)"
+        "(mpirun listens at a random port)"
     )
 
 
 def helpers_below(process: int, *, depth: int) -> list[int]:
     """Return mpirun's helpers among the children of a process, or else below them."""
-    children = children_of(process)
+    children = child_processes(process)
     helpers = [child for child in children if is_helper(child)]
     if helpers or depth == 1:
         return helpers
@@ -299,7 +300,7 @@ def is_helper(process: int) -> bool:
     return status.get("Name") == HELPER and status["State"][0] not in "ZX"
 
 
-def children_of(process: int) -> list[int]:
+def child_processes(process: int) -> list[int]:
     """Return the running processes that a process has started; none where Linux hides them."""
     text = read_proc_text(Path(f"/proc/{process}/task/{process}/children"))
     return [int(word) for word in text.split()]
@@ -329,23 +330,23 @@ REMOTE_SHELLS = ("ssh", "rsh")
 
 def connected(launcher: int) -> Iterator[str]:
     """Yield the other end's address of each connection of the launcher and what it has started."""
-    sockets = {inode for process in process_tree(launcher) for inode in sockets_of(process)}
+    sockets = {inode for process in process_tree(launcher) for inode in socket_inodes(process)}
     for table in ("tcp", "tcp6"):
         for line in read_proc_text(Path(f"/proc/{launcher}/net/{table}")).splitlines()[1:]:
             fields = line.split()
             if fields[3] == ESTABLISHED and fields[9] in sockets:
-                yield address_of(fields[2].partition(":")[0])
+                yield parse_address(fields[2].partition(":")[0])
 
 
 def process_tree(process: int) -> Iterator[int]:
     """Yield a process and all below it, without remote shells."""
     if read_status(Path(f"/proc/{process}/status")).get("Name") not in REMOTE_SHELLS:
         yield process
-        for child in children_of(process):
+        for child in child_processes(process):
             yield from process_tree(child)
 
 
-def sockets_of(process: int) -> Iterator[str]:
+def socket_inodes(process: int) -> Iterator[str]:
     """Yield the kernel's numbers of a process's sockets."""
     with suppress(OSError):  # it has ended, or is not ours
         for descriptor in Path(f"/proc/{process}/fd").iterdir():
@@ -355,7 +356,7 @@ def sockets_of(process: int) -> Iterator[str]:
                     yield target[len("socket:[") : -1]
 
 
-def address_of(text: str) -> str:
+def parse_address(text: str) -> str:
     """Return an address of /proc/net/tcp, whose 32-bit words are little-endian, as text."""
     raw = bytes.fromhex(text)
     address = ip_address(b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4)))

@@ -91,8 +91,10 @@ def divide_host(
     node_sizes = {len(node.cores) for socket in sockets for node in socket.nodes}
     if len({len(socket.nodes) for socket in sockets}) == 1 and len(node_sizes) == 1:
         return even
-    size = count_cores(sockets) // ranks  # the most that all ranks can have
-    while sum(room_of(groups_of(socket, size=size)) for socket in sockets) < ranks:
+    # The largest number of cores for which all ranks have room: it cannot be computed directly,
+    # since room is counted node by node.
+    size = count_cores(sockets) // ranks
+    while sum(count_room(form_groups(socket, size=size)) for socket in sockets) < ranks:
         size -= 1
     if cores_each is not None:
         size = min(size, cores_each)
@@ -124,7 +126,7 @@ def divide_socket(socket: Socket, ranks: int) -> list[NodeGroup] | None:
     return [NodeGroup(socket=socket.number, nodes=nodes, ranks=sharers) for nodes in parts]
 
 
-def groups_of(socket: Socket, *, size: int) -> list[NodeGroup]:
+def form_groups(socket: Socket, *, size: int) -> list[NodeGroup]:
     """Return the groups of nodes with as many ranks of `size` cores as have room on each.
 
     A node that has room for a rank is a group by itself; smaller ones are put together until one
@@ -144,15 +146,15 @@ def groups_of(socket: Socket, *, size: int) -> list[NodeGroup]:
     return sorted(groups, key=lambda group: group.nodes[0].number)
 
 
-def room_of(groups: Sequence[NodeGroup]) -> int:
+def count_room(groups: Sequence[NodeGroup]) -> int:
     """Return the ranks that have room on all the groups."""
     return sum(group.ranks for group in groups)
 
 
 def pack(sockets: Sequence[Socket], ranks: int, *, size: int) -> list[NodeGroup]:
     """Return the groups of ranks of at least `size` cores, spread as evenly as there is room."""
-    of_sockets = [groups_of(socket, size=size) for socket in sockets]
-    counts = spread(ranks, [room_of(groups) for groups in of_sockets])
+    of_sockets = [form_groups(socket, size=size) for socket in sockets]
+    counts = spread(ranks, [count_room(groups) for groups in of_sockets])
     packed = []
     for socket, groups, count in zip(sockets, of_sockets, counts, strict=True):
         even = divide_socket(socket, count) if count else []
@@ -166,7 +168,7 @@ def pack(sockets: Sequence[Socket], ranks: int, *, size: int) -> list[NodeGroup]
 
 
 def spread(ranks: int, rooms: Sequence[int]) -> list[int]:
-    """Return the ranks of each place, as even as the rooms allow; the first places get the rest."""
+    """Return the ranks of each place, as even as `rooms` allows; the first get the remainder."""
     assert ranks <= sum(rooms), (ranks, rooms)
     counts = [0] * len(rooms)
     while ranks:

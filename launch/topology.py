@@ -59,13 +59,13 @@ def read_topology(path: Path | None = None) -> Topology:
         facts = read_sysfs(folder)
     if not facts:
         raise InputError(f"{path}: no CPU is online there; give a copy of /sys, or lscpu's output")
-    return topology_of(facts)
+    return make_topology(facts)
 
 
 def read_this_machine(sysfs: Path = SYSFS) -> Topology:
     """Read sysfs; where a sandbox hides it, every CPU counts as a core of one socket."""
     if any((sysfs / "cpu").glob("cpu[0-9]*/topology/core_id")):
-        return topology_of(read_sysfs(sysfs / "cpu"))
+        return make_topology(read_sysfs(sysfs / "cpu"))
     return Topology(
         tuple(Cpu(cpu, core=cpu, socket=0, node=0) for cpu in sorted(os.sched_getaffinity(0)))
     )
@@ -81,7 +81,7 @@ class CpuFacts:
     node: int
 
 
-def topology_of(facts: Iterable[CpuFacts]) -> Topology:
+def make_topology(facts: Iterable[CpuFacts]) -> Topology:
     """Return the topology, with cores numbered: their ids may repeat from socket to socket."""
     cores: dict[tuple[int, ...], int] = {}
     cpus = []
@@ -115,7 +115,7 @@ class Socket:
         return tuple(core for node in self.nodes for core in node.cores)
 
 
-def sockets_of(topology: Topology) -> tuple[Socket, ...]:
+def list_sockets(topology: Topology) -> tuple[Socket, ...]:
     """Return the sockets that have CPUs, in order; a node may have CPUs on two of them."""
     tree: dict[int, dict[int, dict[int, list[int]]]] = {}
     for cpu in sorted(topology.cpus):
@@ -129,7 +129,7 @@ def sockets_of(topology: Topology) -> tuple[Socket, ...]:
 
 
 def count_cores(sockets: Sequence[Socket]) -> int:
-    """Return physical cores of them all."""
+    """Return the number of physical cores of all sockets."""
     return sum(len(socket.cores) for socket in sockets)
 
 
@@ -168,7 +168,7 @@ def read_sysfs(cpu_folder: Path) -> list[CpuFacts]:
     facts = []
     for cpu in sorted(online):
         folder = cpu_folder / f"cpu{cpu}" / "topology"
-        # Core ids may repeat from die to die. A CPU whose core the kernel does not know is one.
+        # Core ids may repeat from die to die. Core -1 is unknown: the CPU counts as a core.
         core = read_id(folder / "core_id")
         die = read_id(folder / "die_id") if (folder / "die_id").is_file() else 0
         socket = max(0, read_id(folder / "physical_package_id"))
@@ -186,7 +186,7 @@ def read_list(file: Path) -> frozenset[int]:
 
 
 def read_id(file: Path) -> int:
-    """Return a number; -1 where the kernel does not know."""
+    """Return the number in a file, which is -1 where it is unknown to the kernel."""
     text = read_sysfs_text(file).strip()
     try:
         return int(text)
@@ -229,7 +229,7 @@ def read_lscpu(file: Path) -> list[CpuFacts]:
         elif line.strip():
             if columns is None:
                 raise not_lscpu(place)
-            facts = facts_of(line, columns, place)
+            facts = parse_cpu_line(line, columns, place)
             if facts and facts.cpu in by_number:
                 raise InputError(
                     f"{place}: CPU {facts.cpu} is listed twice; give one host's output"
@@ -246,7 +246,7 @@ def not_lscpu(place: str) -> InputError:
     return InputError(f"{place}: expected the output of: {COMMAND}")
 
 
-def facts_of(line: str, columns: Mapping[str, int], place: str) -> CpuFacts | None:
+def parse_cpu_line(line: str, columns: Mapping[str, int], place: str) -> CpuFacts | None:
     """Return one CPU's line; None for a CPU that is offline, which has no core and socket."""
     fields = [field.strip() for field in line.split(",")]
     if len(fields) <= max(columns.values()):

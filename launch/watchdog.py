@@ -153,7 +153,7 @@ class Watch:
             for rank in ranks.values():
                 self._send(rank, BEAT)
                 if now - last_message[rank] > silence_s and not self._is_over:
-                    reason = f"was silent for {silence_s:g} s (stopped, or cut off?)"
+                    reason = f"sent no heartbeat for {silence_s:g} s (suspended, or no network?)"
                     self._end_without(rank, reason, is_silent=True)
 
     def _receive(self, rank: int, connection: Connection) -> bool:
@@ -162,7 +162,7 @@ class Watch:
             message = connection.recv_bytes()
         except (EOFError, OSError):
             if not self._is_over:
-                self._end_without(rank, "ended without a word (killed, or out of memory?)")
+                self._end_without(rank, "ended without a message (killed, or out of memory?)")
             return False
         if message in (BYE, BEAT):
             return message != BYE
@@ -186,7 +186,7 @@ class Watch:
             return
         if self._rank == 1:
             print_failure(failure)
-        elif is_silent:  # the launcher ends rank 1 too as soon as rank 0 is killed
+        elif is_silent:  # rank 1 prints first: the launcher ends it as soon as rank 0 is killed
             time.sleep(PATIENCE)
         self._kill_silent(failure)
         end_process(failure, prints=False)
@@ -202,7 +202,7 @@ class Watch:
         lost = [rank for rank, its_group in enumerate(groups) if its_group == group]
         self.lost.update(lost)
         numbers = f"rank{'s' if len(lost) > 1 else ''} {format_cpu_list(lost)}"
-        outcome = f"its group {group}, {numbers}, is given up, and the others go on"
+        outcome = f"group {group} ({numbers}) ends, the other groups continue"
         text = failure.text
         if "\n" in text:  # a traceback
             text = f"{text}\nwarning: rank {failure.rank} has failed: {outcome}"
@@ -216,7 +216,9 @@ class Watch:
     def _end(self, failure: Failure) -> NoReturn:
         """End this process; on rank 0, print the failure and send it to all others before."""
         if self._rank == 0:
-            self._deciding.acquire()  # for ever: the first failure counts
+            # Never released: the main thread and the watch's may both get here, and the first
+            # failure counts.
+            self._deciding.acquire()
             if failure.code in (BAD_INPUT, INTERRUPTED, STOPPED_BY_SIGNAL):
                 self.clean_up()  # launchers may end this rank as soon as another one has ended
             print_failure(failure)
@@ -234,7 +236,7 @@ class Watch:
                     except (EOFError, OSError):
                         remaining.discard(connection)
             time.sleep(SECONDS_FOR_SUPERVISORS)
-        self._kill_silent(failure)  # last, since the launcher then ends this rank too
+        self._kill_silent(failure)  # last, since the launcher then kills this rank too
         end_process(failure, prints=False)
 
     def _kill_silent(self, failure: Failure) -> None:
@@ -331,7 +333,8 @@ def supervise_this_rank(*, launcher: int | None, silence_s: float) -> RankSuperv
         )
         has_died = code == OUR_BUG or (code >= ENDED_BY_SIGNAL and code != INTERRUPTED)
         if has_died and is_watched:
-            # By way of C's exit: there MPICH reports its end to the launcher.
+            # C's exit runs MPICH's exit handler, which reports a regular end to the launcher;
+            # without it mpirun kills all ranks.
             ctypes.CDLL(None).exit(FINISHED)
         os._exit(code)
     os.close(reads)
@@ -387,7 +390,7 @@ def stop_without_launcher() -> None:
     would end the run before its checkpoint.
     """
     with suppress(OSError):  # at once: lines of two ranks do not mix
-        os.write(2, b"error: the launcher has ended; stopping as after SIGTERM\n")
+        os.write(2, b"error: the launcher has ended; stopping as on SIGTERM\n")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)

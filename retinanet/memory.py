@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
-from launch.limits import MemoryLeft
+from launch.limits import FreeMemory
 from retinanet.config import Config, EngineConfig, ModelConfig, TrainingConfig
 from retinanet.config_types import LogitCopies, largest_batch, loading_processes, marks_of
 from retinanet.engine.folded_forward import FoldedForward
@@ -109,7 +109,7 @@ def memory_need(
 
 
 def images_that_fit(
-    config: Config, *, num_classes: int, engine: str, local_ranks: int, left: MemoryLeft | None
+    config: Config, *, num_classes: int, engine: str, local_ranks: int, left: FreeMemory | None
 ) -> int | None:
     """Return the largest batch of a rank: the even one, just taken, and what else fits.
 

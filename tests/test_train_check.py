@@ -51,7 +51,7 @@ def train(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def test_a_run_that_can_work_is_said_so_and_nothing_is_left(train: Command, tmp_path: Path) -> None:
     outcome = train("--check", f"run.root={tmp_path / 'runs'}")
     assert (outcome.code, outcome.errors) == (0, "")
-    assert "the run can work" in outcome.output
+    assert "the run can start" in outcome.output
     for subject in ("placement", "/dev/shm", "memory", "versions", "data", "disk space", "weights"):
         assert f"\n{subject} " in outcome.output, subject
     assert list(tmp_path.iterdir()) == []
@@ -90,7 +90,7 @@ def test_every_failure_is_told_in_a_line(train: Command, tmp_path: Path) -> None
         ["error", " writing"],
         ["error", " weights"],
     ]
-    assert "the run cannot work: 4 failures" in outcome.output
+    assert "the run cannot start: 4 failures" in outcome.output
 
 
 def test_ranks_that_are_not_started_yet_are_planned_for(train: Command, tmp_path: Path) -> None:
@@ -171,5 +171,5 @@ def test_ranks_of_one_host_are_looked_at_once(tmp_path: Path) -> None:
     assert (job.code, job.errors) == (0, "")
     assert job.output.count("\nplacement ") == 1
     assert "2 ranks of 1 thread on CPUs" in job.output
-    assert job.output.count("the run can work") == 1
+    assert job.output.count("the run can start") == 1
     assert list(tmp_path.iterdir()) == []

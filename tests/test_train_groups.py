@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from retinanet.mlperf.official import check_compliance
-from tests.launch.processes_left import processes_with, wait_until_gone
 from tests.launch.ranks import Ended, ended, run_ranks, start_ranks
+from tests.support.processes import processes_with, wait_until_gone
 
 pytestmark = pytest.mark.whole_machine
 
@@ -290,7 +290,7 @@ def test_a_killed_rank_is_given_up_and_the_others_end_the_run_alone(root: Path) 
     assert outcome.code == 0, outcome.errors
     [warning] = outcome.errors.splitlines()
     assert warning.startswith("warning: rank 1 on ")
-    assert warning.endswith(": its group 1, rank 1, is given up, and the others go on")
+    assert warning.endswith(": group 1 (rank 1) ends, the other groups continue")
     steps = steps_of(run)
     assert steps[-1] == TOTAL and len(steps) == len(set(steps)) > TOTAL / 2
     assert [one["step"] for one in records_of(run, kind="evaluation")] == [EPOCH, TOTAL]
@@ -324,7 +324,7 @@ def test_of_two_groups_of_two_ranks_the_end_of_one_rank_is_that_of_its_group(roo
     assert outcome.code == 0, outcome.errors
     [warning] = outcome.errors.splitlines()
     assert warning.startswith("warning: rank 3 on ")
-    assert warning.endswith(": its group 1, ranks 2-3, is given up, and the others go on")
+    assert warning.endswith(": group 1 (ranks 2-3) ends, the other groups continue")
     assert "groups  2 of 2 ranks, none waits for another; beta1 0.4" in outcome.output
     steps = steps_of(run)
     assert steps[-1] == 2 * epoch and len(steps) == len(set(steps))

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.processes_left import children_of, wait_until_ended, wait_until_gone
 from tests.launch.ranks import REPOSITORY, ended, start_ranks
 from tests.support.fast_precision import FAST_PRECISION
+from tests.support.processes import children_of, wait_until_ended, wait_until_gone
 
 SETTINGS = (
     "data.scenes.train=8",

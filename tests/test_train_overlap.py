@@ -16,7 +16,7 @@ import pytest
 from retinanet.mlperf.log import lines_of
 from retinanet.mlperf.official import check_compliance
 from retinanet.training.checkpoint import read_checkpoint
-from tests.launch.processes_left import children_of, wait_until_ended
+from tests.support.processes import children_of, wait_until_ended
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STEPS_OF_EPOCH = 4

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from retinanet.mlperf.log import lines_of
 from retinanet.mlperf.official import check_compliance
-from tests.launch.processes_left import processes_with, wait_until_gone
 from tests.launch.ranks import Ended, ended, run_ranks, start_ranks
+from tests.support.processes import processes_with, wait_until_gone
 
 pytestmark = pytest.mark.whole_machine
 

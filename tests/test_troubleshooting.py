@@ -181,7 +181,7 @@ PROVOKED: dict[str, Provoke] = {
     "is not an id in categories": own_data("a.jpg", category_id=7),
     "no image has a box": own_data("a.jpg", iscrowd=1),
     "model.num_classes is": own_data("a.jpg", "model.num_classes=7"),
-    "launch.threads=… is more": train("launch.threads=4096", "--dry-run"),
+    "launch.threads=… requests more": train("launch.threads=4096", "--dry-run"),
     "holds another run's work": occupied,
     "holds no run to resume": train("--resume", "run.name=new", "launch.pin=false"),
     "does not exist; give runs/NAME": lambda folder: [

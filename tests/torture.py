@@ -32,13 +32,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.machine import fastest_precision
-from tests.launch.processes_left import (
+from tests.launch.ranks import ended, start_ranks
+from tests.support.processes import (
     children_of,
     processes_with,
     wait_until_ended,
     wait_until_gone,
 )
-from tests.launch.ranks import ended, start_ranks
 
 VICTIMS = ("rank 0", "rank 1", "both ranks", "mpirun")
 MOMENTS = ("starting", "in a step", "writing a checkpoint", "evaluating")

@@ -1,7 +1,7 @@
-"""The image's HEALTHCHECK: does a training that runs here advance?
+"""The image's HEALTHCHECK: report a training that makes no progress.
 
-Exit status 1, and a line that says why: a training's process is stopped, or it has written nothing
-into its run's folder for an hour (`HEALTH_SILENCE_S`), which the longest evaluation does not take.
+Exit status 1, with the reason in one line, if the process of a training is suspended, or has
+written nothing into its run's folder for an hour (`HEALTH_SILENCE_S`; longer than any evaluation).
 A container in which nothing trains is healthy.
 """
 
@@ -18,7 +18,7 @@ def main() -> int:
     """Check every process; returns the exit status."""
     silence_s = float(os.environ.get("HEALTH_SILENCE_S") or SILENCE_S)
     for process, files in trainings(Path("/proc")):
-        problem = problem_of(process, files, silence_s=silence_s, now=time.time())
+        problem = find_problem(process, files, silence_s=silence_s, now=time.time())
         if problem:
             print(problem)
             return 1
@@ -37,7 +37,7 @@ def trainings(processes: Path) -> Iterator[tuple[Path, list[Path]]]:
             yield process, files
 
 
-def problem_of(process: Path, files: list[Path], *, silence_s: float, now: float) -> str | None:
+def find_problem(process: Path, files: list[Path], *, silence_s: float, now: float) -> str | None:
     """Return the problem of a training in a line; None: it advances, or has just ended."""
     try:
         # The name in parentheses may hold anything; the state is the word after it.
@@ -46,7 +46,7 @@ def problem_of(process: Path, files: list[Path], *, silence_s: float, now: float
     except OSError:
         return None
     if state in "Tt":
-        return f"process {process.name} is stopped; kill -CONT {process.name} lets it go on"
+        return f"process {process.name} is suspended; kill -CONT {process.name} resumes it"
     if now - written > silence_s:
         folder = files[0].parent
         return f"process {process.name} has written nothing into {folder} for {now - written:.0f} s"

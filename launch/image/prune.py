@@ -1,9 +1,8 @@
-"""Remove from an environment what training on CPUs does not use: for an image.
+"""Remove the files of an environment that training on CPUs does not use, for a smaller image.
 
-`python -m launch.image.prune .venv`, by that environment's own Python. The registry's build of
-torch loads some of CUDA's libraries even where there is no GPU; only those are kept. Headers and
-static libraries are for compiling, and the project's C++ is compiled by then; packages' own tests
-go too.
+Run `python -m launch.image.prune .venv` with the Python of that environment. The registry's build
+of torch loads some CUDA libraries even without a GPU; only those are kept. Headers, static
+libraries (the project's C++ is compiled before) and the packages' own tests are removed too.
 """
 
 import argparse
@@ -29,14 +28,14 @@ def main() -> int:
         parser.error(
             f"{environment}: no virtual environment of Python 3.11; give the path of .venv"
         )
-    before = size_of(packages)
+    before = disk_usage(packages)
     used = files_in_use(packages)
     for path in unneeded(packages, used):
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)  # it may have been in a folder before it
-    print(f"{packages}: {before / 1e6:,.0f} MB, {size_of(packages) / 1e6:,.0f} MB after pruning")
+    print(f"{packages}: {before / 1e6:,.0f} MB, {disk_usage(packages) / 1e6:,.0f} MB after pruning")
     return 0
 
 
@@ -65,7 +64,7 @@ def unneeded(packages: Path, used: set[Path]) -> Iterator[Path]:
             yield path
 
 
-def size_of(folder: Path) -> int:
+def disk_usage(folder: Path) -> int:
     """Return the bytes of all files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 

@@ -90,7 +90,7 @@ ranks() {
 }
 
 stop_it() {
-    step "a training that is stopped, and its health"
+    step "a suspended training, and its health check"
     keep_runs stopped
     podman run -d --name try-training "${volume[@]}" "${more[@]}" "$IMAGE" >/dev/null
     until grep -qs '"step": 3' "$scratch/stopped/demo/metrics.jsonl"; do sleep 1; done

@@ -27,7 +27,7 @@ from common.console import make_console
 from common.errors import CONDITION_MET, FINISHED, InputError
 from common.files import read_json_object, read_text, write_whole
 from common.machine import cpu_field, processor_name, read_proc_text, read_status
-from launch.topology import count_cores, read_topology, sockets_of
+from launch.topology import count_cores, list_sockets, read_topology
 from retinanet.mlperf.log import RunLog, read_run_log
 from retinanet.mlperf.official import check_package, print_verdict
 from retinanet.mlperf.rules import RUNS_OF_SUBMISSION, Rules
@@ -227,7 +227,7 @@ def system_description(
 ) -> dict[str, str]:
     """Return all fields that MLCommons' checker of system descriptions requires, or empty."""
     topology = read_topology()
-    sockets = sockets_of(topology)
+    sockets = list_sockets(topology)
     hosts = environment.get("ranks", {}).get("hosts", [])
     packages = environment.get("packages", {})
     software = [f"Python {environment.get('python', '')}"]

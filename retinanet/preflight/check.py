@@ -14,7 +14,7 @@ from pathlib import Path
 
 from common.errors import BAD_INPUT, FINISHED, InputError, one_line
 from common.machine import anonymous_bytes
-from launch.limits import memory_left
+from launch.limits import free_memory
 from launch.pinning import RankContext, chosen_backend
 from launch.process_group import ProcessGroup
 from launch.ranks import Ranks
@@ -33,7 +33,7 @@ class Job:
     config: Config
     arguments: argparse.Namespace  # Of the command line: `resume`, `auto_resume`, `overwrite`
     ranks: Ranks
-    local_ranks: int  # Ranks that this host will have: those that are there, or more
+    local_ranks: int  # Ranks of this host: the started ones, or --check-ranks
     all_ranks: int
 
     @cached_property
@@ -54,7 +54,7 @@ class Job:
 
     @property
     def resumes(self) -> bool:
-        """Whether it goes on with what is there."""
+        """Whether it resumes an earlier run."""
         arguments = self.arguments
         return arguments.resume or (arguments.auto_resume and holds_work(self.folder))
 
@@ -147,7 +147,7 @@ def check_start(
 def cheap_host_findings(job: Job, *, engine: str, backend: str) -> list[Finding]:
     """Make the cheap checks of one host."""
     config, known, sizes, planned = job.config, job.known, job.sizes, job.local_ranks
-    left = memory_left()
+    free = free_memory()
     need = memory_need(
         config,
         sizes,
@@ -163,10 +163,10 @@ def cheap_host_findings(job: Job, *, engine: str, backend: str) -> list[Finding]
         once += sizes.trained + sizes.optimizer
     once = once if job.ranks.is_first else 0
     not_started = max(0, planned - job.ranks.local_size) * anonymous_bytes()
-    memory = host.check_memory(need, ranks=planned, once=once, not_started=not_started, left=left)
+    memory = host.check_memory(need, ranks=planned, once=once, not_started=not_started, free=free)
     return [
         *host.check_launcher(job.ranks, os.environ, planned=planned),
-        *host.check_counts(config, known, engine=engine, ranks=planned, left=left),
+        *host.check_counts(config, known, engine=engine, ranks=planned, free=free),
         host.check_shared_memory(config, ranks=planned),
         host.check_open_files(config),
         memory,
@@ -177,14 +177,14 @@ def cheap_host_findings(job: Job, *, engine: str, backend: str) -> list[Finding]
 
 
 def cheap_run_findings(job: Job) -> list[Finding]:
-    """Make the cheap checks of the run as a whole: may it write, and is there room."""
+    """Make the cheap checks of the run as a whole: write access and disk space."""
     writing = run.check_writing(job.folder)
     if writing.level == "failure":
         return [writing]
     place = run.existing(job.folder)
     uses_folder = job.resumes or job.arguments.overwrite
-    there = run.size_of(job.folder / "checkpoints") if uses_folder else 0
-    held, freed = (there, 0) if job.resumes else (0, there)
+    existing = run.disk_usage(job.folder / "checkpoints") if uses_folder else 0
+    held, freed = (existing, 0) if job.resumes else (0, existing)
     need = run.disk_need(job.config, job.sizes, job.known, ranks=job.all_ranks)
     free = run.free_space(place)
     return [writing, run.check_disk(place, free=free, need=need, held=held, freed=freed)]

@@ -1,4 +1,4 @@
-"""The results of checks, and how they are printed: a table, then whether the run can work."""
+"""The results of checks, and how they are printed: a table, then whether the run can start."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,29 +23,29 @@ class Finding:
 
     subject: str  # The object of the check, in a word or two, such as `disk space`
     level: Level
-    """`failure`: the run cannot work. `warning`: it may not, or not as well as it could."""
-    found: str
+    """`failure`: the run cannot start. `warning`: it may fail later, or be slow."""
+    detail: str
     fix: str = ""  # For the user; empty where nothing needs to be done
 
     @property
     def line(self) -> str:
         """The finding and its fix in one line."""
-        return "; ".join(filter(None, (f"{self.subject}: {self.found}", self.fix)))
+        return "; ".join(filter(None, (f"{self.subject}: {self.detail}", self.fix)))
 
 
-def ok(subject: str, found: str) -> Finding:
-    """Return a finding of which nothing is wrong."""
-    return Finding(subject=subject, level="ok", found=found)
+def ok(subject: str, detail: str) -> Finding:
+    """Return the finding of a check that has passed."""
+    return Finding(subject=subject, level="ok", detail=detail)
 
 
-def warning(subject: str, found: str, *, fix: str) -> Finding:
-    """Return a finding with which the run may go on, and which may end or slow it."""
-    return Finding(subject=subject, level="warning", found=found, fix=fix)
+def warning(subject: str, detail: str, *, fix: str) -> Finding:
+    """Return the finding of a problem that does not prevent a start."""
+    return Finding(subject=subject, level="warning", detail=detail, fix=fix)
 
 
-def failure(subject: str, found: str, *, fix: str = "") -> Finding:
-    """Return a finding with which the run cannot work."""
-    return Finding(subject=subject, level="failure", found=found, fix=fix)
+def failure(subject: str, detail: str, *, fix: str = "") -> Finding:
+    """Return the finding of a problem that prevents a start."""
+    return Finding(subject=subject, level="failure", detail=detail, fix=fix)
 
 
 def amount(size: float) -> str:
@@ -59,38 +59,38 @@ def amount(size: float) -> str:
 def merged(hosts: Sequence[HostFindings]) -> list[Finding]:
     """Return the findings of all hosts, by subject in the order of the first host's.
 
-    What is well everywhere is the first host's finding. Else each host with something else is
-    named, those with the same finding together.
+    If a check has passed on all hosts, the first host's finding is returned. Otherwise the hosts
+    with a problem are named, those with the same finding together.
     """
     several = len(hosts) > 1
     subjects = dict.fromkeys(finding.subject for _, findings in hosts for finding in findings)
     rows: list[Finding] = []
     for subject in subjects:
-        same = [(name, item) for name, items in hosts for item in items if item.subject == subject]
-        if all(finding.level == "ok" for _, finding in same):
-            rows += [finding for name, finding in same if name == same[0][0]]
+        pairs = [(name, item) for name, items in hosts for item in items if item.subject == subject]
+        if all(finding.level == "ok" for _, finding in pairs):
+            rows += [finding for name, finding in pairs if name == pairs[0][0]]
             continue
-        names_of: dict[Finding, list[str]] = {}
-        for name, finding in same:
+        names_by_finding: dict[Finding, list[str]] = {}
+        for name, finding in pairs:
             if finding.level != "ok" or not several:
-                names_of.setdefault(finding, []).append(name)
-        for finding, names in names_of.items():
+                names_by_finding.setdefault(finding, []).append(name)
+        for finding, names in names_by_finding.items():
             where = f"{', '.join(names)}: " if several else ""
-            rows.append(replace(finding, found=f"{where}{finding.found}"))
+            rows.append(replace(finding, detail=f"{where}{finding.detail}"))
     return rows
 
 
 def print_findings(
     findings: Sequence[Finding], *, seconds: float, console: Console | None = None
 ) -> None:
-    """Print the table and a line such as `the run can work, with 1 warning (checked in 1.3 s)`."""
+    """Print the table and a line such as `the run can start, with 1 warning (checked in 1.3 s)`."""
     console = console or make_console(pipe_width=PIPED_WIDTH)
     table = Table(show_edge=False, pad_edge=False)
-    table.add_column("looked at", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("found", overflow="fold")
+    table.add_column("check", no_wrap=True)
+    table.add_column("result", no_wrap=True)
+    table.add_column("details", overflow="fold")
     for finding in findings:
-        text = Text(finding.found)
+        text = Text(finding.detail)
         if finding.fix:
             text.append(f"\n→ {finding.fix}", style="bold")
         level = Text(finding.level, style=STYLES[finding.level])
@@ -102,9 +102,9 @@ def print_findings(
         for level in ("failure", "warning")
         if (count := levels.count(level))
     ]
-    result = "the run can work"
+    result = "the run can start"
     if "failure" in levels:
-        result = f"the run cannot work: {' and '.join(counts)}"
+        result = f"the run cannot start: {' and '.join(counts)}"
     elif counts:
         result += f", with {counts[0]}"
     console.print(f"{result} (checked in {seconds:.1f} s)")

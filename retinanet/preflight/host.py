@@ -22,8 +22,8 @@ from common.native import (
     mapped_files,
     usable_instruction_sets,
 )
-from launch.environment import ALLOCATORS, is_loaded, library_of
-from launch.limits import MemoryLeft
+from launch.environment import ALLOCATORS, allocator_library, is_loaded
+from launch.limits import FreeMemory
 from launch.placement import count_ranks
 from launch.ranks import Ranks
 from launch.topology import format_cpu_list, is_number
@@ -48,10 +48,10 @@ def check_placement(config: Config, ranks: Ranks) -> list[Finding]:
     shares = [rank.share for rank in plan.hosts[0].ranks]
     cpus = format_cpu_list(cpu for share in shares for cpu in share.cpus)
     threads = shares[0].threads
-    found = f"{count_ranks(len(shares))} of {threads} thread{'s' if threads > 1 else ''}"
+    detail = f"{count_ranks(len(shares))} of {threads} thread{'s' if threads > 1 else ''}"
     notes = [note for note in plan.notes if note != NOT_PINNED]
     return [
-        ok(PLACEMENT, f"{found} on CPUs {cpus}"),
+        ok(PLACEMENT, f"{detail} on CPUs {cpus}"),
         *(warning(PLACEMENT, note, fix="see `python -m launch plan`") for note in notes),
     ]
 
@@ -63,9 +63,9 @@ def check_launcher(
     tasks = environment.get("SLURM_NTASKS", "")
     if ranks.launcher != "none" or planned > 1 or not is_number(tasks) or int(tasks) < 2:
         return ()
-    found = f"SLURM_NTASKS={tasks}, and this process trains alone: srun did not start it"
+    detail = f"SLURM_NTASKS={tasks}, but this is a single process, not started by srun"
     fix = f"start {tasks} ranks with srun python train.py …, or mpirun -np {tasks}"
-    return (warning("ranks", found, fix=fix),)
+    return (warning("ranks", detail, fix=fix),)
 
 
 MEMORY = "memory"
@@ -78,7 +78,7 @@ MARGIN = 2
 
 
 def check_memory(
-    need: MemoryNeed, *, ranks: int, once: int, not_started: int, left: MemoryLeft | None
+    need: MemoryNeed, *, ranks: int, once: int, not_started: int, free: FreeMemory | None
 ) -> Finding:
     """Compare an estimate of each rank's need with what processes of this host may still take.
 
@@ -88,30 +88,30 @@ def check_memory(
     wanted = ranks * need.all + once + not_started
     of_ranks = f"{ranks} ranks × {amount(need.all)}" if ranks > 1 else amount(need.all)
     parts = (
-        f"about {amount(need.model)} of weights, gradients and optimizer, "
-        f"{amount(need.activations)} for the batch, {amount(need.other)} of other things, "
-        f"{amount(need.loading)} of loading processes"
+        f"{amount(need.model)} for weights, gradients and optimizer, "
+        f"{amount(need.activations)} for the batch, {amount(need.loading)} for data-loading "
+        f"workers, {amount(need.other)} for the rest"
     )
-    estimate = f"the ranks will take {of_ranks} more" if ranks > 1 else f"the run: {of_ranks} more"
+    estimate = f"the run needs about {of_ranks} more"
     if once:
-        estimate += f", and {amount(once)} while a checkpoint is written"
-    if left is None:
-        return ok(MEMORY, f"{estimate} ({parts}); the system does not say what is free")
-    have = f"{amount(left.size)} are free in {left.of}"
-    if ranks * need.model > left.size + left.swap:
+        estimate += f", and {amount(once)} to write a checkpoint"
+    if free is None:
+        return ok(MEMORY, f"{estimate} ({parts}); the free memory of this system is not known")
+    have = f"{amount(free.size)} are free in {free.of}"
+    if ranks * need.model > free.size + free.swap:
         least = amount(ranks * need.model)
-        found = f"weights, gradients and optimizer alone take {least}, and only {have}"
-        return failure(MEMORY, found, fix="use fewer ranks on this host, or one with more memory")
-    if wanted > left.size:
-        return warning(MEMORY, f"{have}, and {estimate} ({parts})", fix=LESS_MEMORY)
+        detail = f"weights, gradients and optimizer alone take {least}, but only {have}"
+        return failure(MEMORY, detail, fix="use fewer ranks on this host, or one with more memory")
+    if wanted > free.size:
+        return warning(MEMORY, f"{have}, but {estimate} ({parts})", fix=LESS_MEMORY)
     return ok(MEMORY, f"{have}; {estimate} ({parts})")
 
 
 def check_counts(
-    config: Config, known: KnownData, *, engine: str, ranks: int, left: MemoryLeft | None
+    config: Config, known: KnownData, *, engine: str, ranks: int, free: FreeMemory | None
 ) -> list[Finding]:
     """Return a failure for each batch or number of loading processes that no such host can hold."""
-    if left is None:
+    if free is None:
         return []
     workers = 0 if config.data.workers == "auto" else config.data.workers
     image = memory.training_bytes(config, num_classes=known.classes, engine=engine)
@@ -124,15 +124,15 @@ def check_counts(
         ("data.workers", workers, "for each split", 2 * memory.LOADING_PROCESS),
     ):
         size = count * each
-        if ranks * size > (left.size + left.swap) * MARGIN:
+        if ranks * size > (free.size + free.swap) * MARGIN:
             of_ranks = f"{ranks} ranks × {amount(size)}" if ranks > 1 else amount(size)
-            found = (
-                f"{field}: {count:,} {of} take about {of_ranks}, and only {amount(left.size)} are "
-                f"free in {left.of}"
+            detail = (
+                f"{field}: {count:,} {of} take about {of_ranks}, but only {amount(free.size)} are "
+                f"free in {free.of}"
             )
-            fitting = left.size // ranks // each
+            fitting = free.size // ranks // each
             fix = f"lower it to {fitting:,} or less" if fitting else "lower data.image_size"
-            findings.append(failure(MEMORY, found, fix=fix))
+            findings.append(failure(MEMORY, detail, fix=fix))
     return findings
 
 
@@ -168,29 +168,28 @@ def check_shared_memory(config: Config, *, ranks: int, folder: Path = SHARED) ->
     """
     workers = memory.loading_processes_of(config)
     if not workers:
-        found = "not needed: the training process loads images itself (data.workers=0)"
-        return ok(SHARED_MEMORY, found)
+        return ok(SHARED_MEMORY, "not needed: no data-loading workers (data.workers=0)")
     try:
         status = os.statvfs(folder)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\0")
     except OSError as error:
-        found = f"{workers} loading processes need it, and a file there fails: "
+        detail = f"{workers} data-loading workers need it, but no file can be written there: "
         fix = "mount a tmpfs there (docker: --shm-size=1g), or set data.workers=0"
-        return failure(SHARED_MEMORY, f"{found}{error.strerror}", fix=fix)
+        return failure(SHARED_MEMORY, f"{detail}{error.strerror}", fix=fix)
     size_of = partial(bytes_of_batch, image_size=config.data.image_size)
     wanted = ranks * waiting_batches(config, size_of)
     size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
     of_ranks = f" of {ranks} ranks" if ranks > 1 else ""
-    which = f"loading processes{of_ranks} hand over up to {amount(wanted)} at a time"
+    which = f"data-loading workers{of_ranks} need up to {amount(wanted)}"
     have = f"{amount(free)} of {amount(size)} are free"
     fix = f"docker run --shm-size={docker_size(2 * wanted)} (or --ipc=host), or data.workers=0"
     if free >= wanted:
         return ok(SHARED_MEMORY, f"{have}; {which}")
     batch = size_of(max(memory.training_images(config), config.evaluation.batch_size))
     if config.data.workers != "auto" and size < batch:
-        return failure(SHARED_MEMORY, f"{have}, and one batch takes {amount(batch)}", fix=fix)
-    return warning(SHARED_MEMORY, f"{have}, and {which}", fix=fix)
+        return failure(SHARED_MEMORY, f"{have}, but one batch takes {amount(batch)}", fix=fix)
+    return warning(SHARED_MEMORY, f"{have}, but {which}", fix=fix)
 
 
 def docker_size(size: int) -> str:
@@ -214,9 +213,9 @@ def check_open_files(config: Config, *, limit: int | None = None) -> Finding:
     # Of a batch: the tensor of pixels, and boxes and labels of each image.
     wanted = OTHER_FILES + waiting_batches(config, lambda images: 1 + 2 * images)
     if wanted <= limit:
-        return ok(OPEN_FILES, f"{limit} are allowed, a rank has up to {wanted}")
-    found = f"{limit} are allowed, and a rank may have {wanted}: loaded tensors are files"
-    return warning(OPEN_FILES, found, fix=f"ulimit -n {2 * wanted}, or lower data.workers")
+        return ok(OPEN_FILES, f"limit {limit}; a rank needs up to {wanted}")
+    detail = f"limit {limit}, but a rank may need {wanted}: each loaded tensor is a file"
+    return warning(OPEN_FILES, detail, fix=f"ulimit -n {2 * wanted}, or lower data.workers")
 
 
 ALLOCATOR = "allocator"
@@ -229,7 +228,7 @@ def check_allocator(name: str) -> Finding:
     if is_loaded(ALLOCATORS[name]):
         return ok(ALLOCATOR, f"{name} is loaded")
     try:
-        return ok(ALLOCATOR, f"{name}: {library_of(name, started_again=False)}")
+        return ok(ALLOCATOR, f"{name}: {allocator_library(name, started_again=False)}")
     except InputError as error:
         what, _, fix = str(error).partition("; ")
         return failure(ALLOCATOR, what, fix=fix)
@@ -249,31 +248,31 @@ def check_precision(
     """
     known = cpu_flags() if flags is None else flags
     if convolutions == "winograd" and "avx512_bf16" not in known:
-        found = "engine.convolutions=winograd: the processor has no AVX-512 BF16"
-        return failure(PRECISION, found, fix="take auto or onednn")
+        detail = "engine.convolutions=winograd: the processor has no AVX-512 BF16"
+        return failure(PRECISION, detail, fix="set auto or onednn")
     instructions = bf16_flag(known)
     if precision != "bf16":
-        return ok(PRECISION, f"{precision}, which every processor has")
+        return ok(PRECISION, f"{precision}, supported by every processor")
     if instructions:
-        return ok(PRECISION, f"bf16, by the processor's {instructions}")
+        return ok(PRECISION, f"bf16, supported by the processor ({instructions})")
     if "avx512bw" in known:
-        found = "bf16, which this processor (AVX-512 without BF16) computes by way of float32"
-        return warning(PRECISION, found, fix=f"{FLOAT32} is as fast or faster")
-    found = "bf16, for which this processor has no instructions: steps take many times as long"
-    return warning(PRECISION, found, fix=f"set {FLOAT32}")
+        detail = "bf16, which this processor (AVX-512 without BF16) converts to float32"
+        return warning(PRECISION, detail, fix=f"{FLOAT32} is as fast or faster")
+    detail = "bf16, not supported by this processor: steps take many times as long"
+    return warning(PRECISION, detail, fix=f"set {FLOAT32}")
 
 
 def check_compiler(focal_loss: str) -> Finding:
     """Look for the compiler of the C++ kernels, unless they were compiled ahead."""
     best = usable_instruction_sets()[0]
     if all(library_ahead(source, best).exists() for source in kernel_sources()):
-        return ok(COMPILER, f"not needed: kernels were compiled ahead, for {best} too")
+        return ok(COMPILER, f"not needed: the kernels for {best} were compiled ahead")
     try:
         compiler = find_compiler()
     except NoCompilerError as error:
         if focal_loss == "kernel":
-            return failure(COMPILER, f"engine.focal_loss=kernel: {error}", fix="or take auto")
-        return warning(COMPILER, f"{error}", fix="without it loss and optimizer are slower")
+            return failure(COMPILER, f"engine.focal_loss=kernel: {error}", fix="or set auto")
+        return warning(COMPILER, f"{error}", fix="without it, loss and optimizer are slower")
     return ok(COMPILER, " ".join(compiler))
 
 
@@ -299,50 +298,52 @@ def check_conflicts(*, engine: str, backend: str) -> list[Finding]:
     try:
         torch.from_numpy(np.zeros(1)).numpy()
     except (RuntimeError, TypeError) as error:  # torch was built for another numpy
-        found = f"torch does not take numpy's arrays: {str(error).splitlines()[0]}"
-        problems.append(failure(PACKAGES, found, fix="run `make setup`"))
+        detail = f"torch does not work with this numpy: {str(error).splitlines()[0]}"
+        problems.append(failure(PACKAGES, detail, fix="run `make setup`"))
     problems += openmp_conflict(sorted(mapped_files(*OPENMP)))
     if problems:
         return problems
     names = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return [ok(PACKAGES, f"{names}: none is known to disturb another")]
+    return [ok(PACKAGES, f"{names}: no known conflict")]
 
 
-def pillow_conflict(found: Mapping[str, str], *, loaded: str) -> list[Finding]:
+def pillow_conflict(versions: Mapping[str, str], *, loaded: str) -> list[Finding]:
     """Return a warning if Pillow and Pillow-SIMD, both the module PIL, overwrote one another."""
-    pillow, simd = found.get("pillow", ""), found.get("pillow-simd", "")
+    pillow, simd = versions.get("pillow", ""), versions.get("pillow-simd", "")
     # `make simd` puts an empty `pillow …+simd` beside it.
     if simd and pillow and not pillow.endswith("+simd"):
-        text = f"pillow {pillow} and pillow-simd {simd} are both installed, as one module PIL"
+        text = f"pillow {pillow} and pillow-simd {simd} are both installed as module PIL"
         return [warning(PACKAGES, text, fix="run `make pillow`, or `make simd`")]
     noted = simd or pillow
     if noted and loaded != noted:
-        text = f"the module PIL is version {loaded}, and the package says {noted}: half replaced"
+        text = f"module PIL is version {loaded}, but the package is {noted}: partly replaced"
         return [warning(PACKAGES, text, fix="run `make pillow`")]
     return []
 
 
-def torchvision_conflict(found: Mapping[str, str], *, required: Sequence[str]) -> list[Finding]:
+def torchvision_conflict(versions: Mapping[str, str], *, required: Sequence[str]) -> list[Finding]:
     """Return a failure if torchvision's own metadata name another release of torch."""
-    torch_version = found.get("torch", "").partition("+")[0]
+    torch_version = versions.get("torch", "").partition("+")[0]
     for needed in map(Requirement, required):
         specifier = needed.specifier
         if needed.name == "torch" and torch_version and not specifier.contains(torch_version):
-            text = f"torchvision {found.get('torchvision')} needs torch{specifier}, and there "
-            return [failure(PACKAGES, f"{text}is {torch_version}", fix="run `make setup`")]
+            text = (
+                f"torchvision {versions.get('torchvision')} needs torch{specifier}, but torch is "
+            )
+            return [failure(PACKAGES, f"{text}{torch_version}", fix="run `make setup`")]
     return []
 
 
 def same_release(
-    found: Mapping[str, str], package: str, *, is_used: bool, instead: str
+    versions: Mapping[str, str], package: str, *, is_used: bool, instead: str
 ) -> list[Finding]:
     """Return a finding if an extension of torch has another release number than torch."""
-    release, of_torch = found.get(package, ""), found.get("torch", "")
+    release, of_torch = versions.get(package, ""), versions.get("torch", "")
     if not release or release.split(".")[:2] == of_torch.split(".")[:2]:
         return []
-    text = f"{package} {release} was made for another torch than {of_torch}"
+    text = f"{package} {release} was built for another torch than {of_torch}"
     if is_used:
-        return [failure(PACKAGES, text, fix=f"install that of torch {of_torch}, or set {instead}")]
+        return [failure(PACKAGES, text, fix=f"install the build for {of_torch}, or set {instead}")]
     return [ok(PACKAGES, f"{text}; it is not used")]
 
 
@@ -350,8 +351,8 @@ def openmp_conflict(libraries: Sequence[Path]) -> list[Finding]:
     """Return a warning if two OpenMP libraries are loaded, whose threads compete for cores."""
     # Intel's in the place of GNU's is intended: the dynamic linker takes it for both.
     for is_gnu, fix in (
-        (True, "take out of LD_PRELOAD what brings the second one"),
-        (False, "preload one of them alone"),
+        (True, "remove from LD_PRELOAD the library that loads the second one"),
+        (False, "preload only one of them"),
     ):
         copies = [file for file in libraries if file.name.startswith("libgomp") == is_gnu]
         if len(copies) > 1:
@@ -364,13 +365,13 @@ VERSIONS = "versions"
 PINS = Path(__file__).resolve().parents[2] / "requirements.txt"
 NOT_NEEDED = ("nvidia-", "triton")  # CUDA's, which CPU-only builds of torch come without
 NAMED = 4
-AS_PINNED = "run `make setup`, or go on where you know that they work together"
+AS_PINNED = "run `make setup`, unless you know that these versions work together"
 
 
 def check_versions(pins: Path = PINS) -> Finding:
     """Compare every pinned package with what is installed."""
     if not pins.is_file():
-        return ok(VERSIONS, f"{pins} is not there to compare with")
+        return ok(VERSIONS, f"not compared: {pins} is missing")
     # Lines such as `numpy==2.4.6   # why`.
     lines = (line.partition("#")[0] for line in pins.read_text(encoding="utf-8").splitlines())
     pairs = (line.split("==", 1) for line in lines if "==" in line)
@@ -378,10 +379,10 @@ def check_versions(pins: Path = PINS) -> Finding:
     installed = installed_versions(wanted)
     others = differences(wanted, installed)
     if not others:
-        return ok(VERSIONS, f"{len(installed)} packages, all as {pins.name} pins them")
+        return ok(VERSIONS, f"{len(installed)} packages, all as pinned in {pins.name}")
     names = ", ".join(others[:NAMED])
     more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
-    return warning(VERSIONS, f"not as {pins.name} pins them: {names}{more}", fix=AS_PINNED)
+    return warning(VERSIONS, f"not as pinned in {pins.name}: {names}{more}", fix=AS_PINNED)
 
 
 def differences(wanted: Mapping[str, str], installed: Mapping[str, str]) -> list[str]:

@@ -81,17 +81,17 @@ def check_run_folder(path: Path, config: Config, *, resume: bool, overwrite: boo
         return failure(RUN_FOLDER, f"{path}: another run is writing there", fix=fix)
     refused = refusal_of_folder(path, resume=resume, overwrite=overwrite)
     if refused is not None:
-        found, _, fix = refused.rpartition("; ")
-        return failure(RUN_FOLDER, found, fix=fix)
+        detail, _, fix = refused.rpartition("; ")
+        return failure(RUN_FOLDER, detail, fix=fix)
     if not holds_work(path):
-        found = f"{path} holds no run yet" if path.exists() else f"{path} will be made"
-        return ok(RUN_FOLDER, "; ".join((found, *notes_on_folder(path))))
+        detail = f"{path} contains no run yet" if path.exists() else f"{path} will be created"
+        return ok(RUN_FOLDER, "; ".join((detail, *notes_on_folder(path))))
     if overwrite:
-        fix = "leave --overwrite out to keep it, with --resume or run.name=NEW"
-        return warning(RUN_FOLDER, f"{path}: the run that is there will be removed", fix=fix)
+        fix = "to keep it, replace --overwrite by --resume or run.name=NEW"
+        return warning(RUN_FOLDER, f"{path}: the run in it will be removed", fix=fix)
     if not resume:
         fix = "give --resume, --overwrite, or run.name=NEW"
-        return failure(RUN_FOLDER, f"{path}: holds another run's work", fix=fix)
+        return failure(RUN_FOLDER, f"{path}: contains another run", fix=fix)
     return check_newest_checkpoint(path / "checkpoints", config)
 
 
@@ -99,24 +99,24 @@ def check_newest_checkpoint(folder: Path, config: Config) -> Finding:
     """Check the checkpoint that --resume goes on from, every byte of it."""
     checkpoint, problems = newest_whole(folder)
     if checkpoint is None and problems:
-        found = f"{problems[0]}; no checkpoint in {folder} is whole"
-        fix = "give --overwrite to begin anew, or another run.name"
-        return failure(RUN_FOLDER, found, fix=fix)
+        detail = f"{problems[0]}; no checkpoint in {folder} is intact"
+        fix = "give --overwrite to start again, or another run.name"
+        return failure(RUN_FOLDER, detail, fix=fix)
     if checkpoint is None:
-        return ok(RUN_FOLDER, f"{folder} holds no checkpoint yet: the run begins anew")
+        return ok(RUN_FOLDER, f"{folder} contains no checkpoint yet: the run starts from step 0")
     try:
         require_same_settings(checkpoint, config)
     except InputError as error:
         return failure(RUN_FOLDER, str(error))
-    found = f"goes on from {checkpoint.folder}, which is whole"
+    detail = f"resumes from {checkpoint.folder}, which is intact"
     position, training = checkpoint.position, config.training
     limit = math.inf if training.max_steps is None else training.max_steps
     if position.epoch >= training.epochs or position.step >= limit:  # whatever its target is
-        raised = "raise training.epochs or training.max_steps to train on"
-        found = f"{checkpoint.folder} is a finished run's; {raised}"
+        raised = "raise training.epochs or training.max_steps to continue"
+        detail = f"{checkpoint.folder} is the end of a finished run; {raised}"
     if problems:
-        return warning(RUN_FOLDER, f"{found}; {problems[0]}", fix="nothing: it will be skipped")
-    return ok(RUN_FOLDER, found)
+        return warning(RUN_FOLDER, f"{detail}; {problems[0]}", fix="none needed: it is skipped")
+    return ok(RUN_FOLDER, detail)
 
 
 WRITING = "writing"
@@ -136,8 +136,8 @@ def check_writing(folder: Path) -> Finding:
         if place == folder.absolute():
             places += [place / name for name in WRITTEN_TO if (place / name).is_dir()]
     except OSError as error:
-        found = f"{folder}: cannot be looked into: {error.strerror}"
-        return failure(WRITING, found, fix=ANOTHER_ROOT)
+        detail = f"{folder}: cannot be read: {error.strerror}"
+        return failure(WRITING, detail, fix=ANOTHER_ROOT)
     if not place.is_dir():
         return failure(WRITING, f"{place}: is a file", fix="set run.name or run.root")
     for written_to in places:
@@ -147,12 +147,12 @@ def check_writing(folder: Path) -> Finding:
                 file.write(bytes(4096))
                 file.flush()
         except OSError as error:
-            found = f"{written_to}: cannot be written: {error.strerror or error}"
-            return failure(WRITING, found, fix=ANOTHER_ROOT)
-    made = "" if place == folder.absolute() else f", where {folder} will be made"
-    written = f"a file was written in {place}{made}, and removed"
+            detail = f"{written_to}: cannot be written: {error.strerror or error}"
+            return failure(WRITING, detail, fix=ANOTHER_ROOT)
+    made = "" if place == folder.absolute() else f", where {folder} will be created"
+    written = f"a test file was written to {place}{made}"
     if not has_locks(place):
-        written += "; its file system has no locks: .lock.owner shows where a run is alive"
+        written += "; its file system has no locks: .lock.owner names the active run instead"
     return ok(WRITING, written)
 
 
@@ -181,12 +181,12 @@ class DiskNeed:
 
     checkpoint: int
     checkpoints: int
-    rest: int  # Scenes, detections and metrics, roughly and at the most
+    results: int  # Synthetic data, detections and metrics, roughly and at most
 
     @property
     def all(self) -> int:
         """The sum. [bytes]"""
-        return self.checkpoint * self.checkpoints + self.rest
+        return self.checkpoint * self.checkpoints + self.results
 
 
 def disk_need(config: Config, sizes: ModelBytes, known: KnownData, *, ranks: int) -> DiskNeed:
@@ -198,11 +198,11 @@ def disk_need(config: Config, sizes: ModelBytes, known: KnownData, *, ranks: int
         steps = min(steps, training.max_steps)
     evaluations = -(-training.epochs // config.evaluation.every) + 1
     detections = DETECTIONS * BYTES_A_DETECTION * (known.validation_images or 0)
-    drawn = (scenes.train + scenes.validation) * BYTES_A_SCENE if scenes else 0
+    images = (scenes.train + scenes.validation) * BYTES_A_SCENE if scenes else 0
     return DiskNeed(
         checkpoint=sizes.checkpoint + ranks * (sizes.statistics + RANDOM_STATES) + HEADERS,
         checkpoints=config.checkpoint.keep + 2,  # the best, and one being written
-        rest=drawn + steps * BYTES_A_STEP + evaluations * (detections + BYTES_AN_EVALUATION),
+        results=images + steps * BYTES_A_STEP + evaluations * (detections + BYTES_AN_EVALUATION),
     )
 
 
@@ -233,25 +233,25 @@ def check_disk(place: Path, *, free: FreeSpace, need: DiskNeed, held: int, freed
     wanted = max(0, need.all - held)
     parts = f"{need.checkpoints} checkpoints of {amount(need.checkpoint)}"
     if held:
-        parts += f", of which {amount(held)} are there,"
-    if need.rest:
-        parts += f" and up to {amount(need.rest)} of results"
+        parts += f" ({amount(held)} exist already)"
+    if need.results:
+        parts += f" and up to {amount(need.results)} of results"
     have = f"{amount(room)} are free on the file system of {place}"
     if freed:
         have += f", with the {amount(freed)} that --overwrite removes"
-    fix = "free some, set run.root, or lower checkpoint.keep"
+    fix = "free some space, set run.root, or lower checkpoint.keep"
     if room < need.checkpoint and held < need.checkpoint:
-        found = f"a checkpoint takes {amount(need.checkpoint)}, and only {have}"
-        return failure(DISK, found, fix="free some, or set run.root to another file system")
+        detail = f"a checkpoint takes {amount(need.checkpoint)}, but only {have}"
+        return failure(DISK, detail, fix="free some space, or set run.root to another file system")
     if free.files is not None and free.files < FILES_OF_A_CHECKPOINT * need.checkpoints:
-        found = f"only {free.files} more files (inodes) fit on the file system of {place}"
-        return warning(DISK, found, fix="remove files, or set run.root")
+        detail = f"only {free.files} inodes (files) are free on the file system of {place}"
+        return warning(DISK, detail, fix="remove files, or set run.root")
     if room < wanted:
-        return warning(DISK, f"{have}, and the run writes {parts}", fix=fix)
+        return warning(DISK, f"{have}, but the run writes {parts}", fix=fix)
     return ok(DISK, f"{have}; the run writes {parts}")
 
 
-def size_of(folder: Path) -> int:
+def disk_usage(folder: Path) -> int:
     """Return the disk space of all files below a folder. [bytes]"""
     size = 0
     for root, _, files in os.walk(folder):
@@ -271,20 +271,20 @@ def check_weights(settings: ModelConfig) -> Finding:
     source, cache = settings.pretrained_backbone, torch.hub.get_dir()
     file = Path(cache, "checkpoints", Path(ResNeXt50_32X4D_Weights.IMAGENET1K_V1.url).name)
     if source == FROM_TORCHVISION and not file.is_file():
-        found = f"torchvision's are not in {cache} yet"
-        fix = "the run downloads them first; without a network give model.pretrained_backbone=FILE"
-        return warning(WEIGHTS, found, fix=fix)
+        detail = f"torchvision's weights are not in {cache} yet"
+        fix = "the run downloads them; without a network set model.pretrained_backbone=FILE"
+        return warning(WEIGHTS, detail, fix=fix)
     try:
         weights = starting_weights(settings)
         if weights is None:
-            return ok(WEIGHTS, "random ones")
+            return ok(WEIGHTS, "random")
         with torch.device("cpu"):
             build_model(settings, num_classes=1, weights=weights)
     except InputError as error:
         return failure(WEIGHTS, str(error))
     dropped = dropped_parts(weights)
-    more = f"; a whole detector, of which these are dropped: {dropped}" if dropped else ""
-    return ok(WEIGHTS, f"{source}: read, and they fit{more}")
+    unused = f"; a whole detector, not used: {dropped}" if dropped else ""
+    return ok(WEIGHTS, f"{source}: loaded into the model{unused}")
 
 
 def check_batch_split(config: Config, *, ranks: int) -> list[Finding]:
@@ -311,7 +311,7 @@ def planned(subject: str, plan: Callable[[], str]) -> list[Finding]:
 SUBJECT = "data"
 SAMPLED = 24  # Images of each split: the first, the last, and others at random
 SECONDS = 2.0
-LOOKED_AT_ALL = "`python -m data verify` looks at all"
+VERIFY_ALL = "`python -m data verify` checks all"
 
 
 def check_data(config: Config, *, ranks: int) -> list[Finding]:
@@ -322,19 +322,19 @@ def check_data(config: Config, *, ranks: int) -> list[Finding]:
         if settings.scenes is not None:
             require_no_files(settings)
             scenes = settings.scenes
-            found = f"{scenes.train} scenes to train on and {scenes.validation} others"
-            drawn = ok(SUBJECT, f"{found} are drawn by the run, no files are needed")
+            sizes = f"{scenes.train} images for training and {scenes.validation} for validation"
+            synthetic = ok(SUBJECT, f"synthetic, {sizes}; no files needed")
             steps = check_steps(config, scenes.train, ranks=ranks)  # at most: a few have no box
-            return [drawn, steps] if steps.level == "failure" else [drawn]
+            return [synthetic, steps] if steps.level == "failure" else [synthetic]
         splits = {split: configured_split(settings, split, root=settings.root) for split in SPLITS}
         opened = {name: indexed_or_small(split.annotations) for name, split in splits.items()}
         findings = []
         for name, split in splits.items():
             if opened[name] is None:  # too large to be read now
                 megabytes = split.annotations.stat().st_size // 10**6
-                found = f"{split.annotations} ({megabytes} MB) has no index yet; its images were "
-                fix = "the run makes it first, or `python -m data convert`"
-                findings.append(warning(SUBJECT, f"{found}not looked at", fix=fix))
+                detail = f"{split.annotations} ({megabytes} MB) has no index yet; its images were "
+                fix = "the run creates it, or `python -m data convert`"
+                findings.append(warning(SUBJECT, f"{detail}not checked", fix=fix))
         train, validation = opened["train"], opened["validation"]
         if train is None:
             return findings
@@ -394,7 +394,7 @@ def check_split(
     if problems:
         return bad_images(problems, settings)
     size = f"{len(dataset)} images in {split.images}, {classes.num_classes} classes"
-    return ok(f"{SUBJECT}, {name}", f"{size}; {decoded} decoded ({LOOKED_AT_ALL})")
+    return ok(f"{SUBJECT}, {name}", f"{size}; {decoded} decoded ({VERIFY_ALL})")
 
 
 def sampled(count: int) -> Sequence[int]:
@@ -406,12 +406,12 @@ def sampled(count: int) -> Sequence[int]:
 
 def bad_images(problems: Sequence[str], settings: DataConfig) -> Finding:
     """Return the finding on images that cannot be read: they end a run, or others stand in."""
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    found = f"{problems[0]}{more}"
+    others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    detail = f"{problems[0]}{others}"
     if settings.on_bad_image == "skip":
-        return warning(SUBJECT, found, fix=f"others stand in for them; {LOOKED_AT_ALL}")
-    fix = f"{LOOKED_AT_ALL}; data.on_bad_image=skip goes on without"
-    return failure(SUBJECT, found, fix=fix)
+        return warning(SUBJECT, detail, fix=f"other images replace them; {VERIFY_ALL}")
+    fix = f"{VERIFY_ALL}; data.on_bad_image=skip replaces bad images"
+    return failure(SUBJECT, detail, fix=fix)
 
 
 def check_steps(config: Config, images: int, *, ranks: int) -> Finding:
@@ -419,11 +419,11 @@ def check_steps(config: Config, images: int, *, ranks: int) -> Finding:
     batch_size, accumulated = config.training.batch_size, config.training.gradient_accumulation
     batches = steps_per_epoch(images, batch_size=batch_size, ranks=ranks)
     if batches < accumulated:
-        found = f"training.gradient_accumulation: {accumulated} batches a step, "
+        detail = f"training.gradient_accumulation: {accumulated} batches per step, "
         fix = "lower it or training.batch_size"
-        return failure("steps", f"{found}but an epoch has only {batches}", fix=fix)
+        return failure("steps", f"{detail}but an epoch has only {batches}", fix=fix)
     batch = f"{ranks} ranks × {batch_size}" if ranks > 1 else f"{batch_size}"
-    return ok("steps", f"{batches // accumulated} an epoch, of {batch} × {accumulated} images")
+    return ok("steps", f"{batches // accumulated} per epoch, of {batch} × {accumulated} images")
 
 
 READ_UP_TO = 30_000_000

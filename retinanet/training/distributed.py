@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from common.errors import InputError, printable
 from common.machine import busiest, thread_wait_times, ticks_on
 from data.dataset import Batch
-from launch.limits import memory_left
+from launch.limits import free_memory
 from launch.process_group import ProcessGroup
 from retinanet.config import Config
 from retinanet.config_types import split_at_start, split_by_speed
@@ -423,7 +423,7 @@ def settle_batches(
         num_classes=prepared.model.head.classification_head.num_classes,
         engine=chosen_engine(config.engine.name),
         local_ranks=local_ranks,
-        left=memory_left(),
+        left=free_memory(),
     )
     of_ranks = group.all_gather((speed, sum(start) if most is None else most))
     speeds, limits = zip(*of_ranks, strict=True)

@@ -35,7 +35,7 @@ from tests.docs.rules import (
     SMALL,
 )
 from tests.docs.runner import run_by_bash, run_in_process
-from tests.launch.hosts_by_hand import TWO_SOCKETS
+from tests.launch.topologies import TWO_SOCKETS
 from tests.profiling.studies.tune.samples import measurements, probes
 from tests.support.mlperf_runs import closed_config, write_run
 

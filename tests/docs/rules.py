@@ -201,7 +201,7 @@ RULES = (
         r"python train\.py --config my-photos\.yaml --check",
         TINY,
         needs=OWN_PHOTOS,
-        prints=("the run can work",),
+        prints=("the run can start",),
     ),
     run(
         r"python train\.py --config my-photos\.yaml --resume",

@@ -21,8 +21,8 @@ from data.openimages.boxes import (
 from launch.hosts import Host, expand_hosts, hosts_with_ranks, ranks_of_hosts, read_hostfile
 from launch.limits import cpus_of_job, read_memory_nodes, read_quota, slurm_affinities
 from launch.ranks import Ranks, read_ranks
-from launch.rendezvous import master_port, meet_in_slurm
-from launch.topology import describe_sockets, read_topology, sockets_of
+from launch.rendezvous import master_port, slurm_rendezvous
+from launch.topology import describe_sockets, list_sockets, read_topology
 from profiling.onednn_log.log import read_logs
 from profiling.stats import rows_of
 from retinanet.config import Config, config_to_tree
@@ -146,7 +146,7 @@ def check_topology(data: bytes, folder: Path) -> None:
     for path in (file, copy):
         topology = value_or_refusal(partial(read_topology, path), str(path))
         if topology is not None:
-            assert describe_sockets(sockets_of(topology))
+            assert describe_sockets(list_sockets(topology))
     for name in ("cgroup", "status", "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
         written(folder / name, data)
     quota = read_quota(process=folder, cgroups=folder)
@@ -165,7 +165,7 @@ def check_environment(data: bytes, folder: Path) -> None:
     ranks: Ranks | None = value_or_refusal(lambda: read_ranks(environment), *VARIABLES)
     readers: tuple[Callable[[], object], ...] = (
         lambda: master_port(environment),
-        lambda: meet_in_slurm(environment),
+        lambda: slurm_rendezvous(environment),
         lambda: cpus_of_job(environment),
     )
     for read in readers:
@@ -174,4 +174,4 @@ def check_environment(data: bytes, folder: Path) -> None:
         assert 0 <= ranks.local_rank < ranks.local_size <= ranks.size
         assert ranks.local_rank <= ranks.rank < ranks.size
         own = frozenset(os.sched_getaffinity(0))
-        value_or_refusal(lambda: slurm_affinities(environment, ranks, own=own), *VARIABLES)
+        value_or_refusal(lambda: slurm_affinities(environment, ranks, affinity=own), *VARIABLES)

@@ -23,7 +23,7 @@ from data.index import open_annotations, open_index
 from launch.hosts import expand_hosts, read_hostfile
 from launch.limits import cpus_of_job, read_memory_nodes, read_quota
 from launch.ranks import read_ranks
-from launch.rendezvous import meet_at_master, meet_in_slurm
+from launch.rendezvous import master_rendezvous, slurm_rendezvous
 from launch.topology import read_topology
 from profiling.onednn_log.log import read_logs
 from profiling.stats import rows_of
@@ -69,18 +69,18 @@ def test_a_count_of_no_host_is_refused() -> None:
 @pytest.mark.parametrize("port", ["²", "0", "65536", "-1", "9" * 5000, ""])
 def test_a_port_is_one(port: str) -> None:
     with pytest.raises(InputError, match=r"MASTER_PORT: .* is no port"):
-        meet_at_master({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
+        master_rendezvous({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
 
 
 @pytest.mark.parametrize("address", ["300.300.300.300", "a" * 300, "a\0b", "a..b", "\udc80"])
 def test_an_address_that_leads_nowhere_is_named(address: str) -> None:
-    with pytest.raises(InputError, match=r"MASTER_ADDR: .* is no address or host"):
-        meet_at_master({"MASTER_ADDR": address, "MASTER_PORT": "29500"})
+    with pytest.raises(InputError, match=r"MASTER_ADDR: .* is not a known address"):
+        master_rendezvous({"MASTER_ADDR": address, "MASTER_PORT": "29500"})
 
 
 def test_a_job_number_is_made_of_plain_digits() -> None:
     with pytest.raises(InputError, match="SLURM_JOB_ID"):
-        meet_in_slurm({"SLURM_STEP_NODELIST": "a", "SLURM_JOB_ID": "²"})
+        slurm_rendezvous({"SLURM_STEP_NODELIST": "a", "SLURM_JOB_ID": "²"})
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a job's ranks do in `test_process_group.py`: they join, and one of them ends badly, or none.
+"""The ranks of `test_process_group.py`: they connect, and one of them may fail.
 
 group_program.py CASE TIMEOUT_S
 """
@@ -18,11 +18,11 @@ from launch.ranks import read_ranks
 from launch.shares import CoreRequest
 
 LONG = 100.0
-"""Longer than any test waits. [seconds]"""
+"""Longer than any test. [seconds]"""
 
 
 def stop_for(seconds: float) -> None:
-    """Be a slow rank: a process that gets no time on its processor."""
+    """Suspend this process, as a slow rank."""
     subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -54,7 +54,7 @@ def main() -> int:
             time.sleep(LONG)
         return exchange(group)
 
-    def talk(group: ProcessGroup) -> int:
+    def exchange_all(group: ProcessGroup) -> int:
         import torch
 
         if group.rank == 1:
@@ -65,7 +65,7 @@ def main() -> int:
         group.broadcast([copied])
         rows = (1, 2, 0)[group.rank]
         halves, numbers = torch.full((rows, 2), group.rank + 0.5), torch.arange(rows)
-        said = {
+        results = {
             "all_gather": group.all_gather(group.rank * 10),
             "gather": group.gather(group.rank * 10),
             "gather_rows": [column.tolist() for column in group.gather_rows([halves, numbers])],
@@ -73,8 +73,8 @@ def main() -> int:
             "average": tensor.tolist(),
             "broadcast": copied.tolist(),
         }
-        sys.stdout.write(f"rank {group.rank}: {said}\n")  # whole, or lines would mix
-        return 0
+        sys.stdout.write(f"rank {group.rank}: {results}\n")  # one write: lines do not mix
+        return 75
 
     def in_run_folder(act: Callable[[], object], group: ProcessGroup) -> int:
         from retinanet.training.run_folder import claim_run_folder
@@ -93,8 +93,7 @@ def main() -> int:
         return lambda: os.kill(os.getpid(), number)
 
     cases: dict[str, Callable[[ProcessGroup], int]] = {
-        "talk": talk,
-        "stopped": lambda group: 75,
+        "exchange": exchange_all,
         "input": lambda group: only_on(1, raises(InputError("a.json: field: wrong")), group),
         "input of all": lambda group: only_on(
             group.rank, raises(InputError("a.json: field: wrong")), group

@@ -13,7 +13,7 @@ MPIRUN = Path(sys.prefix) / "bin" / "mpirun"
 
 
 class Ended(NamedTuple):
-    """How a job ended."""
+    """The exit status and the output of a job."""
 
     code: int
     output: str
@@ -21,7 +21,7 @@ class Ended(NamedTuple):
 
 
 def start_ranks(ranks: int, *command: str, **variables: str) -> subprocess.Popen[str]:
-    """`mpirun -np RANKS python COMMAND`, in a process group of its own."""
+    """Start `mpirun -np RANKS python COMMAND` in a process group of its own."""
     return subprocess.Popen(
         [str(MPIRUN), "-np", str(ranks), sys.executable, *command],
         cwd=REPOSITORY,
@@ -34,7 +34,7 @@ def start_ranks(ranks: int, *command: str, **variables: str) -> subprocess.Popen
 
 
 def ended(job: subprocess.Popen[str], *, timeout: float = 120) -> Ended:
-    """Wait for its end; what takes longer is killed with all that it has started."""
+    """Wait for the end of a job; after the timeout, kill it with its process group."""
     try:
         output, errors = job.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -44,14 +44,22 @@ def ended(job: subprocess.Popen[str], *, timeout: float = 120) -> Ended:
 
 
 def run_ranks(ranks: int, *command: str, timeout: float = 120, **variables: str) -> Ended:
-    """Start them and wait."""
+    """Start ranks and wait for their end."""
     return ended(start_ranks(ranks, *command, **variables), timeout=timeout)
 
 
-def start_apart(ranks: int, *command: str) -> list[subprocess.Popen[str]]:
-    """The ranks as processes that no launcher watches; they meet through the environment."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+def free_port() -> int:
+    """Return a port on which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+def start_apart(
+    ranks: int, *command: str, started: int | None = None
+) -> list[subprocess.Popen[str]]:
+    """Start the ranks, or the first ones, without a launcher; they connect by the environment."""
+    port = free_port()
     return [
         subprocess.Popen(
             [sys.executable, *command],
@@ -70,5 +78,5 @@ def start_apart(ranks: int, *command: str) -> list[subprocess.Popen[str]]:
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(ranks)
+        for rank in range(ranks if started is None else started)
     ]

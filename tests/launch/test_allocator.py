@@ -72,7 +72,7 @@ def faults_of_system() -> int:
 
 
 def installed(name: str) -> bool:
-    """Whether the allocator can be preloaded here; where not, that is what must be said."""
+    """Return whether the allocator is installed; if not, check the error of the command."""
     if find(ALLOCATORS[name]) is not None:
         return True
     done = run(PROCESS, name)
@@ -82,19 +82,20 @@ def installed(name: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the policy is glibc's")
-def test_kept_memory_is_used_again_without_page_faults(faults_of_system: int) -> None:
+def test_tuned_allocator_causes_few_page_faults(faults_of_system: int) -> None:
     assert faults("tuned") < faults_of_system / 20
 
 
 @pytest.mark.parametrize("name", ALLOCATORS)
-def test_a_preloaded_allocator_is_told_to_keep_memory(name: str, faults_of_system: int) -> None:
+def test_preloaded_allocator_causes_few_page_faults(name: str, faults_of_system: int) -> None:
     if installed(name):
         assert faults(name) < faults_of_system / 20
 
 
 @pytest.mark.parametrize("name", ALLOCATORS)
-def test_the_command_starts_again_as_it_was(name: str) -> None:
+def test_restarted_command_is_unchanged(name: str) -> None:
     if not installed(name):
         return
     read, write = os.pipe()
@@ -107,19 +108,19 @@ def test_the_command_starts_again_as_it_was(name: str) -> None:
         pass_fds=[read],
     )
     output, _ = process.communicate(timeout=60)
-    found = json.loads(output)
-    assert found["loaded"] == [name]
-    assert found["pid"] == process.pid
-    assert found["arguments"] == [name, str(read), "a b", "--c=ü"]
-    assert found["flags"] == [1, ["error::UserWarning"]]
-    assert found["pipe"] == "hello"  # as mpirun's processes have one
+    result = json.loads(output)
+    assert result["loaded"] == [name]
+    assert result["pid"] == process.pid
+    assert result["arguments"] == [name, str(read), "a b", "--c=ü"]
+    assert result["flags"] == [1, ["error::UserWarning"]]
+    assert result["pipe"] == "hello"  # as mpirun's processes have one
     for setting, value in ALLOCATORS[name].settings.items():
-        assert found["environment"][setting] == value
-    assert STARTED_AGAIN not in found["environment"]  # which its own children would take over
+        assert result["environment"][setting] == value
+    assert STARTED_AGAIN not in result["environment"]  # children would inherit it
 
 
 @pytest.mark.parametrize("name", ALLOCATORS)
-def test_a_library_that_the_user_preloads_is_taken_as_it_is(name: str, tmp_path: Path) -> None:
+def test_library_preloaded_by_the_user_is_kept(name: str, tmp_path: Path) -> None:
     library = find(ALLOCATORS[name])
     if not installed(name) or library is None:
         return
@@ -129,7 +130,7 @@ def test_a_library_that_the_user_preloads_is_taken_as_it_is(name: str, tmp_path:
     assert not set(ALLOCATORS[name].settings) & set(environment)
 
 
-def test_a_users_settings_go_first() -> None:
+def test_settings_of_the_user_have_priority() -> None:
     environment = {"LD_PRELOAD": "/lib/other.so", "MALLOC_CONF": "narenas:1", "HOME": "/root"}
     settings = {"MALLOC_CONF": "thp:always", "MORE": "1"}
     assert preloading(environment, "libjemalloc.so.2", settings) == {
@@ -141,9 +142,7 @@ def test_a_users_settings_go_first() -> None:
 
 
 @pytest.mark.parametrize("name", ALLOCATORS)
-def test_a_library_that_the_linker_refuses_ends_in_one_line_and_no_loop(
-    name: str, tmp_path: Path
-) -> None:
+def test_library_that_the_linker_refuses_is_an_error(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "lib"
     folder.mkdir()
     (folder / f"lib{ALLOCATORS[name].libraries[0]}.so.9").write_text("no library")
@@ -155,7 +154,7 @@ def test_a_library_that_the_linker_refuses_ends_in_one_line_and_no_loop(
     assert "cannot be preloaded; apt-get install" in last
 
 
-def test_a_missing_library_is_an_error_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_is_an_error_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     from launch import environment as environment_module
 
     monkeypatch.setattr(environment_module, "find_library", lambda name: None)
@@ -167,9 +166,7 @@ def test_a_missing_library_is_an_error_with_its_remedy(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", ALLOCATORS)
-def test_train_py_and_its_signals_work_under_a_preloaded_allocator(
-    name: str, tmp_path: Path
-) -> None:
+def test_training_and_signals_under_a_preloaded_allocator(name: str, tmp_path: Path) -> None:
     if not installed(name):
         return
     overrides = ["data.scenes.train=8", "data.scenes.validation=2", "data.image_size=64"]
@@ -195,6 +192,6 @@ def test_train_py_and_its_signals_work_under_a_preloaded_allocator(
     shutil.rmtree(tmp_path)
 
 
-def test_the_policy_is_set_without_loading_torch() -> None:
+def test_environment_loads_no_torch() -> None:
     text = "import sys, launch.environment, launch.ranks; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", text], cwd=REPOSITORY, check=True)

@@ -1,7 +1,9 @@
+from pathlib import Path
+
 import pytest
 
 from common.errors import InputError
-from launch.hosts import expand_hosts, hosts_with_ranks
+from launch.hosts import Host, expand_hosts, hosts_with_ranks, ranks_of_hosts, read_hostfile
 
 
 @pytest.mark.parametrize(
@@ -16,7 +18,7 @@ from launch.hosts import expand_hosts, hosts_with_ranks
         ("node2,node1.local", ["node2", "node1.local"]),
     ],
 )
-def test_lists_are_expanded_in_their_order(text: str, names: list[str]) -> None:
+def test_lists_of_hosts_are_expanded_in_order(text: str, names: list[str]) -> None:
     assert list(expand_hosts(text)) == names
 
 
@@ -25,51 +27,127 @@ def test_lists_are_expanded_in_their_order(text: str, names: list[str]) -> None:
     [
         ("", "a name is missing"),
         ("a,,b", "a name is missing"),
-        ("n[1-2", "expected a list such as a,b or node[01-04,07]"),
-        ("n1]", "expected a list such as a,b or node[01-04,07]"),
-        ("n[]", "expected a list such as a,b or node[01-04,07]"),
-        ("n[2-1]", "expected a list such as a,b or node[01-04,07]"),
-        ("n[1-a]", "expected a list such as a,b or node[01-04,07]"),
-        ("n[1-999][1-999]", "expected a list such as a,b or node[01-04,07]"),
-        ("a b", "expected a list such as a,b or node[01-04,07]"),
+        *((text, "expected a list") for text in ("n[1-2", "n1]", "n[]", "n[2-1]", "n[1-a]", "a b")),
+        ("n[1-999][1-999]", "expected a list"),
         ("n[1-3],n2", "n2 is named twice"),
     ],
 )
-def test_what_is_no_list_is_refused(text: str, problem: str) -> None:
+def test_invalid_lists_of_hosts_are_refused(text: str, problem: str) -> None:
     with pytest.raises(InputError) as caught:
         expand_hosts(text)
     assert str(caught.value).startswith(f"hosts {text!r}: {problem}")
 
 
-def test_hosts_share_ranks_evenly() -> None:
-    assert hosts_with_ranks("a,b", ranks=8) == (("a", 4), ("b", 4))
-
-
-def test_counts_say_how_many_ranks_each_host_has() -> None:
-    assert hosts_with_ranks("n[1-2]:4,big:8", ranks=None) == (("n1", 4), ("n2", 4), ("big", 8))
-    assert hosts_with_ranks("a:1,b:2", ranks=3) == (("a", 1), ("b", 2))
+@pytest.mark.parametrize(
+    ("text", "ranks", "expected"),
+    [
+        ("a,b", 8, (("a", 4), ("b", 4))),
+        ("n[1-2]:4,big:8", None, (("n1", 4), ("n2", 4), ("big", 8))),
+        ("a:1,b:2", 3, (("a", 1), ("b", 2))),
+    ],
+)
+def test_hosts_have_equal_or_given_numbers_of_ranks(
+    text: str, ranks: int | None, expected: tuple[tuple[str, int], ...]
+) -> None:
+    assert hosts_with_ranks(text, ranks=ranks) == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "ranks", "message"),
+    ("text", "ranks", "start", "fix"),
     [
-        (
-            "a,b",
-            3,
-            "--np 3: does not divide evenly among 2 hosts; use 2 or 4, or counts such as a:2",
-        ),
-        ("a,b", 1, "--np 1: does not divide evenly among 2 hosts; use 2, or counts such as a:1"),
-        ("a,b", None, "--hosts: how many ranks? add --np N, or counts such as a:4"),
-        ("a:4,b:4", 6, "--np 6: the hosts' counts add up to 8; use --np 8"),
-        ("a:4,b", 8, "--hosts: b: expected HOST:RANKS, as for the others: b:4"),
-        ("a:4,b:0", 4, "--hosts: b:0: expected HOST:RANKS, as for the others: b:4"),
-        ("a:4,b:x", 4, "--hosts: b:x: expected HOST:RANKS, as for the others: b:4"),
-        ("a:4,a:4", 8, "hosts 'a,a': a is named twice; give each host once"),
+        ("a,b", 3, "--np 3: ", "use 2 or 4, or counts such as a:2"),
+        ("a,b", 1, "--np 1: ", "use 2, or counts such as a:1"),
+        ("a,b", None, "--hosts: ", "add --np N, or counts such as a:4"),
+        ("a:4,b:4", 6, "--np 6: ", "use --np 8"),
+        ("a:4,b", 8, "--hosts: b: ", "such as b:4"),
+        ("a:4,b:0", 4, "--hosts: b:0: ", "such as b:4"),
+        ("a:4,b:x", 4, "--hosts: b:x: ", "such as b:4"),
+        ("a:4,a:4", 8, "hosts 'a,a': a is named twice", "give each host once"),
     ],
 )
 def test_ranks_that_do_not_fit_the_hosts_are_refused(
-    text: str, ranks: int | None, message: str
+    text: str, ranks: int | None, start: str, fix: str
 ) -> None:
     with pytest.raises(InputError) as caught:
         hosts_with_ranks(text, ranks=ranks)
-    assert str(caught.value) == message
+    assert str(caught.value).startswith(start) and str(caught.value).endswith(fix)
+
+
+@pytest.fixture
+def hostfile(tmp_path: Path) -> Path:
+    return tmp_path / "hosts"
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("node1\nnode2\n", (Host("node1", None), Host("node2", None))),
+        ("# the left rack\nnode1:8  # new\n\n\tnode2:4\r\n", (Host("node1", 8), Host("node2", 4))),
+        ("node1 slots=8\nnode2 slots = 4 max_slots=4\n", (Host("node1", 8), Host("node2", 4))),
+        ("10.0.0.1:2", (Host("10.0.0.1", 2),)),
+        ("b\nb\na\nb\n", (Host("b", 3), Host("a", 1))),  # one line per slot
+    ],
+)
+def test_hostfiles_of_all_mpiruns_are_read(
+    text: str, hosts: tuple[Host, ...], hostfile: Path
+) -> None:
+    hostfile.write_text(text)
+    assert read_hostfile(hostfile) == hosts
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b"node1\nnode2 8\n", "hosts:2: found 'node2 8'"),
+        (b"node1:0\n", "hosts:1: found 'node1:0'"),
+        (b"node1:\n", "hosts:1: found 'node1:'"),
+        (b"node1,node2\n", "hosts:1: found 'node1,node2'"),
+        (b"node1 slots=2 cores=8\n", "hosts:1: found 'node1 slots=2 cores=8'"),
+        (b"# nothing\n\n", "no host; "),
+        (b"node1:8\nnode2\n", "node2 has no number of slots"),
+        (b"\xff\xfe\x00", "hosts: is not text"),
+        (None, "hosts: No such file or directory"),
+    ],
+)
+def test_invalid_hostfiles_are_refused(content: bytes | None, named: str, hostfile: Path) -> None:
+    if content is not None:
+        hostfile.write_bytes(content)
+    with pytest.raises(InputError, match=r"^--hostfile: ") as caught:
+        read_hostfile(hostfile)
+    assert named in str(caught.value) and "\n" not in str(caught.value)
+
+
+def numbered_hosts(slots: tuple[int | None, ...]) -> tuple[Host, ...]:
+    return tuple(Host(f"node{number}", count) for number, count in enumerate(slots, start=1))
+
+
+@pytest.mark.parametrize(
+    ("slots", "ranks", "expected"),
+    [
+        ((None, None), 8, (4, 4)),
+        ((8, 4), 12, (8, 4)),  # all slots
+        ((8, 8), 8, (4, 4)),  # half of the slots of each host
+        ((8, 4), 6, (3, 3)),
+    ],
+)
+def test_slots_are_filled_or_shared_evenly(
+    slots: tuple[int | None, ...], ranks: int, expected: tuple[int, ...]
+) -> None:
+    counts = ranks_of_hosts(numbered_hosts(slots), ranks=ranks)
+    assert counts == (("node1", expected[0]), ("node2", expected[1]))
+
+
+@pytest.mark.parametrize(
+    ("slots", "ranks", "named"),
+    [
+        ((8, 4), 7, "use --np 4, 6 or 8"),  # even numbers up to 8, and all 12 slots
+        ((8, 4), 20, "use --np 6, 8 or 12"),
+        ((1,), 2, r"the 1 slots of the hosts \(1\); use --np 1$"),
+        ((None, None), 3, "use 2 or 4"),
+    ],
+)
+def test_refused_ranks_come_with_numbers_that_fit(
+    slots: tuple[int | None, ...], ranks: int, named: str
+) -> None:
+    with pytest.raises(InputError, match=f"^--np {ranks}: .*{named}"):
+        ranks_of_hosts(numbered_hosts(slots), ranks=ranks)

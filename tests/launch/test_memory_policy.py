@@ -59,7 +59,7 @@ def run(text: str) -> str:
 
 
 @known
-def test_the_kernel_prefers_the_node_for_this_process_and_its_children() -> None:
+def test_node_is_preferred_in_this_process_and_its_children() -> None:
     done = run(f"""{READ_BACK}
 import os
 from launch.environment import prefer_memory
@@ -84,17 +84,17 @@ print(set_policy(MPOL_PREFERRED_MANY, [0]), policy())
 
 
 @known
-def test_a_container_that_does_not_permit_it_goes_on_and_says_what_was_lost() -> None:
+def test_container_without_permission_gives_a_note() -> None:
     done = run(f"""{DENY}
 from launch.environment import prefer_memory
 deny()
 print(prefer_memory([0, 1], allowed=[0, 1, 2]))
 """)
-    assert done.startswith("memory nodes 0, 1: the memory policy is not permitted here, so each")
+    assert done.startswith("memory nodes 0, 1: the memory policy is not permitted")
     assert "--cap-add SYS_NICE" in done
 
 
-def test_one_node_in_all_needs_no_policy() -> None:
+def test_single_node_needs_no_policy() -> None:
     done = run(f"""{READ_BACK}
 from launch.environment import prefer_memory
 print(prefer_memory([0], allowed=[0]), prefer_memory([0], allowed=[]), policy())
@@ -102,18 +102,18 @@ print(prefer_memory([0], allowed=[0]), prefer_memory([0], allowed=[]), policy())
     assert done == "None None (0, [])"
 
 
-def test_nodes_that_are_not_allowed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[int]] = []
-    monkeypatch.setattr(environment, "set_preferred", asked.append)
+def test_nodes_that_are_not_allowed_are_omitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    preferred: list[list[int]] = []
+    monkeypatch.setattr(environment, "set_preferred", preferred.append)
     assert prefer_memory([2, 3], allowed=[0, 3, 4]) is None
-    assert asked == [[3]]
-    lost = prefer_memory([2], allowed=[0, 1])
-    assert lost is not None and lost.startswith("memory node 2: not allowed here")
-    assert asked == [[3]]
+    assert preferred == [[3]]
+    note = prefer_memory([2], allowed=[0, 1])
+    assert note is not None and note.startswith("memory node 2: not allowed")
+    assert preferred == [[3]]
 
 
 @known
-def test_a_node_that_the_kernel_does_not_have_is_told() -> None:
+def test_node_unknown_to_the_kernel_gives_a_note() -> None:
     done = run("""
 from launch.environment import prefer_memory
 print(prefer_memory([900], allowed=[0, 900]))

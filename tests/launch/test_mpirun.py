@@ -4,9 +4,16 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from launch.mpirun import choose_mpirun
+from launch.mpirun import (
+    Family,
+    Mpirun,
+    by_this_python,
+    choose_mpirun,
+    mpirun_command,
+    ranks_option,
+)
 
-OURS = Path(sys.prefix) / "bin"
+ENVIRONMENT = Path(sys.prefix) / "bin"
 
 HYDRA = """\
 HYDRA build details:
@@ -25,16 +32,16 @@ Report bugs to https://www.open-mpi.org/community/help/
 PRRTE = "prterun (PRRTE) 3.0.13\n"
 
 
-def program(path: Path, says: str, *, status: int = 0) -> Path:
-    """A program that answers --version; the words are those of the real ones."""
+def program(path: Path, version: str, *, status: int = 0) -> Path:
+    """Write a program with the output of a real mpirun for --version."""
     path.parent.mkdir(exist_ok=True)
-    path.write_text(f"#!/bin/sh\ncat <<'END'\n{says}END\nexit {status}\n")
+    path.write_text(f"#!/bin/sh\ncat <<'END'\n{version}END\nexit {status}\n")
     path.chmod(0o755)
     return path
 
 
 @pytest.mark.parametrize(
-    ("says", "family"),
+    ("version", "family"),
     [
         (HYDRA, "mpich"),
         (INTEL, "intel-mpi"),
@@ -42,48 +49,137 @@ def program(path: Path, says: str, *, status: int = 0) -> Path:
         (PRRTE, "open-mpi"),
     ],
 )
-def test_the_family_is_read_from_its_version(says: str, family: str, tmp_path: Path) -> None:
-    mpirun = program(tmp_path / "mpirun", says)
-    found = choose_mpirun(mpirun)
-    assert (found.path, found.family) == (mpirun, family)
+def test_family_is_read_from_the_version(version: str, family: str, tmp_path: Path) -> None:
+    mpirun = program(tmp_path / "mpirun", version)
+    mpirun_ = choose_mpirun(mpirun)
+    assert (mpirun_.path, mpirun_.family) == (mpirun, family)
 
 
-def test_the_one_of_this_environment_is_mpich(
+def test_mpirun_of_this_environment_is_mpich(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = choose_mpirun(None)
-    assert (found.path, found.family) == (OURS / "mpirun", "mpich")
+    mpirun_ = choose_mpirun(None)
+    assert (mpirun_.path, mpirun_.family) == (ENVIRONMENT / "mpirun", "mpich")
 
 
-def test_the_clusters_own_goes_first_though_this_environment_is_activated(
+def test_mpirun_of_the_cluster_has_priority(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = program(tmp_path / "cluster" / "mpiexec", OPEN_MPI)
-    monkeypatch.setenv("PATH", f"{OURS}:{tmp_path / 'empty'}:{other.parent}:/usr/bin:/bin")
-    found = choose_mpirun(None)
-    assert (found.path, found.family) == (other, "open-mpi")
+    monkeypatch.setenv("PATH", f"{ENVIRONMENT}:{tmp_path / 'empty'}:{other.parent}:/usr/bin:/bin")
+    mpirun_ = choose_mpirun(None)
+    assert (mpirun_.path, mpirun_.family) == (other, "open-mpi")
 
 
-def test_a_stranger_is_named_with_what_it_says(tmp_path: Path) -> None:
+def test_unknown_mpirun_is_refused_with_its_version(tmp_path: Path) -> None:
     stranger = program(tmp_path / "mpirun", "mpiexec.hydra: not found\nmore\n", status=127)
     with pytest.raises(InputError) as caught:
         choose_mpirun(stranger)
-    assert str(caught.value) == (
-        f"{stranger} --version says 'mpiexec.hydra: not found': not MPICH, Intel MPI or Open MPI; "
-        "give another with --mpirun PATH"
-    )
+    message = str(caught.value)
+    assert message.startswith(f"{stranger}: ") and "'mpiexec.hydra: not found'" in message
+    assert "--mpirun PATH" in message
 
 
-def test_a_path_that_is_no_program_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=rf"--mpirun: {tmp_path} is not a program"):
+def test_path_that_is_not_executable_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"^--mpirun: {tmp_path}"):
         choose_mpirun(tmp_path)
 
 
-def test_no_mpirun_at_all_is_one_line_with_three_ways_out(
+def test_missing_mpirun_is_an_error_with_a_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    with pytest.raises(InputError, match=r"no mpirun: .*requirements\.txt.* --mpirun PATH$"):
+    with pytest.raises(InputError, match=r"^mpirun: .*requirements\.txt.* --mpirun PATH$"):
         choose_mpirun(None)
+
+
+EVEN = (("a", 4), ("b", 4))
+UNEVEN = (("a", 4), ("b", 2))
+
+
+def command_line(
+    family: Family,
+    hosts: tuple[tuple[str, int], ...],
+    *,
+    environment: dict[str, str] | None = None,
+    is_root: bool = False,
+    is_terminal: bool = True,
+) -> str:
+    ranks = sum(count for _, count in hosts) if hosts else 8
+    arguments = mpirun_command(
+        Mpirun(Path("/opt/mpirun"), family),
+        ["train.py", "x=1"],
+        ranks=ranks,
+        hosts=hosts,
+        environment=environment or {},
+        is_root=is_root,
+        is_terminal=is_terminal,
+    )
+    return " ".join(arguments)
+
+
+@pytest.mark.parametrize(
+    ("family", "hosts", "expected"),
+    [
+        ("mpich", (), "-bind-to none -np 8 train.py x=1"),
+        ("mpich", EVEN, "-bind-to none -hosts a:4,b:4 -np 8 train.py x=1"),
+        ("mpich", UNEVEN, "-bind-to none -hosts a:4,b:2 -np 6 train.py x=1"),
+        ("intel-mpi", (), "-genv I_MPI_PIN off -np 8 train.py x=1"),
+        ("intel-mpi", EVEN, "-genv I_MPI_PIN off -hosts a,b -ppn 4 -np 8 train.py x=1"),
+        (
+            "intel-mpi",
+            UNEVEN,
+            "-genv I_MPI_PIN off -host a -n 4 train.py x=1 : -host b -n 2 train.py x=1",
+        ),
+        ("open-mpi", (), "--bind-to none --map-by slot -np 8 train.py x=1"),
+        ("open-mpi", EVEN, "--bind-to none --map-by slot --host a:4,b:4 -np 8 train.py x=1"),
+        ("open-mpi", UNEVEN, "--bind-to none --map-by slot --host a:4,b:2 -np 6 train.py x=1"),
+    ],
+)
+def test_options_of_each_family(
+    family: Family, hosts: tuple[tuple[str, int], ...], expected: str
+) -> None:
+    assert command_line(family, hosts) == f"/opt/mpirun {expected}"
+
+
+def test_only_open_mpi_needs_an_option_for_root() -> None:
+    assert command_line("open-mpi", (), is_root=True).startswith("/opt/mpirun --allow-run-as-root ")
+    assert "root" not in command_line("open-mpi", ())
+    assert "root" not in command_line("mpich", (), is_root=True) + command_line(
+        "intel-mpi", (), is_root=True
+    )
+
+
+def test_open_mpi_passes_variables_to_other_hosts() -> None:
+    environment = {"OMP_NUM_THREADS": "2", "GLOO_SOCKET_IFNAME": "eth1", "HOME": "/root"}
+    several = command_line("open-mpi", EVEN, environment=environment)
+    assert "-x GLOO_SOCKET_IFNAME -x OMP_NUM_THREADS -np" in several and "HOME" not in several
+    assert "-x" not in command_line("open-mpi", (), environment=environment)
+    assert "-x" not in command_line("mpich", EVEN, environment=environment)
+
+
+def test_open_mpi_without_a_terminal_disables_it_for_ranks() -> None:
+    assert " -x TTY_COMPATIBLE=0 -np 8" in command_line("open-mpi", (), is_terminal=False)
+    assert "TTY" not in command_line("open-mpi", ()) + command_line("mpich", (), is_terminal=False)
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["train.py", "--resume"], [sys.executable, "train.py", "--resume"]),
+        (["python", "-m", "profiling"], [sys.executable, "-m", "profiling"]),
+        (["python3", "train.py"], [sys.executable, "train.py"]),
+        (["/usr/bin/python3", "x.py"], ["/usr/bin/python3", "x.py"]),
+        (["hostname"], ["hostname"]),
+    ],
+)
+def test_scripts_run_with_this_python(command: list[str], expected: list[str]) -> None:
+    assert by_this_python(command) == expected
+
+
+def test_option_that_sets_the_number_of_ranks() -> None:
+    assert "--nproc-per-node" in ranks_option("torchrun")
+    assert "srun" in ranks_option("slurm")
+    assert "mpirun -np" in ranks_option("mpich")

@@ -3,13 +3,18 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launch.compute_threads import calling_thread_on
 from launch.environment import ALLOCATORS, find, intel_is_loaded
 from launch.limits import read_allowance
+from launch.pinning import pin
+from launch.ranks import Ranks
+from launch.shares import CoreRequest
 from launch.topology import read_topology
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -27,7 +32,7 @@ pytestmark = [
     pytest.mark.skipif(intel_is_loaded(), reason="the tests themselves run under libiomp5"),
 ]
 
-# A rank as train.py is one: preloads, the meeting, pinning, torch, the check; then what it has.
+# A rank starts like train.py: preload, pin, import torch, check. It prints its resources.
 RANK = """
 import json, os, subprocess, sys, threading
 if "STARTS" in os.environ:
@@ -46,16 +51,16 @@ if ranks.launcher == "mpich":
 options = json.loads(os.environ.get("OPTIONS", "{}"))
 request = CoreRequest(**options.pop("request", {}))
 pinned = pin(ranks, affinities=affinities, request=request, backend="gloo", **options)
-exec(os.environ.get("MEANWHILE", ""))
-found = check_pinning(pinned)
+exec(os.environ.get("BEFORE_CHECK", ""))
+corrected = check_pinning(pinned)
 import torch
 inherited = {}
 thread = threading.Thread(target=lambda: inherited.update(thread=sorted(os.sched_getaffinity(0))))
 thread.start()
 thread.join()
-ask = "import os, torch; print(sorted(os.sched_getaffinity(0)))"
-if "ASK" in os.environ:
-    inherited["process"] = json.loads(subprocess.check_output([sys.executable, "-c", ask]))
+child = "import os, torch; print(sorted(os.sched_getaffinity(0)))"
+if "CHILD" in os.environ:
+    inherited["process"] = json.loads(subprocess.check_output([sys.executable, "-c", child]))
 answer = {
     "rank": ranks.rank,
     "cpus": pinned.share.cpus,
@@ -63,7 +68,7 @@ answer = {
     "environment": dict(pinned.environment),
     "notes": pinned.notes,
     "openmp": pinned.openmp,
-    "found": found,
+    "corrected": corrected,
     "main": sorted(os.sched_getaffinity(0)),
     "compute": sorted(sorted(c) for t, c in thread_affinities().items() if t != os.getpid()),
     "inherited": inherited,
@@ -79,7 +84,7 @@ def start(
     files: tuple[int, ...] = (),
     **variables: str,
 ) -> list[dict[str, Any]]:
-    """What the ranks that a launcher starts say, in order of rank."""
+    """Start ranks by a launcher; return their resources in order of rank."""
     clean = {name: value for name, value in os.environ.items() if "OMP" not in name}
     done = subprocess.run(
         [*command, sys.executable, "-c", text],
@@ -97,13 +102,13 @@ def start(
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
-    (answer,) = start(ASK="1")
+    (answer,) = start(CHILD="1")
     return answer
 
 
 @pytest.fixture(scope="module")
 def two_ranks() -> list[dict[str, Any]]:
-    return start(mpirun(), "-np", "2", ASK="1", OPTIONS=HALF)
+    return start(mpirun(), "-np", "2", CHILD="1", OPTIONS=HALF)
 
 
 def mpirun() -> str:
@@ -112,15 +117,15 @@ def mpirun() -> str:
     return str(BIN / "mpirun")
 
 
-def test_compute_threads_have_a_core_each(alone: dict[str, Any]) -> None:
+def test_compute_threads_have_one_core_each(alone: dict[str, Any]) -> None:
     cpus = alone["cpus"]
     assert alone["threads"] == [len(cpus), len(cpus)]
     assert [[cpu] for cpu in cpus[1:]] == [mask for mask in alone["compute"] if len(mask) == 1]
-    assert alone["found"] == []
+    assert alone["corrected"] == []
     assert alone["environment"]["GOMP_CPU_AFFINITY"].split() == [str(cpu) for cpu in cpus]
 
 
-def test_what_the_main_thread_starts_may_use_all_of_the_ranks_cores(alone: dict[str, Any]) -> None:
+def test_threads_and_children_may_use_all_cores_of_the_rank(alone: dict[str, Any]) -> None:
     assert alone["main"] == alone["cpus"]
     assert alone["inherited"] == {"thread": alone["cpus"], "process": alone["cpus"]}
     assert "GOMP_CPU_AFFINITY" not in alone["variables"]
@@ -133,10 +138,11 @@ def test_two_ranks_share_the_host_without_overlap(two_ranks: list[dict[str, Any]
     for answer in two_ranks:
         assert answer["main"] == answer["cpus"] == answer["inherited"]["process"]
         assert answer["threads"] == [len(answer["cpus"])] * 2
-        assert answer["found"] == []
+        assert answer["corrected"] == []
 
 
-def test_two_ranks_of_torchrun_share_the_host_too() -> None:
+@pytest.mark.exhaustive
+def test_two_ranks_of_torchrun_share_the_host() -> None:
     torchrun = [str(BIN / "torchrun"), "--nproc-per-node=2", "--no-python"]
     first, second = start(*torchrun, OPTIONS=HALF)
     assert len(first["cpus"]) == len(second["cpus"]) == CORES // 2
@@ -144,61 +150,21 @@ def test_two_ranks_of_torchrun_share_the_host_too() -> None:
     assert first["variables"]["OMP_NUM_THREADS"] == str(CORES // 2)
 
 
-def test_what_the_user_set_and_is_not_used_is_told() -> None:
+def test_ignored_variables_of_the_user_are_noted() -> None:
     (answer,) = start(
         OMP_NUM_THREADS="77", GOMP_CPU_AFFINITY="0", OMP_PROC_BIND="close", KMP_BLOCKTIME="5"
     )
-    assert answer["notes"][-3:] == [
-        "OMP_PROC_BIND=close of the environment is not used; launch.pin=false leaves it in force",
-        "GOMP_CPU_AFFINITY=0 of the environment is not used; launch.pin=false leaves it in force",
-        "OMP_NUM_THREADS=77 of the environment is not used; launch.threads=77 asks for it",
-    ]
-    assert answer["found"] == []  # so GOMP_CPU_AFFINITY counted: OMP_PROC_BIND goes before it
+    starts = ["OMP_PROC_BIND=close", "GOMP_CPU_AFFINITY=0", "OMP_NUM_THREADS=77"]
+    for note, variable in zip(answer["notes"][-3:], starts, strict=True):
+        assert note.startswith(f"{variable} in the environment is ignored; ")
+    assert answer["corrected"] == []  # GOMP_CPU_AFFINITY counted, not OMP_PROC_BIND
     assert answer["variables"]["KMP_BLOCKTIME"] == "5"
 
 
-def test_fewer_threads_are_bound_to_the_first_cores() -> None:
-    (answer,) = start(OPTIONS=json.dumps({"request": {"threads": 1, "loader_cores": 1}}))
-    assert answer["threads"] == [1, 1]
-    assert answer["main"] == answer["cpus"]
-    assert len(answer["cpus"]) == 1
-
-
-def test_without_pinning_only_the_number_of_threads_is_set() -> None:
-    (answer,) = start(OPTIONS='{"enabled": false}', OMP_PROC_BIND="false")
-    assert answer["main"] == CPUS
-    assert all(mask == CPUS for mask in answer["compute"])
-    assert answer["environment"] == {"OMP_NUM_THREADS": str(answer["threads"][0])}
-    assert answer["variables"]["OMP_PROC_BIND"] == "false"
-    assert (answer["notes"], answer["found"]) == ([], [])
-
-
-def test_two_ranks_without_pinning_share_the_number_of_cores() -> None:
-    first, second = start(mpirun(), "-np", "2", OPTIONS='{"enabled": false}')
-    assert first["main"] == second["main"] == CPUS
-    assert 1 <= first["threads"][0] == second["threads"][1] <= len(CPUS) // 2
-
-
-def test_a_number_of_threads_that_came_to_nothing_is_put_right() -> None:
-    (answer,) = start(MEANWHILE="os.environ['OMP_NUM_THREADS'] = '1'")
-    threads = len(answer["cpus"])
-    assert answer["threads"] == [threads, threads]
-    expected = f"torch made 1 compute threads, {threads} were planned: set to {threads}"
-    assert answer["found"] == [expected]
-
-
-def test_threads_that_were_not_bound_are_bound() -> None:
-    (answer,) = start(MEANWHILE="del os.environ['GOMP_CPU_AFFINITY']")
-    (found,) = answer["found"]
-    assert found.startswith("the compute threads were on CPUs ") and found.endswith("to those")
-    bound = [mask for mask in answer["compute"] if len(mask) == 1]
-    assert bound == [[cpu] for cpu in answer["cpus"][1:]]
-
-
-def test_a_thread_elsewhere_is_brought_back() -> None:
+def test_stray_thread_is_moved_to_the_cores_of_the_rank() -> None:
     (answer,) = start(
         OPTIONS='{"request": {"threads": 1}}',
-        MEANWHILE=f"""
+        BEFORE_CHECK=f"""
 def stray():
     os.sched_setaffinity(0, {CPUS})
     ready.set()
@@ -208,10 +174,39 @@ threading.Thread(target=stray, daemon=True).start()
 ready.wait()
 """,
     )
-    assert answer["found"] == ["1 threads were not on this rank's CPUs: brought back"]
-    assert [0] * len(answer["compute"]) == [
-        len(set(mask) - set(answer["cpus"])) for mask in answer["compute"]
-    ]
+    assert answer["threads"] == [1, 1]
+    assert answer["main"] == answer["cpus"] and len(answer["cpus"]) == 1
+    [note] = answer["corrected"]
+    assert note.startswith("1 threads ran") and "moved back" in note
+    assert all(set(mask) <= set(answer["cpus"]) for mask in answer["compute"])
+
+
+def test_without_pinning_only_the_number_of_threads_is_set() -> None:
+    (answer,) = start(OPTIONS='{"enabled": false}', OMP_PROC_BIND="false")
+    assert answer["main"] == CPUS
+    assert all(mask == CPUS for mask in answer["compute"])
+    assert answer["environment"] == {"OMP_NUM_THREADS": str(answer["threads"][0])}
+    assert answer["variables"]["OMP_PROC_BIND"] == "false"
+    assert (answer["notes"], answer["corrected"]) == ([], [])
+
+
+@pytest.mark.exhaustive
+def test_two_ranks_without_pinning_share_the_number_of_cores() -> None:
+    first, second = start(mpirun(), "-np", "2", OPTIONS='{"enabled": false}')
+    assert first["main"] == second["main"] == CPUS
+    assert 1 <= first["threads"][0] == second["threads"][1] <= len(CPUS) // 2
+
+
+def test_number_and_cores_of_threads_are_corrected() -> None:
+    changes = "os.environ['OMP_NUM_THREADS'] = '1'; del os.environ['GOMP_CPU_AFFINITY']"
+    (answer,) = start(BEFORE_CHECK=changes)
+    threads = len(answer["cpus"])
+    assert answer["threads"] == [threads, threads]
+    count, cores = answer["corrected"]
+    assert f"1 compute threads instead of {threads}" in count
+    assert cores.startswith("the compute threads ran on CPUs ")
+    bound = [mask for mask in answer["compute"] if len(mask) == 1]
+    assert bound == [[cpu] for cpu in answer["cpus"][1:]]
 
 
 NO_BINDING = """
@@ -230,7 +225,7 @@ assert prctl(38, 1, 0, 0, 0) == 0 and prctl(22, 2, ctypes.byref(program)) == 0
 """
 
 
-def test_a_container_that_does_not_permit_binding_goes_on_and_says_so() -> None:
+def test_container_that_does_not_permit_binding_gives_a_note() -> None:
     (answer,) = start(text=NO_BINDING + RANK)
     (note,) = [note for note in answer["notes"] if "cannot be bound" in note]
     assert "(Operation not permitted)" in note
@@ -239,20 +234,22 @@ def test_a_container_that_does_not_permit_binding_goes_on_and_says_so() -> None:
     assert answer["environment"]["OMP_PROC_BIND"] == "false"  # else libgomp ends the process
 
 
-def test_under_a_cpu_quota_threads_float() -> None:
+def test_threads_float_under_a_cpu_quota() -> None:
     quota = "import launch.limits; launch.limits.read_quota = lambda **paths: 1.5\n"
     (answer,) = start(text=quota + RANK)
     assert answer["threads"] == [1, 1]
     assert answer["environment"] == {"OMP_NUM_THREADS": "1", "OMP_PROC_BIND": "false"}
     assert len(answer["main"]) > 1
     assert answer["main"] == answer["cpus"]
-    assert answer["found"] == []
+    assert answer["corrected"] == []
 
 
-def test_pinning_after_torch_is_our_own_mistake() -> None:
-    text = RANK.replace("ranks = read_ranks", "import torch; ranks = read_ranks")
+def test_pinning_after_torch_is_a_bug() -> None:
+    import torch  # noqa: F401
+
+    ranks = Ranks(rank=0, size=1, local_rank=0, local_size=1, launcher="none")
     with pytest.raises(AssertionError, match="torch has made its threads already"):
-        start(text=text)
+        pin(ranks, affinities=None, request=CoreRequest(), backend="gloo")
 
 
 def test_pinning_loads_neither_torch_nor_numpy() -> None:
@@ -283,8 +280,8 @@ def count_starts(text: str, *command: str, **variables: str) -> tuple[list[dict[
     return answers, len(os.read(read, 100))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_allocator_and_openmp_are_preloaded_in_one_start(
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
+def test_allocator_and_openmp_are_preloaded_by_one_restart(
     with_intel_openmp: str, ranks: int
 ) -> None:
     policy = next((name for name in ALLOCATORS if find(ALLOCATORS[name])), "system")
@@ -302,32 +299,31 @@ def test_allocator_and_openmp_are_preloaded_in_one_start(
         assert len(preloaded) == (2 if policy in ALLOCATORS else 1)
 
 
-def test_an_openmp_library_that_the_linker_refuses_is_done_without(tmp_path: Path) -> None:
+@pytest.mark.exhaustive
+def test_openmp_library_that_the_linker_refuses_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libiomp5.so").write_text("no library")
     text = f"import sys; sys.prefix = {str(tmp_path)!r}\n{RANK}"
     (answer,), starts = count_starts(text)
     assert starts == 2
     assert answer["openmp"] == "gnu"
-    assert answer["found"] == []
+    assert answer["corrected"] == []
 
 
-def test_threads_that_communicate_are_started_on_cores_of_their_own() -> None:
-    text = f"""
-import json, os, threading
-from launch.compute_threads import calling_thread_on
-found = dict(rank=0)
-def note(name):
-    look = lambda: found.update({{name: sorted(os.sched_getaffinity(0))}})
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
-with calling_thread_on(({CPUS[-1]},)):
-    note("within")
-note("after")
-with calling_thread_on(()):
-    note("on none")
-print(json.dumps(found))
-"""
-    (found,) = start(text=text)
-    assert found == {"rank": 0, "within": CPUS[-1:], "after": CPUS, "on none": CPUS}
+def test_threads_start_on_the_cpus_of_their_context() -> None:
+    seen = {}
+
+    def record(name: str) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            seen[name] = pool.submit(os.sched_getaffinity, 0).result()
+
+    def run() -> None:
+        with calling_thread_on((CPUS[-1],)):
+            record("within")
+        record("after")
+        with calling_thread_on(()):
+            record("none")
+
+    with ThreadPoolExecutor(1) as pool:  # the affinity of the main thread is not touched
+        pool.submit(run).result()
+    assert seen == {"within": {CPUS[-1]}, "after": set(CPUS), "none": set(CPUS)}

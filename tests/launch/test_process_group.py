@@ -1,30 +1,40 @@
-"""Jobs of real ranks that talk, fail, die, fall silent: how the whole job ends, and how soon."""
+"""Jobs of real ranks that exchange values, fail, die or hang: how and when the whole job ends."""
 
 import signal
 import socket
+import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
-from tests.launch.processes_left import wait_until_gone
-from tests.launch.ranks import Ended, run_ranks, start_apart
+from common.errors import InputError
+from launch import process_group
+from launch.process_group import connect, exchange_facts, wait_for_listener
+from launch.ranks import Ranks
+from launch.rendezvous import Rendezvous, Wait
+from tests.launch.ranks import Ended, free_port, run_ranks, start_apart
+from tests.support.processes import wait_until_gone
 
 PROGRAM = str(Path(__file__).with_name("group_program.py"))
 TIMEOUT_S = 8.0
+TIMEOUT = timedelta(seconds=TIMEOUT_S)
 
 
-def job_of(case: str, *, ranks: int = 2, timeout_s: float = 30) -> Ended:
-    return run_ranks(ranks, PROGRAM, case, str(timeout_s))
+def run_job(case: str, *, ranks: int = 2, timeout_s: float = 30, run_folder: str = "") -> Ended:
+    return run_ranks(ranks, PROGRAM, case, str(timeout_s), RUN_FOLDER=run_folder)
 
 
-def lines_about(text: str, ended: Ended) -> list[str]:
-    return [line for line in ended.errors.splitlines() if text in line]
+def lines_with(text: str, job: Ended) -> list[str]:
+    return [line for line in job.errors.splitlines() if text in line]
 
 
-def test_ranks_hear_each_other_and_wait_for_a_slow_one() -> None:
-    job = job_of("talk", ranks=3, timeout_s=TIMEOUT_S)
-    assert job.code == 0, job.errors
+@pytest.mark.slow
+def test_ranks_exchange_values_and_wait_for_a_slow_one() -> None:
+    job = run_job("exchange", ranks=3, timeout_s=TIMEOUT_S)
+    assert job.code == 75, job.errors  # as all ranks return
     common = "'from_first': 'made by 0', 'average': [1.0, 1.0], 'broadcast': [0.0, 0.0]}"
     rows = "'gather_rows': [[[0.5, 0.5], [1.5, 1.5], [1.5, 1.5]], [0, 0, 1]]"
     first = f"'gather': [0, 10, 20], {rows}, {common}"
@@ -36,100 +46,199 @@ def test_ranks_hear_each_other_and_wait_for_a_slow_one() -> None:
     ]
 
 
-def test_a_status_that_all_ranks_return_is_the_jobs() -> None:
-    assert job_of("stopped").code == 75
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "code"), [("input", 2), ("bug", 1)])
+def test_error_of_a_rank_is_printed_once_and_ends_all_ranks(
+    case: str, code: int, tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs" / "new"
+    job = run_job(f"{case}, in a run folder", run_folder=str(folder))
+    assert job.code == code, job.errors
+    if case == "input":
+        [line] = lines_with("error", job)
+        assert line.startswith("rank 1 on ") and line.endswith("a.json: field: wrong")
+        assert list(tmp_path.iterdir()) == []  # the new folder of the run is removed
+    else:
+        assert len(lines_with("Traceback", job)) == 1
+        assert job.errors.startswith("rank 1 on ")
+        assert job.errors.rstrip().endswith("LookupError: a bug")
+        assert folder.exists()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("case", "code", "text"),
     [
-        ("input", 2, "error: a.json: field: wrong"),
         ("input of all", 2, "error: a.json: field: wrong"),
         ("not finite", 3, "error: loss nan"),
+        ("bug of the first", 1, "LookupError: a bug"),
     ],
 )
-def test_an_error_of_a_rank_is_told_once_and_ends_all_with_its_status(
-    case: str, code: int, text: str
-) -> None:
-    job = job_of(case)
+def test_other_errors_are_printed_once(case: str, code: int, text: str) -> None:
+    job = run_job(case)
     assert job.code == code
-    [line] = lines_about("error", job)
+    [line] = lines_with(text, job)
     assert line.endswith(text)
-    assert case == "input of all" or line.startswith("rank 1 on ")
+    assert job.errors.count("Traceback") == (case == "bug of the first")
 
 
-@pytest.mark.parametrize(("case", "remains"), [("input", False), ("bug", True)])
-def test_bad_input_of_any_rank_leaves_no_folder_of_the_run(
-    case: str, remains: bool, tmp_path: Path
-) -> None:
-    folder = tmp_path / "runs" / "new"
-    job = run_ranks(2, PROGRAM, f"{case}, in a run folder", "30", RUN_FOLDER=str(folder))
-    assert job.code == (1 if remains else 2), job.errors
-    assert list(tmp_path.iterdir()) == ([folder.parent] if remains else [])
-
-
-@pytest.mark.parametrize(("case", "rank"), [("bug", 1), ("bug of the first", 0)])
-def test_a_bug_shows_its_traceback_and_no_other(case: str, rank: int) -> None:
-    job = job_of(case)
-    assert job.code == 1
-    assert len(lines_about("Traceback", job)) == 1
-    assert job.errors.rstrip().endswith("LookupError: a bug")
-    assert job.errors.startswith("rank 1 on ") == (rank == 1)
-
-
-def test_a_killed_rank_ends_the_job_at_once_and_leaves_no_other() -> None:
+@pytest.mark.slow
+def test_killed_rank_ends_the_job_at_once() -> None:
     begin = time.monotonic()
-    job = job_of("killed", timeout_s=300)
+    job = run_job("killed", timeout_s=300)
     assert job.code not in (0, 2, 3, 75)
     assert time.monotonic() - begin < 20
     wait_until_gone(PROGRAM)
 
 
 @pytest.mark.parametrize(
-    ("case", "told"),
+    ("case", "lost", "keyword"),
     [
-        ("busy, killed", "error: rank 1 on {host} ended without a word"),
-        ("busy, first killed", "error: rank 0 on {host} ended without a word"),
-        ("busy, frozen", "error: rank 1 on {host} was silent for"),
-        ("busy, first frozen", "error: rank 0 on {host} was silent for"),
+        pytest.param("busy, frozen", 1, "sent no heartbeat for", marks=pytest.mark.slow),
+        pytest.param("busy, killed", 1, "ended without a message", marks=pytest.mark.exhaustive),
+        *(
+            pytest.param(case, 0, keyword, marks=pytest.mark.exhaustive)
+            for case, keyword in (
+                ("busy, first killed", "ended without a message"),
+                ("busy, first frozen", "sent no heartbeat for"),
+            )
+        ),
     ],
 )
-def test_a_lost_rank_is_noticed_without_a_launcher_and_away_from_any_exchange(
-    case: str, told: str
+def test_lost_rank_is_detected_without_launcher_and_exchange(
+    case: str, lost: int, keyword: str
 ) -> None:
     begin = time.monotonic()
-    apart = start_apart(2, PROGRAM, case, str(TIMEOUT_S))
-    lost = 0 if "first" in case else 1
-    left = apart.pop(1 - lost)
-    _, errors = left.communicate(timeout=60)
-    assert time.monotonic() - begin < TIMEOUT_S + 30  # torch's start included
-    assert left.returncode == 1
-    assert told.format(host=socket.gethostname()) in errors
-    [process] = apart
-    process.communicate(timeout=20)  # one that is stopped is killed by the other
+    processes = start_apart(2, PROGRAM, case, str(TIMEOUT_S))
+    survivor = processes.pop(1 - lost)
+    _, errors = survivor.communicate(timeout=60)
+    assert time.monotonic() - begin < TIMEOUT_S + 30  # with the import of torch
+    assert survivor.returncode == 1
+    assert f"error: rank {lost} on {socket.gethostname()} {keyword}" in errors
+    [process] = processes
+    process.communicate(timeout=20)  # a suspended one is killed by the survivor
     assert process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", ["busy, frozen", "busy, first frozen"])
-def test_a_stopped_rank_leaves_no_process_of_the_job(case: str) -> None:
+def test_suspended_rank_under_mpirun_leaves_no_process(case: str) -> None:
     begin = time.monotonic()
-    job = job_of(case, timeout_s=TIMEOUT_S)
+    job = run_job(case, timeout_s=TIMEOUT_S)
     assert job.code not in (0, 2, 3, 75)
-    assert len(lines_about("was silent for", job)) == 1
+    assert len(lines_with("sent no heartbeat for", job)) == 1
     assert time.monotonic() - begin < TIMEOUT_S + 30
     wait_until_gone(PROGRAM)
 
 
-def test_an_exchange_that_a_rank_never_joins_ends_with_the_timeout_and_leaves_no_rank() -> None:
+@pytest.mark.exhaustive
+def test_exchange_that_a_rank_never_joins_times_out() -> None:
     begin = time.monotonic()
-    job = job_of("stuck", timeout_s=TIMEOUT_S)
+    job = run_job("stuck", timeout_s=TIMEOUT_S)
     assert job.code == 1
     assert "imed out" in job.errors
     assert time.monotonic() - begin < TIMEOUT_S + 30
     wait_until_gone(PROGRAM)
 
 
-def test_a_rank_that_never_comes_is_not_waited_for_for_ever() -> None:
-    job = job_of("late", timeout_s=TIMEOUT_S)
-    assert job.code in (1, 1 | signal.SIGKILL)  # mpirun may add how it ended the one that is late
-    assert lines_about(" waited 8 s for ", job) or "imed out" in job.errors
+@pytest.mark.exhaustive
+def test_rank_that_never_connects_ends_the_job() -> None:
+    job = run_job("late", timeout_s=TIMEOUT_S)
+    assert job.code in (1, 1 | signal.SIGKILL)  # mpirun may add how it ended the late one
+    assert lines_with(" waited 8 s for ", job) or "imed out" in job.errors
+
+
+# Ranks that do not find each other, in this process.
+
+
+def make_rank(rank: int, *, size: int = 2) -> Ranks:
+    return Ranks(rank=rank, size=size, local_rank=0, local_size=1, launcher="torchrun")
+
+
+def test_rank_waits_until_rank_0_listens() -> None:
+    port, wait = free_port(), Wait("", advice="")
+    arguments = {"port": port, "wait": wait}
+    thread = threading.Thread(
+        target=wait_for_listener, args=(make_rank(1), "127.0.0.1"), kwargs=arguments, daemon=True
+    )
+    thread.start()
+    end = time.monotonic() + 5
+    while "refused" not in wait.what:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert (
+        f"127.0.0.1, port {port}" in wait.what and "firewall" in wait.advice and thread.is_alive()
+    )
+    with socket.create_server(("127.0.0.1", port)):
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def test_refused_connection_is_noted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(process_group, "SECONDS_REFUSED", 0.0)
+    port = free_port()
+
+    def listen_after_a_look(seconds: float) -> None:
+        servers.append(socket.create_server(("127.0.0.1", port)))
+
+    servers: list[socket.socket] = []
+    monkeypatch.setattr("launch.process_group.time.sleep", listen_after_a_look)
+    wait_for_listener(make_rank(1), "127.0.0.1", port=port, wait=Wait("", advice=""))
+    servers[0].close()
+    note = capsys.readouterr().err
+    assert note.startswith("note: rank 1 on ") and str(port) in note and "MASTER_ADDR" in note
+
+
+def test_unknown_host_of_rank_0_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_group, "SECONDS_FOR_NAMES", -1.0)
+    rendezvous = Rendezvous(addresses=("no-such-host.invalid",), port=29500)
+    with pytest.raises(InputError, match=r"^no-such-host\.invalid: .*MASTER_ADDR"):
+        connect(make_rank(1), rendezvous, timeout=TIMEOUT, wait=Wait("", advice=""))
+
+
+def test_port_in_use_is_an_error() -> None:
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        rendezvous = Rendezvous(addresses=("127.0.0.1",), port=port)
+        with pytest.raises(InputError, match=rf"^MASTER_PORT: .*{port}"):
+            connect(
+                make_rank(0), rendezvous, timeout=timedelta(seconds=5), wait=Wait("", advice="")
+            )
+
+
+def test_rank_0_names_the_missing_ranks() -> None:
+    store = dist.HashStore()
+    wait, facts = Wait("", advice=""), list[object]()
+
+    def collect() -> None:
+        facts.extend(exchange_facts(store, make_rank(0, size=5), wait=wait))
+
+    store.set("about/1", "[1]")
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    end = time.monotonic() + 5
+    while "2-4 of 5" not in wait.what:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert "WORLD_SIZE" in wait.advice
+    for rank in (2, 3, 4):
+        store.set(f"about/{rank}", f"[{rank}]")
+    thread.join(5)
+    assert facts[1:] == [[1], [2], [3], [4]]
+
+
+@pytest.mark.slow
+def test_missing_ranks_end_the_others() -> None:
+    first, second, *others = start_apart(5, PROGRAM, "exchange", str(TIMEOUT_S), started=2)
+    assert not others
+    _, errors = first.communicate(timeout=90)
+    note, last = errors.splitlines()
+    assert first.returncode == 1
+    assert note.startswith("note: rank 0 on ") and "-4 of 5" in note
+    assert last.startswith("error: rank 0 on ") and "WORLD_SIZE" in last and "2-4" in last
+    _, errors = second.communicate(timeout=30)
+    assert second.returncode in (1, 2)
+    [line] = errors.splitlines()
+    assert "error: " in line and "rank 0" in line

@@ -82,7 +82,7 @@ ALONE = Ranks(rank=0, size=1, local_rank=0, local_size=1, launcher="none")
         ("slurm", SRUN),
     ],
 )
-def test_the_last_of_two_ranks_on_two_hosts(launcher: str, environment: dict[str, str]) -> None:
+def test_variables_of_each_launcher(launcher: str, environment: dict[str, str]) -> None:
     ranks = read_ranks({"HOME": "/root", **environment})
     assert ranks == Ranks(rank=3, size=4, local_rank=1, local_size=2, launcher=launcher)
     assert not ranks.is_first
@@ -100,7 +100,7 @@ def test_the_last_of_two_ranks_on_two_hosts(launcher: str, environment: dict[str
         {**BATCH_SCRIPT, "SLURM_STEP_ID": "4294967291"},  # the batch script as a step
     ],
 )
-def test_a_process_that_no_launcher_numbered_is_alone(environment: dict[str, str]) -> None:
+def test_process_without_a_launcher_is_one_rank(environment: dict[str, str]) -> None:
     ranks = read_ranks(environment)
     assert ranks == ALONE
     assert ranks.is_first
@@ -114,7 +114,7 @@ def test_a_process_that_no_launcher_numbered_is_alone(environment: dict[str, str
         ("torchrun", {"RANK": "0", "WORLD_SIZE": "1"}),
     ],
 )
-def test_one_rank_of_a_launcher_is_alone_too(launcher: str, environment: dict[str, str]) -> None:
+def test_launcher_of_one_rank(launcher: str, environment: dict[str, str]) -> None:
     expected = Ranks(rank=0, size=1, local_rank=0, local_size=1, launcher=launcher)
     assert read_ranks(environment) == expected
 
@@ -138,7 +138,7 @@ def test_the_innermost_launcher_counts(
     assert ranks == Ranks(rank=3, size=4, local_rank=1, local_size=2, launcher=launcher)
 
 
-def test_a_cluster_that_gives_rank_and_size_alone_has_one_rank_a_host() -> None:
+def test_rank_and_size_alone_are_one_rank_per_host() -> None:
     expected = Ranks(rank=2, size=4, local_rank=0, local_size=1, launcher="torchrun")
     assert read_ranks({"RANK": "2", "WORLD_SIZE": "4"}) == expected
 
@@ -165,8 +165,8 @@ def test_slurm_hosts_have_different_numbers_of_tasks(rank: int, node: int, local
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ({**MPICH, "PMI_SIZE": "four"}, "PMI_SIZE=four: is no count"),
-        ({**MPICH, "PMI_RANK": "-1"}, "PMI_RANK=-1: is no count"),
+        ({**MPICH, "PMI_SIZE": "four"}, "PMI_SIZE=four: is not a count"),
+        ({**MPICH, "PMI_RANK": "-1"}, "PMI_RANK=-1: is not a count"),
         ({**MPICH, "PMI_RANK": "4"}, "PMI_RANK=4: does not agree with PMI_SIZE=4"),
         ({**MPICH, "MPI_LOCALRANKID": ""}, "MPI_LOCALRANKID: is not set"),
         ({**INTEL_MPI, "MPI_LOCALNRANKS": "5"}, "MPI_LOCALNRANKS=5: does not agree with PMI_SIZE"),
@@ -184,7 +184,7 @@ def test_slurm_hosts_have_different_numbers_of_tasks(rank: int, node: int, local
         ({"SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, "SLURM_TASKS_PER_NODE=: expected a count"),
     ],
 )
-def test_what_contradicts_itself_is_refused_by_name(
+def test_contradicting_variables_are_refused_by_name(
     environment: dict[str, str], expected: str
 ) -> None:
     with pytest.raises(InputError, match=f"^{expected}") as caught:
@@ -203,7 +203,11 @@ os.write(1, (repr(read_ranks(os.environ)) + "\\n").encode())  # a line is whole
     ("launcher", "command"),
     [
         ("mpich", ["mpirun", "-np", "2", sys.executable, "-c", PROGRAM]),
-        ("torchrun", ["torchrun", "--nproc-per-node=2", "--no-python", sys.executable, "-c"]),
+        pytest.param(
+            "torchrun",
+            ["torchrun", "--nproc-per-node=2", "--no-python", sys.executable, "-c"],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_two_ranks_of_a_real_launcher(launcher: str, command: list[str]) -> None:
@@ -213,13 +217,13 @@ def test_two_ranks_of_a_real_launcher(launcher: str, command: list[str]) -> None
         pytest.skip("MPICH is not installed in this environment")
     command[0] = str(BIN / command[0])
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    found = sorted(line for line in done.stdout.splitlines() if line.startswith("Ranks"))
-    assert found == [
+    lines = sorted(line for line in done.stdout.splitlines() if line.startswith("Ranks"))
+    assert lines == [
         repr(Ranks(rank=rank, size=2, local_rank=rank, local_size=2, launcher=launcher))
         for rank in (0, 1)
     ]
 
 
-def test_ranks_that_are_not_told_their_number_are_no_trainings_of_their_own() -> None:
+def test_ranks_without_a_size_are_refused() -> None:
     with pytest.raises(InputError, match=r"^PMI_ID=1: .* without -pmi-port"):
         read_ranks({"PMI_ID": "1", "PMI_PORT": "node1:40000"})

@@ -1,4 +1,4 @@
-"""What holds for every host, however its sockets and memory nodes differ in size."""
+"""Properties of placements on hosts whose sockets and memory nodes differ in size."""
 
 import pytest
 from hypothesis import given
@@ -14,8 +14,8 @@ from launch.shares import (
     divide_host,
     spread,
 )
-from launch.topology import Socket, Topology, count_cores, sockets_of
-from tests.launch.hosts_by_hand import cores_in_a_row
+from launch.topology import Socket, Topology, count_cores, list_sockets
+from tests.launch.topologies import cores_in_a_row
 
 NodeSizes = list[list[int]]
 """Cores of each node of each socket."""
@@ -34,7 +34,7 @@ def topology_of(sizes: NodeSizes) -> Topology:
 
 
 def placed(topology: Topology, *, ranks: int, request: CoreRequest) -> list[Share] | Misfit:
-    return fit_ranks(sockets_of(topology), ranks=ranks, request=request, quota=None)
+    return fit_ranks(list_sockets(topology), ranks=ranks, request=request, quota=None)
 
 
 def cpus_of(share: Share) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ def cpus_of(share: Share) -> tuple[int, ...]:
 
 
 @given(HOSTS, st.data())
-def test_ranks_have_as_many_cores_and_share_none(sizes: NodeSizes, data: st.DataObject) -> None:
+def test_ranks_have_equal_numbers_of_own_cores(sizes: NodeSizes, data: st.DataObject) -> None:
     topology = topology_of(sizes)
     ranks = data.draw(st.integers(1, sum(map(sum, sizes))))
     request = CoreRequest(comm_cores=data.draw(st.integers(0, 1)), loader_cores=0)
@@ -61,7 +61,7 @@ def test_ranks_have_as_many_cores_and_share_none(sizes: NodeSizes, data: st.Data
 
 
 @given(HOSTS, st.data())
-def test_a_rank_over_several_nodes_has_them_alone(sizes: NodeSizes, data: st.DataObject) -> None:
+def test_rank_over_several_nodes_shares_none(sizes: NodeSizes, data: st.DataObject) -> None:
     ranks = data.draw(st.integers(1, sum(map(sum, sizes))))
     shares = placed(topology_of(sizes), ranks=ranks, request=CoreRequest())
     if isinstance(shares, Misfit):
@@ -72,8 +72,8 @@ def test_a_rank_over_several_nodes_has_them_alone(sizes: NodeSizes, data: st.Dat
 
 
 @given(HOSTS, st.data())
-def test_few_cores_are_idle_and_more_are_refused(sizes: NodeSizes, data: st.DataObject) -> None:
-    sockets = sockets_of(topology_of(sizes))
+def test_many_idle_cores_are_refused(sizes: NodeSizes, data: st.DataObject) -> None:
+    sockets = list_sockets(topology_of(sizes))
     ranks = data.draw(st.integers(1, count_cores(sockets)))
     chosen = choose_sockets(sockets, ranks)
     cores = count_cores(chosen)
@@ -87,8 +87,8 @@ def test_few_cores_are_idle_and_more_are_refused(sizes: NodeSizes, data: st.Data
 
 
 @given(HOSTS, st.data())
-def test_no_even_division_gives_a_rank_more(sizes: NodeSizes, data: st.DataObject) -> None:
-    sockets = sockets_of(topology_of(sizes))
+def test_even_division_gives_no_rank_more_cores(sizes: NodeSizes, data: st.DataObject) -> None:
+    sockets = list_sockets(topology_of(sizes))
     ranks = data.draw(st.integers(1, count_cores(sockets)))
     chosen = choose_sockets(sockets, ranks)
     even = divide_evenly(chosen, ranks)
@@ -102,11 +102,8 @@ def least_of(groups: list[NodeGroup]) -> int:
 
 
 @given(HOSTS, st.data())
-def test_threads_that_one_rank_more_could_have_are_taken(
-    sizes: NodeSizes, data: st.DataObject
-) -> None:
-    """Told threads fit wherever there is room for such ranks, node by node."""
-    sockets = sockets_of(topology_of(sizes))
+def test_requested_threads_fit_if_nodes_have_room(sizes: NodeSizes, data: st.DataObject) -> None:
+    sockets = list_sockets(topology_of(sizes))
     threads = data.draw(st.integers(1, 9))
     ranks = sum(len(node.cores) // threads for socket in sockets for node in socket.nodes)
     different = len({len(node.cores) for socket in sockets for node in socket.nodes}) > 1
@@ -117,7 +114,7 @@ def test_threads_that_one_rank_more_could_have_are_taken(
 
 @pytest.mark.parametrize("offline", [0, 5, 31, 32, 63])
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8, 16])
-def test_any_core_of_two_sockets_may_be_offline(offline: int, ranks: int) -> None:
+def test_one_core_of_two_sockets_is_offline(offline: int, ranks: int) -> None:
     topology = cores_in_a_row((0, 32, 0, 0), (32, 32, 1, 1))
     online = topology.restricted(set(range(64)) - {offline})
     shares = placed(online, ranks=ranks, request=CoreRequest())
@@ -126,7 +123,7 @@ def test_any_core_of_two_sockets_may_be_offline(offline: int, ranks: int) -> Non
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_a_core_offline_in_one_of_many_nodes(ranks: int) -> None:
+def test_one_core_of_many_nodes_is_offline(ranks: int) -> None:
     nodes = [(8 * node, 8, node // 4, node) for node in range(8)]
     online = cores_in_a_row(*nodes).restricted(set(range(64)) - {13})
     shares = placed(online, ranks=ranks, request=CoreRequest())
@@ -135,14 +132,14 @@ def test_a_core_offline_in_one_of_many_nodes(ranks: int) -> None:
     assert {len(share.nodes) for share in shares} == {8 // ranks}
 
 
-def test_shapes_of_an_uneven_host_have_more_than_one_rank_a_socket() -> None:
-    sockets = sockets_of(cores_in_a_row((1, 31, 0, 0), (32, 32, 1, 1)))
+def test_shapes_of_an_uneven_host() -> None:
+    sockets = list_sockets(cores_in_a_row((1, 31, 0, 0), (32, 32, 1, 1)))
     shapes = fitting_shapes(sockets, request=CoreRequest(), quota=None)
     assert {(1, 32), (2, 31), (4, 15), (8, 7), (63, 1)} <= set(shapes)
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=6), st.data())
-def test_ranks_are_spread_as_evenly_as_there_is_room(rooms: list[int], data: st.DataObject) -> None:
+def test_ranks_are_spread_evenly(rooms: list[int], data: st.DataObject) -> None:
     ranks = data.draw(st.integers(0, sum(rooms)))
     counts = spread(ranks, rooms)
     assert sum(counts) == ranks
@@ -152,8 +149,8 @@ def test_ranks_are_spread_as_evenly_as_there_is_room(rooms: list[int], data: st.
 
 
 @given(HOSTS)
-def test_each_number_that_is_named_fits(sizes: NodeSizes) -> None:
-    sockets: tuple[Socket, ...] = sockets_of(topology_of(sizes))
+def test_each_fitting_shape_can_be_placed(sizes: NodeSizes) -> None:
+    sockets: tuple[Socket, ...] = list_sockets(topology_of(sizes))
     for quota in (None, count_cores(sockets) / 2 + 0.5):
         request = CoreRequest()
         for ranks, threads in fitting_shapes(sockets, request=request, quota=quota):

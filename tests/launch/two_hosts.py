@@ -21,7 +21,7 @@ NAMES = ("left", "right")
 ADDRESSES = ("10.0.0.1", "10.0.0.2")
 """Of the ends of the cable; no other network sees them."""
 
-# `cat` keeps the namespaces until its standard input ends. /sys tells of the interfaces.
+# `cat` keeps the namespaces until its standard input ends. /sys lists the interfaces.
 HOST = """
 set -e
 hostname "$1"
@@ -32,8 +32,8 @@ echo ready
 exec cat
 """
 
-# Called as ssh is: options, a host, and words for a shell there, which has this one's environment
-# as little as a login has.
+# Called like ssh: options, a host, and a shell command for it. The environment is empty, as after a
+# login.
 REMOTE_SHELL = """\
 #!/bin/sh
 while [ "${1#-}" != "$1" ]; do shift; done
@@ -50,19 +50,19 @@ exec env -i HOME="$HOME" PATH=/usr/bin:/bin $enter --wd=/ sh -c "$*"
 
 @dataclass(frozen=True)
 class TwoHosts:
-    """Hosts `left` and `right`, and how to get into them."""
+    """Hosts `left` and `right`, and the commands to enter them."""
 
     enter_left: tuple[str, ...]
-    """What goes before a command that is to run on the first one."""
+    """The prefix of a command that runs on the first host."""
     remote_shell: Path
-    """What mpirun calls instead of ssh."""
+    """The program that mpirun calls instead of ssh."""
 
     def start_on_left(
-        self, words: Sequence[str], *, environment: Mapping[str, str]
+        self, arguments: Sequence[str], *, environment: Mapping[str, str]
     ) -> subprocess.Popen[str]:
-        """A process on the first host, in the repository and in a process group of its own."""
+        """Start a process on the first host, in a process group of its own."""
         return subprocess.Popen(
-            [*self.enter_left, f"--wd={REPOSITORY}", *words],
+            [*self.enter_left, f"--wd={REPOSITORY}", *arguments],
             env={**environment, **self.launcher_variables()},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -71,18 +71,18 @@ class TwoHosts:
         )
 
     def cut(self) -> None:
-        """Pull the cable out: nobody is told, and what is sent is lost."""
+        """Disconnect the cable: packets are lost, and no error is reported."""
         cable = ["ip", "link", "set", "eth0", "down"]
         subprocess.run([*self.enter_left, *cable], check=True)
 
     def drop_everything(self) -> None:
-        """Have the first host's packets go nowhere, as behind a firewall; no error is reported."""
-        nobody = ["lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent"]
-        words = ["ip", "neighbour", "replace", ADDRESSES[1], *nobody]
-        subprocess.run([*self.enter_left, *words], check=True)
+        """Drop the packets of the first host, as a firewall; no error is reported."""
+        unknown = ["lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent"]
+        command = ["ip", "neighbour", "replace", ADDRESSES[1], *unknown]
+        subprocess.run([*self.enter_left, *command], check=True)
 
     def launcher_variables(self) -> dict[str, str]:
-        """How MPICH and Intel MPI are told of the remote shell."""
+        """Return the variables that set the remote shell of MPICH and Intel MPI."""
         return {
             "HYDRA_LAUNCHER": "ssh",
             "HYDRA_LAUNCHER_EXEC": str(self.remote_shell),
@@ -93,12 +93,12 @@ class TwoHosts:
 
 @contextmanager
 def two_hosts(folder: Path, *, names_are_loopback: bool) -> Iterator[TwoHosts]:
-    """Two hosts for as long as the context lasts; skips the test where they cannot be had.
+    """Create two hosts while the context lasts; skip the test if that is not possible.
 
     Args:
         folder: For their files.
-        names_are_loopback: Whether a host's own name means 127.0.1.1 to itself, as Debian installs
-            it, or its address.
+        names_are_loopback: Whether a host resolves its own name to 127.0.1.1, as Debian configures
+            it, or to its address.
     """
     if os.geteuid() != 0:
         pytest.skip("two hosts on one machine need root, to make network namespaces")
@@ -123,12 +123,12 @@ def two_hosts(folder: Path, *, names_are_loopback: bool) -> Iterator[TwoHosts]:
 
 
 def hosts_file(folder: Path, number: int, names_are_loopback: bool) -> Path:
-    """What a host knows of names."""
+    """Write the /etc/hosts of a host."""
     other = 1 - number
-    own = "127.0.1.1" if names_are_loopback else ADDRESSES[number]
+    address = "127.0.1.1" if names_are_loopback else ADDRESSES[number]
     path = folder / f"hosts-of-{NAMES[number]}"
     path.write_text(
-        f"127.0.0.1 localhost\n{own} {NAMES[number]}\n{ADDRESSES[other]} {NAMES[other]}\n"
+        f"127.0.0.1 localhost\n{address} {NAMES[number]}\n{ADDRESSES[other]} {NAMES[other]}\n"
     )
     return path
 
@@ -151,29 +151,29 @@ def namespaces(name: str, hosts: Path) -> Iterator[int]:
 
 
 def connect(pids: Sequence[int]) -> None:
-    """Put a cable between two hosts."""
+    """Connect two hosts by a virtual cable."""
     ends = [str(pid) for pid in pids]
     cable = f"link add eth0 netns {ends[0]} type veth peer name eth0 netns {ends[1]}"
     done = subprocess.run(["ip", *cable.split()], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.skip(f"no virtual cable between network namespaces here: {done.stderr.strip()}")
     for pid, address in zip(pids, ADDRESSES, strict=True):
-        for words in (f"address add {address}/24 dev eth0", "link set eth0 up"):
-            subprocess.run([*entering(pid), "ip", *words.split()], check=True)
+        for arguments in (f"address add {address}/24 dev eth0", "link set eth0 up"):
+            subprocess.run([*entering(pid), "ip", *arguments.split()], check=True)
 
 
 def halves() -> tuple[list[int], list[int]]:
-    """The CPUs of each host; one CPU is for both."""
+    """Return the CPUs of each host; a single CPU is shared."""
     cpus = sorted(os.sched_getaffinity(0))
     half = len(cpus) // 2
     return cpus[:half] or cpus, cpus[half:]
 
 
 def on_cpus(cpus: Sequence[int]) -> list[str]:
-    """What goes before a command that is to keep to them."""
+    """Return the prefix that binds a command to these CPUs."""
     return ["taskset", "--cpu-list", ",".join(map(str, cpus))]
 
 
 def entering(pid: int) -> list[str]:
-    """What goes before a command that is to run in a host's namespaces."""
+    """Return the prefix that runs a command in the namespaces of a host."""
     return ["nsenter", "--target", str(pid), "--net", "--uts", "--mount"]

@@ -45,8 +45,8 @@ from profiling.peaks_measure import (
     matrix_size,
     works_of,
 )
-from tests.launch.processes_left import children_of, wait_until_ended
 from tests.support.commands import RunHere
+from tests.support.processes import children_of, wait_until_ended
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 USABLE_CPUS = sorted(os.sched_getaffinity(0))

@@ -41,7 +41,7 @@ def test_every_kernel_is_compiled_for_every_instruction_set_and_nothing_else_sta
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     found_by_check = check_compiler("kernel")
-    assert (found_by_check.level, "compiled ahead" in found_by_check.found) == ("ok", True)
+    assert (found_by_check.level, "compiled ahead" in found_by_check.detail) == ("ok", True)
 
 
 def test_without_a_compiler_a_line_says_what_to_install(

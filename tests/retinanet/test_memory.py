@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from data.dataset import Batch
-from launch.limits import MemoryLeft
+from launch.limits import FreeMemory
 from retinanet.config import EngineConfig, ModelConfig, TrainingConfig
 from retinanet.config_file import load_config
 from retinanet.config_types import LogitCopies, marks_of
@@ -105,7 +105,7 @@ CONFIG = load_config("demo.yaml", ["training.batch_size=4", "data.image_size=800
 
 
 def fitting(left_gb: float, *, local_ranks: int = 1) -> int:
-    left = MemoryLeft(size=round(left_gb * GB), of="this host")
+    left = FreeMemory(size=round(left_gb * GB), of="this host")
     found = images_that_fit(
         CONFIG, num_classes=80, engine="torch", local_ranks=local_ranks, left=left
     )

@@ -21,10 +21,10 @@ from rich.console import Console
 from common.errors import InputError
 from common.machine import anonymous_bytes, environment
 from launch.hosts import expand_hosts, hosts_with_ranks, read_hostfile
-from launch.limits import memory_left, read_allowance
+from launch.limits import free_memory, read_allowance
 from launch.mpirun import Mpirun
 from launch.placement import fitting_shapes
-from launch.topology import count_cores, read_topology, sockets_of
+from launch.topology import count_cores, list_sockets, read_topology
 from profiling.ablate.result import PINNED
 from profiling.bench.job import (
     AllReduceTime,
@@ -176,8 +176,8 @@ def what_to_measure(data: TrainedData, *, overrides: Sequence[str]) -> Measureme
     from retinanet.memory import memory_need, model_bytes  # noqa: PLC0415
 
     config, classes = load_config(data.config, overrides), data.classes
-    allowance, free = read_allowance(), memory_left()
-    sockets = sockets_of(read_topology().restricted(allowance.cpus))
+    allowance, free = read_allowance(), free_memory()
+    sockets = list_sockets(read_topology().restricted(allowance.cpus))
     pairs = fitting_shapes(sockets, quota=allowance.quota, request=core_request(config))
     sizes = model_bytes(config.model, config.training, num_classes=classes)
     engine = chosen_engine(config.engine.name)

@@ -1,4 +1,4 @@
-"""The image's HEALTHCHECK, of a real process that holds a run's files open as a training does."""
+"""The HEALTHCHECK of the image, with a real process that keeps the files of a run open."""
 
 import os
 import signal
@@ -40,20 +40,22 @@ def age(file: Path, seconds: float) -> None:
 def only_this_training(monkeypatch: pytest.MonkeyPatch, run_folder: Path) -> None:
     from launch.image import health
 
-    found = health.trainings
+    trainings = health.trainings
     monkeypatch.setattr(  # other tests of the suite train beside this one
         health,
         "trainings",
-        lambda processes: [one for one in found(processes) if one[1][0].parent == run_folder],
+        lambda processes: [
+            item for item in trainings(processes) if item[1][0].parent == run_folder
+        ],
     )
 
 
-def test_where_nothing_trains_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+def test_container_without_a_training_is_healthy(capsys: pytest.CaptureFixture[str]) -> None:
     assert main() == 0
     assert capsys.readouterr().out == ""
 
 
-def test_a_training_that_writes_is_healthy(
+def test_training_that_writes_is_healthy(
     training: subprocess.Popen[str], run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main() == 0
@@ -63,16 +65,16 @@ def test_a_training_that_writes_is_healthy(
     assert main() == 1
 
 
-def test_a_training_that_has_written_nothing_for_long_is_named(
+def test_silent_training_is_unhealthy(
     training: subprocess.Popen[str], run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     age(run_folder / "metrics.jsonl", SILENCE_S + 60)
     assert main() == 1
-    said = capsys.readouterr().out
-    assert said.startswith(f"process {training.pid} has written nothing into {run_folder} for 36")
+    output = capsys.readouterr().out
+    assert output.startswith(f"process {training.pid} has written nothing into {run_folder} for 36")
 
 
-def test_a_stopped_training_is_named_with_the_way_to_go_on(
+def test_suspended_training_is_unhealthy(
     training: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     training.send_signal(signal.SIGSTOP)

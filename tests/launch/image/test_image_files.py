@@ -1,4 +1,4 @@
-"""The Dockerfile and what stands beside it; launch/image/try_it.sh builds and runs it."""
+"""The Dockerfile and its files; launch/image/try_it.sh builds and runs the image."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ def packages() -> set[str]:
     return {file.parent.name for file in REPOSITORY.glob("*/__init__.py")} - {"tests", "fuzz"}
 
 
-def test_all_of_the_program_and_no_more_reaches_the_image() -> None:
+def test_image_contains_the_program_and_nothing_else() -> None:
     lines = (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert "*" in lines
     taken = {line[1:].rstrip("/") for line in lines if line.startswith("!")}
@@ -23,14 +23,14 @@ def test_all_of_the_program_and_no_more_reaches_the_image() -> None:
         assert list(REPOSITORY.glob(name)), name
 
 
-def test_every_build_argument_is_explained() -> None:
+def test_each_build_argument_is_documented() -> None:
     page = (REPOSITORY / "docs" / "docker.md").read_text(encoding="utf-8")
     arguments = set(re.findall(r"^ARG (\w+)", DOCKERFILE, re.MULTILINE))
     assert arguments >= {"BASE", "TORCH_INDEX", "IPEX", "PILLOW_SIMD", "ACCIMAGE", "ONECCL_INDEX"}
-    assert {one for one in arguments if f"`{one}" not in page} == set()
+    assert {name for name in arguments if f"`{name}" not in page} == set()
 
 
-def test_files_that_the_image_copies_are_there() -> None:
+def test_copied_files_exist() -> None:
     named = re.findall(r"launch[/.]image[/.]\w+(?:\.sh)?", DOCKERFILE)
     assert named
     for name in named:
@@ -38,7 +38,7 @@ def test_files_that_the_image_copies_are_there() -> None:
         assert path.exists(), name
 
 
-def test_scripts_are_well_formed() -> None:
+def test_scripts_have_valid_syntax() -> None:
     scripts = list((REPOSITORY / "launch" / "image").glob("*.sh"))
     assert len(scripts) == 2
     for script in scripts:

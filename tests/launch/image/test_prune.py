@@ -4,9 +4,7 @@ from launch.image.prune import files_in_use, main, unneeded
 from tests.support.commands import RunHere
 
 
-def test_a_folder_that_is_no_environment_is_named_and_nothing_removed(
-    run_here: RunHere, tmp_path: Path
-) -> None:
+def test_folder_that_is_not_an_environment_is_refused(run_here: RunHere, tmp_path: Path) -> None:
     (tmp_path / "triton").mkdir()
     done = run_here(main, tmp_path)
     assert done.returncode == 2
@@ -14,7 +12,7 @@ def test_a_folder_that_is_no_environment_is_named_and_nothing_removed(
     assert (tmp_path / "triton").is_dir()
 
 
-def test_libraries_that_training_has_loaded_stay_and_the_rest_of_cuda_goes(tmp_path: Path) -> None:
+def test_loaded_libraries_stay_and_unused_files_are_removed(tmp_path: Path) -> None:
     stays = [
         "torch/lib/libtorch_cuda.so",
         "nvidia/cublas/lib/libcublas.so.12",
@@ -45,7 +43,7 @@ def test_libraries_that_training_has_loaded_stay_and_the_rest_of_cuda_goes(tmp_p
     assert [name for name in goes if not is_removed(name)] == []
 
 
-def test_torchs_own_library_is_one_that_training_has_loaded() -> None:
+def test_library_of_torch_is_in_use() -> None:
     import torch
 
     packages = Path(torch.__file__).resolve().parents[1]

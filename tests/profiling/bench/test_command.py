@@ -18,9 +18,9 @@ from profiling.bench.variant import Run, Variant, Workload
 from profiling.bench.worker_pool import WorkerPool
 from retinanet.engine.tile_convolution import has_tiles
 from retinanet.engine.winograd import choose_winograd
-from tests.launch.processes_left import wait_until_ended
 from tests.support.commands import RunHere
 from tests.support.fast_precision import needs_bf16
+from tests.support.processes import wait_until_ended
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SECONDS = {"torch": 2.0, "torchvision-tuned": 6.0, "ceiling": 1.0}

@@ -21,7 +21,7 @@ from profiling.bench.worker_pool import (
     runs_by_name,
     variant_worker,
 )
-from tests.launch.processes_left import children_of, wait_until_ended
+from tests.support.processes import children_of, wait_until_ended
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 WORKLOAD = Workload(images=3)

@@ -8,7 +8,7 @@ import pytest
 from common.machine import thread_wait_times
 from profiling.bench.worker_pool import busy_cores
 from retinanet.training.distributed import BackgroundLoad
-from tests.launch.processes_left import children_of
+from tests.support.processes import children_of
 
 CPU = max(os.sched_getaffinity(0))
 

@@ -57,7 +57,7 @@ def test_what_of_a_whole_detector_is_dropped_is_told(tmp_path: Path) -> None:
     file = tmp_path / "detector.safetensors"
     save_file(RetinaNet(num_classes=2).state_dict(), file)
     found = check_weights(ModelConfig(pretrained_backbone=str(file)))
-    assert found.level == "ok" and "backbone.fpn (16)" in found.found
+    assert found.level == "ok" and "backbone.fpn (16)" in found.detail
     words = (
         "data.scenes.train=2 data.scenes.validation=1 data.image_size=64 training.batch_size=1 "
         "training.max_steps=1 evaluation.pictures=0 engine.precision=float32 model.norm=frozen "

@@ -24,7 +24,7 @@ from profiling.studies.async_groups_search import (
     train,
     whole,
 )
-from tests.launch.processes_left import wait_until_gone
+from tests.support.processes import wait_until_gone
 from tests.launch.ranks import REPOSITORY
 from tests.support.commands import RunHere
 

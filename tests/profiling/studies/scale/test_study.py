@@ -19,7 +19,7 @@ from profiling.studies.scale_study import (
     times_the_throughput,
 )
 from retinanet.config_file import load_config
-from tests.launch.hosts_by_hand import EIGHT_SOCKETS, cores_in_a_row
+from tests.launch.topologies import EIGHT_SOCKETS, cores_in_a_row
 from tests.profiling.studies.scale.samples import measured
 from tests.support.rank_steps import rank_steps
 
@@ -75,7 +75,7 @@ def test_two_cores_fit_two_ranks_or_two_threads() -> None:
     combinations = combined(ranks=(1, 2, 4), threads=(1, 2))
     assert shapes_that_fit(combinations) == [(1, 1), (1, 2), (2, 1)]
     reasons = {(each.ranks, each.threads): each.misfit for each in combinations if each.misfit}
-    assert reasons[2, 2] == "2 ranks can have 1 core each, and launch.threads=2 is more"
+    assert reasons[2, 2] == "2 ranks can have 1 core each, but launch.threads=2 requests more"
     assert reasons[4, 1] == reasons[4, 2] == "4 ranks are more than the 2 cores"
 
 

@@ -15,7 +15,7 @@ from common.errors import BAD_INPUT, InputError
 from launch.mpirun import choose_mpirun
 from launch.placement import fitting_shapes
 from launch.shares import CoreRequest
-from launch.topology import Cpu, Socket, Topology, sockets_of
+from launch.topology import Cpu, Socket, Topology, list_sockets
 from profiling.bench.job import MeasuredJob, measure_all_reduces
 from profiling.studies.tune.measure import (
     NETWORK_SIZES,
@@ -59,7 +59,7 @@ def host(sockets: int, cores: int) -> Sequence[Socket]:
             for number in range(sockets * cores)
         )
     )
-    return sockets_of(topology)
+    return list_sockets(topology)
 
 
 def test_shapes_fit_evenly_and_within_sockets() -> None:

@@ -1,6 +1,6 @@
-"""Rank 1 is killed; rank 0 says by a file that nobody has ended it. kept_ranks.py FOLDER [alone]
+"""Rank 1 is killed; rank 0 writes a file if it is not ended. supervised_ranks.py FOLDER [alone]
 
-`alone`: without a keeper, so that the launcher sees rank 1's end.
+`alone`: without a supervisor, so that the launcher notices the end of rank 1.
 """
 
 import os
@@ -10,21 +10,21 @@ import time
 from pathlib import Path
 
 from launch.ranks import read_ranks
-from launch.rendezvous import meet, part
+from launch.rendezvous import finalize_mpi, make_rendezvous
 from launch.watchdog import supervise_this_rank
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
     ranks = read_ranks(os.environ)
-    meet(ranks, os.environ)
-    part(ranks)
+    make_rendezvous(ranks, os.environ)
+    finalize_mpi(ranks)
     if ranks.rank == 1:
         if "alone" not in sys.argv:
             supervise_this_rank(launcher=os.getppid(), silence_s=100).beat()
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(2)
-    (folder / "rank 0 has ended by itself").touch()
+    (folder / "rank 0 has finished").touch()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Whether a job's processes have ended."""
+"""Find the processes of a job, and wait for their end."""
 
 import time
 from collections.abc import Iterable
@@ -6,35 +6,35 @@ from pathlib import Path
 
 
 def processes_with(text: str, *, begin: str = "") -> list[int]:
-    """Numbers of the processes whose command line has the text, and such a begin; no zombies."""
-    found = []
+    """Return the processes whose command line starts with `begin` and contains `text`."""
+    numbers = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:  # it has ended meanwhile
             continue
         if text in command and command.startswith(begin):
-            found.append(int(folder.name))
-    return found
+            numbers.append(int(folder.name))
+    return numbers
 
 
 def wait_until_gone(text: str, *, seconds: float = 5) -> None:
-    """Fail unless no process of such a command line is left soon."""
+    """Wait until no process has `text` in its command line; fail after `seconds`."""
     end = time.monotonic() + seconds
     while processes_with(text):
-        assert time.monotonic() < end, f"left: {processes_with(text)}"
+        assert time.monotonic() < end, f"remaining: {processes_with(text)}"
         time.sleep(0.1)
 
 
 def wait_until_ended(processes: Iterable[int], *, seconds: float = 10) -> None:
-    """Fail unless processes are gone soon: whoever they fall to must reap them."""
+    """Wait until processes have ended and were reaped; fail after `seconds`."""
     end = time.monotonic() + seconds
-    while left := [one for one in processes if Path(f"/proc/{one}").exists()]:
-        assert time.monotonic() < end, f"left: {left}"
+    while remaining := [item for item in processes if Path(f"/proc/{item}").exists()]:
+        assert time.monotonic() < end, f"remaining: {remaining}"
         time.sleep(0.05)
 
 
 def children_of(process: int) -> list[int]:
-    """Numbers of the processes that a process has started and that have not ended."""
+    """Return the running children of a process."""
     tasks = Path(f"/proc/{process}/task").glob("*/children")
     return [int(number) for task in tasks for number in task.read_text().split()]

@@ -1,4 +1,4 @@
-"""Hosts for tests, written as rows of CPUs."""
+"""Topologies of hosts for tests, written as rows of CPUs."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from launch.topology import Cpu, Topology
 def cores_in_a_row(
     *nodes: tuple[int, int, int, int], sibling_offset: int | None = None
 ) -> Topology:
-    """A host of rows (first CPU, cores, socket, node), each core numbered as its first CPU.
+    """Return a host of rows (first CPU, cores, socket, node); cores have the number of their CPU.
 
     Args:
         nodes: One row for each memory node of each socket.
@@ -25,7 +25,7 @@ def cores_in_a_row(
 
 
 def host(rows: Sequence[tuple[int, int, int, int]]) -> Topology:
-    """A host of rows (CPU, core, socket, node)."""
+    """Return a host of rows (CPU, core, socket, node)."""
     return Topology(tuple(sorted(Cpu(*row) for row in rows)))
 
 

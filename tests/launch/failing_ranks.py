@@ -1,6 +1,6 @@
-"""Ranks of which some fail before they have met: starting_ranks.py MOMENT RANK[,RANK…]
+"""Some ranks fail before torch is loaded: failing_ranks.py MOMENT RANK[,RANK…]
 
-MOMENT: `arguments`, `before` the meeting, or `after` it. The ranks fail one after the other.
+MOMENT: `arguments`, `before` the rendezvous, or `after` it. The ranks fail one after the other.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import time
 from common.cli import run_command
 from common.errors import InputError
 from launch.ranks import read_ranks
-from launch.rendezvous import meet, part, rank0_only_errors
+from launch.rendezvous import finalize_mpi, make_rendezvous, rank0_only_errors
 
 
 def main() -> int:
@@ -28,9 +28,9 @@ def main() -> int:
     with rank0_only_errors(ranks):
         fail_at("arguments")
         fail_at("before")
-        meet(ranks, os.environ)
+        make_rendezvous(ranks, os.environ)
         fail_at("after")
-        part(ranks)
+        finalize_mpi(ranks)
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Four ranks in two groups that only watch each other; JSON of their exit codes at the end.
+"""Four ranks in two groups that only watch each other; prints their exit codes as JSON.
 
-watched_ranks.py FOLDER CASE: what rank 0 does before (`outlive`, `restore`), then who does what.
+watch_program.py FOLDER CASE: the calls of rank 0 (`outlive`, `restore`), then ACTION:RANK pairs.
 """
 
 import json
@@ -15,7 +15,7 @@ from launch.watchdog import Watch, watch_as_first, watch_as_other
 
 HOSTS = ("a", "b", "c", "d")
 GROUPS = (0, 0, 1, 1)
-KEY = b"of these ranks"
+KEY = b"secret"
 SILENCE_S = 2.0
 TRACEBACK = "Traceback (most recent call last):\nLookupError: a bug"
 
@@ -29,7 +29,7 @@ def wait_for(file: Path) -> str:
 
 
 def write(file: Path, text: str = "") -> None:
-    """So that who finds it finds all of it."""
+    """Write a file that exists only once it is complete."""
     partial = file.with_suffix(".partial")
     partial.write_text(text)
     partial.rename(file)
@@ -38,25 +38,25 @@ def write(file: Path, text: str = "") -> None:
 def joined(rank: int, folder: Path) -> Watch:
     port = folder / "port"
     if rank == 0:
-        return watch_as_first(hosts=HOSTS, key=KEY, publish=lambda one: write(port, str(one)))
+        return watch_as_first(hosts=HOSTS, key=KEY, publish=lambda number: write(port, str(number)))
     address = ("127.0.0.1", int(wait_for(port)))
     return watch_as_other(rank, hosts=HOSTS, key=KEY, address=address)
 
 
-def act(watch: Watch, what: str) -> None:
-    if what == "kill":
+def act(watch: Watch, action: str) -> None:
+    if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if what == "stop":
+    if action == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    if what == "interrupt":
+    if action == "interrupt":
         watch.fail(INTERRUPTED, "interrupted")
-    if what == "input":
+    if action == "input":
         watch.fail(BAD_INPUT, "error: a.json: wrong")
     watch.fail(OUR_BUG, TRACEBACK)
 
 
-def be(rank: int, folder: Path, case: list[str]) -> None:
-    """One rank, which goes on until a group was given up, or is ended."""
+def run_rank(rank: int, folder: Path, case: list[str]) -> None:
+    """Run one rank until a group is lost, or the rank is ended."""
     watch = joined(rank, folder)
     watch.start(silence_s=SILENCE_S)
     if rank == 0:
@@ -65,16 +65,16 @@ def be(rank: int, folder: Path, case: list[str]) -> None:
             watch.outlive(())
         write(folder / "begun")
     wait_for(folder / "begun")
-    for word in case:
-        what, _, whose = word.partition(":")
-        if whose == str(rank):
-            act(watch, what)
+    for item in case:
+        action, _, actor = item.partition(":")
+        if actor == str(rank):
+            act(watch, action)
     if rank == 0:
         end = time.monotonic() + 10
         while not watch.lost:
             assert time.monotonic() < end
             time.sleep(0.01)
-        time.sleep(0.3)  # what follows from it
+        time.sleep(0.3)  # for the consequences
         write(folder / "lost", json.dumps(sorted(watch.lost)))
     assert wait_for(folder / "lost") == "[2, 3]"
     watch.close()
@@ -86,7 +86,7 @@ def main() -> None:
     for rank in range(len(HOSTS)):
         process = os.fork()
         if process == 0:
-            be(rank, folder, case)
+            run_rank(rank, folder, case)
             os._exit(0)
         ranks[process] = rank
     codes: dict[int, int] = {}

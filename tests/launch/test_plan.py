@@ -1,0 +1,305 @@
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from launch.__main__ import main
+from launch.placement import place_ranks
+from launch.plan import HostPlan, RankPlan, host_picture, row_length
+from launch.shares import CoreRequest
+from launch.topology import Topology
+from tests.launch.topologies import EIGHT_SOCKETS, LAPTOP, TWO_SOCKETS, cores_in_a_row
+from tests.support.commands import RunHere
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+TWO_SOCKETS_OF_4_CORES = """\
+# CPU,Core,Socket,Node
+0,0,0,0
+1,1,0,0
+2,2,0,0
+3,3,0,0
+4,4,1,1
+5,5,1,1
+6,6,1,1
+7,7,1,1
+8,0,0,0
+9,1,0,0
+10,2,0,0
+11,3,0,0
+12,4,1,1
+13,5,1,1
+14,6,1,1
+15,7,1,1
+"""
+
+
+TIMEOUT_S = 60  # A plan takes about a second
+
+
+def run_plan(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "launch", "plan", *map(str, arguments)]
+    # A pipe, whatever the terminal of the tests.
+    environment = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}
+    return subprocess.run(
+        command,
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+
+
+@pytest.fixture
+def lscpu_file(tmp_path: Path) -> Path:
+    file = tmp_path / "big.txt"
+    file.write_text(TWO_SOCKETS_OF_4_CORES, encoding="utf-8")
+    return file
+
+
+def planned(run_here: RunHere, json_file: Path, *arguments: str | Path) -> dict[str, Any]:
+    done = run_here(main, "plan", "--json", json_file, *arguments)
+    assert done.returncode == 0, done.stderr
+    content: dict[str, Any] = json.loads(json_file.read_text(encoding="utf-8"))
+    return content
+
+
+def test_picture_has_a_cell_for_each_core(lscpu_file: Path) -> None:
+    done = run_plan(
+        "--np", "2", "--topology", lscpu_file, "launch.comm_cores=1", "data.reserve_cores=1"
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    assert lines[:5] == [
+        "host big, ranks 0-1",
+        "2 sockets of 4 cores, 2 CPUs per core",
+        "rank ┃ socket ┃ nodes ┃ threads ┃ compute on CPUs ┃ communicate ┃ load images",
+        "━━━━━╇━━━━━━━━╇━━━━━━━╇━━━━━━━━━╇━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━╇━━━━━━━━━━━━",
+        "   0 │      0 │     0 │       2 │ 0-1             │ 2           │ 3,11",
+    ]
+    assert lines[6:13] == [
+        "╭─ socket 0 ──────────╮",
+        "│ node 0  0  0  0c 0L │",
+        "╰─────────────────────╯",
+        "╭─ socket 1 ──────────╮",
+        "│ node 1  1  1  1c 1L │",
+        "╰─────────────────────╯",
+        "  numbers are ranks: 0 computes, 0c communicates, 0L loads images",
+    ]
+
+
+def test_host_of_2048_cores_is_planned_in_seconds(tmp_path: Path) -> None:
+    rows = [f"{cpu},{cpu},0,0" for cpu in range(2048) if cpu != 77]
+    file = tmp_path / "huge.txt"
+    file.write_text("\n".join(["# CPU,Core,Socket,Node", *rows]), encoding="utf-8")
+    done = run_plan("--np", "8", "--topology", file)
+    assert done.returncode == 0, done.stderr
+    assert "7 of 2047 cores are idle" in done.stdout
+
+
+def test_json_has_each_rank_with_its_environment(
+    lscpu_file: Path, tmp_path: Path, run_here: RunHere
+) -> None:
+    content = planned(
+        run_here,
+        tmp_path / "plan.json",
+        *(
+            "--topology",
+            lscpu_file,
+            "--hosts",
+            "n[1-2]:2",
+            "--openmp",
+            "gnu",
+            "--backend",
+            "gloo",
+        ),
+    )
+    assert content["hosts"] == [{"host": "n1", "ranks": [0, 1]}, {"host": "n2", "ranks": [2, 3]}]
+    assert content["topology"] == {
+        "sockets": 2,
+        "nodes": 2,
+        "cores": 8,
+        "cpus": "0-15",
+        "allowed_cpus": "0-15",
+        "quota": None,
+    }
+    assert content["notes"] == []
+    places = [(rank["rank"], rank["host"], rank["socket"]) for rank in content["ranks"]]
+    assert places == [(0, "n1", 0), (1, "n1", 1), (2, "n2", 0), (3, "n2", 1)]
+    last = content["ranks"][3]
+    assert last["env"]["OMP_NUM_THREADS"] == "4"
+    del last["env"]
+    assert last == {
+        "rank": 3,
+        "host": "n2",
+        "socket": 1,
+        "nodes": [1],
+        "threads": 4,
+        "floating": False,
+        "cpus": [4, 5, 6, 7],
+        "comm_cpus": [],
+        "loader_cpus": [],
+    }
+
+
+def test_equal_hosts_are_shown_once(lscpu_file: Path, run_here: RunHere) -> None:
+    done = run_here(main, "plan", "--topology", lscpu_file, "--hosts", "a:2,b:4,c:2")
+    pictures = [line for line in done.stdout.splitlines() if line.startswith(("host", "2 equal"))]
+    assert pictures == [
+        "2 equal hosts, a (ranks 0-1), c (ranks 6-7); shown: a",
+        "host b, ranks 2-5",
+    ]
+
+
+def test_cpus_that_are_not_allowed_are_marked(lscpu_file: Path, run_here: RunHere) -> None:
+    done = run_here(main, "plan", "--topology", lscpu_file, "--cpus", "1-2,9")
+    assert "node 0  x 0 0 x" in done.stdout
+    assert "node 1  x x x x" in done.stdout
+    assert "only CPUs 1-2,9 may be used" in done.stdout
+
+
+def test_quota_is_planned_with_a_note(lscpu_file: Path, tmp_path: Path, run_here: RunHere) -> None:
+    content = planned(run_here, tmp_path / "plan.json", "--topology", lscpu_file, "--quota", "1.5")
+    rank = content["ranks"][0]
+    assert (rank["threads"], rank["floating"], rank["cpus"]) == (1, True, [0, 1, 2, 3])
+    assert "quota of 1.5 is worth 1 of 4 cores" in content["notes"][1]
+
+
+def test_configuration_without_pinning_gives_a_note(
+    lscpu_file: Path, tmp_path: Path, run_here: RunHere
+) -> None:
+    arguments = ("--np", "2", "--topology", lscpu_file, "launch.pin=false")
+    content = planned(run_here, tmp_path / "plan.json", *arguments)
+    [note] = content["notes"]
+    assert note.startswith("launch.pin=false")
+
+
+def test_long_variables_are_printed_completely(lscpu_file: Path, run_here: RunHere) -> None:
+    row = [f"{cpu},{cpu},0,0" for cpu in range(100, 160)]
+    lscpu_file.write_text("\n".join(["# CPU,Core,Socket,Node", *row]), encoding="utf-8")
+    done = run_here(main, "plan", "--topology", lscpu_file, "--openmp", "intel")
+    text = "".join(done.stdout.partition("KMP_AFFINITY=")[2].split("│")).split()
+    assert "".join(text).startswith(
+        f"granularity=fine,explicit,proclist=[{','.join(str(cpu) for cpu in range(100, 160))}]"
+    )
+
+
+def test_plan_of_this_machine_respects_its_affinity(tmp_path: Path, run_here: RunHere) -> None:
+    content = planned(run_here, tmp_path / "plan.json")
+    assert set(content["ranks"][0]["cpus"]) <= os.sched_getaffinity(0)
+    assert len(content["ranks"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--np", "3"],
+            "3 ranks do not fit evenly on 2 sockets of 4 cores: "
+            "use 1, 2, 4 or 8 ranks (mpirun -np, or --np)",
+        ),
+        (
+            ["--cpus", "3,99"],
+            "--cpus 3,99: the host has no CPU 99 to use; choose among 0-15",
+        ),
+        (
+            ["--np", "3", "--hosts", "a,b"],
+            "--np 3: does not divide evenly among 2 hosts; use 2 or 4, or counts such as a:2",
+        ),
+    ],
+)
+def test_invalid_options_are_one_line_with_exit_status_2(
+    lscpu_file: Path, arguments: list[str], message: str, run_here: RunHere
+) -> None:
+    done = run_here(main, "plan", "--topology", lscpu_file, *arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
+
+
+@pytest.mark.parametrize("quota", ["0", "nan", "half", "-1"])
+def test_invalid_quota_is_refused(quota: str, run_here: RunHere) -> None:
+    done = run_here(main, "plan", f"--quota={quota}")
+    assert done.returncode == 2
+    assert f"expected a number of CPUs such as 1.5, found {quota!r}" in done.stderr
+
+
+def test_existing_json_file_is_not_overwritten(
+    lscpu_file: Path, tmp_path: Path, run_here: RunHere
+) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text("mine", encoding="utf-8")
+    done = run_here(main, "plan", "--topology", lscpu_file, "--json", file)
+    assert done.returncode == 2
+    assert file.read_text(encoding="utf-8") == "mine"
+
+
+def picture_lines(
+    topology: Topology,
+    *,
+    ranks: int,
+    request: CoreRequest | None = None,
+    first: int = 0,
+    quota: float | None = None,
+) -> list[str]:
+    shares = place_ranks(topology, ranks=ranks, request=request or CoreRequest(), quota=quota)
+    plans = tuple(
+        RankPlan(rank=first + place, share=share, environment={})
+        for place, share in enumerate(shares)
+    )
+    text = io.StringIO()
+    picture = host_picture(topology, topology, HostPlan(name="a", ranks=plans), width=100)
+    Console(file=text, width=100, highlight=False).print(picture)
+    return [line.rstrip() for line in text.getvalue().splitlines()]
+
+
+def test_uses_of_cores_differ_without_colours() -> None:
+    request = CoreRequest(threads=8, comm_cores=2, loader_cores=3)
+    lines = picture_lines(TWO_SOCKETS, ranks=4, request=request)
+    first_rank = "0  0  0  0  0  0  0  0  0c 0c 0L 0L 0L · "
+    second_rank = "1  1  1  1  1  1  1  1  1c 1c 1L 1L 1L · "
+    assert lines[1] == f"│ node 0  {first_rank} {second_rank} │"
+    assert lines[-1] == (
+        "  numbers are ranks: 0 computes, 0c communicates, 0L loads images, · idle"
+    )
+
+
+def test_numbers_of_several_digits_are_aligned() -> None:
+    lines = picture_lines(cores_in_a_row((0, 2, 0, 9), (2, 2, 0, 10)), ranks=4, first=8)
+    assert lines[1:3] == ["│ node 9    8  9 │", "│ node 10  10 11 │"]
+
+
+def test_floating_ranks_are_shown_on_all_their_cores() -> None:
+    lines = picture_lines(LAPTOP, ranks=2, quota=2.0)
+    assert lines[1] == "│ node 0  ~ ~ ~ ~ │"
+    assert lines[-1].startswith("  ~ ")
+
+
+def test_idle_socket_is_shown() -> None:
+    assert picture_lines(TWO_SOCKETS, ranks=1)[4] == "│ node 1  " + " ".join("·" * 28) + " │"
+
+
+@pytest.mark.parametrize(
+    ("topology", "ranks"),
+    [(EIGHT_SOCKETS, 224), (cores_in_a_row((0, 64, 0, 0), (64, 64, 1, 1)), 128)],
+)
+def test_large_hosts_fit_100_columns(topology: Topology, ranks: int) -> None:
+    lines = picture_lines(topology, ranks=ranks, first=1000)
+    cells = [
+        cell for line in lines[:-1] for cell in line.split() if len(cell) == 4 and cell != "node"
+    ]
+    assert max(len(line) for line in lines) <= 100
+    assert cells == [str(1000 + rank) for rank in range(ranks)]
+
+
+def test_rows_have_equal_lengths_if_possible() -> None:
+    assert row_length(28, most=30) == 28
+    assert row_length(28, most=22) == 14
+    assert row_length(64, most=29) == 16
+    assert row_length(31, most=20) == 20

@@ -1,0 +1,125 @@
+"""How ranks find each other before torch is loaded, and how early errors end them."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.errors import InputError
+from launch.ranks import Ranks
+from launch.rendezvous import (
+    host_addresses,
+    interface_addresses,
+    interface_towards,
+    interface_with,
+    make_rendezvous,
+    reachable,
+)
+from tests.launch.ranks import REPOSITORY, free_port, run_ranks
+
+PROGRAM = str(Path(__file__).with_name("failing_ranks.py"))
+
+
+def second_of_two(launcher: str) -> Ranks:
+    return Ranks(rank=1, size=2, local_rank=0, local_size=1, launcher=launcher)
+
+
+SLURM = {
+    "SLURM_STEP_NODELIST": "node[07-08]",
+    "SLURM_JOB_NODELIST": "node[01-08]",
+    "SLURM_JOB_ID": "4100",
+    "SLURM_STEP_ID": "2",
+}
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "mpich", "slurm"])
+def test_master_addr_has_priority(launcher: str) -> None:
+    variables = {**SLURM, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    rendezvous = make_rendezvous(second_of_two(launcher), variables)
+    assert (rendezvous.addresses, rendezvous.port) == (("10.0.0.1",), 29500)
+    assert rendezvous.affinities is None
+
+
+@pytest.mark.parametrize(
+    ("launcher", "variables", "named"),
+    [
+        ("torchrun", {"MASTER_ADDR": "10.0.0.1"}, "MASTER_PORT: "),
+        ("torchrun", {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": ""}, "MASTER_PORT: "),
+        ("torchrun", {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "x"}, "MASTER_PORT: 'x'"),
+        ("torchrun", {"HOSTNAME": "a"}, "MASTER_ADDR: is not set"),
+        ("slurm", {"SLURM_STEP_NODELIST": "a"}, "SLURM_STEP_NODELIST, SLURM_JOB_ID: "),
+        ("slurm", {"SLURM_JOB_ID": "4100"}, "SLURM_STEP_NODELIST, SLURM_JOB_ID: "),
+    ],
+)
+def test_incomplete_addresses_are_refused(
+    launcher: str, variables: dict[str, str], named: str
+) -> None:
+    with pytest.raises(InputError, match=f"^{named}"):
+        make_rendezvous(second_of_two(launcher), variables)
+
+
+def test_ranks_of_slurm_use_the_first_host_and_a_port_of_the_step() -> None:
+    rendezvous = make_rendezvous(second_of_two("slurm"), SLURM)
+    assert rendezvous.addresses == ("node07",)
+    ports = {
+        make_rendezvous(
+            second_of_two("slurm"), {**SLURM, "SLURM_JOB_ID": job, "SLURM_STEP_ID": step}
+        ).port
+        for job in ("4100", "4101", "4102")
+        for step in ("0", "1", "2")
+    }
+    assert len(ports) == 9 and all(20_000 <= port < 30_000 for port in ports)
+
+
+def test_interfaces_of_this_host() -> None:
+    assert interface_addresses()["lo"] == "127.0.0.1"
+    assert interface_with("127.0.0.1") == "lo"
+    assert interface_with("192.0.2.200") is None
+    assert interface_towards("127.0.0.1", free_port()) == "lo"
+    assert not [address for address in host_addresses({}) if address.startswith("127.")]
+    assert host_addresses({"GLOO_SOCKET_IFNAME": "lo"}) == ("127.0.0.1",)
+    with pytest.raises(InputError, match=r"^GLOO_SOCKET_IFNAME=ib7: .*\blo\b"):
+        host_addresses({"GLOO_SOCKET_IFNAME": "ib7"})
+
+
+def test_first_address_that_responds_is_used() -> None:
+    port = free_port()
+    with socket.create_server(("127.0.0.3", port)):
+        assert reachable(("127.0.0.2", "127.0.0.3", "127.0.0.4"), port) == "127.0.0.3"
+    with pytest.raises(ConnectionError, match=r"port \d+ of 127\.0\.0\.2 .*127\.0\.0\.3"):
+        reachable(("127.0.0.2", "127.0.0.3"), port)
+
+
+def test_deadline_prints_a_note_and_ends_the_process() -> None:
+    program = """
+import time
+from launch.rendezvous import Wait, deadline
+with deadline(60, "rank 3 on b", Wait("nothing", advice="")):
+    pass
+with deadline(0.4, "rank 3 on b", Wait("rank 0", advice="check the network")):
+    time.sleep(20)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    note, error = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert note.startswith("note: rank 3 on b has waited 0.1 s for rank 0 (limit: 0.4 s)")
+    assert error == "error: rank 3 on b waited 0.4 s for rank 0; check the network"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("moment", "ranks"), [("arguments", "0,1,2"), ("before", "1,2"), ("after", "0,1,2")]
+)
+def test_early_error_is_printed_once_and_ends_all_ranks(moment: str, ranks: str) -> None:
+    job = run_ranks(3, PROGRAM, moment, ranks)
+    assert (job.code, job.output) == (2, "")  # where mpirun would print which ranks it has killed
+    assert job.errors.count("error: ") == 1
+    *above, last = job.errors.splitlines()
+    assert "error: " in last
+    assert moment == "arguments" or above == []
+    if ranks == "1,2":
+        assert last.startswith("rank 1 on ") and last.endswith(": error: a.json: field: wrong")

@@ -1,0 +1,367 @@
+"""`python -m launch run`: its command line, forwarded signals, and hosts that do not start."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch.__main__ import main
+from launch.run import parse_address
+from tests.launch.ranks import MPIRUN, Ended, ended
+from tests.launch.two_hosts import TwoHosts, two_hosts
+from tests.support.commands import RunHere
+from tests.support.processes import processes_with, wait_until_gone
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+RANK = """
+import os, signal, sys
+def stop(number, frame):
+    open(f"{sys.argv[0]}-{os.environ['PMI_RANK']}", "w").close()
+    sys.exit(75)
+signal.signal(signal.SIGTERM, stop)
+line = f"rank {os.environ['PMI_RANK']} of {os.environ['PMI_SIZE']}: {sys.argv[1:]}"
+os.write(1, f"{line}\\n".encode())  # one write: lines do not mix
+if "wait" in sys.argv:
+    signal.pause()
+sys.exit(3)
+"""
+
+
+def launch(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "launch", "run", *arguments],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "rank.py"
+    path.write_text(RANK)
+    return path
+
+
+@pytest.mark.slow
+def test_ranks_are_started_by_the_printed_command(script: Path) -> None:
+    process = launch("--np", "2", "--mpirun", str(MPIRUN), "--", str(script), "--a", "b c")
+    output, errors = process.communicate(timeout=60)
+    assert sorted(output.splitlines()) == [
+        "rank 0 of 2: ['--a', 'b c']",
+        "rank 1 of 2: ['--a', 'b c']",
+    ]
+    assert process.returncode == 3
+    printed = errors.splitlines()[0]
+    assert printed == f"{MPIRUN} -bind-to none -np 2 {sys.executable} {script} --a 'b c'"
+    pasted = subprocess.run(printed, shell=True, capture_output=True, text=True, check=False)
+    assert sorted(pasted.stdout.splitlines()) == sorted(output.splitlines())
+    assert pasted.returncode == 3
+
+
+@pytest.mark.slow
+def test_mpirun_outside_path_finds_its_helpers(script: Path, tmp_path: Path) -> None:
+    # As Intel MPI's, a script that runs mpiexec.hydra.
+    for name, runs in (("mpirun", "a-helper-of-mpirun"), ("a-helper-of-mpirun", str(MPIRUN))):
+        program = tmp_path / "mpi" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f'#!/bin/sh\nexec {runs} "$@"\n')
+        program.chmod(0o755)
+    process = launch("--np", "2", "--mpirun", str(tmp_path / "mpi/mpirun"), "--", str(script))
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 3, errors
+    assert sorted(output.splitlines()) == ["rank 0 of 2: []", "rank 1 of 2: []"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_signal_stops_the_ranks_and_returns_their_status(
+    number: signal.Signals, script: Path
+) -> None:
+    process = launch("--np", "2", "--mpirun", str(MPIRUN), "--", str(script), "wait")
+    assert process.stdout is not None
+    started = {process.stdout.readline() for _ in range(2)}
+    assert started == {"rank 0 of 2: ['wait']\n", "rank 1 of 2: ['wait']\n"}
+    process.send_signal(number)
+    process.communicate(timeout=30)  # the pipe's other end is closed once all ranks have ended
+    assert process.returncode == (75 if number != signal.SIGKILL else -signal.SIGKILL)
+    stopped = sorted(path.name for path in script.parent.glob("rank.py-*"))
+    assert stopped == ["rank.py-0", "rank.py-1"]
+    wait_until_gone(str(script))
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        (["--hosts", "a,b"], "-hosts a:2,b:2 -np 4"),
+        (["--hosts", "a:3,b:1"], "-hosts a:3,b:1 -np 4"),
+        (["--hostfile", "hosts"], "-hosts a:2,b:2 -np 4"),
+    ],
+)
+def test_dry_run_only_prints_the_command(
+    where: list[str], expected: str, tmp_path: Path, run_here: RunHere
+) -> None:
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n")
+    where = [str(tmp_path / item) if item == "hosts" else item for item in where]
+    start = ("--np", "4", "--mpirun", MPIRUN, *where, "--dry-run", "train.py", "x=1")
+    done = run_here(main, "run", *start)
+    assert (done.returncode, done.stderr) == (0, "")
+    expected_line = f"{MPIRUN} -bind-to none {expected} {sys.executable} train.py x=1"
+    assert shlex.split(done.stdout) == expected_line.split()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--np", "2"], "no command to run"),
+        (["--np", "2", "--"], "no command to run"),
+        (["--np", "2", "--", "none.py"], "none.py: no such file in"),
+        (["--np", "2", "--", "--config", "x"], "--config: expected a command after --"),
+        (["--np", "3", "--hosts", "a,b", "--", "train.py"], "--np 3: does not divide evenly"),
+        (["--np", "2", "--hostfile", "none", "--", "train.py"], "--hostfile: none: No such file"),
+        (["--np", "2", "--mpirun", "none", "--", "train.py"], "--mpirun: none is not executable"),
+        (
+            ["--np", "2", "--hosts", "a.invalid,localhost", "train.py"],
+            "--hosts: a.invalid: not known",
+        ),
+    ],
+)
+def test_invalid_command_lines_are_one_line(
+    arguments: list[str], named: str, run_here: RunHere
+) -> None:
+    done = run_here(main, "run", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    errors = done.stderr
+    assert errors.startswith("error: ") and errors.count("\n") == 1 and named in errors
+
+
+def test_starting_ranks_loads_no_torch() -> None:
+    text = "import sys, launch.run as _; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", text], cwd=REPOSITORY, check=True)
+
+
+PROXY = """
+import signal, sys
+from launch.run import run_with_graceful_stop
+sys.exit(run_with_graceful_stop(sys.argv[1:], stop_signal=signal.SIGUSR1, patience_s=0.3))
+"""
+
+# Prints when it is ready, as mpirun; ends after the first SIGUSR1 with 75, as ranks.
+CHILD = """
+trap 'echo USR1; [ -n "$stay" ] || exit 75' USR1
+trap 'echo TERM; exit 143' TERM
+trap 'echo INT; exit 130' INT
+echo ready
+while :; do sleep 0.05; done
+"""
+
+PYTHON_CHILD = """
+import signal, sys
+signal.signal(signal.SIGUSR1, lambda number, frame: sys.exit(print("USR1") or 75))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def start_proxy(*command: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PROXY, *command],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+
+
+@pytest.fixture
+def running() -> Iterator[subprocess.Popen[str]]:
+    process = start_proxy("bash", "-c", CHILD)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_first_signal_stops_gracefully(
+    stop: signal.Signals, running: subprocess.Popen[str]
+) -> None:
+    assert first_line(running) == "ready\n"
+    running.send_signal(stop)
+    output, _ = running.communicate(timeout=10)
+    assert (output, running.returncode) == ("USR1\n", 75)
+
+
+def test_second_signal_is_forwarded_unchanged() -> None:
+    process = start_proxy("bash", "-c", f"stay=1{CHILD}")
+    assert first_line(process) == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert first_line(process) == "USR1\n"
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=10)
+    assert (output, process.returncode) == ("TERM\n", 143)
+
+
+def test_second_ctrl_c_gives_status_130() -> None:
+    # Open MPI's mpirun kills its ranks then and ends with 1.
+    process = start_proxy("bash", "-c", f"stay=1{CHILD.replace('exit 130', 'exit 1')}")
+    assert first_line(process) == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert first_line(process) == "USR1\n"
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=10)
+    assert (output, process.returncode) == ("INT\n", 130)
+
+
+def test_launcher_behind_a_script_gets_the_signal() -> None:
+    # Intel MPI's mpirun is such a script: SIGTERM and SIGUSR1 would end it alone.
+    script = f"{sys.executable} -c {shlex.quote(PYTHON_CHILD)}\nrc=$?\nexit $rc"
+    process = start_proxy("sh", "-c", script)
+    assert first_line(process) == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=10)
+    assert (output, process.returncode) == ("USR1\n", 75)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("then", "status"), [("sleep 100", 1), ("sleep 0.1; exit 5", 5)])
+def test_launcher_that_waits_for_an_unreachable_host_is_killed(
+    then: str, status: int, tmp_path: Path
+) -> None:
+    # As MPICH's mpirun does when the network is gone: its helper on this host has ended.
+    helper = tmp_path / "hydra_pmi_proxy"
+    helper.write_text("#!/bin/sh\nsleep 0.8\n")
+    helper.chmod(0o755)
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROXY, "sh", "-c", f"{helper}; {then}"],
+        cwd=REPOSITORY,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == status
+    assert ("mpirun waits for another host" in errors) == (status == 1)
+
+
+def test_killed_proxy_stops_its_child(running: subprocess.Popen[str]) -> None:
+    assert first_line(running) == "ready\n"
+    running.kill()
+    output, _ = running.communicate(timeout=10)
+    assert output == "USR1\n"
+
+
+def test_ctrl_c_of_a_terminal_reaches_the_child_once() -> None:
+    # A terminal sends it to the whole foreground group: here a group of the relay's own.
+    command = shlex.join([sys.executable, "-c", PROXY, "bash", "-c", CHILD])
+    process = subprocess.Popen(
+        ["bash", "-c", f"exec {command}"],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert first_line(process) == "ready\n"
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=10)
+    assert (output, process.returncode) == ("USR1\n", 75)
+
+
+@pytest.mark.slow
+def test_ignored_hangup_stays_ignored() -> None:
+    process = subprocess.Popen(
+        ["nohup", sys.executable, "-c", PROXY, "bash", "-c", CHILD],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert first_line(process) == "ready\n"
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=10)
+    assert (output, process.returncode) == ("USR1\n", 75)
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 3", 3), ("kill -KILL $$", 137)])
+def test_exit_status_is_that_of_the_child(script: str, status: int) -> None:
+    process = start_proxy("bash", "-c", script)
+    process.communicate(timeout=10)
+    assert process.returncode == status
+
+
+MONITORED = """
+import signal, sys
+from launch import run
+from launch.run import run_with_graceful_stop
+run.NOTICE_S, run.LIMIT_S = 2.0, 5.0
+hosts = ("left", "right")
+sys.exit(
+    run_with_graceful_stop(
+        sys.argv[1:], stop_signal=signal.SIGTERM, patience_s=20, hosts=hosts
+    )
+)
+"""
+SLEEP = "import time; time.sleep(9)"
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[TwoHosts]:
+    with two_hosts(tmp_path, names_are_loopback=True) as both:
+        yield both
+
+
+def run_monitored(hosts: TwoHosts, mark: str) -> Ended:
+    """Ranks that run longer than the limit; `mark` is in their command lines."""
+    flags = ["-bind-to", "none", "-hosts", "left:1,right:1", "-np", "2"]
+    command = [sys.executable, "-c", MONITORED, str(MPIRUN), *flags]
+    command += [sys.executable, "-c", SLEEP, mark]
+    return ended(hosts.start_on_left(command, environment=os.environ), timeout=60)
+
+
+@pytest.mark.slow
+def test_firewall_before_the_start_ends_the_job(hosts: TwoHosts, tmp_path: Path) -> None:
+    hosts.drop_everything()
+    begin = time.monotonic()
+    job = run_monitored(hosts, str(tmp_path))
+    assert time.monotonic() - begin < 40
+    assert job.code == 1
+    note, error = job.errors.splitlines()
+    assert note.startswith("note: host right has not started")
+    assert error.startswith("error: --hosts: host right has not started")
+    assert "firewall" in note and "firewall" in error
+    for process in processes_with(str(tmp_path)):  # the other host's helper waits for its answer
+        os.kill(process, signal.SIGKILL)
+
+
+@pytest.mark.exhaustive
+def test_started_hosts_may_run_longer_than_the_limit(hosts: TwoHosts, tmp_path: Path) -> None:
+    job = run_monitored(hosts, str(tmp_path))
+    assert (job.code, job.errors) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("0100000A", "10.0.0.1"),
+        ("0000000000000000FFFF00000100000A", "10.0.0.1"),
+        ("B80D0120000000000000000001000000", "2001:db8::1"),
+    ],
+)
+def test_addresses_of_the_kernel(text: str, address: str) -> None:
+    assert parse_address(text) == address
