@@ -1,5 +1,5 @@
-# RetinaNet training for CPUs, as an image. docs/docker.md tells how to build and run it: on a
-# laptop, rootless, by Podman, by Apptainer under Slurm, on Kubernetes.
+# RetinaNet training for CPUs, as an image. docs/docker.md describes how to build and run it: on a
+# laptop, rootless, with Podman, with Apptainer under Slurm, on Kubernetes.
 #
 #   docker build -t retinanet-cpu .
 #   docker run -v retinanet-runs:/app/runs retinanet-cpu                # trains the demo
@@ -34,15 +34,15 @@ RUN [ "$PILLOW_SIMD" = 0 ] || { \
         python3.11-dev zlib1g-dev libjpeg-dev libwebp-dev libtiff-dev libfreetype-dev \
     && TESTS=0 TORCH_INDEX="$TORCH_INDEX" ./setup.sh simd; }
 
-# Address of the index of oneCCL's bindings for PyTorch, which their owner keeps.
+# Address of the index of oneCCL's bindings for PyTorch.
 ARG ONECCL_INDEX=
 RUN [ -z "$ONECCL_INDEX" ] || .venv/bin/python -m pip install --no-deps \
     --index-url "$ONECCL_INDEX" oneccl_bind_pt==2.8.0+cpu
 
 COPY . .
 
-# What pip takes: accimage's source, which the package registry does not have, as git+https://… or
-# as a folder beside this file, ./accimage.
+# The source of accimage, which the package registry does not have, as an argument of pip:
+# git+https://…, or a folder beside this file, ./accimage.
 ARG ACCIMAGE=
 RUN [ -z "$ACCIMAGE" ] || bash launch/image/install_accimage.sh "$ACCIMAGE"
 
@@ -70,7 +70,7 @@ RUN apt-get update \
 COPY launch/image/ssh_config /etc/ssh/ssh_config.d/retinanet.conf
 WORKDIR /app
 COPY --from=build /app /app
-# Whatever user the container has may write runs, and nothing else.
+# Any user of the container may write to runs, and to nothing else.
 RUN install -d -m 1777 runs
 
 ARG COMMIT=unknown

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Compile accimage into .venv: launch/image/install_accimage.sh SOURCE, which is what pip takes.
-# It decodes by libjpeg-turbo and by Intel's IPP, which the package registry has.
+# Compile accimage into .venv: launch/image/install_accimage.sh SOURCE, where SOURCE is an argument of
+# pip. It decodes with libjpeg-turbo and Intel's IPP, which is in the package registry.
 set -euo pipefail
 case "$1" in git+*) git=git ;; *) git= ;; esac
 apt-get install -y --no-install-recommends gcc python3.11-dev libjpeg-dev $git
-# Their versions are IPP's; accimage asks for none.
+# accimage pins no version of IPP.
 .venv/bin/python -m pip install ipp-devel==2026.1.0
 libraries=$PWD/.venv/lib
 CPATH=$PWD/.venv/include/ipp:$PWD/.venv/include LIBRARY_PATH=$libraries \

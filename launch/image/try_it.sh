@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Prove that the image builds and runs where there is nothing but Debian and the package registries:
-# debootstrap makes a bare Debian, which becomes the base image; Podman builds the Dockerfile from it,
-# and containers of it train: the demo, ranks, as any user, on a read-only root, as pods.
+# Test that the image builds and runs with nothing but Debian and the package registries: debootstrap
+# creates a minimal Debian as the base image; Podman builds the Dockerfile from it, and containers
+# train: the demo, several ranks, as any user, on a read-only root, as pods.
 #
 #   apt-get install debootstrap podman openssh-client      # as root, on Debian or Ubuntu
 #   bash launch/image/try_it.sh                            # or: ... --build-arg IPEX=1
@@ -10,8 +10,8 @@
 #   BASE        a base image that is there already (default: one is made)
 #   IMAGE       a name for the image (default: retinanet-cpu)
 #   RUN_WITH    more options of `podman run` and `podman build`, such as --ulimit nofile=1024:1024
-# What this machine itself needs to reach the registries, its certificates and pip's settings, is
-# lent to the build, and does not stay in the image. Takes a quarter of an hour on 2 cores.
+# The certificates and pip settings of this machine are mounted during the build, and are not part of
+# the image. Takes a quarter of an hour on 2 cores.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -106,7 +106,7 @@ stop_it() {
 two_pods() {
     step "two containers with networks of their own, as pods: sshd, and mpirun from a third"
     keep_runs pods
-    # As Kubernetes' MPI operator makes them: one key for the job, in files of the pod's group.
+    # Like Kubernetes' MPI operator: one key for the job, in files of the pod's group.
     mkdir "$scratch/ssh"
     ssh-keygen -q -t ecdsa -N '' -C job -f "$scratch/ssh/id_rsa"
     cp "$scratch/ssh/id_rsa.pub" "$scratch/ssh/authorized_keys"

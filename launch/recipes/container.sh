@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# OpenImages in containers under mpirun: one container a rank, on one host or several.
+# OpenImages in containers under mpirun: one container per rank, on one host or several.
 #
 #   bash launch/recipes/container.sh                                     # 8 ranks on this host
 #   HOSTS=hosts FIRST=node1 RANKS=16 bash launch/recipes/container.sh    # two hosts, 8 ranks each
@@ -7,12 +7,11 @@
 #
 # Needs: on each host docker or podman, the image, $DATA and $RUNS at the same paths; an mpirun
 # outside the containers, any MPICH's or Intel MPI's, and `ssh HOST true` without a password.
-# Prints: what one process prints.
+# Prints: the output of rank 0.
 #
-# mpirun talks to its ranks through an open file descriptor, which ends at a container's wall. So
-# ranks get the variables that torchrun would set, and meet at $FIRST:$PORT instead.
-# The host's network, process numbers and shared memory are the way between ranks; SYS_NICE lets them
-# keep memory near their cores.
+# mpirun communicates with its ranks through an open file descriptor, which a container does not
+# inherit. So the ranks get the variables of torchrun, and connect at $FIRST:$PORT instead. They use
+# the host's network, process ids and shared memory; SYS_NICE permits memory near their cores.
 set -euo pipefail
 
 export ENGINE=${ENGINE:-docker} IMAGE=${IMAGE:-retinanet-cpu} RANKS=${RANKS:-8}

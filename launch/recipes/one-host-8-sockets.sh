@@ -4,9 +4,9 @@
 #   bash launch/recipes/one-host-8-sockets.sh
 #   DATA=/data/coco bash launch/recipes/one-host-8-sockets.sh --config coco.yaml run.name=eight
 #
-# Needs: `make` (it makes .venv, with an mpirun in it), and the data set in $DATA.
-# Prints: where each rank's cores are, then what one process prints: progress, mAP, last words.
-# A batch is training.batch_size images on each rank: 8 times as many on all.
+# Needs: `make` (it creates .venv with an mpirun), and the data set in $DATA.
+# Prints: the cores of each rank, then the output of rank 0: progress and mAP.
+# training.batch_size is that of a rank: the global batch is 8 times as large.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

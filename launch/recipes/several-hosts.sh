@@ -7,10 +7,10 @@
 #
 # Needs: this folder, .venv included, and $DATA at the same paths on all hosts (a network drive, or
 # copies), and `ssh HOST true` without a password. runs/ must be shared, or rank 0's host has it.
-# Prints: what one process prints; it comes from rank 0, which runs on the first host.
+# Prints: the output of rank 0, which runs on the first host.
 #
-# If a host has several networks, say which one gradients take: GLOO_SOCKET_IFNAME=ib0 before the
-# command, or HYDRA_IFACE=ib0 for mpirun's own talk. Both are given on to all hosts.
+# If a host has several networks, set the one for gradients (GLOO_SOCKET_IFNAME=ib0 before the
+# command) and the one for mpirun itself (HYDRA_IFACE=ib0). Both are passed to all hosts.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
