@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +42,20 @@ def ended(job: subprocess.Popen[str], *, timeout: float = 120) -> Ended:
         os.killpg(job.pid, signal.SIGKILL)
         raise
     return Ended(job.returncode, output, errors)
+
+
+def run_python(text: str, *arguments: str, flags: Sequence[str] = (), **variables: str) -> Ended:
+    """Run a program text with this Python, in the repository."""
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", text, *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
 
 
 def run_ranks(ranks: int, *command: str, timeout: float = 120, **variables: str) -> Ended:

@@ -11,6 +11,7 @@ import pytest
 
 from common.errors import InputError
 from launch.environment import ALLOCATORS, STARTED_AGAIN, find, preloading
+from tests.launch.ranks import run_python
 from tests.support.fast_precision import FAST_PRECISION
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -50,20 +51,10 @@ sys.exit(run_command(main))
 """
 
 
-def run(
-    text: str, *arguments: str, flags: tuple[str, ...] = (), **variables: str
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *flags, "-c", text, *arguments]
-    environment = {**os.environ, **variables}
-    return subprocess.run(
-        command, cwd=REPOSITORY, capture_output=True, text=True, env=environment, check=False
-    )
-
-
 def faults(policy: str) -> int:
-    done = run(FAULTS_OF_TEN_TENSORS, policy)
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout)
+    done = run_python(FAULTS_OF_TEN_TENSORS, policy)
+    assert done.code == 0, done.errors
+    return int(done.output)
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +66,10 @@ def installed(name: str) -> bool:
     """Return whether the allocator is installed; if not, check the error of the command."""
     if find(ALLOCATORS[name]) is not None:
         return True
-    done = run(PROCESS, name)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert f"error: engine.allocator: {name}: its library is not installed" in done.stderr
-    assert f"apt-get install {ALLOCATORS[name].package}" in done.stderr
+    done = run_python(PROCESS, name)
+    assert done.code == 2 and done.errors.count("\n") == 1, done.errors
+    assert f"error: engine.allocator: {name}: its library is not installed" in done.errors
+    assert f"apt-get install {ALLOCATORS[name].package}" in done.errors
     return False
 
 
@@ -124,8 +115,8 @@ def test_library_preloaded_by_the_user_is_kept(name: str, tmp_path: Path) -> Non
     library = find(ALLOCATORS[name])
     if not installed(name) or library is None:
         return
-    done = run(PROCESS, name, LD_PRELOAD=library)
-    environment = json.loads(done.stdout)["environment"]
+    done = run_python(PROCESS, name, LD_PRELOAD=library)
+    environment = json.loads(done.output)["environment"]
     assert environment["LD_PRELOAD"] == library
     assert not set(ALLOCATORS[name].settings) & set(environment)
 
@@ -147,9 +138,9 @@ def test_library_that_the_linker_refuses_is_an_error(name: str, tmp_path: Path) 
     folder.mkdir()
     (folder / f"lib{ALLOCATORS[name].libraries[0]}.so.9").write_text("no library")
     text = f"import sys; sys.prefix = {str(tmp_path)!r}\n{PROCESS}"
-    done = run(text, name)
-    assert done.returncode == 2, done.stderr
-    last = done.stderr.splitlines()[-1]  # the linker complains first, in its own words
+    done = run_python(text, name)
+    assert done.code == 2, done.errors
+    last = done.errors.splitlines()[-1]  # the linker complains first, in its own words
     assert last.startswith(f"error: engine.allocator: {name}: {folder}/lib")
     assert "cannot be preloaded; apt-get install" in last
 
@@ -194,4 +185,4 @@ def test_training_and_signals_under_a_preloaded_allocator(name: str, tmp_path: P
 
 def test_environment_loads_no_torch() -> None:
     text = "import sys, launch.environment, launch.ranks; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", text], cwd=REPOSITORY, check=True)
+    assert run_python(text).code == 0

@@ -1,10 +1,10 @@
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from launch import environment
 from launch.environment import (
     BINDING_VARIABLES,
     installed_backend,
@@ -12,8 +12,6 @@ from launch.environment import (
     use_environment,
 )
 from launch.shares import Share
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 SHARE = Share(
     socket=0,
@@ -69,34 +67,25 @@ def test_ccl_without_reserved_cores_uses_the_last_core() -> None:
     assert (ccl["CCL_WORKER_COUNT"], ccl["CCL_WORKER_AFFINITY"]) == ("1", "3,3,3")
 
 
-OPENMP = "from launch.environment import *; import sys; print(installed_openmp())"
-
-
-def query(setup: str = "", **changes: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    done = subprocess.run(
-        [sys.executable, "-c", f"{setup}\n{OPENMP}; assert 'torch' not in sys.modules"],
-        cwd=REPOSITORY,
-        env={**environment, **changes},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.strip()
-
-
-def test_intel_openmp_of_the_environment_is_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("library", "preloaded", "openmp"),
+    [
+        ("", "", "gnu"),
+        ("libiomp5.so", "", "intel"),
+        ("", "/lib/absent/libiomp5.so", "intel"),
+        ("", "/lib/absent/libtcmalloc.so", "gnu"),
+    ],
+)
+def test_intel_openmp_is_used_if_installed_or_preloaded(
+    library: str, preloaded: str, openmp: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "lib").mkdir()
-    setup = f"import sys; sys.prefix = {str(tmp_path)!r}"
-    assert query(setup) == "gnu"
-    (tmp_path / "lib" / "libiomp5.so").touch()
-    assert query(setup) == "intel"
-
-
-def test_preloaded_openmp_is_used(tmp_path: Path) -> None:
-    nowhere = "import sys; sys.prefix = '/nowhere'"
-    assert query(nowhere, LD_PRELOAD="/lib/absent/libiomp5.so") == "intel"
-    assert query(nowhere, LD_PRELOAD="/lib/absent/libtcmalloc.so") == "gnu"
+    if library:
+        (tmp_path / "lib" / library).touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(environment, "intel_is_loaded", lambda: False)
+    monkeypatch.setenv("LD_PRELOAD", preloaded)
+    assert environment.installed_openmp() == openmp
 
 
 def test_backend_is_ccl_if_its_bindings_are_installed(

@@ -1,15 +1,12 @@
 import errno
 import platform
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from launch import environment
 from launch.environment import prefer_memory
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.launch.denied_calls import DENY
+from tests.launch.ranks import run_python
 
 known = pytest.mark.skipif(
     platform.machine() not in environment.SYSTEM_CALLS, reason="the call's number is not known"
@@ -28,34 +25,11 @@ def policy():
     return mode.value, [node for node in range(1024) if bits >> node & 1]
 """
 
-# A seccomp filter, as Docker's: set_mempolicy fails with EPERM, all other calls go through.
-DENY = """
-import ctypes, errno, platform, struct
-from launch.environment import SYSTEM_CALLS
-class Program(ctypes.Structure):
-    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
-def deny():
-    steps = struct.pack(
-        "HBBI" * 4,
-        0x20, 0, 0, 0,                                   # load the call's number
-        0x15, 0, 1, SYSTEM_CALLS[platform.machine()],    # another: skip the next
-        0x06, 0, 0, 0x00050000 | errno.EPERM,            # fail with this error
-        0x06, 0, 0, 0x7FFF0000,                          # allow
-    )
-    code = ctypes.create_string_buffer(steps)
-    program = Program(4, ctypes.cast(code, ctypes.c_void_p))
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    assert prctl(38, 1, 0, 0, 0) == 0                    # PR_SET_NO_NEW_PRIVS
-    assert prctl(22, 2, ctypes.byref(program)) == 0      # PR_SET_SECCOMP with a filter
-"""
-
 
 def run(text: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", text], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    done = run_python(text)
+    assert done.code == 0, done.errors
+    return done.output.strip()
 
 
 @known
@@ -63,6 +37,8 @@ def test_node_is_preferred_in_this_process_and_its_children() -> None:
     done = run(f"""{READ_BACK}
 import os
 from launch.environment import prefer_memory
+from tests.launch.denied_calls import DENY
+from tests.launch.ranks import run_python
 assert policy() == (0, [])
 assert prefer_memory([0], allowed=[0, 1]) is None
 print(policy(), flush=True)
@@ -87,6 +63,8 @@ print(set_policy(MPOL_PREFERRED_MANY, [0]), policy())
 def test_container_without_permission_gives_a_note() -> None:
     done = run(f"""{DENY}
 from launch.environment import prefer_memory
+from tests.launch.denied_calls import DENY
+from tests.launch.ranks import run_python
 deny()
 print(prefer_memory([0, 1], allowed=[0, 1, 2]))
 """)
@@ -97,6 +75,8 @@ print(prefer_memory([0, 1], allowed=[0, 1, 2]))
 def test_single_node_needs_no_policy() -> None:
     done = run(f"""{READ_BACK}
 from launch.environment import prefer_memory
+from tests.launch.denied_calls import DENY
+from tests.launch.ranks import run_python
 print(prefer_memory([0], allowed=[0]), prefer_memory([0], allowed=[]), policy())
 """)
     assert done == "None None (0, [])"
@@ -116,6 +96,8 @@ def test_nodes_that_are_not_allowed_are_omitted(monkeypatch: pytest.MonkeyPatch)
 def test_node_unknown_to_the_kernel_gives_a_note() -> None:
     done = run("""
 from launch.environment import prefer_memory
+from tests.launch.denied_calls import DENY
+from tests.launch.ranks import run_python
 print(prefer_memory([900], allowed=[0, 900]))
 """)
     assert done.startswith("memory node 900: the memory policy cannot be set (Invalid argument)")

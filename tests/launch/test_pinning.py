@@ -1,5 +1,6 @@
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from launch.pinning import pin
 from launch.ranks import Ranks
 from launch.shares import CoreRequest
 from launch.topology import read_topology
+from tests.launch.denied_calls import DENY
+from tests.launch.ranks import run_python
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -209,24 +212,11 @@ def test_number_and_cores_of_threads_are_corrected() -> None:
     assert bound == [[cpu] for cpu in answer["cpus"][1:]]
 
 
-NO_BINDING = """
-import ctypes, errno, os, platform, struct
-class Program(ctypes.Structure):
-    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
-call = {"x86_64": 203, "aarch64": 122}[platform.machine()]  # sched_setaffinity
-steps = struct.pack(
-    "HBBI" * 4,
-    *(0x20, 0, 0, 0), *(0x15, 0, 1, call), *(0x06, 0, 0, 0x50001), *(0x06, 0, 0, 0x7FFF0000),
-)
-code = ctypes.create_string_buffer(steps)
-program = Program(4, ctypes.cast(code, ctypes.c_void_p))
-prctl = ctypes.CDLL(None, use_errno=True).prctl
-assert prctl(38, 1, 0, 0, 0) == 0 and prctl(22, 2, ctypes.byref(program)) == 0
-"""
+SCHED_SETAFFINITY = {"x86_64": 203, "aarch64": 122}
 
 
 def test_container_that_does_not_permit_binding_gives_a_note() -> None:
-    (answer,) = start(text=NO_BINDING + RANK)
+    (answer,) = start(text=f"{DENY}deny({SCHED_SETAFFINITY[platform.machine()]})\n{RANK}")
     (note,) = [note for note in answer["notes"] if "cannot be bound" in note]
     assert "(Operation not permitted)" in note
     assert answer["main"] == answer["cpus"] == CPUS
@@ -254,7 +244,7 @@ def test_pinning_after_torch_is_a_bug() -> None:
 
 def test_pinning_loads_neither_torch_nor_numpy() -> None:
     text = "import sys, launch.pinning; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
-    subprocess.run([sys.executable, "-c", text], cwd=REPOSITORY, check=True)
+    assert run_python(text).code == 0
 
 
 @pytest.fixture

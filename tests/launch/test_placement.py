@@ -1,7 +1,4 @@
 import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +7,7 @@ from common.errors import InputError
 from launch.placement import place_ranks, placement_notes
 from launch.shares import CoreRequest, Share, spare_cpus
 from launch.topology import Topology, read_topology
+from tests.launch.ranks import run_python
 from tests.launch.topologies import (
     EIGHT_SOCKETS,
     FOUR_NODES_A_SOCKET,
@@ -21,7 +19,6 @@ from tests.launch.topologies import (
     host,
 )
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 ALL_CORES = CoreRequest()
 
 
@@ -299,19 +296,8 @@ def test_rank_fits_on_this_machine() -> None:
 
 
 def test_placement_loads_neither_torch_nor_numpy() -> None:
-    program = (
-        "import sys, launch.placement\n"
-        "import launch.limits, launch.plan\n"
-        "print({'torch', 'numpy'} & set(sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "set()\n"
+    program = "import sys, launch.limits, launch.plan; print({'torch', 'numpy'} & set(sys.modules))"
+    assert run_python(program).output == "set()\n"
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """How ranks find each other before torch is loaded, and how early errors end them."""
 
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from launch.rendezvous import (
     make_rendezvous,
     reachable,
 )
-from tests.launch.ranks import REPOSITORY, free_port, run_ranks
+from tests.launch.ranks import free_port, run_python, run_ranks
 
 PROGRAM = str(Path(__file__).with_name("failing_ranks.py"))
 
@@ -101,11 +99,9 @@ with deadline(60, "rank 3 on b", Wait("nothing", advice="")):
 with deadline(0.4, "rank 3 on b", Wait("rank 0", advice="check the network")):
     time.sleep(20)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    )
-    note, error = done.stderr.splitlines()
-    assert done.returncode == 1
+    done = run_python(program)
+    note, error = done.errors.splitlines()
+    assert done.code == 1
     assert note.startswith("note: rank 3 on b has waited 0.1 s for rank 0 (limit: 0.4 s)")
     assert error == "error: rank 3 on b waited 0.4 s for rank 0; check the network"
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,8 @@ from tests.support.commands import RunHere
 from tests.support.processes import processes_with, wait_until_gone
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+
+Popen = subprocess.Popen[str]
 
 RANK = """
 import os, signal, sys
@@ -34,7 +37,7 @@ sys.exit(3)
 """
 
 
-def launch(*arguments: str) -> subprocess.Popen[str]:
+def launch(*arguments: str) -> Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "launch", "run", *arguments],
         cwd=REPOSITORY,
@@ -172,68 +175,48 @@ while True:
 """
 
 
-def start_proxy(*command: str) -> subprocess.Popen[str]:
+def start_proxy(*command: str, before: tuple[str, ...] = (), **options: Any) -> Popen:
     return subprocess.Popen(
-        [sys.executable, "-c", PROXY, *command],
+        [*before, sys.executable, "-c", PROXY, *command],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        **options,
     )
 
 
-@pytest.fixture
-def running() -> Iterator[subprocess.Popen[str]]:
-    process = start_proxy("bash", "-c", CHILD)
-    yield process
-    process.kill()
-    process.wait()
-
-
-def first_line(process: subprocess.Popen[str]) -> str:
+def first_line(process: Popen) -> str:
     assert process.stdout is not None
     return process.stdout.readline()
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_first_signal_stops_gracefully(
-    stop: signal.Signals, running: subprocess.Popen[str]
+STAYING = f"stay=1{CHILD}"  # It ignores the first signal
+# Intel MPI's mpirun is a script, which SIGTERM and SIGUSR1 would end alone.
+SCRIPT = f"{sys.executable} -c {shlex.quote(PYTHON_CHILD)}\nrc=$?\nexit $rc"
+
+
+@pytest.mark.parametrize(
+    ("script", "signals", "lines", "status"),
+    [
+        *((CHILD, [name], ["USR1"], 75) for name in ("SIGTERM", "SIGINT", "SIGHUP")),
+        (STAYING, ["SIGTERM", "SIGTERM"], ["USR1", "TERM"], 143),
+        # Open MPI's mpirun kills its ranks after a second Ctrl-C, and ends with 1.
+        (STAYING.replace("exit 130", "exit 1"), ["SIGINT", "SIGINT"], ["USR1", "INT"], 130),
+        (SCRIPT, ["SIGTERM"], ["USR1"], 75),
+        (CHILD, ["SIGKILL"], ["USR1"], -9),  # the child outlives the proxy
+    ],
+    ids=["TERM", "INT", "HUP", "TERM twice", "INT twice", "script", "KILL"],
+)
+def test_signals_to_the_proxy(
+    script: str, signals: list[str], lines: list[str], status: int
 ) -> None:
-    assert first_line(running) == "ready\n"
-    running.send_signal(stop)
-    output, _ = running.communicate(timeout=10)
-    assert (output, running.returncode) == ("USR1\n", 75)
-
-
-def test_second_signal_is_forwarded_unchanged() -> None:
-    process = start_proxy("bash", "-c", f"stay=1{CHILD}")
-    assert first_line(process) == "ready\n"
-    process.send_signal(signal.SIGTERM)
-    assert first_line(process) == "USR1\n"
-    process.send_signal(signal.SIGTERM)
+    process = start_proxy("bash" if script != SCRIPT else "sh", "-c", script)
+    for line, name in zip(["ready", *lines], signals, strict=False):
+        assert first_line(process) == f"{line}\n"
+        process.send_signal(signal.Signals[name])
     output, _ = process.communicate(timeout=10)
-    assert (output, process.returncode) == ("TERM\n", 143)
-
-
-def test_second_ctrl_c_gives_status_130() -> None:
-    # Open MPI's mpirun kills its ranks then and ends with 1.
-    process = start_proxy("bash", "-c", f"stay=1{CHILD.replace('exit 130', 'exit 1')}")
-    assert first_line(process) == "ready\n"
-    process.send_signal(signal.SIGINT)
-    assert first_line(process) == "USR1\n"
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=10)
-    assert (output, process.returncode) == ("INT\n", 130)
-
-
-def test_launcher_behind_a_script_gets_the_signal() -> None:
-    # Intel MPI's mpirun is such a script: SIGTERM and SIGUSR1 would end it alone.
-    script = f"{sys.executable} -c {shlex.quote(PYTHON_CHILD)}\nrc=$?\nexit $rc"
-    process = start_proxy("sh", "-c", script)
-    assert first_line(process) == "ready\n"
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=10)
-    assert (output, process.returncode) == ("USR1\n", 75)
+    assert (output, process.returncode) == (f"{lines[-1]}\n", status)
 
 
 @pytest.mark.slow
@@ -245,35 +228,15 @@ def test_launcher_that_waits_for_an_unreachable_host_is_killed(
     helper = tmp_path / "hydra_pmi_proxy"
     helper.write_text("#!/bin/sh\nsleep 0.8\n")
     helper.chmod(0o755)
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROXY, "sh", "-c", f"{helper}; {then}"],
-        cwd=REPOSITORY,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start_proxy("sh", "-c", f"{helper}; {then}", stderr=subprocess.PIPE)
     _, errors = process.communicate(timeout=10)
     assert process.returncode == status
     assert ("mpirun waits for another host" in errors) == (status == 1)
 
 
-def test_killed_proxy_stops_its_child(running: subprocess.Popen[str]) -> None:
-    assert first_line(running) == "ready\n"
-    running.kill()
-    output, _ = running.communicate(timeout=10)
-    assert output == "USR1\n"
-
-
 def test_ctrl_c_of_a_terminal_reaches_the_child_once() -> None:
-    # A terminal sends it to the whole foreground group: here a group of the relay's own.
-    command = shlex.join([sys.executable, "-c", PROXY, "bash", "-c", CHILD])
-    process = subprocess.Popen(
-        ["bash", "-c", f"exec {command}"],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        text=True,
-        process_group=0,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )
+    # A terminal sends it to the whole foreground group: here a group of the proxy's own.
+    process = start_proxy("bash", "-c", CHILD, process_group=0)
     assert first_line(process) == "ready\n"
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=10)
@@ -282,14 +245,7 @@ def test_ctrl_c_of_a_terminal_reaches_the_child_once() -> None:
 
 @pytest.mark.slow
 def test_ignored_hangup_stays_ignored() -> None:
-    process = subprocess.Popen(
-        ["nohup", sys.executable, "-c", PROXY, "bash", "-c", CHILD],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )
+    process = start_proxy("bash", "-c", CHILD, before=("nohup",), stderr=subprocess.DEVNULL)
     assert first_line(process) == "ready\n"
     process.send_signal(signal.SIGHUP)
     time.sleep(0.3)

@@ -42,11 +42,21 @@ def cpus_of(share: Share) -> tuple[int, ...]:
 
 
 @given(HOSTS, st.data())
-def test_ranks_have_equal_numbers_of_own_cores(sizes: NodeSizes, data: st.DataObject) -> None:
+def test_placement_of_any_number_of_ranks(sizes: NodeSizes, data: st.DataObject) -> None:
     topology = topology_of(sizes)
-    ranks = data.draw(st.integers(1, sum(map(sum, sizes))))
+    sockets = list_sockets(topology)
+    ranks = data.draw(st.integers(1, count_cores(sockets)))
+    chosen = choose_sockets(sockets, ranks)
+    groups, even = divide_host(chosen, ranks), divide_evenly(chosen, ranks)
+    if groups and even:
+        assert least_of(groups) >= least_of(even)
     request = CoreRequest(comm_cores=data.draw(st.integers(0, 1)), loader_cores=0)
     shares = placed(topology, ranks=ranks, request=request)
+    if not request.comm_cores and groups is not None:
+        cores = count_cores(chosen)
+        is_wasteful = cores - ranks * least_of(groups) > MOST_IDLE * cores
+        assert isinstance(shares, Misfit) == is_wasteful
+    assert groups is not None or isinstance(shares, Misfit)
     if isinstance(shares, Misfit):
         return
     taken = [cpu for share in shares for cpu in cpus_of(share)]
@@ -56,45 +66,10 @@ def test_ranks_have_equal_numbers_of_own_cores(sizes: NodeSizes, data: st.DataOb
     for share in shares:
         assert {place[cpu][0] for cpu in cpus_of(share)} == {share.socket}
         assert {place[cpu][1] for cpu in cpus_of(share)} <= set(share.nodes)
+        sharing = sum(bool(set(share.nodes) & set(other.nodes)) for other in shares)
+        assert len(share.nodes) == 1 or sharing == 1  # a rank over several nodes has them alone
     assert [share.socket for share in shares] == sorted(share.socket for share in shares)
     placement_notes(topology, shares, request=request, quota=None)
-
-
-@given(HOSTS, st.data())
-def test_rank_over_several_nodes_shares_none(sizes: NodeSizes, data: st.DataObject) -> None:
-    ranks = data.draw(st.integers(1, sum(map(sum, sizes))))
-    shares = placed(topology_of(sizes), ranks=ranks, request=CoreRequest())
-    if isinstance(shares, Misfit):
-        return
-    spanning = [set(share.nodes) for share in shares if len(share.nodes) > 1]
-    for nodes in spanning:
-        assert sum(bool(nodes & set(share.nodes)) for share in shares) == 1
-
-
-@given(HOSTS, st.data())
-def test_many_idle_cores_are_refused(sizes: NodeSizes, data: st.DataObject) -> None:
-    sockets = list_sockets(topology_of(sizes))
-    ranks = data.draw(st.integers(1, count_cores(sockets)))
-    chosen = choose_sockets(sockets, ranks)
-    cores = count_cores(chosen)
-    shares = placed(topology_of(sizes), ranks=ranks, request=CoreRequest())
-    groups = divide_host(chosen, ranks)
-    if groups is None:
-        assert isinstance(shares, Misfit)
-        return
-    least = min(group.cores_each for group in groups)
-    assert isinstance(shares, Misfit) == (cores - ranks * least > MOST_IDLE * cores)
-
-
-@given(HOSTS, st.data())
-def test_even_division_gives_no_rank_more_cores(sizes: NodeSizes, data: st.DataObject) -> None:
-    sockets = list_sockets(topology_of(sizes))
-    ranks = data.draw(st.integers(1, count_cores(sockets)))
-    chosen = choose_sockets(sockets, ranks)
-    even = divide_evenly(chosen, ranks)
-    groups = divide_host(chosen, ranks)
-    if even and groups:
-        assert least_of(groups) >= least_of(even)
 
 
 def least_of(groups: list[NodeGroup]) -> int:
