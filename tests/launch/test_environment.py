@@ -104,9 +104,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("clean_environment")
-def test_default_of_torchrun_is_replaced_without_note(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_default_of_torchrun_is_replaced_without_note(monkeypatch: pytest.MonkeyPatch) -> None:
     for launcher, value, notes in (("torchrun", "1", 0), ("torchrun", "2", 1), ("mpich", "1", 1)):
         monkeypatch.setenv("OMP_NUM_THREADS", value)
         lines = use_environment(variables(SHARE), bound=True, launcher=launcher)

@@ -145,10 +145,7 @@ def test_free_memory_of_the_host(tmp_path: Path) -> None:
 
 
 ALL = frozenset(range(112))
-SOCKETS = [
-    frozenset([*range(28), *range(56, 84)]),
-    frozenset([*range(28, 56), *range(84, 112)]),
-]
+SOCKETS = [frozenset([*range(28), *range(56, 84)]), frozenset([*range(28, 56), *range(84, 112)])]
 TASKS_ON_SOCKETS = [SOCKETS[0], SOCKETS[1], SOCKETS[0], SOCKETS[1]]
 CORE = frozenset({0, 56})
 
@@ -309,11 +306,7 @@ def srun_masks(text: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("environment", "affinity_", "expected"),
     [
-        (
-            srun_masks("0x1,0x6,0x10000000000000000,0xF0"),
-            {1, 2},
-            [{0}, {1, 2}, {64}, {4, 5, 6, 7}],
-        ),
+        (srun_masks("0x1,0x6,0x10000000000000000,0xF0"), {1, 2}, [{0}, {1, 2}, {64}, {4, 5, 6, 7}]),
         (srun_masks("0x3,0xC"), {2, 3}, [{0, 1}, {2, 3}, {0, 1}, {2, 3}]),  # starts over
         ({}, {2, 3}, None),
         ({"SLURM_CPU_BIND_TYPE": "none", "SLURM_CPU_BIND_LIST": ""}, {2, 3}, None),

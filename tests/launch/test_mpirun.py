@@ -42,12 +42,7 @@ def program(path: Path, version: str, *, status: int = 0) -> Path:
 
 @pytest.mark.parametrize(
     ("version", "family"),
-    [
-        (HYDRA, "mpich"),
-        (INTEL, "intel-mpi"),
-        (OPEN_MPI, "open-mpi"),
-        (PRRTE, "open-mpi"),
-    ],
+    [(HYDRA, "mpich"), (INTEL, "intel-mpi"), (OPEN_MPI, "open-mpi"), (PRRTE, "open-mpi")],
 )
 def test_family_is_read_from_the_version(version: str, family: str, tmp_path: Path) -> None:
     mpirun = program(tmp_path / "mpirun", version)

@@ -82,10 +82,7 @@ os.write(1, (json.dumps(answer) + "\\n").encode())
 
 
 def start(
-    *command: str,
-    text: str = RANK,
-    files: tuple[int, ...] = (),
-    **variables: str,
+    *command: str, text: str = RANK, files: tuple[int, ...] = (), **variables: str
 ) -> list[dict[str, Any]]:
     """Start ranks by a launcher; return their resources in order of rank."""
     clean = {name: value for name, value in os.environ.items() if "OMP" not in name}

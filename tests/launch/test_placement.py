@@ -1,12 +1,12 @@
 import os
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
 from common.errors import InputError
 from launch.placement import place_ranks, placement_notes
 from launch.shares import CoreRequest, Share, spare_cpus
-from launch.topology import Topology, read_topology
+from launch.topology import Topology, format_cpu_list, read_topology
 from tests.launch.ranks import run_python
 from tests.launch.topologies import (
     EIGHT_SOCKETS,
@@ -22,172 +22,117 @@ from tests.launch.topologies import (
 ALL_CORES = CoreRequest()
 
 
-def cpus_of(shares: list[Share]) -> list[list[int]]:
-    return [list(share.cpus) for share in shares]
-
-
 def refusal(
-    topology: Topology,
-    *,
-    ranks: int,
-    request: CoreRequest = ALL_CORES,
-    quota: float | None = None,
+    topology: Topology, *, ranks: int, request: CoreRequest = ALL_CORES, quota: float | None = None
 ) -> str:
     with pytest.raises(InputError) as caught:
         place_ranks(topology, ranks=ranks, request=request, quota=quota)
     return str(caught.value)
 
 
-def share_on(socket: int, cpus: range, **changes: Any) -> Share:
-    fields = {"comm_cpus": (), "loader_cpus": (), "threads": len(cpus), "floating": False}
-    return Share(socket=socket, nodes=(socket,), cpus=tuple(cpus), **{**fields, **changes})
+def describe(share: Share) -> str:
+    """Return such as `0/0-1: 0-7 comm 8 load 9,17`: socket, nodes and CPUs."""
+    text = f"{share.socket}/{format_cpu_list(share.nodes)}: "
+    text += format_cpu_list(share.cpus)
+    text += f" comm {format_cpu_list(share.comm_cpus)}" if share.comm_cpus else ""
+    return text + (f" load {format_cpu_list(share.loader_cpus)}" if share.loader_cpus else "")
 
 
-def test_rank_per_socket_has_one_cpu_of_each_core() -> None:
-    shares = place_ranks(TWO_SOCKETS, ranks=2, request=ALL_CORES)
-    assert shares == [share_on(0, range(28)), share_on(1, range(28, 56))]
+def every_second(first: int, last: int) -> str:
+    return ",".join(map(str, range(first, last + 1, 2)))
 
 
-def test_paired_hyperthreads_leave_every_second_cpu() -> None:
-    shares = place_ranks(TWO_SOCKETS_PAIRED, ranks=2, request=ALL_CORES)
-    assert cpus_of(shares) == [list(range(0, 56, 2)), list(range(56, 112, 2))]
+UNEQUAL = TWO_SOCKETS.restricted(range(4, 56))  # 24 and 28 cores
+EVERY_SECOND = (f"0/0: {every_second(0, 54)}", f"1/1: {every_second(56, 110)}")
 
 
-def test_ranks_on_a_socket_follow_each_other() -> None:
-    shares = place_ranks(TWO_SOCKETS, ranks=4, request=ALL_CORES)
-    assert [share.socket for share in shares] == [0, 0, 1, 1]
-    assert cpus_of(shares) == [
-        list(range(14)),
-        list(range(14, 28)),
-        list(range(28, 42)),
-        list(range(42, 56)),
-    ]
-
-
-def test_order_of_computing_communicating_and_loading_cores() -> None:
-    request = CoreRequest(comm_cores=2, loader_cores=3)
-    second = place_ranks(TWO_SOCKETS, ranks=4, request=request)[1]
-    assert second.cpus == (14, 15, 16, 17, 18, 19, 20, 21, 22)
-    assert second.comm_cpus == (23, 24)
-    assert second.loader_cpus == (25, 26, 27, 81, 82, 83)
-    assert second.threads == 9
-
-
-def test_communication_uses_one_cpu_per_core() -> None:
-    request = CoreRequest(threads=2, comm_cores=1, loader_cores=1)
-    first = place_ranks(TWO_SOCKETS_PAIRED, ranks=2, request=request)[0]
-    assert (first.cpus, first.comm_cpus, first.loader_cpus) == ((0, 2), (4,), (6, 7))
-
-
-def test_eight_ranks_use_eight_sockets() -> None:
-    shares = place_ranks(EIGHT_SOCKETS, ranks=8, request=ALL_CORES)
-    assert [share.socket for share in shares] == [0, 1, 2, 3, 4, 5, 6, 7]
-    assert [share.cpus[0] for share in shares] == [0, 28, 56, 84, 112, 140, 168, 196]
-    assert {share.threads for share in shares} == {28}
-
-
-def test_fewer_ranks_than_sockets_take_the_largest() -> None:
-    shares = place_ranks(EIGHT_SOCKETS, ranks=3, request=ALL_CORES)
-    assert [share.socket for share in shares] == [0, 1, 2]  # the first ones of the same size
-    of_2_4_4_cores = cores_in_a_row((0, 2, 0, 0), (2, 4, 1, 1), (6, 4, 2, 2))
-    shares = place_ranks(of_2_4_4_cores, ranks=2, request=ALL_CORES)
-    assert cpus_of(shares) == [[2, 3, 4, 5], [6, 7, 8, 9]]
-
-
-def test_ranks_get_whole_memory_nodes_of_one_socket() -> None:
-    shares = place_ranks(FOUR_NODES_A_SOCKET, ranks=4, request=ALL_CORES)
-    assert [share.nodes for share in shares] == [(0, 1), (2, 3), (4, 5), (6, 7)]
-    assert cpus_of(shares)[1] == list(range(28, 56))
-
-
-def test_rank_per_socket_has_all_nodes() -> None:
-    shares = place_ranks(FOUR_NODES_A_SOCKET, ranks=2, request=ALL_CORES)
-    assert [share.nodes for share in shares] == [(0, 1, 2, 3), (4, 5, 6, 7)]
-    assert shares[1].cpus == tuple(range(56, 112))
-
-
-def test_more_ranks_than_nodes_share_the_cores_of_each() -> None:
-    shares = place_ranks(FOUR_NODES_A_SOCKET, ranks=16, request=ALL_CORES)
-    assert [share.nodes for share in shares[:4]] == [(0,), (0,), (1,), (1,)]
-    assert cpus_of(shares)[:3] == [
-        [0, 1, 2, 3, 4, 5, 6],
-        [7, 8, 9, 10, 11, 12, 13],
-        [14, 15, 16, 17, 18, 19, 20],
-    ]
-
-
-def test_sixteen_ranks_use_sixteen_nodes() -> None:
-    shares = place_ranks(MANY_NODES, ranks=16, request=ALL_CORES)
-    assert [share.nodes for share in shares] == [(node,) for node in range(16)]
-    assert [share.socket for share in shares] == [0] * 8 + [1] * 8
-    assert shares[9].cpus == (72, 73, 74, 75, 76, 77, 78, 79)
-
-
-def test_a_cpuset_of_odd_cpus_leaves_the_second_hyperthread_of_each_core() -> None:
-    odd = TWO_SOCKETS_PAIRED.restricted(range(1, 112, 2))
-    shares = place_ranks(odd, ranks=2, request=CoreRequest(loader_cores=1))
-    assert cpus_of(shares) == [list(range(1, 55, 2)), list(range(57, 111, 2))]
-    assert shares[0].loader_cpus == (55,)
-
-
-def test_a_cpuset_of_odd_cpus_leaves_every_second_core() -> None:
-    odd = TWO_SOCKETS.restricted(range(1, 112, 2))
-    shares = place_ranks(odd, ranks=2, request=CoreRequest(loader_cores=1))
-    assert cpus_of(shares) == [list(range(1, 27, 2)), list(range(29, 55, 2))]
-    assert shares[0].loader_cpus == (27, 83)
-
-
-def test_smaller_socket_limits_the_threads_of_all_ranks() -> None:
-    unequal = TWO_SOCKETS.restricted(range(4, 56))
-    shares = place_ranks(unequal, ranks=2, request=ALL_CORES)
-    assert cpus_of(shares) == [list(range(4, 28)), list(range(28, 52))]
+@pytest.mark.parametrize(
+    ("topology", "request_", "shares"),
+    [
+        (TWO_SOCKETS, {}, ["0/0: 0-27", "1/1: 28-55"]),
+        (TWO_SOCKETS_PAIRED, {}, EVERY_SECOND),
+        (
+            TWO_SOCKETS,
+            {"comm_cores": 2, "loader_cores": 3},  # loading uses hyperthreads too
+            [
+                "0/0: 0-8 comm 9-10 load 11-13,67-69",
+                "0/0: 14-22 comm 23-24 load 25-27,81-83",
+                "1/1: 28-36 comm 37-38 load 39-41,95-97",
+                "1/1: 42-50 comm 51-52 load 53-55,109-111",
+            ],
+        ),
+        (
+            TWO_SOCKETS_PAIRED,
+            {"threads": 2, "comm_cores": 1, "loader_cores": 1},
+            ["0/0: 0,2 comm 4 load 6-7", "1/1: 56,58 comm 60 load 62-63"],
+        ),
+        (EIGHT_SOCKETS, {}, [f"{n}/{n}: {28 * n}-{28 * n + 27}" for n in range(8)]),
+        # Fewer ranks than sockets use the first, largest ones.
+        (EIGHT_SOCKETS, {}, [f"{n}/{n}: {28 * n}-{28 * n + 27}" for n in range(3)]),
+        (cores_in_a_row((0, 2, 0, 0), (2, 4, 1, 1), (6, 4, 2, 2)), {}, ["1/1: 2-5", "2/2: 6-9"]),
+        # Whole memory nodes, or shares of one.
+        (FOUR_NODES_A_SOCKET, {}, ["0/0-3: 0-55", "1/4-7: 56-111"]),
+        (FOUR_NODES_A_SOCKET, {}, ["0/0-1: 0-27", "0/2-3: 28-55", "1/4-5: 56-83", "1/6-7: 84-111"]),
+        (FOUR_NODES_A_SOCKET, {}, [f"{n // 8}/{n // 2}: {7 * n}-{7 * n + 6}" for n in range(16)]),
+        (MANY_NODES, {}, [f"{n // 8}/{n}: {8 * n}-{8 * n + 7}" for n in range(16)]),
+        (
+            cores_in_a_row((0, 4, 0, 0), (4, 4, 1, 0)),  # a node of two sockets
+            {},
+            ["0/0: 0-3", "1/0: 4-7"],
+        ),
+        (
+            host([(cpu, cpu, cpu % 2, cpu % 2) for cpu in range(8)]),  # CPUs alternate
+            {},
+            ["0/0: 0,2", "0/0: 4,6", "1/1: 1,3", "1/1: 5,7"],
+        ),
+        # A cpuset with the second hyperthread of each core, or with every second core.
+        (
+            TWO_SOCKETS_PAIRED.restricted(range(1, 112, 2)),
+            {"loader_cores": 1},
+            [f"0/0: {every_second(1, 53)} load 55", f"1/1: {every_second(57, 109)} load 111"],
+        ),
+        (
+            TWO_SOCKETS.restricted(range(1, 112, 2)),
+            {"loader_cores": 1},
+            [f"0/0: {every_second(1, 25)} load 27,83", f"1/1: {every_second(29, 53)} load 55,111"],
+        ),
+        # Sockets and nodes of different sizes.
+        (UNEQUAL, {}, ["0/0: 4-27", "1/1: 28-51"]),
+        (UNEQUAL, {"threads": 24}, ["0/0: 4-27", "1/1: 28-51"]),
+        (
+            cores_in_a_row((0, 4, 0, 0), (4, 12, 1, 1)),
+            {},
+            ["0/0: 0-3", *(f"1/1: {n}-{n + 3}" for n in (4, 8, 12))],
+        ),
+        (
+            cores_in_a_row((0, 4, 0, 0), (4, 4, 0, 1), (8, 16, 0, 2)),
+            {},
+            ["0/0-1: 0-7", "0/2: 8-15", "0/2: 16-23"],
+        ),
+        (
+            TWO_SOCKETS,
+            {"threads": 7, "comm_cores": 1, "loader_cores": 1},
+            [
+                f"{n // 28}/{n // 28}: {n}-{n + 6} comm {n + 7} load {n + 8},{n + 64}"
+                for n in (0, 9, 18, 28, 37, 46)
+            ],
+        ),
+    ],
+)
+def test_cores_of_each_rank(
+    topology: Topology, request_: dict[str, int], shares: Sequence[str]
+) -> None:
+    placed = place_ranks(topology, ranks=len(shares), request=CoreRequest(**request_))
+    assert [describe(share) for share in placed] == list(shares)
+    assert all(len(share.cpus) == share.threads and not share.floating for share in placed)
 
 
 @pytest.mark.parametrize(("ranks", "threads"), [(2, 31), (4, 15), (8, 7), (16, 3)])
-def test_an_offline_core_leaves_few_cores_idle(ranks: int, threads: int) -> None:
-    shares = place_ranks(cores_in_a_row((1, 31, 0, 0), (32, 32, 1, 1)), ranks=ranks,
-                         request=ALL_CORES)  # fmt: skip
+def test_offline_core_leaves_few_cores_idle(ranks: int, threads: int) -> None:
+    topology = cores_in_a_row((1, 31, 0, 0), (32, 32, 1, 1))
+    shares = place_ranks(topology, ranks=ranks, request=ALL_CORES)
     assert [share.threads for share in shares] == [threads] * ranks
     assert [share.socket for share in shares] == [0] * (ranks // 2) + [1] * (ranks // 2)
-
-
-def test_a_larger_socket_takes_more_ranks_where_each_then_has_more_cores() -> None:
-    shares = place_ranks(cores_in_a_row((0, 4, 0, 0), (4, 12, 1, 1)), ranks=4, request=ALL_CORES)
-    assert cpus_of(shares) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
-
-
-def test_small_nodes_are_joined_and_a_large_one_is_shared() -> None:
-    of_4_4_16_cores = cores_in_a_row((0, 4, 0, 0), (4, 4, 0, 1), (8, 16, 0, 2))
-    shares = place_ranks(of_4_4_16_cores, ranks=3, request=ALL_CORES)
-    assert [share.nodes for share in shares] == [(0, 1), (2,), (2,)]
-    assert {share.threads for share in shares} == {8}
-
-
-def test_requested_threads_leave_the_rest_of_unequal_sockets_idle() -> None:
-    unequal = TWO_SOCKETS.restricted(range(4, 56))
-    shares = place_ranks(unequal, ranks=2, request=CoreRequest(threads=24))
-    assert cpus_of(shares) == [list(range(4, 28)), list(range(28, 52))]
-
-
-def test_requested_threads_leave_the_rest_of_a_shared_node_idle() -> None:
-    request = CoreRequest(threads=7, comm_cores=1, loader_cores=1)
-    shares = place_ranks(TWO_SOCKETS, ranks=6, request=request)
-    assert [share.cpus[0] for share in shares] == [0, 9, 18, 28, 37, 46]
-    assert shares[2].cpus == (18, 19, 20, 21, 22, 23, 24)
-    assert shares[2].comm_cpus == (25,)
-    assert shares[2].loader_cpus == (26, 82)
-
-
-def test_a_node_over_two_sockets_is_a_node_of_each() -> None:
-    shares = place_ranks(cores_in_a_row((0, 4, 0, 0), (4, 4, 1, 0)), ranks=2, request=ALL_CORES)
-    assert [(share.socket, share.nodes) for share in shares] == [(0, (0,)), (1, (0,))]
-    assert cpus_of(shares) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
-def test_cpus_that_alternate_over_sockets_stay_on_theirs() -> None:
-    alternating = host([(cpu, cpu, cpu % 2, cpu % 2) for cpu in range(8)])
-    shares = place_ranks(alternating, ranks=4, request=ALL_CORES)
-    assert cpus_of(shares) == [[0, 2], [4, 6], [1, 3], [5, 7]]
 
 
 ONE_CPU = host([(0, 0, 0, 0)])
@@ -255,9 +200,10 @@ def test_advised_numbers_of_ranks_fit() -> None:
 
 
 def test_quota_below_the_cores_makes_threads_float() -> None:
-    floating = share_on(0, range(4), threads=1, floating=True)
-    assert place_ranks(LAPTOP, ranks=1, request=ALL_CORES, quota=1.5) == [floating]
-    assert place_ranks(LAPTOP, ranks=1, request=ALL_CORES, quota=0.3) == [floating]
+    for quota in (1.5, 0.3):
+        [share] = place_ranks(LAPTOP, ranks=1, request=ALL_CORES, quota=quota)
+        assert describe(share) == "0/0: 0-3"
+        assert share.floating and share.threads == 1
     assert "1 core that the CPU quota of 1.5 gives" in refusal(LAPTOP, ranks=2, quota=1.5)
 
 

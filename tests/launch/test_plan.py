@@ -74,16 +74,7 @@ def test_json_has_each_rank_with_its_environment(
     content = planned(
         run_here,
         tmp_path / "plan.json",
-        *(
-            "--topology",
-            lscpu_file,
-            "--hosts",
-            "n[1-2]:2",
-            "--openmp",
-            "gnu",
-            "--backend",
-            "gloo",
-        ),
+        *("--topology", lscpu_file, "--hosts", "n[1-2]:2", "--openmp", "gnu", "--backend", "gloo"),
     )
     assert content["hosts"] == [{"host": "n1", "ranks": [0, 1]}, {"host": "n2", "ranks": [2, 3]}]
     assert content["topology"] == {

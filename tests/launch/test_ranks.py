@@ -80,6 +80,7 @@ ALONE = Ranks(rank=0, size=1, local_rank=0, local_size=1, launcher="none")
         ("open-mpi", OPEN_MPI),
         ("torchrun", TORCHRUN),
         ("slurm", SRUN),
+        ("slurm", {**SRUN, "PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "9"}),  # --mpi=pmi2
     ],
 )
 def test_variables_of_each_launcher(launcher: str, environment: dict[str, str]) -> None:
@@ -143,11 +144,6 @@ def test_rank_and_size_alone_are_one_rank_per_host() -> None:
     assert read_ranks({"RANK": "2", "WORLD_SIZE": "4"}) == expected
 
 
-def test_srun_with_pmi2_numbers_hosts_as_slurm_does() -> None:
-    ranks = read_ranks({**SRUN, "PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "9"})
-    assert ranks == Ranks(rank=3, size=4, local_rank=1, local_size=2, launcher="slurm")
-
-
 @pytest.mark.parametrize(("rank", "node", "local_size"), [(0, 0, 2), (5, 2, 2), (6, 3, 1)])
 def test_slurm_hosts_have_different_numbers_of_tasks(rank: int, node: int, local_size: int) -> None:
     environment = {
@@ -182,6 +178,7 @@ def test_slurm_hosts_have_different_numbers_of_tasks(rank: int, node: int, local
         ({**SRUN, "SLURM_NODEID": "2"}, r"SLURM_STEP_TASKS_PER_NODE=2\(x2\): does not agree"),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2x2"}, "SLURM_STEP_TASKS_PER_NODE=2x2: expected"),
         ({"SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, "SLURM_TASKS_PER_NODE=: expected a count"),
+        ({"PMI_ID": "1", "PMI_PORT": "node1:40000"}, "PMI_ID=1: .* without -pmi-port"),
     ],
 )
 def test_contradicting_variables_are_refused_by_name(
@@ -222,8 +219,3 @@ def test_two_ranks_of_a_real_launcher(launcher: str, command: list[str]) -> None
         repr(Ranks(rank=rank, size=2, local_rank=rank, local_size=2, launcher=launcher))
         for rank in (0, 1)
     ]
-
-
-def test_ranks_without_a_size_are_refused() -> None:
-    with pytest.raises(InputError, match=r"^PMI_ID=1: .* without -pmi-port"):
-        read_ranks({"PMI_ID": "1", "PMI_PORT": "node1:40000"})
