@@ -68,7 +68,7 @@ def test_a_count_of_no_host_is_refused() -> None:
 
 @pytest.mark.parametrize("port", ["²", "0", "65536", "-1", "9" * 5000, ""])
 def test_a_port_is_one(port: str) -> None:
-    with pytest.raises(InputError, match=r"MASTER_PORT: .* is no port"):
+    with pytest.raises(InputError, match=r"MASTER_PORT: .* is not a port"):
         master_rendezvous({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
 
 

@@ -79,6 +79,7 @@ def test_tuned_allocator_causes_few_page_faults(faults_of_system: int) -> None:
     assert faults("tuned") < faults_of_system / 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALLOCATORS)
 def test_preloaded_allocator_causes_few_page_faults(name: str, faults_of_system: int) -> None:
     if installed(name):

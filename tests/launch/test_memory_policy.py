@@ -37,8 +37,6 @@ def test_node_is_preferred_in_this_process_and_its_children() -> None:
     done = run(f"""{READ_BACK}
 import os
 from launch.environment import prefer_memory
-from tests.launch.denied_calls import DENY
-from tests.launch.ranks import run_python
 assert policy() == (0, [])
 assert prefer_memory([0], allowed=[0, 1]) is None
 print(policy(), flush=True)
@@ -62,10 +60,9 @@ print(set_policy(MPOL_PREFERRED_MANY, [0]), policy())
 @known
 def test_container_without_permission_gives_a_note() -> None:
     done = run(f"""{DENY}
-from launch.environment import prefer_memory
-from tests.launch.denied_calls import DENY
-from tests.launch.ranks import run_python
-deny()
+import platform
+from launch.environment import SYSTEM_CALLS, prefer_memory
+deny(SYSTEM_CALLS[platform.machine()])
 print(prefer_memory([0, 1], allowed=[0, 1, 2]))
 """)
     assert done.startswith("memory nodes 0, 1: the memory policy is not permitted")
@@ -75,8 +72,6 @@ print(prefer_memory([0, 1], allowed=[0, 1, 2]))
 def test_single_node_needs_no_policy() -> None:
     done = run(f"""{READ_BACK}
 from launch.environment import prefer_memory
-from tests.launch.denied_calls import DENY
-from tests.launch.ranks import run_python
 print(prefer_memory([0], allowed=[0]), prefer_memory([0], allowed=[]), policy())
 """)
     assert done == "None None (0, [])"
@@ -96,8 +91,6 @@ def test_nodes_that_are_not_allowed_are_omitted(monkeypatch: pytest.MonkeyPatch)
 def test_node_unknown_to_the_kernel_gives_a_note() -> None:
     done = run("""
 from launch.environment import prefer_memory
-from tests.launch.denied_calls import DENY
-from tests.launch.ranks import run_python
 print(prefer_memory([900], allowed=[0, 900]))
 """)
     assert done.startswith("memory node 900: the memory policy cannot be set (Invalid argument)")
