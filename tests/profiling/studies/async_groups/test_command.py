@@ -24,9 +24,9 @@ from profiling.studies.async_groups_search import (
     train,
     whole,
 )
-from tests.support.processes import wait_until_gone
 from tests.launch.ranks import REPOSITORY
 from tests.support.commands import RunHere
+from tests.support.processes import wait_until_gone
 
 SMALL = (
     "data.scenes.train=16",
