@@ -134,7 +134,7 @@ def preload(name: str | None, *, openmp: Path | None = None) -> None:
 
     A library that the user has preloaded is taken as it is, and `name=None` leaves the allocator.
     `openmp` is an OpenMP library that is not loaded, to be preloaded in the same start. If the
-    dynamic linker does not take it, the process goes on without.
+    dynamic linker does not accept it, the process continues without it.
 
     Raises:
         InputError: The allocator's library is not installed, or the linker does not take it.

@@ -72,7 +72,7 @@ class ProcessGroup:
     """torch's group for gradients; None: that of all ranks of the job."""
     store: dist.Store | None = None
     job_ranks: tuple[int, ...] = ()
-    """Of each rank, its number in the job, where these are not all of the job's ranks."""
+    """The number in the job of each rank; empty if these are all ranks of the job."""
 
     def in_job(self, rank: int) -> int:
         """Return the rank of a member in torch's group of all ranks of the job."""

@@ -183,7 +183,7 @@ def is_running(ranks: Ranks) -> bool:
 def exchange(value: Any, *, failure: tuple[int, str] | None = None) -> list[Any]:
     """Return the pickled values of all ranks, in order of rank; all ranks call it.
 
-    A rank that cannot go on gives its `failure`: exit code and text for stderr.
+    A rank that cannot continue passes its `failure`: exit code and text for stderr.
 
     Raises:
         StartFailedError: On all ranks, if one has given a failure; the lowest rank's counts.

@@ -149,7 +149,7 @@ def describe_sockets(sockets: Sequence[Socket]) -> str:
 
 
 PLACES = ("sys/devices/system/cpu", "devices/system/cpu", "system/cpu", "cpu")
-"""Where a copy may have the folder of CPUs, by what was copied."""
+"""The folder of CPUs in a copy of `/`, `/sys`, `/sys/devices` or `/sys/devices/system`."""
 
 
 def read_sysfs(cpu_folder: Path) -> list[CpuFacts]:

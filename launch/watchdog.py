@@ -5,9 +5,9 @@ killed one's connection is closed by the kernel; one that is stopped, or whose h
 no more beats. Rank 0 decides which failure was the first, prints it and sends it to all; then each
 rank ends, wherever its main thread is. The end of a compute group may be its own alone.
 
-Launchers end all ranks when one of them ends badly. Where other groups go on, a rank is therefore
-the child of a small process, its supervisor, which ends well then. Open MPI's and torchrun's ranks
-would train on when the launcher is gone, so each rank watches the launcher's process too.
+Launchers end all ranks when one of them fails. With compute groups, a rank outside the first group
+is therefore the child of a small process, its supervisor, which then exits with 0. The ranks of
+Open MPI and torchrun would continue without their launcher, so each rank watches the launcher too.
 """
 
 import ctypes
@@ -86,9 +86,9 @@ class Watch:
         """Ranks of groups that have ended, as far as this rank is informed."""
 
     def outlive(self, groups: Sequence[int]) -> None:
-        """On rank 0: from now on others go on where a rank ends whose group is not rank 0's.
+        """Let other groups continue when a rank of another group than rank 0's ends; on rank 0.
 
-        `groups` has the group of each rank; none: from now on the end of any is the end of all.
+        `groups` has the group of each rank. If it is empty, the end of any rank ends all.
         """
         self._groups = groups
 
@@ -192,7 +192,7 @@ class Watch:
         end_process(failure, prints=False)
 
     def _end_or_outlive(self, failure: Failure) -> None:
-        """On rank 0: end all, or where the others may go on, the failed rank's group alone."""
+        """End all ranks, or if the others may continue, only the failed rank's group; on rank 0."""
         if failure.rank in self.lost:  # it has ended since another of its group has
             return
         groups = self._groups
@@ -241,8 +241,8 @@ class Watch:
 
     def _kill_silent(self, failure: Failure) -> None:
         """End a rank of this host that is stopped: the launcher would wait for it forever."""
-        # Containers may share process numbers, so the name counts too: a rank behind a network that
-        # is cut off is alive, and may be the one that goes on.
+        # The host name counts too, since containers may have equal process ids: a rank behind a
+        # failed network is alive, and its side of the job may be the one that continues.
         is_local = self._hosts[failure.rank] == self._hosts[self._rank]
         if failure.is_silent and self._processes and is_local:
             kill_if_local(self._processes[failure.rank])

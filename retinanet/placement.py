@@ -70,7 +70,7 @@ def core_request(config: Config) -> CoreRequest:
     return CoreRequest(threads=threads, comm_cores=launch.comm_cores, loader_cores=loader_cores)
 
 
-NOT_PINNED = "launch.pin=false: a run puts its ranks nowhere; this is what it would do with true"
+NOT_PINNED = "launch.pin=false: a run does not pin its ranks; this is the plan with true"
 
 
 def plan_command(
@@ -191,14 +191,14 @@ def configured_plan(
 
 
 ABOUT = """\
-Show where each rank of a training would run: on which cores it computes, exchanges gradients and
-loads images, in which memory, with which environment. Nothing is started.
+Show the placement of each rank of a training: its cores for computing, exchanging gradients and
+loading images, its memory nodes and its environment. Nothing is started.
 
-It is what `mpirun -np N python train.py …` does by itself, with the same configuration. Without
---topology it is planned for this machine, within what this process may use: its CPUs, and the CPU
-quota of its container. With --topology it is planned for another one, from its own description:
+`mpirun -np N python train.py …` places its ranks in the same way, with the same configuration. The
+plan is for this machine, within the CPUs and the CPU quota of this process. With --topology it is
+for another one, described by the output of a command there:
 
-  lscpu -p=CPU,CORE,SOCKET,NODE > big.txt        # there, or in a job on one of its nodes"""
+  lscpu -p=CPU,CORE,SOCKET,NODE > big.txt        # or in a job on one of its nodes"""
 
 EXAMPLES = """\
 examples:
@@ -225,20 +225,20 @@ def add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     parser.add_argument(
         "--hosts",
         metavar="LIST",
-        help="a,b or node[01-04]: --np shared evenly; or with counts, a:4,b:4; hosts are alike",
+        help="a,b or node[01-04]: --np shared evenly; or with counts: a:4,b:4; all hosts are equal",
     )
     parser.add_argument(
         "--config",
         default="demo.yaml",
         metavar="NAME",
-        help="a YAML file, or a name in configs/, as train.py takes it (default: demo.yaml)",
+        help="a YAML file, or a name in configs/, as for train.py (default: demo.yaml)",
     )
     add_overrides(parser)
     parser.add_argument(
         "--topology",
         type=Path,
         metavar="FILE",
-        help="another host: output of lscpu -p=CPU,CORE,SOCKET,NODE, or a folder, a copy of /sys",
+        help="another host: output of lscpu -p=CPU,CORE,SOCKET,NODE, or a copy of the folder /sys",
     )
     parser.add_argument(
         "--cpus", type=cpu_list, metavar="LIST", help="use these CPUs only, such as 0-3,8"
@@ -249,14 +249,14 @@ def add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     parser.add_argument(
         "--openmp",
         choices=["gnu", "intel"],
-        help="whose variables the environment sets (default: the runtime that is installed here)",
+        help="OpenMP runtime of the variables (default: the one installed on this machine)",
     )
     parser.add_argument(
         "--backend",
         choices=["gloo", "ccl"],
-        help="what exchanges gradients (default: distributed.backend, or what is installed here)",
+        help="backend of gradient exchange (default: distributed.backend, or the installed one)",
     )
-    add_json_option(parser, "write the plan here too, every rank's CPUs and environment")
+    add_json_option(parser, "also write the plan, with the CPUs and the environment of each rank")
     parser.set_defaults(run=plan_command)
 
 

@@ -43,7 +43,7 @@ class Job:
 
     @cached_property
     def sizes(self) -> ModelBytes:
-        """Those of its model, or of its least where the number of classes is not known yet."""
+        """The sizes of its model; with one class if their number is not known yet."""
         model, training = self.config.model, self.config.training
         return model_bytes(model, training, num_classes=self.known.classes)
 

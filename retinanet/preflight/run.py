@@ -44,7 +44,7 @@ class KnownData:
 
     @property
     def classes(self) -> int:
-        """Those of the model, or the least that there may be."""
+        """The number of classes; 1 if it is not known."""
         return self.num_classes or 1
 
 
@@ -96,7 +96,7 @@ def check_run_folder(path: Path, config: Config, *, resume: bool, overwrite: boo
 
 
 def check_newest_checkpoint(folder: Path, config: Config) -> Finding:
-    """Check the checkpoint that --resume goes on from, every byte of it."""
+    """Check the checkpoint from which --resume continues, including its SHA-256."""
     checkpoint, problems = newest_whole(folder)
     if checkpoint is None and problems:
         detail = f"{problems[0]}; no checkpoint in {folder} is intact"
@@ -168,7 +168,7 @@ def existing(path: Path) -> Path:
 
 DISK = "disk space"
 HEADERS, RANDOM_STATES = 1_000_000, 10_000
-"""Of a checkpoint beside its tensors, at the most: names and JSON; a rank's states. [bytes]"""
+"""Upper bounds of a checkpoint's names and JSON, and of the random states of a rank. [bytes]"""
 BYTES_A_SCENE, BYTES_A_DETECTION, BYTES_A_STEP, BYTES_AN_EVALUATION = 24_000, 110, 600, 2_000_000
 """A step has metrics and TensorBoard's events, an evaluation pictures and curves."""
 DETECTIONS = 300

@@ -248,7 +248,7 @@ def test_pinning_loads_neither_torch_nor_numpy() -> None:
 def with_intel_openmp(tmp_path: Path) -> str:
     """Python code that makes a folder this environment, in which a libiomp5 lies.
 
-    It is an empty library of that name: the linker takes it, and torch goes on with libgomp.
+    It is an empty library: the linker accepts it, and torch still uses libgomp.
     """
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:

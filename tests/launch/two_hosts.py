@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 NAMES = ("left", "right")
 ADDRESSES = ("10.0.0.1", "10.0.0.2")
-"""Of the ends of the cable; no other network sees them."""
+"""Addresses of the two ends of the cable, which is in no other network."""
 
 # `cat` keeps the namespaces until its standard input ends. /sys lists the interfaces.
 HOST = """
