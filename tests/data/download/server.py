@@ -37,7 +37,7 @@ class Server:
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
         self.faults: dict[str, list[str]] = defaultdict(list)
-        """Names of methods of `Handler` that serve the path's next requests, one after the other"""
+        """Names in `RESPONSES`, or of methods of `Handler`, for the path's next requests"""
         self.fallback: Callable[[str], str] = lambda path: "serve"
         """Chooses the method for later requests"""
         self.tag = "1"
@@ -114,7 +114,8 @@ class Handler(BaseHTTPRequestHandler):
             fault = faults.pop(0) if faults else self.state.fallback(self.path)
         try:
             if self.path in self.state.files:
-                getattr(self, fault)(self.state.files[self.path])
+                respond = RESPONSES.get(fault) or getattr(Handler, fault)
+                respond(self, self.state.files[self.path])
             else:
                 self.answer(404, b"no such file")
         except ConnectionError:
@@ -172,21 +173,6 @@ class Handler(BaseHTTPRequestHandler):
 
     # Faults
 
-    def error_500(self, body: bytes) -> None:
-        self.answer(500, b"oops")
-
-    def error_503(self, body: bytes) -> None:
-        self.answer(503, b"busy", Retry_After="0")
-
-    def error_429(self, body: bytes) -> None:
-        self.answer(429, b"too many", Retry_After="Wed, 21 Oct 2015 07:28:00 GMT")
-
-    def wait_a_second(self, body: bytes) -> None:
-        self.answer(503, b"busy", Retry_After="1")
-
-    def unauthorized(self, body: bytes) -> None:
-        self.answer(401, b"who are you")
-
     def no_answer(self, body: bytes) -> None:
         self.hang_up()
 
@@ -218,9 +204,6 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, body, length=len(body) + 10)
         self.hang_up()
 
-    def length_too_short(self, body: bytes) -> None:
-        self.answer(200, body, length=len(body) - 7)
-
     def no_length(self, body: bytes) -> None:
         self.send_response(200)
         self.send_header("Connection", "close")
@@ -228,37 +211,10 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body[: len(body) // 2])
         self.hang_up()
 
-    def html(self, body: bytes) -> None:
-        self.answer(200, HTML, Content_Type="image/jpeg")
-
-    def garbage(self, body: bytes) -> None:
-        self.answer(200, random.Random(0).randbytes(len(body)), Content_Type="image/jpeg")
-
-    def truncated(self, body: bytes) -> None:
-        self.answer(200, body[: len(body) * 3 // 4])
-
-    def without_its_end(self, body: bytes) -> None:
-        self.answer(200, body[:-2])
-
-    def empty(self, body: bytes) -> None:
-        self.answer(200, b"")
-
-    def compressed(self, body: bytes) -> None:
-        self.answer(200, body, Content_Encoding="gzip")
-
-    def whole_for_a_part(self, body: bytes) -> None:
-        self.answer(200, body)
-
     def another_range(self, body: bytes) -> None:
         start = len(body) // 3
         place = f"bytes {start}-{len(body) - 1}/{len(body)}"
         self.answer(206, body[start:], Content_Range=place)
-
-    def nonsense_range(self, body: bytes) -> None:
-        self.answer(206, body, Content_Range="all of it")
-
-    def nothing_left(self, body: bytes) -> None:
-        self.answer(416, b"", Content_Range="bytes */1")
 
     def control_characters(self, body: bytes) -> None:
         """A reason that would clear a terminal and forge a line of a list."""
@@ -277,9 +233,6 @@ class Handler(BaseHTTPRequestHandler):
         many = "9" * 5000
         self.answer(206, body, Content_Range=f"bytes 5-{many}/{many}")
 
-    def compressed_bomb(self, body: bytes) -> None:
-        self.answer(200, bomb(), Content_Encoding="gzip")
-
     def chunks_without_end(self, body: bytes) -> None:
         self.start_chunks()
         while True:
@@ -294,6 +247,30 @@ class Handler(BaseHTTPRequestHandler):
         """A redirection to the same path."""
         self.answer(302, bomb(), Content_Encoding="gzip", Location=self.path)
 
+
+RESPONSES: dict[str, Callable[[Handler, bytes], None]] = {
+    "error_500": lambda handler, body: handler.answer(500, b"oops"),
+    "error_503": lambda handler, body: handler.answer(503, b"busy", Retry_After="0"),
+    "error_429": lambda handler, body: handler.answer(
+        429, b"too many", Retry_After="Wed, 21 Oct 2015 07:28:00 GMT"
+    ),
+    "wait_a_second": lambda handler, body: handler.answer(503, b"busy", Retry_After="1"),
+    "unauthorized": lambda handler, body: handler.answer(401, b"who are you"),
+    "length_too_short": lambda handler, body: handler.answer(200, body, length=len(body) - 7),
+    "html": lambda handler, body: handler.answer(200, HTML, Content_Type="image/jpeg"),
+    "garbage": lambda handler, body: handler.answer(
+        200, random.Random(0).randbytes(len(body)), Content_Type="image/jpeg"
+    ),
+    "truncated": lambda handler, body: handler.answer(200, body[: len(body) * 3 // 4]),
+    "without_its_end": lambda handler, body: handler.answer(200, body[:-2]),
+    "empty": lambda handler, body: handler.answer(200, b""),
+    "compressed": lambda handler, body: handler.answer(200, body, Content_Encoding="gzip"),
+    "whole_for_a_part": lambda handler, body: handler.answer(200, body),
+    "nonsense_range": lambda handler, body: handler.answer(206, body, Content_Range="all of it"),
+    "nothing_left": lambda handler, body: handler.answer(416, b"", Content_Range="bytes */1"),
+    "compressed_bomb": lambda handler, body: handler.answer(200, bomb(), Content_Encoding="gzip"),
+}
+"""The faults that are a single response."""
 
 FAULTS = (
     "slow",

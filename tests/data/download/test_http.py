@@ -54,75 +54,80 @@ def server(shared_server: Server) -> Server:
     return shared_server
 
 
-@pytest.fixture
-def connection() -> Iterator[Connection]:
-    with requests.Session() as session:
-        options = HttpOptions(timeout=0.6, attempts=4, first_pause=0.001)
-        yield Connection(session, options, threading.Event())
-
-
 def is_long(path: Path) -> None:
     if path.read_bytes() != LONG:
         raise AttemptError("another file")
 
 
-def get(
-    server: Server,
-    path: Path,
-    connection: Connection,
-    *,
-    check: Check = check_image,
-    url: str = "/image.jpg",
-    limit: int = 1_000_000,
-    attempts: int = 4,
-    resume: bool = False,
-    pauses: list[float] | None = None,
-) -> int:
-    return fetch(
-        server.url + url,
-        path,
-        check=check,
-        limit=limit,
-        connection=connection._replace(options=connection.options._replace(attempts=attempts)),
-        resume=resume,
-        retried=lambda reason, pause: pauses.append(pause) if pauses is not None else None,
-    )
+class Client:
+    """Downloads the server's image or long file into a folder, and records the retries."""
+
+    def __init__(self, server: Server, folder: Path, session: requests.Session) -> None:
+        options = HttpOptions(timeout=0.6, first_pause=0.001)
+        self.url, self.folder = server.url, folder
+        self.image, self.long = folder / "a.jpg", folder / "long"
+        self.connection = Connection(session, options, threading.Event())
+        self.retries: list[tuple[str, float]] = []
+
+    def get(
+        self,
+        path: Path,
+        check: Check,
+        *,
+        url: str,
+        attempts: int,
+        resume: bool,
+        limit: int = 1_000_000,
+    ) -> int:
+        options = self.connection.options._replace(attempts=attempts)
+        return fetch(
+            self.url + url,
+            path,
+            check=check,
+            limit=limit,
+            connection=self.connection._replace(options=options),
+            resume=resume,
+            retried=lambda reason, pause: self.retries.append((reason, pause)),
+        )
+
+    def get_image(self, url: str = "/image.jpg", *, attempts: int = 4, resume: bool = False) -> int:
+        return self.get(self.image, check_image, url=url, attempts=attempts, resume=resume)
+
+    def get_long(self, *, attempts: int = 4) -> int:
+        return self.get(self.long, is_long, url="/long", attempts=attempts, resume=True)
+
+
+@pytest.fixture
+def client(server: Server, tmp_path: Path) -> Iterator[Client]:
+    with requests.Session() as session:
+        yield Client(server, tmp_path, session)
 
 
 @pytest.mark.parametrize(
     "fault",
     [pytest.param(fault, marks=[pytest.mark.slow] * (fault == "silent")) for fault in IMAGE_FAULTS],
 )
-def test_image_is_downloaded_after_faults(
-    tmp_path: Path, server: Server, connection: Connection, fault: str
-) -> None:
+def test_image_is_downloaded_after_faults(server: Server, client: Client, fault: str) -> None:
     server.faults["/image.jpg"] = [fault, fault]
-    assert get(server, tmp_path / "a.jpg", connection) == len(IMAGE)
-    assert (tmp_path / "a.jpg").read_bytes() == IMAGE
-    assert [path.name for path in tmp_path.iterdir()] == ["a.jpg"]
+    assert client.get_image() == len(IMAGE)
+    assert client.image.read_bytes() == IMAGE
+    assert list(client.folder.iterdir()) == [client.image]
     assert len(server.requests) == (1 if fault in GOOD else 3)
 
 
 @pytest.mark.parametrize("fault", FILE_FAULTS)
-def test_long_file_is_downloaded_after_faults(
-    tmp_path: Path, server: Server, connection: Connection, fault: str
-) -> None:
+def test_long_file_is_downloaded_after_faults(server: Server, client: Client, fault: str) -> None:
     """The second fault meets a partial download."""
     server.faults["/long"] = [fault, "cut_off", fault, "cut_off"]
-    path = tmp_path / "long"
-    get(server, path, connection, check=is_long, url="/long", resume=True, attempts=8)
-    assert path.read_bytes() == LONG
-    assert [entry.name for entry in tmp_path.iterdir()] == ["long"]
+    client.get_long(attempts=8)
+    assert client.long.read_bytes() == LONG
+    assert list(client.folder.iterdir()) == [client.long]
 
 
-def test_long_file_continues_where_it_was_cut_off(
-    tmp_path: Path, server: Server, connection: Connection
-) -> None:
+def test_long_file_continues_where_it_was_cut_off(server: Server, client: Client) -> None:
     server.faults["/long"] = ["cut_off", "error_503", "cut_off"]
-    get(server, tmp_path / "long", connection, check=is_long, url="/long", resume=True)
-    starts = [
-        int(request.range.removeprefix("bytes=").rstrip("-") or 0) for request in server.requests
-    ]
+    client.get_long()
+    starts = [int(request.range[len("bytes=") : -1] or 0) for request in server.requests]
     half, three_quarters = len(LONG) // 2, len(LONG) * 3 // 4
     chunk = 1 << 16
     assert starts[0] == 0 and half - chunk < starts[1] <= half and starts[2] == starts[1]
@@ -130,17 +135,14 @@ def test_long_file_continues_where_it_was_cut_off(
     assert {request.if_range for request in server.requests[1:]} == {'"1"'}
 
 
-def test_part_of_an_earlier_call_is_continued(
-    tmp_path: Path, server: Server, connection: Connection
-) -> None:
+def test_part_of_an_earlier_call_is_continued(server: Server, client: Client) -> None:
     server.faults["/long"] = ["cut_off", "cut_off_whole"]
-    path = tmp_path / "long"
     with pytest.raises(FetchError):
-        get(server, path, connection, check=is_long, url="/long", resume=True, attempts=1)
-    assert not path.exists() and Part.of(path).path.stat().st_size > len(LONG) // 2 - (1 << 16)
+        client.get_long(attempts=1)
+    assert not client.long.exists() and Part.of(client.long).size() > len(LONG) // 2 - (1 << 16)
     server.faults["/long"] = []
-    get(server, path, connection, check=is_long, url="/long", resume=True)
-    assert server.requests[-1].range.startswith("bytes=") and path.read_bytes() == LONG
+    client.get_long()
+    assert server.requests[-1].range.startswith("bytes=") and client.long.read_bytes() == LONG
 
 
 @pytest.mark.parametrize(
@@ -154,74 +156,58 @@ def test_part_of_an_earlier_call_is_continued(
     ids=["another version", "unknown version", "complete", "damaged"],
 )
 def test_part_is_continued_only_if_it_fits(
-    tmp_path: Path,
-    server: Server,
-    connection: Connection,
-    *,
-    part: bytes,
-    version: str | None,
-    ranges: list[str],
+    server: Server, client: Client, part: bytes, version: str | None, ranges: list[str]
 ) -> None:
-    path = tmp_path / "long"
-    Part.of(path).path.write_bytes(part)
+    Part.of(client.long).path.write_bytes(part)
     if version:
-        Part.of(path).version.write_text(version)
-    get(server, path, connection, check=is_long, url="/long", resume=True, attempts=2)
+        Part.of(client.long).version.write_text(version)
+    client.get_long(attempts=2)
     assert [request.range for request in server.requests] == ranges
-    assert path.read_bytes() == LONG
+    assert client.long.read_bytes() == LONG
 
 
-def test_progress_resets_the_count_of_attempts(
-    tmp_path: Path, server: Server, connection: Connection
-) -> None:
+def test_progress_resets_the_count_of_attempts(server: Server, client: Client) -> None:
     server.faults["/long"] = ["cut_off"] * 4
-    get(server, tmp_path / "long", connection, check=is_long, url="/long", resume=True, attempts=2)
+    client.get_long(attempts=2)
     assert len(server.requests) == 5
 
 
-def test_attempts_without_progress_end(
-    tmp_path: Path, server: Server, connection: Connection
-) -> None:
+def test_attempts_without_progress_end(server: Server, client: Client) -> None:
     server.fallback = lambda path: "cut_off_whole"
     with pytest.raises(FetchError, match="tried 3 times"):
-        get(server, tmp_path / "a", connection, check=is_long, url="/long", resume=True, attempts=3)
+        client.get_long(attempts=3)
     assert len(server.requests) <= 5
 
 
 @pytest.mark.parametrize("resume", [True, False])
-def test_missing_file_is_requested_once(
-    tmp_path: Path, server: Server, connection: Connection, resume: bool
-) -> None:
+def test_missing_file_is_requested_once(server: Server, client: Client, resume: bool) -> None:
     with pytest.raises(MissingFileError, match=r"/none\.jpg: 404 Not Found"):
-        get(server, tmp_path / "a.jpg", connection, url="/none.jpg", resume=resume)
-    assert len(server.requests) == 1 and not list(tmp_path.iterdir())
+        client.get_image("/none.jpg", resume=resume)
+    assert len(server.requests) == 1 and not list(client.folder.iterdir())
 
 
-def test_refused_request_is_not_repeated(
-    tmp_path: Path, server: Server, connection: Connection
+@pytest.mark.parametrize(
+    ("fault", "requests_made", "match"),
+    [
+        ("unauthorized", 1, "401 Unauthorized"),
+        ("html", 4, r"not an image: '<!DOCTYPE html>.*; tried 4 times$"),
+    ],
+)
+def test_last_reason_is_reported(
+    server: Server, client: Client, fault: str, requests_made: int, match: str
 ) -> None:
-    server.faults["/image.jpg"] = ["unauthorized"]
-    with pytest.raises(FetchError, match="401 Unauthorized"):
-        get(server, tmp_path / "a.jpg", connection)
-    assert len(server.requests) == 1
-
-
-def test_last_reason_is_reported_after_all_attempts(
-    tmp_path: Path, server: Server, connection: Connection
-) -> None:
-    server.fallback = lambda path: "html"
-    with pytest.raises(FetchError, match=r"not an image: '<!DOCTYPE html>.*; tried 4 times$"):
-        get(server, tmp_path / "a.jpg", connection)
-    assert len(server.requests) == 4 and not list(tmp_path.iterdir())
+    server.fallback = lambda path: fault
+    with pytest.raises(FetchError, match=match):
+        client.get_image()
+    assert len(server.requests) == requests_made and not list(client.folder.iterdir())
 
 
 @pytest.mark.slow
-def test_retry_after_is_respected(tmp_path: Path, server: Server, connection: Connection) -> None:
+def test_retry_after_is_respected(server: Server, client: Client) -> None:
     server.faults["/image.jpg"] = ["wait_a_second"]
-    pauses: list[float] = []
     began = time.monotonic()
-    get(server, tmp_path / "a.jpg", connection, pauses=pauses)
-    assert pauses == [1.0] and 1.0 <= time.monotonic() - began < 3
+    client.get_image()
+    assert [pause for _, pause in client.retries] == [1.0] and 1.0 <= time.monotonic() - began < 3
 
 
 def test_pauses_double_up_to_half_a_minute() -> None:
@@ -230,66 +216,53 @@ def test_pauses_double_up_to_half_a_minute() -> None:
         assert longest / 2 <= options.pause(failures) <= longest
 
 
-def test_stop_ends_a_pause(tmp_path: Path, server: Server, connection: Connection) -> None:
+def test_stop_ends_a_pause(server: Server, client: Client) -> None:
     server.faults["/image.jpg"] = ["wait_a_second"]
-    threading.Timer(0.1, connection.stop.set).start()
+    threading.Timer(0.1, client.connection.stop.set).start()
     began = time.monotonic()
     with pytest.raises(StoppedError):
-        get(server, tmp_path / "a.jpg", connection)
-    assert time.monotonic() - began < 0.8 and not list(tmp_path.iterdir())
+        client.get_image()
+    assert time.monotonic() - began < 0.8 and not list(client.folder.iterdir())
 
 
 def test_existing_file_is_kept_until_the_new_one_is_complete(
-    tmp_path: Path, server: Server, connection: Connection
+    server: Server, client: Client
 ) -> None:
-    path = tmp_path / "a.jpg"
-    path.write_bytes(b"old")
+    client.image.write_bytes(b"old")
     server.fallback = lambda path: "truncated"
     with pytest.raises(FetchError):
-        get(server, path, connection, attempts=1)
-    assert path.read_bytes() == b"old"
+        client.get_image(attempts=1)
+    assert client.image.read_bytes() == b"old"
 
 
 @pytest.mark.parametrize("resume", [False, True], ids=["an image", "a long file"])
 @pytest.mark.parametrize("fault", ["chunks_without_end", "serve", "negative_chunk"])
 def test_file_above_the_size_limit_is_refused(
-    tmp_path: Path, server: Server, connection: Connection, fault: str, resume: bool
+    server: Server, client: Client, fault: str, resume: bool
 ) -> None:
     server.faults["/long"] = [fault]
     with pytest.raises(FetchError) as caught:
-        get(server, tmp_path / "long", connection, url="/long", limit=700_000, resume=resume)
+        client.get(client.long, check_image, url="/long", attempts=4, limit=700_000, resume=resume)
     assert len(server.requests) == 1 and "\n" not in str(caught.value)
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 0
+    assert sum(path.stat().st_size for path in client.folder.iterdir()) == 0
 
 
-def test_body_of_a_redirection_is_not_decompressed(
-    tmp_path: Path, server: Server, connection: Connection
-) -> None:
+def test_body_of_a_redirection_is_not_decompressed(server: Server, client: Client) -> None:
     server.faults["/image.jpg"] = ["sent_on_with_a_bomb"]
     tracemalloc.start()
     try:
-        assert get(server, tmp_path / "a.jpg", connection) == len(IMAGE)
+        assert client.get_image() == len(IMAGE)
         assert tracemalloc.get_traced_memory()[1] < 20_000_000
     finally:
         tracemalloc.stop()
 
 
-def test_reason_of_a_server_is_one_printable_line(
-    tmp_path: Path, server: Server, connection: Connection
-) -> None:
+def test_reason_of_a_server_is_one_printable_line(server: Server, client: Client) -> None:
     server.faults["/image.jpg"] = ["control_characters"] * 4
-    reasons: list[str] = []
     with pytest.raises(FetchError) as caught:
-        fetch(
-            f"{server.url}/image.jpg",
-            tmp_path / "a.jpg",
-            check=check_image,
-            limit=1_000_000,
-            connection=connection,
-            retried=lambda reason, pause: reasons.append(reason),
-        )
-    assert len(reasons) == 3
-    for text in (*reasons, str(caught.value)):
+        client.get_image()
+    assert len(client.retries) == 3
+    for text in (*(reason for reason, _ in client.retries), str(caught.value)):
         assert "503" in text and text.isprintable() and len(text) < 300
 
 

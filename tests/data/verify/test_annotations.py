@@ -122,6 +122,11 @@ HARMLESS: list[tuple[str, Callable[[Content], None], str]] = [
 ]
 
 
+def verify_annotations(folder: Path, content: object) -> tuple[int, Content]:
+    config, *_ = write_splits(folder, content)
+    return verify(config, no_images=True)
+
+
 def test_clean_data_have_no_findings(tmp_path: Path) -> None:
     config, train, validation = write_splits(tmp_path, small_content())
     code, report = verify(config)
@@ -222,8 +227,7 @@ def test_unreadable_entry_causes_no_other_findings(tmp_path: Path) -> None:
     content["images"][2]["width"] = -5
     content["categories"][1]["name"] = 7
     content["annotations"][3]["bbox"] = content["annotations"][9]["bbox"] = [1, 2, 3, NAN]
-    config, *_ = write_splits(tmp_path, content)
-    _, report = verify(config, no_images=True)
+    _, report = verify_annotations(tmp_path, content)
     assert counts(report) == {
         "image_size_invalid": 1,
         "category_name_invalid": 1,
@@ -235,8 +239,7 @@ def test_unreadable_entry_causes_no_other_findings(tmp_path: Path) -> None:
 def test_all_faults_of_an_entry_are_found(tmp_path: Path) -> None:
     content = small_content()
     content["annotations"][4].update(bbox=[1], area=-1, iscrowd="no", image_id=1.5)
-    config, *_ = write_splits(tmp_path, content)
-    _, report = verify(config, no_images=True)
+    _, report = verify_annotations(tmp_path, content)
     assert counts(report) == {
         "id_invalid": 1,
         "box_not_four_numbers": 1,
@@ -265,8 +268,7 @@ def test_faults_in_different_parts_of_a_list_have_their_places(
     negative, flat = [3, 99, 100, 349], [201, 345]
     for place in negative + flat:
         boxes[place]["bbox"] = [1, 2, 3, -4] if place in negative else [1, 2, 0, 4]
-    config, *_ = write_splits(tmp_path, content | {"annotations": boxes})
-    _, report = verify(config, no_images=True)
+    _, report = verify_annotations(tmp_path, content | {"annotations": boxes})
     assert entries(report, "box_negative_side") == [f"annotations[{n}].bbox" for n in negative]
     assert entries(report, "box_zero_size") == [f"annotations[{n}].bbox" for n in flat]
     assert report["splits"]["train"]["boxes"] == 350 - len(negative)
@@ -277,8 +279,7 @@ def test_boxes_are_checked_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     content = small_content()
     for place in (1, 7, 11):
         content["annotations"][place]["bbox"] = [1, 2, 0, 4]
-    config, *_ = write_splits(tmp_path, content)
-    _, report = verify(config, no_images=True)
+    _, report = verify_annotations(tmp_path, content)
     assert entries(report, "box_zero_size") == [f"annotations[{n}].bbox" for n in (1, 7, 11)]
 
 
@@ -287,8 +288,7 @@ def test_places_are_in_the_order_of_the_file(tmp_path: Path) -> None:
     del content["annotations"][3]["id"]
     for place in (3, 7):
         content["annotations"][place]["bbox"] = [1, 2, 0, 4]
-    config, *_ = write_splits(tmp_path, content)
-    _, report = verify(config, no_images=True)
+    _, report = verify_annotations(tmp_path, content)
     assert entries(report, "box_zero_size") == ["annotations[3].bbox", "annotations[7].bbox"]
 
 
@@ -296,16 +296,14 @@ def test_places_are_in_the_order_of_the_file(tmp_path: Path) -> None:
 def test_boxes_within_rounding_of_the_border(tmp_path: Path, bbox: list[float]) -> None:
     content = small_content()
     content["annotations"][1]["bbox"] = bbox
-    config, *_ = write_splits(tmp_path, content)
-    _, report = verify(config, no_images=True)
+    _, report = verify_annotations(tmp_path, content)
     assert counts(report) == {}
 
 
 def test_number_of_places_is_limited(tmp_path: Path) -> None:
     content = small_content()
     boxes = [dict(content["annotations"][0], id=n, bbox=[1, 2, 3, -4]) for n in range(1_500)]
-    config, *_ = write_splits(tmp_path, content | {"annotations": boxes})
-    _, report = verify(config, no_images=True)
+    _, report = verify_annotations(tmp_path, content | {"annotations": boxes})
     [finding] = [each for each in train_findings(report) if each["name"] == "box_negative_side"]
     assert finding["count"] == 1_500 and len(finding["places"]) == 1_000
     assert finding["places_left_out"] == 500
@@ -315,8 +313,7 @@ def test_boxes_without_ids(tmp_path: Path) -> None:
     content = small_content()
     for entry in content["annotations"]:
         del entry["id"]
-    config, *_ = write_splits(tmp_path, content)
-    code, report = verify(config, no_images=True)
+    code, report = verify_annotations(tmp_path, content)
     assert code == 0 and counts(report) == {}
 
 
