@@ -134,15 +134,18 @@ def test_library_compiled_ahead_needs_neither_compiler_nor_cache(
         load_library(source)
 
 
+def write_compiler(folder: Path, script: str) -> str:
+    """Write a compiler that runs a line of shell, then g++; return its path."""
+    file = folder / "compiler"
+    file.write_text(f'#!/bin/sh\n{script}\nexec {shutil.which("g++")} "$@"\n')
+    file.chmod(0o755)
+    return str(file)
+
+
 def test_cxx_selects_the_compiler(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler = shutil.which("g++")
-    assert compiler is not None
-    wrapper = tmp_path / "wrapper"
-    wrapper.write_text(f'#!/bin/sh\ntouch "{tmp_path}/called"\nexec {compiler} "$@"\n')
-    wrapper.chmod(0o755)
-    monkeypatch.setenv("CXX", str(wrapper))
+    monkeypatch.setenv("CXX", write_compiler(tmp_path, f'touch "{tmp_path}/called"'))
     assert load_library(source).threads_used(1) == 1
     assert (tmp_path / "called").exists()
     monkeypatch.setenv("CXX", str(tmp_path / "missing"))
@@ -156,29 +159,6 @@ def test_compile_error_has_the_compilers_message(source: Path, cache: Path) -> N
     with pytest.raises(NativeLibraryError, match="undeclared"):
         load_library(source)
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
-
-
-def test_killed_build_does_not_affect_the_next_one(
-    source: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The compiler writes half a library, and takes its parent down with it.
-    wrapper = tmp_path / "wrapper"
-    wrapper.write_text(
-        '#!/bin/sh\ncase "$*" in *-shared*) for last; do :; done; echo half > "$last"; '
-        f'kill -9 $PPID; exit 1;; esac\nexec {shutil.which("g++")} "$@"\n'
-    )
-    wrapper.chmod(0o755)
-    text = "import sys, pathlib; from common.native import load_library\n"
-    text += "load_library(pathlib.Path(sys.argv[1]))"
-    environment = {**os.environ, "CXX": str(wrapper)}
-    command = [sys.executable, "-c", text, str(source)]
-    killed = subprocess.run(command, cwd=REPOSITORY, env=environment, check=False)
-    assert killed.returncode == -9
-    assert not list(cache.glob("*.so"))
-    good = wrapper.read_text().replace("kill -9 $PPID; exit 1", f'exec {shutil.which("g++")} "$@"')
-    wrapper.write_text(good)
-    monkeypatch.setenv("CXX", str(wrapper))  # the same key
-    assert load_library(source).threads_used(1) == 1
 
 
 def test_temporary_folder_replaces_a_read_only_cache(
@@ -209,30 +189,45 @@ import ctypes, sys, types
 from pathlib import Path
 torch = types.ModuleType("torch")
 torch.__file__ = "torch/__init__.py"
-sys.modules["torch"] = torch  # importing torch in each takes long
+sys.modules["torch"] = torch  # importing the real one takes long
 from common.native import load_library
 print(load_library(Path(sys.argv[1])).threads_used(1))
 """
 
 
+def start_build(source: Path, compiler: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", BUILD_WITHOUT_TORCH, str(source)],
+        cwd=REPOSITORY,
+        env={**os.environ, "CXX": compiler},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_killed_build_does_not_affect_the_next_one(
+    source: Path, cache: Path, tmp_path: Path
+) -> None:
+    # The compiler writes a part of the library, and kills its parent once.
+    write_half = f"""case "$*" in *-shared*)
+        for last; do :; done
+        echo half > "$last"
+        if mkdir "{tmp_path}/killed"; then kill -9 $PPID; exit 1; fi
+    esac"""
+    compiler = write_compiler(tmp_path, write_half)
+    killed = start_build(source, compiler)
+    killed.communicate()
+    assert killed.returncode == -9 and not list(cache.glob("*.so"))
+    assert start_build(source, compiler).communicate()[0] == "1\n"
+
+
 def test_processes_that_start_at_once_compile_once(
     source: Path, cache: Path, tmp_path: Path
 ) -> None:
-    wrapper = tmp_path / "wrapper"
-    wrapper.write_text(
-        f'#!/bin/sh\ncase "$*" in *-shared*) echo >> "{tmp_path}/links";; esac\n'
-        f'exec {shutil.which("g++")} "$@"\n'
-    )
-    wrapper.chmod(0o755)
-    environment = {**os.environ, "CXX": str(wrapper)}
-    command = [sys.executable, "-c", BUILD_WITHOUT_TORCH, str(source)]
-    processes = [
-        subprocess.Popen(
-            command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(4)
-    ]
-    assert [process.communicate()[0].strip() for process in processes] == ["1"] * 4
+    count_links = f'case "$*" in *-shared*) echo >> "{tmp_path}/links";; esac'
+    compiler = write_compiler(tmp_path, count_links)
+    processes = [start_build(source, compiler) for _ in range(4)]
+    assert [process.communicate()[0] for process in processes] == ["1\n"] * 4
     assert (tmp_path / "links").read_text() == "\n"
     assert len(list(cache.glob("*.so"))) == 1
 
