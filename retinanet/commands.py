@@ -1,7 +1,7 @@
 """The command lines of `python -m retinanet`, each with the options of its function.
 
-torch is loaded by the functions alone, after the options are read: `--help` and a wrong option take
-no second, and the memory policy is in force before.
+The functions load torch, after the options are parsed: so `--help` and errors are fast, and the
+allocator is set before.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def call(target: str, **options: Any) -> int:
 
 
 def call_with_torch(target: str, **options: Any) -> int:
-    """Do the same in a process that will compute: the memory policy comes before torch."""
+    """Do the same in a process that will compute: the allocator is set before torch is loaded."""
     set_allocator("tuned")
     return call(target, **options)
 
@@ -44,7 +44,7 @@ def add_command(
     summary: str | None = None,
     epilog: str | None = None,
 ) -> argparse.ArgumentParser:
-    """Add a command whose description and examples keep their lines."""
+    """Add a command; line breaks of its description and examples are kept."""
     parser = commands.add_parser(
         name,
         help=summary,
@@ -57,18 +57,18 @@ def add_command(
 
 
 def add_checkpoint_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--checkpoint`, of the commands on a trained detector."""
+    """Add `--checkpoint`, for commands that need a trained detector."""
     parser.add_argument(
         "--checkpoint",
         type=Path,
         required=True,
         metavar="PATH",
-        help="runs/NAME/checkpoints/best, a file in it, or runs/NAME for its best",
+        help="runs/NAME/checkpoints/best, a file in it, or runs/NAME for its best checkpoint",
     )
 
 
 EVALUATE_DESCRIPTION = """\
-COCO's metric of a checkpoint: on the validation split that its run used, or on any COCO-format
+Compute COCO's metric of a checkpoint, on the validation split of its run or on any COCO-format
 JSON with the same categories."""
 
 EVALUATE_EXAMPLES = """\
@@ -91,35 +91,35 @@ def add_evaluate(commands: Commands) -> None:
     add_checkpoint_option(parser)
     add("--annotations", **FILE, help="COCO-format JSON, with --images")
     add("--images", **DIR, help="the folder of its images")
-    add("--batch-size", default=8, **COUNT, help="images at once (default: 8)")
+    add("--batch-size", default=8, **COUNT, help="images per batch (default: 8)")
     add(
         "--metric",
         choices=METRIC_LIBRARIES,
         default=DEFAULT_LIBRARY,
-        help=f"what computes it; the numbers are the same (default: {DEFAULT_LIBRARY})",
+        help=f"library that computes it, with the same numbers (default: {DEFAULT_LIBRARY})",
     )
     add(
         "--out",
         **DIR,
-        help="folder for the found boxes (COCO's result format), a table of the classes (CSV), a "
-        "chart of precision and recall (PNG), and some images with true beside found boxes (PNG)",
+        help="folder for detections (COCO's result format), a table of the classes (CSV), a chart "
+        "of precision and recall (PNG), and images with true and predicted boxes (PNG)",
     )
     add(
         "--pictures",
         type=whole_number,
         default=6,
         metavar="N",
-        help="so many images with their boxes in --out (default: 6, 0: none)",
+        help="number of images with boxes in --out (default: 6, 0: none)",
     )
     add_json_option(parser)
     add("--overwrite", action="store_true", help="replace files of an earlier evaluation")
 
 
 PREDICT_DESCRIPTION = """\
-Find objects in pictures and videos, and draw their boxes, classes and scores. NAME.jpg becomes
-NAME.boxes.png, a folder's tree is repeated below --out, a video becomes NAME.boxes.mp4 without
-sound. The files themselves are not touched. A picture that cannot be read is told of, and the
-others go on: the exit status is 2 then. Ctrl-C keeps all that was done."""
+Detect objects in pictures and videos, and draw their boxes, classes and scores. NAME.jpg becomes
+NAME.boxes.png, the tree of a folder is repeated below --out, a video becomes NAME.boxes.mp4 without
+sound. The input files are not changed. A picture that cannot be read is reported and skipped; the
+exit status is then 2. After Ctrl-C, all finished results are kept."""
 
 PREDICT_EXAMPLES = """\
 examples:
@@ -153,14 +153,14 @@ def add_predict(commands: Commands) -> None:
     add(
         "--out",
         **DIR,
-        help="folder for the drawn pictures (default: predictions, where a second run of the same "
-        "command writes NAME.boxes-2.png)",
+        help="folder for the drawn pictures (default: predictions, where repeating the command "
+        "writes NAME.boxes-2.png)",
     )
     add(
         "--no-pictures",
         dest="draws",
         action="store_false",
-        help="draw nothing: for --json of many pictures",
+        help="write no pictures, only --json",
     )
     add(
         "--score",
@@ -168,7 +168,7 @@ def add_predict(commands: Commands) -> None:
         type=probability,
         default=0.4,
         metavar="P",
-        help="leave out boxes that are less certain (default: 0.4)",
+        help="omit boxes with a lower score (default: 0.4)",
     )
     add(
         "--class",
@@ -176,32 +176,32 @@ def add_predict(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="only boxes of this class; may be given several times (default: all)",
+        help="only boxes of this class; may be repeated (default: all)",
     )
-    add("--batch-size", default=8, **COUNT, help="pictures or frames at once (default: 8)")
+    add("--batch-size", default=8, **COUNT, help="pictures or frames per batch (default: 8)")
     add(
         "--every",
         default=1,
         **COUNT,
-        help="of a video look at every N-th frame; those between show its boxes (default: 1)",
+        help="in videos, detect on every N-th frame; frames between show its boxes (default: 1)",
     )
     add_json_option(
-        parser, "write the boxes here too, an object a line, whole after Ctrl-C as well"
+        parser, "also write the boxes to this file, an object per line; complete after Ctrl-C too"
     )
     add("--overwrite", action="store_true", help="replace files of an earlier prediction")
 
 
 EXPORT_DESCRIPTION = """\
-Write a checkpoint's detector as one file that other programs run, in float32. Normalization,
-anchors, score threshold and non-maximum suppression are inside:
+Write the detector of a checkpoint as one float32 file that other programs can run. It includes
+normalization, anchors, score threshold and non-maximum suppression:
 
   images  uint8   [N, 3, S, S]  RGB pictures, resized to the checkpoint's square; any N
   boxes   float32 [N, D, 4]     x1, y1, x2, y2 in pixels of the square
   scores  float32 [N, D]        best first, 0 in rows without a detection
-  labels  int64   [N, D]        places in the list of classes, -1 in such rows
+  labels  int64   [N, D]        indices in the list of classes, -1 in such rows
 
-Then the file is run, and kept only if it finds what the checkpoint finds. Class names and how to
-resize are in the file, and in FILE.json beside it."""
+Then the file is run, and kept only if its detections equal those of the checkpoint. The file and
+FILE.json contain the class names and the rule for resizing."""
 
 EXPORT_EXAMPLES = """\
 examples:
@@ -229,13 +229,13 @@ def add_export(commands: Commands) -> None:
         type=probability,
         default=0.05,
         metavar="P",
-        help="leave out boxes that are not surer than this (default: 0.05, as mAP is computed)",
+        help="omit boxes with a score up to this (default: 0.05, as for mAP)",
     )
     add(
         "--image",
         **FILE,
-        help="picture to check the file on (default: validation images of the run, else drawn "
-        "scenes)",
+        help="picture for the check of the file (default: validation images of the run, else "
+        "synthetic images)",
     )
     add("--overwrite", action="store_true", help="replace --out if it exists")
 
@@ -244,15 +244,15 @@ def add_convert(commands: Commands) -> None:
     """Add `convert`."""
     parser = commands.add_parser(
         "convert",
-        description="Write the tensors of a .pth to a .safetensors file, which "
-        "model.pretrained_backbone takes. A .pth is a pickle: a program that builds objects as it "
-        "is loaded. It is read with torch's weights_only=True, which lets it build tensors and "
-        "plain containers only; but that has a known hole in torch before 2.10 (CVE-2026-24747): a "
-        "file made for it corrupts memory, and may run any code as you. So it is done once, by "
-        "this command, of a file from somebody whom you trust, and nothing else ever reads a .pth. "
-        "A state_dict is taken, alone or under `model` (torchvision's and MLPerf's scripts) or "
-        "`state_dict`; what is no tensor is dropped, and named. With --detector a whole "
-        "RetinaNet-ResNeXt50 becomes a checkpoint that evaluate, predict and export take.",
+        description="Write the tensors of a .pth to a .safetensors file for "
+        "model.pretrained_backbone. A .pth is a pickle: a program that builds objects when it is "
+        "loaded. It is read with torch's weights_only=True, which permits only tensors and plain "
+        "containers; but before torch 2.10 this has a known vulnerability (CVE-2026-24747): a "
+        "crafted file corrupts memory, and may run any code with your rights. So convert files "
+        "only from authors whom you trust; no other command reads a .pth. The file has a "
+        "state_dict, alone or under `model` (torchvision's and MLPerf's scripts) or `state_dict`; "
+        "entries that are not tensors are dropped and listed. With --detector, a whole "
+        "RetinaNet-ResNeXt50 is converted to a checkpoint for evaluate, predict and export.",
     )
     parser.set_defaults(run=run_convert)
     add = parser.add_argument
@@ -261,26 +261,26 @@ def add_convert(commands: Commands) -> None:
         type=Path,
         nargs="?",
         metavar="FILE.pth",
-        help="torch's file of a backbone's weights",
+        help="PyTorch file with the weights of a backbone",
     )
     add(
         "--detector",
         type=Path,
         metavar="FILE.pth",
-        help="torch's file of a whole RetinaNet-ResNeXt50, such as a checkpoint of torchvision's "
-        "or MLPerf's scripts: --out is then the folder of a checkpoint",
+        help="PyTorch file of a whole RetinaNet-ResNeXt50, such as a checkpoint of torchvision's "
+        "or MLPerf's scripts; --out is then the folder of the new checkpoint",
     )
     add(
         "--classes",
         **FILE,
-        help="of --detector: annotations in COCO's format (ids below the number of the detector's "
-        "outputs are their indices), or names from output 0 on, a line each or a JSON list",
+        help="for --detector: annotations in COCO's format (ids below the number of outputs are "
+        "output indices), or names of the outputs from 0 on, one per line or as a JSON list",
     )
     add(
         "--image-size",
         type=image_side,
         metavar="N",
-        help="of --detector: side of the square that images are resized to (default: 800)",
+        help="for --detector: side of the square that images are resized to (default: 800)",
     )
     add(
         "--out",
@@ -292,14 +292,14 @@ def add_convert(commands: Commands) -> None:
     add(
         "--trust",
         action="store_true",
-        help="I trust whoever made this file; needed for all but torchvision's own "
-        "resnext50_32x4d-7cdf4587.pth, which is known by its SHA-512",
+        help="I trust the author of this file; needed for all files but torchvision's "
+        "resnext50_32x4d-7cdf4587.pth, which is recognized by its SHA-512",
     )
     add("--overwrite", action="store_true", help="replace --out if it exists")
 
 
 def image_side(text: str) -> int:
-    """Return a side that `data.image_size` may have. [pixels]"""
+    """Parse a side that `data.image_size` permits. [pixels]"""
     if not (text.isdecimal() and len(text) <= 5 and int(text) in range(64, 16385, 32)):
         expected = "expected pixels from 64 to 16384, a multiple of 32"
         raise argparse.ArgumentTypeError(f"{expected}, found {text[:20]!r}")
@@ -317,17 +317,17 @@ def run_convert(
     """Convert a backbone, or a whole detector; return the exit code.
 
     Raises:
-        InputError: The options are not those of one of them.
+        InputError: The options contradict each other.
     """
     set_allocator("tuned")
     if (file is None) == (detector is None):
-        raise InputError("command line: give FILE.pth of a backbone, or --detector FILE.pth")
+        raise InputError("command line: give either FILE.pth or --detector FILE.pth")
     if detector is None:
         if classes is not None or image_size is not None:
-            raise InputError("command line: --classes and --image-size are for --detector")
+            raise InputError("command line: --classes and --image-size need --detector")
         return call("retinanet.training.convert:convert", file=file, **options)
     if classes is None:
-        raise InputError("command line: --detector: give its classes, --classes FILE")
+        raise InputError("command line: --detector: needs --classes FILE")
     options |= {} if image_size is None else {"image_size": image_size}
     return call(
         "retinanet.training.convert:convert_detector", detector=detector, classes=classes, **options
@@ -338,10 +338,10 @@ def add_compile(commands: Commands) -> None:
     """Add `compile`."""
     parser = commands.add_parser(
         "compile",
-        description="Compile the C++ kernels into this program's own folder, for every "
-        "instruction set that there is code for, whatever this processor has: an image or an "
-        "installation that users cannot write then needs no compiler, and no first start waits "
-        "for one. Without it each user's first start compiles them, into ~/.cache/retinanet-cpu.",
+        description="Compile the C++ kernels into the program's folder, for all supported "
+        "instruction sets, even those that this processor lacks. Container images and read-only "
+        "installations then need no compiler, and the first start does not wait for one. "
+        "Otherwise the first start of each user compiles them into ~/.cache/retinanet-cpu.",
     )
     parser.set_defaults(
         run=partial(call_with_torch, "retinanet.engine.kernel_calls:compile_kernels")
@@ -349,11 +349,10 @@ def add_compile(commands: Commands) -> None:
 
 
 POINTS_DESCRIPTION = """\
-MLPerf's reference convergence points: how many epochs the reference implementation took to mAP
-0.34 at several global batch sizes (images a step, of all ranks). They come inside MLCommons'
-package, and submissions are compared with them. Larger batches take more epochs: what a cluster
-gains in speed it must give back in part. For other batch sizes epochs, learning rate and warm-up
-are interpolated between the points."""
+Print MLPerf's reference convergence points: the epochs of the reference implementation to mAP 0.34,
+by global batch size (images per step, of all ranks). They are part of MLCommons' package, and
+submissions are compared with them. Larger batches need more epochs, which costs part of the
+speed-up of a cluster. For other batch sizes, epochs, learning rate and warm-up are interpolated."""
 
 POINTS_EXAMPLES = """\
 examples:
@@ -361,20 +360,20 @@ examples:
   python -m retinanet mlperf points --batch-size 128 448 1536 --chart points.png"""
 
 CHECK_DESCRIPTION = """\
-Run MLCommons' compliance checker on a run's log, and say what falls short: 0 where it passes, 4
-where it does not. Which division the run was for, its log says (mlperf.division). Logs of others
-are taken too: names of ranks before the lines are left out, lines that were cut are named."""
+Run MLCommons' compliance checker on the log of a run, and list all violations. Exit status 0: it
+passes, 4: it does not. The division is in the log (mlperf.division). Logs of other programs work
+too: prefixes with ranks are removed, incomplete lines are listed."""
 
 RCP_DESCRIPTION = """\
-Run MLCommons' RCP checker on runs of one global batch size: whether they take as many epochs to
-the target as the reference implementation does, which shows that nothing but speed was changed. The
-fastest and the slowest run do not count. 0 where it passes, 4 where it does not."""
+Run MLCommons' RCP checker on runs of one global batch size: whether they need as many epochs to the
+target as the reference implementation, which shows that only speed was changed. The fastest and the
+slowest run do not count. Exit status 0: it passes, 4: it does not."""
 
 SUBMISSION_DESCRIPTION = """\
-Put runs into the folder of a submission: their logs as results, a description of the system filled
+Add runs to the folder of a submission: their logs as results, a description of the system filled in
 from this machine, and a reference to the code. Run it on the machine that trained. Then MLCommons'
-package checker looks at the folder. What is in the folder stays as it is: fill in what the
-description cannot know, add runs one by one. 0 where the checker passes, 4 where it does not."""
+package checker checks the folder. Existing files are not changed: complete the description by hand,
+and add runs one by one. Exit status 0: the checker passes, 4: it does not."""
 
 RUN_FOLDER = "folder of a run, such as runs/demo"
 RUN_LOG = f"{RUN_FOLDER}, its mlperf.log, or a folder of result_0.txt, result_1.txt, …"
@@ -402,13 +401,13 @@ def add_mlperf(commands: Commands) -> None:
         nargs="+",
         default=[],
         metavar="N",
-        help="global batch sizes to look up: ranks × training.batch_size × "
+        help="global batch sizes to interpolate: ranks × training.batch_size × "
         "training.gradient_accumulation",
     )
     points.add_argument(
         "--rules", choices=RULES, default=NEWEST, help=f"rule set (default: {NEWEST})"
     )
-    points.add_argument("--chart", type=Path, metavar="FILE.png", help="draw them: a PNG")
+    points.add_argument("--chart", type=Path, metavar="FILE.png", help="draw a chart of the points")
     add_json_option(points)
     check = add_command(
         kinds,
@@ -442,4 +441,4 @@ def add_mlperf(commands: Commands) -> None:
             help="rule set (default: the newest that has the log's benchmark)",
         )
     for parser in (check, rcp):
-        add_json_option(parser, "write the verdict here too")
+        add_json_option(parser, "also write the verdict to this file")

@@ -5,8 +5,8 @@ Unknown names and wrong types are errors that name the place and the nearest val
 this module loads no torch, because ranks are pinned after the configuration is known and
 before torch is loaded.
 
-What a field means elsewhere is marked in its annotation: `Resume` (a run that is resumed), `closed`
-(MLPerf's closed division), `LogitCopies` (the memory estimate).
+Annotations mark the effect of a field elsewhere: `Resume` (on a resumed run), `closed` (MLPerf's
+closed division), `LogitCopies` (on the memory estimate).
 """
 
 import dataclasses
@@ -52,7 +52,10 @@ MOST_CORES = 10**5
 
 
 def accepting(is_valid: Callable[[Any], bool], advice: str, **numbers: int) -> BeforeValidator:
-    """Return a check whose message names all that is valid: pydantic's own, of a union, do not."""
+    """Return a check whose message lists all valid values.
+
+    pydantic's message about a union names only one member of it at a time.
+    """
 
     def require(value: object) -> object:
         if not is_valid(value):
@@ -87,12 +90,12 @@ Steps = Annotated[
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class RunConfig:
-    """Where a run writes and how its randomness starts."""
+    """The output folder and the random seed."""
 
     name: Annotated[
         str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200), Resume.FREE
     ]
-    """Folder below `root`; nothing outside it is written. [letters, digits, . _ -]"""
+    """Folder of the run, below `root`; the run writes nowhere else. [letters, digits, . _ -]"""
     root: Annotated[Path, Resume.FREE] = Path("runs")
     """Folder that holds the runs. [path]"""
     seed: Annotated[int, Field(ge=0, lt=2**32), Resume.MUST_MATCH] = 0
@@ -101,52 +104,52 @@ class RunConfig:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class ScenesConfig:
-    """How many drawn scenes stand in for a data set."""
+    """The size of a synthetic data set."""
 
     train: Annotated[int, Field(ge=1, le=10**7)] = 1000
-    """Scenes to train on. [images]"""
+    """Synthetic training images. [images]"""
     validation: Annotated[int, Field(ge=1, le=10**7)] = 150
-    """Held-out scenes to evaluate on. [images]"""
+    """Synthetic validation images. [images]"""
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class DataConfig:
-    """Which pictures and boxes, and how they reach the model."""
+    """The data set, and how its images are loaded."""
 
     scenes: Annotated[ScenesConfig | None, Resume.MUST_MATCH] = None
-    """Draw scenes below the run's folder instead of reading a data set. [section or null]"""
+    """Generate synthetic images in the run's folder instead of reading files. [section or null]"""
     root: Annotated[Path | None, Resume.FREE] = None
-    """Folder with COCO's own tree or MLPerf's OpenImages tree. [path or null]"""
+    """Folder with the layout of COCO or of MLPerf's OpenImages. [path or null]"""
     train_annotations: Annotated[Path | None, Resume.FREE] = None
-    """COCO-format JSON, or index, to train on, where `root` does not fit. [path or null]"""
+    """COCO-format JSON or index of the training split, for other layouts. [path or null]"""
     train_images: Annotated[Path | None, Resume.FREE] = None
     """Folder of the training images. [path or null]"""
     validation_annotations: Annotated[Path | None, Resume.FREE] = None
-    """COCO-format JSON, or index, to evaluate on. [path or null]"""
+    """COCO-format JSON or index of the validation split. [path or null]"""
     validation_images: Annotated[Path | None, Resume.FREE] = None
     """Folder of the validation images. [path or null]"""
     image_size: Annotated[
         int, Field(ge=64, le=16384, multiple_of=32), Resume.MUST_MATCH, closed(800)
     ] = 800
-    """Images are resized to this square, whatever their shape. [pixels]"""
+    """Side of the square that all images are resized to. [pixels]"""
     class_indices: Annotated[Literal["contiguous", "category_id"], Resume.MUST_MATCH] = "contiguous"
-    """Class numbers of the model: the JSON's categories in order, or its category ids. [name]"""
+    """Class indices of the model: positions of the categories in the JSON, or their ids. [name]"""
     images_without_boxes: Annotated[
         Literal["skip", "train"], Resume.MUST_MATCH, closed("train")
     ] = "skip"
-    """Leave them out of training, as torchvision does, or train on them as MLPerf does. [name]"""
+    """Skip them in training, as torchvision does, or train on them, as MLPerf does. [name]"""
     decoder: Literal["auto", "pillow", "accimage", "torchvision", "simplejpeg"] = "auto"
-    """What decodes JPEGs; auto: the fastest that is installed. Pillow does the rest. [name]"""
+    """JPEG decoder; auto: the fastest that is installed. Pillow decodes other formats. [name]"""
     on_bad_image: Annotated[Literal["stop", "skip"], Resume.FREE, closed("stop")] = "stop"
-    """An image that cannot be read: end the run, or let another stand in for it. [name]"""
+    """When an image cannot be read: stop the run, or skip it and use another one. [name]"""
     bad_image_limit: Annotated[int, Field(ge=1, le=10**9), Resume.FREE] = 100
-    """With on_bad_image=skip the run ends after so many all the same. [images]"""
+    """With on_bad_image=skip: stop the run after more unreadable images than this. [images]"""
     workers: Annotated[int | Literal["auto"], number_or_auto(least=0, most=4096), Resume.FREE] = (
         "auto"
     )
-    """Processes that load images; 0: the training process; auto: as steps show. [processes]"""
+    """Loading processes per rank; 0: load in the training process; auto: 1 if needed. [count]"""
     reserve_cores: Annotated[int, Field(ge=0, le=MOST_CORES), Resume.FREE] = 0
-    """Cores of a rank that only load images; the training has the others. [cores]"""
+    """Cores per rank reserved for loading; training uses the others. [cores]"""
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -154,24 +157,24 @@ class ModelConfig:
     """The detector: RetinaNet with a ResNeXt50-32x4d backbone."""
 
     norm: Annotated[Literal["frozen", "batch"], Resume.MUST_MATCH, closed("frozen")] = "frozen"
-    """Batch norms as constants (needs pretrained weights), or trained with the rest. [name]"""
+    """Batch norms: frozen (needs pretrained weights), or trained with the model. [name]"""
     trainable_layers: Annotated[int, Field(ge=0, le=5), Resume.MUST_MATCH, closed(3)] = 3
-    """Backbone stages that train, counted from the last; 5 trains all. MLPerf: 3. [stages]"""
+    """Trainable backbone stages, counted from the last; 5: all. MLPerf: 3. [stages]"""
     pretrained_backbone: Annotated[
         str | None, Resume.FREE, Closed("torchvision, or its file", lambda value: value is not None)
     ] = None
-    """Weights to start from: .safetensors file, or `torchvision` (download). [or null]"""
+    """Initial weights: a .safetensors file, or `torchvision` to download them. [path or null]"""
     num_classes: Annotated[int | None, Field(ge=1, lt=10**5), Resume.MUST_MATCH] = None
-    """Outputs of the classification head; null takes what the categories need. [classes]"""
+    """Outputs of the classification head; null: as many as the categories need. [classes]"""
 
     @field_validator("pretrained_backbone")
     @classmethod
     def require_no_pickle(cls, file: str | None) -> str | None:
-        """Refuse what would have to be unpickled, before anything else is done."""
+        """Refuse files that would have to be unpickled, before anything else is done."""
         if file not in (None, "torchvision") and not str(file).endswith(".safetensors"):
             advice = (
-                "input should be a .safetensors file or torchvision; a .pth can run code, so it is "
-                "made into one once, by python -m retinanet convert FILE.pth --out FILE.safetensors"
+                "input should be a .safetensors file or torchvision; a .pth can run code: convert "
+                "it once with python -m retinanet convert FILE.pth --out FILE.safetensors"
             )
             raise PydanticCustomError("pickle", advice)
         return file
@@ -179,22 +182,22 @@ class ModelConfig:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class TrainingConfig:
-    """The schedule: MLPerf's, unless changed."""
+    """The training schedule and the optimizer; the defaults are MLPerf's."""
 
     epochs: Annotated[int, Field(ge=1, le=MOST_EPOCHS), Resume.LENGTH] = 8
     """Passes over the training images. [epochs]"""
     max_steps: Annotated[
         int | None, Field(ge=1, le=MOST_STEPS_OF_RUN), Resume.LENGTH, closed(None)
     ] = None
-    """End after so many optimizer steps, with an evaluation, whatever `epochs` says. [steps]"""
+    """Stop after this many optimizer steps, and evaluate, even before `epochs` ends. [steps]"""
     batch_size: Annotated[int, Field(ge=1, le=MOST_IMAGES)] = 2
-    """Images a rank takes through the model at once, on average (batch_split). [images]"""
+    """Images per rank in a batch; the mean over the ranks if batch_split is uneven. [images]"""
     gradient_accumulation: Annotated[int, Field(ge=1, le=10**9)] = 1
-    """Batches whose gradients are averaged into one optimizer step. [batches]"""
+    """Batches per optimizer step; their gradients are averaged. [batches]"""
     optimizer: Annotated[Literal["adam", "sgd", "lamb"], Resume.MUST_MATCH, closed("adam")] = "adam"
-    """What makes steps of gradients. MLPerf: adam. [name]"""
+    """Optimizer. MLPerf: adam. [name]"""
     momentum: Annotated[float, Field(ge=0, lt=1), Resume.MUST_MATCH] = 0.0
-    """sgd's only, often 0.9: what a step keeps of the direction of the last one. [share]"""
+    """Momentum of sgd, often 0.9; the other optimizers have none. [factor]"""
     beta1: Annotated[
         float | Literal["auto"],
         accepting(
@@ -204,25 +207,25 @@ class TrainingConfig:
         Resume.FREE,
         closed(DEFAULT_BETA1, "auto"),
     ] = "auto"
-    """adam's and lamb's momentum; auto: 0.9, less 1 − 1/g with g compute groups. [share]"""
+    """Momentum of adam and lamb; auto: 0.9, minus 1 − 1/g with g compute groups. [factor]"""
     weight_decay: Annotated[float, Field(ge=0), closed(0)] = 0.0
-    """Share of a weight that joins its gradient, or for lamb its update. MLPerf: 0. [share]"""
+    """Weight decay, added to the gradient, or with lamb to the update. MLPerf: 0. [factor]"""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
-    """The optimizer's step size after warm-up. [1/step]"""
+    """Learning rate after the warm-up. [1/step]"""
     warmup_epochs: Annotated[float, Field(ge=0, le=MOST_EPOCHS)] = 1.0
-    """Length of the linear warm-up, which advances every step. [epochs]"""
+    """Length of the linear warm-up; the rate changes at every step. [epochs]"""
     warmup_factor: Annotated[float, Field(gt=0, le=1)] = 1e-3
-    """Share of the learning rate at the first step. [factor]"""
+    """Fraction of the learning rate at the first step. [factor]"""
     schedule: Annotated[Literal["constant", "cosine"], closed("constant")] = "constant"
-    """The learning rate after warm-up: as it is, or falling to zero at the last step. [name]"""
+    """Learning rate after the warm-up: constant, or a cosine to zero at the last step. [name]"""
     clip_gradient_norm: Annotated[float | None, Field(gt=0), closed(None)] = None
-    """L2 norm to which a step's gradients are shortened where theirs is larger. [norm or null]"""
+    """Clip the gradients of a step to this L2 norm; null: no clipping. [norm or null]"""
     on_nonfinite: Annotated[Literal["stop", "skip"], Resume.FREE, closed("stop")] = "stop"
-    """A step whose loss or gradients are not finite: end the run, or go on without it. [name]"""
+    """When a loss or a gradient is not finite: stop the run, or skip the step. [name]"""
     nonfinite_limit: Annotated[int, Field(ge=1, le=MOST_STEPS_OF_RUN), Resume.FREE] = 10
-    """With on_nonfinite=skip the run (or group) ends after so many skipped ones. [steps]"""
+    """With on_nonfinite=skip: stop after more skipped steps than this. [steps]"""
     target_map: Annotated[float | None, Field(gt=0, le=1), Resume.FREE, closed(TARGET_MAP)] = None
-    """End when an evaluation reaches this mAP (IoU 0.50:0.95); MLPerf: 0.34. [mAP or null]"""
+    """Stop when an evaluation reaches this mAP (IoU 0.50:0.95). MLPerf: 0.34. [mAP or null]"""
 
     @field_validator("momentum")
     @classmethod
@@ -230,30 +233,30 @@ class TrainingConfig:
         """Refuse a momentum that would be ignored."""
         name = others.data.get("optimizer")
         if momentum and name in ("adam", "lamb"):
-            advice = "only training.optimizer=sgd has one, and it is {name}"
+            advice = "only training.optimizer=sgd has a momentum, but the optimizer is {name}"
             raise PydanticCustomError("unused", advice, {"name": name})
         return momentum
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class EvaluationConfig:
-    """What is measured and drawn after epochs."""
+    """Evaluation on the validation split."""
 
     every: Annotated[int, Field(ge=1, le=MOST_EPOCHS), closed(1)] = 1
-    """Evaluate and write a checkpoint after so many epochs, and at the end. [epochs]"""
+    """Evaluate and write a checkpoint every N epochs, and at the end. [epochs]"""
     batch_size: Annotated[int, Field(ge=1, le=MOST_IMAGES)] = 8
-    """Images evaluated at once. [images]"""
+    """Images per rank in an evaluation batch. [images]"""
     metric: MetricLibrary = DEFAULT_LIBRARY
-    """What computes mAP; pycocotools: the arbiter, ten times as slow, same numbers. [name]"""
+    """Library that computes mAP; pycocotools is the reference: same numbers, 10× slower. [name]"""
     overlap: bool = False
-    """Compute it, and write its files, beside the next epoch's steps, on CPUs left free. [bool]"""
+    """Compute mAP in the background during the next epoch, on unused CPUs if any. [bool]"""
     pictures: Annotated[int, Field(ge=0, le=MOST_IMAGES)] = 6
-    """Validation images drawn with predicted and true boxes at each evaluation. [images]"""
+    """Validation images to draw with predicted and true boxes. [images]"""
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class CheckpointConfig:
-    """What a run keeps of itself while it goes, beside the checkpoints of evaluations."""
+    """Checkpoints between evaluations; each evaluation writes one too."""
 
     every: Annotated[
         str,
@@ -262,32 +265,32 @@ class CheckpointConfig:
             "input should be a time, steps or epochs, such as 30min, 2h, 500 steps or epoch",
         ),
     ] = "30min"
-    """Write one so often: 30min, 2h, 500 steps, epoch. [time, steps or epochs]"""
+    """Interval: 30min, 2h, 500 steps, epoch. [time, steps or epochs]"""
     keep: Annotated[int, Field(ge=1, le=MOST_STEPS_OF_RUN)] = 3
-    """The last ones that stay on the disk, beside the best by mAP. [checkpoints]"""
+    """Newest checkpoints to keep, in addition to the one with the best mAP. [checkpoints]"""
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class EngineConfig:
-    """How the arithmetic is done. `engine: ipex` is short for `engine.name: ipex`."""
+    """How the model is computed. `engine: ipex` is short for `engine.name: ipex`."""
 
     name: Annotated[Literal["auto", "torch", "ipex"], Resume.FREE] = "auto"
-    """`torch`, `ipex` (the paper's, see `make ipex`), or `auto`: the faster, torch. [name]"""
+    """torch, ipex (the paper's engine, see `make ipex`); auto: torch, which is faster. [name]"""
     precision: Annotated[
         Literal["auto", "bf16", "float32"],
         AfterValidator(lambda value: fastest_precision() if value == "auto" else value),
         Field(validate_default=True),
     ] = "auto"
-    """Of the model's arithmetic: bf16, float32, or auto: bf16 if the processor has it. [name]"""
+    """Number format of the model; auto: bf16 if the processor supports it, else float32. [name]"""
     convolutions: Literal["auto", "onednn", "winograd"] = "auto"
-    """In BF16; auto: own tiles on AMX, Winograd's on AVX-512 BF16, else oneDNN's. [name]"""
+    """BF16 kernels; auto: own tiles on AMX, Winograd on AVX-512 BF16, else oneDNN. [name]"""
     focal_loss: Annotated[
         Literal["auto", "kernel", "paper", "paper_implicit", "reference"],
         LogitCopies({"auto": 1, "kernel": 1, "paper": 11, "paper_implicit": 11, "reference": 40}),
     ] = "auto"
-    """Form of the classification loss; auto: kernel, or paper where nothing compiles C++. [name]"""
+    """Implementation of the focal loss; auto: kernel, or paper without a C++ compiler. [name]"""
     allocator: Annotated[Literal["tuned", "system", "tcmalloc", "jemalloc"], Resume.FREE] = "tuned"
-    """malloc: the C library's, told to keep memory or as it is, or a preloaded one. [name]"""
+    """malloc: glibc's, tuned to keep freed memory, or unchanged; or a preloaded one. [name]"""
 
     @field_validator("convolutions")
     @classmethod
@@ -295,74 +298,74 @@ class EngineConfig:
         """Refuse convolutions that would be ignored."""
         of_another = others.data.get("name") == "ipex" or others.data.get("precision") == "float32"
         if convolutions == "winograd" and of_another:
-            advice = "only engine.name=torch with engine.precision=bf16 has them; take auto"
+            advice = "winograd needs engine.name=torch and engine.precision=bf16; set auto"
             raise PydanticCustomError("unused", advice)
         return convolutions
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class LaunchConfig:
-    """Which cores and memory a rank gets, of those that its host offers."""
+    """Placement of the ranks on the cores and memory of a host."""
 
     pin: bool = True
-    """Keep each rank on cores and memory of its own; false: where the system puts it. [bool]"""
+    """Bind each rank to cores and memory of its own; false: no binding. [bool]"""
     threads: Annotated[int | Literal["auto"], number_or_auto(least=1, most=MOST_CORES)] = "auto"
-    """Compute threads of a rank, one a core; auto: all cores of its share. [threads]"""
+    """Compute threads per rank, one per core; auto: all cores of the rank. [threads]"""
     comm_cores: Annotated[int, Field(ge=0, le=MOST_CORES)] = 0
-    """Cores of a rank that only exchange gradients; best with ccl on many cores. [cores]"""
+    """Cores per rank reserved for gradient exchange; useful with ccl on many cores. [cores]"""
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class DistributedConfig:
-    """How several ranks share a batch, and exchange gradients."""
+    """How several ranks split a batch and average their gradients."""
 
     backend: Annotated[Literal["auto", "shared", "gloo", "ccl"], Resume.FREE] = "auto"
-    """auto: ccl where it is installed, else shared memory on one host, gloo on several. [name]"""
+    """auto: ccl if installed, else shared memory on one host, gloo on several. [name]"""
     groups: Annotated[int, Field(ge=1, le=MOST_CORES), Resume.FREE, closed(1)] = 1
-    """Compute groups: ranks wait for those of their group alone; 1: for all. [groups]"""
+    """Compute groups, which train asynchronously; 1: all ranks in step (synchronous). [groups]"""
     batch_split: Annotated[BatchSplit, BeforeValidator(require_split), Resume.FREE] = "even"
-    """Images of ranks: even, by measured speed, or as told, such as [3, 1]. [name or list]"""
+    """Images of each rank: even, by measured speed, or a list such as [3, 1]. [name or list]"""
     compress: Literal["none", "bf16"] = "none"
-    """Number format in which gradients travel; bf16 halves the bytes and rounds. [name]"""
+    """Compression of exchanged gradients; bf16 halves the bytes, and rounds. [name]"""
     timeout_s: Annotated[float, Field(gt=0, le=10**7), Resume.FREE] = 600.0
-    """A rank that is silent for so long ends the job; above rank 0's longest work. [seconds]"""
+    """Stop the job if a rank is silent for longer; set it above rank 0's longest work. [seconds]"""
 
     @field_validator("batch_split")
     @classmethod
     def require_one_group(cls, split: BatchSplit, others: ValidationInfo) -> BatchSplit:
         """Refuse a split where groups take as many batches as they can anyway."""
         if split != "even" and others.data.get("groups", 1) > 1:
-            advice = "is even where distributed.groups is above 1: faster groups take more batches"
+            advice = "must be even if distributed.groups is above 1: fast groups take more batches"
             raise PydanticCustomError("unused", advice)
         return split
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class OneDnnProfileConfig:
-    """oneDNN's log of some steps, in `onednn/rank<N>.log` of the run's folder."""
+    """oneDNN's log of some steps, written to `onednn/rank<N>.log` in the run's folder."""
 
     steps: Steps = None
-    """Every rank logs these, with marks of their phases, such as 20-22. [steps or null]"""
+    """Steps to log on every rank, with marks of their phases, such as 20-22. [steps or null]"""
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class TraceProfileConfig:
-    """torch.profiler's trace of some steps, in `trace/rank<N>.json.gz` of the run's folder."""
+    """torch.profiler's trace of some steps, as `trace/rank<N>.json.gz` in the run's folder."""
 
     steps: Steps = None
-    """Every rank traces these, with marks of phases and modules, such as 20-22. [steps or null]"""
+    """Steps to trace on every rank, with marks of phases and modules: 20-22. [steps or null]"""
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class ProfileConfig:
-    """What is looked at closely while it runs; weights become the same."""
+    """Profiling of single steps; the resulting weights are the same."""
 
     onednn: OneDnnProfileConfig | None = None
     """oneDNN's log of some steps. [section or null]"""
     trace: TraceProfileConfig | None = None
     """torch.profiler's trace of some steps. [section or null]"""
     perf: bool = False
-    """Also count cycles, page faults and more in those steps, where perf can. [bool]"""
+    """Also count cycles, page faults and more in these steps, if perf is available. [bool]"""
 
     @field_validator("perf")
     @classmethod
@@ -370,39 +373,39 @@ class ProfileConfig:
         """Refuse counters that would never be read."""
         windows = (others.data.get("onednn"), others.data.get("trace"))
         if perf and not any(window and window.steps for window in windows):
-            advice = "counts in the steps of a profile; add profile.onednn.steps=20-22"
+            advice = "counters need the steps of a profile; add profile.onednn.steps=20-22"
             raise PydanticCustomError("no_steps", advice)
         return perf
 
     @property
     def onednn_steps(self) -> range:
-        """Those that oneDNN logs; empty: none."""
+        """The steps that oneDNN logs; empty: none."""
         return window_of(self.onednn.steps if self.onednn else None)
 
     @property
     def trace_steps(self) -> range:
-        """Those that are traced; empty: none."""
+        """The steps that are traced; empty: none."""
         return window_of(self.trace.steps if self.trace else None)
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class MlperfConfig:
-    """What `mlperf.log` says of a run to MLCommons' checkers (docs/mlperf.md)."""
+    """Content of `mlperf.log`, for MLCommons' checkers (docs/mlperf.md)."""
 
     division: Literal["open", "closed"] = "open"
-    """closed: MLPerf's own model, data and schedule, or the run is refused. [name]"""
+    """closed: stop at the start unless model, data and schedule are MLPerf's. [name]"""
     rules: Rules = NEWEST
-    """Rule set that the log is for; before 5.0.0 the benchmark is called `ssd`. [version]"""
+    """Rule set of the log; before 5.0.0 the benchmark is called `ssd`. [version]"""
     organization: Annotated[str, Field(min_length=1)] = "unnamed"
-    """Who submits. [text]"""
+    """Name of the submitting organization. [text]"""
     platform: Annotated[str, Field(min_length=1)] | None = None
-    """Name of the system; null: the number of hosts and their processor. [text or null]"""
+    """Name of the system; null: number of hosts and processor. [text or null]"""
     status: Literal["onprem", "cloud", "research", "preview"] = "research"
-    """Of the system: whether others can have one. [name]"""
+    """Availability of the system to others. [name]"""
     clear_caches: bool = False
-    """Let every host forget what it has read of files before the clock starts; root only. [bool]"""
+    """Drop the page cache of every host before timing starts; needs root. [bool]"""
     submission: Path | None = None
-    """A submission's folder, to which the run adds its log when it has finished. [path or null]"""
+    """Folder of a submission, to which a finished run adds its log. [path or null]"""
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -428,7 +431,7 @@ class Config:
         data = others.data.get("data")
         wrong = engine.name == "ipex" and engine.precision == "bf16"
         if wrong and isinstance(data, DataConfig) and data.image_size <= 64:
-            advice = "ipex in bf16 has NaN gradients at data.image_size=64 and below; take 96"
+            advice = "ipex in bf16 has NaN gradients at data.image_size=64 and below; set 96"
             raise PydanticCustomError("wrong_gradients", advice)
         return engine
 
@@ -437,20 +440,20 @@ class Config:
     def require_torch(
         cls, distributed: DistributedConfig, others: ValidationInfo
     ) -> DistributedConfig:
-        """Refuse groups where weights are in pieces, as IPEX has them."""
+        """Refuse compute groups with IPEX, which splits each weight into two tensors."""
         engine = others.data.get("engine")
         if distributed.groups > 1 and isinstance(engine, EngineConfig) and engine.name == "ipex":
-            advice = "groups above 1 need engine.name=torch: ipex keeps weights in pieces"
+            advice = "groups above 1 need engine.name=torch: ipex splits the weights"
             raise PydanticCustomError("pieces", advice)
         return distributed
 
     @field_validator("mlperf")
     @classmethod
     def require_division(cls, mlperf: MlperfConfig, others: ValidationInfo) -> MlperfConfig:
-        """Refuse what MLPerf's closed division does not allow."""
+        """Refuse settings that MLPerf's closed division does not allow."""
         broken = broken_rules(others.data) if mlperf.division == "closed" else []
         if broken:
-            advice = "in the closed division {rules}; set it so, or mlperf.division=open"
+            advice = "the closed division requires that {rules}; set that, or mlperf.division=open"
             raise PydanticCustomError("division", advice, {"rules": "; ".join(broken)})
         return mlperf
 
@@ -482,9 +485,9 @@ def field_names() -> list[str]:
 
 
 def resume_marks() -> dict[str, Resume]:
-    """Return what a changed field means for a resumed run: by dotted name, or a whole section's.
+    """Return the effect of a changed field on a resumed run: by dotted name, or of a whole section.
 
-    A name that is not there, and whose section is not, is a field that the next steps depend on.
+    The next steps depend on every field that is not in it, and whose section is not.
     """
     marks = marks_of(Config, Resume)
     for section, kind in SECTIONS.items():

@@ -32,13 +32,13 @@ SHIPPED = Path(__file__).resolve().parent.parent / "configs"
 """The folder of `--config openimages.yaml`, from any working directory."""
 
 LONGEST_TEXT = 100_000  # Characters
-MOST_BRACKETS = 500  # The parser takes seconds for some thousand, each within the last
-MOST_VALUES = 10_000  # Each counted as often as it is named
-MOST_DEPTH = 20  # Sections and lists within one another
-MOST_SECTIONS = max(name.count(".") for name in field_names())  # Before a field's own name
+MOST_BRACKETS = 500  # The parser takes seconds for a few thousand nested ones
+MOST_VALUES = 10_000  # A value counts again for each alias of it
+MOST_DEPTH = 20  # Nesting of sections and lists
+MOST_SECTIONS = max(name.count(".") for name in field_names())  # Dots in the longest field name
 
 SHORTHANDS = {"engine": "name"}
-"""A section given as one word means this field of it: `engine: ipex` is `engine.name: ipex`."""
+"""The field that a section given as a single word sets: `engine: ipex` is `engine.name: ipex`."""
 
 
 def find_config(name: str) -> Path:
@@ -49,7 +49,7 @@ def find_config(name: str) -> Path:
     shipped = sorted(path.name for path in SHIPPED.glob("*.yaml"))
     by_stem = {Path(name).stem: name for name in shipped}
     nearest = difflib.get_close_matches(Path(name).stem, by_stem, n=1)
-    known = f"shipped are {', '.join(shipped)}"
+    known = f"choose one of {', '.join(shipped)}, or a path"
     advice = f"did you mean {by_stem[nearest[0]]}?" if nearest else known
     raise InputError(f"{name}: no such configuration file; {advice}")
 
@@ -64,7 +64,7 @@ def read_yaml(text: str, source: str) -> Any:
     if len(text) > LONGEST_TEXT or text.count("[") + text.count("{") > MOST_BRACKETS:
         raise InputError(
             f"{source}: longer than {LONGEST_TEXT:,} characters, or more than {MOST_BRACKETS} "
-            "brackets: no configuration"
+            "brackets; this is not a configuration"
         )
     parser = YAML(typ="safe", pure=True)
     try:
@@ -89,10 +89,10 @@ def read_yaml(text: str, source: str) -> Any:
 
 
 def require_few_values(root: Node, source: str) -> None:
-    """Refuse what a few aliases or merge keys make large, before any of it is expanded.
+    """Refuse documents that a few aliases or merge keys make large, before any is expanded.
 
-    `b: [*a, *a, *a]` and so on has no end in practice, and `a: &a [*a]` has none at all. The parsed
-    text has each value once; here each counts as often as it is named. `source` is for the message.
+    `b: [*a, *a, *a]` and so on grows exponentially, and `a: &a [*a]` has no end. The parsed text
+    has each value once; here it counts again for each alias of it. `source` is for the message.
     """
     waiting, count, characters = [(root, 0)], 0, 0
     while waiting:
@@ -101,7 +101,7 @@ def require_few_values(root: Node, source: str) -> None:
         if isinstance(node, MappingNode):
             if not all(isinstance(key, ScalarNode) for key, _ in node.value):
                 raise InputError(
-                    f"{source}: expected sections and plain values: a name is no plain text"
+                    f"{source}: expected sections and plain values: a key is not plain text"
                 )
             waiting += [(value, depth + 1) for _, value in node.value]
             characters += sum(len(key.value) for key, _ in node.value)
@@ -112,7 +112,7 @@ def require_few_values(root: Node, source: str) -> None:
         if count > MOST_VALUES or characters > LONGEST_TEXT or depth > MOST_DEPTH:
             raise InputError(
                 f"{source}: expected sections and plain values: more than {MOST_VALUES:,} values, "
-                f"{LONGEST_TEXT:,} characters or {MOST_DEPTH} levels; leave aliases out"
+                f"{LONGEST_TEXT:,} characters or {MOST_DEPTH} levels; remove the aliases"
             )
 
 
@@ -132,7 +132,8 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Config:
         raise InputError(f"{path}: cannot be read as text: {reason}") from error
     tree = read_yaml(text, str(path))
     if not isinstance(tree, dict):
-        raise InputError(f"{path}: expected sections such as `training:`, found {described(tree)}")
+        found = format_value(tree)
+        raise InputError(f"{path}: expected sections such as `training:`, found {found}")
     tree.setdefault("run", {})
     if isinstance(tree["run"], dict):
         tree["run"].setdefault("name", path.stem)
@@ -170,7 +171,7 @@ def apply_override(tree: dict[str, Any], pair: str) -> None:
             raise InputError(f"command line: {name}: {advice}")
     content = read_yaml(value, f"command line: {name}")
     if name in SHORTHANDS and isinstance(content, str):
-        # The section's other fields stay as they are.
+        # Set one field instead of replacing the section, whose other fields must stay.
         apply_override(tree, f"{name}.{SHORTHANDS[name]}={value}")
     else:
         inner[leaf] = content
@@ -179,22 +180,22 @@ def apply_override(tree: dict[str, Any], pair: str) -> None:
 def validated(tree: Mapping[str, Any], *, source: str, origins: Mapping[str, str]) -> Config:
     """Check names, types and ranges."""
     try:
-        # As JSON, where strict means: no number from a text, but sections from mappings.
+        # As JSON: pydantic's strict mode accepts a mapping for a dataclass only from JSON.
         return SCHEMA.validate_json(json.dumps(tree, default=str))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-    # pydantic puts the kinds of a union into a location; only what the user wrote is shown.
+    # pydantic adds the types of a union to a location; show only the parts that the user wrote.
     known_parts = {part for name in field_names() for part in name.split(".")}
-    waiting: list[Mapping[str, Any]] = [tree]
-    while waiting:
-        for key, value in waiting.pop().items():
+    pending: list[Mapping[str, Any]] = [tree]
+    while pending:
+        for key, value in pending.pop().items():
             known_parts.add(str(key))
             if isinstance(value, Mapping):
-                waiting.append(value)
+                pending.append(value)
     name = ".".join(str(part) for part in first["loc"] if str(part) in known_parts)
     place = next((origins[key] for key in origins if is_within(key, name)), source)
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        # A misspelt section is named with the field that was meant in it.
+        # A misspelt section is named together with its field, which the suggestion needs.
         name = next((key for key in origins if key.startswith(f"{name}.")), name)
         raise InputError(f"{place}: {name}: no such field; {suggestion(name)}")
     if first["type"] in ("missing", "missing_argument"):
@@ -202,8 +203,8 @@ def validated(tree: Mapping[str, Any], *, source: str, origins: Mapping[str, str
     message = first["msg"][0].lower() + first["msg"][1:]
     message = message.replace("an object", "a section of fields")
     # For a whole section the message is enough.
-    found = "" if isinstance(first["input"], dict) else f", found {described(first['input'])}"
-    raise InputError(f"{place}: {name}: {message}{found}")
+    actual = "" if isinstance(first["input"], dict) else f", found {format_value(first['input'])}"
+    raise InputError(f"{place}: {name}: {message}{actual}")
 
 
 def is_within(key: str, name: str) -> bool:
@@ -212,16 +213,16 @@ def is_within(key: str, name: str) -> bool:
 
 
 def suggestion(name: str) -> str:
-    """Return advice with the nearest valid name, by its last part first: sections are forgotten."""
+    """Return advice with the nearest valid name; the last part counts most: users omit sections."""
     names = field_names()
     leaf = name.rpartition(".")[2]
     same_leaf = [known for known in names if known.rpartition(".")[2] == leaf]
     if same_leaf:
         nearest = difflib.get_close_matches(name, same_leaf, n=1, cutoff=0)
     else:
-        # The section that a name is rightly in is no advice.
-        right = [section for section in SECTIONS if f"{name}.".startswith(f"{section}.")]
-        candidates = [known for known in (*names, *SECTIONS) if known not in right]
+        # Do not suggest the section that the user has already spelt right.
+        correct = [section for section in SECTIONS if f"{name}.".startswith(f"{section}.")]
+        candidates = [known for known in (*names, *SECTIONS) if known not in correct]
         nearest = difflib.get_close_matches(name, candidates, n=1)
     if not nearest:
         leaves = {known.rpartition(".")[2]: known for known in names}
@@ -229,7 +230,7 @@ def suggestion(name: str) -> str:
     return f"did you mean {nearest[0]}?" if nearest else "`train.py --help` lists all fields"
 
 
-def described(value: object) -> str:
+def format_value(value: object) -> str:
     """Return a value as an error message shows it: short, on one line."""
     shown = re.sub(r"\s+", " ", repr(value))
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
@@ -238,7 +239,7 @@ def described(value: object) -> str:
 def configured_split(settings: DataConfig, split: SplitName, *, root: Path | None) -> Split:
     """Return a split's annotations and images, by `root` where `settings` gives no paths.
 
-    `root` is `settings.root`, or the folder of drawn scenes. Raises InputError as `find_split`.
+    `root` is `settings.root`, or the folder of synthetic data. Raises InputError as `find_split`.
     """
     is_train = split == "train"
     annotations = settings.train_annotations if is_train else settings.validation_annotations
@@ -262,47 +263,47 @@ def parse_run_arguments(description: str) -> argparse.Namespace:
         "--config",
         default="demo.yaml",
         metavar="NAME",
-        help="a YAML file, or a name in configs/ (default: demo.yaml, drawn scenes)",
+        help="a YAML file, or a name in configs/ (default: demo.yaml, synthetic data)",
     )
     add(
         "overrides",
         nargs="*",
         metavar="section.field=value",
-        help="put on top of the file, such as training.batch_size=4",
+        help="override a field of the file, such as training.batch_size=4",
     )
     add(
         "--dry-run",
         action="store_true",
-        help="print the resolved configuration and where the ranks would run, and stop",
+        help="print the resolved configuration and the placement of the ranks, and exit",
     )
     add(
         "--check",
         action="store_true",
-        help="look in seconds whether the run can work, train nothing, leave nothing: data, disk "
-        "space, /dev/shm, memory, placement, packages, permissions; 0: it can, 2: it cannot; with "
-        "mpirun every host is looked at",
+        help="check data, disk space, /dev/shm, memory, placement, packages and permissions in "
+        "seconds, without training; exit status 0: the run can start, 2: it cannot; with mpirun "
+        "every host is checked",
     )
     add(
         "--check-ranks",
         type=number_of_ranks,
         metavar="N",
-        help="with --check and without mpirun: ranks that this host will have (default: 1)",
+        help="with --check, without mpirun: number of ranks planned on this host (default: 1)",
     )
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument(
-        "--resume", action="store_true", help="go on from the run's last checkpoint"
+        "--resume", action="store_true", help="continue from the run's last checkpoint"
     )
     existing.add_argument(
         "--auto-resume",
         action="store_true",
-        help="the same, or begin where there is no run yet: for jobs that a batch system requeues",
+        help="resume if the run exists, else start it: for jobs that a batch system requeues",
     )
     existing.add_argument(
-        "--overwrite", action="store_true", help="remove the run's earlier work and start anew"
+        "--overwrite", action="store_true", help="remove the files of an earlier run and start anew"
     )
     arguments = parser.parse_intermixed_args()
     if arguments.check_ranks and not arguments.check:
-        parser.error("--check-ranks is for --check")
+        parser.error("--check-ranks needs --check")
     return arguments
 
 

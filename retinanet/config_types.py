@@ -1,8 +1,8 @@
-"""Values of configuration fields, and their meaning on a number of ranks.
+"""Types of configuration fields, and what follows from their values for a number of ranks.
 
 Marks at fields; intervals between checkpoints (`30min`, `500 steps`, `epoch`) and windows of steps
-(`20-22`); how a batch is split among ranks; compute groups, and the momentum that an optimizer has
-of its own beside theirs.
+(`20-22`); how a batch is split among ranks; compute groups, and the momentum of the optimizer in
+addition to theirs.
 """
 
 import re
@@ -21,20 +21,20 @@ Mark = TypeVar("Mark")
 
 
 class Resume(Enum):
-    """The meaning of another value of a field for a run that is resumed.
+    """The effect of a changed field on a resumed run.
 
-    Without a mark it is allowed, and reported: the next steps depend on the field.
+    Without a mark a change is allowed, and reported: the next steps depend on the field.
     """
 
     MUST_MATCH = "must match"
-    """With another value the checkpoint would mean something else: the run is refused."""
+    """The checkpoint does not fit another value: resuming is refused."""
     FREE = "free"  # No step's weights depend on it, or its effect is recorded as the run's set-up
     LENGTH = "length"  # Steps depend on it only where the learning rate falls until the run's end
 
 
 @dataclass(frozen=True, eq=False)
 class LogitCopies:
-    """Tensors of the logits' size that a step has at once, by the field's value (measured)."""
+    """Number of tensors of the logits' size that a step holds at once, by the field's value."""
 
     by_value: Mapping[str, int]
 
@@ -159,12 +159,12 @@ def split_by_speed(
 
 
 def loading_processes(workers: int | Literal["auto"], *, reserved_cores: int) -> int:
-    """Return the processes of `data.workers`; auto: one a reserved core, or one if needed."""
+    """Return the processes of `data.workers`; auto: one per reserved core, else one if needed."""
     return max(1, reserved_cores) if workers == "auto" else workers
 
 
 def largest_batch(split: BatchSplit, *, batch_size: int) -> int:
-    """Return the images of the rank that has most, as far as the configuration fixes them."""
+    """Return the largest number of images of a rank, as far as the configuration fixes it."""
     return batch_size if isinstance(split, str) else max(split)
 
 
@@ -198,7 +198,7 @@ def planned_split(split: BatchSplit, *, batch_size: int, ranks: int) -> str:
     """
     images = split_at_start(split, batch_size=batch_size, ranks=ranks)
     if split == "speed" and ranks > 1 and batch_size > 1:
-        return f"{sum(images)} images, split by the speed of each rank as measured at the start"
+        return f"{sum(images)} images, split by the speed of each rank, measured at the start"
     return describe_split(images) if len(set(images)) > 1 else ""
 
 
@@ -206,17 +206,17 @@ DEFAULT_BETA1 = 0.9  # Adam's and LAMB's without groups, as MLPerf has it
 
 
 def implicit_momentum(groups: int) -> float:
-    """Return the momentum that compute groups add by not waiting for one another.
+    """Return the implicit momentum of asynchronous updates by this many compute groups.
 
-    Gradients that are applied late pull on in the direction of earlier steps: 1 − 1/g with g groups
-    of one speed (Mitliagkas et al. 2016, "Asynchrony begets Momentum, with an Application to Deep
+    Gradients that are applied late continue the direction of earlier steps: 1 − 1/g with g groups
+    of equal speed (Mitliagkas et al. 2016, "Asynchrony begets Momentum, with an Application to Deep
     Learning", arXiv 1605.09774, theorem 3).
     """
     return 1 - 1 / groups
 
 
 def explicit_momentum(groups: int, *, total: float = DEFAULT_BETA1) -> float:
-    """Return the optimizer's own part of a total momentum, 0 where the groups bring more.
+    """Return the optimizer's part of a total momentum; 0 if the implicit momentum exceeds it.
 
     Omnivore (Hadjis et al. 2016, arXiv 1606.04487, section 4) lowers it accordingly.
     """
@@ -249,9 +249,9 @@ def require_groups(groups: int, *, ranks: int) -> None:
         return
     fitting = [str(count) for count in range(1, ranks + 1) if ranks % count == 0]
     advice = f"{', '.join(fitting[:-1])} or {fitting[-1]}" if fitting[1:] else fitting[0]
-    there = "there is 1 rank" if ranks == 1 else f"there are {ranks} ranks"
+    count = "there is 1 rank" if ranks == 1 else f"there are {ranks} ranks"
     raise InputError(
-        f"distributed.groups: {groups} groups cannot be of equal size: {there}; use {advice}"
+        f"distributed.groups: {groups} groups cannot be of equal size: {count}; use {advice}"
     )
 
 
@@ -263,5 +263,5 @@ def planned_groups(groups: int, *, ranks: int) -> str:
     """
     require_groups(groups, ranks=ranks)
     size = ranks // groups
-    of = "1 rank" if size == 1 else f"{size} ranks"
-    return f"{groups} of {of}, none waits for another" if groups > 1 else ""
+    ranks_text = "1 rank" if size == 1 else f"{size} ranks"
+    return f"{groups} of {ranks_text}, asynchronous" if groups > 1 else ""

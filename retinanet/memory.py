@@ -1,9 +1,9 @@
-"""How much memory a rank takes at its peak, estimated from the configuration.
+"""Estimate of a rank's peak memory from the configuration.
 
-Counted on a model that has shapes and no memory (torch's meta device, some 100 ms): the weights,
-their gradients, the optimizer's averages, copies of weights in the precision of the arithmetic, and
-what the forward pass keeps for the backward pass, to 1 % of autograd's own account. Libraries and
-a backward pass's gradients in flight are measured. docs/preflight.md has comparisons.
+Counted on torch's meta device, where tensors have no memory (100 ms): the weights, their gradients,
+the optimizer's state, copies of weights in the number format of the model, and the tensors that the
+forward pass saves for the backward pass, within 1 % of autograd's saved tensors. Constants for
+libraries and temporary gradients are measured. docs/preflight.md compares estimates with runs.
 """
 
 import functools
@@ -23,19 +23,19 @@ from retinanet.engine.folded_forward import FoldedForward
 from retinanet.model.retinanet import RetinaNet
 
 LOADED = 700_000_000
-"""A process that has loaded torch and what a run needs; half of it are pages of files, which the
-ranks of a host share. [bytes]"""
+"""A process that has loaded torch and the other libraries; half of it are pages of files, which
+the ranks of a host share. [bytes]"""
 LIBRARIES = 140_000_000
-"""Compiled kernels, pages of libraries that are used, what building the model leaves. [bytes]"""
+"""Compiled kernels, used pages of libraries, and memory that building the model leaves. [bytes]"""
 LOADING_PROCESS = 50_000_000
-"""Of its own, beside pages shared with the rank, which has one for each split. [bytes]"""
+"""Memory of a loading process that is not shared with the rank; each split has its own. [bytes]"""
 IN_FLIGHT = {"frozen": 0.25, "batch": 0.5}
-"""Gradients of maps during the backward pass, by norm: a share of the maps that were kept."""
+"""Temporary gradients of maps in the backward pass, by norm, as a fraction of the saved maps."""
 EVALUATED_VALUES = 60
-"""For each pixel of an image that is evaluated, at the largest moment, in the first stage."""
+"""Values per pixel at the peak of an evaluation, which is in the first stage."""
 IPEX_MAPS = 2
-"""Maps that the engine `ipex` keeps for each map of the engine `torch`: norms are operators of
-their own there, which keep their inputs."""
+"""Maps that the engine `ipex` saves for each map of the engine `torch`: its norms are separate
+operators, which save their inputs."""
 BYTES = {"bf16": 2, "float32": 4}
 
 
@@ -47,7 +47,7 @@ class ModelBytes:
     trained: int  # The parameters that train; their gradients are as large
     backbone: int
     trained_backbone: int
-    statistics: int  # Running statistics of the norms that train, which every rank has for itself
+    statistics: int  # Running statistics of the norms that train, which differ between ranks
     optimizer: int
 
     @property
@@ -60,9 +60,9 @@ class ModelBytes:
 class MemoryNeed:
     """The memory of a rank beyond a process that has loaded the libraries. [bytes]"""
 
-    model: int  # Weights, gradients and optimizer, which no step can do without
+    model: int  # Weights, gradients and optimizer state
     activations: int
-    """Maps that are kept for the backward pass, or an evaluation's maps if they are more."""
+    """Maps saved for the backward pass, or maps of an evaluation if these are larger."""
     other: int  # Copies of weights, libraries, exchange
     loading: int
 
@@ -81,12 +81,12 @@ def memory_need(
     ranks_on_host: int = 1,
     validation_images: int | None = None,
 ) -> MemoryNeed:
-    """Estimate a rank's peak: that of the rank which has most images.
+    """Estimate the peak memory of the rank that has most images.
 
     The sizes of the `model` are those of `model_bytes`; the `engine` is `torch` or `ipex`. Several
     ranks on a host exchange their gradients through memory that they share.
     """
-    # Copies of weights: all in BF16, or those that a constant norm scales.
+    # Copies of weights: all of them in BF16; in float32 those that a frozen norm is folded into.
     if config.engine.precision == "bf16":
         copies = model.state // 2
     elif config.model.norm == "frozen":
@@ -95,7 +95,7 @@ def memory_need(
         copies = model.backbone - model.trained_backbone
     other = LIBRARIES + copies
     if ranks_on_host > 1:
-        # Two halves of the shared memory take turns.
+        # The exchange alternates between two halves of the shared memory.
         other += 2 * model.trained // (2 if config.distributed.compress == "bf16" else 1)
     image = training_bytes(config, num_classes=num_classes, engine=engine)
     evaluated = evaluation_bytes(config, num_classes=num_classes)
@@ -111,9 +111,9 @@ def memory_need(
 def images_that_fit(
     config: Config, *, num_classes: int, engine: str, local_ranks: int, left: FreeMemory | None
 ) -> int | None:
-    """Return the largest batch of a rank: the even one, just taken, and what else fits.
+    """Return the largest batch of a rank: the even batch, already in memory, plus what fits.
 
-    Each rank of this host may have as much of what is `left`; None where that is not known.
+    The ranks of this host divide the memory that is `left` evenly; None if that is not known.
     """
     if left is None:
         return None
@@ -121,19 +121,19 @@ def images_that_fit(
     need = memory_need(
         config, sizes, num_classes=num_classes, engine=engine, ranks_on_host=local_ranks
     )
-    aside = need.all - need.activations
-    free = (left.size - sizes.checkpoint) // local_ranks - aside
+    other = need.all - need.activations
+    free = (left.size - sizes.checkpoint) // local_ranks - other
     image = training_bytes(config, num_classes=num_classes, engine=engine)
     return config.training.batch_size + max(0, free // image)
 
 
 def training_images(config: Config) -> int:
-    """Return the images that a rank takes through the model at once, of the rank that has most."""
+    """Return the images in a batch of the rank that has most."""
     return largest_batch(config.distributed.batch_split, batch_size=config.training.batch_size)
 
 
 def evaluation_images(config: Config, validation_images: int | None) -> int:
-    """Return the images that are evaluated at once; there may be fewer than a batch."""
+    """Return the images in an evaluation batch; a small split has fewer than a batch."""
     batch_size = config.evaluation.batch_size
     return min(batch_size, validation_images or batch_size)
 
@@ -144,7 +144,7 @@ def loading_processes_of(config: Config) -> int:
 
 
 def training_bytes(config: Config, *, num_classes: int, engine: str) -> int:
-    """Return the memory of an image in a step: maps that are kept, gradients in flight. [bytes]"""
+    """Return the memory per image in a step: saved maps, temporary gradients. [bytes]"""
     values = values_of_image(config, num_classes=num_classes)
     value = BYTES[config.engine.precision]
     maps = values.bytes(value) * (IPEX_MAPS if engine == "ipex" else 1)
@@ -155,7 +155,7 @@ def training_bytes(config: Config, *, num_classes: int, engine: str) -> int:
 
 
 def evaluation_bytes(config: Config, *, num_classes: int) -> int:
-    """Return the memory of an image in an evaluation, which keeps no maps. [bytes]"""
+    """Return the memory per image in an evaluation, which saves no maps. [bytes]"""
     logits = values_of_image(config, num_classes=num_classes).logits
     values = EVALUATED_VALUES * config.data.image_size**2 + logits
     return BYTES[config.engine.precision] * values + image_bytes(config)
@@ -168,20 +168,20 @@ def image_bytes(config: Config) -> int:
 
 @dataclass(frozen=True)
 class ForwardValues:
-    """The values that a forward pass of one image keeps for the backward pass."""
+    """Numbers of values that a forward pass of one image saves for the backward pass."""
 
     maps: int
-    """Values of maps, each with the bytes of the precision, the outputs' gradients included."""
-    indices: int  # Values of int64: where the stem's pooling found each maximum, if the stem trains
+    """Values of maps in the model's number format, the outputs' gradients included."""
+    indices: int  # Values of int64: positions of the maxima in the stem's pooling, if it trains
     logits: int
 
     def bytes(self, value: int) -> int:
-        """Return the size of maps and indices where a value of a map has so many bytes."""
+        """Return the size of maps and indices, with `value` bytes per value of a map."""
         return value * self.maps + 8 * self.indices
 
 
 def values_of_image(config: Config, *, num_classes: int) -> ForwardValues:
-    """Count what a forward pass of the configured model keeps of one image."""
+    """Count the values that a forward pass of the configured model saves for one image."""
     model, size = config.model, config.data.image_size
     return forward_values(
         size, num_classes=num_classes, norm=model.norm, trainable_layers=model.trainable_layers
@@ -192,28 +192,29 @@ def values_of_image(config: Config, *, num_classes: int) -> ForwardValues:
 def forward_values(
     image_size: int, *, num_classes: int, norm: str, trainable_layers: int
 ) -> ForwardValues:
-    """Count the values that the engine `torch` keeps of one image, on the meta device.
+    """Count the values that the engine `torch` saves for one image, on the meta device.
 
-    The pass runs in float32 with oneDNN's convolutions, since kernels of our own read memory, which
-    meta tensors do not have. They keep as many values of maps, each its input. The focal loss needs
-    targets and is not run: its kernel keeps the logits' gradient.
+    The pass runs in float32 with oneDNN's convolutions, since our own kernels read memory, which
+    meta tensors do not have; both save the same number of values, their inputs. The focal loss
+    needs targets and is not run: its kernel saves the logits' gradient.
     """
     network = network_without_memory(
         num_classes=num_classes, norm=norm, trainable_layers=trainable_layers
     )
     forward = FoldedForward(network, precision="float32", convolutions="onednn")
-    kept: dict[int, Tensor] = {}
+    saved: dict[int, Tensor] = {}
 
-    def keep(tensor: Tensor) -> Tensor:
-        # A map of the one image; weights have more outputs than one.
+    def save(tensor: Tensor) -> Tensor:
+        # Maps have a first dimension of 1, the batch; weights have more output channels. By storage
+        # instead of data_ptr, which is 0 on the meta device: a map may be saved more than once.
         if tensor.dim() == 4 and len(tensor) == 1:
-            kept[tensor.untyped_storage()._cdata] = tensor
+            saved[tensor.untyped_storage()._cdata] = tensor
         return tensor
 
-    with saved_tensors_hooks(keep, lambda tensor: tensor):
+    with saved_tensors_hooks(save, lambda tensor: tensor):
         outputs = forward(torch.empty(1, 3, image_size, image_size, device="meta"))
     counts = {True: 0, False: 0}  # of maps, and of indices
-    for tensor in kept.values():
+    for tensor in saved.values():
         counts[tensor.is_floating_point()] += tensor.untyped_storage().nbytes() // tensor.itemsize
     logits = sum(level.numel() for level in outputs.cls_logits)
     boxes = sum(level.numel() for level in outputs.bbox_regression)
@@ -221,7 +222,7 @@ def forward_values(
 
 
 def model_bytes(model: ModelConfig, training: TrainingConfig, *, num_classes: int) -> ModelBytes:
-    """Count the parameters, buffers and optimizer state of the model that a configuration means."""
+    """Count the parameters, buffers and optimizer state of a configured model."""
     network = network_without_memory(
         num_classes=num_classes, norm=model.norm, trainable_layers=model.trainable_layers
     )
@@ -233,7 +234,7 @@ def model_bytes(model: ModelConfig, training: TrainingConfig, *, num_classes: in
     statistics = [tensor for norm in norms for tensor in (norm.running_mean, norm.running_var)]
     if training.optimizer == "sgd":  # a momentum
         optimizer = total(trained) if training.momentum else 0
-    else:  # of adam and lamb: two averages and a counter of steps
+    else:  # adam and lamb: two averages, and a counter of steps per parameter
         counter = torch.zeros((), device="meta").nbytes
         optimizer = 2 * total(trained) + counter * len(trained)
     return ModelBytes(
@@ -263,7 +264,7 @@ INITIALIZERS = (Tensor.normal_, Tensor.uniform_, Tensor.fill_, Tensor.zero_)
 
 
 class _NoInitialization(TorchFunctionMode):
-    """Skip the initialization of new tensors, which takes half of the time without memory too."""
+    """Skips the initialization of new tensors, half of the time even on the meta device."""
 
     def __torch_function__(
         self,

@@ -33,7 +33,8 @@ from retinanet.config_file import load_config
 def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> RankContext:
     """Give this rank its cores, memory and rendezvous, before torch is loaded.
 
-    Without `binding` the ranks are only connected, for `--check`: no cores, no libraries.
+    Without `binding`, for `--check`, ranks are only connected: no cores are bound, no libraries
+    preloaded.
 
     Raises:
         InputError: Something configured is not installed, or does not fit this host or its ranks.
@@ -58,7 +59,7 @@ def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> Rank
         return place
     if config_types.group_of_rank(ranks.rank, ranks=ranks.size, groups=groups) == 0:
         return place
-    # Its end may be that of its group alone, if the launcher does not notice it.
+    # Supervised: if the launcher does not notice the end of this rank, only its group ends.
     launcher = launcher_process(ranks, os.environ)
     return replace(place, supervisor=supervise_this_rank(launcher=launcher, silence_s=timeout_s))
 
@@ -86,7 +87,7 @@ def plan_command(
     backend: str | None,
     json_file: Path | None,
 ) -> int:
-    """Plan, print and write; returns the exit code."""
+    """Plan the placement, print it and write it as JSON; return the exit code."""
     require_free_json(json_file)
     settings = load_config(config, overrides)
     host = allowed = read_topology(topology)
@@ -99,8 +100,8 @@ def plan_command(
         numbers = frozenset(cpu.cpu for cpu in allowed.cpus)
         if not cpus or not cpus <= numbers:
             raise InputError(
-                f"--cpus {format_cpu_list(cpus)}: the host has no CPU "
-                f"{format_cpu_list(cpus - numbers)} to use; choose among {format_cpu_list(numbers)}"
+                f"--cpus {format_cpu_list(cpus)}: CPU {format_cpu_list(cpus - numbers)} is not "
+                f"available; choose among {format_cpu_list(numbers)}"
             )
         allowed = allowed.restricted(cpus)
     plan = configured_plan(
@@ -119,10 +120,10 @@ def plan_command(
 
 
 def print_plan_here(settings: Config, ranks: Ranks) -> None:
-    """Print the plan of a run that has been started, of the ranks on this host without binding.
+    """Print the plan for the ranks of a started run on this host, without binding them.
 
-    How batches are split comes first, unless evenly, and how ranks make groups. The lines are
-    YAML's comments, since they follow a configuration.
+    The split of batches comes first, unless it is even, and the compute groups. The lines are YAML
+    comments, since they follow a configuration.
 
     Raises:
         InputError: The ranks do not fit the host, the split or the groups.
@@ -131,7 +132,7 @@ def print_plan_here(settings: Config, ranks: Ranks) -> None:
     batches = config_types.planned_split(split, batch_size=batch_size, ranks=ranks.size)
     groups = config_types.planned_groups(settings.distributed.groups, ranks=ranks.size)
     plan = plan_of_host(settings, ranks)
-    # In stdout's encoding, since tables are drawn with the characters that it has.
+    # A buffer with stdout's encoding: rich chooses the characters of a table by it.
     shown = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding, errors="backslashreplace")
     with redirect_stdout(shown):
         print_plan(plan)

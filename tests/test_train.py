@@ -399,7 +399,7 @@ def test_other_batches_go_on_from_the_same_image_and_the_difference_is_told(
     shown = " ".join(outcome.output.split())
     assert "resumed after step 3" in shown
     assert "training.batch_size was 2, is now 4; training.weight_decay was 0.0" in shown
-    assert "it goes on from the same image, and not bit for bit" in shown
+    assert "training continues from the same image, but not bit for bit" in shown
     # Two images are no batch of four: the second epoch follows, with two steps.
     records = records_of(root / "batches", kind="step")
     assert [(one["step"], one["epoch"]) for one in records[3:]] == [(4, 1.5), (5, 2.0)]
@@ -417,7 +417,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(
     words = settings_in(tmp_path, "early", "training.max_steps=1", "evaluation.pictures=0")
     outcome = train(*words, "--resume")
     assert outcome.code == 0, outcome.errors
-    assert "no checkpoint yet: the run begins anew" in outcome.output
+    assert "no checkpoint yet: the run starts anew" in outcome.output
     assert len(records_of(run, kind="step")) == 1
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
         "best",
@@ -437,7 +437,7 @@ def test_a_run_without_a_whole_checkpoint_is_not_begun_anew(
     outcome = train(*settings_in(tmp_path, "undisturbed"), "--resume")
     assert outcome.code == 2 and outcome.errors.count("\n") == 1
     assert f"step-{STEPS:06d}/optimizer.safetensors: cannot be read" in outcome.errors
-    assert "is whole; give --overwrite to begin anew" in outcome.errors
+    assert "is whole; give --overwrite to start anew" in outcome.errors
     assert snapshot(run) == before
 
 
@@ -452,7 +452,7 @@ def test_loading_moves_out_in_the_middle_of_an_epoch_without_a_trace_in_the_numb
         name = f"workers-{workers}"
         outcome = train(*settings_in(root, name, f"data.workers={workers}"))
         assert outcome.code == 0, outcome.errors
-        assert ("a process of its own does it" in outcome.output) == (workers == "auto")
+        assert ("a separate process loads from now on" in outcome.output) == (workers == "auto")
         steps = records_of(root / name, kind="step")
         assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
         losses[workers] = [record["loss"] for record in steps]
@@ -533,7 +533,7 @@ def test_losses_that_are_not_finite_are_skipped_up_to_a_limit_then_end_the_run_w
     assert outcome.errors.startswith("error: loss not finite at step 4: ")
     assert outcome.errors.count("\n") == 1
     assert "training.nonfinite_limit=2" in outcome.errors and ".jpg)" in outcome.errors
-    assert outcome.output.count("; nothing was updated, and the run goes on\n") == 2
+    assert outcome.output.count("; the step was skipped, training continues\n") == 2
     run = root / "diverged"
     steps = records_of(run, kind="step")
     assert [record["step"] for record in steps] == [1, 2, 3]
@@ -627,7 +627,10 @@ CONTIGUOUS = ["data.class_indices=contiguous", "model.num_classes=null"]
             [*CONTIGUOUS, "model.pretrained_backbone={folder}/none.safetensors"],
             ["model.pretrained_backbone: {folder}/none.safetensors does not exist"],
         ),
-        ([*CONTIGUOUS, "data.scenes={{}}"], ["data.root: {folder} is given beside data.scenes"]),
+        (
+            [*CONTIGUOUS, "data.scenes={{}}"],
+            ["data.root: {folder} is given together with data.scenes"],
+        ),
         (
             [
                 *CONTIGUOUS,

@@ -79,7 +79,7 @@ def test_bad_images_are_replaced_named_once_and_noted(dataset: Path) -> None:
     done = train(dataset, "data.on_bad_image=skip")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"{bad}: damaged image") == 1
-    assert "another image stands in for it" in done.stdout
+    assert "another image is used instead" in done.stdout
     assert "1.png: no such image file" in done.stdout
     assert "evaluated as an image without detections" in done.stdout
     assert len(records(dataset, "bad_image")) == 2

@@ -83,7 +83,10 @@ def test_a_rank_with_half_a_core_has_fewer_images(slowed: Ended, root: Path) -> 
 def test_a_run_resumed_at_another_speed_keeps_its_split_and_says_so(
     resumed: Ended, root: Path
 ) -> None:
-    assert "3 images on rank 0, 1 on rank 1, as the run was split by speed before" in resumed.output
+    assert (
+        "3 images on rank 0, 1 on rank 1, by the speed measured at an earlier start"
+        in resumed.output
+    )
     assert "other conditions" not in resumed.output
     ranks = ranks_of(root / "by-speed")
     assert ranks["images_of_a_batch"] == [3, 1]
@@ -113,7 +116,7 @@ def test_a_step_has_as_many_images_as_with_even_batches(told: Ended, root: Path)
 @pytest.mark.parametrize(
     ("word", "comment"),
     [
-        ("speed", "# batches: 4 images, split by the speed of each rank as measured at the start"),
+        ("speed", "# batches: 4 images, split by the speed of each rank, measured at the start"),
         ("[1, 3]", "# batches: 1 image on rank 0, 3 on rank 1"),
     ],
 )

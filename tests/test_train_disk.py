@@ -50,10 +50,10 @@ def test_training_goes_on_on_a_full_disk_and_fails_at_its_end(
     told = capsys.readouterr()
     shown = " ".join(told.out.split())
     assert "the checkpoint after step 3 could not be written: " in shown
-    assert "No space left on device" in shown and "step-000001 stays, training goes on" in shown
+    assert "No space left on device" in shown and "step-000001 is kept, training continues" in shown
     [line] = told.err.splitlines()
     assert "the checkpoint after step 3 could not be written" in line
-    assert "make room, then go on with: " in line and line.endswith("--resume")
+    assert "free disk space, then continue with: " in line and line.endswith("--resume")
     found, problems = newest_whole(disk / "full" / "checkpoints")
     assert found is not None and found.position.step == 1 and problems == []
     subprocess.run(["mount", "-o", "remount,size=2g", str(disk)], check=True)

@@ -145,7 +145,7 @@ def test_checkpoints_are_written_while_groups_train(whole: Ended, root: Path) ->
 def test_a_run_says_what_its_groups_are(whole: Ended, root: Path) -> None:
     rows = [" ".join(line.split()) for line in whole.output.splitlines()]
     [told] = [row for row in rows if row.startswith("groups ")]
-    assert told.startswith("groups 2 of 1 rank, none waits for another; beta1 0.4, as 1 − 1/2 ")
+    assert told.startswith("groups 2 of 1 rank, asynchronous; beta1 0.4, since 1 − 1/2 ")
     assert any(row.startswith(f"steps {TOTAL} of 1 × 1 images") for row in rows)
     facts = json.loads((root / "whole" / "environment.json").read_text())["ranks"]
     assert (facts["size"], facts["compute_groups"]) == (2, 2)
@@ -205,7 +205,7 @@ def test_a_signal_brings_groups_together_for_a_checkpoint_of_all_steps(
     interrupted: Ended, pieces: Pieces
 ) -> None:
     assert interrupted.code == 75, interrupted.errors
-    told = "SIGTERM: checkpoint written; go on with: mpirun -np 2 "
+    told = "SIGTERM: checkpoint written; continue with: mpirun -np 2 "
     assert interrupted.output.count(told) == 1
     assert steps_of(pieces.run)[:3] == [1, 2, 3]
 
@@ -239,7 +239,7 @@ def test_an_image_that_a_group_cannot_read_stops_all_after_a_checkpoint(
     assert "compute groups was 1, is now 2" in " ".join(job.output.split())
     assert job.code == 2
     [line] = [one for one in job.errors.splitlines() if "error: " in one]
-    assert image in line and "then go on with: mpirun -np 2 " in line
+    assert image in line and "then continue with: mpirun -np 2 " in line
     assert steps_of(pieces.run)[: pieces.step] == list(range(1, pieces.step + 1))
 
 
@@ -273,7 +273,7 @@ def test_a_step_that_is_skipped_is_told_and_all_others_are_taken_once(
     [report] = records_of(pieces.run, kind="nonfinite")
     [step] = [one for one in records_of(pieces.run, kind="step") if one["loss"] is None]
     assert report["step"] == step["step"] and step["group"] == 1
-    assert job.output.count("; nothing was updated, and the run goes on\n") == 1
+    assert job.output.count("; the step was skipped, training continues\n") == 1
     assert pieces.has_finite_weights()
 
 
@@ -325,7 +325,7 @@ def test_of_two_groups_of_two_ranks_the_end_of_one_rank_is_that_of_its_group(roo
     [warning] = outcome.errors.splitlines()
     assert warning.startswith("warning: rank 3 on ")
     assert warning.endswith(": group 1 (ranks 2-3) ends, the other groups continue")
-    assert "groups  2 of 2 ranks, none waits for another; beta1 0.4" in outcome.output
+    assert "groups  2 of 2 ranks, asynchronous; beta1 0.4" in outcome.output
     steps = steps_of(run)
     assert steps[-1] == 2 * epoch and len(steps) == len(set(steps))
     assert last_checkpoint(run)["setup"]["ranks"] == 2
@@ -351,7 +351,7 @@ def test_images_that_different_groups_cannot_read_count_together(root: Path) -> 
 def test_a_dry_run_tells_the_groups() -> None:
     job = run_ranks(2, "train.py", *SETTINGS, "--dry-run")
     assert (job.code, job.errors) == (0, "")
-    assert "# compute groups: 2 of 1 rank, none waits for another" in job.output.splitlines()
+    assert "# compute groups: 2 of 1 rank, asynchronous" in job.output.splitlines()
 
 
 @pytest.mark.parametrize("flags", [[], ["--dry-run"], ["--check"]])

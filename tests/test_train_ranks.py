@@ -144,7 +144,7 @@ def test_a_signal_writes_one_checkpoint_and_all_ranks_go_on_from_it(root: Path) 
     job.send_signal(signal.SIGTERM)
     first = ended(job)
     assert first.code == 75, first.errors
-    assert first.output.count("SIGTERM: checkpoint written; go on with: mpirun -np 2 ") == 1
+    assert first.output.count("SIGTERM: checkpoint written; continue with: mpirun -np 2 ") == 1
     step = records_of(root / "interrupted", kind="step")[-1]["step"]
     more = [word for word in words if "max_steps" not in word]
     resumed = run_ranks(
@@ -251,7 +251,7 @@ def test_an_image_that_one_rank_cannot_read_ends_all_after_a_checkpoint(root: Pa
     job = run_ranks(2, "train.py", *words, "--overwrite", "training.epochs=3")
     assert job.code == 2
     [line] = [line for line in job.errors.splitlines() if "error: " in line]
-    assert image.name in line and "then go on with: mpirun -np 2 " in line
+    assert image.name in line and "then continue with: mpirun -np 2 " in line
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_an_image_that_one_rank_cannot_read_ends_all_after_a_checkpoint(root: Pa
         (["--nonsense"], "unrecognized arguments: --nonsense"),
         (["training.batch=1"], "training.batch: no such field"),
         (["data.reserve_cores=1"], "data.reserve_cores=1 leaves none to compute"),
-        (["data.root=/nowhere"], "data.root: /nowhere is given beside data.scenes"),
+        (["data.root=/nowhere"], "data.root: /nowhere is given together with data.scenes"),
     ],
 )
 def test_a_mistake_is_told_once(root: Path, words: list[str], told: str) -> None:

@@ -84,6 +84,6 @@ def test_a_signal_before_the_first_step_leaves_a_checkpoint_to_go_on_from(
     words = ("data.scenes.train=2", f"run.root={tmp_path}", "run.name=mine")
     with signal_when(tmp_path / "mine" / "config.yaml", signal.SIGUSR1):
         assert train(monkeypatch, *words) == 75
-    assert "SIGUSR1: checkpoint written; go on with: " in capsys.readouterr().out
+    assert "SIGUSR1: checkpoint written; continue with: " in capsys.readouterr().out
     assert train(monkeypatch, *words, "--auto-resume") == 0
     assert "finished after 1 steps" in " ".join(capsys.readouterr().out.split())

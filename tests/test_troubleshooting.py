@@ -167,7 +167,7 @@ PROVOKED: dict[str, Provoke] = {
     "no such field; did you mean": train("batch_size=2"),
     "no such configuration file": train("--config", "cocoo.yaml"),
     "needs pretrained weights": own_data("a.jpg", "model.norm=frozen"),
-    "is given beside data.scenes": train("data.root=/nowhere", "launch.pin=false"),
+    "is given together with data.scenes": train("data.root=/nowhere", "launch.pin=false"),
     "is not a folder; set the data set's": own_data(
         "a.jpg", "data.root=/nowhere", "data.train_images=null"
     ),

@@ -31,7 +31,7 @@ from retinanet.training.build import FROM_TORCHVISION, build_model, dropped_part
 from retinanet.training.checkpoint import newest_whole
 from retinanet.training.data import require_no_files
 from retinanet.training.resume import require_same_settings
-from retinanet.training.run_folder import LOCK, holds_work, notes_on_folder, refusal_of_folder
+from retinanet.training.run_folder import LOCK, holds_work, notes_on_folder, problem_of_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ def check_run_folder(path: Path, config: Config, *, resume: bool, overwrite: boo
     if is_locked(path / LOCK):
         fix = "set run.name, or wait for its end"
         return failure(RUN_FOLDER, f"{path}: another run is writing there", fix=fix)
-    refused = refusal_of_folder(path, resume=resume, overwrite=overwrite)
+    refused = problem_of_folder(path, resume=resume, overwrite=overwrite)
     if refused is not None:
         detail, _, fix = refused.rpartition("; ")
         return failure(RUN_FOLDER, detail, fix=fix)

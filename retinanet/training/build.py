@@ -44,15 +44,15 @@ IMAGENET_SHA512 = (
 It comes from another source than the digits in the name."""
 SUFFIXES = (".pth", ".pt", ".pkl", ".ckpt", ".bin")
 WRAPPINGS = ("model", "state_dict")
-"""Keys under which training scripts put a state_dict: torchvision's and MLPerf's, and others."""
+"""Keys under which training scripts save a state_dict: torchvision's and MLPerf's, and others."""
 
 LARGEST_RATIO = 4
-"""Largest ratio of tensors' bytes to the file's: tensors that share memory are each copied."""
+"""Limit of the tensors' bytes relative to the file's; tensors that share memory are copied."""
 NAMES_SHOWN = 5
 MOST_BYTES = 8_000_000_000
 """Size limit of a `.pth`: a detector and its optimizer's state take half a gigabyte."""
 REFUSED_GLOBAL = re.compile(r"GLOBAL (\S+)")
-"""torch's message about a function that a pickle would have called."""
+"""Part of torch's message about a function that the pickle would have called."""
 ESCAPE_CODE = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -151,7 +151,7 @@ def read_backbone_weights(pretrained_backbone: str) -> dict[str, Tensor]:
 
 
 def dropped_parts(weights: Mapping[str, Tensor]) -> str:
-    """Return which parts of a whole detector are not used; empty for a classifier's weights."""
+    """Return the parts of a whole detector that are not used; empty for a classifier's weights."""
     dropped = [name for name in weights if not name.startswith(IN_DETECTOR)]
     if len(dropped) == len(weights):
         return ""
@@ -165,8 +165,8 @@ def notes_on_backbone(source: str | None, weights: Mapping[str, Tensor] | None) 
     if not dropped:
         return []
     return [
-        f"model.pretrained_backbone: {source} is a whole detector, of which only the backbone is "
-        f"used; dropped, by number of tensors: {dropped}"
+        f"model.pretrained_backbone: {source} is a whole detector; only its backbone is used, "
+        f"dropped (number of tensors): {dropped}"
     ]
 
 
@@ -187,14 +187,14 @@ def read_torchvision_weights() -> dict[str, Tensor]:
         content = file.read_bytes()
     except (OSError, RuntimeError) as error:
         raise InputError(
-            f"model.pretrained_backbone: torchvision: {url} could not be fetched "
-            f"({error}); fetch it elsewhere to {file}, or train from random weights "
+            f"model.pretrained_backbone: torchvision: {url} could not be downloaded "
+            f"({error}); download it elsewhere and copy it to {file}, or train from random weights "
             "with model.norm=batch model.trainable_layers=5"
         ) from error
     if not is_imagenet_file(content):
         raise InputError(
             f"model.pretrained_backbone: torchvision: {file} is not the file that torchvision "
-            "publishes (its SHA-512 differs), and was not loaded; remove it, and it is fetched anew"
+            "publishes (its SHA-512 differs), and was not loaded; remove it to download it again"
         )
     return unpickle_weights(content, file).tensors
 
@@ -204,8 +204,8 @@ class PickledWeights:
     """The weights in a file."""
 
     tensors: dict[str, Tensor]  # Dense, each with memory of its own, under today's names
-    renamed: int  # Number of names with an older spelling; see `retinanet.model.retinanet`
-    dropped: tuple[str, ...]  # Names of what stood beside them and is no tensor
+    renamed: int  # Number of names in an older spelling; see `retinanet.model.retinanet`
+    dropped: tuple[str, ...]  # Names of other entries of the file, which are not tensors
 
 
 def is_imagenet_file(content: bytes) -> bool:
@@ -214,7 +214,7 @@ def is_imagenet_file(content: bytes) -> bool:
 
 
 def read_trusted(file: Path, *, trust: bool) -> tuple[bytes, bool]:
-    """Return a file's bytes, and whether they are torchvision's own, which need no trust.
+    """Return a file's bytes, and whether they are torchvision's, which need no `--trust`.
 
     Raises:
         InputError: It cannot be read, or is not trusted.
@@ -226,9 +226,9 @@ def read_trusted(file: Path, *, trust: bool) -> tuple[bytes, bool]:
     is_known = is_imagenet_file(content)
     if not trust and not is_known:
         raise InputError(
-            f"{file}: is a pickle, which can run code as it is loaded: torch's weights_only=True, "
-            "by which it is read here, has a known hole before torch 2.10 (CVE-2026-24747); "
-            "nothing was read; if you trust whoever made the file, give --trust"
+            f"{file}: is a pickle, which can run code when it is loaded: torch's weights_only=True "
+            "has a known vulnerability before torch 2.10 (CVE-2026-24747); nothing was read; if "
+            "you trust the author of the file, give --trust"
         )
     return content, is_known
 
@@ -240,7 +240,8 @@ def unpickle_weights(content: bytes, file: Path) -> PickledWeights:
         InputError: They are no such file, or hold no dense tensors under names.
     """
     limit = len(content)
-    # torch.save stores tensors as they are, and torch.load allocates the sizes in the archive.
+    # torch.load allocates the sizes that the archive states, so check them first: torch.save does
+    # not compress, hence a larger size than the file's is a decompression bomb.
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             size = sum(member.file_size for member in archive.infolist())
@@ -269,10 +270,10 @@ def unpickle_weights(content: bytes, file: Path) -> PickledWeights:
     if not given or not all(isinstance(name, str) for name in given):
         raise InputError(f"{file}: holds no state_dict; save model.state_dict()")
     if sum(min(_size(value), limit) for value in given.values()) > LARGEST_RATIO * limit:
-        raise InputError(f"{file}: its tensors say that they are larger than the file; damaged")
+        raise InputError(f"{file}: its tensors claim to be larger than the file; it is damaged")
     names = {name: current_key(name) for name in given}
     if len(set(names.values())) < len(names):
-        names = {name: name for name in given}  # both spellings of a name: the model will object
+        names = {name: name for name in given}  # both spellings: keep them, the model refuses one
     return PickledWeights(
         {names[name]: dense(value, name, file, limit) for name, value in given.items()},
         renamed=sum(new != old for old, new in names.items()),
@@ -294,17 +295,17 @@ def reason_of(error: Exception) -> str:
 def describe_weights(
     file: Path, content: bytes, weights: PickledWeights, *, is_known: bool
 ) -> list[str]:
-    """Return lines on what was read and what of it was dropped."""
-    origin = "torchvision's, by its SHA-512" if is_known else "unpickled because you said --trust"
+    """Return lines about what was read and what was dropped."""
+    origin = "torchvision's, by its SHA-512" if is_known else "unpickled, because of --trust"
     digest = hashlib.sha256(content).hexdigest()
     lines = [f"{file}: {len(content):,} bytes, sha256 {digest}, {origin}"]
     if weights.renamed:
         lines.append(f"renamed: {weights.renamed:,} tensors, from older spellings of their names")
     if weights.dropped:
         names, most = weights.dropped, NAMES_SHOWN
-        more = f" and {len(names) - most:,} more" if len(names) > most else ""
-        shown = ", ".join(name[:60] for name in names[:most]) + more
-        lines.append(f"dropped, being no tensors: {shown}")
+        others = f" and {len(names) - most:,} more" if len(names) > most else ""
+        shown = ", ".join(name[:60] for name in names[:most]) + others
+        lines.append(f"dropped, not tensors: {shown}")
     return [printable(line) for line in lines]
 
 
@@ -319,27 +320,28 @@ def dense(value: Tensor, name: str, file: Path, limit: int) -> Tensor:
         InputError: It is sparse or quantized, or needs more bytes than `limit`, the file's.
     """
     if value.layout != torch.strided or value.is_quantized or value.is_meta:
-        raise InputError(f"{file}: {name}: is no dense tensor; save the model's plain state_dict()")
+        raise InputError(f"{file}: {name}: not a dense tensor; save the model's plain state_dict()")
     if _size(value) > limit:
-        raise InputError(f"{file}: {name}: says that it is larger than the file; it is damaged")
+        raise InputError(f"{file}: {name}: claims to be larger than the file; it is damaged")
     return value.detach().clone(memory_format=torch.contiguous_format)
 
 
 def refuse_what_is_no_checkpoint(path: Path) -> None:
-    """Refuse weights as a pickle, and exported models, where a checkpoint is expected.
+    """Refuse pickled weights and exported models, where a checkpoint is expected.
 
     Raises:
-        InputError: Names the command that makes weights of it, or what to give.
+        InputError: Names the command that converts the file, or the option to give.
     """
     if path.suffix in SUFFIXES:
         raise InputError(
-            f"{path}: is a pickle, which could run code, and no checkpoint of a run; its weights "
-            f"can be trained from: python -m retinanet convert {path} --out "
-            f"{path.with_suffix('.safetensors')}; a whole detector becomes a checkpoint: python -m "
-            f"retinanet convert --detector {path} --classes FILE.json --out {path.with_suffix('')}"
+            f"{path}: is a pickle, which could run code, not a checkpoint; convert weights for "
+            f"training with python -m retinanet convert {path} --out "
+            f"{path.with_suffix('.safetensors')}, or a whole detector to a checkpoint with "
+            f"python -m retinanet convert --detector {path} --classes FILE.json --out "
+            f"{path.with_suffix('')}"
         )
     if path.suffix in EXPORTED:
         raise InputError(
-            f"{path}: is an exported model, for other programs; give --checkpoint what it was made "
-            "of, such as runs/NAME/checkpoints/best"
+            f"{path}: is an exported model; give --checkpoint the checkpoint that it was exported "
+            "from, such as runs/NAME/checkpoints/best"
         )

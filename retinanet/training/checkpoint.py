@@ -2,9 +2,9 @@
 
 A checkpoint is a folder `step-000500/` with `model.safetensors` (torchvision's names),
 `optimizer.safetensors`, for several ranks with norms that train `ranks.safetensors`, and
-`state.json`. It gets its name once it is whole and on the disk. Nothing is pickled.
+`state.json`. It gets its name once it is complete and on the disk. Nothing is pickled.
 
-No part is used before its SHA-256 was found to be right. The optimizer's state is stored as tensors
+The SHA-256 of a part is checked before the part is used. The optimizer's state is stored as tensors
 under the parameters' names.
 """
 
@@ -61,7 +61,7 @@ class Checkpoint:
         return self.state.position
 
     def require_whole(self) -> None:
-        """Check that nothing is missing to resume, and that every part is what was written."""
+        """Check that all parts needed to resume are there and undamaged."""
         # Where norms train, each rank has running statistics of its own.
         needs_ranks = self.model.norm == "batch" and len(self.state.random_states) > 1
         ranks = (RANKS_FILE,) if needs_ranks else ()
@@ -70,11 +70,13 @@ class Checkpoint:
             require_finite_tensors(mapped_tensors(file), file=file)
 
     def require_unchanged(self, name: str) -> Path:
-        """Check that a part is what was written; return the file."""
+        """Check a part against its recorded size and SHA-256; return the file."""
         file = self.folder / name
         part = self.state.parts.get(name)
         if part is None:
-            raise InputError(f"{self.folder / STATE_FILE}: names no {name}; use another checkpoint")
+            raise InputError(
+                f"{self.folder / STATE_FILE}: does not list {name}; use another checkpoint"
+            )
         try:
             size = file.stat().st_size
             if size != part.bytes:
@@ -87,11 +89,10 @@ class Checkpoint:
         return file
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """Return copies of the tensors of a part, so that the file need not stay.
+        """Return copies of the tensors of a part, so that its file may be removed.
 
         Raises:
-            InputError: It is not what was written, not safetensors, or holds a value that is
-                infinite or NaN.
+            InputError: It is damaged, not safetensors, or holds a value that is infinite or NaN.
         """
         file = self.require_unchanged(name)
         tensors = {key: mapped.clone() for key, mapped in mapped_tensors(file).items()}
@@ -139,7 +140,7 @@ class Checkpoint:
         optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def rank_states(self) -> list[RankState]:
-        """Return what each rank had of its own.
+        """Return the state of each rank.
 
         Raises:
             InputError: A file cannot be read.
@@ -163,9 +164,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def newest_whole(checkpoints: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest checkpoint below `checkpoints/` of which every part is what was written.
+    """Return the newest undamaged checkpoint, or None, and the problems of all newer ones.
 
-    None where there is none; and a line on what is wrong with each newer one.
+    They are the folders below `checkpoints/`.
     """
     problems = []
     for folder in newest_first(checkpoints):
@@ -195,19 +196,19 @@ def file_digest(file: Path) -> str:
 
 PARTIAL = ".partial"
 REMOVED = ".removed"
-"""A folder's name before it is whole, and while it is being removed: a dot before, this behind."""
+"""Suffixes of a folder that is incomplete, or being removed; its name then begins with a dot."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The content of a checkpoint; tensors are copies, since training continues meanwhile."""
+    """The content of a checkpoint; tensors are copies, since training continues while writing."""
 
     parts: Mapping[str, Mapping[str, Tensor]]  # Tensors by file and name
-    state: State  # Without the parts, which are known once they are written
+    state: State  # Its `parts` are filled in after the files have been written
 
 
 def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies as safetensors takes them."""
+    """Return contiguous copies, which safetensors requires."""
     return {
         name: tensor.detach().clone(memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
@@ -215,12 +216,12 @@ def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_checkpoint(final: Path, contents: Contents, *, texts: Mapping[str, str] = {}) -> None:
-    """Write a checkpoint's folder, in one that exists; replace an earlier one of this name.
+    """Write a checkpoint's folder, whose parent must exist; replace an earlier one of this name.
 
     `texts`: other files, by name.
 
     Raises:
-        OSError: It cannot be written; nothing is left of it, and what was there stays.
+        OSError: It cannot be written; no partial files remain, and the earlier one is unchanged.
     """
     partial = final.with_name(f".{final.name}{PARTIAL}")
     shutil.rmtree(partial, ignore_errors=True)
@@ -231,12 +232,14 @@ def write_checkpoint(final: Path, contents: Contents, *, texts: Mapping[str, str
             file = partial / name
             try:
                 save_file(dict(tensors), file, metadata={"format": "pt"})
-            except SafetensorError as error:  # as which a full disk is reported
+            except SafetensorError as error:  # safetensors reports a full disk in this way
                 raise OSError(None, str(error)) from error
             parts[name] = Part(sha256=file_digest(file), bytes=file.stat().st_size)
         written = {STATE_FILE: state_text(replace(contents.state, parts=parts)), **texts}
         for name, text in written.items():
             (partial / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+        # Files before the folder, and all before the new name: after a power failure a name
+        # without content would look like a complete checkpoint.
         for path in [*partial.iterdir(), partial]:
             flush_to_disk(path)
     except OSError:
@@ -248,7 +251,7 @@ def write_checkpoint(final: Path, contents: Contents, *, texts: Mapping[str, str
 
 
 def flush_to_disk(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk and survive a crash."""
+    """Wait until a file's content, or a folder's names, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -257,10 +260,10 @@ def flush_to_disk(path: Path) -> None:
 
 
 def rewrite_state(folder: Path, state: State) -> None:
-    """Replace a checkpoint's `state.json` atomically; its tensors stay.
+    """Replace a checkpoint's `state.json` atomically; its tensors are unchanged.
 
     Raises:
-        OSError: It cannot be written; what was there stays.
+        OSError: It cannot be written; the earlier file is unchanged.
     """
     partial = folder / f".{STATE_FILE}{PARTIAL}"
     try:
@@ -282,7 +285,7 @@ def point_to(link: Path, folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint: first its name, so that no half of one is ever found."""
+    """Remove a checkpoint: first its name, so that no partial checkpoint is ever found."""
     if not folder.exists():
         return
     doomed = folder.with_name(f".{folder.name}{REMOVED}")
@@ -292,7 +295,7 @@ def remove(folder: Path) -> None:
 
 
 def remove_old(checkpoints: Path, *, keep: int) -> None:
-    """Keep the newest `keep` checkpoints, and those that `best` and `last` point to."""
+    """Remove all checkpoints but the newest `keep`, and those that `best` and `last` point to."""
     linked = {(checkpoints / name).resolve() for name in (BEST, LAST)}
     for folder in newest_first(checkpoints)[keep:]:
         if folder.resolve() not in linked:
@@ -300,7 +303,7 @@ def remove_old(checkpoints: Path, *, keep: int) -> None:
 
 
 def remove_unfinished(checkpoints: Path) -> None:
-    """Remove what writers and removers that were killed have left behind."""
+    """Remove partial files of killed processes that were writing or removing checkpoints."""
     for pattern in (f".*{PARTIAL}", f".*{REMOVED}"):
         for path in checkpoints.glob(pattern):
             if path.is_dir() and not path.is_symlink():
@@ -320,7 +323,7 @@ NAME = re.compile(r"step-([0-9]{6,18})")
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Return the checkpoint folder that a user's path means.
+    """Return the checkpoint folder for a path that the user gave.
 
     The path is a checkpoint's folder, a file in it, or a run's folder (its best, else its last).
 
@@ -380,8 +383,8 @@ def optimizer_state(
         if tensor.dim() and tensor.shape != parameters[name].shape:
             raise InputError(f"{file}: {key} has the shape {list(tensor.shape)} of another model")
         state[places[name]][slot] = match_memory_format(parameters[name], tensor)
-    # An optimizer would silently start anew for a parameter that has none.
-    slots = {slot for state_of_one in state.values() for slot in state_of_one}
+    # torch's optimizers silently initialize the state of a parameter that has none.
+    slots = {slot for parameter_state in state.values() for slot in parameter_state}
     for name, index in places.items():
         for slot in sorted(slots - state[index].keys()):
             raise InputError(f"{file}: {name}/{slot} is missing; use another checkpoint")

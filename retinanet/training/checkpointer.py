@@ -1,7 +1,7 @@
-"""When a run's checkpoints are written, and by whom: each rank adds its own state, rank 0 writes.
+"""Writes the checkpoints of a run: each rank contributes its state, rank 0 writes the files.
 
-Rank 0 writes in a thread while training continues, and keeps the last checkpoints and the best. A
-write that fails is a warning: what was there before stays.
+Rank 0 writes in a thread while training continues, and keeps the newest checkpoints and the best.
+A failed write is a warning: earlier checkpoints are not touched.
 """
 
 import json
@@ -60,29 +60,29 @@ class Checkpointer:
         every: str = "epoch",
         group: ProcessGroup | None = None,
     ) -> None:
-        """Write to `runs/NAME/checkpoints`, and keep the last `keep` beside the best.
+        """Write to `runs/NAME/checkpoints`, and keep the newest `keep` and the best.
 
-        `warn` is called on rank 0, with a line, for each that could not be written. `every` is the
-        interval as in the configuration.
+        `warn` is called on rank 0 with a message about each failed write. `every` is the interval
+        in the form of the configuration.
         """
         self._checkpoints = checkpoints
         self._keep = keep
         self._warn = warn
         self._timer = CheckpointTimer(every)
         self.group = group or ProcessGroup()
-        """The ranks that are left, where compute groups have ended."""
+        """The ranks of the job that have not ended."""
         self._thread: Thread | None = None
         self._error: OSError | None = None
         self._step: int | None = None
         self._problem = ""
         self.seconds = 0.0
-        """From the beginning of the last write until it was on the disk."""
+        """Duration of the last write, until it was on the disk."""
 
     def resume_from(self, checkpoint: Checkpoint, *, epoch: float) -> list[str]:
-        """Tidy up around the checkpoint that a run is resumed from; rank 0 calls it.
+        """Clean up the folder around the checkpoint that a run is resumed from; rank 0 calls it.
 
-        Newer ones, which are damaged, and which the run writes again, get another name; a line for
-        the user is returned for each. Links that a kill has left behind are set.
+        Newer checkpoints are damaged. They are renamed, since the run will write these steps again;
+        a note for the user is returned for each. Links that a killed run did not update are set.
         """
         position = checkpoint.position
         self._timer.restart(step=position.step, epoch=epoch)
@@ -95,19 +95,19 @@ class Checkpointer:
                 while aside.exists():
                     aside = folder.with_name(f"damaged-{folder.name}-{next(numbers)}")
                 folder.rename(aside)
-                notes.append(f"{folder.name} is damaged: it is now {aside.name}")
+                notes.append(f"{folder.name} is damaged and was renamed to {aside.name}")
         self._link(checkpoint.folder, position)
         self._step = position.step
         return notes
 
     def is_due(self, *, step: int, epoch: float) -> bool:
-        """Return whether rank 0 should begin another now; False on all others."""
+        """Return whether rank 0 should write a checkpoint now; False on all other ranks."""
         if not self.group.is_first or self.is_writing:
             return False
         return self._timer.is_due(step=step, epoch=epoch)
 
     def save(self, model: nn.Module, optimizer: Optimizer, state: State, *, epoch: float) -> None:
-        """Begin to write, unless this step's is there; training may continue meanwhile."""
+        """Begin to write a checkpoint, unless that of this step exists; training may continue."""
         step = state.position.step
         if self.is_there(step):
             return
@@ -127,7 +127,7 @@ class Checkpointer:
 
     @property
     def problem(self) -> str:
-        """Why the last one could not be written."""
+        """The reason why the last write failed; empty if it did not."""
         return self.group.from_first(lambda: self._problem)
 
     def save_nonfinite(
@@ -163,25 +163,26 @@ class Checkpointer:
 
     @property
     def is_writing(self) -> bool:
-        """Whether an earlier one is not on the disk yet; of rank 0."""
+        """Whether rank 0 is still writing the last checkpoint."""
         if self._thread is not None and not self._thread.is_alive():
             self.wait()
         return self._thread is not None
 
     def write(self, contents: Contents) -> None:
-        """Begin to write on rank 0; waits only for an earlier one's end."""
+        """Begin to write on rank 0, after the previous write has ended."""
         self.wait()
         self._step = contents.state.position.step
         self._thread = Thread(target=self._write, args=(contents,), name="checkpoint")
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait on rank 0 until what is being written is on the disk, or has failed."""
+        """Wait on rank 0 until the current write has ended or failed."""
         if self._thread is None:
             return
         self._thread.join()
         self._thread = None
         self._problem = ""
+        # Reported here, not in the writing thread: it changes state that the main thread reads.
         error, self._error = self._error, None
         if error is not None:
             self._failed(error)
@@ -206,17 +207,17 @@ class Checkpointer:
         step, self._step = self._step, None
         self._problem = error.strerror or str(error)
         folders = newest_first(self._checkpoints)
-        stays = f"{folders[0].name} stays" if folders else "there is none yet"
+        newest = f"{folders[0].name} is kept" if folders else "there is no earlier one"
         self._warn(
             f"warning: {self._checkpoints}: the checkpoint after step {step} could not be "
-            f"written: {self._problem}; {stays}, training goes on"
+            f"written: {self._problem}; {newest}, training continues"
         )
 
 
 def gathered(
     group: ProcessGroup, model: nn.Module, optimizer: Optimizer, state: State
 ) -> Contents | None:
-    """Return copies of all that a checkpoint has, on rank 0; None on others. All ranks call it."""
+    """Return copies of a checkpoint's contents on rank 0, None on others; all ranks call it."""
     averaged = averaged_norms(group, model)
     states = group.gather(rank_state_dict(model, with_statistics=bool(averaged)))
     if states is None:
@@ -238,12 +239,12 @@ class CheckpointTimer:
         self.restart(step=0, epoch=0.0)
 
     def restart(self, *, step: int, epoch: float) -> None:
-        """Count from now on: a checkpoint has been begun after `step` steps and `epoch` epochs."""
+        """Count from now, when a checkpoint is written after `step` steps and `epoch` epochs."""
         self._last_time = time.monotonic()
         self._last_step, self._last_epoch = step, int(epoch)
 
     def is_due(self, *, step: int, epoch: float) -> bool:
-        """Return whether it is time for the next, after `step` steps and `epoch` epochs in all."""
+        """Return whether the next checkpoint is due after `step` steps and `epoch` epochs."""
         period = self._interval.count
         if self._interval.unit == "seconds":
             return time.monotonic() - self._last_time >= period

@@ -37,10 +37,10 @@ from retinanet.training.train_state import (
 
 
 def convert(*, file: Path, out: Path, trust: bool, overwrite: bool) -> int:
-    """Write the tensors of a `.pth` to a .safetensors file `out`, and print what was left out.
+    """Write the tensors of a `.pth` to a .safetensors file `out`, and print what was dropped.
 
     The file has a state_dict, alone or under `model` or `state_dict`. `trust`: whether the user
-    trusts whoever made it, which torchvision's own file does not need.
+    trusts its author; torchvision's own file does not need it.
 
     Raises:
         InputError: The file is not trusted, cannot be read or holds no weights, or `out` exists.
@@ -59,10 +59,10 @@ def convert(*, file: Path, out: Path, trust: bool, overwrite: bool) -> int:
 
 
 IMAGE_SIZE = 800
-"""To which MLPerf's reference resizes, and torchvision's scripts the shorter side. [pixels]"""
+"""MLPerf's reference resizes images to this square, torchvision the shorter side. [pixels]"""
 LOGITS = "head.classification_head.cls_logits.weight"
 NORM, TRAINABLE_LAYERS, PRECISION = "frozen", 3, "float32"
-"""Norms are constants in evaluation, however they were trained; nothing is trained further."""
+"""Norms are constants in evaluation, however they were trained, and no training follows."""
 
 
 def convert_detector(
@@ -118,7 +118,7 @@ def require_free_folder(out: Path, *, overwrite: bool) -> None:
     except OSError:  # a file, or a folder that cannot be read
         names = set()
     if names != {MODEL_FILE, STATE_FILE}:
-        raise InputError(f"{out}: is no converted detector, and is not replaced; set --out")
+        raise InputError(f"{out}: is not a converted detector and is not replaced; set --out")
 
 
 def detector_tensors(given: Mapping[str, Tensor], *, source: str) -> dict[str, Tensor]:
@@ -147,7 +147,7 @@ def detector_tensors(given: Mapping[str, Tensor], *, source: str) -> dict[str, T
         elif not tensors[key].is_floating_point() or not tensors[key].isfinite().all():
             wrong = "holds values that are not finite numbers"
         if wrong:
-            raise InputError(f"{source}: is no RetinaNet-ResNeXt50: {key} {wrong}; {advice}")
+            raise InputError(f"{source}: is not a RetinaNet-ResNeXt50: {key} {wrong}; {advice}")
     return {key: tensor.to(torch.float32) for key, tensor in tensors.items()}
 
 
@@ -186,7 +186,7 @@ MOST_BYTES = 16 << 20  # A larger file is read as annotations, in parts
 
 
 def read_class_map(file: Path, *, outputs: int) -> ClassMap:
-    """Return which of an anchor's `outputs` is which category.
+    """Return the category of each of an anchor's `outputs`.
 
     The file has COCO-format annotations, an object with `categories` alone, or a list of names: a
     JSON list or a line of text each, from output 0 on. Where all category ids are below `outputs`,
@@ -213,7 +213,7 @@ def read_categories(file: Path, outputs: int) -> tuple[NDArray[np.int64], tuple[
         annotations = open_annotations(file)
         return annotations.category_ids, tuple(annotations.category_names)
     if not file.is_file():
-        raise InputError(f"{file}: is no file; give --classes a JSON file or a list of names")
+        raise InputError(f"{file}: is not a file; give --classes a JSON file or a list of names")
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

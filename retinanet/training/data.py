@@ -1,6 +1,6 @@
-"""The data of a run: a data set's two splits or synthetic scenes, and how batches are loaded.
+"""The data of a run: both splits of a data set or of synthetic data, and how batches are loaded.
 
-Batches are loaded in the training process or in processes beside it (`Loading`). Images that cannot
+Batches are loaded in the training process or in separate processes (`Loading`). Images that cannot
 be read are replaced and counted, up to a limit (`BadImages`).
 """
 
@@ -28,9 +28,9 @@ from retinanet.training.loop import StepResult
 def open_run_data(
     config: Config, *, scenes_folder: Path, console: Console, group: ProcessGroup | None = None
 ) -> DetectionData:
-    """Open both splits, on rank 0 first; make synthetic scenes in a folder before, if configured.
+    """Open both splits, on rank 0 first; generate synthetic data in a folder before, if configured.
 
-    All ranks of the group call it. The console shows the progress of drawing and of making indexes.
+    All ranks of the group call it. The console shows the progress.
 
     Raises:
         InputError: Fields contradict each other, the decoder is not installed, or files are
@@ -47,9 +47,9 @@ def open_run_data(
             root.parent.mkdir(parents=True, exist_ok=True)
             total = scenes.train + scenes.validation
             with (
-                # Ranks on hosts with disks of their own draw there; one of each host is enough.
+                # Hosts with local disks need a copy each; the lock lets one rank per host make it.
                 one_process_at_a_time(root.with_name(f".{root.name}.lock")),
-                progress(console, "drawing scenes", total=total) as advance,
+                progress(console, "generating images", total=total) as advance,
             ):
                 make_synthetic_data(
                     root,
@@ -74,7 +74,7 @@ def open_run_data(
 
 
 def require_no_files(settings: DataConfig) -> None:
-    """Refuse a configuration that has synthetic scenes and a data set.
+    """Refuse a configuration with both synthetic data and a data set.
 
     Raises:
         InputError: Names the field that was given beside `data.scenes`.
@@ -84,14 +84,14 @@ def require_no_files(settings: DataConfig) -> None:
         value = getattr(settings, name)
         if value is not None:
             raise InputError(
-                f"data.{name}: {value} is given beside data.scenes; add data.scenes=null to train "
-                "on it, or start from --config coco.yaml or openimages.yaml"
+                f"data.{name}: {value} is given together with data.scenes; add data.scenes=null "
+                "to train on it, or start from --config coco.yaml or openimages.yaml"
             )
 
 
 LARGEST_SHARE = 0.01
 """Largest share of a step that loading may take before it moves out of the training process."""
-FIRST_STEPS = 3  # Steps that are longer than others, since kernels are built and memory is filled
+FIRST_STEPS = 3  # Slow steps at the start, in which kernels are built and memory is mapped
 STEPS_MEASURED = 8
 
 
@@ -109,7 +109,7 @@ class Loading:
         evaluation_rank: int = 0,
         evaluation_ranks: int = 1,
     ) -> None:
-        """Load as configured, on `cores` that only load images, this rank's part of each split."""
+        """Load this rank's part of each split as configured; `cores` are reserved for loading."""
         batch_size, workers = config.training.batch_size, config.data.workers
         self.batches = TrainingBatches(
             len(data.train), batch_size=batch_size, seed=config.run.seed, rank=rank, ranks=ranks
@@ -132,24 +132,24 @@ class Loading:
             loader.in_this_process = self.watch.is_open
 
     def share_evaluation(self, *, rank: int, ranks: int) -> None:
-        """From now on evaluate this rank's part among `ranks` ranks."""
+        """Change this rank's part of the validation images, after other ranks have ended."""
         batches = self.validation.batch_sampler.batches
         assert isinstance(batches, EvaluationBatches)
         batches.share(rank=rank, ranks=ranks)
 
     def describe(self) -> str:
-        """Return which decoder decodes images, and where."""
+        """Return the decoder of images and the place where it runs."""
         where = "in the training process"
         if self.watch.is_open:
-            where += ", unless that costs too much of a step"
+            where += ", or in a loading process if steps wait for data"
         elif self.workers:
-            where = f"in {self.workers} {'process' if self.workers == 1 else 'processes'} beside it"
+            where = f"in {self.workers} loading process{'' if self.workers == 1 else 'es'}"
         return f"{describe_decoder(self.decoder)}, {where}"
 
     def move_out_if_needed(self, result: StepResult) -> str | None:
-        """Note a step; return, once at most, why loading continues in a process of its own.
+        """Record a step; return a message, at most once, if loading moves to a separate process.
 
-        The iteration over batches then has to begin again from the next step on.
+        The caller must then restart the iteration over batches at the next step.
         """
         reason = self.watch.step(result)
         if reason:
@@ -159,18 +159,18 @@ class Loading:
 
 @dataclass
 class LoadingWatch:
-    """With `data.workers=auto`: moves loading out of the training process if it costs too much.
+    """With `data.workers=auto`: moves loading out of the training process if it is too slow.
 
-    A loading process takes the same time of a core that training would have. Time is saved where
-    loading waits for a disk or a network, or training leaves a core idle. Nothing is lost
-    (docs/experiments.md), but below `LARGEST_SHARE` nothing is gained either.
+    A loading process needs the same core time as loading in the training process. It saves time if
+    loading waits for a disk or a network, or if training leaves a core idle. It never costs time
+    (docs/experiments.md), but below `LARGEST_SHARE` it saves none either.
     """
 
-    is_open: bool  # Whether there is something to decide
+    is_open: bool  # Whether the decision is still pending
     seen: list[StepResult] = field(default_factory=list)
 
     def step(self, result: StepResult) -> str | None:
-        """Note a step; return, once at most, why loading should move."""
+        """Record a step; return, at most once, a message about why loading should move."""
         if not self.is_open:
             return None
         self.seen.append(result)
@@ -183,10 +183,10 @@ class LoadingWatch:
         self.seen.clear()
         if share <= LARGEST_SHARE:
             return None
-        text = f"loading took {share:.1%} of the steps: from now on a process of its own does it"
+        text = f"loading took {share:.1%} of step time: a separate process loads from now on"
         needed = math.ceil(share / (1 - share))
         if needed > 1:
-            text += f", and {needed} could keep up (data.workers={needed})"
+            text += f"; set data.workers={needed} to keep up"
         return text
 
 
@@ -198,10 +198,10 @@ class BadImages:
     seen: set[str] = field(default_factory=set)
 
     def note(self, problems: tuple[str, ...]) -> list[str]:
-        """Note a step's images; return those that are new.
+        """Record the unreadable images of a step; return the new ones.
 
         Raises:
-            InputError: They are more than the limit.
+            InputError: There are more than the limit.
         """
         new = [problem for problem in dict.fromkeys(problems) if problem not in self.seen]
         self.seen.update(new)

@@ -1,10 +1,10 @@
-"""Collective operations of a run's ranks, and what is done about ranks of different speed.
+"""Collective operations of a run's ranks, and the handling of ranks of different speed.
 
-The ranks have equal weights, merge their steps and average their gradients. `SlowRank` finds a rank
-for which all others wait: a host that is busy, hot or older than the rest. `BackgroundLoad` finds
-other programs on this rank's cores, where every parallel region waits for the slowest thread.
-`settle_batches` splits a batch before the first step (`distributed.batch_split`): `speed` measures
-how fast each rank trains while all others do.
+The ranks have equal weights, merge their steps and average their gradients. `SlowRank` detects a
+rank that delays all others: a host that is busy, hot or older than the others. `BackgroundLoad`
+detects other programs on this rank's cores, where every parallel region waits for the slowest
+thread. `settle_batches` splits a batch before the first step (`distributed.batch_split`): `speed`
+measures how fast each rank trains while all others train too.
 """
 
 import time
@@ -46,9 +46,9 @@ Value = TypeVar("Value")
 
 
 def share_weights(group: ProcessGroup, model: nn.Module, optimizer: Optimizer) -> None:
-    """Give all ranks rank 0's weights, and its optimizer's state if it has one.
+    """Copy rank 0's weights, and its optimizer's state if there is one, to all ranks.
 
-    So pretrained weights and checkpoints are read on one host alone.
+    So only one host needs the files of pretrained weights and checkpoints.
     """
     if group.size == 1:
         return
@@ -59,10 +59,10 @@ def share_weights(group: ProcessGroup, model: nn.Module, optimizer: Optimizer) -
 
 
 def agree_on_weights(group: ProcessGroup, model: nn.Module) -> bool:
-    """Make what trains bitwise equal on all ranks, rank 0's; return whether it was equal before.
+    """Make trainable weights bitwise equal to rank 0's; return whether they were equal before.
 
     Averaged gradients are the same everywhere, so equal processors keep equal weights. On hosts of
-    several kinds sums are rounded otherwise, and nothing else would ever bring them together.
+    different kinds the optimizer rounds differently, and nothing else would correct the drift.
     """
     if group.size == 1:
         return True
@@ -77,7 +77,7 @@ def checksum_of(tensors: Iterable[Tensor]) -> int:
     """Return a checksum of all bits, of any number format."""
     checksum = 0
     for tensor in tensors:
-        # One block of memory is read as it lies, without a copy.
+        # One block of memory, such as channels_last, is read in memory order, without a copy.
         is_block = is_one_block(tensor)
         flat = tensor.as_strided((tensor.numel(),), (1,)) if is_block else tensor.flatten()
         checksum = zlib.crc32(flat.view(torch.uint8).numpy().data, checksum)
@@ -85,14 +85,14 @@ def checksum_of(tensors: Iterable[Tensor]) -> int:
 
 
 def averaged_norms(group: ProcessGroup, model: nn.Module) -> dict[str, Tensor]:
-    """Return the means over the ranks of running statistics of norms that train; all call it.
+    """Return means over the ranks of the running statistics of trainable norms; all ranks call it.
 
-    Each rank has statistics of its own images. They are copies under the names in the `state_dict`;
-    none for one rank, or where norms are constants.
+    Each rank has statistics of its own images. The means are copies, under the names in the
+    `state_dict`; empty for one rank, or if norms are constants.
     """
     norms = trained_norms(model) if group.size > 1 else {}
     copied = {name: values.clone() for name, values in norms.items()}
-    # A mean of equal numbers may be rounded, and averaging twice must change nothing.
+    # The mean of equal numbers can be rounded, but averaging twice must change nothing.
     if copied and len(set(group.all_gather(checksum_of(copied.values())))) > 1:
         group.average(copied.values())
     return copied
@@ -106,9 +106,9 @@ def average_norms(group: ProcessGroup, model: nn.Module) -> None:
 
 
 def agreed_batches(group: ProcessGroup, batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield this rank's batches; where a rank cannot read an image, raise the error on all.
+    """Yield this rank's batches; if a rank cannot read an image, raise the error on all ranks.
 
-    Else the others would wait for its gradients. Every rank has equally many batches.
+    Otherwise they would wait for its gradients. Every rank has the same number of batches.
 
     Raises:
         InputError: An image cannot be read.
@@ -130,20 +130,21 @@ def agreed_batches(group: ProcessGroup, batches: Iterable[Batch]) -> Iterator[Ba
 
 
 SLOWEST = ("seconds", "data_seconds", "page_faults", "resident_mb", "peak_resident_mb")
-"""Fields of a merged step that are those of the slowest or largest rank."""
+"""Fields of a merged step that have the maximum over the ranks."""
 JOINED = ("bad_images", "nonfinite", "notes")
-"""Fields of a merged step that have those of all ranks."""
+"""Fields of a merged step that have the items of all ranks."""
 
 
 def merge_results(results: Sequence[StepResult]) -> StepResult:
-    """Return one step of all ranks: losses of all their images, times of the slowest.
+    """Return one step of all ranks: mean losses over all images, times of the slowest rank.
 
-    Gradients are averages, so all have the same norm. Memory is that of the rank that has most. The
-    exchange took what the last rank waited for it: the others also waited for that rank.
+    Gradients are averages, so all ranks have the same norm. Memory is the maximum. The time of the
+    exchange is the minimum: the last rank to arrive waits for the exchange alone, the others also
+    for that rank.
     """
     first = results[0]
     images = [result.images for result in results]
-    weights = images if len(set(images)) > 1 else None  # products of equal ones may be rounded
+    weights = images if len(set(images)) > 1 else None  # equal weights would only add rounding
     merged: dict[str, Any] = {
         "images": sum(images),
         "exchange_seconds": min(result.exchange_seconds for result in results),
@@ -160,10 +161,10 @@ def merge_results(results: Sequence[StepResult]) -> StepResult:
 
 
 def in_turn(group: ProcessGroup, make: Callable[[], Value]) -> Value:
-    """Call `make` on rank 0 first, which writes files that the others then find.
+    """Call `make` on rank 0 first, which writes files, then on the others, which find them.
 
-    Rank 0 returns once all have called it: should it fail afterwards, it removes the run's folder,
-    and no other rank may be at work there.
+    Rank 0 returns after all have called it: if it fails afterwards, it removes the run's folder,
+    which no other rank may still be using.
     """
     if not group.is_first:
         group.barrier()
@@ -185,14 +186,14 @@ def make_exchange(
     weight: float | None = None,
     profiler: StepProfiler = NO_PROFILER,
 ) -> GradientExchange | None:
-    """Return what averages the gradients over the ranks of a group; None where there is one rank.
+    """Return the exchange that averages gradients over the ranks of a group; None for one rank.
 
     All of them call it, with equal models. `backend` (`auto`, `shared`, `gloo` or `ccl`) and
     `compress` are the configuration's. A rank whose gradients are missing for `timeout_s` ends the
-    job. `weight` is that of this rank in the average; None: all count alike.
+    job. `weight` is this rank's weight in the average; None: equal weights.
 
     Raises:
-        InputError: Shared memory is configured, and the ranks have none in common.
+        InputError: Shared memory is configured, but the ranks have none in common.
     """
     if group.size == 1:
         return None
@@ -211,7 +212,7 @@ def make_exchange(
     if backend == "shared" and shared is None:
         raise InputError(
             f"distributed.backend: shared: the ranks, on {', '.join(dict.fromkeys(group.hosts))}, "
-            "see no memory in common; set distributed.backend=auto"
+            "have no shared memory; set distributed.backend=auto"
         )
     exchange = GradientExchange(
         prepared.model,
@@ -232,11 +233,11 @@ SETTLING_SIDE = 128  # Side of the image for them. [pixels]
 
 
 def settle_buckets(exchange: GradientExchange, prepared: PreparedTraining) -> None:
-    """Make torch sort its buckets before the first step, not after the second.
+    """Make DDP rebuild its buckets before the first step, not after the second one.
 
-    Over three and more ranks gloo adds a value's parts in an order that depends on its place in a
-    bucket. So a resumed run would round its first steps otherwise than the run that was stopped.
-    In shared memory the order is always that of the ranks.
+    With three or more ranks, gloo sums a value in an order that depends on its place in a bucket.
+    A resumed run would therefore round its first steps differently from the uninterrupted run.
+    Shared memory always sums in the order of the ranks, and two summands have only one order.
     """
     prepared.model.train()
     statistics = RunningStatistics(prepared.model)
@@ -252,7 +253,7 @@ BOX = (0.2, 0.2, 0.6, 0.7)  # The object of each image, in shares of its side. [
 
 
 def dummy_batch(images: int, size: int) -> Batch:
-    """Return images of `size` × `size` pixels of noise, without use of torch's own generator."""
+    """Return a batch of `size` × `size` noise images, without using torch's global generator."""
     generator = torch.Generator().manual_seed(0)
     shape = (images, 3, size, size)
     pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
@@ -265,16 +266,16 @@ def dummy_batch(images: int, size: int) -> Batch:
     )
 
 
-STEPS = 20  # Looked at together: single steps are slow for many reasons
-MOST_OF_THEM = 0.8
-LONGER_NOTED = 0.25  # Share of the others' time, from which on it is worth a line
+STEPS = 20  # Window of steps: single steps are slow for many reasons
+MOST_OF_THEM = 0.8  # Fraction of the window in which the same rank is slowest
+LONGER_NOTED = 0.25  # Least excess over the mean of the other ranks, as a fraction of it
 
 
 class SlowRank:
     """Compares forward passes: in a backward pass fast ranks wait for slow ones."""
 
     def __init__(self, hosts: Sequence[str], *, advice: str = "") -> None:
-        """`hosts`: of each rank, for the message; `advice`: its end."""
+        """Prepare messages with the `hosts` of the ranks, and with `advice` at the end."""
         self._hosts = hosts
         self._advice = advice
         self._slowest: deque[int] = deque(maxlen=STEPS)
@@ -282,7 +283,7 @@ class SlowRank:
         self._noted: int | None = None
 
     def note(self, results: Sequence[StepResult]) -> str | None:
-        """Return a line about a slow rank, once for each; call it with every step of all ranks."""
+        """Return a note about a slow rank, once per rank; call it with every step of all ranks."""
         times = [result.forward_seconds for result in results]
         slowest = times.index(max(times))
         others = [seconds for rank, seconds in enumerate(times) if rank != slowest]
@@ -304,31 +305,28 @@ class SlowRank:
 
 
 def advice_on_slow_rank(config: Config) -> str:
-    """Return what helps against a slow rank: fewer images for it, if batches are split evenly."""
+    """Return advice to give a slow rank fewer images, if batches are split evenly."""
     if config.distributed.batch_split != "even" or config.training.batch_size == 1:
         return ""
-    return "; if it stays so, --resume with distributed.batch_split=speed gives it fewer images"
+    return "; to give it fewer images, --resume with distributed.batch_split=speed"
 
 
 SECONDS = 5.0
-"""Between two looks: long enough for a share, short enough that a test run has several."""
+"""Interval of the measurements: long enough for a stable share, and several fit a short run."""
 LEAST_WAIT = 0.2
-"""Share of the time that a compute thread waited for its core, from which on a note is worth it.
-An undisturbed thread waits for less than 0.02, one beside a busy process for about 0.5."""
-LEAST_CORES = 0.1  # A process that used less is not named
+"""Least share of the time that a compute thread waited for its core, for a note.
+An undisturbed thread waits for less than 0.02, one that competes with a process for about 0.5."""
+LEAST_CORES = 0.1  # Processes that used less are not named
 MOST_NAMED = 3
 SILENT_SECONDS = 600.0
-"""After a note: a load that stays, or comes and goes, is reported again only then."""
+"""Least time between two notes, so that a persistent load does not fill the log."""
 
 
 class BackgroundLoad:
-    """Measures how long compute threads wait for their cores, and who uses these meanwhile."""
+    """Measures how long compute threads wait for their cores, and which processes use these."""
 
     def __init__(self, cpus: Collection[int], *, place: str, seconds: float = SECONDS) -> None:
-        """Begin to watch this rank's `cpus`; `place` in the note is the rank and its host.
-
-        Two looks are `seconds` apart.
-        """
+        """Watch this rank's `cpus`, once in `seconds`; `place` names rank and host in the note."""
         self._cpus = frozenset(cpus)
         self._place = place
         self._seconds = seconds
@@ -338,7 +336,7 @@ class BackgroundLoad:
         self._silent_until = self._start
 
     def note(self) -> str | None:
-        """Return one line about the load, if there is one; call it after every step."""
+        """Return a note about the load, if there is any; call it after every step."""
         now = time.monotonic()
         seconds = now - self._start
         if seconds < self._seconds:
@@ -350,8 +348,8 @@ class BackgroundLoad:
         self._start, self._waits = now, waits
         if share < LEAST_WAIT or now < self._silent_until:
             return None
-        # Reading all processes takes milliseconds, so it is done only where cores are shared. Names
-        # come with the next look, if the load is still there.
+        # Reading /proc of all processes takes milliseconds, so do it only once a thread has waited.
+        # Usage is a difference of two readings: the note follows in the next interval.
         self._ticks = ticks_on(self._cpus)
         if before is None:
             return None
@@ -364,11 +362,11 @@ class BackgroundLoad:
         ]
         causes = ", ".join(named)
         if not causes:
-            causes = "no process that can be seen from here, perhaps another container"
+            causes = "no visible process, perhaps one in another container"
         return (
             f"note: {self._place} shares its cores: a compute thread waited for its core for "
-            f"{share:.0%} of the last {seconds:.0f} s. Busy there: {causes}. A step waits for its "
-            "slowest thread; end or move the other work, or give this run fewer cores "
+            f"{share:.0%} of the last {seconds:.0f} s. Busy on them: {causes}. A step waits for "
+            "its slowest thread; end or move the other work, or give this run fewer cores "
             "(launch.threads)"
         )
 
@@ -378,9 +376,9 @@ class RankBatches:
     """The split of a batch among the ranks."""
 
     images: tuple[int, ...]
-    speeds: tuple[float, ...] = ()  # Each rank's, where they have just been measured. [images/s]
+    speeds: tuple[float, ...] = ()  # Each rank's speed, if measured at this start. [images/s]
     is_recorded: bool = False
-    """Whether they were measured at an earlier start of the run, and not again."""
+    """Whether the speeds were measured at an earlier start of the run."""
 
     def weight(self, rank: int) -> float:
         """Return a rank's part of all images, its weight in averages over them."""
@@ -395,10 +393,10 @@ def settle_batches(
     local_ranks: int,
     recorded: Sequence[int] = (),
 ) -> RankBatches:
-    """Split batches as configured; all ranks call it, before gradients are exchanged.
+    """Split batches as configured; all ranks call it before gradients are exchanged.
 
-    The `local_ranks` of this host share its memory. `recorded` is the split by speed that a resumed
-    run had, see `recorded_split`; without one it is measured.
+    The `local_ranks` of this host share its memory. `recorded` is the split by speed of a resumed
+    run, see `recorded_split`; if empty, speeds are measured.
 
     Raises:
         InputError: A list is not of these ranks, or not of this batch.
@@ -409,7 +407,7 @@ def settle_batches(
         return RankBatches(images=start)
     if recorded:
         return RankBatches(images=tuple(recorded), is_recorded=True)
-    if group.size == 1 or batch_size == 1:  # there is nothing to choose
+    if group.size == 1 or batch_size == 1:  # each rank needs an image: there is only one split
         return RankBatches(images=start)
     speed = measured_speed(
         prepared,
@@ -425,13 +423,13 @@ def settle_batches(
         local_ranks=local_ranks,
         left=free_memory(),
     )
-    of_ranks = group.all_gather((speed, sum(start) if most is None else most))
-    speeds, limits = zip(*of_ranks, strict=True)
+    measured = group.all_gather((speed, sum(start) if most is None else most))
+    speeds, limits = zip(*measured, strict=True)
     images = split_by_speed(speeds, images=sum(start), most=limits)
     return RankBatches(images=images, speeds=speeds)
 
 
-PASSES = 3  # Passes of the slowest rank, in the time for which all are measured
+PASSES = 3  # Passes of the slowest rank during the measurement
 
 
 def measured_speed(
@@ -444,9 +442,9 @@ def measured_speed(
 ) -> float:
     """Return this rank's speed on dummy images [images/s]; all ranks call it.
 
-    All ranks compute for the same time: none is done early and leaves caches and memory to the
-    others, which no step would do. Weights, optimizer, running statistics and random states are
-    unchanged afterwards.
+    All ranks compute for the same time: if one finished early, the others would have caches and
+    memory bandwidth that they lack in a step. Weights, optimizer, running statistics and random
+    states are unchanged afterwards.
     """
     prepared.model.train()
     statistics = RunningStatistics(prepared.model)
@@ -459,7 +457,7 @@ def measured_speed(
         prepared.optimizer.zero_grad(set_to_none=True)
         return time.perf_counter() - start
 
-    seconds_of_pass()  # kernels are built, memory is filled
+    seconds_of_pass()  # not measured: oneDNN builds kernels, and memory is mapped
     slowest = max(group.all_gather(seconds_of_pass()))
     end = time.perf_counter() + PASSES * slowest
     seconds: list[float] = []

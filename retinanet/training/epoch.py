@@ -1,7 +1,7 @@
-"""Strategies by which several ranks take the steps of an epoch: the interface, the ordinary one.
+"""The interface of strategies for the steps of an epoch, and synchronous training.
 
-The trainer drives an `EpochStrategy`. In the ordinary one all ranks take every step together. The
-other one is `retinanet.training.async_groups`.
+The trainer drives an `EpochStrategy`. In `SynchronousEpoch` all ranks take every step together. The
+other strategy is in `retinanet.training.async_groups`.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from retinanet.training.signals import StopRequest
 
 @dataclass(frozen=True, kw_only=True)
 class EpochStep:
-    """A step that the ranks have agreed on, or a point at which all of them have come together."""
+    """A step that the ranks have agreed on, or a point at which all ranks are synchronized."""
 
     result: StepResult | None = None
     """The merged step of all ranks that took it; None: there is nothing to log."""
@@ -28,8 +28,8 @@ class EpochStep:
     bad_images: tuple[str, ...] = ()  # The step's, unless they were known before, a line each
     done: int = 0  # Steps of the run that are done, for the progress bar
     step: int | None = None
-    """Steps of the run that the weights have seen, where all ranks have the same weights now."""
-    group: ProcessGroup | None = None  # The ranks that are left, where some have ended
+    """Steps of the run in the weights, if all ranks have the same weights now; else None."""
+    group: ProcessGroup | None = None  # The remaining ranks, if some have ended
     checkpoint_is_due: bool = False
     metric_is_ready: bool = False  # The metric of an evaluation in the background
     problem: InputError | NonFiniteLossError | None = None  # Why the run ends after this
@@ -39,9 +39,9 @@ class EpochStrategy(Protocol):
     """Takes the steps of an epoch on several ranks. All ranks call all methods."""
 
     def train_epoch(self, step: int, *, last: int, stop: StopRequest) -> Iterator[EpochStep]:
-        """Train from after `step` to `last`, and yield what the ranks have agreed on.
+        """Train from after `step` to `last`, and yield each step that the ranks have agreed on.
 
-        The caller logs each before it requests the next, and may close the generator where
+        The caller logs each before it requests the next, and may close the generator only when
         `EpochStep.step` is given.
 
         Raises:
@@ -49,16 +49,16 @@ class EpochStrategy(Protocol):
         """
 
     def describe(self) -> dict[str, object]:
-        """Return rows for the console; none for the ordinary way."""
+        """Return additional rows for the console."""
         return {}
 
     def close(self) -> None:
-        """Release what the ranks share; no epoch is trained any more."""
+        """Release shared resources after the last epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochContext:
-    """The parts of a run that every strategy uses."""
+    """The components of a run that every strategy uses."""
 
     take_steps: Callable[..., Iterator[StepResult]]
     """`train_one_epoch` of the run's model, under its settings."""
@@ -73,7 +73,7 @@ class EpochContext:
     print_note: Callable[[str], None]  # Prints a line above the progress bar
 
     def with_load(self, result: StepResult) -> StepResult:
-        """Return this rank's step with a note about other programs on its cores, if there are."""
+        """Return this rank's step, with a note if other programs use its cores."""
         note = self.background_load.note()
         return replace(result, notes=(note,)) if note else result
 
@@ -88,7 +88,7 @@ class EpochContext:
         )
 
     def new_bad_images(self, result: StepResult) -> tuple[tuple[str, ...], InputError | None]:
-        """Return a step's unreadable images that were not known, and an error if too many are."""
+        """Return the new unreadable images of a step, and an error if there are too many."""
         try:
             return tuple(self.loading.bad_images.note(result.bad_images)), None
         except InputError as problem:
@@ -111,11 +111,11 @@ class SynchronousEpoch(EpochStrategy):
         self._slow_rank = slow_rank
 
     def train_epoch(self, step: int, *, last: int, stop: StopRequest) -> Iterator[EpochStep]:
-        """See `EpochStrategy`: every step is a point at which all have come together."""
+        """See `EpochStrategy`: the ranks are synchronized after every step."""
         context = self._context
         while step < last:
-            here = context.plan.position(step)
-            context.loading.batches.set_position(here.epoch, here.images)
+            position = context.plan.position(step)
+            context.loading.batches.set_position(position.epoch, position.images)
             for result in context.take_steps(
                 agreed_batches(self._group, context.loading.train),
                 learning_rate=context.learning_rate,
@@ -126,11 +126,13 @@ class SynchronousEpoch(EpochStrategy):
                 if step >= last:
                     return
                 if context.loading_moved_out(result):
-                    break  # the iteration over batches begins again, in a loading process
+                    break  # restart the iteration over batches, now in a loading process
 
     def _agree(self, own_result: StepResult, stop: StopRequest) -> EpochStep:
-        """Exchange the ranks' steps, signals, and what is due."""
+        """Exchange the ranks' results and signals, and whether a checkpoint or metric is due."""
         context = self._context
+        # One exchange for everything that must be the same on all ranks, once per step: each rank
+        # would otherwise decide by its own clock, and take part in a collective alone.
         shared = self._group.all_gather(
             (
                 context.with_load(own_result),
@@ -158,4 +160,4 @@ class SynchronousEpoch(EpochStrategy):
         )
 
     def close(self) -> None:
-        """Do nothing: nothing is shared."""
+        """Do nothing: there are no shared resources."""

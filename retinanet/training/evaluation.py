@@ -1,7 +1,7 @@
-"""The metric of an evaluation, once all ranks have detected: rank 0 computes it and writes files.
+"""The metric of an evaluation, after detection on all ranks: rank 0 computes it and writes files.
 
-Neither metric nor files need torch, or more than one core. So a process of its own can compute
-them while the ranks take further steps (`evaluation.overlap`).
+Metric and files need neither torch nor more than one core, so a separate process can compute them
+while the ranks take further steps (`evaluation.overlap`).
 """
 
 import multiprocessing
@@ -46,10 +46,10 @@ class MetricWork:
 
 
 class BackgroundEvaluation:
-    """An evaluation whose detections are there and whose metric is still to be computed.
+    """An evaluation with detections, whose metric is still to be computed.
 
-    `start` computes it in a process of its own; without, and where the process has died, `wait`
-    computes it. Rank 0 has the work; on the others there is nothing to wait for.
+    `start` computes it in a separate process; without `start`, or if the process has died, `wait`
+    computes it. Only rank 0 has work; on the other ranks there is nothing to wait for.
     """
 
     def __init__(
@@ -75,7 +75,8 @@ class BackgroundEvaluation:
         """Start the process on rank 0: on spare CPUs, else with low priority on the training's."""
         if self._work is None:
             return
-        context = multiprocessing.get_context("spawn")  # a fork would hold all memory of training
+        # Not a fork: it would keep all memory of the training process.
+        context = multiprocessing.get_context("spawn")
         self._answers, end = context.Pipe(duplex=False)
         cpus, nice = (spare_cpus, 0) if spare_cpus else (training_cpus, NICE)
         self._process = context.Process(
@@ -86,11 +87,11 @@ class BackgroundEvaluation:
         )
         with signals_blocked():
             self._process.start()
-        end.close()  # the process has the only one left: when it dies, reading ends
+        end.close()  # only the process has this end now: when it dies, `recv` raises EOFError
 
     @property
     def is_started(self) -> bool:
-        """Whether a process computes it."""
+        """Whether a separate process computes the metric."""
         return self._process is not None
 
     @property
@@ -108,7 +109,7 @@ class BackgroundEvaluation:
         )
 
     def wait_for_files(self, result: SplitResult) -> None:
-        """Wait for the files; where no process has written them they are written here.
+        """Wait for the files; if no process has written them, write them here.
 
         Raises:
             InputError: One of them could not be written.

@@ -76,7 +76,7 @@ class StepResult:
 
     @property
     def run_seconds(self) -> float:
-        """The step's share of the run's time, of which several compute groups share each second."""
+        """The step's share of the run's time: groups that work in parallel divide each second."""
         return self.seconds / (self.group.at_work if self.group else 1)
 
     @property
@@ -86,16 +86,16 @@ class StepResult:
 
 
 class StepProfiler(Protocol):
-    """Is called around each step and each phase of it. The methods here do nothing.
+    """The interface of profilers: contexts around each step and each of its phases.
 
-    A step is one of the optimizer: from waiting for its images until its weights are updated. Its
-    phases are `data` (the wait, also for other ranks' images), `forward`, `loss`, `backward`
-    (averaging of gradients included) and `optimizer`; where a step has several batches, the middle
-    three come once for each. What happens between two steps belongs to neither.
+    A step is an optimizer step, from waiting for its images until its weights are updated. Its
+    phases are `data` (waiting, also for other ranks' images), `forward`, `loss`, `backward`
+    (averaging of gradients included) and `optimizer`. The middle three occur once per batch. Work
+    between two steps belongs to neither. The methods here do nothing.
     """
 
     def notes(self, steps: range) -> list[str]:
-        """Return what will not be measured in a run that takes these steps."""
+        """Return notes on what cannot be measured in a run that takes these steps."""
         return []
 
     def step(self, number: int, prepared: PreparedTraining) -> AbstractContextManager[object]:
@@ -131,9 +131,9 @@ def train_one_epoch(
     """Train on the batches, and yield after every optimizer step.
 
     A generator, so that the caller may log, write a checkpoint or stop between any two steps.
-    Batches left over that do not fill a step are not used. A step whose loss or gradients are not
-    finite leaves weights, optimizer and running statistics as they were, on all ranks; its result
-    has `nonfinite`, and the caller decides whether to continue.
+    Remaining batches that do not fill a step are not used. A step whose loss or gradients are not
+    finite leaves weights, optimizer and running statistics unchanged, on all ranks; its result has
+    `nonfinite`, and the caller decides whether to continue.
 
     `learning_rate` maps the number of completed steps, `first_step` of them before the call, to the
     next step's rate. `update` replaces the step of the prepared optimizer. The thread that calls
@@ -153,9 +153,10 @@ def train_one_epoch(
                 return
             data_seconds = time.perf_counter() - start
             rate = learning_rate(step)
+            # The forward pass updates running statistics before the loss shows that it must not.
             statistics.keep()
             nonfinite: tuple[NonFiniteStep, ...] = ()
-            # Only now: loading processes were started while waiting for data, and are not bound.
+            # Not around the data phase: loading processes that start there inherit the affinity.
             with calling_thread_on(main_cpus):
                 # Forward, loss, backward and all-reduce.
                 terms = accumulate_gradients(
@@ -171,7 +172,8 @@ def train_one_epoch(
                         clip_gradients(model.parameters(), norm=norm, longest=max_grad_norm)
                         update(rate)
                     else:
-                        # The norm is that of averaged gradients: all ranks skip the same steps.
+                        # Averaged gradients have one norm on all ranks, so all skip this step, and
+                        # no flag needs to be exchanged.
                         statistics.put_back()
                         nonfinite = (find_nonfinite(model, terms),)
                         prepared.optimizer.zero_grad(set_to_none=True)
@@ -216,6 +218,7 @@ def accumulate_gradients(
     all_terms = []
     for number, batch in enumerate(batches, start=1):
         is_last = number == len(batches)
+        # Gradients of earlier batches stay on this rank: one exchange per step, with the last one.
         with exchange.held_back() if exchange and not is_last else NOTHING:
             start = time.perf_counter()
             losses = forward_and_loss(batch)
@@ -226,8 +229,9 @@ def accumulate_gradients(
             )
             loss = sum(losses.values(), torch.zeros(())) / len(batches)
             if not terms.is_finite:
-                # An infinite loss may have finite gradients. As NaN it reaches the average, and so
-                # the norm on every rank: all skip the step, and none waits for another.
+                # An infinite loss can have finite gradients. As NaN it makes the averaged gradients
+                # NaN on every rank, so that all skip the step; leaving out the backward pass here
+                # would make the other ranks wait for the all-reduce.
                 loss = loss * math.nan
             with profiler.phase("backward"):
                 exchange.backward(loss) if exchange else loss.backward()
@@ -261,7 +265,7 @@ def optimizer_step(optimizer: Optimizer, learning_rate: float) -> None:
 
 
 def require_finite(result: StepResult) -> StepResult:
-    """Return the step, where a benchmark or a study takes it and no run decides about it.
+    """Return the step of a benchmark or a study, which cannot skip steps as a run can.
 
     Raises:
         NonFiniteLossError: Its loss or its gradients were not finite.

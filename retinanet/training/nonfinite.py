@@ -1,7 +1,7 @@
-"""Steps whose loss or gradients are not finite: a report of each, and how many a run takes.
+"""Steps whose loss or gradients are not finite: their reports, and the limit of a run.
 
 Such a step changes nothing: the update is skipped. `NonFiniteGuard` decides whether the run
-continues, and describes the step: in full for JSON, and in one line for the console.
+continues, and describes the step: in full as JSON, and in one line for the console.
 """
 
 import math
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from common.errors import InputError
 from data.annotations import Annotations
 
-NAMES_KEPT = 5  # Names of tensors that a report has
-NORMS_KEPT = 10  # Gradient norms of the steps before that a report has
+NAMES_KEPT = 5  # Names of tensors in a report
+NORMS_KEPT = 10  # Gradient norms of earlier steps in a report
 BATCHES_SHOWN, IMAGES_SHOWN, NORMS_SHOWN, NAMES_SHOWN = 2, 4, 3, 2  # In the line for the console
 
 
@@ -49,7 +49,7 @@ class BatchTerms:
 class NonFiniteStep:
     """A rank's record of a step that was not finite and changed nothing.
 
-    Gradients are averages over the ranks, and where a loss was not finite none of them is.
+    Gradients are averages over the ranks; if a loss was not finite, none of them is.
     """
 
     batches: tuple[BatchTerms, ...]
@@ -83,7 +83,7 @@ def require_finite_tensors(tensors: Mapping[str, Tensor], *, file: Path | str) -
         InputError: Names the file and the first tensor that holds an infinite value or NaN.
     """
     for name, tensor in tensors.items():
-        # `aminmax` hands on NaN, and unlike `isfinite` allocates nothing.
+        # `aminmax` propagates NaN and, unlike `isfinite`, allocates no tensor of the same size.
         if tensor.numel() and not all(map(math.isfinite, map(float, tensor.float().aminmax()))):
             raise InputError(f"{file}: {name} holds a value that is not finite (NaN or infinite)")
 
@@ -109,7 +109,7 @@ class NonFiniteGuard:
         self._annotations = annotations
         self._norms: deque[tuple[int, float]] = deque(maxlen=NORMS_KEPT)
         self.skipped = 0
-        """Steps so far, those before a resume included."""
+        """Skipped steps so far, those before a resume included."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the field of `TrainingPosition`."""
@@ -128,9 +128,9 @@ class NonFiniteGuard:
         learning_rate: float,
         is_decided: bool = False,
     ) -> NonFiniteReport | None:
-        """Note a step, and return a report if it was not finite: `ranks` has each rank's record.
+        """Record a step, and return a report if it was not finite: `ranks` has each rank's record.
 
-        `is_decided`: other ranks have skipped it already, so that it is only counted.
+        `is_decided`: other ranks have already skipped it, and it is only counted.
         """
         if not ranks:
             self._norms.append((step, gradient_norm))
@@ -153,13 +153,12 @@ class NonFiniteGuard:
     def advice(self, ranks: Sequence[NonFiniteStep]) -> str | None:
         """Return what to do about a step where the run cannot continue; None: skip it."""
         if any(rank.weights.count or rank.statistics.count for rank in ranks):
-            return "go on from an earlier checkpoint, as skipping steps mends no weights"
+            return "resume from an earlier checkpoint: skipping steps does not repair weights"
         calmer = "lower training.learning_rate or set training.clip_gradient_norm"
         if self._action == "stop":
-            return f"{calmer}, or have such steps skipped: training.on_nonfinite=skip"
+            return f"{calmer}, or skip such steps with training.on_nonfinite=skip"
         if self.skipped >= self._limit:
-            limit = f"training.nonfinite_limit={self._limit}"
-            return f"as many as {limit} were skipped before: {calmer}"
+            return f"training.nonfinite_limit={self._limit} steps were already skipped: {calmer}"
         return None
 
 
@@ -199,7 +198,7 @@ def json_number(value: float) -> float | str:
 
 
 def format_line(report: Mapping[str, Any]) -> str:
-    """Return the most important of a report, without advice."""
+    """Return the main facts of a report in one line, without advice."""
     loss_is_finite, ranks = report["loss_is_finite"], report["ranks"]
     # The batches whose loss was not finite, or all where it was.
     batches = []
@@ -232,12 +231,12 @@ def format_line(report: Mapping[str, Any]) -> str:
 def format_names(names: Mapping[str, Any]) -> str:
     """Return the first few names of tensors."""
     if not names["count"]:
-        return "none, but their norm"
+        return "only their norm"
     return first_few(names["first"], count=names["count"], most=NAMES_SHOWN)
 
 
 def first_few(texts: Sequence[str], *, count: int, most: int) -> str:
-    """Return up to `most` of the texts, and how many of `count` are not among them."""
+    """Return up to `most` of the texts, and how many of `count` are omitted."""
     shown = texts[:most]
     remaining = count - len(shown)
     return ", ".join(shown) + (f" and {remaining} more" if remaining else "")

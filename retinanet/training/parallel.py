@@ -1,6 +1,6 @@
-"""How the ranks of a run train one model: all together, or in compute groups.
+"""The choice between synchronous training and compute groups.
 
-Only this module knows of both. With `distributed.groups=1`, the default, nothing of
+Only this module depends on both. With `distributed.groups=1`, the default, no code of
 `retinanet.training.async_groups` runs.
 """
 
@@ -47,10 +47,10 @@ def make_strategy(
     metric_is_ready: Callable[[], bool],
     print_note: Callable[[str], None],
 ) -> EpochStrategy:
-    """Return the way in which the ranks take the steps of an epoch.
+    """Return the strategy by which the ranks take the steps of an epoch.
 
-    `group` has all ranks, `averaging` those of `averaging_ranks`, which share `exchange`; None: a
-    single rank. For the last two see `EpochContext`.
+    `group` has all ranks, `averaging` those of `averaging_ranks`, which share `exchange`; None for
+    a single rank. For the last two parameters see `EpochContext`.
     """
     share = place.pinned.share
     context = EpochContext(

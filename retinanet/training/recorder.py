@@ -1,8 +1,7 @@
-"""Records of a run as it goes: metrics, TensorBoard, pictures, detections, and the console.
+"""Records of a run in progress: metrics, TensorBoard, pictures, detections, and the console.
 
-Rank 0 writes for all; the others have a `NullRecorder`. Numbers are a JSON object a line in
-`metrics.jsonl`, and the same in TensorBoard, whose event files a full disk interrupts, but does not
-end.
+Rank 0 writes for all; the others have a `NullRecorder`. Numbers go to `metrics.jsonl`, a JSON
+object per line, and to TensorBoard. A full disk interrupts both, but does not end the run.
 """
 
 import json
@@ -40,8 +39,8 @@ from retinanet.evaluation.output import (
 from retinanet.training.loop import StepResult
 from retinanet.training.run_folder import RunFolder
 
-SECONDS_BETWEEN_WARNINGS = 600.0  # Checkpoints warn of a full disk too, each time
-STEPS_AVERAGED = 20  # Speed and loss on the console are means over so many steps
+SECONDS_BETWEEN_WARNINGS = 600.0  # Failed checkpoints warn of a full disk as well, each time
+STEPS_AVERAGED = 20  # Window of the means of speed and loss on the console
 
 
 class Recorder:
@@ -62,7 +61,7 @@ class Recorder:
 
     def step(self, result: StepResult, *, epoch: float) -> str:
         """Write a step; return speed and loss over the last steps, for the progress bar."""
-        with self._going_on():
+        with self._tolerating_full_disk():
             self._metrics.step(result, epoch=epoch)
         self._recent.append(result)
         self._page_faults.append(result.page_faults)
@@ -74,7 +73,7 @@ class Recorder:
 
     def record(self, kind: str, content: dict[str, Any]) -> None:
         """Write a line: an image that could not be read, or a skipped step."""
-        with self._going_on():
+        with self._tolerating_full_disk():
             self._metrics.record(kind, content)
 
     def evaluation(
@@ -87,33 +86,33 @@ class Recorder:
     ) -> None:
         """Write an evaluation after `step` steps: table, metrics, detections, classes, chart.
 
-        `write_files` waits for the last three, which a process writes; None: write them here.
+        `write_files` waits for the last three, which another process writes; None: write them here.
         """
         print_evaluation(
             self._console, result.evaluation, title=f"after step {step}, epoch {epoch:.4g}"
         )
         seconds = result.seconds
-        with self._going_on():
+        with self._tolerating_full_disk():
             self._metrics.evaluation(result.evaluation, step=step, epoch=epoch, seconds=seconds)
         self.wait_for_files()
         self._write_files = write_files
         if write_files is None:
-            with self._going_on():
+            with self._tolerating_full_disk():
                 write_evaluation(result, self._folder.evaluations, name=evaluation_name(step))
 
     def wait_for_files(self) -> None:
-        """Wait until the last evaluation's files are there."""
+        """Wait until the files of the last evaluation are written."""
         write_files, self._write_files = self._write_files, None
-        with self._going_on():
+        with self._tolerating_full_disk():
             if write_files is not None:
                 write_files()
 
     def pictures(
         self, result: SplitResult, dataset: DetectionDataset, *, step: int, count: int
     ) -> None:
-        """Draw some of an evaluation's images, and the curves as far as the run has come."""
+        """Draw some images of an evaluation, and the curves of the run so far."""
         pictures = self._folder.pictures
-        with self._going_on():
+        with self._tolerating_full_disk():
             sheet = evaluation_sheet(
                 dataset.annotations, dataset.image_folder, result.detections, count=count
             )
@@ -124,10 +123,10 @@ class Recorder:
             draw_curves(records, pictures / "curves.png", title=title, target_map=self._target_map)
 
     @contextmanager
-    def _going_on(self) -> Iterator[None]:
-        """Turn a full or missing disk into a warning, now and then: it must not end a training.
+    def _tolerating_full_disk(self) -> Iterator[None]:
+        """Turn a full or missing disk into an occasional warning: it must not end a training.
 
-        `metrics.jsonl` gets its lines once there is room; detections and pictures are left out.
+        `metrics.jsonl` gets its lines once there is space; detections and pictures are omitted.
         """
         try:
             yield
@@ -136,7 +135,7 @@ class Recorder:
             if time.monotonic() >= self._next_warning:
                 self._next_warning = time.monotonic() + SECONDS_BETWEEN_WARNINGS
                 text = f"warning: {self._folder.path}: cannot be written: {reason or error}"
-                self._console.print(f"{text}; training goes on", soft_wrap=True, markup=False)
+                self._console.print(f"{text}; training continues", soft_wrap=True, markup=False)
 
     def closing(
         self, *, is_reached: bool, step: int, best_map: float | None, bad_images: int, example: Path
@@ -150,7 +149,7 @@ class Recorder:
             headline += f", target mAP {self._target_map:g} {outcome}"
         if best_map is not None:
             headline += f", best mAP {best_map:.3f}"
-        memory = f"{peak_resident_mb() / 1000:.1f} GB at the most"
+        memory = f"{peak_resident_mb() / 1000:.1f} GB at the peak"
         if self._page_faults:
             memory += f", {median(self._page_faults):.0f} page faults in the median step"
         facts = {"memory": memory}
@@ -194,7 +193,7 @@ CLASSES_SHOWN = 5
 
 def print_evaluation(console: Console, evaluation: Evaluation, *, title: str) -> None:
     """Print the metric by size of object, then the best and the worst classes."""
-    # Not as the table's own title, which is broken at the table's width.
+    # Not as the title of the table: rich wraps it at the width of the table.
     console.print(title, style="italic", highlight=False, soft_wrap=True)
     table = Table()
     for name in SUMMARY_COLUMNS:
@@ -212,12 +211,12 @@ def print_evaluation(console: Console, evaluation: Evaluation, *, title: str) ->
 
 
 def class_list(ranked: Sequence[tuple[str, float]]) -> str:
-    """Return classes with their mAP, on one line."""
+    """Format classes with their mAP, on one line."""
     return ", ".join(f"{printable(name)} {value:.3f}" for name, value in ranked)
 
 
 def format_metric(value: float) -> str:
-    """Return three digits, or a dash where there was nothing to measure."""
+    """Format a metric with three digits, or as a dash if there was nothing to measure."""
     return "–" if math.isnan(value) else f"{value:.3f}"
 
 
@@ -229,7 +228,7 @@ def print_summary(
     facts: dict[str, str],
     next_commands: Sequence[str],
 ) -> None:
-    """Print how something ended, where its files are, and what to know and to try next."""
+    """Print a headline, paths and facts, and commands to try next."""
     console.print(f"\n{headline}", style="bold")
     rows = {**paths, **facts}
     width = max(len(name) for name in rows)
@@ -244,13 +243,13 @@ def print_summary(
 RATES = ("gradient_norm", "learning_rate", "images", "images_per_second")
 TIMES = ("seconds", "data_seconds", "exchange_seconds")
 MEMORY = ("page_faults", "resident_mb", "peak_resident_mb")
-"""Fields of `StepResult` under which `metrics.jsonl` has them."""
+"""Fields of `StepResult` that `metrics.jsonl` has under the same names."""
 
 
 class MetricsLog:
-    """Appends to both files; lines of steps that a resumed run takes again are dropped.
+    """Appends to both files; lines of steps that a resumed run repeats are dropped.
 
-    What cannot be written raises OSError; lines are kept until the next that can.
+    A failed write raises OSError; its lines are kept and written with the next ones.
     """
 
     def __init__(self, file: Path, tensorboard: Path, *, resumed_step: int = 0) -> None:
@@ -296,7 +295,7 @@ class MetricsLog:
         self._tensorboard.scalars(shown, step=step)
 
     def record(self, kind: str, content: dict[str, Any]) -> None:
-        """Write a line that TensorBoard does not have, such as a skipped step."""
+        """Write a line to `metrics.jsonl` alone, such as a skipped step."""
         self._write({"kind": kind, **content})
 
     def picture(self, name: str, pixels: NDArray[np.uint8], *, step: int) -> None:
@@ -309,7 +308,7 @@ class MetricsLog:
         self._tensorboard.close()
 
     def _write(self, record: dict[str, Any]) -> None:
-        # JSON has no nan: a number that does not exist is null.
+        # JSON has no NaN: json.dumps would write one, which other parsers refuse.
         clean = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in record.items()
@@ -326,14 +325,14 @@ def drop_later_lines(file: Path, *, step: int) -> None:
 
 SECONDS_BETWEEN_TRIES = 60.0
 WRITERS_THREAD = "_AsyncWriterThread"
-"""tensorboard's class of the writing thread; its errors are raised again at the next call."""
+"""tensorboard's class of the writing thread, whose errors the next call raises again."""
 
 
 class TensorBoardLog:
-    """Writes numbers and pictures by step; leaves out what cannot be written."""
+    """Writes numbers and pictures by step; omits what cannot be written."""
 
     def __init__(self, folder: Path, *, purge_step: int) -> None:
-        """Write event files into a folder; steps from `purge_step` on in others there are void."""
+        """Write event files into a folder; they replace steps from `purge_step` in older files."""
         self._folder = folder
         self._purge_step: int | None = purge_step
         self._writer: SummaryWriter | None = None
@@ -364,10 +363,11 @@ class TensorBoardLog:
         try:
             action(self._writer)
         except OSError:
-            self._writer = None  # its thread has ended: the next one writes another file
+            self._writer = None  # its thread has ended; the next writer begins a new file
             raise
 
     def _hide_disk_errors(self, arguments: threading.ExceptHookArgs) -> None:
+        # Without this a full disk prints a traceback of the writing thread beside our warning.
         is_writer = type(arguments.thread).__name__ == WRITERS_THREAD
         if not (is_writer and isinstance(arguments.exc_value, OSError)):
             self._previous_hook(arguments)
@@ -412,12 +412,12 @@ def draw_curves(
 
 
 def running_mean(values: NDArray[np.float64], *, window: int = 20) -> NDArray[np.float64]:
-    """Return means of up to `window` values until each place, without NaN of skipped steps."""
+    """Return the running mean over up to `window` values, without the NaN of skipped steps."""
     counted = np.isfinite(values)
     sums = np.cumsum(np.insert(np.where(counted, values, 0.0), 0, 0.0))
     counts = np.cumsum(np.insert(counted, 0, 0))
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(0, ends - window)
-    with np.errstate(invalid="ignore"):  # no value at all has no mean
+    with np.errstate(invalid="ignore"):  # a window without values has the mean 0 / 0, NaN
         means: NDArray[np.float64] = (sums[ends] - sums[starts]) / (counts[ends] - counts[starts])
     return means

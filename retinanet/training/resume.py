@@ -1,8 +1,8 @@
-"""Resuming a run where it stopped: on the same ranks bit for bit, on others from the same image.
+"""Resuming a run: bit for bit on the same ranks, on others from the same image.
 
-What the next steps depend on beside the checkpoint is its `setup` and the configuration. A field
-that would give the checkpoint another meaning must not change; of any other field that steps depend
-on a changed value is reported.
+Beside the checkpoint, the next steps depend on the `setup` and on the configuration. Fields that
+the checkpoint does not fit with another value must not change; changes of other fields that steps
+depend on are reported.
 """
 
 from collections.abc import Sequence
@@ -21,42 +21,41 @@ from retinanet.training.train_state import State
 
 ADVICE = "use the settings of the run's config.yaml, or another run.name"
 
-SPLIT = "split of batches"  # Under which the set-up has the images of each rank in a batch
-EVEN = "even"  # The value where all ranks have as many
+SPLIT = "split of batches"  # Key of the set-up: images of each rank in a batch
+EVEN = "even"  # Its value if all ranks have the same number
 GROUPS = "compute groups"
 BETA1 = "beta1"
 DEFAULT_SETUP: dict[str, Any] = {SPLIT: EVEN, GROUPS: 1, BETA1: DEFAULT_BETA1}
-"""Values of checkpoints that do not have them."""
+"""Values for older checkpoints, which do not have these keys."""
 
 
 def checkpoint_to_resume(
     folder: RunFolder, config: Config, *, console: Console
 ) -> Checkpoint | None:
-    """Return the newest whole checkpoint of a run; None where the run was ended before its first.
+    """Return the newest whole checkpoint of a run; None if the run ended before its first one.
 
-    Newer ones that are damaged are named on the console.
+    A warning on the console names newer ones, which are damaged.
 
     Raises:
-        InputError: There are checkpoints, and none is whole; or it was written under settings that
-            give it another meaning.
+        InputError: There are checkpoints, but none is whole; or it does not fit the configuration.
     """
     checkpoint, problems = newest_whole(folder.checkpoints)
     if checkpoint is None and problems:
         raise InputError(
             f"{problems[0]}; no checkpoint in {folder.checkpoints} is whole; give --overwrite to "
-            "begin anew, or another run.name"
+            "start anew, or another run.name"
         )
     for problem in problems:
         console.print(f"warning: {problem}; skipped", soft_wrap=True, markup=False)
     if checkpoint is None:
-        console.print(f"{folder.path}: no checkpoint yet: the run begins anew", soft_wrap=True)
+        console.print(f"{folder.path}: no checkpoint yet: the run starts anew", soft_wrap=True)
         return None
     require_same_settings(checkpoint, config)
     return checkpoint
 
 
 def require_same_settings(checkpoint: Checkpoint, config: Config) -> None:
-    """Refuse to resume under settings that give the checkpoint another meaning.
+    """Refuse to resume under settings that the checkpoint does not fit.
 
     Raises:
         InputError: Names the field, its value in the checkpoint and the value now.
@@ -73,7 +72,7 @@ def require_same_settings(checkpoint: Checkpoint, config: Config) -> None:
 
 
 def require_same_data(checkpoint: Checkpoint, *, classes: dict[str, Any], images: int) -> None:
-    """Refuse training annotations that give the checkpoint another meaning.
+    """Refuse training annotations that the checkpoint does not fit.
 
     `classes` is their `ClassMap.to_json`, `images` their number of images.
 
@@ -92,22 +91,22 @@ def require_same_data(checkpoint: Checkpoint, *, classes: dict[str, Any], images
 
 
 def format_finished(step: int, best_map: float | None, *, is_reached: bool) -> str:
-    """Return that there is nothing to do in a resumed run, and what would make something to do."""
+    """Return a message that the run is finished, and what to change to continue training."""
     best = "" if best_map is None else f"best mAP {best_map:.3f}; "
-    raised = "training.target_map" if is_reached else "training.epochs or training.max_steps"
+    fields = "training.target_map" if is_reached else "training.epochs or training.max_steps"
     return (
-        f"finished after step {step}; {best}raise {raised} to train on, or give --overwrite to "
-        "begin anew"
+        f"finished after step {step}; {best}increase {fields} to continue, or give --overwrite "
+        "to start anew"
     )
 
 
 def describe_setup(
     config: Config, *, ranks: int, engine: str, exchange: str, split: Sequence[int]
 ) -> dict[str, Any]:
-    """Return what the bits of the next steps depend on, beside configuration and checkpoint.
+    """Return what the next steps depend on, beside configuration and checkpoint.
 
-    `exchange` averages the gradients, `none` for one rank; `split` has the images of each rank in a
-    batch.
+    `exchange` is the backend of gradient averaging, `none` for one rank; `split` has the images of
+    each rank in a batch.
     """
     groups = config.distributed.groups
     return {
@@ -125,7 +124,7 @@ def describe_setup(
 
 
 def differences(state: State, config: Config, setup: dict[str, Any]) -> list[str]:
-    """Return what is not as it was when the checkpoint was written, and changes the next steps."""
+    """Return the changes since the checkpoint was written that affect the next steps."""
     before = {**DEFAULT_SETUP, **state.setup}
     changes = [(name, before.get(name), now) for name, now in setup.items()]
     tree, marks = config_to_tree(config), resume_marks()
@@ -141,9 +140,9 @@ def differences(state: State, config: Config, setup: dict[str, Any]) -> list[str
 
 
 def recorded_split(checkpoint: Checkpoint | None, config: Config, *, ranks: int) -> tuple[int, ...]:
-    """Return the images of each rank in a batch, of a run that was and will be split by speed.
+    """Return the checkpoint's split of a batch, for a run that was and will be split by speed.
 
-    Empty where there is no checkpoint, or one of a given split, of other ranks or other batches.
+    Empty if there is no checkpoint, or if its split was configured, or for other ranks or batches.
     """
     if checkpoint is None:
         return ()
@@ -162,7 +161,7 @@ def recorded_split(checkpoint: Checkpoint | None, config: Config, *, ranks: int)
 
 
 def field_of(tree: dict[str, Any], name: str) -> Any:
-    """Return the value of a field by its dotted name; None where there is no such section."""
+    """Return the value of a field by its dotted name; None if there is no such section."""
     value: Any = tree
     for part in name.split("."):
         value = value.get(part) if isinstance(value, dict) else None

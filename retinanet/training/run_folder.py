@@ -1,6 +1,6 @@
-"""The folder of a run: who may write there, what belongs to it, and the facts that describe it.
+"""The folder of a run: its lock, its files, and the facts that describe the run.
 
-`RunFacts` is settled before the first step: the console, `environment.json` and model cards
+`RunFacts` is complete before the first step: the console, `environment.json` and model cards
 describe the run by it.
 """
 
@@ -52,9 +52,9 @@ class RunFolder:
     def __init__(self, path: Path, notes: tuple[str, ...] = ()) -> None:
         self.path = path
         self.notes = notes
-        """For rank 0 to print: a link, or files of other programs."""
+        """Notes for rank 0 to print: about a link, or files of other programs."""
         self.metrics = path / "metrics.jsonl"
-        """One JSON object a line."""
+        """Numbers of steps and evaluations, one JSON object per line."""
         self.mlperf_log = path / "mlperf.log"
         self.checkpoints = path / "checkpoints"
         """`step-N/`, `last` and `best`."""
@@ -67,16 +67,16 @@ class RunFolder:
         """Synthetic scenes, in OpenImages' layout."""
 
     def begin(self, config: dict[str, Any], *, ranks: dict[str, Any], resume: bool) -> None:
-        """Write configuration and environment; unless it resumes, remove an earlier run's work.
+        """Write configuration and environment; unless resuming, remove files of an earlier run.
 
-        `ranks` describes them for readers of the numbers, see `ranks_as_json`.
+        `ranks` describes the ranks, see `ranks_as_json`.
 
         Raises:
             InputError: It cannot be written.
         """
         if not resume:
             for folder in map(self.path.joinpath, OWN_FOLDERS):
-                if folder.is_symlink():  # what lies behind it is not in this run's folder
+                if folder.is_symlink():  # remove the link only: its target is outside this folder
                     folder.unlink()
                 shutil.rmtree(folder, ignore_errors=True)
             for name in OWN_FILES:
@@ -90,11 +90,11 @@ class RunFolder:
             try:
                 folder.mkdir(exist_ok=True)
             except OSError as error:
-                raise InputError(f"{folder}: cannot be made: {error.strerror}") from error
+                raise InputError(f"{folder}: cannot be created: {error.strerror}") from error
 
 
 def environment_of(command: list[str]) -> dict[str, Any]:
-    """Return what a reader of the numbers needs to know about where they came from."""
+    """Return the environment of a measurement: command, host, packages and code version."""
     return {
         "command": command,
         "host": platform.node(),
@@ -118,14 +118,14 @@ def claim_run_folder(
     auto_resume: bool = False,
     group: ProcessGroup | None = None,
 ) -> Iterator[RunFolder]:
-    """Lock the folder of a run: no other run can claim it meanwhile. Of several ranks 0 does it.
+    """Lock the folder of a run on rank 0, so that no other run can claim it.
 
-    A folder that was made here is removed again when the input turns out to be bad, or a signal
-    comes, to any of the ranks before the run begins: a mistake leaves nothing behind.
+    A folder that was created here is removed again if the input is bad, or if any rank receives a
+    signal before the run begins: a mistake leaves no files.
 
     Raises:
-        InputError: A live run holds the folder, or it holds work and no flag says what to do with
-            it, or nothing that could be resumed, or it cannot be written.
+        InputError: Another run holds the folder; or it has files of a run and no option decides
+            about them; or there is nothing to resume; or it cannot be written.
     """
     group = group or ProcessGroup()
     if not group.is_first:
@@ -133,9 +133,9 @@ def claim_run_folder(
         yield RunFolder(path)
         return
     new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
-    refused = refusal_of_folder(path, resume=resume, overwrite=overwrite)
-    if refused is not None:
-        raise InputError(refused)
+    problem = problem_of_folder(path, resume=resume, overwrite=overwrite)
+    if problem is not None:
+        raise InputError(problem)
     if holds_work(path) and not (resume or auto_resume or overwrite):
         raise InputError(
             f"{path}: holds another run's work; give --resume, --overwrite, or run.name=NEW"
@@ -144,7 +144,7 @@ def claim_run_folder(
     lock, removing = None, threading.Lock()
 
     def remove() -> None:
-        with removing:  # the main thread and the watch's may both come here
+        with removing:  # the main thread and the thread of the watchdog may both call this
             remove_if_nothing_began(path, new_folders, lock=lock)
 
     if group.watch:
@@ -163,7 +163,7 @@ def claim_run_folder(
 
 
 def make_lock(path: Path) -> FileLock:
-    """Make a run's folder, and its lock file."""
+    """Create a run's folder and its lock file."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         return FileLock(path / LOCK)
@@ -172,23 +172,23 @@ def make_lock(path: Path) -> FileLock:
 
 
 def remove_if_nothing_began(path: Path, new_folders: list[Path], *, lock: FileLock | None) -> None:
-    """Remove a run's folder, and those above it that were made just now, unless a run began there.
+    """Remove a run's folder and its new parents, unless a run has begun there.
 
-    A signal may come at any line of the claim, and a damaged image may turn up after hours. `lock`
-    is the file as the claim has opened it, if it came so far.
+    A signal may come at any line of the claim, and a damaged image may be found after hours. `lock`
+    is the lock file, if the claim has already opened it.
     """
     if not new_folders or not path.is_dir() or holds_work(path):
         return
-    # The lock stays open until the folder is gone: loading processes are copies of this one and
-    # share it, so that nobody could take it anew while they end.
-    held = lock or make_lock(path)
+    # Keep using the open lock: loading processes are forks that share it, so a new file
+    # description could not take the lock until they have ended.
+    folder_lock = lock or make_lock(path)
     with suppress(InputError):
-        take_lock(held, path)
+        take_lock(folder_lock, path)
         shutil.rmtree(path, ignore_errors=True)
-        with suppress(OSError):  # another run has begun in a parent meanwhile
+        with suppress(OSError):  # not empty: another run has begun in a parent
             for parent in new_folders[1:]:
                 parent.rmdir()
-    held.release()
+    folder_lock.release()
 
 
 def take_lock(lock: FileLock, path: Path) -> None:
@@ -204,8 +204,8 @@ def take_lock(lock: FileLock, path: Path) -> None:
         raise InputError(f"{path}: cannot be locked: {error.strerror}; set run.root") from error
 
 
-def refusal_of_folder(path: Path, *, resume: bool, overwrite: bool) -> str | None:
-    """Return why a command cannot use a folder as its run's, `; `, and the fix; None if it can."""
+def problem_of_folder(path: Path, *, resume: bool, overwrite: bool) -> str | None:
+    """Return the reason why a run cannot use a folder, `; `, and the fix; None if it can."""
     if path.exists() and not path.is_dir():
         return f"{path}: is a file; set run.name or run.root"
     for link in (path, *path.parents):
@@ -216,24 +216,24 @@ def refusal_of_folder(path: Path, *, resume: bool, overwrite: bool) -> str | Non
                 "run.root"
             )
     if resume and not holds_work(path):
-        return f"{path}: holds no run to resume; leave --resume out, or set run.name"
+        return f"{path}: holds no run to resume; omit --resume, or set run.name"
     if overwrite and path.is_symlink() and holds_work(path):
         return (
             f"{path}: is a link to {path.readlink()}, whose run --overwrite would remove; name "
             "that folder by run.root and run.name, or set another run.name"
         )
-    # Folders, and a run's names, show that it is used for something else. Other files may be a
-    # batch system's or a shell's, such as the log of this command.
+    # Folders, and files named like a run's, show that the folder has another purpose. Other files
+    # are accepted: they may be a batch system's or a shell's, such as the log of this command.
     names = (*OWN_FILES, *OWN_FOLDERS, SCENES)
     entries = visible_entries(path) if path.is_dir() and not holds_run(path) else []
     foreign = [entry.name for entry in entries if entry.name in names or entry.is_dir()]
     if foreign:
-        return f"{path}: holds no run, but {listed(foreign)}; set run.name or run.root"
+        return f"{path}: holds no run, but {format_names(foreign)}; set run.name or run.root"
     return None
 
 
 def visible_entries(path: Path) -> list[Path]:
-    """Return the entries of a folder, by name, but for hidden files such as a file server's."""
+    """Return the entries of a folder, sorted, without hidden files such as those of NFS."""
     try:
         return sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
     except OSError as error:
@@ -241,25 +241,26 @@ def visible_entries(path: Path) -> list[Path]:
 
 
 def notes_on_folder(path: Path) -> tuple[str, ...]:
-    """Return notes on a folder that a run can use: a link, or files of other programs."""
+    """Return notes on a usable folder: that it is a link, or has files of other programs."""
     notes = []
     if path.is_symlink() or path.parent.is_symlink():
         notes.append(f"{path} leads to {path.resolve()}")
     if path.is_dir() and not holds_run(path):
         files = [entry.name for entry in visible_entries(path)]
         if files:
-            notes.append(f"{path} holds files of no run, which stay: {listed(files)}")
+            names = format_names(files)
+            notes.append(f"{path} holds other files, which are not touched: {names}")
     return tuple(notes)
 
 
-def listed(names: list[str]) -> str:
+def format_names(names: list[str]) -> str:
     """Return the first few names, and how many more there are."""
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return printable(", ".join(names[:NAMES_SHOWN])) + more
+    others = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return printable(", ".join(names[:NAMES_SHOWN])) + others
 
 
 def holds_run(path: Path) -> bool:
-    """Return whether a folder is, or was being made, a run's, and nothing else's."""
+    """Return whether a folder belongs to a run, even if the run was only starting."""
     if any((path / name).is_file() for name in RUN_MARKS):
         return True
     return bool(newest_first(path / "checkpoints"))
@@ -271,12 +272,12 @@ def holds_work(path: Path) -> bool:
 
 
 def command_line() -> list[str]:
-    """Return the command as it was typed, without the interpreter."""
+    """Return the command line of this process, without the interpreter."""
     return [Path(sys.argv[0]).name, *sys.argv[1:]]
 
 
 def print_rows(console: Console, rows: dict[str, Any]) -> None:
-    """Print a name and a value a line."""
+    """Print one name and value per line."""
     width = max(len(name) for name in rows)
     for name, value in rows.items():
         console.print(f"{name:<{width}}  {value}", soft_wrap=True, markup=False)
@@ -284,7 +285,7 @@ def print_rows(console: Console, rows: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """A run as settled before its first step."""
+    """Facts about a run, known before its first step."""
 
     config: Config
     folder: RunFolder
@@ -306,7 +307,7 @@ class RunFacts:
 
 
 def describe_run(facts: RunFacts, *, step: int) -> dict[str, Any]:
-    """Return rows for the console, of a run that begins after `step` steps."""
+    """Return rows for the console about a run that starts after `step` steps."""
     training, size = facts.config.training, facts.config.data.image_size
     train, validation, _ = facts.data
     without_boxes = len(train.annotations) - len(train)
@@ -318,8 +319,8 @@ def describe_run(facts: RunFacts, *, step: int) -> dict[str, Any]:
         "data": f"{len(train)} training images{skipped}, {len(validation)} for validation, "
         f"{facts.model.num_classes} class indices",
         "images": facts.loading,
-        "model": f"RetinaNet-ResNeXt50, {facts.trained_parameters / 1e6:.1f} million parameters "
-        f"that train, {facts.model.norm} norms",
+        "model": f"RetinaNet-ResNeXt50, {facts.trained_parameters / 1e6:.1f} million trainable "
+        f"parameters, {facts.model.norm} norms",
         "steps": f"{facts.total_steps} of {ranks}{training.batch_size} × "
         f"{training.gradient_accumulation} images, {size}×{size} pixels, "
         f"{facts.model.precision}, {threads} {'thread' if threads == 1 else 'threads'}, "
@@ -328,7 +329,7 @@ def describe_run(facts: RunFacts, *, step: int) -> dict[str, Any]:
     if facts.config.distributed.batch_split != "even" and facts.averaging_ranks > 1:
         rows["batches"] = describe_split(facts.batches.images, facts.batches.speeds)
         if facts.batches.is_recorded:
-            rows["batches"] += ", as the run was split by speed before"
+            rows["batches"] += ", by the speed measured at an earlier start"
     rows |= describe_ranks(facts) | facts.rows
     if step:
         rows["resumed"] = f"after step {step}"
@@ -336,7 +337,7 @@ def describe_run(facts: RunFacts, *, step: int) -> dict[str, Any]:
 
 
 def describe_ranks(facts: RunFacts) -> dict[str, object]:
-    """Return how many ranks there are, what averages their gradients, and where rank 0 runs."""
+    """Return rows about the number of ranks, gradient averaging, and the cores of rank 0."""
     pinned = facts.context.pinned
     nodes = f"node{'s' if len(pinned.share.nodes) > 1 else ''}"
     cores = (
@@ -344,14 +345,14 @@ def describe_ranks(facts: RunFacts) -> dict[str, object]:
         f"{format_cpu_list(pinned.share.nodes)}"
     )
     if not pinned.enabled:
-        cores = "where the system puts them (launch.pin=false)"
+        cores = "not bound (launch.pin=false)"
     if len(facts.hosts) == 1:
         return {"cores": cores}
     hosts = list(dict.fromkeys(facts.hosts))
     where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts, {hosts[0]} to {hosts[-1]}"
     by = f"gradients by {facts.exchange}"
     if facts.averaging_ranks == 1:
-        by = "gradients of each by itself"
+        by = "gradients not averaged"
     by += " in bf16" if facts.config.distributed.compress == "bf16" else ""
     if facts.exchange == "gloo":
         by += "; three times as fast with ccl, which needs oneccl_bindings_for_pytorch"

@@ -1,6 +1,6 @@
-"""Which steps a run takes, of which images, when it evaluates, and each step's learning rate.
+"""The steps of a run: their images, the evaluations between them, and their learning rates.
 
-All are functions of the step, so that a resumed run needs no state for them but its position.
+All are functions of the step, so that a resumed run needs no state but its position.
 """
 
 import math
@@ -32,7 +32,7 @@ class TrainState:
     epoch: int = 0
     images: int = 0
     current_map: float | None = None
-    """mAP of the weights as they are; None where they have not been evaluated."""
+    """mAP of the current weights; None if they have not been evaluated."""
     best_map: float | None = None
 
     def advance(self, position: Position) -> None:
@@ -53,10 +53,10 @@ class TrainState:
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """Steps are optimizer steps, counted from 1 as they are done; 0 is before the first.
+    """The plan of all steps; they are optimizer steps, counted from 1; 0 is before the first.
 
-    A run that goes on with another number of ranks, or other batches, has a plan of its own: from
-    the place where it begins, in its own steps.
+    A run that is resumed with another number of ranks, or other batches, has a new plan, which
+    begins at the position of the checkpoint.
     """
 
     images_per_epoch: int  # Places in an epoch's order: the training images
@@ -71,8 +71,8 @@ class StepPlan:
         """Raise InputError if an epoch has fewer batches than a step."""
         if self.steps_per_epoch == 0:
             raise InputError(
-                f"training.gradient_accumulation: {self.gradient_accumulation} batches a step, but "
-                f"an epoch has only {self.batches_per_epoch}; lower it or training.batch_size"
+                f"training.gradient_accumulation: {self.gradient_accumulation} batches per step, "
+                f"but an epoch has only {self.batches_per_epoch}; lower it or training.batch_size"
             )
 
     @property
@@ -83,6 +83,7 @@ class StepPlan:
     @property
     def batches_per_epoch(self) -> int:
         """Whole batches of a rank in an epoch; at least one."""
+        # The sampler repeats images if an epoch has fewer than a batch.
         return max(self.images_per_epoch, self.images_per_batch) // self.images_per_batch
 
     @property
@@ -106,7 +107,7 @@ class StepPlan:
         return steps if self.max_steps is None else min(steps, self.max_steps)
 
     def position(self, step: int) -> Position:
-        """Return where a run is after `step` steps, at least those of the start."""
+        """Return the position of a run after `step` steps, at least those of the start."""
         since = step - self.start.step
         if since < self.first_steps:
             images = self.start.images + since * self.images_per_step
@@ -126,21 +127,21 @@ class StepPlan:
         return step == self.end_of_epoch(step - 1)
 
     def epochs_done(self, step: int) -> float:
-        """Return the epochs after `step` steps, with the share of the running one."""
+        """Return the epochs after `step` steps, with the fraction of the current one."""
         return self.schedule_step(step) / self.steps_per_epoch
 
     def schedule_step(self, step: int) -> int:
-        """Return the step at which a run that always had these batches is as far in its epochs.
+        """Return the step at which a run that always had these batches is at the same position.
 
-        The learning rate is a function of it. Where batches and ranks never changed it is `step`.
+        The learning rate is a function of it. If batches and ranks never changed, it is `step`.
         """
-        here = self.position(step)
-        return here.epoch * self.steps_per_epoch + here.images // self.images_per_step
+        position = self.position(step)
+        return position.epoch * self.steps_per_epoch + position.images // self.images_per_step
 
     def evaluation_is_due(self, step: int) -> bool:
         """Return whether weights after `step` steps are evaluated."""
-        here = self.position(step)
-        at_epoch_end = here.images == 0 and here.epoch % self.evaluate_every == 0
+        position = self.position(step)
+        at_epoch_end = position.images == 0 and position.epoch % self.evaluate_every == 0
         return step == self.total_steps or (step > 0 and at_epoch_end)
 
 
@@ -158,7 +159,7 @@ def learning_rate(settings: TrainingConfig, plan: StepPlan, step: int) -> float:
 def learning_rate_factor(
     step: int, *, warmup_steps: int, warmup_factor: float, total_steps: int, schedule: str
 ) -> float:
-    """Return the share of the full learning rate that the step after `step` steps uses.
+    """Return the factor of the learning rate in the step after `step` steps.
 
     The warm-up is linear from `warmup_factor` and advances every step, as MLPerf's reference does
     (`torch.optim.lr_scheduler.LinearLR`). Then the rate is `constant`, or with `cosine` falls to

@@ -12,33 +12,32 @@ from common.errors import StoppedBeforeStart
 from common.processes import STOPS
 
 SECONDS_OF_ONE_CTRL_C = 0.2
-"""`timeout -s INT`, and a script that passes signals on, bring the same one twice."""
+"""Within this time a second SIGINT is the same Ctrl-C: `timeout -s INT` and scripts that forward
+signals deliver it twice."""
 
 SECONDS_TO_UNWIND = 1.0
-"""After a second Ctrl-C; an operator of torch, or an exchange with other ranks, may take longer."""
+"""Time to end after a second Ctrl-C; an operator of torch or an exchange may block for longer."""
 
 
 class StopRequest:
-    """True once all ranks know that one of them has received SIGINT, SIGTERM or SIGUSR1.
+    """True after all ranks have agreed that one of them received SIGINT, SIGTERM or SIGUSR1.
 
-    SIGUSR1 is what Open MPI's mpirun passes on, and what batch systems send before a time limit. A
-    second SIGINT interrupts at once. A context manager: outside it, signals do what they did
-    before.
+    Open MPI's mpirun forwards SIGUSR1, and batch systems send it before a time limit. A second
+    SIGINT interrupts at once. A context manager: it restores the previous handlers at its end.
     """
 
     def __init__(
         self, *, starting: bool = False, end_now: Callable[[], object] | None = None
     ) -> None:
-        """Make a request that is not set yet.
+        """Create a request that is not set.
 
         While `starting`, until `hold_back` is called, a signal ends the run at once. `end_now` ends
-        the process after a second SIGINT that the main thread does not handle, since it is inside a
-        library.
+        the process if the main thread cannot handle a second SIGINT because it is in a library.
         """
         self.received = ""
-        """The signal that this process has received, such as `SIGTERM`; others may not know yet."""
+        """The signal that this process has received, such as `SIGTERM`; not agreed on yet."""
         self.name = ""
-        """The signal that all ranks know of."""
+        """The signal that the ranks have agreed on."""
         self._raises = starting
         self._end_now = end_now or (lambda: None)
         self._since = 0.0
@@ -52,7 +51,7 @@ class StopRequest:
         return bool(self.name)
 
     def hold_back(self) -> None:
-        """From now on a signal waits until the ranks agree: there is something to save."""
+        """From now on defer signals until the ranks agree, since there is something to save."""
         self._raises = False
 
     def agree(self, received: Sequence[str]) -> None:
@@ -61,6 +60,8 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         """Handle signals from now on."""
+        # Python runs handlers between bytecodes of the main thread only; the wake-up descriptor
+        # gets each signal's number at once, for the thread that watches.
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)
         self._wakeup_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
@@ -74,7 +75,7 @@ class StopRequest:
             signal.signal(number, handler)  # type: ignore[arg-type]
         signal.set_wakeup_fd(self._wakeup_before)
         self._is_over.set()
-        os.close(self._pipe[1])  # the thread reads the end, and closes the other
+        os.close(self._pipe[1])  # the thread reads the end of file, and closes the other end
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
@@ -101,5 +102,5 @@ class StopRequest:
 
 
 def is_another(since: float) -> bool:
-    """Return whether a signal is not the first one of `since` that came twice. [monotonic s]"""
+    """Return whether a signal is a new one, not a copy of the one at `since`. [monotonic s]"""
     return time.monotonic() - since > SECONDS_OF_ONE_CTRL_C

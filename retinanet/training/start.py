@@ -37,6 +37,7 @@ def check_or_train(
     with joined(place, timeout_s=config.distributed.timeout_s) as connected:
         if arguments.check:
             return check(config, arguments, group=connected, place=place)
+        # The log comes first: MLPerf counts all that follows as part of the run's initialization.
         with running_log(config, group=connected, local_rank=place.ranks.local_rank) as log:
             profiling: Profiling = load_function(profiler)
             engine = chosen_engine(config.engine.name)
@@ -44,6 +45,7 @@ def check_or_train(
             console = make_console(quiet=not group.is_first)
             path = config.run.root / config.run.name
             resume, auto_resume = arguments.resume, arguments.auto_resume
+            # Signals before the folder: a signal while it is made must still remove it.
             with (
                 StopRequest(starting=True, end_now=group.interrupt) as stop,
                 claim_run_folder(

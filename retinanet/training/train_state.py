@@ -1,7 +1,7 @@
-"""The state of a run in its checkpoints: `state.json`, and what each rank has of its own.
+"""The state of a run in its checkpoints: `state.json`, and the state of each rank.
 
-Random generators and the running statistics of norms that train differ between ranks. Everything
-else is equal on all of them. `state.json` has all of the state but tensors, and the SHA-256 of all
+Random generators, and the running statistics of norms that train, differ between ranks; everything
+else is equal on all of them. `state.json` has the state without tensors, and the SHA-256 of all
 parts.
 """
 
@@ -48,7 +48,7 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 @dataclass(frozen=True)
 class RankState:
-    """The state that each rank has of its own."""
+    """The state that differs between ranks."""
 
     random: dict[str, Any]  # See `random_states`
     statistics: dict[str, Tensor]
@@ -66,16 +66,16 @@ def trained_norms(model: nn.Module) -> dict[str, Tensor]:
 
 
 def rank_state_dict(model: nn.Module, *, with_statistics: bool) -> RankState:
-    """Return a copy of what this rank has of its own."""
+    """Return a copy of this rank's state."""
     norms = trained_norms(model) if with_statistics else {}
     return RankState(random_states(), {name: values.clone() for name, values in norms.items()})
 
 
 def load_rank_state_dict(state: RankState, model: nn.Module) -> None:
-    """Restore what a rank has of its own.
+    """Restore a rank's state.
 
     Raises:
-        ValueError: It is not what `rank_state_dict` gives for this model.
+        ValueError: It is not from `rank_state_dict` of this model.
     """
     restore_random_states(state.random)
     norms = trained_norms(model)
@@ -93,7 +93,7 @@ def number_statistics(states: Sequence[RankState]) -> dict[str, Tensor]:
 
 
 def rank_states(random: Sequence[dict[str, Any]], tensors: Mapping[str, Tensor]) -> list[RankState]:
-    """Return each rank's state, from random states and a file's tensors; see above."""
+    """Return each rank's state, from random states and the tensors of `number_statistics`."""
     states = [RankState(generators, {}) for generators in random]
     for key, values in tensors.items():
         rank, _, name = key.partition("/")
@@ -110,21 +110,21 @@ def seed_everything(seed: int) -> None:
 
 
 def random_states() -> dict[str, Any]:
-    """Return the states of Python's, numpy's and torch's generators, as JSON takes them."""
-    version, words, gauss = random.getstate()
+    """Return the states of Python's, numpy's and torch's generators, as JSON values."""
+    version, integers, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
-        "python": [version, np.array(words, dtype=np.uint32).tobytes().hex(), gauss],
+        "python": [version, np.array(integers, dtype=np.uint32).tobytes().hex(), gauss],
         "numpy": [str(name), np.asarray(keys).tobytes().hex(), position, has_gauss, cached],
         "torch": torch.get_rng_state().numpy().tobytes().hex(),
     }
 
 
 def restore_random_states(states: Mapping[str, Any]) -> None:
-    """Restore the generators, so that they draw what they would have drawn.
+    """Restore the generators, so that they continue their sequences.
 
     Raises:
-        ValueError: The states are not what `random_states` gives; the generators are unchanged.
+        ValueError: The states are not from `random_states`; the generators are unchanged.
     """
     before = random_states()
     try:
@@ -138,8 +138,8 @@ def _restore(states: Mapping[str, Any]) -> None:
     def numbers(text: str, kind: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
         return np.frombuffer(bytearray.fromhex(text), dtype=kind)
 
-    version, words, gauss = states["python"]
-    random.setstate((version, tuple(numbers(words, np.uint32).tolist()), gauss))
+    version, integers, gauss = states["python"]
+    random.setstate((version, tuple(numbers(integers, np.uint32).tolist()), gauss))
     name, keys, position, has_gauss, cached = states["numpy"]
     np.random.set_state((name, numbers(keys, np.uint32), position, has_gauss, cached))
     torch.set_rng_state(torch.from_numpy(numbers(states["torch"], np.uint8)))
@@ -166,14 +166,14 @@ class TrainingPosition:
     epoch: Count  # Epochs done
     images: Count  # Images of the running epoch's order that are done, by all ranks together
     images_per_epoch: Count  # Training images, of which there is an order in each epoch
-    map_here: float | None  # mAP of the weights at this step; None where they were not evaluated
+    map_here: float | None  # mAP of the weights at this step; None if they were not evaluated
     best_map: float | None  # Highest mAP of an evaluation so far
     skipped_steps: Count = 0  # Steps whose loss or gradient was not finite, among the steps done
 
 
 @pydantic.dataclasses.dataclass(config=STRICT, frozen=True, kw_only=True)
 class Part:
-    """One file of a checkpoint, as it was written."""
+    """Hash and size of a file of a checkpoint."""
 
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     bytes: Count
@@ -181,12 +181,12 @@ class Part:
 
 @pydantic.dataclasses.dataclass(config=STRICT, frozen=True, kw_only=True)
 class State:
-    """The content of `state.json`, but for its own SHA-256."""
+    """The content of `state.json`, without its SHA-256."""
 
     model: ModelDescription
     position: TrainingPosition
     setup: dict[str, Any]
-    """Ranks, threads, processor and the like: with others the next steps are other bits."""
+    """Ranks, threads, processor and so on: with other values the next steps differ in bits."""
     config: dict[str, Any]  # The run's configuration
     random_states: list[dict[str, Any]]  # Each rank's, see `random_states`
     parts: dict[Annotated[str, Field(pattern=r"^[a-z]+\.safetensors$")], Part]  # The other files
@@ -202,7 +202,7 @@ def state_text(state: State) -> str:
 
 
 def digest(content: Any) -> str:
-    """Return the SHA-256 of JSON's content, whatever its layout."""
+    """Return the SHA-256 of JSON content, independent of its layout."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -228,7 +228,7 @@ def read_state(folder: Path) -> State:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{file}: not a checkpoint's state: not JSON: {error}") from error
     if not isinstance(content, dict):
-        raise InputError(f"{file}: not a checkpoint's state: no object")
+        raise InputError(f"{file}: not a checkpoint's state: not a JSON object")
     written_format = content.pop("format", None)
     if written_format != FORMAT:
         raise InputError(
@@ -237,7 +237,7 @@ def read_state(folder: Path) -> State:
     if written_digest != actual_digest:
         raise InputError(f"{file}: damaged: its SHA-256 is not the one that was written")
     try:
-        # As JSON, where strict means: no number from a text, but objects from mappings.
+        # As JSON: pydantic's strict mode accepts a mapping for a dataclass only from JSON.
         state = SCHEMA.validate_json(json.dumps(content))
         require_consistent(state)
     except ValidationError as error:
@@ -261,10 +261,10 @@ def require_consistent(state: State) -> None:
         count = model.num_classes
         raise InputError(f"model.classes: {classes} classes, but num_classes is {count}")
     for name, (section, field) in DESCRIBED_FIELDS.items():
-        described, fields = getattr(model, name), state.config.get(section)
-        configured = fields.get(field, described) if isinstance(fields, dict) else described
-        if configured != described:
-            wrong = f"{shown(described)}, but config.{section}.{field} is {shown(configured)}"
+        value, fields = getattr(model, name), state.config.get(section)
+        configured = fields.get(field, value) if isinstance(fields, dict) else value
+        if configured != value:
+            wrong = f"{shown(value)}, but config.{section}.{field} is {shown(configured)}"
             raise InputError(f"model.{name}: {wrong}")
     require_consistent_position(state.position)
     ranks = state.setup.get("ranks")
@@ -272,7 +272,7 @@ def require_consistent(state: State) -> None:
         raise InputError(f"setup.ranks: {shown(ranks)} is not a number of ranks")
     if len(state.random_states) != ranks:
         count = len(state.random_states)
-        raise InputError(f"random_states: of {count} ranks, setup.ranks: {ranks}")
+        raise InputError(f"random_states: {count} states, but setup.ranks is {ranks}")
     for rank, generators in enumerate(state.random_states):
         for name in sorted(RANDOM_GENERATORS - generators.keys()):
             raise InputError(f"random_states.{rank}.{name}: missing")
@@ -282,13 +282,14 @@ def require_consistent_position(position: TrainingPosition) -> None:
     """Check the relations within a position."""
     for name in ("epoch", "skipped_steps"):
         if getattr(position, name) > position.step:
-            raise InputError(f"position.{name}: {getattr(position, name)}, step: {position.step}")
+            value = getattr(position, name)
+            raise InputError(f"position.{name}: {value}, but step is {position.step}")
     if position.images > (position.images_per_epoch if position.step else 0):
-        limit = f"images_per_epoch: {position.images_per_epoch}, step: {position.step}"
-        raise InputError(f"position.images: {position.images}, {limit}")
-    here, best = position.map_here, position.best_map
-    for name, value in (("map_here", here), ("best_map", best)):
-        if value is not None and not 0 <= value <= 1:
-            raise InputError(f"position.{name}: {value} is not from 0 to 1")
-    if here is not None and (best is None or best < here):
-        raise InputError(f"position.best_map: {best}, map_here: {here}")
+        limit = f"images_per_epoch is {position.images_per_epoch}, step is {position.step}"
+        raise InputError(f"position.images: {position.images}, but {limit}")
+    current, best = position.map_here, position.best_map
+    for name, map_value in (("map_here", current), ("best_map", best)):
+        if map_value is not None and not 0 <= map_value <= 1:
+            raise InputError(f"position.{name}: {map_value} is not from 0 to 1")
+    if current is not None and (best is None or best < current):
+        raise InputError(f"position.best_map: {best}, but map_here is {current}")

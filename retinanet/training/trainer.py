@@ -93,7 +93,7 @@ class Trainer:
         log: MlperfLog,
         profiler: StepProfiler,
     ) -> None:
-        """Open data and build the model; rank 0 resumes from `checkpoint`, others have none.
+        """Open data and build the model; rank 0 resumes from `checkpoint`, the others have none.
 
         Raises:
             InputError: The data or the weights to start from do not fit, or cannot be read.
@@ -105,7 +105,7 @@ class Trainer:
         self.share = place.pinned.share
         """This rank's cores."""
         self.group = group
-        """All ranks that are left."""
+        """The ranks of the job that have not ended."""
         self.state = TrainState()
         seed_everything(config.run.seed)
         self.data = open_run_data(config, scenes_folder=folder.scenes, console=console, group=group)
@@ -127,7 +127,7 @@ class Trainer:
         self.open_components()
 
     def open_components(self) -> None:
-        """Make plan, loaders, checkpointer and guard, by the ranks that average with this one."""
+        """Create plan, loaders, checkpointer and guard for the ranks that average with this one."""
         config, group, training = self.config, self.group, self.config.training
         self.averaging = averaging_ranks(config, group, self.place)
         """The ranks that average their gradients with this one."""
@@ -162,14 +162,14 @@ class Trainer:
         )
         self.recorder: Recorder | NullRecorder = NullRecorder()
         self.evaluation: BackgroundEvaluation | None = None
-        """Its metric is being computed while training continues."""
+        """The evaluation whose metric is being computed while training continues."""
 
     def fit(self, stop: StopRequest) -> int:
         """Train to the last step, the target or a signal; return the exit code.
 
         Raises:
-            InputError: An image cannot be read, and what was trained until then is in a checkpoint;
-                or the last checkpoint cannot be written; or the settings do not fit the checkpoint.
+            InputError: An image cannot be read (a checkpoint has the steps before it); or the last
+                checkpoint cannot be written; or the settings do not fit the checkpoint.
             NonFiniteLossError: The run cannot continue after a step that was not finite.
         """
         self.load_checkpoint()
@@ -180,8 +180,11 @@ class Trainer:
             return FINISHED
         self.prepare()
         stop.hold_back()
-        self.group.barrier()  # from here on a signal to any rank leaves what can be resumed
+        # From here on a signal to any rank ends with a checkpoint. The barrier is last: no rank may
+        # hold back signals while another could still end at once and leave the others waiting.
+        self.group.barrier()
         self.begin()
+        # A signal that came during `begin` ends the run before its first step, on all ranks.
         stop.agree(self.group.all_gather(stop.received))
         try:
             while not stop and not self.is_done():
@@ -195,16 +198,16 @@ class Trainer:
                         self.save()
                     if stop or self.is_finished():
                         break
-        except InputError as error:  # an unreadable image, for example: what was trained is saved
+        except InputError as error:  # such as an unreadable image: save the steps taken so far
             if self.state.step == 0:
                 raise
             self.save_and_wait()
-            raise InputError(f"{error}; then go on with: {self.resuming_command}") from error
+            raise InputError(f"{error}; then continue with: {self.resuming_command}") from error
         self.save_and_wait()
         self.recorder.wait_for_files()
         self.strategy.close()
         if stop:
-            text = f"{stop.name}: checkpoint written; go on with: {self.resuming_command}"
+            text = f"{stop.name}: checkpoint written; continue with: {self.resuming_command}"
             self.print_plainly(text)
             return STOPPED_BY_SIGNAL
         self.finish()
@@ -224,16 +227,18 @@ class Trainer:
             part.load_state_dict(asdict(position))
         start = Position(position.step, position.epoch, position.images)
         self.plan = replace(self.plan, start=start)
-        # With other ranks the rest of the epoch may fill no step: then the next epoch comes first.
-        here = self.plan.position(start.step)
-        self.state.epoch, self.state.images = here.epoch, here.images
+        # With more ranks the remaining images of the epoch may not fill a step: `position` then
+        # moves on to the next epoch, and the state must follow.
+        position_now = self.plan.position(start.step)
+        self.state.epoch, self.state.images = position_now.epoch, position_now.images
 
     def prepare(self) -> None:
-        """Arrange model, batches, averaging of gradients and epochs; restore the ranks' states."""
+        """Set up engine, batches, gradient averaging and strategy; restore the ranks' states."""
         config, averaging, checkpoint = self.config, self.averaging, self.checkpoint
         split = self.group.from_first(
             lambda: recorded_split(checkpoint, config, ranks=averaging.size)
         )
+        # Before `prepare_training`: IPEX then splits each weight into two tensors.
         share_weights(self.group, self.model, self.optimizer)
         self.prepared = prepare_training(
             self.model,
@@ -261,7 +266,8 @@ class Trainer:
             weight=self.batches.weight(averaging.rank),
             profiler=self.profiler,
         )
-        # No cycle of references: loading processes, which hold the folder's lock, end with the run.
+        # Without a cycle of references the trainer is freed as soon as the run ends, and with it
+        # the loading processes, which are forks and hold the lock of the run's folder.
         trainer = weakref.proxy(self)
         self.strategy = make_strategy(
             config,
@@ -278,13 +284,15 @@ class Trainer:
             metric_is_ready=lambda: trainer.evaluation is not None and trainer.evaluation.is_ready,
             print_note=self.print,
         )
+        # Last: the engine may have replaced the model, whose running statistics are restored, and
+        # nothing may draw random numbers between this and the first step.
         self.restore_rank_states()
 
     def restore_rank_states(self) -> None:
-        """Restore random states and running statistics of each rank, and note what is different."""
+        """Restore random states and running statistics of each rank, and note differences."""
         checkpoint = self.checkpoint
         states = self.group.from_first(lambda: checkpoint.rank_states() if checkpoint else [])
-        if len(states) == self.group.size:  # else no state belongs to any rank
+        if len(states) == self.group.size:  # with other ranks, no state belongs to any of them
             try:
                 load_rank_state_dict(states[self.group.rank], self.model)
             except ValueError as error:
@@ -294,12 +302,12 @@ class Trainer:
             changed = differences(checkpoint.state, self.config, self.setup())
             if changed:
                 self.notes.append(
-                    f"resumed under other conditions: {'; '.join(changed)}; it goes on from the "
-                    "same image, and not bit for bit as it would have"
+                    f"resumed under other conditions: {'; '.join(changed)}; training continues "
+                    "from the same image, but not bit for bit as without the interruption"
                 )
 
     def begin(self) -> None:
-        """Begin the run's folder and logs on rank 0, and print what is about to happen."""
+        """Create the run's folder and logs on rank 0, and print the settings of the run."""
         facts = self.facts()
         if self.group.is_first:
             config = config_to_tree(self.config)
@@ -334,7 +342,7 @@ class Trainer:
             target_map=self.config.training.target_map,
         )
         print_rows(self.console, describe_run(facts, step=self.state.step))
-        for note in dict.fromkeys(note for of_rank in notes_of_ranks for note in of_rank):
+        for note in dict.fromkeys(note for rank_notes in notes_of_ranks for note in rank_notes):
             self.print(f"note: {note}")
 
     def train_epoch(self, stop: StopRequest) -> Iterator[EpochStep]:
@@ -345,10 +353,10 @@ class Trainer:
         if stop or self.is_finished():
             return
         step = self.state.step
-        here = self.plan.position(step)
-        if here.images == 0:
-            self.log.epoch_started(here.epoch + 1, step=step)
-        title = f"epoch {here.epoch + 1}/{self.config.training.epochs}, steps"
+        position = self.plan.position(step)
+        if position.images == 0:
+            self.log.epoch_started(position.epoch + 1, step=step)
+        title = f"epoch {position.epoch + 1}/{self.config.training.epochs}, steps"
         total = self.plan.total_steps
         with progress(self.console, title, total=total, start=step) as self.show_progress:
             yield from self.strategy.train_epoch(step, last=self.plan.end_of_epoch(step), stop=stop)
@@ -358,7 +366,7 @@ class Trainer:
 
         Raise the step's problem, if it has one, or NonFiniteLossError.
         """
-        if step.group is not None:  # some ranks have ended: the others share the evaluation
+        if step.group is not None:  # some ranks have ended: the others divide their images
             self.group = self.checkpointer.group = step.group
             self.loading.share_evaluation(rank=step.group.rank, ranks=step.group.size)
         if step.nonfinite is not None:
@@ -375,31 +383,32 @@ class Trainer:
         if self.state.step > before and self.plan.ends_epoch(self.state.step):
             epoch_number = self.plan.position(self.state.step - 1).epoch + 1
             self.log.epoch_stopped(epoch_number, step=self.state.step)
-        self.log_bad_images(step.bad_images, instead="another image stands in for it")
+        self.log_bad_images(step.bad_images, instead="another image is used instead")
         if isinstance(step.problem, NonFiniteLossError):
             self.save_and_wait()
             raise NonFiniteLossError(
-                f"{step.problem}; a checkpoint has the weights as they are: go on with: "
+                f"{step.problem}; the current weights are in a checkpoint; continue with: "
                 f"{self.resuming_command}"
             )
         if step.problem is not None:
             raise step.problem
 
     def report_nonfinite(self, report: NonFiniteReport) -> None:
-        """Log a step that was skipped, or end the run with the state before it on the disk."""
+        """Log a skipped step, or end the run after writing the state before it to the disk."""
         if report.advice is None:
-            self.print(f"{report.line}; nothing was updated, and the run goes on")
+            self.print(f"{report.line}; the step was skipped, training continues")
             self.recorder.record("nonfinite", report.content)
             return
         try:
             folder = self.checkpointer.save_nonfinite(
                 self.model, self.optimizer, self.checkpoint_state(), report=report.content
             )
-            where = f"all of it in {folder}"
+            details = f"details in {folder}"
         except InputError as error:
-            where = str(error)
-        self.group.barrier()  # the first rank that ends is the end of all
-        raise NonFiniteLossError(f"{report.line}; {report.advice}; {where}")
+            details = str(error)
+        # The launcher ends all ranks as soon as one ends: wait until rank 0 has written the files.
+        self.group.barrier()
+        raise NonFiniteLossError(f"{report.line}; {report.advice}; {details}")
 
     def log_bad_images(self, problems: tuple[str, ...], *, instead: str) -> None:
         """Write images that could not be read."""
@@ -414,16 +423,16 @@ class Trainer:
         self.log_bad_images(new, instead="it is evaluated as an image without detections")
 
     def evaluate(self, stop: StopRequest) -> None:
-        """Evaluate the weights as they are, unless `stop` comes true before all is detected.
+        """Evaluate the current weights, unless `stop` is set before detection has finished.
 
-        Their checkpoint is written before, and gets the metric once it is known. Until then no
-        other is written: a run that is resumed begins there again, and no evaluation is lost.
+        Their checkpoint is written before, and the metric is added to it later. Until then no other
+        checkpoint is written: a resumed run starts from this one, and no evaluation is lost.
         """
         self.finish_evaluation()
         if self.target_is_reached():
             return
         if not agree_on_weights(self.group, self.model):
-            self.console.print("note: weights differed between ranks; all go on with rank 0's")
+            self.console.print("note: weights differed between ranks; all ranks now use rank 0's")
         average_norms(self.group, self.model)
         self.save()  # an evaluation may take as long as an epoch
         self.log.evaluation_started(epoch=self.epochs_done, step=self.state.step)
@@ -454,8 +463,8 @@ class Trainer:
             detection_seconds=time.perf_counter() - start,
             work=work if self.group.is_first else None,
         )
-        # Not after the last step, and not where the weights are not on the disk: once the target
-        # turns out to be reached, they are the result of the run.
+        # Not after the last step, when there is nothing to overlap with. And not if these weights
+        # are not on the disk: if they reach the target, they are the result of the run.
         overlaps = self.config.evaluation.overlap and self.state.step < self.plan.total_steps
         if overlaps and self.checkpointer.is_there(self.state.step):
             evaluation.start(spare_cpus=self.place.pinned.spare_cpus, training_cpus=self.share.cpus)
@@ -472,7 +481,7 @@ class Trainer:
     def apply_evaluation(self, evaluation: BackgroundEvaluation) -> None:
         """Write an evaluation's mAP into state, checkpoint and logs.
 
-        Where it reached the target some steps ago the run returns to the weights that reached it.
+        If it reached the target some steps ago, the run returns to the weights that reached it.
         """
         result = evaluation.wait()
         current_map = self.group.from_first(lambda: result.evaluation.map if result else 0.0)
@@ -487,15 +496,15 @@ class Trainer:
             self.log.reached_target()
         if steps_since == 0 or is_reached:
             self.state.load_state_dict(asdict(position))
-        # Before anything that might fail, such as drawing.
+        # The checkpoint comes before anything that might fail, such as drawing pictures.
         if steps_since == 0 and not self.checkpointer.is_there(step):
-            self.save()  # a write that failed is tried once more
+            self.save()  # retry a failed write once
         if self.checkpointer.is_there(step):
             self.checkpointer.add_evaluation(position)
         if is_reached and steps_since:
             self.console.print(
                 f"note: the target was reached after step {step}; the {steps_since} steps since "
-                "then are given up"
+                "then are discarded"
             )
         if result is None:
             return
@@ -508,7 +517,7 @@ class Trainer:
         self.recorder.pictures(result, self.data.validation, step=step, count=count)
 
     def evaluation_is_due(self) -> bool:
-        """Return whether the weights as they are should be evaluated before training continues."""
+        """Return whether the current weights should be evaluated before training continues."""
         step, running = self.state.step, self.evaluation
         is_running = running is not None and running.position.step == step
         is_known = self.state.current_map is not None
@@ -523,7 +532,7 @@ class Trainer:
         return self.is_finished() and not self.evaluation_is_due()
 
     def target_is_reached(self) -> bool:
-        """Return whether the weights as they are reached `training.target_map`."""
+        """Return whether the current weights reached `training.target_map`."""
         return self.state.current_map is not None and self.reaches_target(self.state.current_map)
 
     def reaches_target(self, value: float) -> bool:
@@ -544,7 +553,7 @@ class Trainer:
         if not self.checkpointer.is_there(self.state.step):
             raise InputError(
                 f"{self.folder.checkpoints}: the checkpoint after step {self.state.step} could not "
-                f"be written: {self.checkpointer.problem}; make room, then go on with: "
+                f"be written: {self.checkpointer.problem}; free disk space, then continue with: "
                 f"{self.resuming_command}"
             )
 
@@ -568,7 +577,7 @@ class Trainer:
         return TrainingPosition(**parts, images_per_epoch=self.plan.images_per_epoch)
 
     def setup(self) -> dict[str, object]:
-        """Return what the bits of the next steps depend on, beside configuration and checkpoint."""
+        """Return what the next steps depend on, beside configuration and checkpoint."""
         return describe_setup(
             self.config,
             ranks=self.group.size,
@@ -578,7 +587,7 @@ class Trainer:
         )
 
     def checkpoint_state(self) -> State:
-        """Return a checkpoint's `state.json`, but for the states of its ranks."""
+        """Return the content of `state.json`, without the states of the ranks."""
         return State(
             model=self.description,
             position=self.position(),
@@ -589,7 +598,7 @@ class Trainer:
         )
 
     def facts(self) -> RunFacts:
-        """Return what the run is, for the console, `environment.json` and model cards."""
+        """Return the facts about the run for the console, `environment.json` and model cards."""
         sizes = [(value.numel(), value.requires_grad) for value in self.model.parameters()]
         return RunFacts(
             config=self.config,
@@ -612,12 +621,12 @@ class Trainer:
 
     @property
     def epochs_done(self) -> float:
-        """Epochs until now, with the share of the running one."""
+        """Completed epochs, with the fraction of the current one."""
         return self.plan.epochs_done(self.state.step)
 
     @property
     def exchange_name(self) -> str:
-        """How gradients are averaged: `shared memory`, `gloo` or `ccl`; `none` for one rank."""
+        """Backend of gradient averaging: `shared memory`, `gloo` or `ccl`; `none` for one rank."""
         return self.exchange.way if self.exchange else "none"
 
     @property

@@ -40,8 +40,8 @@ def test_groups_of_unequal_size_are_refused_with_all_that_fit(
     [
         (1, 1, ""),
         (1, 8, ""),
-        (2, 2, "2 of 1 rank, none waits for another"),
-        (2, 8, "2 of 4 ranks, none waits for another"),
+        (2, 2, "2 of 1 rank, asynchronous"),
+        (2, 8, "2 of 4 ranks, asynchronous"),
     ],
 )
 def test_a_plan_tells_groups_only_where_there_are_several(

@@ -138,13 +138,13 @@ def test_a_backbone_that_would_be_unpickled_is_refused_before_all_else(file: str
 def test_convolutions_that_would_be_ignored_are_refused(other: str) -> None:
     message = message_of(lambda: load_config("coco.yaml", ["engine.convolutions=winograd", other]))
     assert message.startswith("command line: engine.convolutions: ")
-    assert "take auto" in message
+    assert "set auto" in message
 
 
 def test_ipex_in_bf16_is_refused_where_its_gradients_are_wrong() -> None:
     words = ["engine.name=ipex", "engine.precision=bf16", "data.image_size=64"]
     message = message_of(lambda: load_config("coco.yaml", words))
-    assert "NaN gradients" in message and "take 96" in message
+    assert "NaN gradients" in message and "set 96" in message
     for other in ("engine.precision=float32", "data.image_size=96", "engine.name=torch"):
         assert load_config("coco.yaml", [*words, other]).engine.allocator == "tuned"
 

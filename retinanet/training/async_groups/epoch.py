@@ -1,8 +1,8 @@
-"""An epoch in compute groups: stretches in which no group waits, and meetings in between.
+"""An epoch in compute groups: asynchronous stretches, and synchronization of all ranks in between.
 
-A stretch lasts from one point at which all groups come together to the next: to the epoch's end, or
-until a rank closes the queue of batches, since a checkpoint is due, say. All batches before the
-queue's end have then been taken, and none after it. At a meeting all ranks get the common weights.
+A stretch lasts from one synchronization to the next: to the epoch's end, or until a rank closes the
+queue of batches, for example because a checkpoint is due. All batches before the queue's end have
+then been taken, and none after it. At a synchronization all ranks get the shared weights.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from retinanet.training.loop import GroupStep, StepResult
 from retinanet.training.nonfinite import NonFiniteReport
 from retinanet.training.signals import StopRequest
 
-SECONDS_BETWEEN_LOOKS = 0.01
+POLL_SECONDS = 0.01
 
 
 class GroupEpochs:
@@ -42,19 +42,19 @@ class GroupEpochs:
         prepared: PreparedTraining,
         settings: TrainingConfig,
     ) -> None:
-        """Train the `prepared` model; on rank 0 its optimizer gets the common state."""
+        """Train the `prepared` model; on rank 0 its optimizer gets the shared state."""
         self._context = context
         self._groups = groups
         self._prepared = prepared
         self._settings = settings
         self._group = groups.everybody
-        """The ranks that are left."""
+        """The ranks that have not ended."""
 
     def train_epoch(self, step: int, *, last: int, stop: StopRequest) -> Iterator[EpochStep]:
-        """See `EpochStrategy`. Yields this rank's group's steps, on rank 0 those of all groups.
+        """See `EpochStrategy`. Yields the steps of this rank's group, on rank 0 of all groups.
 
-        A problem of any group ends the stretch, and is that of the meeting after it. The common
-        weights are not touched by a step that is not finite.
+        A problem in any group ends the stretch, and is raised at the synchronization after it. A
+        step that is not finite does not change the shared weights.
         """
         while step < last:
             stretch = Stretch(
@@ -66,15 +66,15 @@ class GroupEpochs:
                 stop=stop,
             )
             yield from stretch.steps()
-            step = yield from self._meet(stretch, step, stop)
+            step = yield from self._synchronize(stretch, step, stop)
 
-    def _meet(
+    def _synchronize(
         self, stretch: "Stretch", step: int, stop: StopRequest
     ) -> Generator[EpochStep, None, int]:
-        """Wait for all ranks that are left, and settle where the run stands; all call it.
+        """Wait for all remaining ranks, and agree on the position of the run; all call it.
 
-        Afterwards they have the weights as the last group has updated them, and rank 0 has the
-        optimizer's state. The generator returns the steps of the run that are done.
+        Afterwards they have the latest shared weights, and rank 0 has the optimizer's state. The
+        generator returns the completed steps of the run.
         """
         groups, smaller = self._groups, None
         remaining = self._remaining_ranks()
@@ -87,7 +87,7 @@ class GroupEpochs:
             groups.update.take_back(self._prepared.optimizer)
         parameters = trained_parameters(self._prepared.model)
         self._group.broadcast(parameter.detach() for parameter in parameters)
-        if self._group.is_first:  # steps of groups that have ended since, too
+        if self._group.is_first:  # includes steps of groups that have ended since
             yield from stretch.steps_of_others()
         arrivals = self._group.all_gather(stretch.arrival())
         stop.agree([arrival.signal for arrival in arrivals])
@@ -105,14 +105,16 @@ class GroupEpochs:
     def _remaining_ranks(self) -> tuple[int, ...]:
         """Return the job's ranks whose groups have not ended.
 
-        From now on the end of any ends all, until the next stretch.
+        From now on, until the next stretch, the end of any rank ends the whole job.
         """
         everybody, store = self._groups.everybody, self._groups.store
         watch = everybody.watch
         assert watch is not None
         name = f"stretch {self._groups.stretch}"
         store.set(f"{name}/arrived/{everybody.rank}", "")
-        key = f"{name}/left"
+        key = f"{name}/remaining"
+        # Rank 0 decides for all: a rank that ends right now would be counted by some and not by
+        # others, and the collectives that follow would hang.
         if not everybody.is_first:
             return tuple(int(rank) for rank in store.get(key).decode().split(","))
         members = self._group.job_ranks or tuple(range(everybody.size))
@@ -122,39 +124,37 @@ class GroupEpochs:
             for rank in waiting
             if rank not in watch.lost and not store.check([f"{name}/arrived/{rank}"])
         }:
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(POLL_SECONDS)
         watch.outlive(())
         remaining = tuple(rank for rank in members if rank not in watch.lost)
         store.set(key, ",".join(map(str, remaining)))
         return remaining
 
     def describe(self) -> dict[str, object]:
-        """Return how many groups there are, their momentum, and where the weights are."""
+        """Return a row with the number of groups, their momentum, and the place of the weights."""
         count, settings = self._groups.count, self._settings
         text = planned_groups(count, ranks=count * self._groups.own.size)
-        waiting = f"1 − 1/{count}"  # the momentum that comes from not waiting
+        implicit = f"1 − 1/{count}"
         if settings.optimizer == "sgd":
-            momentum = (
-                f"momentum {settings.momentum:g} as told, beside the {waiting} of not waiting"
-            )
+            momentum = f"momentum {settings.momentum:g}, plus {implicit} from asynchronous updates"
         else:
-            why = f"as {waiting} of momentum comes from not waiting"
-            why = why if settings.beta1 == "auto" else "as told"
-            momentum = f"beta1 {beta1_of(settings.beta1, groups=count):g}, {why}"
+            reason = f"since {implicit} of momentum comes from asynchronous updates"
+            reason = reason if settings.beta1 == "auto" else "as configured"
+            momentum = f"beta1 {beta1_of(settings.beta1, groups=count):g}, {reason}"
         return {"groups": f"{text}; {momentum}; weights by {self._groups.update.way}"}
 
     def close(self) -> None:
-        """Release the common weights; every rank that is left calls it once."""
+        """Release the shared weights; every remaining rank calls it once."""
         self._groups.update.close(timeout_s=self._groups.timeout_s)
 
 
 @dataclass(kw_only=True)
 class Arrival:
-    """A rank's part of the meeting after a stretch."""
+    """A rank's contribution to the synchronization after a stretch."""
 
-    taken: int = 0  # The number after that of the last step it was given, from 0 in the stretch
+    taken: int = 0  # One more than the number of its last step, counted from 0 in the stretch
     untrained: int | None = None
-    """The first that it was given and did not train, since something was wrong."""
+    """The first step that it was given but did not train, because of a problem."""
     problem: InputError | NonFiniteLossError | None = None
     signal: str = ""
     checkpoint_is_due: bool = False
@@ -174,9 +174,9 @@ class Stretch:
         batches_a_step: int,
         stop: StopRequest,
     ) -> None:
-        """Begin after `start` steps of the run; all ranks do.
+        """Begin after `start` steps of the run; all ranks call it.
 
-        It has `steps` of all groups together at most, and a signal ends it sooner.
+        It has at most `steps` of all groups together, and a signal ends it sooner.
         """
         groups.stretch += 1
         self._context, self._groups, self._stop = context, groups, stop
@@ -206,17 +206,17 @@ class Stretch:
         context, groups = self._context, self._groups
         try:
             while self.queue.take(self._trained) is not None:
-                for own in self._steps_of_group():
-                    result = self._agree(own)
+                for rank_result in self._steps_of_group():
+                    result = self._agree(rank_result)
                     report = self._checked(result)
                     self._trained += 1
                     groups.own_steps += 1
                     if groups.own.is_first and not groups.everybody.is_first:
-                        self._results.leave(result)
+                        self._results.send(result)
                     yield self._logged_step(result, report)
                     if groups.everybody.is_first:
                         yield from self.steps_of_others()
-                    if context.loading_moved_out(own):
+                    if context.loading_moved_out(rank_result):
                         break
         except (InputError, NonFiniteLossError) as problem:
             taken = self.queue.taken
@@ -225,32 +225,32 @@ class Stretch:
             self.queue.close()
 
     def _steps_of_group(self) -> Iterator[StepResult]:
-        """Take steps from the first that is not trained, until loading moves or the queue ends."""
+        """Take steps from the first untrained one, until loading moves or the queue ends."""
         context, groups = self._context, self._groups
-        here = context.plan.position(self._start)
+        position = context.plan.position(self._start)
         batches, first = context.loading.batches, groups.own_steps - self._trained
-        batches.set_position(here.epoch, here.images)
+        batches.set_position(position.epoch, position.images)
         batches.chosen = batches_of(
             self.queue, first=self._trained, batches_a_step=self._batches_a_step
         )
         return context.take_steps(
             agreed_batches(groups.own, context.loading.train),
-            learning_rate=lambda own: context.learning_rate(
-                self._start + self.queue.taken[own - first]
+            learning_rate=lambda step: context.learning_rate(
+                self._start + self.queue.taken[step - first]
             ),
             first_step=groups.own_steps,
             update=groups.update,
         )
 
-    def _agree(self, own: StepResult) -> StepResult:
+    def _agree(self, rank_result: StepResult) -> StepResult:
         """Return the step of all ranks of this group, by its number in the run.
 
-        Closes the queue where something is due for which all ranks must meet.
+        Closes the queue if something is due that needs all ranks.
         """
         context, groups = self._context, self._groups
         number = self._start + self.queue.taken[self._trained] + 1
-        staleness = 0 if own.nonfinite else groups.update.staleness
-        result = merge_results(groups.own.all_gather(context.with_load(own)))
+        staleness = 0 if rank_result.nonfinite else groups.update.staleness
+        result = merge_results(groups.own.all_gather(context.with_load(rank_result)))
         is_due, is_ready = context.checkpoint_is_due(number), context.metric_is_ready()
         self._arrival.checkpoint_is_due |= is_due
         self._arrival.metric_is_ready |= is_ready
@@ -262,7 +262,7 @@ class Stretch:
     def _checked(self, result: StepResult) -> NonFiniteReport | None:
         """Return a report if a step was skipped; raise if the run cannot continue.
 
-        The other groups have continued: no rank has the state before this step any more.
+        The other groups have continued: no rank has the state before this step.
         """
         report = self._context.check(result)
         if report is not None and report.advice is not None:
@@ -278,8 +278,8 @@ class Stretch:
     def _logged_step(self, result: StepResult, report: NonFiniteReport | None) -> EpochStep:
         """Return a step for the log.
 
-        Too many unreadable images end the run at the meeting. Rank 0 alone has those of all
-        groups: until then its group trains what it has taken, or its other ranks would wait for it.
+        Too many unreadable images end the run at the synchronization. Rank 0 alone counts those of
+        all groups, so its group trains what it has taken: its other ranks would wait for it.
         """
         groups = self._groups
         bad_images, problem = self._context.new_bad_images(result)
@@ -298,26 +298,26 @@ class Stretch:
         )
 
     def arrival(self) -> Arrival:
-        """Return this rank's part of the meeting."""
+        """Return this rank's contribution to the synchronization."""
         taken = self.queue.taken[-1] + 1 if self.queue.taken else 0
         self._arrival.taken = max(taken, self._last_logged)
         self._arrival.signal = self._stop.received
         return self._arrival
 
 
-CLOSED = 10**12  # More than any number of batches: numbers beyond it were requested after the end
+CLOSED = 10**12  # Added to the count by `close`; above any number of batches
 
 
 class BatchQueue:
-    """The steps of a stretch, which groups take; ranks of a group see the same ones in order."""
+    """The steps of a stretch, taken by groups; all ranks of a group see the same ones in order."""
 
     def __init__(
         self, store: dist.Store, *, stretch: int, steps: int, group: int, group_size: int
     ) -> None:
-        """Open it; every rank does.
+        """Open the queue; every rank calls it.
 
-        All ranks of the job count in the store. `stretch` is its number in the run, of at most
-        `steps`, each of which one group takes. This rank is in a `group` of `group_size` ranks.
+        The `store` is shared by all ranks of the job. `stretch` is the number of the stretch, which
+        has at most `steps`; one group takes each. This rank is in a `group` of `group_size` ranks.
         """
         self._store = store
         self._name = f"stretch {stretch}"
@@ -325,14 +325,14 @@ class BatchQueue:
         self._group = group
         self._group_size = group_size
         self.taken: list[int] = []
-        """Numbers in the stretch, from 0, of the steps that this rank has been given so far."""
+        """Numbers in the stretch, from 0, of the steps given to this rank so far."""
         self.is_over = False
-        """Whether there are no more."""
+        """Whether there are no more steps."""
 
     def take(self, index: int) -> int | None:
-        """Return the number of the step that is the group's `index`-th; None where there is none.
+        """Return the number of the group's `index`-th step; None if there is none.
 
-        Any rank of the group may ask first, as it reads ahead.
+        Any rank of the group may call it first, since ranks load ahead.
         """
         if index < len(self.taken):
             return self.taken[index]
@@ -348,11 +348,13 @@ class BatchQueue:
         if self._group_size == 1:
             return self._count()
         key = f"{self._name}/group {self._group}/{index}"
-        if self._store.add(f"{key}/asked", 1) == 1:
+        # The first rank to ask takes a number for the group; `get` blocks until it is there.
+        if self._store.add(f"{key}/requests", 1) == 1:
             self._store.set(key, str(self._count()))
         number = int(self._store.get(key))
+        # The last one to read removes the keys, or the store would grow with every step.
         if self._store.add(f"{key}/read", 1) == self._group_size:
-            for name in (key, f"{key}/asked", f"{key}/read"):
+            for name in (key, f"{key}/requests", f"{key}/read"):
                 self._store.delete_key(name)
         return number
 
@@ -360,14 +362,15 @@ class BatchQueue:
         return int(self._store.add(f"{self._name}/next", 1)) - 1
 
     def close(self) -> None:
-        """End it for all groups; any rank may call this, any number of times."""
+        """End the queue for all groups; any rank may call this, any number of times."""
+        # One atomic addition, where a flag would leave a gap between reading it and counting.
         self._store.add(f"{self._name}/next", CLOSED)
 
 
 def batches_of(queue: BatchQueue, *, first: int, batches_a_step: int) -> Iterator[int]:
     """Yield the numbers in the stretch of a group's batches, taken from the queue as needed.
 
-    `first`: of the group's steps, the first one that is wanted.
+    `first` is the index of the first of the group's steps to yield.
     """
     for index in itertools.count(first):
         step = queue.take(index)

@@ -1,8 +1,8 @@
-"""Compute groups, which do not wait for one another: their ranks, weights and results.
+"""Compute groups, which train asynchronously: their ranks, weights and results.
 
-A group's ranks average their gradients; its first rank takes the optimizer's step on the common
-weights, which all of them then read. Steps of all groups go to rank 0, which logs them. Where a
-rank has ended, so has its group, and the others continue as a smaller process group.
+A group's ranks average their gradients; its first rank takes the optimizer's step on the shared
+weights, which all of them then read. Steps of all groups go to rank 0, which logs them. If a rank
+ends, so does its group, and the others continue as a smaller process group.
 """
 
 import pickle
@@ -33,11 +33,11 @@ from retinanet.training.build import build_optimizer
 from retinanet.training.loop import StepResult
 
 LONGEST_WAIT = timedelta(days=365)
-"""Timeout between rank 0 and the first rank of a group: either may wait for the other."""
+"""Timeout between rank 0 and the first rank of a group, which may be idle for a long time."""
 
 
 class GroupUpdate:
-    """The optimizer step of a group's ranks on the common weights; all of them call it."""
+    """The optimizer step of a group's ranks on the shared weights; all of them call it."""
 
     def __init__(
         self,
@@ -48,10 +48,10 @@ class GroupUpdate:
         is_in_memory: bool,
         server: WeightsServer | None = None,
     ) -> None:
-        """Take steps on the weights as this rank sees them; None: its group's first sends them.
+        """Take steps on this rank's view of the weights; None: the group's first rank sends them.
 
-        `is_in_memory`: whether all ranks of the job have the weights in their memory. Where they
-        have not, rank 0 has the `server`.
+        `is_in_memory`: whether all ranks of the job have the weights in shared memory. If not, rank
+        0 has the `server`.
         """
         self._weights = weights
         self._parameters = parameters
@@ -59,7 +59,7 @@ class GroupUpdate:
         self._is_in_memory = is_in_memory
         self._server = server
         self.staleness = 0
-        """The last step's, see `GroupWeights.step`; on the group's first rank."""
+        """Staleness of the last step, see `GroupWeights.step`; on the group's first rank."""
 
     @property
     def way(self) -> str:
@@ -67,21 +67,21 @@ class GroupUpdate:
         return "shared memory" if self._is_in_memory else "gloo"
 
     def begin(self) -> None:
-        """Read the weights as they are now; every rank of the group calls it."""
+        """Read the current weights; every rank of the group calls it."""
         self._update(learning_rate=None)
 
     def __call__(self, learning_rate: float) -> None:
         """Take a step with the gradients, clear them, and read the weights.
 
         Raises:
-            TimeoutError: Another group keeps the weights for too long.
+            TimeoutError: Another group holds the weights for too long.
         """
         self._update(learning_rate=learning_rate)
         for parameter in self._parameters:
             parameter.grad = None
 
     def _update(self, *, learning_rate: float | None) -> None:
-        """Take a step if there is a learning rate, and read the weights that all then have."""
+        """Take a step if there is a learning rate, and read the resulting weights."""
         weights, group, parameters = self._weights, self._group, self._parameters
         if group.is_first:
             assert weights is not None
@@ -91,10 +91,11 @@ class GroupUpdate:
                     self.staleness = weights.step(gradients, learning_rate=learning_rate)
                 weights.copy_to(parameters)
                 if self._is_in_memory:
-                    group.barrier()  # the others begin to read
-                    group.barrier()  # and are done
+                    # The others read while the first rank holds the lock: no other group can
+                    # update between their reads, so that all ranks of the group get equal weights.
+                    group.barrier()
+                    group.barrier()
         elif self._is_in_memory:
-            # Without holding them: the first does, and it waits for this.
             assert weights is not None
             group.barrier()
             weights.copy_to(parameters)
@@ -103,12 +104,12 @@ class GroupUpdate:
             group.broadcast(parameter.detach() for parameter in parameters)
 
     def take_back(self, optimizer: Optimizer) -> None:
-        """On rank 0, while nobody trains: put weights and the optimizer's state into its own."""
+        """Copy weights and state to rank 0's optimizer, while no rank trains."""
         assert isinstance(self._weights, GroupWeights)
         self._weights.take_back(self._parameters, optimizer)
 
     def close(self, *, timeout_s: float) -> None:
-        """Release the weights; every rank that is left calls it once."""
+        """Release the weights; every remaining rank calls it once."""
         if isinstance(self._weights, ServedWeights):
             self._weights.close()
         if self._server is not None:
@@ -119,15 +120,15 @@ class GroupUpdate:
 class ComputeGroups:
     """This rank among the compute groups of a job."""
 
-    everybody: ProcessGroup  # All ranks that the job began with
+    everybody: ProcessGroup  # All ranks at the start of the job
     own: ProcessGroup  # The ranks of this rank's group, which average their gradients
     number: int  # This rank's group, counted from 0
-    count: int  # Groups that the job began with
+    count: int  # Groups at the start of the job
     update: GroupUpdate
     comm_cpus: tuple[int, ...]  # Cores of the threads that exchange
     timeout_s: float  # A rank that is silent for longer breaks a group
     stretch: int = 0
-    """Times until now that all have begun to train without waiting; see `BatchQueue`."""
+    """Number of the current stretch, counted from 1; see `BatchQueue`."""
     own_steps: int = 0  # Steps of this rank's group in this process
 
     @property
@@ -137,7 +138,7 @@ class ComputeGroups:
         return self.everybody.store
 
     def ranks_at_work(self) -> list[int]:
-        """Return the job's ranks that have not ended, in this rank's view."""
+        """Return the job's ranks that have not ended, as far as this rank's watchdog knows."""
         lost = self.everybody.watch.lost if self.everybody.watch else set()
         return [rank for rank in range(self.everybody.size) if rank not in lost]
 
@@ -154,9 +155,9 @@ def make_compute_groups(
     own: ProcessGroup,
     comm_cpus: tuple[int, ...],
 ) -> ComputeGroups:
-    """Put rank 0's weights and optimizer state where all groups update them; all ranks call it.
+    """Share rank 0's weights and optimizer state with all groups; all ranks call it.
 
-    On one host that is memory which all ranks see; on several, rank 0 serves the other groups.
+    On one host they are in shared memory; on several, rank 0 serves the other groups.
     """
     count = config.distributed.groups
     parameters = trained_parameters(prepared.model)
@@ -179,7 +180,8 @@ def make_compute_groups(
     weights: GroupWeights | ServedWeights | None = view
     is_in_memory = all(everybody.all_gather(view is not None))
     if not is_in_memory:
-        # Rank 0 serves the first rank of each other group; all ranks make the pairs.
+        # Rank 0 serves the first rank of each other group. All ranks must create all pairs, even
+        # those that they are not in: `new_group` is a collective operation.
         compress = config.distributed.compress == "bf16"
         with calling_thread_on(comm_cpus):
             with discard_output():
@@ -195,7 +197,7 @@ def make_compute_groups(
             weights = None
             if own.is_first:
                 weights = ServedWeights(pairs[everybody.rank], parameters, compress=compress)
-    if memory is not None:
+    if memory is not None:  # all ranks have mapped it: without its name no file can be left over
         memory.close()
     update = GroupUpdate(weights, parameters, group=own, is_in_memory=is_in_memory, server=server)
     return ComputeGroups(
@@ -215,24 +217,24 @@ def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 class GroupResults:
-    """Steps that the first rank of each group leaves for rank 0 in the store of the job."""
+    """Results of steps, which the first rank of each group sends to rank 0 through the store."""
 
     def __init__(self, groups: ComputeGroups) -> None:
-        """Exchange results of the stretch that begins."""
+        """Exchange the results of the current stretch."""
         self._store = groups.store
         self._name = f"stretch {groups.stretch}/results of group"
-        self._own = groups.number
+        self._number = groups.number
         self._stored = 0
         self._taken = dict.fromkeys(set(range(groups.count)) - {groups.number}, 0)
 
-    def leave(self, result: StepResult) -> None:
-        """Leave a step of this group."""
+    def send(self, result: StepResult) -> None:
+        """Store the result of a step of this group."""
         content = pickle.dumps(result)
-        self._store.set(self._key(self._own, self._stored), content)  # type: ignore[arg-type]
+        self._store.set(self._key(self._number, self._stored), content)  # type: ignore[arg-type]
         self._stored += 1
 
     def take(self) -> Iterator[StepResult]:
-        """Yield the steps of the other groups that have not been taken yet."""
+        """Yield the new results of the other groups."""
         for group in self._taken:
             while self._store.check([key := self._key(group, self._taken[group])]):
                 yield pickle.loads(self._store.get(key))  # noqa: S301
@@ -265,7 +267,7 @@ def living_group(
     comm_cpus: tuple[int, ...],
     timeout_s: float,
 ) -> ProcessGroup:
-    """Return the ranks of a job that are left; these, rank 0 among them, call it, no others."""
+    """Return the process group of the remaining ranks; only they call it, rank 0 included."""
     assert everybody.watch is not None
     everybody.watch.lost |= set(range(everybody.size)) - set(job_ranks)
     return subgroup(
@@ -281,7 +283,7 @@ def subgroup(
     timeout_s: float,
     only_they_call: bool = False,
 ) -> ProcessGroup:
-    """Return some ranks of a job as a process group of their own, of use to these ranks alone."""
+    """Return a process group of some ranks of a job; the other ranks cannot use it."""
     ranks = list(job_ranks)
     settings: dict[str, Any] = {"use_local_synchronization": only_they_call}
     timeout = timedelta(seconds=timeout_s)

@@ -1,9 +1,9 @@
-"""One model's weights, which compute groups read and update without waiting for one another.
+"""The shared weights of a model, which compute groups read and update asynchronously.
 
 Hadjis et al. 2016, "Omnivore: An Optimizer for Multi-device Deep Learning on CPUs and GPUs", arXiv
-1606.04487, section 3: a group computes a gradient at the weights that it has read, and by the time
-it is applied others may have updated them. Weights and optimizer state lie in memory that the ranks
-of a host share; a group's first rank takes the optimizer's step there itself.
+1606.04487, section 3: a group computes a gradient at the weights that it has read, and other groups
+may update them before it is applied. Weights and optimizer state are in memory that the ranks of a
+host share; a group's first rank takes the optimizer's step there itself.
 
 Ranks on other hosts use `ServedWeights`: a thread of rank 0 for each such group receives its
 gradients, takes the optimizer's step with them, and sends back the weights as they are then.
@@ -25,7 +25,7 @@ from retinanet.engine.gradient_sync import LINE, MemoryPlace, SharedMemory, map_
 from retinanet.engine.kernel_calls import is_one_block
 
 VALUES_OF_A_LINE = LINE // 4
-VERSION_AT = LINE  # Behind the name. [bytes]
+VERSION_AT = LINE  # After the name. [bytes]
 VALUES_AT = 2 * LINE
 SECONDS_BETWEEN_TRIES = 0.0005
 
@@ -34,15 +34,15 @@ SLOTS = {
     "lamb": ("exp_avg", "exp_avg_sq"),
     "sgd": ("momentum_buffer",),
 }
-"""State that each optimizer has of a parameter, under torch's names."""
-COUNTING = ("adam", "lamb")  # Optimizers that count each parameter's steps too
+"""Tensors that each optimizer keeps of a parameter, under torch's names."""
+COUNTING = ("adam", "lamb")  # Optimizers that also count each parameter's steps
 
 MakeOptimizer = Callable[[nn.Module], Optimizer]
 """`make_optimizer` with all arguments but the model, for example."""
 
 
 class GroupWeights:
-    """The weights in shared memory as one rank sees them."""
+    """A rank's view of the weights in shared memory."""
 
     def __init__(
         self,
@@ -53,17 +53,19 @@ class GroupWeights:
         make: MakeOptimizer,
         timeout_s: float,
     ) -> None:
-        """Map the memory at `place`, which `memory_of_weights` has made.
+        """Map the memory at `place`, which `memory_of_weights` has created.
 
-        The parameters are this rank's own that train, float32; only their layout matters.
-        `timeout_s` is how long to wait for others, each of whom is done in less than a second.
+        The parameters are this rank's trainable ones, float32; only their layout matters. Others
+        hold the lock for less than a second each; after `timeout_s` waiting for it is an error.
 
         Raises:
-            OSError: The memory cannot be seen from here.
+            OSError: The memory is not visible to this process.
         """
         slots = SLOTS[optimizer]
         memory = map_memory(place, bytes_of_weights(parameters, slots))
-        self._lock = os.open(place[0], os.O_RDWR)  # of its own: what opens it twice excludes itself
+        # Opened anew for each view: `flock` belongs to the open file, so that two views of one
+        # process, such as those of rank 0's threads, exclude each other too.
+        self._lock = os.open(place[0], os.O_RDWR)
         self._timeout_s = timeout_s
         self._version = torch.frombuffer(
             memory.mapped, dtype=torch.int64, count=1, offset=VERSION_AT
@@ -84,20 +86,20 @@ class GroupWeights:
         self._read = 0
 
     def fill(self, parameters: Sequence[nn.Parameter], optimizer: Optimizer) -> None:
-        """Put in a rank's own weights, and its optimizer's state if it has one; one rank does."""
+        """Copy a rank's weights, and its optimizer's state if any, to the memory; one rank does."""
         with torch.no_grad():
-            for weight, own in zip(self._weights, parameters, strict=True):
-                weight.copy_(own)
+            for weight, parameter in zip(self._weights, parameters, strict=True):
+                weight.copy_(parameter)
                 state = self.optimizer.state[weight]
-                for slot, value in optimizer.state.get(own, {}).items():
+                for slot, value in optimizer.state.get(parameter, {}).items():
                     if value is not None:
                         state[slot].copy_(value)
 
     def take_back(self, parameters: Sequence[nn.Parameter], optimizer: Optimizer) -> None:
-        """Put weights and state into a rank's own parameters and optimizer, once nobody updates."""
+        """Copy weights and state to a rank's parameters and optimizer, while no rank updates."""
         self.copy_to(parameters)
-        for weight, own in zip(self._weights, parameters, strict=True):
-            state = optimizer.state[own]
+        for weight, parameter in zip(self._weights, parameters, strict=True):
+            state = optimizer.state[parameter]
             for slot, value in self.optimizer.state[weight].items():
                 if slot in state and state[slot] is not None:
                     state[slot].copy_(value)
@@ -106,10 +108,10 @@ class GroupWeights:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Lock out all others meanwhile; the lock ends with the process, however it ends.
+        """Hold the lock on the weights; the kernel releases it if the process dies.
 
         Raises:
-            TimeoutError: Another rank keeps them for too long.
+            TimeoutError: Another rank holds the lock for too long.
         """
         end = time.monotonic() + self._timeout_s
         while True:
@@ -119,7 +121,7 @@ class GroupWeights:
             except BlockingIOError:
                 if time.monotonic() > end:
                     raise TimeoutError(
-                        f"timed out: another group has kept the weights for {self._timeout_s:g} s"
+                        f"timed out: another group has locked the weights for {self._timeout_s:g} s"
                     ) from None
             time.sleep(SECONDS_BETWEEN_TRIES)
         try:
@@ -128,10 +130,10 @@ class GroupWeights:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def step(self, gradients: Sequence[Tensor], *, learning_rate: float) -> int:
-        """Run the optimizer's step while the weights are held; return the staleness.
+        """Run the optimizer's step while holding the lock; return the staleness.
 
-        The gradients are of the rank's own parameters, in their order, at the weights that it has
-        last read. The staleness is how many updates of others came between that and this step.
+        The gradients are those of the rank's parameters, in their order, at the weights that it
+        read last. The staleness is the number of updates by other groups since then.
         """
         for weight, gradient in zip(self._weights, gradients, strict=True):
             weight.grad = gradient
@@ -144,29 +146,29 @@ class GroupWeights:
         return staleness
 
     def copy_to(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Read the weights, while they are held or nobody updates them."""
+        """Read the weights, while holding the lock or while no rank updates."""
         with torch.no_grad():
-            for own, weight in zip(parameters, self._weights, strict=True):
-                own.copy_(weight)
+            for parameter, weight in zip(parameters, self._weights, strict=True):
+                parameter.copy_(weight)
         self._read = int(self._version)
 
 
 def memory_of_weights(parameters: Sequence[nn.Parameter], *, optimizer: str) -> SharedMemory:
-    """Make memory for weights and an optimizer's state; close it once all ranks have mapped it.
+    """Create memory for weights and optimizer state; close it once all ranks have mapped it.
 
     Raises:
-        OSError: There is not so much memory.
+        OSError: There is not enough memory.
     """
     return SharedMemory(bytes_of_weights(parameters, SLOTS[optimizer]))
 
 
 def bytes_of_weights(parameters: Sequence[nn.Parameter], slots: Sequence[str]) -> int:
-    """Return the size of all that is shared. [bytes]"""
+    """Return the size of the shared memory. [bytes]"""
     return VALUES_AT + 4 * (lines_of(len(parameters)) + values_of(parameters) * (1 + len(slots)))
 
 
 def placed(block: Tensor, parameters: Sequence[nn.Parameter]) -> Iterator[Tensor]:
-    """Yield parts of a block with the parameters' shapes and layouts, each on its own lines."""
+    """Yield views of a block with the parameters' shapes and strides, aligned to cache lines."""
     start = 0
     for parameter in parameters:
         assert parameter.dtype == torch.float32 and is_one_block(parameter)
@@ -176,7 +178,7 @@ def placed(block: Tensor, parameters: Sequence[nn.Parameter]) -> Iterator[Tensor
 
 
 def values_of(parameters: Sequence[nn.Parameter]) -> int:
-    """Return how many numbers a block has, the ends of lines included."""
+    """Return how many numbers a block has, including the padding to cache lines."""
     return sum(lines_of(parameter.numel()) for parameter in parameters)
 
 
@@ -189,14 +191,14 @@ STEP, READ, END = 1.0, 2.0, 3.0  # Kinds of requests
 
 
 class ServedWeights:
-    """The weights as a rank on another host sees them, with the methods of `GroupWeights`."""
+    """A view of the weights for a rank on another host, with the methods of `GroupWeights`."""
 
     def __init__(
         self, pair: dist.ProcessGroup, parameters: Sequence[nn.Parameter], *, compress: bool
     ) -> None:
-        """Serve this rank's `parameters` over a pair: this rank and the job's rank 0.
+        """Exchange `parameters` over a process group of two: this rank and the job's rank 0.
 
-        `compress`: whether gradients travel in BF16.
+        `compress`: whether gradients are sent in BF16.
         """
         self._pair = pair
         self._gradients = gradient_buffer(parameters, compress=compress)
@@ -207,11 +209,11 @@ class ServedWeights:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Do nothing: rank 0 locks them while it takes a step, or reads."""
+        """Do nothing: rank 0 holds the lock while it takes a step or reads."""
         yield
 
     def step(self, gradients: Sequence[Tensor], *, learning_rate: float) -> int:
-        """See `GroupWeights.step`; the new weights come back with the answer.
+        """See `GroupWeights.step`; the reply includes the new weights.
 
         Raises:
             RuntimeError: Rank 0 has ended.
@@ -223,13 +225,13 @@ class ServedWeights:
         return self._receive()
 
     def copy_to(self, parameters: Sequence[nn.Parameter]) -> None:
-        """See `GroupWeights.copy_to`; weights that a step has just received are not sent again."""
+        """See `GroupWeights.copy_to`; weights that `step` has received are not requested again."""
         if not self._is_fresh:
             self._request(READ)
             self._receive()
         with torch.no_grad():
-            for own, weight in zip(parameters, self._weight_views, strict=True):
-                own.copy_(weight)
+            for parameter, weight in zip(parameters, self._weight_views, strict=True):
+                parameter.copy_(weight)
         self._is_fresh = False
 
     def close(self) -> None:
@@ -254,7 +256,7 @@ def gradient_buffer(parameters: Sequence[nn.Parameter], *, compress: bool) -> Te
 
 
 class WeightsServer:
-    """Rank 0's threads, one for each group that is not on its host."""
+    """Rank 0's threads, one for each other group."""
 
     def __init__(
         self,
@@ -267,7 +269,7 @@ class WeightsServer:
     ) -> None:
         """Begin to serve the first rank of each group, over its process group with rank 0.
 
-        `make_view` opens the weights once for each thread; `begin_thread` is called first in each.
+        `make_view` opens the weights for each thread; `begin_thread` is called first in each.
         """
         self._parameters = parameters
         self._compress = compress
@@ -285,7 +287,7 @@ class WeightsServer:
             thread.start()
 
     def close(self, *, timeout_s: float) -> None:
-        """Wait until all ranks that are left have closed their weights."""
+        """Wait until all remaining ranks have closed their weights."""
         for thread in self._threads:
             thread.join(timeout_s)
 
@@ -297,7 +299,7 @@ class WeightsServer:
         copies = [nn.Parameter(view) for view in placed(values, self._parameters)]
         request = torch.empty(2, dtype=torch.float64)
         staleness = torch.zeros(1, dtype=torch.int64)
-        with suppress(RuntimeError):  # the rank has ended, which the watchdog reports
+        with suppress(RuntimeError):  # gloo's, if the rank has ended: the watchdog reports that
             while True:
                 dist.recv(request, src=rank, group=pair)
                 kind, learning_rate = request.tolist()

@@ -140,7 +140,7 @@ def test_synthetic_data_are_verified_once_they_exist(tmp_path: Path, run_here: R
     code, report = verify(config)
     assert code == 0
     assert [report["splits"][name]["images_checked"] for name in ("train", "validation")] == [3, 2]
-    with pytest.raises(InputError, match=r"data\.root: .* is given beside data\.scenes"):
+    with pytest.raises(InputError, match=r"data\.root: .* is given together with data\.scenes"):
         verify(config, f"data.root={tmp_path}")
 
 

@@ -157,7 +157,7 @@ def test_a_full_disk_is_a_warning_each_time_and_the_last_good_one_stays(small_di
     assert len(small_disk.warnings) == 2
     assert "the checkpoint after step 3 could not be written" in small_disk.warnings[0]
     assert "No space left on device" in small_disk.warnings[0]
-    assert "step-000002 stays, training goes on" in small_disk.warnings[0]
+    assert "step-000002 is kept, training continues" in small_disk.warnings[0]
     assert small_disk.names() == ["last", "step-000001", "step-000002"]  # no half of one
     found, problems = newest_whole(small_disk.folder)
     assert found is not None and found.position.step == 2 and problems == []
@@ -193,7 +193,7 @@ def test_what_a_killed_writer_leaves_is_removed_and_damaged_ones_are_set_aside(k
     (kept.folder / ".best.partial").symlink_to("step-000001")
     found, said = resumed(kept)
     assert found.position.step == 1
-    assert said == ["step-000002 is damaged: it is now damaged-step-000002"]
+    assert said == ["step-000002 is damaged and was renamed to damaged-step-000002"]
     assert kept.names() == ["damaged-step-000002", "last", "step-000001"]
     assert (kept.folder / "last").resolve().name == "step-000001"
 

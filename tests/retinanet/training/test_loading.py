@@ -31,7 +31,7 @@ def said(watch: LoadingWatch, *, share: float, first_share: float = 0.0) -> list
 
 def test_loading_that_takes_a_noticeable_share_moves_out_once() -> None:
     (words,) = said(LoadingWatch(True), share=0.03)
-    assert words == ("loading took 3.0% of the steps: from now on a process of its own does it")
+    assert words == ("loading took 3.0% of step time: a separate process loads from now on")
 
 
 def test_loading_stays_where_it_costs_little() -> None:
@@ -44,7 +44,7 @@ def test_the_first_steps_do_not_count() -> None:
 
 def test_more_processes_are_named_where_one_cannot_keep_up() -> None:
     (words,) = said(LoadingWatch(True), share=0.7)
-    assert words.endswith("and 3 could keep up (data.workers=3)")
+    assert words.endswith("; set data.workers=3 to keep up")
 
 
 def test_nothing_is_decided_where_the_user_has() -> None:

@@ -68,7 +68,7 @@ def test_an_epoch_with_fewer_images_than_a_batch_has_one_step() -> None:
 
 
 def test_an_epoch_without_a_whole_step_is_refused() -> None:
-    with pytest.raises(InputError, match="6 batches a step, but an epoch has only 5"):
+    with pytest.raises(InputError, match="6 batches per step, but an epoch has only 5"):
         plan(accumulation=6, batch=2)
 
 

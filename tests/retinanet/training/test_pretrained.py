@@ -146,8 +146,8 @@ def test_a_download_without_network_says_what_to_set(
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(InputError, match="could not be fetched") as caught:
+    with pytest.raises(InputError, match="could not be downloaded") as caught:
         read_backbone_weights("torchvision")
     message = str(caught.value)
-    assert "\n" not in message and "fetch it elsewhere to " in message
+    assert "\n" not in message and "download it elsewhere " in message
     assert "download.pytorch.org" in message

@@ -292,7 +292,7 @@ def test_a_part_is_not_trusted_to_be_safetensors(copy: Path) -> None:
 
 def test_a_part_that_the_state_does_not_name_is_missing(copy: Path) -> None:
     state_with(copy, parts={})
-    assert "names no model.safetensors" in refusal(copy, "state.json")
+    assert "does not list model.safetensors" in refusal(copy, "state.json")
 
 
 @pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", "state.json", "a b"])
@@ -420,7 +420,7 @@ def test_a_checkpoint_without_an_optimizer_is_not_whole(copy: Path) -> None:
     parts = json.loads((copy / "state.json").read_text())["parts"]
     state_with(copy, parts={"model.safetensors": parts["model.safetensors"]})
     _, [problem] = newest_whole(in_place_of_a_run(copy))
-    assert "names no optimizer.safetensors" in problem
+    assert "does not list optimizer.safetensors" in problem
 
 
 def test_reading_keeps_no_file_mapped(copy: Path) -> None:

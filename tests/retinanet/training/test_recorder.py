@@ -150,11 +150,11 @@ def test_the_last_words_tell_of_memory(tmp_path: Path) -> None:
     for step, faults in enumerate((90_000, 12, 8, 30), start=1):
         record.step(result(step, page_faults=faults), epoch=1)
     record.closing(is_reached=False, step=4, best_map=None, bad_images=0, example=Path("a.jpg"))
-    peak = f"{peak_resident_mb() / 1000:.1f} GB at the most"
+    peak = f"{peak_resident_mb() / 1000:.1f} GB at the peak"
     assert f"{peak}, 21 page faults in the median step" in text.getvalue()
 
 
 def test_a_resumed_run_without_steps_has_no_median(tmp_path: Path) -> None:
     record, text = record_in(tmp_path)
     record.closing(is_reached=False, step=9, best_map=None, bad_images=0, example=Path("a.jpg"))
-    assert "GB at the most\n" in text.getvalue()
+    assert "GB at the peak\n" in text.getvalue()
