@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from common.errors import InputError
 from common.files import read_text
 from retinanet.config import STRICT
-from retinanet.config_file import SHIPPED, described, read_yaml
+from retinanet.config_file import SHIPPED, format_value, read_yaml
 
 Option = str | int | float | bool
 
@@ -165,7 +165,7 @@ def read_ablation(file: Path) -> Ablation:
         field = ".".join(map(str, first["loc"])) or "the file"
         message = first["msg"][0].lower() + first["msg"][1:]
         raise InputError(
-            f"{file}: {field}: {message}, found {described(first['input'])}"
+            f"{file}: {field}: {message}, found {format_value(first['input'])}"
         ) from error
     names = [
         (f"comparisons.{place}.{side}", getattr(comparison, side))

@@ -257,7 +257,7 @@ def unpickle_weights(content: bytes, file: Path) -> PickledWeights:
         with torch.serialization.safe_globals([argparse.Namespace]):
             loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle fails with whatever its bytes happen to mean
-        raise InputError(f"{file}: cannot be read: {reason_of(error)}") from error
+        raise InputError(f"{file}: cannot be read: {load_failure(error)}") from error
     entries: Mapping[Any, Any] = loaded if isinstance(loaded, dict) else {}
     dropped: list[str] = []
     for wrapping in WRAPPINGS:
@@ -281,7 +281,7 @@ def unpickle_weights(content: bytes, file: Path) -> PickledWeights:
     )
 
 
-def reason_of(error: Exception) -> str:
+def load_failure(error: Exception) -> str:
     """Return why torch.load failed, without its advice and the escape codes in it."""
     text = str(error)
     if refused := REFUSED_GLOBAL.search(text):

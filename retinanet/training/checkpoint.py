@@ -339,7 +339,7 @@ def find_checkpoint(path: Path) -> Path:
     raise InputError(f"{path}: {reason}; give runs/NAME/checkpoints/best or a folder like it")
 
 
-def step_of(folder: Path) -> int:
+def checkpoint_step(folder: Path) -> int:
     """Return the number of steps in a checkpoint folder's name."""
     match = NAME.fullmatch(folder.name)
     assert match, folder
@@ -351,7 +351,7 @@ def newest_first(checkpoints: Path) -> list[Path]:
     if not checkpoints.is_dir():
         return []
     folders = [path for path in checkpoints.iterdir() if NAME.fullmatch(path.name)]
-    return sorted(filter(Path.is_dir, folders), key=step_of, reverse=True)
+    return sorted(filter(Path.is_dir, folders), key=checkpoint_step, reverse=True)
 
 
 def trainable_names(model: nn.Module) -> list[str]:

@@ -25,6 +25,7 @@ from retinanet.training.checkpoint import (
     Checkpoint,
     Contents,
     checkpoint_folder,
+    checkpoint_step,
     copies,
     newest_first,
     optimizer_tensors,
@@ -32,7 +33,6 @@ from retinanet.training.checkpoint import (
     remove_old,
     remove_unfinished,
     rewrite_state,
-    step_of,
     write_checkpoint,
 )
 from retinanet.training.distributed import averaged_norms
@@ -89,7 +89,7 @@ class Checkpointer:
         remove_unfinished(self._checkpoints)
         notes = []
         for folder in newest_first(self._checkpoints):
-            if step_of(folder) > position.step:
+            if checkpoint_step(folder) > position.step:
                 aside = folder.with_name(f"damaged-{folder.name}")
                 numbers = count(2)
                 while aside.exists():

@@ -67,13 +67,13 @@ def agree_on_weights(group: ProcessGroup, model: nn.Module) -> bool:
     if group.size == 1:
         return True
     trained = [value.detach() for value in model.parameters() if value.requires_grad]
-    if len(set(group.all_gather(checksum_of(trained)))) == 1:
+    if len(set(group.all_gather(bit_checksum(trained)))) == 1:
         return True
     group.broadcast(trained)
     return False
 
 
-def checksum_of(tensors: Iterable[Tensor]) -> int:
+def bit_checksum(tensors: Iterable[Tensor]) -> int:
     """Return a checksum of all bits, of any number format."""
     checksum = 0
     for tensor in tensors:
@@ -93,7 +93,7 @@ def averaged_norms(group: ProcessGroup, model: nn.Module) -> dict[str, Tensor]:
     norms = trained_norms(model) if group.size > 1 else {}
     copied = {name: values.clone() for name, values in norms.items()}
     # The mean of equal numbers can be rounded, but averaging twice must change nothing.
-    if copied and len(set(group.all_gather(checksum_of(copied.values())))) > 1:
+    if copied and len(set(group.all_gather(bit_checksum(copied.values())))) > 1:
         group.average(copied.values())
     return copied
 
@@ -168,11 +168,11 @@ def in_turn(group: ProcessGroup, make: Callable[[], Value]) -> Value:
     """
     if not group.is_first:
         group.barrier()
-    made = make()
+    result = make()
     if group.is_first:
         group.barrier()
     group.barrier()
-    return made
+    return result
 
 
 def make_exchange(

@@ -79,6 +79,6 @@ def make_strategy(
         slow_rank = SlowRank(group.hosts, advice=advice_on_slow_rank(config))
         return SynchronousEpoch(context, group=group, slow_rank=slow_rank)
     groups = make_compute_groups(
-        config, prepared, everybody=group, own=averaging, comm_cpus=share.comm_cpus
+        config, prepared, all_ranks=group, averaging=averaging, comm_cpus=share.comm_cpus
     )
     return GroupEpochs(context, groups, prepared=prepared, settings=config.training)

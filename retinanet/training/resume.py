@@ -63,7 +63,7 @@ def require_same_settings(checkpoint: Checkpoint, config: Config) -> None:
     tree = config_to_tree(config)
     must_match = [name for name, mark in resume_marks().items() if mark is Resume.MUST_MATCH]
     for name in must_match:
-        before, now = field_of(checkpoint.state.config, name), field_of(tree, name)
+        before, now = get_field(checkpoint.state.config, name), get_field(tree, name)
         if before != now:
             raise InputError(
                 f"{checkpoint.folder}: cannot be resumed: {name} was {before}, is now {now}; "
@@ -131,7 +131,7 @@ def differences(state: State, config: Config, setup: dict[str, Any]) -> list[str
     has_fixed_rate = config.training.schedule == "constant"
     free = (Resume.FREE, Resume.LENGTH) if has_fixed_rate else (Resume.FREE,)
     changes += [
-        (name, field_of(state.config, name), value)  # a section within a section counts as one
+        (name, get_field(state.config, name), value)  # a section within a section counts as one
         for section, fields in tree.items()
         for name, value in ((f"{section}.{field}", value) for field, value in fields.items())
         if marks.get(section) not in free and marks.get(name) not in free
@@ -148,8 +148,8 @@ def recorded_split(checkpoint: Checkpoint | None, config: Config, *, ranks: int)
         return ()
     state = checkpoint.state
     batch_size = config.training.batch_size
-    was_measured = field_of(state.config, "distributed.batch_split") == "speed"
-    is_same = field_of(state.config, "training.batch_size") == batch_size
+    was_measured = get_field(state.config, "distributed.batch_split") == "speed"
+    is_same = get_field(state.config, "training.batch_size") == batch_size
     if not (was_measured and is_same and state.setup.get("ranks") == ranks):
         return ()
     split = state.setup.get(SPLIT)
@@ -160,7 +160,7 @@ def recorded_split(checkpoint: Checkpoint | None, config: Config, *, ranks: int)
     return tuple(counts) if is_split and sum(counts) == ranks * batch_size else ()
 
 
-def field_of(tree: dict[str, Any], name: str) -> Any:
+def get_field(tree: dict[str, Any], name: str) -> Any:
     """Return the value of a field by its dotted name; None if there is no such section."""
     value: Any = tree
     for part in name.split("."):

@@ -18,12 +18,16 @@ SHIPPED_NAMES = sorted(str(path.relative_to(SHIPPED)) for path in SHIPPED.glob("
 
 
 def message_of(load: Callable[[], object]) -> str:
-    """The one line that a mistake is told in."""
+    """Return the error message, which is one line."""
     with pytest.raises(InputError) as caught:
         load()
     message = str(caught.value)
     assert message and "\n" not in message
     return message
+
+
+def error_of(*overrides: str, config: str = "demo.yaml") -> str:
+    return message_of(lambda: load_config(config, overrides))
 
 
 def written(folder: Path, text: str, *, name: str = "mine.yaml") -> str:
@@ -37,27 +41,16 @@ def as_yaml(config: Config) -> str:
     return stream.getvalue()
 
 
-def test_the_shipped_configs_are_there() -> None:
-    assert {"demo.yaml", "coco.yaml", "openimages.yaml"} <= set(SHIPPED_NAMES)
-
-
 @pytest.mark.parametrize("name", SHIPPED_NAMES)
-def test_shipped_config_survives_a_round_trip(name: str) -> None:
+def test_shipped_config_has_a_comment_and_survives_a_round_trip(name: str) -> None:
     config = load_config(name)
     assert config.run.name == Path(name).stem
+    assert (SHIPPED / name).read_text().startswith("# ")
     assert config_from_tree(config_to_tree(config), "tree") == config
     assert config_from_tree(read_yaml(as_yaml(config), "text"), "text") == config
 
 
-@pytest.mark.parametrize("name", SHIPPED_NAMES)
-def test_shipped_config_opens_with_a_comment_that_names_its_command(name: str) -> None:
-    comment = [
-        line for line in (SHIPPED / name).read_text().split("\n\n", 1)[0].splitlines() if line
-    ]
-    assert comment[0].startswith("# ")
-
-
-def test_the_demo_trains_on_scenes_from_random_weights() -> None:
+def test_demo_trains_on_synthetic_data_from_random_weights() -> None:
     config = load_config("demo.yaml")
     assert config.data.scenes is not None and config.data.root is None
     assert (config.model.norm, config.model.trainable_layers) == ("batch", 5)
@@ -65,25 +58,21 @@ def test_the_demo_trains_on_scenes_from_random_weights() -> None:
     assert config.engine.precision == fastest_precision()
 
 
-@pytest.mark.parametrize("name", ["coco.yaml", "openimages.yaml"])
-def test_the_large_configs_are_mlperfs_recipe(name: str) -> None:
-    config = load_config(name)
-    assert (config.model.norm, config.model.trainable_layers) == ("frozen", 3)
-    assert config.data.image_size == 800
-    assert config.training.learning_rate == 1e-4
-    assert (config.training.warmup_epochs, config.training.warmup_factor) == (1, 1e-3)
-    assert config.training.schedule == "constant"
-
-
-def test_coco_has_91_outputs_and_openimages_a_target() -> None:
+def test_coco_and_openimages_have_mlperfs_recipe() -> None:
     coco, openimages = load_config("coco.yaml"), load_config("openimages.yaml")
+    for config in (coco, openimages):
+        training = config.training
+        assert (config.model.norm, config.model.trainable_layers) == ("frozen", 3)
+        assert (config.data.image_size, training.learning_rate) == (800, 1e-4)
+        assert (training.warmup_epochs, training.warmup_factor) == (1, 1e-3)
+        assert training.schedule == "constant"
     assert (coco.data.class_indices, coco.model.num_classes) == ("category_id", 91)
     assert openimages.data.class_indices == "contiguous"
     assert openimages.training.target_map == 0.34
 
 
 @pytest.mark.parametrize("name", ["demo", "demo.yaml"])
-def test_a_name_is_found_from_any_working_directory(
+def test_shipped_name_is_found_from_any_working_directory(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -91,13 +80,15 @@ def test_a_name_is_found_from_any_working_directory(
     assert load_config(name) == load_config(str(SHIPPED / "demo.yaml"))
 
 
-def test_a_path_wins_over_a_shipped_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_takes_precedence_over_a_shipped_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     written(tmp_path, "training: {epochs: 77}\n", name="demo.yaml")
     assert load_config("demo.yaml").training.epochs == 77
 
 
-def test_a_missing_config_names_the_nearest_one() -> None:
+def test_missing_config_names_the_nearest_one() -> None:
     assert "did you mean demo.yaml?" in message_of(lambda: load_config("dmeo"))
     assert "did you mean coco.yaml?" in message_of(lambda: load_config("coco.yml"))
     message = message_of(lambda: load_config("elsewhere/nothing"))
@@ -117,53 +108,54 @@ def test_overrides_reach_nested_fields_with_their_types() -> None:
     assert (config.run.name, config.run.root) == ("mine", Path("/x"))
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "lamb"])
-def test_a_momentum_that_would_be_ignored_is_refused(optimizer: str) -> None:
-    words = ["training.momentum=0.9", f"training.optimizer={optimizer}"]
-    message = message_of(lambda: load_config("coco.yaml", words))
-    assert message.startswith("command line: training.momentum: ")
-    assert "training.optimizer=sgd" in message and optimizer in message
-    assert load_config("coco.yaml", [words[0], "training.optimizer=sgd"]).training.momentum == 0.9
-    assert load_config("coco.yaml", [words[1]]).training.optimizer == optimizer
+@pytest.mark.parametrize(
+    ("overrides", "field", "part"),
+    [
+        (["training.momentum=0.9", "training.optimizer=adam"], "training.momentum", "adam"),
+        (["training.momentum=0.9", "training.optimizer=lamb"], "training.momentum", "lamb"),
+        (["engine.convolutions=winograd", "engine.name=ipex"], "engine.convolutions", "auto"),
+        (["engine.convolutions=winograd", "engine.precision=float32"], "engine.convolutions", ""),
+        (["engine.name=ipex", "engine.precision=bf16", "data.image_size=64"], "engine", "NaN"),
+        (["profile.perf=true"], "profile.perf", "profile.onednn.steps"),
+        (["profile.perf=true", "profile.trace={}"], "profile.perf", "profile.onednn.steps"),
+    ],
+)
+def test_contradicting_fields_are_refused(overrides: list[str], field: str, part: str) -> None:
+    message = error_of(*overrides, config="coco.yaml")
+    assert message.startswith(f"command line: {field}: ") and part in message
+
+
+def test_fields_that_go_together_are_accepted() -> None:
+    momentum = load_config("coco.yaml", ["training.momentum=0.9", "training.optimizer=sgd"])
+    assert momentum.training.momentum == 0.9
+    overrides = ["engine.name=ipex", "engine.precision=bf16", "data.image_size=64"]
+    for other in ("engine.precision=float32", "data.image_size=96", "engine.name=torch"):
+        assert load_config("coco.yaml", [*overrides, other]).engine.allocator == "tuned"
+    assert load_config("demo", ["profile.perf=true", "profile.trace.steps=3"]).profile.perf
 
 
 @pytest.mark.parametrize("file", ["a.pth", "weights.pt", "a.safetensors.pth", "weights"])
-def test_a_backbone_that_would_be_unpickled_is_refused_before_all_else(file: str) -> None:
-    message = message_of(lambda: load_config("coco.yaml", [f"model.pretrained_backbone={file}"]))
+def test_backbone_that_would_be_unpickled_is_refused(file: str) -> None:
+    message = error_of(f"model.pretrained_backbone={file}")
     assert message.startswith("command line: model.pretrained_backbone: ") and repr(file) in message
     assert "python -m retinanet convert FILE.pth --out FILE.safetensors" in message
-
-
-@pytest.mark.parametrize("other", ["engine.name=ipex", "engine.precision=float32"])
-def test_convolutions_that_would_be_ignored_are_refused(other: str) -> None:
-    message = message_of(lambda: load_config("coco.yaml", ["engine.convolutions=winograd", other]))
-    assert message.startswith("command line: engine.convolutions: ")
-    assert "set auto" in message
-
-
-def test_ipex_in_bf16_is_refused_where_its_gradients_are_wrong() -> None:
-    words = ["engine.name=ipex", "engine.precision=bf16", "data.image_size=64"]
-    message = message_of(lambda: load_config("coco.yaml", words))
-    assert "NaN gradients" in message and "set 96" in message
-    for other in ("engine.precision=float32", "data.image_size=96", "engine.name=torch"):
-        assert load_config("coco.yaml", [*words, other]).engine.allocator == "tuned"
 
 
 @pytest.mark.parametrize(
     ("value", "steps"),
     [("20-22", range(20, 23)), ("7", range(7, 8)), ("1-1", range(1, 2)), ("null", range(0))],
 )
-def test_a_window_of_steps_is_a_number_or_two(value: str, steps: range) -> None:
-    words = [f"profile.onednn.steps={value}", f"profile.trace.steps={value}"]
-    profile = load_config("demo.yaml", words).profile
+def test_window_of_steps(value: str, steps: range) -> None:
+    overrides = [f"profile.{section}.steps={value}" for section in ("onednn", "trace")]
+    profile = load_config("demo.yaml", overrides).profile
     assert (profile.onednn_steps, profile.trace_steps) == (steps, steps)
     assert not profile.perf
 
 
 @pytest.mark.parametrize("value", ["0", "0-3", "5-3", "-1", "1-", "20,21", "1.5", "true", "[1, 2]"])
-def test_what_is_no_window_of_steps_is_refused(value: str) -> None:
+def test_invalid_window_of_steps_is_refused(value: str) -> None:
     for section in ("onednn", "trace"):
-        message = message_of(lambda: load_config("demo", [f"profile.{section}.steps={value}"]))  # noqa: B023
+        message = error_of(f"profile.{section}.steps={value}")
         assert message.startswith(f"command line: profile.{section}.steps: ")
         assert "such as 20-22 or 20" in message
 
@@ -177,11 +169,6 @@ COUNTS_WITHOUT_DEFAULT = (
 )
 
 
-def refused(pair: str) -> str:
-    """The message about a pair that is put on top of the demo's configuration."""
-    return message_of(lambda: load_config("demo.yaml", [pair]))
-
-
 def default_of(name: str) -> object:
     """The value of a field in the demo's configuration."""
     value: object = config_to_tree(load_config("demo.yaml"))
@@ -190,58 +177,42 @@ def default_of(name: str) -> object:
     return value
 
 
-@pytest.mark.parametrize("digits", [13, 23, 5000])
+@pytest.mark.slow
+@pytest.mark.parametrize("digits", [13, 5000])
 def test_every_count_and_amount_has_an_upper_bound(digits: int) -> None:
     numbers = [name for name in field_names() if type(default_of(name)) in (int, float)]
     assert len(numbers) > 20
     for name in {*numbers, *COUNTS_WITHOUT_DEFAULT} - UNBOUNDED:
-        assert f" {name}: " in refused(f"{name}={'9' * digits}")
+        assert f" {name}: " in error_of(f"{name}={'9' * digits}")
     for name in ("profile.onednn.steps", "profile.trace.steps"):
-        assert f" {name}: " in refused(f"{name}=1-{'9' * digits}")
-    assert " distributed.batch_split: " in refused(f"distributed.batch_split=[{'9' * digits}]")
-    assert " run.name: " in refused(f"run.name={'a' * 300}")
+        assert f" {name}: " in error_of(f"{name}=1-{'9' * digits}")
+    assert " distributed.batch_split: " in error_of(f"distributed.batch_split=[{'9' * digits}]")
+    assert " run.name: " in error_of(f"run.name={'a' * 300}")
 
 
-def test_counters_without_steps_are_refused() -> None:
-    for words in ([], ["profile.onednn.steps=null"], ["profile.trace={}"]):
-        message = message_of(lambda: load_config("demo", ["profile.perf=true", *words]))  # noqa: B023
-        assert "add profile.onednn.steps=20-22" in message
-    assert load_config("demo", ["profile.perf=true", "profile.trace.steps=3"]).profile.perf
-
-
-def test_null_takes_a_section_or_a_value_away() -> None:
+def test_overrides_may_remove_and_create_sections(tmp_path: Path) -> None:
     config = load_config("demo.yaml", ["data.scenes=null", "training.target_map=null"])
     assert config.data.scenes is None and config.training.target_map is None
-
-
-def test_an_override_makes_sections_that_the_file_leaves_out(tmp_path: Path) -> None:
     config = load_config(written(tmp_path, "data:\n"), ["data.scenes.train=7", "engine={}"])
     assert config.data.scenes is not None and config.data.scenes.train == 7
-
-
-def test_the_last_of_two_overrides_counts() -> None:
-    assert load_config("demo", ["run.seed=1", "run.seed=2"]).run.seed == 2
-
-
-def test_a_whole_number_is_a_number() -> None:
+    assert load_config("demo", ["run.seed=1", "run.seed=2"]).run.seed == 2  # the last one counts
     assert load_config("demo", ["training.warmup_epochs=2"]).training.warmup_epochs == 2.0
 
 
-def test_an_engine_given_as_one_word_is_its_name(tmp_path: Path) -> None:
-    file = written(tmp_path, "engine: ipex\n")
-    assert load_config(file).engine.name == "ipex"
+def test_engine_given_as_one_word_is_its_name(tmp_path: Path) -> None:
+    assert load_config(written(tmp_path, "engine: ipex\n")).engine.name == "ipex"
     assert load_config("demo", ["engine=ipex"]) == load_config("demo", ["engine.name=ipex"])
-    file = written(tmp_path, "engine: {precision: float32}\n")
-    changed = load_config(file, ["engine=torch"]).engine
-    assert (changed.name, changed.precision) == ("torch", "float32")
-    file = written(tmp_path, "engine: torch\n")
-    changed = load_config(file, ["engine.precision=float32"]).engine
-    assert (changed.name, changed.precision) == ("torch", "float32")
+    for text, override in (
+        ("engine: {precision: float32}\n", "engine=torch"),
+        ("engine: torch\n", "engine.precision=float32"),
+    ):
+        engine = load_config(written(tmp_path, text), [override]).engine
+        assert (engine.name, engine.precision) == ("torch", "float32")
 
 
 @pytest.mark.parametrize("name", ["engine", "engine.name"])
-def test_an_engine_of_another_name_is_told_the_names(name: str, tmp_path: Path) -> None:
-    message = message_of(lambda: load_config("demo.yaml", [f"{name}=tensorflow"]))
+def test_unknown_engine_is_refused_with_the_valid_names(name: str, tmp_path: Path) -> None:
+    message = error_of(f"{name}=tensorflow")
     assert message.startswith("command line: engine.name: ") and "'tensorflow'" in message
     assert "'auto', 'torch' or 'ipex'" in message
     file = written(tmp_path, "engine: tensorflow\n")
@@ -262,20 +233,20 @@ def test_an_engine_of_another_name_is_told_the_names(name: str, tmp_path: Path) 
         ("training.epochs.x=2", "training.epochs"),
     ],
 )
-def test_a_misspelt_override_names_the_nearest_field(pair: str, meant: str) -> None:
-    message = message_of(lambda: load_config("demo.yaml", [pair]))
+def test_misspelt_override_is_refused_with_the_nearest_field(pair: str, meant: str) -> None:
+    message = error_of(pair)
     assert message.startswith(f"command line: {pair.partition('=')[0]}: ")
     assert message.endswith(f"did you mean {meant}?")
 
 
-def test_a_name_like_no_other_points_to_the_help() -> None:
-    message = message_of(lambda: load_config("demo.yaml", ["qqqq=1"]))
+def test_unknown_name_points_to_the_help() -> None:
+    message = error_of("qqqq=1")
     assert message.startswith("command line: qqqq: ") and "--help" in message
 
 
 @pytest.mark.parametrize("pair", ["training.epochs", "=5", ""])
-def test_an_override_without_a_name_or_a_value_is_refused(pair: str) -> None:
-    message = message_of(lambda: load_config("demo.yaml", [pair]))
+def test_override_without_name_or_value_is_refused(pair: str) -> None:
+    message = error_of(pair)
     assert message.startswith("command line: ") and "section.field=value" in message
 
 
@@ -312,22 +283,22 @@ def test_an_override_without_a_name_or_a_value_is_refused(pair: str) -> None:
         ("run.seed", "4294967296", "4294967296"),
     ],
 )
-def test_a_value_that_does_not_fit_names_field_expectation_and_value(
+def test_invalid_value_is_refused_with_field_expectation_and_value(
     name: str, value: str, expected: str
 ) -> None:
-    message = message_of(lambda: load_config("demo.yaml", [f"{name}={value}"]))
+    message = error_of(f"{name}={value}")
     assert message.startswith(f"command line: {name}: ")
-    complaint, _, found = message.partition(", found ")
-    assert expected in complaint and found
+    problem, _, actual = message.partition(", found ")
+    assert expected in problem and actual
 
 
 @pytest.mark.parametrize("value", ["[", "&a [*a]", "{[1, 2]: 3}", "!!python/name:os.system x"])
-def test_an_override_that_is_no_plain_value_is_refused(value: str) -> None:
-    message = message_of(lambda: load_config("demo.yaml", [f"training.epochs={value}"]))
+def test_override_that_is_not_a_plain_value_is_refused(value: str) -> None:
+    message = error_of(f"training.epochs={value}")
     assert message.startswith("command line: training.epochs")
 
 
-def test_a_mistake_in_the_file_names_the_file(tmp_path: Path) -> None:
+def test_error_in_the_file_names_the_file(tmp_path: Path) -> None:
     file = written(tmp_path, "training: {epochs: two}\n")
     message = message_of(lambda: load_config(file, ["training.batch_size=3"]))
     assert message.startswith(f"{file}: training.epochs: ")
@@ -357,7 +328,7 @@ def test_invalid_yaml_names_file_and_line(
 @pytest.mark.parametrize(
     "text", ["", "- 1\n", "just words\n", "? [1, 2]\n: 3\n", "training: &a\n  epochs: *a\n"]
 )
-def test_a_file_without_sections_is_refused(text: str, tmp_path: Path) -> None:
+def test_file_without_sections_is_refused(text: str, tmp_path: Path) -> None:
     file = written(tmp_path, text)
     message = message_of(lambda: load_config(file))
     assert message.startswith(f"{file}: ") and "sections" in message
@@ -375,10 +346,9 @@ BOMBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS)
-def test_what_aliases_make_large_is_refused_before_it_is_expanded(
-    text: str, tmp_path: Path
-) -> None:
+def test_yaml_bombs_are_refused_before_they_are_expanded(text: str, tmp_path: Path) -> None:
     file = written(tmp_path, text)
     program = (
         "import resource, sys\n"
@@ -399,7 +369,7 @@ def test_what_aliases_make_large_is_refused_before_it_is_expanded(
     assert last.startswith(f"common.errors.InputError: {file}: "), done.stderr[-500:]
 
 
-def test_a_few_aliases_and_merge_keys_are_taken(tmp_path: Path) -> None:
+def test_a_few_aliases_and_merge_keys_are_accepted(tmp_path: Path) -> None:
     text = "data: {scenes: &s {train: 3}}\nevaluation: &e {every: 2}\n"
     config = load_config(written(tmp_path, text + "checkpoint: {<<: *e, every: epoch, keep: 7}\n"))
     assert (config.checkpoint.every, config.checkpoint.keep, config.evaluation.every) == (
@@ -410,30 +380,29 @@ def test_a_few_aliases_and_merge_keys_are_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [".".join(["a"] * 5_000), "training." + ".".join(["a"] * 5_000)])
-def test_a_name_of_thousands_of_parts_is_refused(name: str) -> None:
-    message = message_of(lambda: load_config("demo.yaml", [f"{name}=1"]))
+def test_name_of_thousands_of_parts_is_refused(name: str) -> None:
+    message = error_of(f"{name}=1")
     assert message.startswith("command line: ") and "no such field" in message
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_binary_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b'run: {name: "\xe9"}')
     file = str(tmp_path / "latin.yaml")
     assert message_of(lambda: load_config(file)).startswith(f"{file}: cannot be read as text")
 
 
-def test_a_long_value_is_shown_short() -> None:
-    message = message_of(lambda: load_config("demo", [f"training.epochs={'x' * 500}"]))
-    assert len(message) < 200
+def test_long_value_is_shortened() -> None:
+    assert len(error_of(f"training.epochs={'x' * 500}")) < 200
 
 
 def test_help_lists_every_field_with_a_unit() -> None:
     lines = [line.strip() for line in field_help().splitlines() if line.startswith("  ")]
     for name in field_names():
-        [line] = [one for one in lines if one.startswith(f"{name}: ")]
+        [line] = [line for line in lines if line.startswith(f"{name}: ")]
         assert re.search(r"\[.+\]", line), line
 
 
-def test_marks_of_fields_name_what_a_resumed_run_must_not_change() -> None:
+def test_marks_of_fields_that_a_resumed_run_must_not_change() -> None:
     marks = resume_marks()
     assert [name for name, mark in marks.items() if mark is Resume.MUST_MATCH] == [
         "run.seed",

@@ -1,4 +1,4 @@
-"""The memory estimate, against torch's own account of a real model and a real forward pass."""
+"""The memory estimate, compared with the tensors that autograd saves in a real step."""
 
 from typing import get_args, get_type_hints
 
@@ -21,17 +21,17 @@ from tests.support.fast_precision import FAST_PRECISION
 CLASSES, SIZE, IMAGES = 80, 128, 3
 
 
-def kept_by_torch(settings: ModelConfig, *, precision: str) -> int:
-    """Return the bytes of all maps that autograd keeps of a step: tensors with a row an image."""
+def saved_by_autograd(settings: ModelConfig, *, precision: str) -> int:
+    """Return the bytes of all maps that autograd saves in a step: tensors with a row per image."""
     model = build_model(settings, num_classes=CLASSES, weights=None)
     optimizer = build_optimizer(TrainingConfig(), model, engine="torch")
     prepared = prepare_training(model, optimizer, engine="torch", precision=precision)
-    kept: dict[int, int] = {}
+    saved: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
         if tensor.dim() > 1 and len(tensor) == IMAGES:
             storage = tensor.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
+            saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     images = torch.zeros(IMAGES, 3, SIZE, SIZE, dtype=torch.uint8)
@@ -41,23 +41,34 @@ def kept_by_torch(settings: ModelConfig, *, precision: str) -> int:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         losses = batch_losses(prepared, batch)
     assert all(loss.requires_grad for loss in losses.values())  # the graph is alive until here
-    return sum(kept.values())
+    return sum(saved.values())
 
 
-@pytest.mark.parametrize("precision", ["float32", FAST_PRECISION])
-@pytest.mark.parametrize(("layers", "norm"), [(0, "frozen"), (3, "frozen"), (5, "batch")])
-def test_the_count_is_torchs_own_to_one_part_in_a_hundred(
+@pytest.mark.parametrize(
+    ("layers", "norm", "precision"),
+    [
+        pytest.param(3, "frozen", FAST_PRECISION, marks=pytest.mark.slow),
+        pytest.param(5, "batch", FAST_PRECISION, marks=pytest.mark.slow),
+        pytest.param(0, "frozen", "float32", marks=pytest.mark.exhaustive),
+        pytest.param(3, "frozen", "float32", marks=pytest.mark.exhaustive),
+        pytest.param(5, "batch", "float32", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_estimated_maps_are_within_one_percent_of_autograds(
     layers: int, norm: str, precision: str
 ) -> None:
     settings = ModelConfig(norm=norm, trainable_layers=layers)  # type: ignore[arg-type]
     values = forward_values(SIZE, num_classes=CLASSES, norm=norm, trainable_layers=layers)
-    measured = kept_by_torch(settings, precision=precision)
+    measured = saved_by_autograd(settings, precision=precision)
     assert measured == pytest.approx(IMAGES * values.bytes(BYTES[precision]), rel=0.01)
 
 
-def test_twice_the_side_takes_four_times_the_memory_and_classes_take_some() -> None:
-    def image(*words: str, classes: int = 80) -> int:
-        return training_bytes(load_config("demo.yaml", words), num_classes=classes, engine="torch")
+@pytest.mark.slow
+def test_memory_grows_with_the_area_and_with_classes() -> None:
+    def image(*overrides: str, classes: int = 80) -> int:
+        return training_bytes(
+            load_config("demo.yaml", overrides), num_classes=classes, engine="torch"
+        )
 
     small, large = image("data.image_size=256"), image("data.image_size=512")
     assert large == pytest.approx(4 * small, rel=0.01)
@@ -65,7 +76,7 @@ def test_twice_the_side_takes_four_times_the_memory_and_classes_take_some() -> N
     assert image("data.image_size=256", "engine.focal_loss=reference") > 1.5 * small
 
 
-def test_the_copies_of_the_logits_are_known_for_every_form_of_the_focal_loss() -> None:
+def test_every_form_of_the_focal_loss_has_a_number_of_logit_copies() -> None:
     forms = get_args(get_type_hints(EngineConfig)["focal_loss"])
     assert set(marks_of(EngineConfig, LogitCopies)["focal_loss"].by_value) == set(forms)
 
@@ -76,28 +87,29 @@ OPTIMIZERS = (
 )
 
 
-def test_the_count_is_that_of_a_real_model_and_optimizer() -> None:
+@pytest.mark.slow
+def test_estimated_sizes_equal_a_real_model_and_optimizer() -> None:
     settings = ModelConfig(norm="batch", trainable_layers=1)
     model = build_model(settings, num_classes=3, weights=None)
-    trained = [one for one in model.parameters() if one.requires_grad]
-    body = [one for one in model.backbone.body.parameters() if one.requires_grad]
+    trained = [value for value in model.parameters() if value.requires_grad]
+    body = [value for value in model.backbone.body.parameters() if value.requires_grad]
     running = [
         value
         for name, value in model.state_dict().items()
         if ".layer4." in name and ".running_" in name
     ]
-    for one in trained:
-        one.grad = torch.zeros_like(one)
+    for value in trained:
+        value.grad = torch.zeros_like(value)
     for training in OPTIMIZERS:
         optimizer = build_optimizer(training, model, engine="torch")
         optimizer.step()
-        kept = optimizer_tensors(model, optimizer).values()
+        slots = optimizer_tensors(model, optimizer).values()
         sizes = model_bytes(settings, training, num_classes=3)
-        assert sizes.state == sum(one.nbytes for one in model.state_dict().values())
-        assert sizes.trained == sum(one.nbytes for one in trained)
-        assert sizes.trained_backbone == sum(one.nbytes for one in body)
-        assert sizes.statistics == sum(one.nbytes for one in running)
-        assert sizes.optimizer == sum(one.nbytes for one in kept), training
+        assert sizes.state == sum(value.nbytes for value in model.state_dict().values())
+        assert sizes.trained == sum(value.nbytes for value in trained)
+        assert sizes.trained_backbone == sum(value.nbytes for value in body)
+        assert sizes.statistics == sum(value.nbytes for value in running)
+        assert sizes.optimizer == sum(slot.nbytes for slot in slots), training
 
 
 GB = 10**9
@@ -106,22 +118,22 @@ CONFIG = load_config("demo.yaml", ["training.batch_size=4", "data.image_size=800
 
 def fitting(left_gb: float, *, local_ranks: int = 1) -> int:
     left = FreeMemory(size=round(left_gb * GB), of="this host")
-    found = images_that_fit(
+    images = images_that_fit(
         CONFIG, num_classes=80, engine="torch", local_ranks=local_ranks, left=left
     )
-    assert found is not None
-    return found
+    assert images is not None
+    return images
 
 
-def test_where_nothing_is_left_a_rank_keeps_the_even_batch_that_it_has_taken() -> None:
+def test_even_batch_fits_without_free_memory() -> None:
     assert fitting(0) == fitting(0.5) == 4
 
 
-def test_more_memory_holds_more_images_and_ranks_of_a_host_share_it() -> None:
+def test_more_memory_fits_more_images_and_ranks_share_it() -> None:
     assert fitting(1000) > fitting(100) > fitting(20) > 4
     assert fitting(100, local_ranks=8) < fitting(100, local_ranks=2) < fitting(100)
 
 
-def test_where_nobody_says_what_is_left_there_is_no_limit() -> None:
+def test_unknown_free_memory_sets_no_limit() -> None:
     arguments = {"num_classes": 80, "engine": "torch", "local_ranks": 1}
     assert images_that_fit(CONFIG, left=None, **arguments) is None  # type: ignore[arg-type]

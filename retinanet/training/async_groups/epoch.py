@@ -47,7 +47,7 @@ class GroupEpochs:
         self._groups = groups
         self._prepared = prepared
         self._settings = settings
-        self._group = groups.everybody
+        self._group = groups.all_ranks
         """The ranks that have not ended."""
 
     def train_epoch(self, step: int, *, last: int, stop: StopRequest) -> Iterator[EpochStep]:
@@ -81,7 +81,7 @@ class GroupEpochs:
         if len(remaining) < self._group.size:
             comm_cpus, timeout_s = groups.comm_cpus, groups.timeout_s
             self._group = smaller = living_group(
-                groups.everybody, remaining, comm_cpus=comm_cpus, timeout_s=timeout_s
+                groups.all_ranks, remaining, comm_cpus=comm_cpus, timeout_s=timeout_s
             )
         if self._group.is_first:
             groups.update.take_back(self._prepared.optimizer)
@@ -107,17 +107,17 @@ class GroupEpochs:
 
         From now on, until the next stretch, the end of any rank ends the whole job.
         """
-        everybody, store = self._groups.everybody, self._groups.store
-        watch = everybody.watch
+        all_ranks, store = self._groups.all_ranks, self._groups.store
+        watch = all_ranks.watch
         assert watch is not None
         name = f"stretch {self._groups.stretch}"
-        store.set(f"{name}/arrived/{everybody.rank}", "")
+        store.set(f"{name}/arrived/{all_ranks.rank}", "")
         key = f"{name}/remaining"
         # Rank 0 decides for all: a rank that ends right now would be counted by some and not by
         # others, and the collectives that follow would hang.
-        if not everybody.is_first:
+        if not all_ranks.is_first:
             return tuple(int(rank) for rank in store.get(key).decode().split(","))
-        members = self._group.job_ranks or tuple(range(everybody.size))
+        members = self._group.job_ranks or tuple(range(all_ranks.size))
         waiting = set(members)
         while waiting := {
             rank
@@ -133,7 +133,7 @@ class GroupEpochs:
     def describe(self) -> dict[str, object]:
         """Return a row with the number of groups, their momentum, and the place of the weights."""
         count, settings = self._groups.count, self._settings
-        text = planned_groups(count, ranks=count * self._groups.own.size)
+        text = planned_groups(count, ranks=count * self._groups.averaging.size)
         implicit = f"1 − 1/{count}"
         if settings.optimizer == "sgd":
             momentum = f"momentum {settings.momentum:g}, plus {implicit} from asynchronous updates"
@@ -193,13 +193,13 @@ class Stretch:
             stretch=groups.stretch,
             steps=steps,
             group=groups.number,
-            group_size=groups.own.size,
+            group_size=groups.averaging.size,
         )
         self._results = GroupResults(groups)
         groups.update.begin()
-        watch = groups.everybody.watch
-        if watch is not None and groups.everybody.is_first:
-            watch.outlive([groups.group_of(rank) for rank in range(groups.everybody.size)])
+        watch = groups.all_ranks.watch
+        if watch is not None and groups.all_ranks.is_first:
+            watch.outlive([groups.group_of(rank) for rank in range(groups.all_ranks.size)])
 
     def steps(self) -> Iterator[EpochStep]:
         """Train on the steps that this group takes from the queue, until it ends."""
@@ -211,10 +211,10 @@ class Stretch:
                     report = self._checked(result)
                     self._trained += 1
                     groups.own_steps += 1
-                    if groups.own.is_first and not groups.everybody.is_first:
+                    if groups.averaging.is_first and not groups.all_ranks.is_first:
                         self._results.send(result)
                     yield self._logged_step(result, report)
-                    if groups.everybody.is_first:
+                    if groups.all_ranks.is_first:
                         yield from self.steps_of_others()
                     if context.loading_moved_out(rank_result):
                         break
@@ -230,11 +230,11 @@ class Stretch:
         position = context.plan.position(self._start)
         batches, first = context.loading.batches, groups.own_steps - self._trained
         batches.set_position(position.epoch, position.images)
-        batches.chosen = batches_of(
+        batches.chosen = queued_batches(
             self.queue, first=self._trained, batches_a_step=self._batches_a_step
         )
         return context.take_steps(
-            agreed_batches(groups.own, context.loading.train),
+            agreed_batches(groups.averaging, context.loading.train),
             learning_rate=lambda step: context.learning_rate(
                 self._start + self.queue.taken[step - first]
             ),
@@ -250,7 +250,7 @@ class Stretch:
         context, groups = self._context, self._groups
         number = self._start + self.queue.taken[self._trained] + 1
         staleness = 0 if rank_result.nonfinite else groups.update.staleness
-        result = merge_results(groups.own.all_gather(context.with_load(rank_result)))
+        result = merge_results(groups.averaging.all_gather(context.with_load(rank_result)))
         is_due, is_ready = context.checkpoint_is_due(number), context.metric_is_ready()
         self._arrival.checkpoint_is_due |= is_due
         self._arrival.metric_is_ready |= is_ready
@@ -367,7 +367,7 @@ class BatchQueue:
         self._store.add(f"{self._name}/next", CLOSED)
 
 
-def batches_of(queue: BatchQueue, *, first: int, batches_a_step: int) -> Iterator[int]:
+def queued_batches(queue: BatchQueue, *, first: int, batches_a_step: int) -> Iterator[int]:
     """Yield the numbers in the stretch of a group's batches, taken from the queue as needed.
 
     `first` is the index of the first of the group's steps to yield.

@@ -120,8 +120,8 @@ class GroupUpdate:
 class ComputeGroups:
     """This rank among the compute groups of a job."""
 
-    everybody: ProcessGroup  # All ranks at the start of the job
-    own: ProcessGroup  # The ranks of this rank's group, which average their gradients
+    all_ranks: ProcessGroup  # All ranks at the start of the job
+    averaging: ProcessGroup  # The ranks of this rank's group, which average their gradients
     number: int  # This rank's group, counted from 0
     count: int  # Groups at the start of the job
     update: GroupUpdate
@@ -134,25 +134,25 @@ class ComputeGroups:
     @property
     def store(self) -> dist.Store:
         """Store in which all ranks count batches and leave results."""
-        assert self.everybody.store is not None
-        return self.everybody.store
+        assert self.all_ranks.store is not None
+        return self.all_ranks.store
 
     def ranks_at_work(self) -> list[int]:
         """Return the job's ranks that have not ended, as far as this rank's watchdog knows."""
-        lost = self.everybody.watch.lost if self.everybody.watch else set()
-        return [rank for rank in range(self.everybody.size) if rank not in lost]
+        lost = self.all_ranks.watch.lost if self.all_ranks.watch else set()
+        return [rank for rank in range(self.all_ranks.size) if rank not in lost]
 
     def group_of(self, rank: int) -> int:
         """Return the number of the group of a rank of the job."""
-        return group_of_rank(rank, ranks=self.everybody.size, groups=self.count)
+        return group_of_rank(rank, ranks=self.all_ranks.size, groups=self.count)
 
 
 def make_compute_groups(
     config: Config,
     prepared: PreparedTraining,
     *,
-    everybody: ProcessGroup,
-    own: ProcessGroup,
+    all_ranks: ProcessGroup,
+    averaging: ProcessGroup,
     comm_cpus: tuple[int, ...],
 ) -> ComputeGroups:
     """Share rank 0's weights and optimizer state with all groups; all ranks call it.
@@ -162,23 +162,23 @@ def make_compute_groups(
     count = config.distributed.groups
     parameters = trained_parameters(prepared.model)
     name, timeout_s = config.training.optimizer, config.distributed.timeout_s
-    memory = memory_of_weights(parameters, optimizer=name) if everybody.is_first else None
-    place = everybody.from_first(lambda: memory.place if memory else None)
+    memory = memory_of_weights(parameters, optimizer=name) if all_ranks.is_first else None
+    place = all_ranks.from_first(lambda: memory.place if memory else None)
     assert place is not None
     make = partial(build_optimizer, config.training, engine="torch", groups=count)
     settings: dict[str, Any] = {"optimizer": name, "make": make, "timeout_s": timeout_s}
     make_view = partial(GroupWeights, place, parameters, **settings)
     view = None
-    if everybody.is_on_one_host or everybody.is_first:
+    if all_ranks.is_on_one_host or all_ranks.is_first:
         with suppress(OSError):  # rank 0 is in another container
             view = make_view()
-    if everybody.is_first:
+    if all_ranks.is_first:
         assert view is not None
         view.fill(parameters, prepared.optimizer)
-    everybody.barrier()
+    all_ranks.barrier()
     server = None
     weights: GroupWeights | ServedWeights | None = view
-    is_in_memory = all(everybody.all_gather(view is not None))
+    is_in_memory = all(all_ranks.all_gather(view is not None))
     if not is_in_memory:
         # Rank 0 serves the first rank of each other group. All ranks must create all pairs, even
         # those that they are not in: `new_group` is a collective operation.
@@ -187,23 +187,25 @@ def make_compute_groups(
             with discard_output():
                 pairs = {
                     first: dist.new_group([0, first], backend="gloo", timeout=LONGEST_WAIT)
-                    for first, *_ in ranks_of_groups(everybody.size, count)[1:]
+                    for first, *_ in ranks_of_groups(all_ranks.size, count)[1:]
                 }
-            if everybody.is_first:
+            if all_ranks.is_first:
                 server = WeightsServer(
                     pairs, parameters, make_view, compress=compress, begin_thread=compute_alone
                 )
-        if not everybody.is_first:
+        if not all_ranks.is_first:
             weights = None
-            if own.is_first:
-                weights = ServedWeights(pairs[everybody.rank], parameters, compress=compress)
+            if averaging.is_first:
+                weights = ServedWeights(pairs[all_ranks.rank], parameters, compress=compress)
     if memory is not None:  # all ranks have mapped it: without its name no file can be left over
         memory.close()
-    update = GroupUpdate(weights, parameters, group=own, is_in_memory=is_in_memory, server=server)
+    update = GroupUpdate(
+        weights, parameters, group=averaging, is_in_memory=is_in_memory, server=server
+    )
     return ComputeGroups(
-        everybody=everybody,
-        own=own,
-        number=group_of_rank(everybody.rank, ranks=everybody.size, groups=count),
+        all_ranks=all_ranks,
+        averaging=averaging,
+        number=group_of_rank(all_ranks.rank, ranks=all_ranks.size, groups=count),
         count=count,
         update=update,
         comm_cpus=comm_cpus,
@@ -246,37 +248,37 @@ class GroupResults:
 
 
 def compute_group(
-    everybody: ProcessGroup, groups: int, *, comm_cpus: tuple[int, ...], timeout_s: float
+    all_ranks: ProcessGroup, groups: int, *, comm_cpus: tuple[int, ...], timeout_s: float
 ) -> ProcessGroup:
     """Return this rank's compute group, which averages its gradients; all ranks call it.
 
     Their number divides the ranks. Threads that exchange run on `comm_cpus`. A rank that is silent
     for longer than `timeout_s` breaks the group.
     """
-    made = [
-        subgroup(everybody, job_ranks, comm_cpus=comm_cpus, timeout_s=timeout_s)
-        for job_ranks in ranks_of_groups(everybody.size, groups)
+    all_groups = [
+        subgroup(all_ranks, job_ranks, comm_cpus=comm_cpus, timeout_s=timeout_s)
+        for job_ranks in ranks_of_groups(all_ranks.size, groups)
     ]
-    return made[group_of_rank(everybody.rank, ranks=everybody.size, groups=groups)]
+    return all_groups[group_of_rank(all_ranks.rank, ranks=all_ranks.size, groups=groups)]
 
 
 def living_group(
-    everybody: ProcessGroup,
+    all_ranks: ProcessGroup,
     job_ranks: tuple[int, ...],
     *,
     comm_cpus: tuple[int, ...],
     timeout_s: float,
 ) -> ProcessGroup:
     """Return the process group of the remaining ranks; only they call it, rank 0 included."""
-    assert everybody.watch is not None
-    everybody.watch.lost |= set(range(everybody.size)) - set(job_ranks)
+    assert all_ranks.watch is not None
+    all_ranks.watch.lost |= set(range(all_ranks.size)) - set(job_ranks)
     return subgroup(
-        everybody, job_ranks, comm_cpus=comm_cpus, timeout_s=timeout_s, only_they_call=True
+        all_ranks, job_ranks, comm_cpus=comm_cpus, timeout_s=timeout_s, only_they_call=True
     )
 
 
 def subgroup(
-    everybody: ProcessGroup,
+    all_ranks: ProcessGroup,
     job_ranks: tuple[int, ...],
     *,
     comm_cpus: tuple[int, ...],
@@ -289,15 +291,15 @@ def subgroup(
     timeout = timedelta(seconds=timeout_s)
     with calling_thread_on(comm_cpus), discard_output():
         control = exchange = dist.new_group(ranks, backend="gloo", timeout=timeout, **settings)
-        if everybody.backend != "gloo":
-            exchange = dist.new_group(ranks, backend=everybody.backend, timeout=timeout, **settings)
-    hosts = tuple(everybody.hosts[rank] for rank in job_ranks)
+        if all_ranks.backend != "gloo":
+            exchange = dist.new_group(ranks, backend=all_ranks.backend, timeout=timeout, **settings)
+    hosts = tuple(all_ranks.hosts[rank] for rank in job_ranks)
     return replace(
-        everybody,
-        rank=ranks.index(everybody.rank) if everybody.rank in ranks else -1,
+        all_ranks,
+        rank=ranks.index(all_ranks.rank) if all_ranks.rank in ranks else -1,
         size=len(job_ranks),
         hosts=hosts,
-        is_on_one_host=everybody.is_on_one_host or len(set(hosts)) == 1,
+        is_on_one_host=all_ranks.is_on_one_host or len(set(hosts)) == 1,
         exchange=exchange,
         control=control,
         job_ranks=job_ranks,

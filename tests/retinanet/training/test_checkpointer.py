@@ -1,6 +1,5 @@
-"""Which checkpoints stay, what a failed write leaves, and what a kill between two calls leaves."""
+"""Which checkpoints are kept, and what failed writes and killed runs leave."""
 
-import os
 import shutil
 import subprocess
 import threading
@@ -21,7 +20,7 @@ from retinanet.training.checkpoint import (
     remove,
     write_checkpoint,
 )
-from retinanet.training.checkpointer import Checkpointer
+from retinanet.training.checkpointer import Checkpointer, CheckpointTimer
 from retinanet.training.train_state import (
     ModelDescription,
     State,
@@ -29,6 +28,7 @@ from retinanet.training.train_state import (
     random_states,
     read_state,
 )
+from tests.support.mounts import needs_root, tmpfs
 
 MODEL = ModelDescription(
     num_classes=1,
@@ -36,15 +36,15 @@ MODEL = ModelDescription(
     trainable_layers=0,
     image_size=64,
     precision="float32",
-    classes={"category_ids": [1], "names": ["one"]},
+    classes={"category_ids": [1], "names": ["a"]},
 )
 
 
 def position(
-    step: int, *, here: float | None = None, best: float | None = None
+    step: int, *, current: float | None = None, best: float | None = None
 ) -> TrainingPosition:
     return TrainingPosition(
-        step=step, epoch=0, images=step, images_per_epoch=999, map_here=here, best_map=best
+        step=step, epoch=0, images=step, images_per_epoch=999, map_here=current, best_map=best
     )
 
 
@@ -61,8 +61,8 @@ def contents(step: int, *, values: int = 10) -> Contents:
     return Contents({"model.safetensors": tensors, "optimizer.safetensors": tensors}, state)
 
 
-class Kept:
-    """A checkpointer, its folder, and what it has warned of."""
+class Writer:
+    """A checkpointer, its folder and its warnings."""
 
     def __init__(self, folder: Path, *, keep: int = 2) -> None:
         self.folder = folder
@@ -79,75 +79,67 @@ class Kept:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Kept:
+def writer(tmp_path: Path) -> Writer:
     (tmp_path / "checkpoints").mkdir()
-    return Kept(tmp_path / "checkpoints")
+    return Writer(tmp_path / "checkpoints")
 
 
-def test_the_last_ones_stay_and_the_link_names_the_newest(kept: Kept) -> None:
-    kept.write(1, 2, 3, 4)
-    assert kept.names() == ["last", "step-000003", "step-000004"]
-    assert (kept.folder / "last").resolve().name == "step-000004"
+def test_newest_checkpoints_are_kept_and_last_points_to_the_newest(writer: Writer) -> None:
+    writer.write(1, 2, 3, 4)
+    assert writer.names() == ["last", "step-000003", "step-000004"]
+    assert (writer.folder / "last").resolve().name == "step-000004"
     for name in ("step-000003", "last"):
-        read_checkpoint(kept.folder / name).require_whole()
-    assert kept.warnings == []
+        read_checkpoint(writer.folder / name).require_whole()
+    assert writer.warnings == []
 
 
-def test_the_best_stays_beside_the_last_ones(kept: Kept) -> None:
-    kept.write(1)
-    kept.checkpointer.add_evaluation(position(1, here=0.5, best=0.5))
-    kept.write(2, 3)
-    kept.checkpointer.add_evaluation(position(3, here=0.4, best=0.5))
-    kept.write(4, 5)
-    assert kept.names() == ["best", "last", "step-000001", "step-000004", "step-000005"]
-    assert read_checkpoint(kept.folder / "best").position.map_here == 0.5
-    kept.checkpointer.add_evaluation(position(5, here=0.6, best=0.6))
-    assert kept.names() == ["best", "last", "step-000004", "step-000005"]
-    assert (kept.folder / "best").resolve().name == "step-000005"
+def test_best_checkpoint_is_kept(writer: Writer) -> None:
+    writer.write(1)
+    writer.checkpointer.add_evaluation(position(1, current=0.5, best=0.5))
+    writer.write(2, 3)
+    writer.checkpointer.add_evaluation(position(3, current=0.4, best=0.5))
+    writer.write(4, 5)
+    assert writer.names() == ["best", "last", "step-000001", "step-000004", "step-000005"]
+    assert read_checkpoint(writer.folder / "best").position.map_here == 0.5
+    writer.checkpointer.add_evaluation(position(5, current=0.6, best=0.6))
+    assert writer.names() == ["best", "last", "step-000004", "step-000005"]
+    assert (writer.folder / "best").resolve().name == "step-000005"
 
 
-def test_an_evaluation_changes_nothing_but_the_position(kept: Kept) -> None:
-    kept.write(7)
-    before = read_state(kept.folder / "step-000007")
-    kept.checkpointer.add_evaluation(position(7, here=0.25, best=0.5))
-    after = read_checkpoint(kept.folder / "step-000007")
+def test_evaluation_changes_only_the_position(writer: Writer) -> None:
+    writer.write(7)
+    before = read_state(writer.folder / "step-000007")
+    writer.checkpointer.add_evaluation(position(7, current=0.25, best=0.5))
+    after = read_checkpoint(writer.folder / "step-000007")
     after.require_whole()
-    assert after.state == replace(before, position=position(7, here=0.25, best=0.5))
+    assert after.state == replace(before, position=position(7, current=0.25, best=0.5))
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writing_does_not_block_training(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     may_write = threading.Event()
 
-    def slow_disk(folder: Path, what: Contents) -> None:
+    def slow_disk(folder: Path, content: Contents) -> None:
         assert may_write.wait(30)
-        write_checkpoint(folder, what)
+        write_checkpoint(folder, content)
 
     monkeypatch.setattr(checkpointer, "write_checkpoint", slow_disk)
-    kept.checkpointer.write(contents(3))
-    assert kept.checkpointer.is_writing and not (kept.folder / "step-000003").exists()
+    writer.checkpointer.write(contents(3))
+    assert writer.checkpointer.is_writing and not (writer.folder / "step-000003").exists()
     may_write.set()
-    assert kept.checkpointer.is_there(3) and not kept.checkpointer.is_writing
-    assert not kept.checkpointer.is_there(2)
+    assert writer.checkpointer.is_there(3) and not writer.checkpointer.is_writing
+    assert not writer.checkpointer.is_there(2)
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Kept]:
-    """Room for two checkpoints of 100 000 values, not for three."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("a disk of its own takes root, and the right to mount")
-    try:
+def small_disk(tmp_path: Path) -> Iterator[Writer]:
+    """Space for two checkpoints of 100 000 values, not for three."""
+    with tmpfs(tmp_path / "disk", "size=2m") as disk:
         (disk / "checkpoints").mkdir()
-        yield Kept(disk / "checkpoints")
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+        yield Writer(disk / "checkpoints")
 
 
-def test_a_full_disk_is_a_warning_each_time_and_the_last_good_one_stays(small_disk: Kept) -> None:
+@needs_root
+def test_full_disk_is_a_warning_and_keeps_the_last_checkpoint(small_disk: Writer) -> None:
     for step in (1, 2):
         small_disk.checkpointer.write(contents(step, values=100_000))
     small_disk.checkpointer.wait()
@@ -155,68 +147,108 @@ def test_a_full_disk_is_a_warning_each_time_and_the_last_good_one_stays(small_di
         small_disk.checkpointer.write(contents(step, values=100_000))
         assert not small_disk.checkpointer.is_there(step)
     assert len(small_disk.warnings) == 2
-    assert "the checkpoint after step 3 could not be written" in small_disk.warnings[0]
-    assert "No space left on device" in small_disk.warnings[0]
-    assert "step-000002 is kept, training continues" in small_disk.warnings[0]
-    assert small_disk.names() == ["last", "step-000001", "step-000002"]  # no half of one
-    found, problems = newest_whole(small_disk.folder)
-    assert found is not None and found.position.step == 2 and problems == []
+    for part in ("step 3 could not be written", "No space left on device", "step-000002 is kept"):
+        assert part in small_disk.warnings[0]
+    assert small_disk.names() == ["last", "step-000001", "step-000002"]  # no partial one
+    checkpoint, problems = newest_whole(small_disk.folder)
+    assert checkpoint is not None and checkpoint.position.step == 2 and problems == []
     shutil.rmtree(small_disk.folder / "step-000001")
     small_disk.checkpointer.write(contents(5, values=100_000))
     assert small_disk.checkpointer.is_there(5) and small_disk.checkpointer.problem == ""
 
 
-def test_a_disk_that_became_read_only_is_a_warning(small_disk: Kept) -> None:
+@needs_root
+def test_read_only_disk_is_a_warning(small_disk: Writer) -> None:
     small_disk.write(1)
     disk = str(small_disk.folder.parent)
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     small_disk.write(2)
-    small_disk.checkpointer.add_evaluation(position(1, here=0.5, best=0.5))
+    small_disk.checkpointer.add_evaluation(position(1, current=0.5, best=0.5))
     assert len(small_disk.warnings) == 2
-    assert all("Read-only file system" in one for one in small_disk.warnings)
+    assert all("Read-only file system" in warning for warning in small_disk.warnings)
     assert read_checkpoint(small_disk.folder / "last").position == position(1)
 
 
-def resumed(kept: Kept) -> tuple[Checkpoint, list[str]]:
-    found, _ = newest_whole(kept.folder)
-    assert found is not None
-    again = Kept(kept.folder)
-    return found, again.checkpointer.resume_from(found, epoch=0)
+def resumed(writer: Writer) -> tuple[Checkpoint, list[str]]:
+    checkpoint, _ = newest_whole(writer.folder)
+    assert checkpoint is not None
+    return checkpoint, Writer(writer.folder).checkpointer.resume_from(checkpoint, epoch=0)
 
 
-def test_what_a_killed_writer_leaves_is_removed_and_damaged_ones_are_set_aside(kept: Kept) -> None:
-    kept.write(1, 2)
-    (kept.folder / "step-000002" / "model.safetensors").write_bytes(b"cut")
-    (kept.folder / ".step-000003.partial").mkdir()
-    (kept.folder / ".step-000003.partial" / "model.safetensors").write_bytes(b"half")
-    (kept.folder / ".step-000000.removed").mkdir()
-    (kept.folder / ".best.partial").symlink_to("step-000001")
-    found, said = resumed(kept)
-    assert found.position.step == 1
-    assert said == ["step-000002 is damaged and was renamed to damaged-step-000002"]
-    assert kept.names() == ["damaged-step-000002", "last", "step-000001"]
-    assert (kept.folder / "last").resolve().name == "step-000001"
+def test_resuming_removes_partial_files_and_renames_damaged_checkpoints(writer: Writer) -> None:
+    writer.write(1, 2)
+    (writer.folder / "step-000002" / "model.safetensors").write_bytes(b"cut")
+    (writer.folder / ".step-000003.partial").mkdir()
+    (writer.folder / ".step-000003.partial" / "model.safetensors").write_bytes(b"half")
+    (writer.folder / ".step-000000.removed").mkdir()
+    (writer.folder / ".best.partial").symlink_to("step-000001")
+    checkpoint, [note] = resumed(writer)
+    assert checkpoint.position.step == 1
+    assert "damaged-step-000002" in note
+    assert writer.names() == ["damaged-step-000002", "last", "step-000001"]
+    assert (writer.folder / "last").resolve().name == "step-000001"
 
 
-def test_a_kill_before_the_links_were_set_loses_no_best(kept: Kept) -> None:
-    kept.write(1)
-    kept.checkpointer.add_evaluation(position(1, here=0.5, best=0.5))
-    kept.write(2)
-    kept.checkpointer.add_evaluation(position(2, here=0.6, best=0.6))
-    point_to(kept.folder / "best", kept.folder / "step-000001")  # as if killed before the link
-    (kept.folder / "last").unlink()
-    found, _ = resumed(kept)
-    assert found.position.step == 2
-    assert (kept.folder / "best").resolve().name == "step-000002"
-    assert (kept.folder / "last").resolve().name == "step-000002"
+def test_resuming_sets_links_that_a_killed_run_did_not_set(writer: Writer) -> None:
+    writer.write(1)
+    writer.checkpointer.add_evaluation(position(1, current=0.5, best=0.5))
+    writer.write(2)
+    writer.checkpointer.add_evaluation(position(2, current=0.6, best=0.6))
+    point_to(writer.folder / "best", writer.folder / "step-000001")  # as if killed before the link
+    (writer.folder / "last").unlink()
+    checkpoint, _ = resumed(writer)
+    assert checkpoint.position.step == 2
+    assert (writer.folder / "best").resolve().name == "step-000002"
+    assert (writer.folder / "last").resolve().name == "step-000002"
 
 
-def test_removing_takes_the_name_first(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept.write(1)
+def test_removal_first_renames_the_folder(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer.write(1)
 
-    def killed(path: Path, ignore_errors: bool) -> None:
-        """Nothing of it is removed."""
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as if killed before it
+    remove(writer.folder / "step-000001")
+    assert newest_whole(writer.folder) == (None, [])
 
-    monkeypatch.setattr(shutil, "rmtree", killed)
-    remove(kept.folder / "step-000001")
-    assert newest_whole(kept.folder) == (None, [])
+
+def due_steps(every: str, *, steps: int, first: int = 0) -> list[int]:
+    """Return the steps after which a checkpoint is due, with four steps per epoch."""
+    timer = CheckpointTimer(every)
+    timer.restart(step=first, epoch=first / 4)
+    due = []
+    for step in range(first + 1, steps + 1):
+        if timer.is_due(step=step, epoch=step / 4):
+            timer.restart(step=step, epoch=step / 4)
+            due.append(step)
+    return due
+
+
+@pytest.mark.parametrize(
+    ("every", "first", "expected"),
+    [
+        ("3 steps", 0, [3, 6, 9, 12]),
+        ("3 steps", 4, [6, 9, 12]),
+        ("epoch", 0, [4, 8, 12]),
+        ("2 epochs", 3, [8]),
+    ],
+)
+def test_intervals_in_steps_and_epochs_count_from_the_start_of_the_run(
+    every: str, first: int, expected: list[int]
+) -> None:
+    assert due_steps(every, steps=12, first=first) == expected
+
+
+def test_checkpoint_that_was_not_begun_remains_due() -> None:
+    timer = CheckpointTimer("4 steps")
+    assert [timer.is_due(step=step, epoch=0) for step in (3, 4, 5)] == [False, True, True]
+
+
+def test_interval_in_time_counts_from_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(checkpointer.time, "monotonic", lambda: now)
+    timer = CheckpointTimer("2min")
+    now += 119
+    assert not timer.is_due(step=1, epoch=0)
+    now += 1
+    assert timer.is_due(step=2, epoch=0)
+    timer.restart(step=2, epoch=0)
+    assert not timer.is_due(step=3, epoch=0)

@@ -1,4 +1,4 @@
-"""Steps that are not finite: nothing of the model or its optimizer may change, whatever broke."""
+"""Steps that are not finite: model and optimizer must not change, whatever the cause."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -20,10 +20,12 @@ from retinanet.training.loop import StepResult, accumulate_gradients, train_one_
 from retinanet.training.nonfinite import NonFiniteGuard, NonFiniteStep, TensorNames
 from tests.retinanet.training.tiny_steps import make_batch, prepared
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """So that sums are in one order."""
+    """One thread, so that sums have one order."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -32,7 +34,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def model() -> RetinaNet:
-    """Some of its norms train, and have running statistics."""
+    """A model in which some norms train, and have running statistics."""
     torch.manual_seed(0)
     model = RetinaNet(num_classes=3, norm="batch", trainable_layers=1)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -40,20 +42,20 @@ def model() -> RetinaNet:
 
 @pytest.fixture(scope="module")
 def training(model: RetinaNet) -> PreparedTraining:
-    """With an optimizer that has taken a step."""
-    made = prepared(model, make_optimizer(model, name="adam", learning_rate=1e-6))
-    assert not steps(made, [make_batch(seed=1)])[0].nonfinite
-    return made
+    """The model with an optimizer that has taken a step."""
+    training = prepared(model, make_optimizer(model, name="adam", learning_rate=1e-6))
+    assert not steps(training, [make_batch(seed=1)])[0].nonfinite
+    return training
 
 
 @contextmanager
-def planted(model: RetinaNet, plant: Callable[[RetinaNet], None]) -> Iterator[None]:
-    """The model with other weights meanwhile."""
-    kept = copies(model.state_dict())
+def changed_weights(model: RetinaNet, change: Callable[[RetinaNet], None]) -> Iterator[None]:
+    """Change the weights of the model temporarily."""
+    before = copies(model.state_dict())
     with torch.no_grad():
-        plant(model)
+        change(model)
     yield
-    model.load_state_dict(kept)
+    model.load_state_dict(before)
 
 
 def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -75,43 +77,43 @@ def steps(
 
 
 def with_nan(batch: Batch) -> Batch:
-    """The batch as floats, one of them planted."""
+    """Return the batch as floats, with one NaN."""
     images = batch.images.float()
     images[0, 1, 20, 30] = math.nan
     return batch._replace(images=images)
 
 
 def state_of(training: PreparedTraining) -> dict[str, Tensor]:
-    """All that a step changes: weights, running statistics, the optimizer's averages."""
+    """Return what a step changes: weights, running statistics, the optimizer's averages."""
     state = copies(training.model.state_dict())
     for index, slots in training.optimizer.state_dict()["state"].items():
         state |= copies({f"optimizer {index} {slot}": value for slot, value in slots.items()})
     return state
 
 
-def assert_same_bits(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
+def assert_same_bits(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, value in actual.items():
         assert torch.equal(bits(value), bits(expected[name])), name
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """NaN is not equal to itself."""
+    """Return the bits of a tensor: NaN is not equal to itself."""
     return tensor.view(torch.int32) if tensor.is_floating_point() else tensor
 
 
-def plant_nan_weight(model: RetinaNet) -> None:
+def set_nan_weight(model: RetinaNet) -> None:
     weight = model.get_parameter("backbone.body.layer4.1.conv2.weight")
     weight[5, 1, 0, 2] = math.nan
 
 
-def plant_infinite_loss(model: RetinaNet) -> None:
-    """Four deltas of 3e38 add up to infinity, and the slope of each is 1."""
+def set_infinite_loss(model: RetinaNet) -> None:
+    """Set four deltas to 3e38: their sum is infinite, the gradient of each is 1."""
     model.get_parameter("head.regression_head.bbox_reg.bias").fill_(3e38)
 
 
-def plant_infinite_gradient(model: RetinaNet) -> None:
-    """Logits of weights that cancel out are small; the gradient of what they weigh is not."""
+def set_infinite_gradient(model: RetinaNet) -> None:
+    """Set weights that cancel out: logits are small, the gradient of their input is infinite."""
     head = "head.classification_head"
     model.get_parameter(f"{head}.conv.3.0.weight").zero_()
     model.get_parameter(f"{head}.conv.3.0.bias").fill_(1e-36)
@@ -128,60 +130,62 @@ def assert_changes_nothing(training: PreparedTraining, batches: list[Batch]) -> 
     return result
 
 
-def test_an_infinite_loss_changes_nothing(training: PreparedTraining, model: RetinaNet) -> None:
-    with planted(model, plant_infinite_loss):
+def test_infinite_loss_leaves_weights_untouched(
+    training: PreparedTraining, model: RetinaNet
+) -> None:
+    with changed_weights(model, set_infinite_loss):
         result = assert_changes_nothing(training, [make_batch(seed=4)])
     assert result.losses["bbox_regression"] == math.inf
     assert math.isfinite(result.losses["classification"])
     assert result.nonfinite[0].weights.count == 0
 
 
-def test_infinite_gradients_of_a_finite_loss_change_nothing_and_are_named(
+def test_infinite_gradients_of_a_finite_loss_leave_weights_untouched(
     training: PreparedTraining, model: RetinaNet
 ) -> None:
-    with planted(model, plant_infinite_gradient):
+    with changed_weights(model, set_infinite_gradient):
         result = assert_changes_nothing(training, [make_batch(seed=4)])
-    [found] = result.nonfinite
-    assert math.isfinite(result.loss) and found.batches[0].is_finite
-    assert found.gradients.first == ("head.classification_head.conv.3.0.bias",)
-    assert found.gradients.count == 1
+    [record] = result.nonfinite
+    assert math.isfinite(result.loss) and record.batches[0].is_finite
+    assert record.gradients.first == ("head.classification_head.conv.3.0.bias",)
+    assert record.gradients.count == 1
 
 
-def test_a_weight_that_is_nan_changes_nothing_else_and_is_named(
+def test_nan_weight_leaves_other_weights_untouched(
     training: PreparedTraining, model: RetinaNet
 ) -> None:
-    with planted(model, plant_nan_weight):
+    with changed_weights(model, set_nan_weight):
         result = assert_changes_nothing(training, [make_batch(seed=4)])
-    [found] = result.nonfinite
-    assert found.weights == TensorNames(count=1, first=("backbone.body.layer4.1.conv2.weight",))
-    assert found.statistics.count == 0
+    [record] = result.nonfinite
+    assert record.weights == TensorNames(count=1, first=("backbone.body.layer4.1.conv2.weight",))
+    assert record.statistics.count == 0
 
 
-def test_a_nan_in_a_pixel_of_one_batch_of_a_step_changes_nothing(
+def test_nan_pixel_in_one_of_two_batches_leaves_weights_untouched(
     training: PreparedTraining,
 ) -> None:
     batches = [with_nan(make_batch(seed=4)), make_batch(seed=5)]
-    [found] = assert_changes_nothing(training, batches).nonfinite
-    assert [batch.is_finite for batch in found.batches] == [False, True]
-    assert [batch.image_ids for batch in found.batches] == [(40,), (50,)]
-    assert found.weights.count == found.statistics.count == 0
+    [record] = assert_changes_nothing(training, batches).nonfinite
+    assert [batch.is_finite for batch in record.batches] == [False, True]
+    assert [batch.image_ids for batch in record.batches] == [(40,), (50,)]
+    assert record.weights.count == record.statistics.count == 0
 
 
-def test_training_goes_on_as_if_the_broken_batch_had_not_been(model: RetinaNet) -> None:
+def test_training_continues_as_if_the_skipped_batch_did_not_exist(model: RetinaNet) -> None:
     first, broken, second = make_batch(seed=4), with_nan(make_batch(seed=9)), make_batch(seed=5)
-    ends, taken = [], []
+    states, taken = [], []
     for batches in ([first, broken, second], [first, second]):
-        with planted(model, lambda _: None):
+        with changed_weights(model, lambda _: None):
             training = prepared(model, make_optimizer(model, name="adam", learning_rate=1e-6))
             taken += [(result.step, bool(result.nonfinite)) for result in steps(training, batches)]
-            ends.append(state_of(training))
+            states.append(state_of(training))
     assert taken == [(17, False), (18, True), (19, False), (17, False), (18, False)]
-    assert_same_bits(*ends)
+    assert_same_bits(*states)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("form", FORMS)
-def test_an_infinite_loss_with_finite_gradients_makes_the_norm_nan(
+def test_infinite_loss_with_finite_gradients_makes_the_norm_nan(
     model: RetinaNet, form: str, precision: str
 ) -> None:
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -192,7 +196,7 @@ def test_an_infinite_loss_with_finite_gradients_makes_the_norm_nan(
         return [by_anchor(bias.view(1, -1, 1, 1).expand(1, -1, n, n), values) for n in sides]
 
     def forward(images: Tensor) -> HeadOutputs:
-        """What the heads give where nothing comes from below: the loss is all that is looked at."""
+        """Return the biases of the heads: only the loss matters here."""
         return HeadOutputs(
             cls_logits=biases("classification_head.cls_logits", values=3),
             bbox_regression=biases("regression_head.bbox_reg", values=4),
@@ -200,7 +204,7 @@ def test_an_infinite_loss_with_finite_gradients_makes_the_norm_nan(
         )
 
     head = replace(prepared(model), forward=forward)
-    with planted(model, plant_infinite_loss):
+    with changed_weights(model, set_infinite_loss):
         [terms] = accumulate_gradients(head, [make_batch(seed=4)], focal_form=form)
     norm = gradient_norm(model.parameters())
     model.zero_grad(set_to_none=True)
@@ -209,7 +213,7 @@ def test_an_infinite_loss_with_finite_gradients_makes_the_norm_nan(
     assert math.isnan(norm)
 
 
-def found(*, weights: int = 0, statistics: int = 0) -> NonFiniteStep:
+def step_record(*, weights: int = 0, statistics: int = 0) -> NonFiniteStep:
     none = TensorNames(count=0, first=())
     return NonFiniteStep(
         batches=(),
@@ -219,41 +223,43 @@ def found(*, weights: int = 0, statistics: int = 0) -> NonFiniteStep:
     )
 
 
-def guard(action: Literal["stop", "skip"], *, limit: int, skipped: int = 0) -> NonFiniteGuard:
-    """Of steps without images, whose names nobody looks up."""
-    made = NonFiniteGuard(action, limit=limit, annotations=cast(Annotations, None))
-    made.load_state_dict({"skipped_steps": skipped})
-    return made
+def make_guard(action: Literal["stop", "skip"], *, limit: int, skipped: int = 0) -> NonFiniteGuard:
+    """Return a guard for steps without images."""
+    guard = NonFiniteGuard(action, limit=limit, annotations=cast(Annotations, None))
+    guard.load_state_dict({"skipped_steps": skipped})
+    return guard
 
 
-def check(one: NonFiniteGuard, *ranks: NonFiniteStep) -> str | None:
-    """What there is to do after a step of these ranks."""
-    report = one.check(17, ranks, gradient_norm=math.nan, learning_rate=1e-6)
-    assert report is not None and report.content["skipped_steps"] == one.skipped
+def check(guard: NonFiniteGuard, *ranks: NonFiniteStep) -> str | None:
+    """Return the advice after a step of these ranks."""
+    report = guard.check(17, ranks, gradient_norm=math.nan, learning_rate=1e-6)
+    assert report is not None and report.content["skipped_steps"] == guard.skipped
     return report.advice
 
 
-def test_a_run_stops_at_once_unless_told_to_skip() -> None:
-    advice = check(guard("stop", limit=5), found())
+def test_run_stops_at_once_unless_configured_to_skip() -> None:
+    advice = check(make_guard("stop", limit=5), step_record())
     assert advice is not None and "training.on_nonfinite=skip" in advice
 
 
-def test_as_many_steps_are_skipped_as_the_limit_says() -> None:
-    run = guard("skip", limit=2, skipped=1)  # one of them before a resume
-    assert check(run, found()) is None
+def test_limit_of_skipped_steps_counts_those_before_a_resume() -> None:
+    run = make_guard("skip", limit=2, skipped=1)  # one of them before a resume
+    assert check(run, step_record()) is None
     assert run.state_dict() == {"skipped_steps": 2}
-    advice = check(run, found())
+    advice = check(run, step_record())
     assert advice is not None and "training.nonfinite_limit=2" in advice
 
 
-@pytest.mark.parametrize("broken", [found(weights=3), found(statistics=1)])
-def test_skipping_ends_where_the_weights_are_broken(broken: NonFiniteStep) -> None:
-    run = guard("skip", limit=5)
-    advice = check(run, found(), broken)
+@pytest.mark.parametrize("broken", [step_record(weights=3), step_record(statistics=1)])
+def test_run_stops_if_weights_are_not_finite(broken: NonFiniteStep) -> None:
+    run = make_guard("skip", limit=5)
+    advice = check(run, step_record(), broken)
     assert advice is not None and "earlier checkpoint" in advice and run.skipped == 0
 
 
-def test_a_step_that_others_have_skipped_is_counted_beyond_the_limit() -> None:
-    run = guard("skip", limit=0)
-    report = run.check(3, [found()], gradient_norm=math.nan, learning_rate=1e-6, is_decided=True)
+def test_step_skipped_by_other_ranks_is_counted_beyond_the_limit() -> None:
+    run = make_guard("skip", limit=0)
+    report = run.check(
+        3, [step_record()], gradient_norm=math.nan, learning_rate=1e-6, is_decided=True
+    )
     assert report is not None and report.advice is None and run.skipped == 1

@@ -10,12 +10,12 @@ from retinanet.training.checkpoint import Checkpoint
 from retinanet.training.resume import differences, recorded_split
 from retinanet.training.train_state import ModelDescription, State, TrainingPosition
 
-WORDS = ("training.batch_size=2", "distributed.batch_split=speed")
+OVERRIDES = ("training.batch_size=2", "distributed.batch_split=speed")
 
 
-def checkpoint(*changes: str, split: object = None, ranks: int = 2) -> Checkpoint:
-    """Of a run of these settings; `split`: what its set-up says, None: nothing."""
-    said: dict[str, Any] = {} if split is None else {"split of batches": split}
+def make_checkpoint(*changes: str, split: object = None, ranks: int = 2) -> Checkpoint:
+    """Return the checkpoint of a run; `split`: the split in its set-up, None: not in it."""
+    split_setup: dict[str, Any] = {} if split is None else {"split of batches": split}
     state = State(
         model=ModelDescription(
             num_classes=1,
@@ -28,51 +28,49 @@ def checkpoint(*changes: str, split: object = None, ranks: int = 2) -> Checkpoin
         position=TrainingPosition(
             step=1, epoch=0, images=4, images_per_epoch=8, map_here=None, best_map=None
         ),
-        setup={"ranks": ranks, **said},
-        config=config_to_tree(load_config("demo.yaml", [*WORDS, *changes])),
+        setup={"ranks": ranks, **split_setup},
+        config=config_to_tree(load_config("demo.yaml", [*OVERRIDES, *changes])),
         random_states=[],
         parts={},
     )
     return Checkpoint(Path("none"), state)
 
 
-def recorded(kept: Checkpoint | None, *changes: str, ranks: int = 2) -> tuple[int, ...]:
-    return recorded_split(kept, load_config("demo.yaml", [*WORDS, *changes]), ranks=ranks)
+def recorded(checkpoint: Checkpoint | None, *changes: str, ranks: int = 2) -> tuple[int, ...]:
+    return recorded_split(checkpoint, load_config("demo.yaml", [*OVERRIDES, *changes]), ranks=ranks)
 
 
-@pytest.mark.parametrize(("said", "split"), [([3, 1], (3, 1)), ("even", (2, 2))])
-def test_a_split_by_speed_is_taken_up_again(said: object, split: tuple[int, ...]) -> None:
-    assert recorded(checkpoint(split=said)) == split
+@pytest.mark.parametrize(("value", "split"), [([3, 1], (3, 1)), ("even", (2, 2))])
+def test_split_by_speed_is_restored(value: object, split: tuple[int, ...]) -> None:
+    assert recorded(make_checkpoint(split=value)) == split
 
 
-def test_a_split_is_measured_where_there_was_none_by_speed() -> None:
+def test_split_is_measured_again_for_other_splits_ranks_or_batches() -> None:
     assert recorded(None) == ()
-    assert recorded(checkpoint("distributed.batch_split=[3, 1]", split=[3, 1])) == ()
-    assert recorded(checkpoint("distributed.batch_split=even", split="even")) == ()
+    for split in ("[3, 1]", "even"):
+        value = [3, 1] if split != "even" else split
+        assert recorded(make_checkpoint(f"distributed.batch_split={split}", split=value)) == ()
+    assert recorded(make_checkpoint(split=[3, 1]), ranks=3) == ()
+    assert recorded(make_checkpoint(split=[2, 1, 3], ranks=3)) == ()
+    assert recorded(make_checkpoint(split=[3, 1]), "training.batch_size=4") == ()
+    assert recorded(make_checkpoint(split="even"), "training.batch_size=4") == ()
 
 
-def test_a_split_is_measured_anew_for_other_ranks_or_batches() -> None:
-    assert recorded(checkpoint(split=[3, 1]), ranks=3) == ()
-    assert recorded(checkpoint(split=[2, 1, 3], ranks=3)) == ()
-    assert recorded(checkpoint(split=[3, 1]), "training.batch_size=4") == ()
-    assert recorded(checkpoint(split="even"), "training.batch_size=4") == ()
+@pytest.mark.parametrize("value", [[4, 0], [3, 2], [3.0, 1.0], [3], "3, 1", 7, None])
+def test_invalid_split_is_not_restored(value: object) -> None:
+    assert recorded(make_checkpoint(split=value)) == ()
 
 
-@pytest.mark.parametrize("said", [[4, 0], [3, 2], [3.0, 1.0], [3], "3, 1", 7, None])
-def test_what_is_no_split_of_these_ranks_is_not_taken_up(said: object) -> None:
-    assert recorded(checkpoint(split=said)) == ()
-
-
-def test_an_older_checkpoint_that_says_nothing_of_its_split_was_even() -> None:
-    kept, config = checkpoint(), load_config("demo.yaml", WORDS)
-    assert differences(kept.state, config, {"ranks": 2, "split of batches": "even"}) == []
-    assert differences(kept.state, config, {"ranks": 2, "split of batches": [3, 1]}) == [
+def test_older_checkpoint_without_a_split_was_even() -> None:
+    state, config = make_checkpoint().state, load_config("demo.yaml", OVERRIDES)
+    assert differences(state, config, {"ranks": 2, "split of batches": "even"}) == []
+    assert differences(state, config, {"ranks": 2, "split of batches": [3, 1]}) == [
         "split of batches was even, is now [3, 1]"
     ]
 
 
-def test_how_a_split_came_about_changes_no_step() -> None:
-    kept = checkpoint(split=[3, 1])
-    told = load_config("demo.yaml", [*WORDS, "distributed.batch_split=[3, 1]"])
-    assert differences(kept.state, told, {"ranks": 2, "split of batches": [3, 1]}) == []
-    assert differences(replace(kept.state, setup={}), told, {"split of batches": "even"}) == []
+def test_measured_and_configured_split_are_the_same_setup() -> None:
+    state = make_checkpoint(split=[3, 1]).state
+    config = load_config("demo.yaml", [*OVERRIDES, "distributed.batch_split=[3, 1]"])
+    assert differences(state, config, {"ranks": 2, "split of batches": [3, 1]}) == []
+    assert differences(replace(state, setup={}), config, {"split of batches": "even"}) == []

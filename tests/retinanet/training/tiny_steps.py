@@ -1,4 +1,4 @@
-"""What it takes to train a few steps on noise, without files."""
+"""Batches of noise and prepared models, to train a few steps without files."""
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ SIZE = 64
 
 
 def make_batch(*, seed: int, images: int = 1) -> Batch:
-    """Noise with one box an image, of a size that some anchor matches."""
+    """Return noise with one box per image, of a size that some anchor matches."""
     generator = torch.Generator().manual_seed(seed)
     pixels = torch.randint(0, 256, (images, 3, SIZE, SIZE), dtype=torch.uint8, generator=generator)
     corners = torch.rand((images, 1, 2), generator=generator) * 20

@@ -1,4 +1,4 @@
-"""Four ranks in two groups, as JSON lines; `test_grouped_ranks.py` runs this under mpirun."""
+"""Program of four ranks in two groups that print JSON lines; run by `test_groups.py`."""
 
 import json
 import os
@@ -37,14 +37,14 @@ if __name__ == "__main__":
 
     make = partial(make_optimizer, name="sgd", learning_rate=0.5)
 
-    def averages(own: ProcessGroup, *, shared: bool, compress: str) -> list[float]:
-        """One gradient of three steps: a rank's own, which the others' are averaged with."""
+    def averages(group: ProcessGroup, *, shared: bool, compress: str) -> list[float]:
+        """Return the averaged gradients of three steps; each rank has another gradient."""
         model = nn.Linear(1, 1, bias=False)
         gradients = None
         if shared:
             gradients = share_gradients(
-                own.all_gather,
-                rank=own.rank,
+                group.all_gather,
+                rank=group.rank,
                 values=1,
                 compress=compress == "bf16",
                 timeout_s=TIMEOUT_S,
@@ -55,31 +55,33 @@ if __name__ == "__main__":
             lambda batch: {"loss": model(batch).sum()},
             compress=compress,
             shared=gradients,
-            ranks=own.exchange,
+            ranks=group.exchange,
         )
-        found = []
+        averages = []
         for step in range(3):
-            batch = torch.full((1, 1), float(10 ** own.in_job(own.rank) * (step + 1)))
+            batch = torch.full((1, 1), float(10 ** group.in_job(group.rank) * (step + 1)))
             exchange.backward(exchange(batch)["loss"])
             assert model.weight.grad is not None
-            found.append(float(model.weight.grad))
+            averages.append(float(model.weight.grad))
             model.weight.grad = None
-        return found
+        return averages
 
-    def common_weights(everybody: ProcessGroup, parameters: list[nn.Parameter]) -> GroupWeights:
+    def shared_weights(everybody: ProcessGroup, parameters: list[nn.Parameter]) -> GroupWeights:
         memory = memory_of_weights(parameters, optimizer="sgd") if everybody.is_first else None
-        where = everybody.from_first(lambda: memory.place if memory else None)
-        assert where is not None
-        weights = GroupWeights(where, parameters, optimizer="sgd", make=make, timeout_s=TIMEOUT_S)
+        memory_place = everybody.from_first(lambda: memory.place if memory else None)
+        assert memory_place is not None
+        weights = GroupWeights(
+            memory_place, parameters, optimizer="sgd", make=make, timeout_s=TIMEOUT_S
+        )
         if everybody.is_first:
             weights.fill(parameters, make(nn.ParameterList(parameters)))
         everybody.barrier()
         return weights
 
     def update_from_queue(everybody: ProcessGroup, own: ProcessGroup) -> dict[str, Any]:
-        """Each step adds a power of four to the weights, so that their sum tells who took which."""
+        """Take steps that add powers of four to the weights, so that their sum shows which ones."""
         parameters = [nn.Parameter(torch.zeros(3, dtype=torch.float32))]
-        weights = common_weights(everybody, parameters)
+        weights = shared_weights(everybody, parameters)
         update = GroupUpdate(weights, parameters, group=own, is_in_memory=True)
         assert everybody.store is not None
         number = everybody.rank // own.size
@@ -87,55 +89,55 @@ if __name__ == "__main__":
             everybody.store, stretch=1, steps=STEPS, group=number, group_size=own.size
         )
         if not own.is_first:
-            time.sleep(LATE_S)  # its first must not step, with all others kept out, before this
+            time.sleep(LATE_S)  # the group's first rank must wait for it
         update.begin()
         staleness: list[int] = []
-        same: list[bool] = []
+        equal: list[bool] = []
         while (step := queue.take(len(staleness))) is not None:
             parameters[0].grad = torch.full((3,), float(-(4**step)))
             update(1.0)
             staleness.append(update.staleness)
             read: list[Tensor] = own.all_gather(parameters[0].detach())
-            same.append(all(torch.equal(one, read[0]) for one in read))
+            equal.append(all(torch.equal(weights, read[0]) for weights in read))
         everybody.barrier()
         weights.copy_to(parameters)
         return {
             "taken": queue.taken,
             "staleness": staleness,
-            "same in group": all(same),
-            "gradients left": parameters[0].grad is not None,
+            "equal in group": all(equal),
+            "has gradients": parameters[0].grad is not None,
             "weights": parameters[0].tolist(),
         }
 
-    def those_left(everybody: ProcessGroup) -> dict[str, Any]:
-        """Ranks 0, 1 and 3 go on; they, and no others, call it."""
-        left = living_group(everybody, (0, 1, 3), comm_cpus=(), timeout_s=TIMEOUT_S)
+    def remaining_ranks(everybody: ProcessGroup) -> dict[str, Any]:
+        """Form a group of ranks 0, 1 and 3; only they call it."""
+        remaining = living_group(everybody, (0, 1, 3), comm_cpus=(), timeout_s=TIMEOUT_S)
         tensor = torch.full((2,), float(everybody.rank))
-        left.average([tensor])
+        remaining.average([tensor])
         return {
-            "rank": left.rank,
-            "all": left.all_gather(everybody.rank),
-            "first": left.from_first(lambda: f"made by {everybody.rank}"),
-            "rows": [one.tolist() for one in left.gather_rows([torch.arange(left.rank)])],
+            "rank": remaining.rank,
+            "all": remaining.all_gather(everybody.rank),
+            "first": remaining.from_first(lambda: f"made by {everybody.rank}"),
+            "rows": [row.tolist() for row in remaining.gather_rows([torch.arange(remaining.rank)])],
             "average": tensor.tolist(),
         }
 
     with joined(place, timeout_s=TIMEOUT_S) as group:
         torch.set_num_threads(1)
         comm_cpus = tuple(os.sched_getaffinity(0))
-        mine = compute_group(group, GROUPS, comm_cpus=comm_cpus, timeout_s=TIMEOUT_S)
-        said: dict[str, Any] = {
+        own = compute_group(group, GROUPS, comm_cpus=comm_cpus, timeout_s=TIMEOUT_S)
+        results: dict[str, Any] = {
             "job rank": group.rank,
-            "rank": mine.rank,
-            "first of its group": mine.from_first(lambda: group.rank),
-            "gathered": mine.gather(group.rank),
-            "gloo": averages(mine, shared=False, compress="none"),
-            "gloo, bf16": averages(mine, shared=False, compress="bf16"),
-            "shared": averages(mine, shared=True, compress="none"),
-            "updates": update_from_queue(group, mine),
+            "rank": own.rank,
+            "first of its group": own.from_first(lambda: group.rank),
+            "gathered": own.gather(group.rank),
+            "gloo": averages(own, shared=False, compress="none"),
+            "gloo, bf16": averages(own, shared=False, compress="bf16"),
+            "shared": averages(own, shared=True, compress="none"),
+            "updates": update_from_queue(group, own),
         }
         if group.rank != 2:
-            said["left"] = those_left(group)
+            results["remaining"] = remaining_ranks(group)
         if group.watch is not None:
-            group.watch.lost.clear()  # nobody has ended: all leave together
-        sys.stdout.write(json.dumps(said) + "\n")
+            group.watch.lost.clear()  # no rank has ended: all end together
+        sys.stdout.write(json.dumps(results) + "\n")

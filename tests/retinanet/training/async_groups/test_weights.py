@@ -1,9 +1,10 @@
-"""Steps of one group on common weights, beside those of plain training."""
+"""Steps of one group on shared weights, compared with plain training."""
 
 import math
 from collections.abc import Callable
 from functools import partial
 
+import pytest
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -17,9 +18,8 @@ from retinanet.training.async_groups.weights import GroupWeights, memory_of_weig
 from retinanet.training.loop import StepResult, Update, train_one_epoch
 from tests.retinanet.training.tiny_steps import make_batch, parameters_that_train, prepared
 
-NAN = 1
 STEPS = 3
-"""The step, from 0, that brings one."""
+NAN = 1  # The step, counted from 0, with a NaN in its images
 
 
 def make_model() -> RetinaNet:
@@ -29,11 +29,11 @@ def make_model() -> RetinaNet:
 
 
 def batches() -> list[Batch]:
-    """Of two images each; one has a pixel that is NaN."""
-    found = [make_batch(seed=seed, images=2) for seed in range(STEPS)]
-    found[NAN] = found[NAN]._replace(images=found[NAN].images.float())
-    found[NAN].images[0, 1, 20, 30] = math.nan
-    return found
+    """Return batches of two images; one pixel of one of them is NaN."""
+    batches = [make_batch(seed=seed, images=2) for seed in range(STEPS)]
+    batches[NAN] = batches[NAN]._replace(images=batches[NAN].images.float())
+    batches[NAN].images[0, 1, 20, 30] = math.nan
+    return batches
 
 
 def one_group(model: nn.Module, make: Callable[[nn.Module], Optimizer]) -> GroupUpdate:
@@ -58,27 +58,30 @@ def train(model: RetinaNet, optimizer: Optimizer, *, update: Update | None) -> l
     )
 
 
-def test_one_group_on_common_weights_is_plain_training_bit_for_bit() -> None:
-    """Steps that are not finite included: they leave weights, state and statistics alone."""
+@pytest.mark.slow
+def test_one_group_on_shared_weights_equals_plain_training_bit_for_bit() -> None:
+    """Includes a step that is not finite, which leaves weights, state and statistics untouched."""
     make = partial(make_optimizer, name="adam", learning_rate=0.5)
-    model, other = make_model(), make_model()
-    optimizer, its = make(model), make(other)
+    model, plain = make_model(), make_model()
+    optimizer, plain_optimizer = make(model), make(plain)
     update = one_group(model, make)
     for parameter in parameters_that_train(model):
         parameter.data.zero_()
-    update.begin()  # reads what was put there
-    found, expected = train(model, optimizer, update=update), train(other, its, update=None)
+    update.begin()  # reads the shared weights
+    results = train(model, optimizer, update=update)
+    expected = train(plain, plain_optimizer, update=None)
     assert update.staleness == 0
     assert len(optimizer.state) == 0  # it took no step itself
     update.take_back(optimizer)
-    for one, plain in zip(found, expected, strict=True):
-        assert str(one.losses) == str(plain.losses) and one.learning_rate == plain.learning_rate
-    assert [bool(one.nonfinite) for one in found] == [number == NAN for number in range(STEPS)]
+    for result, other in zip(results, expected, strict=True):
+        assert str(result.losses) == str(other.losses)
+        assert result.learning_rate == other.learning_rate
+    assert [bool(result.nonfinite) for result in results] == [step == NAN for step in range(STEPS)]
     for name, value in model.state_dict().items():
-        assert torch.equal(value, other.state_dict()[name]), name
-    pairs = zip(parameters_that_train(model), parameters_that_train(other), strict=True)
-    for own, plain_one in pairs:
-        assert own.grad is None
-        for slot, value in its.state[plain_one].items():
-            assert torch.equal(optimizer.state[own][slot], value), slot
-        assert float(optimizer.state[own]["step"]) == STEPS - 1
+        assert torch.equal(value, plain.state_dict()[name]), name
+    pairs = zip(parameters_that_train(model), parameters_that_train(plain), strict=True)
+    for parameter, other_parameter in pairs:
+        assert parameter.grad is None
+        for slot, value in plain_optimizer.state[other_parameter].items():
+            assert torch.equal(optimizer.state[parameter][slot], value), slot
+        assert float(optimizer.state[parameter]["step"]) == STEPS - 1

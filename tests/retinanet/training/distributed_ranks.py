@@ -1,4 +1,4 @@
-"""Two ranks together, with JSON lines of both; `test_distributed.py` runs this under mpirun."""
+"""Program of two ranks that print JSON lines; `test_distributed.py` runs it under mpirun."""
 
 import json
 import os
@@ -35,41 +35,41 @@ if __name__ == "__main__":
     )
 
     with joined(place, timeout_s=60) as group:
-        own = float(group.rank + 1)
-        said: dict[str, object] = {}
+        value = float(group.rank + 1)
+        results: dict[str, object] = {}
 
         model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4))
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         for parameter in model.parameters():
-            nn.init.constant_(parameter, own)
+            nn.init.constant_(parameter, value)
         optimizer = Adam(model.parameters(), lr=0.0)
         if group.is_first:  # as if it had read a checkpoint
-            sum(one.sum() for one in model.parameters()).backward()
+            sum(weight.sum() for weight in model.parameters()).backward()
             optimizer.step()
         share_weights(group, model, optimizer)
-        said["weights"] = sorted({float(one) for one in model[0].weight.flatten()})
-        said["optimizer steps"] = [float(one["step"]) for one in optimizer.state.values()]
+        results["weights"] = sorted(set(model[0].weight.flatten().tolist()))
+        results["optimizer steps"] = [float(state["step"]) for state in optimizer.state.values()]
 
-        said["equal"] = agree_on_weights(group, model)
+        results["equal"] = agree_on_weights(group, model)
         if not group.is_first:
             model[0].weight.data[3, 1, 2, 2] += 2**-20
-        said["a bit apart"] = agree_on_weights(group, model)
-        said["together again"] = agree_on_weights(group, model)
+        results["equal after a flipped bit"] = agree_on_weights(group, model)
+        results["equal again"] = agree_on_weights(group, model)
 
-        model[1].running_mean.fill_(own)
+        model[1].running_mean.fill_(value)
         average_norms(group, model)
-        said["mean"] = model[1].running_mean.tolist()
+        results["mean"] = model[1].running_mean.tolist()
 
         def make() -> tuple[float, float]:
             begin = time.monotonic()
-            time.sleep(0.5)
+            time.sleep(0.2)
             return begin, time.monotonic()
 
-        made = in_turn(group, make)
+        times = in_turn(group, make)
         returned = time.monotonic()
-        (_, first_end), (second_begin, second_end) = group.all_gather(made)
-        said["first before second"] = first_end <= second_begin
-        said["returned after both"] = returned >= second_end
+        (_, first_end), (second_begin, second_end) = group.all_gather(times)
+        results["first before second"] = first_end <= second_begin
+        results["returned after both"] = returned >= second_end
 
         def batches() -> Iterator[Batch]:
             yield Batch(torch.zeros(0), [], [1], [])
@@ -82,6 +82,6 @@ if __name__ == "__main__":
             for batch in agreed_batches(group, batches()):
                 ids += batch.image_ids
         except InputError as error:
-            said["error"] = str(error)
-        said["batches"] = ids
-        sys.stdout.write(json.dumps({"rank": group.rank, **said}) + "\n")
+            results["error"] = str(error)
+        results["batches"] = ids
+        sys.stdout.write(json.dumps({"rank": group.rank, **results}) + "\n")

@@ -10,35 +10,34 @@ from retinanet.training.train_state import random_states, restore_random_states,
 
 
 @pytest.fixture(autouse=True)
-def generators_as_before() -> Iterator[None]:
+def restored_generators() -> Iterator[None]:
     states = random_states()
     yield
     restore_random_states(states)
 
 
-def drawn() -> tuple[list[float], list[float], list[float]]:
-    normal = np.random.standard_normal(3).tolist()  # an odd number: numpy keeps the fourth
+def draw() -> tuple[list[float], list[float], list[float]]:
+    normal = np.random.standard_normal(3).tolist()  # an odd number: numpy caches the fourth
     return [random.gauss(0, 1) for _ in range(3)], normal, torch.rand(3).tolist()
 
 
 def test_one_seed_starts_all_generators() -> None:
-    seed_everything(4)
-    first = drawn()
-    seed_everything(4)
-    assert drawn() == first
-    seed_everything(5)
-    other = drawn()
-    assert all(one != another for one, another in zip(first, other, strict=True))
+    values = []
+    for seed in (4, 4, 5):
+        seed_everything(seed)
+        values.append(draw())
+    assert values[0] == values[1]
+    assert all(first != other for first, other in zip(values[0], values[2], strict=True))
 
 
-def test_states_go_through_json_and_come_back() -> None:
+def test_states_survive_json() -> None:
     seed_everything(4)
-    drawn()
+    draw()
     text = json.dumps(random_states())
-    expected = [drawn(), drawn()]
+    expected = [draw(), draw()]
     seed_everything(9)
     restore_random_states(json.loads(text))
-    assert [drawn(), drawn()] == expected
+    assert [draw(), draw()] == expected
 
 
 @pytest.mark.parametrize(

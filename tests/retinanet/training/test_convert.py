@@ -1,0 +1,467 @@
+"""`python -m retinanet convert`, on files as torchvision's and MLPerf's scripts save them."""
+
+import argparse
+import json
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torchvision.models import resnext50_32x4d
+from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
+from torchvision.models.detection import retinanet_resnet50_fpn
+from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
+from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+
+from common.errors import InputError
+from data.annotations import UNNAMED
+from retinanet.__main__ import main
+from retinanet.evaluation.command import evaluate
+from retinanet.training.build import unpickle_weights
+from retinanet.training.checkpoint import read_checkpoint
+from retinanet.training.convert import (
+    convert,
+    detector_tensors,
+    read_class_map,
+    require_free_folder,
+)
+from tests.support.commands import RunHere
+from tests.support.random_detectors import random_detector
+
+OUTPUTS = 5
+CATEGORIES = [{"id": 4, "name": "four"}, {"id": 1, "name": "one"}, {"id": 3, "name": "three"}]
+SIZE = 64
+
+State = dict[str, Tensor]
+
+
+class Malice:
+    """An object whose pickle runs code: it creates a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+def old_spelling(key: str) -> str:
+    """Return a key as spelt by MLPerf's reference, a copy of an older torchvision."""
+    for block in range(3):
+        for kind in ("inner", "layer"):
+            key = key.replace(f"{kind}_blocks.{block}.0.", f"{kind}_blocks.{block}.")
+    for new, old in (("0.0", "0"), ("1.0", "2"), ("2.0", "4"), ("3.0", "6")):
+        key = key.replace(f"_head.conv.{new}.", f"_head.conv.{old}.")
+    return key
+
+
+def as_scripts_save(state: State) -> dict[str, Any]:
+    """Return the dict that torchvision's and MLPerf's training scripts save."""
+    parameter = nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+    parameter.sum().backward()
+    optimizer.step()
+    return {
+        "model": state,
+        "optimizer": optimizer.state_dict(),
+        "lr_scheduler": torch.optim.lr_scheduler.MultiStepLR(optimizer, [16, 22]).state_dict(),
+        "args": argparse.Namespace(data_path="/data", epochs=26, lr_steps=[16, 22], amp=False),
+        "epoch": 25,
+    }
+
+
+@pytest.fixture(scope="module")
+def torchvision_model() -> TorchvisionRetinaNet:
+    """torchvision's own model, with random weights that give detections."""
+    body = resnext50_32x4d(weights=None)
+    backbone = _resnet_fpn_extractor(
+        body, 5, returned_layers=[2, 3, 4], extra_blocks=LastLevelP6P7(256, 256)
+    )
+    model = TorchvisionRetinaNet(backbone, OUTPUTS, fixed_size=(SIZE, SIZE)).eval()
+    model.load_state_dict(
+        random_detector(classes=OUTPUTS, image_size=SIZE).state_dict(), strict=False
+    )
+    return model
+
+
+@pytest.fixture(scope="module")
+def checkpoint(
+    torchvision_model: TorchvisionRetinaNet, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """Checkpoint that the command converted from torchvision's model."""
+    folder = tmp_path_factory.mktemp("convert")
+    state = {f"module.{key}": value for key, value in torchvision_model.state_dict().items()}
+    torch.save(as_scripts_save(state), folder / "model_25.pth")
+    (folder / "classes.json").write_text(json.dumps({"categories": CATEGORIES}))
+    with pytest.MonkeyPatch.context() as patch:
+        arguments = ("--detector", folder / "model_25.pth", "--classes", folder / "classes.json")
+        options = ("--out", folder / "made", "--image-size", str(SIZE), "--trust")
+        patch.setattr("sys.argv", ["command", "convert", *map(str, (*arguments, *options))])
+        assert main() == 0
+    (folder / "model_25.pth").unlink()
+    yield folder / "made"
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    pixels = np.random.default_rng(3).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    return tmp_path / "photo.png"
+
+
+@pytest.mark.slow
+def test_detections_equal_torchvisions(
+    checkpoint: Path,
+    torchvision_model: TorchvisionRetinaNet,
+    photo: Path,
+    tmp_path: Path,
+    run_here: RunHere,
+) -> None:
+    pixels = torch.from_numpy(np.array(Image.open(photo))).permute(2, 0, 1) / 255
+    with torch.no_grad():
+        [expected] = torchvision_model([pixels])
+    file = tmp_path / "boxes.json"
+    arguments = ("--checkpoint", checkpoint, photo, "--json", file, "--no-pictures")
+    done = run_here(main, "predict", *arguments, "--score", "0.0501")
+    assert (done.returncode, done.stderr) == (0, "")
+    boxes = json.loads(file.read_text())
+    is_above = expected["scores"] > 0.0501
+    assert is_above.sum() > 20 and len(boxes) == is_above.sum()
+    xyxy = torch.tensor([box["bbox"] for box in boxes])
+    xyxy[:, 2:] += xyxy[:, :2]
+    assert torch.allclose(xyxy, expected["boxes"][is_above], atol=0.03)
+    scores = torch.tensor([box["score"] for box in boxes])
+    assert torch.allclose(scores, expected["scores"][is_above], atol=2e-4)
+    assert [box["category_id"] for box in boxes] == expected["labels"][is_above].tolist()
+    names = {entry["id"]: entry["name"] for entry in CATEGORIES}
+    assert all(box["category"] == names.get(box["category_id"], UNNAMED) for box in boxes)
+
+
+@pytest.mark.slow
+def test_checkpoint_can_be_evaluated_and_exported(
+    checkpoint: Path, photo: Path, tmp_path: Path, run_here: RunHere
+) -> None:
+    annotations = tmp_path / "annotations.json"
+    image = {"id": 1, "file_name": photo.name, "width": SIZE, "height": SIZE}
+    box = {"id": 1, "image_id": 1, "category_id": 3, "bbox": [1, 2, 30, 40]}
+    content = {"images": [image], "annotations": [box], "categories": CATEGORIES}
+    annotations.write_text(json.dumps(content))
+    options = ("--annotations", annotations, "--images", tmp_path)
+    done = run_here(main, "evaluate", "--checkpoint", checkpoint, *options)
+    assert (done.returncode, done.stderr) == (0, "") and "1 images" in done.stdout
+    alone = run_here(main, "evaluate", "--checkpoint", checkpoint)
+    assert alone.returncode == 2 and alone.stderr.count("\n") == 1
+    assert "--annotations" in alone.stderr
+    out = tmp_path / "detector.pt2"
+    arguments = ("--checkpoint", checkpoint, "--out", out, "--image", photo)
+    done = run_here(main, "export", *arguments, "--score", "0.1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(out.with_name("detector.pt2.json").read_text())["category_ids"] == [*range(5)]
+
+
+@pytest.mark.slow
+def test_only_an_earlier_conversion_is_replaced(
+    checkpoint: Path, tmp_path: Path, run_here: RunHere
+) -> None:
+    given = tmp_path / "given.pth"
+    torch.save({"model": {}}, given)
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / "mine.txt").write_text("mine")
+    options = ("--detector", given, "--classes", tmp_path / "no.json", "--trust")
+    for out, overwrite in ((checkpoint, ()), (photos, ()), (photos, ("--overwrite",))):
+        done = run_here(main, "convert", *options, "--out", out, *overwrite)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and str(out) in done.stderr
+    assert (photos / "mine.txt").read_text() == "mine"
+    require_free_folder(checkpoint, overwrite=True)
+    assert read_checkpoint(checkpoint).model.num_classes == OUTPUTS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("wrap", "spelling"),
+    [
+        (dict, lambda key: key),
+        (as_scripts_save, lambda key: f"module.{old_spelling(key)}"),
+    ],
+    ids=["plain", "MLPerf's script"],
+)
+def test_every_way_of_saving_gives_the_same_tensors(
+    wrap: Callable[[State], dict[str, Any]],
+    spelling: Callable[[str], str],
+    torchvision_model: TorchvisionRetinaNet,
+) -> None:
+    state = torchvision_model.state_dict()
+    file = BytesIO()
+    torch.save(wrap({spelling(key): value for key, value in state.items()}), file)
+    weights = unpickle_weights(file.getvalue(), Path("a.pth"))
+    tensors = detector_tensors(weights.tensors, source="a.pth")
+    expected = {key for key in state if not key.endswith("num_batches_tracked")}
+    assert tensors.keys() == expected
+    assert all(torch.equal(tensors[key], state[key]) for key in expected)
+
+
+def refused(state: State) -> str:
+    with pytest.raises(InputError) as caught:
+        detector_tensors(state, source="a.pth")
+    message = str(caught.value)
+    assert "\n" not in message and message.startswith("a.pth: ")
+    return message
+
+
+@pytest.mark.slow
+def test_other_networks_are_refused(torchvision_model: TorchvisionRetinaNet) -> None:
+    state = torchvision_model.state_dict()
+    other = retinanet_resnet50_fpn(weights=None, weights_backbone=None).state_dict()
+    assert "backbone.body.layer1.0.conv1.weight has shape [64, 64, 1, 1]" in refused(dict(other))
+    assert "holds no RetinaNet" in refused(dict(resnext50_32x4d(weights=None).state_dict()))
+    key = "backbone.fpn.extra_blocks.p6.weight"
+    assert f"{key} has shape" in refused({**state, key: torch.zeros(256, 2048, 3, 3)})
+    assert f"{key} is missing" in refused({k: v for k, v in state.items() if k != key})
+    assert "extra is not known" in refused({**state, "extra": torch.zeros(1)})
+    assert f"{key} holds" in refused({**state, key: torch.full((256, 256, 3, 3), torch.nan)})
+
+
+def test_code_in_a_file_is_refused_and_not_run(tmp_path: Path, run_here: RunHere) -> None:
+    given, folder = tmp_path / "given.pth", tmp_path / "made-by-a-pickle"
+    malice = Malice(folder)
+    for content in ({"model": malice}, {"args": argparse.Namespace(a=malice)}, None):
+        if content is None:  # a bare pickle, without torch's archive
+            given.write_bytes(pickle.dumps({"a": malice}, protocol=2))
+        else:
+            torch.save(content, given)
+        for arguments in (
+            ("--detector", given, "--classes", given, "--out", tmp_path / "made"),
+            (given, "--out", tmp_path / "made.safetensors"),
+        ):
+            done = run_here(main, "convert", *arguments, "--trust")
+            assert done.returncode == 2 and done.stderr.count("\n") == 1
+            assert "cannot be read" in done.stderr and done.stderr.strip().isprintable()
+            assert "�" not in done.stderr and "[1m" not in done.stderr
+            assert content is None or "mkdir" in done.stderr
+    assert sorted(tmp_path.iterdir()) == [given]
+
+
+@pytest.mark.parametrize(
+    ("content", "outputs", "expected"),
+    [
+        ('{"categories": [{"id": 1, "name": "a"}]}', 3, ([0, 1, 2], [UNNAMED, "a", UNNAMED])),
+        ('{"categories": [{"id": 7, "name": "a"}, {"id": 2, "name": "b"}]}', 2, ([7, 2], "ab")),
+        ('{"categories": [{"id": 1, "name": "a"}, {"id": 0, "name": "b"}]}', 2, ([0, 1], "ba")),
+        ('["a", "b"]', 2, ([0, 1], "ab")),
+        ("a\n\nb c\n", 2, ([0, 1], ["a", "b c"])),
+    ],
+    ids=["COCO's gaps", "other ids", "out of order", "JSON list", "lines"],
+)
+def test_classes_are_assigned_to_outputs(
+    content: str, outputs: int, expected: tuple[list[int], Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "classes"
+    file.write_text(content)
+    classes = read_class_map(file, outputs=outputs)
+    assert (list(classes.category_ids), list(classes.names)) == (expected[0], list(expected[1]))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "a\nb\n",
+        '["a", "b", "c", "d"]',
+        "",
+        "{}",
+        "[1]",
+        '{"categories": [{"id": 3, "name": "a"}]}',
+        '{"categories": [{"id": 0, "name": "a"}, {"id": 0, "name": "b"}]}',
+        '{"categories": [{"id": "0", "name": "a"}]}',
+        "[" * 100_000,
+        None,
+    ],
+)
+def test_classes_that_do_not_fit_are_refused(content: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "classes"
+    if content is None:
+        os.mkfifo(file)
+    else:
+        file.write_text(content)
+    with pytest.raises(InputError) as caught:
+        read_class_map(file, outputs=3)
+    assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("a.pth", "--detector", "b.pth", "--classes", "c"),
+        ("--detector", "b.pth"),
+        ("a.pth", "--classes", "c"),
+    ],
+)
+def test_contradicting_options_are_refused(arguments: tuple[str, ...], run_here: RunHere) -> None:
+    done = run_here(main, "convert", *arguments, "--out", "made")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stdout == ""
+
+
+WEIGHTS = {"conv1.weight": torch.arange(6.0).reshape(2, 3), "bn1.running_mean": torch.ones(2)}
+
+
+def saved(content: object, folder: Path) -> Path:
+    file = folder / "given.pth"
+    torch.save(content, file)
+    return file
+
+
+def error_of(file: Path, out: Path, *, trust: bool = True) -> str:
+    before = sorted(file.parent.iterdir())
+    with pytest.raises(InputError) as caught:
+        convert(file=file, out=out, trust=trust, overwrite=False)
+    assert sorted(file.parent.iterdir()) == before
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        (WEIGHTS, []),
+        ({"model": WEIGHTS, "epoch": 3, "optimizer": {"state": {}}}, ["epoch, optimizer"]),
+        ({"state_dict": {**WEIGHTS, "note": "x"}, "args": {}}, ["args, note"]),
+        ({f"module.{name}": value for name, value in WEIGHTS.items()}, ["renamed: 2 tensors"]),
+    ],
+    ids=["bare", "as MLPerf saves it", "state_dict", "of DistributedDataParallel"],
+)
+def test_tensors_are_written_and_other_entries_are_listed(
+    content: object, parts: Sequence[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "made.safetensors"
+    assert convert(file=saved(content, tmp_path), out=out, trust=True, overwrite=False) == 0
+    tensors = load_file(out)
+    assert tensors.keys() == WEIGHTS.keys()
+    assert all(torch.equal(tensors[name], value) for name, value in WEIGHTS.items())
+    output = capsys.readouterr().out
+    assert all(part in output for part in (*parts, "2 tensors", "because of --trust"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["given.pth", "made.safetensors"]
+
+
+def test_tensors_that_share_memory_are_copied(tmp_path: Path) -> None:
+    values = torch.arange(4.0)
+    views = {"a": values, "b": values, "c": values[1:3], "d": values.reshape(2, 2).T}
+    file = saved(views, tmp_path)
+    out = tmp_path / "made.safetensors"
+    convert(file=file, out=out, trust=True, overwrite=False)
+    assert load_file(out)["d"].tolist() == [[0, 2], [1, 3]]
+
+
+def test_nothing_is_read_without_trust(tmp_path: Path) -> None:
+    message = error_of(saved(WEIGHTS, tmp_path), tmp_path / "a.safetensors", trust=False)
+    assert "CVE-2026-24747" in message and "--trust" in message
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut", b"\x80\x02garbage", b"hello" * 9])
+def test_broken_file_is_refused(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "broken.pth"
+    file.write_bytes(content)
+    assert f"{file}: cannot be read" in error_of(file, tmp_path / "out.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ([1, 2], "no state_dict"),
+        ({"a": 1}, "no state_dict"),
+        ({"model": {}}, "no state_dict"),
+        ({1: torch.zeros(3)}, "no state_dict"),
+        (torch.zeros(3), "no state_dict"),
+        ({"a": torch.eye(3).to_sparse()}, "a: not a dense tensor"),
+        ({"a": torch.zeros(1).expand(10**15)}, "a: claims to be larger than the file"),
+    ],
+    ids=["list", "number", "empty", "number as a name", "tensor", "sparse", "larger than the file"],
+)
+def test_file_without_weights_is_refused(content: object, problem: str, tmp_path: Path) -> None:
+    assert problem in error_of(saved(content, tmp_path), tmp_path / "out.safetensors")
+
+
+def inflating(folder: Path) -> Path:
+    """Write a compressed file: 200 MB of zeros in 900 kB."""
+    stored = BytesIO()
+    torch.save({"a": torch.zeros(50_000_000)}, stored)
+    file = folder / "given.pth"
+    with (
+        zipfile.ZipFile(stored) as source,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as target,
+    ):
+        for member in source.infolist():
+            target.writestr(member.filename, source.read(member))
+    return file
+
+
+def shared(folder: Path) -> Path:
+    """Write 400 tensors that share 1 MB of memory."""
+    values = torch.zeros(250_000)
+    return saved({str(number): values for number in range(400)}, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [inflating, shared])
+def test_file_that_needs_far_more_memory_than_its_size_is_refused_first(
+    make: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    file, out = make(tmp_path), tmp_path / "out.safetensors"
+    program = (
+        "import re, sys\n"
+        "from pathlib import Path\n"
+        "from common.cli import run_command\n"
+        "from retinanet.training.convert import convert\n"
+        "file, out = map(Path, sys.argv[1:])\n"
+        "def peak():\n"
+        "    return int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])\n"
+        "before = peak()\n"
+        "run = lambda: convert(file=file, out=out, trust=True, overwrite=False)\n"
+        "status = run_command(run)\n"
+        "print(status, peak() - before)\n"
+    )
+    command = [sys.executable, "-c", program, str(file), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr.startswith(f"error: {file}: ") and done.stderr.count("\n") == 1
+    status, kilobytes = map(int, done.stdout.split())
+    assert status == 2 and kilobytes < 100_000 and not out.exists()
+
+
+def test_existing_file_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
+    file, out = saved(WEIGHTS, tmp_path), tmp_path / "a.safetensors"
+    out.write_text("mine")
+    assert f"{out}: exists" in error_of(file, out)
+    assert out.read_text() == "mine"
+    assert convert(file=file, out=out, trust=True, overwrite=True) == 0
+    assert "ends in .safetensors" in error_of(file, tmp_path / "weights.pth")
+    assert "cannot be read: No such file" in error_of(
+        tmp_path / "no.pth", tmp_path / "b.safetensors"
+    )
+
+
+def test_evaluating_a_pth_names_the_convert_command(tmp_path: Path) -> None:
+    file = saved(WEIGHTS, tmp_path)
+    with pytest.raises(InputError, match=r"python -m retinanet convert .*given\.safetensors"):
+        evaluate(
+            checkpoint=file,
+            annotations=None,
+            images=None,
+            batch_size=1,
+            metric="faster-coco-eval",
+            out=None,
+            pictures=0,
+            json_file=None,
+            overwrite=False,
+        )
