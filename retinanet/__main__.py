@@ -1,8 +1,8 @@
-"""Commands on a trained detector. `evaluate` prints its mAP, `predict` finds its
-classes in pictures and videos, `export` makes a file of it that other
-programs run. `convert` makes a .pth of somebody whom you trust into a file
-that training reads; `compile` compiles the C++ ahead of time; `mlperf` runs
-MLCommons' official checkers, and tells what its reference runs took."""
+"""Commands on a trained detector. `evaluate` computes its mAP, `predict` detects
+objects in pictures and videos, `export` writes a file that other programs
+run. `convert` converts a .pth that you trust to .safetensors; `compile`
+compiles the C++ kernels ahead of time; `mlperf` runs MLCommons' official
+checkers and prints its reference points."""
 
 import sys
 
@@ -16,7 +16,7 @@ COMMANDS = {
     "compile": ("retinanet.commands:add_compile", "the C++ kernels ahead of time"),
     "mlperf": (
         "retinanet.commands:add_mlperf",
-        "check a run by MLPerf's rules, its reference points, a submission's folder",
+        "MLPerf's checkers, reference points and submissions",
     ),
 }
 
