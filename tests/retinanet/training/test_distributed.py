@@ -27,9 +27,9 @@ from retinanet.training.distributed import (
 )
 from retinanet.training.loop import StepResult, accumulate_gradients
 from retinanet.training.train_state import random_states
-from tests.support.processes import children_of
 from tests.launch.ranks import ended, run_ranks, start_apart
 from tests.retinanet.training.tiny_steps import SIZE, make_batch, prepared
+from tests.support.processes import children_of
 from tests.support.step_results import step_result
 
 
