@@ -88,10 +88,10 @@ def compare_command(
     if out is not None:
         files = [out / "comparison.csv", *charts.chart_files(out, "comparison")]
         require_free_outputs(files, overwrite=overwrite)
-    side_names = names_of(names, first, second)
+    side_names = choose_names(names, first, second)
     logs = [read_with_progress(log_files(path), console) for path in (first, second)]
     comparison = compare(*map(Side, side_names, logs), with_types=not ignore_types)
-    ratios = [ratio_of(condition, comparison) for condition in conditions]
+    ratios = [compute_ratio(condition, comparison) for condition in conditions]
     print_comparison(console, comparison, top=top)
     problems = [pair.record() for pair in (*comparison.only_one, *comparison.both)]
     if json_file is not None:
@@ -101,7 +101,7 @@ def compare_command(
             "by_step": comparison.is_by_step,
             "kinds": [
                 {name: kind.record()[name] for name in KIND_FIELDS}
-                for kind in kinds_of(comparison.pairs)
+                for kind in sum_by_kind(comparison.pairs)
             ],
             "problems": problems,
         }
@@ -119,7 +119,7 @@ def compare_command(
     return CONDITION_MET if any(are_met) else FINISHED
 
 
-def names_of(names: str | None, first: Path, second: Path) -> tuple[str, str]:
+def choose_names(names: str | None, first: Path, second: Path) -> tuple[str, str]:
     """Return names of both sides: `--names`, else the shortest ends of their paths that differ.
 
     Raises:
@@ -264,8 +264,8 @@ def compare(
     matched: dict[WorkKey, Pair] = {}
     for place, side in enumerate((first, second)):
         divisor = steps[place] if is_by_step else 1
-        of_side = side.log.calls(lambda where: where.step is not None or not is_by_step)
-        for problem, calls in of_side.items():
+        executions = side.log.calls(lambda where: where.step is not None or not is_by_step)
+        for problem, calls in executions.items():
             key = WorkKey(
                 problem.kind,
                 direction_name(problem.direction),
@@ -281,16 +281,16 @@ def compare(
     return Comparison(first, second, list(matched.values()), is_by_step=is_by_step)
 
 
-def kinds_of(pairs: Sequence[Pair]) -> list[Pair]:
+def sum_by_kind(pairs: Sequence[Pair]) -> list[Pair]:
     """Return sums by kind and direction, the costliest first."""
     groups: dict[tuple[str, str], list[Pair]] = defaultdict(list)
     for pair in pairs:
         groups[pair.key.kind, pair.key.direction].append(pair)
-    sums = (sum_of(group, *key) for key, group in groups.items())
+    sums = (sum_pairs(group, *key) for key, group in groups.items())
     return sorted(sums, key=lambda kind: -kind.cost_ms)
 
 
-def sum_of(pairs: Sequence[Pair], kind: str, direction: str = "") -> Pair:
+def sum_pairs(pairs: Sequence[Pair], kind: str, direction: str = "") -> Pair:
     """Return the sum of several pairs, under the name of a kind and direction."""
     total = Pair(WorkKey(kind, direction, shape="", types="", algorithm=""))
     for pair in pairs:
@@ -309,7 +309,7 @@ MOSTLY_DIFFERENT = 0.5
 def print_comparison(console: Console, comparison: Comparison, *, top: int) -> None:
     """Print what is compared, kinds, calls of one side, then calls of both."""
     for place, side in (("first", comparison.first), ("second", comparison.second)):
-        say(console, f"{place + ':':<8}{side.name}; {library_of(side.log)}")
+        say(console, f"{place + ':':<8}{side.name}; {describe_library(side.log)}")
     scope = "per step" if comparison.is_by_step else "of the whole logs"
     say(console, f"calls and times are {scope}")
     # Names as headings: the ends of long ones.
@@ -348,7 +348,7 @@ def print_comparison(console: Console, comparison: Comparison, *, top: int) -> N
         say(console, hint)
 
 
-def library_of(log: OneDnnLog) -> str:
+def describe_library(log: OneDnnLog) -> str:
     """Return which library wrote a log, with how many threads."""
     versions = ", ".join(f"oneDNN {version}" for version in log.versions) or "oneDNN"
     threads = f", {' and '.join(map(str, log.threads))} threads" if log.threads else ""
@@ -363,9 +363,9 @@ def kind_rows(
     Where only one side has calls, its name from `names` stands in place of the ratio. `total` is
     the name of the last row, and `not_called` the time of a side without calls.
     """
-    kinds = kinds_of(comparison.pairs)
-    rows = (*kinds, sum_of(kinds, total))
-    return [row_of(kind, kind.name, names=names, not_called=not_called) for kind in rows]
+    kinds = sum_by_kind(comparison.pairs)
+    rows = (*kinds, sum_pairs(kinds, total))
+    return [make_row(kind, kind.name, names=names, not_called=not_called) for kind in rows]
 
 
 def pair_rows(
@@ -378,12 +378,12 @@ def pair_rows(
         sides = [side for side in (pair.first, pair.second) if side.calls]
         ways = (f"{', '.join(side.implementations)}; {', '.join(side.layouts)}" for side in sides)
         lines = (pair.name, pair.key.shape, pair.key.types, *dict.fromkeys(ways))
-        row = row_of(pair, "\n".join(filter(None, lines)), names=names, not_called=not_called)
+        row = make_row(pair, "\n".join(filter(None, lines)), names=names, not_called=not_called)
         rows.append([*row[:-1], pair.extra_ms] if with_extra else row)
     return rows
 
 
-def row_of(
+def make_row(
     pair: Pair, name: str, *, names: tuple[str, str], not_called: str | None
 ) -> list[object]:
     """Return name, calls, times, and their ratio, or which side alone has any time."""
@@ -415,7 +415,7 @@ LONGEST_SHAPE = 44
 
 def draw_comparison(comparison: Comparison) -> "Figure":
     """Draw time by kind and direction (left), and the costliest calls of only one side (right)."""
-    kinds = kinds_of(comparison.pairs)[:BARS]
+    kinds = sum_by_kind(comparison.pairs)[:BARS]
     only_one = comparison.only_one[:BARS]
     names = (comparison.first.name, comparison.second.name)
     rows = max(len(kinds), len(only_one), 3)
@@ -487,13 +487,13 @@ def parse_condition(text: str) -> Condition:
     return Condition(text.strip(), name, is_of_calls, match[2], float(match[3]))
 
 
-def ratio_of(condition: Condition, comparison: Comparison) -> float:
+def compute_ratio(condition: Condition, comparison: Comparison) -> float:
     """Return the number that a condition is about; infinite if only the first has such calls.
 
     Raises:
         InputError: Neither log has such a kind.
     """
-    kinds = kinds_of(comparison.pairs)
+    kinds = sum_by_kind(comparison.pairs)
     name = condition.name.replace("_", " ")
     chosen = [
         kind
@@ -505,7 +505,7 @@ def ratio_of(condition: Condition, comparison: Comparison) -> float:
         raise InputError(
             f"--fail-if {condition.text!r}: neither log has {condition.name!r}; use one of {known}"
         )
-    total = sum_of(chosen, "")
+    total = sum_pairs(chosen, "")
     first, second = (
         side.calls if condition.is_of_calls else side.ms for side in (total.first, total.second)
     )

@@ -23,11 +23,11 @@ from profiling.efficiency_analysis import (
     Part,
     ProblemEfficiency,
     Projection,
+    analyze_efficiency,
     cold_ratio,
-    efficiency_of,
     hot_ratio,
+    marked_steps,
     project,
-    steps_of,
 )
 from profiling.onednn_log import log as onednn_logs
 from profiling.onednn_log.log import OneDnnLog
@@ -130,7 +130,7 @@ def efficiency_command(
         raise InputError("--replay: runs nothing; remove --runner, --benchdnn and --threads")
     program = None if made else chosen_benchdnn(runner, benchdnn)
     log = onednn_logs.read_with_progress(logs, console)
-    if steps is not None and (marked := steps_of(log).whole):
+    if steps is not None and (marked := marked_steps(log).whole):
         raise InputError(f"--steps: the log already marks its {len(marked)} steps; remove --steps")
     onednn_logs.describe_log(console, log)
     machine = choose_peaks(peaks, log, console=console, folder=out)
@@ -140,7 +140,7 @@ def efficiency_command(
         )
         if out is not None:
             save_replay(made, out / "replay.json")
-    efficiency = efficiency_of(log, made, peaks=machine)
+    efficiency = analyze_efficiency(log, made, peaks=machine)
     projection = project(efficiency, steps=steps, images_a_step=images_a_step)
     print_cautions(console, efficiency.cautions)
     print_efficiency(console, efficiency)
@@ -194,7 +194,7 @@ def replay_now(
         say(console, f"note: {text}")
 
     conditions = replay_conditions(log, threads=threads, cpus=None, warn=note)
-    calls = log.calls(steps_of(log).holds)
+    calls = log.calls(marked_steps(log).holds)
     name = f"benchdnn ({benchdnn})" if benchdnn else "torch's oneDNN"
     title = f"replaying through {name} [problems]"
     with background_load() as others, progress(console, title, total=len(calls)) as advance:
@@ -260,7 +260,7 @@ def print_efficiency(console: Console, efficiency: Efficiency) -> None:
     print_not_replayed(console, efficiency)
     worst = [problem for problem in efficiency.problems if problem.lost_ms > 0][:WORST]
     if worst:
-        rows = [row_of(readable(problem.problem), problem) for problem in worst]
+        rows = [make_row(readable(problem.problem), problem) for problem in worst]
         several = f"the {len(worst)} problems that lose most time"
         title = several if len(worst) > 1 else "the problem that loses most time"
         table = Table(title, (text_column("problem"), *MEASURES), rows)
@@ -276,7 +276,7 @@ MEASURES = (
 )
 
 
-def row_of(name: str, timed: Part, *, divisor: float = 1) -> list[object]:
+def make_row(name: str, timed: Part, *, divisor: float = 1) -> list[object]:
     """Return name, calls, times, ratios and the loss; calls and times over `divisor`."""
     calls = timed.calls if divisor == 1 else timed.calls / divisor
     times = (timed.measured_ms, timed.hot_ms, timed.cold_ms)
@@ -286,12 +286,12 @@ def row_of(name: str, timed: Part, *, divisor: float = 1) -> list[object]:
 
 
 def part_rows(efficiency: Efficiency, *, divisor: float = 1) -> list[list[object]]:
-    """Return a row of `row_of` for each kind and direction, and a last one for all."""
+    """Return a row of `make_row` for each kind and direction, and a last one for all."""
     rows = []
     for part in efficiency.parts:
         name = kind_and_direction(part.kind, part.direction)
-        rows.append(row_of(name, part, divisor=divisor))
-    return [*rows, row_of("all", efficiency.total, divisor=divisor)]
+        rows.append(make_row(name, part, divisor=divisor))
+    return [*rows, make_row("all", efficiency.total, divisor=divisor)]
 
 
 def print_not_replayed(console: Console, efficiency: Efficiency) -> None:

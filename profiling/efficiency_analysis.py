@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from profiling.onednn_log.log import OneDnnLog, Where
+from profiling.onednn_log.log import LogPosition, OneDnnLog
 from profiling.onednn_log.work import Problem
 from profiling.peaks import Peaks, cautions_of_peaks, roofline_ms
 from profiling.replay.replay import Replay, ReplayTime, mismatches
@@ -83,7 +83,7 @@ class Steps:
         """Steps of all ranks, counted each for itself; None without marks."""
         return len(self.whole) or None
 
-    def holds(self, where: Where) -> bool:
+    def holds(self, where: LogPosition) -> bool:
         """Return whether executions in that place count."""
         return not self.whole or (where.rank, where.step) in self.whole
 
@@ -118,12 +118,12 @@ class Efficiency:
         return self.not_replayed_ms / self.measured_ms if self.measured_ms else 0.0
 
 
-def efficiency_of(log: OneDnnLog, replay: Replay, *, peaks: Peaks | None) -> Efficiency:
+def analyze_efficiency(log: OneDnnLog, replay: Replay, *, peaks: Peaks | None) -> Efficiency:
     """Compare a log with its replay; `peaks` are for the roofline.
 
     Where the log marks its steps, only what ran inside whole steps counts.
     """
-    steps = steps_of(log)
+    steps = marked_steps(log)
     problems, not_replayed = [], []
     for problem, calls in log.calls(steps.holds).items():
         time = replay.times.get(problem)
@@ -150,14 +150,14 @@ def efficiency_of(log: OneDnnLog, replay: Replay, *, peaks: Peaks | None) -> Eff
         steps=steps,
         problems=sorted(problems, key=lambda problem: -problem.lost_ms),
         not_replayed=sorted(not_replayed, key=lambda problem: -problem.measured_ms),
-        parts=parts_of(problems),
+        parts=sum_by_kind(problems),
         total=sum_up("", "", problems),
         outside_ms=sum(calls.total_ms for calls in outside.values()),
         cautions=[*mismatches(log, replay), *cautions_of_peaks(peaks, log)],
     )
 
 
-def parts_of(problems: Sequence[Part]) -> list[Part]:
+def sum_by_kind(problems: Sequence[Part]) -> list[Part]:
     """Return sums by kind and direction, the costliest first."""
     groups: dict[tuple[str, str], list[Part]] = defaultdict(list)
     for problem in problems:
@@ -180,12 +180,12 @@ def sum_up(kind: str, direction: str, problems: Sequence[Part]) -> Part:
     )
 
 
-def steps_of(log: OneDnnLog) -> Steps:
+def marked_steps(log: OneDnnLog) -> Steps:
     """Return what the marks and facts of a log have on its steps."""
     marks = [(where, ms) for where, ms in log.phase_ms.items() if where.phase is None]
     walls = {(where.rank, where.step): ms for where, ms in marks}
-    of_ranks = {facts.get("rank"): facts for facts in log.facts}
-    images = [facts.get("images_a_step") for facts in of_ranks.values()]
+    by_rank = {facts.get("rank"): facts for facts in log.facts}
+    images = [facts.get("images_a_step") for facts in by_rank.values()]
     ranks_of_run = next((facts.get("ranks") for facts in log.facts), None)
     return Steps(
         whole=frozenset(walls),

@@ -132,12 +132,12 @@ def load_peaks(path: Path) -> Peaks:
     """
     content = read_json_object(path, advice=ADVICE)
     try:
-        return peaks_of(content)
+        return parse_peaks(content)
     except ValueError as error:
         raise InputError(f"{path}: {error}; {ADVICE}") from error
 
 
-def peaks_of(content: Mapping[str, Any]) -> Peaks:
+def parse_peaks(content: Mapping[str, Any]) -> Peaks:
     """Return peaks from an object of JSON; unknown fields are ignored.
 
     Raises:
@@ -154,7 +154,7 @@ def peaks_of(content: Mapping[str, Any]) -> Peaks:
         return isinstance(values, dict) and all(map(is_rate, values.values()))
 
     rates, threads, works = content["matrix_gflop_per_s"], content["threads"], content.get("rates")
-    of_works = not isinstance(works, dict) or all(map(are_rates, works.values()))
+    valid_rates = not isinstance(works, dict) or all(map(are_rates, works.values()))
     for name, valid, expected in (
         ("matrix_gflop_per_s", rates and are_rates(rates), "a rate above 0 for each type"),
         ("bandwidth_gb_per_s", is_rate(content["bandwidth_gb_per_s"]), "a number above 0"),
@@ -164,7 +164,7 @@ def peaks_of(content: Mapping[str, Any]) -> Peaks:
             (name, isinstance(content.get(name, {}), dict), "an object")
             for name in ("versions", "rates", "bandwidths", "left_out")
         ),
-        ("rates", of_works, "a rate above 0 for each work of each type"),
+        ("rates", valid_rates, "a rate above 0 for each work of each type"),
         *((name, isinstance(content.get(name, []), list), "a list") for name in ("cpus", "notes")),
     ):
         if not valid:
@@ -299,7 +299,7 @@ def measure_peaks(
                 advance(answer["percent"], answer["next"])
     except WorkerDiedError as error:
         raise InputError(f"peaks cannot be measured: {error}") from error
-    return peaks_of(answer["peaks"])
+    return parse_peaks(answer["peaks"])
 
 
 MEASURE = "measure"
@@ -351,7 +351,7 @@ def choose_peaks(
 
 def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
     """Take the cores of a `Share` before torch is loaded; answers are those of `measurement`."""
-    share = share_of(specification)
+    share = parse_share(specification)
     notes = take_cores(share)
     messages = measurement(share, notes + check_cores(share))
     return {}, lambda _: next(messages)
@@ -386,7 +386,7 @@ def measurement(share: Share, notes: Sequence[str]) -> Iterator[dict[str, Any]]:
     yield {"peaks": peaks}
 
 
-def share_of(fields: dict[str, Any]) -> Share:
+def parse_share(fields: dict[str, Any]) -> Share:
     """Return a share from its fields as JSON has them."""
     lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
     return Share(**{**fields, **lists})

@@ -52,7 +52,7 @@ def prepare_works() -> tuple[dict[str, dict[str, Work]], dict[str, str]]:
             if rate < slow:
                 left_out[name] = f"emulated by this processor, {rate:.3g} GFLOP/s"
                 continue
-            works[name] = works_of(name, threads=threads)
+            works[name] = make_works(name, threads=threads)
         except RuntimeError as error:
             left_out[name] = f"not supported by torch: {str(error).splitlines()[0]}"
     return works, left_out
@@ -111,7 +111,7 @@ def movers(buffer_bytes: int = BUFFER_BYTES) -> dict[str, Callable[[], object]]:
     }
 
 
-def works_of(type_name: str, *, threads: int) -> dict[str, Work]:
+def make_works(type_name: str, *, threads: int) -> dict[str, Work]:
     """Return everything that is timed for one type, by what it is.
 
     Raises:

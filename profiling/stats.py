@@ -89,8 +89,8 @@ def stats_command(
         require_free_outputs(files, overwrite=overwrite)
     log = onednn_logs.read_with_progress(logs, console)
     calls = log.calls()
-    rows = rows_of(calls)
-    parts = parts_of(rows)
+    rows = make_rows(calls)
+    parts = sum_by_kind(rows)
     machine = None if out is None else choose_peaks(peaks, log, console=console, folder=out)
     cautions = cautions_of_peaks(machine, log)
     print_cautions(console, cautions)
@@ -103,7 +103,7 @@ def stats_command(
         write_parts(json_file, json_parts(log, parts, rows))
     if out is not None:
         write_parts(out / "primitives.csv", csv_parts(COLUMNS, rows))
-        parameters = csv_parts(PARAMETER_COLUMNS, parameters_of(calls))
+        parameters = csv_parts(PARAMETER_COLUMNS, parameter_rows(calls))
         write_parts(out / "parameters.csv", parameters)
         name = onednn_logs.name_files(log.files)
         title = f"oneDNN's time by kind and direction: {name}"
@@ -142,7 +142,7 @@ class Row(NamedTuple):
 COLUMNS = Row._fields
 
 
-def rows_of(calls: Mapping[Problem, Calls]) -> list[Row]:
+def make_rows(calls: Mapping[Problem, Calls]) -> list[Row]:
     """Return a row for each problem, the costliest first; problems with equal columns are one."""
     total_ms = sum(counted.total_ms for counted in calls.values())
     rows = []
@@ -175,9 +175,9 @@ def identity(problem: Problem) -> tuple[str, str, str, str, str, str, str, str]:
 
     The algorithm includes the log's other terms, such as `axis:1` or `flags:GR`.
     """
-    of_problem = (problem.kind, problem.implementation, problem.direction, problem.types)
+    work = (problem.kind, problem.implementation, problem.direction, problem.types)
     algorithm = intern(problem.auxiliary.removeprefix("alg:"))
-    return *of_problem, problem.layouts, problem.attributes, algorithm, problem.shape
+    return *work, problem.layouts, problem.attributes, algorithm, problem.shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class Part:
     gflop_per_s: float | None
 
 
-def parts_of(rows: Sequence[Row]) -> list[Part]:
+def sum_by_kind(rows: Sequence[Row]) -> list[Part]:
     """Return the sums by kind and direction, the costliest first."""
     by_part: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
@@ -235,7 +235,7 @@ PARAMETER_COLUMNS = (
 destination, run together (`u8s8u8`); `directory` is the paper's word for benchdnn's `--dir`."""
 
 
-def parameters_of(calls: Mapping[Problem, Calls]) -> Iterator[tuple[object, ...]]:
+def parameter_rows(calls: Mapping[Problem, Calls]) -> Iterator[tuple[object, ...]]:
     """Yield a row for each problem, the costliest first; equal rows are one."""
     counts: dict[tuple[str, ...], int] = defaultdict(int)
     for problem, counted in sorted(calls.items(), key=lambda item: -item[1].total_ms):

@@ -47,7 +47,7 @@ from profiling.bench.job import (
 from profiling.bench.results import background_load
 from profiling.bench.variant import Run, Variant, Workload
 from profiling.bench.worker_pool import Runner, WorkerPool, run_interleaved, variant_worker
-from profiling.compare import Side, compare, kinds_of
+from profiling.compare import Side, compare, sum_by_kind
 from profiling.onednn_log.log import read_logs
 
 OTHER_PACKAGES = ("simplejpeg", "pillow", "numpy", "mlperf-logging", "mpich")
@@ -311,7 +311,7 @@ def compare_calls(
         "logs": [f"{name}.log" for name in names],
         "kinds": [
             {"kind": kind.name, **{name: kind.record()[name] for name in sums}}
-            for kind in kinds_of(comparison.pairs)
+            for kind in sum_by_kind(comparison.pairs)
         ],
         "only_one": [{name: record[name] for name in fields} for record in records],
     }

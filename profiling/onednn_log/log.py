@@ -24,11 +24,11 @@ from common.console import progress_in_bytes, say
 from common.errors import InputError
 from common.files import regular_descriptor
 from profiling.onednn_log import parse
-from profiling.onednn_log.parse import Mark, Meaning, head_of, milliseconds
+from profiling.onednn_log.parse import Mark, Meaning, milliseconds, split_head
 from profiling.onednn_log.work import Problem
 
 
-class Where(NamedTuple):
+class LogPosition(NamedTuple):
     """The place in a training where a line was written; None where the log does not have it."""
 
     rank: int | None = None
@@ -78,7 +78,7 @@ class OneDnnLog:
     threads: list[int] = field(default_factory=list)  # `nthr` of each header that differs
     facts: list[dict[str, object]] = field(default_factory=list)
     """The facts that a run of ours writes, once a rank; see `profiling.onednn_log.parse`."""
-    executions: dict[Where, dict[Problem, Calls]] = field(default_factory=dict)
+    executions: dict[LogPosition, dict[Problem, Calls]] = field(default_factory=dict)
     creations: dict[Problem, Calls] = field(default_factory=dict)
     """Creations of primitives; the states of their cache are in `creation_states`."""
     creation_states: Counter[str] = field(default_factory=Counter)
@@ -87,14 +87,14 @@ class OneDnnLog:
     """Implementations that oneDNN skipped, by reason."""
     messages: Counter[str] = field(default_factory=Counter)
     """Errors, warnings and failed checks, by text."""
-    phase_ms: dict[Where, float] = field(default_factory=dict)
+    phase_ms: dict[LogPosition, float] = field(default_factory=dict)
     """Wall-clock time of phases and, with `phase=None`, of whole steps, from marks."""
     lines: int = 0  # Lines of all files, other programs' included
     onednn_lines: int = 0
     not_understood_count: int = 0
     not_understood: list[NotUnderstood] = field(default_factory=list)  # The first of them
 
-    def calls(self, keep: Callable[[Where], bool] = lambda _: True) -> dict[Problem, Calls]:
+    def calls(self, keep: Callable[[LogPosition], bool] = lambda _: True) -> dict[Problem, Calls]:
         """Return executions by problem, in all places that `keep` accepts; do not modify them."""
         places = [problems for where, problems in self.executions.items() if keep(where)]
         if len(places) == 1:
@@ -201,10 +201,10 @@ class _Reader:
         self.first_not_understood = log.not_understood_count
         self.rank: int | None = None
         """From the facts at the file's beginning; a line's own prefix takes precedence."""
-        self.where: dict[int | None, Where] = {}
-        self.begun: dict[Where, float] = {}
+        self.where: dict[int | None, LogPosition] = {}
+        self.begun: dict[LogPosition, float] = {}
         self.meanings: dict[str, Meaning] = {}
-        self.sink: dict[tuple[Where, str], Calls] = {}
+        self.sink: dict[tuple[LogPosition, str], Calls] = {}
 
     def read(self, file: Path, advance: Callable[[int], None]) -> None:
         def count_bytes(size: int) -> None:
@@ -218,8 +218,8 @@ class _Reader:
         self.log.files.append(self.name)
         is_text = True
         try:
-            with opened(file) as stream:
-                for line in lines_of(stream, count_bytes):
+            with open_log(file) as stream:
+                for line in read_lines(stream, count_bytes):
                     self.number += 1
                     is_text = is_text and "\0" not in line
                     self.line(line)
@@ -250,11 +250,11 @@ class _Reader:
         if len(line) >= LONGEST_LINE:
             self.not_understood(line, f"longer than {LONGEST_LINE} characters")
             return
-        head, time = head_of(line.rstrip().partition(",")[2])
+        head, time = split_head(line.rstrip().partition(",")[2])
         try:
             meaning = self.meanings.get(head)
             if meaning is None:
-                meaning = parse.meaning_of(parse.Head(head, time))
+                meaning = parse.parse_head(parse.Head(head, time))
                 if meaning.kind in ("execution", "creation"):
                     make_room(self.meanings)
                     self.meanings[head] = meaning
@@ -275,7 +275,7 @@ class _Reader:
             self.not_understood(line, str(error))
 
     def add_execution(self, meaning: Meaning, head: str, time: float, rank: int | None) -> None:
-        where = self.where.get(rank) or Where(rank)
+        where = self.where.get(rank) or LogPosition(rank)
         calls = self.sink.get((where, head))
         if calls is None:
             assert meaning.problem is not None
@@ -298,7 +298,7 @@ class _Reader:
             self.not_understood(line, f"invalid line of ProfileDNN: {error}")
 
     def add_mark(self, mark: Mark) -> None:
-        place = Where(self.rank, mark.step, mark.phase)
+        place = LogPosition(self.rank, mark.step, mark.phase)
         if mark.is_begin:
             self.begun[place] = mark.milliseconds
             self.where[self.rank] = place
@@ -306,7 +306,9 @@ class _Reader:
         if (begun := self.begun.pop(place, None)) is not None:
             spent = self.log.phase_ms.get(place, 0.0)
             self.log.phase_ms[place] = spent + mark.milliseconds - begun
-        self.where[self.rank] = Where(self.rank, mark.step) if mark.phase else Where(self.rank)
+        self.where[self.rank] = (
+            LogPosition(self.rank, mark.step) if mark.phase else LogPosition(self.rank)
+        )
 
     def not_understood(self, line: str, why: str) -> None:
         self.log.not_understood_count += 1
@@ -342,7 +344,7 @@ BLOCK = 1 << 20
 
 
 @contextmanager
-def opened(file: Path) -> Iterator[io.BufferedIOBase]:
+def open_log(file: Path) -> Iterator[io.BufferedIOBase]:
     """Yield a file's bytes, unpacked where they are packed; `-` is standard input.
 
     Regular files and the pipes of a shell's `<(command)` are read, no FIFO and no device: OSError.
@@ -355,7 +357,7 @@ def opened(file: Path) -> Iterator[io.BufferedIOBase]:
         yield gzip.GzipFile(fileobj=stream) if is_packed else stream
 
 
-def lines_of(stream: io.BufferedIOBase, advance: Callable[[int], None]) -> Iterator[str]:
+def read_lines(stream: io.BufferedIOBase, advance: Callable[[int], None]) -> Iterator[str]:
     """Yield lines without their newlines; bytes that are no UTF-8 are replaced.
 
     `advance` is called with the bytes of each block.
@@ -427,5 +429,5 @@ def describe_log(console: Console, log: OneDnnLog) -> None:
 
 def name_files(files: Sequence[str]) -> str:
     """Return the names of a log's files for a chart's title, of many the first three."""
-    more = f" and {len(files) - 3} more" if len(files) > 3 else ""
-    return ", ".join(Path(file).name for file in files[:3]) + more
+    others = f" and {len(files) - 3} more" if len(files) > 3 else ""
+    return ", ".join(Path(file).name for file in files[:3]) + others

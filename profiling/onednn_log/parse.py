@@ -46,7 +46,7 @@ class Meaning:
     text: str = ""  # A creation's state of the cache, a dispatch's reason, else the message
 
 
-def head_of(text: str) -> Head:
+def split_head(text: str) -> Head:
     """Split what follows the marker into head and time."""
     if text[:1] == "v" and text[1:2].isdigit():
         text = text.partition(",")[2]
@@ -82,7 +82,7 @@ def milliseconds(time: str) -> float:
     return value
 
 
-def meaning_of(head: Head) -> Meaning:
+def parse_head(head: Head) -> Meaning:
     """Return the content of a line, whatever its time.
 
     Raises:
@@ -103,14 +103,14 @@ def meaning_of(head: Head) -> Meaning:
     if operation in MESSAGES or state in ("check", "debug", "start", "external"):
         return Meaning("message", text=": ".join([operation, *fields[:3]]))
     if name == "exec" and not state:
-        return Meaning("execution", problem=problem_of(component, fields))
+        return Meaning("execution", problem=parse_problem(component, fields))
     if name in ("create", "create_nested", "compile"):
         nested = "nested_" if name == "create_nested" else ""
-        return Meaning("creation", problem=problem_of(component, fields), text=nested + state)
+        return Meaning("creation", problem=parse_problem(component, fields), text=nested + state)
     raise ValueError(f"unknown operation {operation[:40]!r}")
 
 
-def problem_of(component: str, fields: list[str]) -> Problem:
+def parse_problem(component: str, fields: list[str]) -> Problem:
     """Return the problem in the fields between the operation and the time.
 
     Raises:

@@ -185,7 +185,7 @@ def listed_sizes(shape: str) -> list[Dimensions]:
     return [tuple(map(int, tensor.split("x"))) for tensor in shape.split(":")]
 
 
-def product_of(sizes: dict[str, int], names: Sequence[str]) -> int:
+def multiply_sizes(sizes: dict[str, int], names: Sequence[str]) -> int:
     """Return the product of the sizes that are there."""
     return prod(sizes.get(name, 1) for name in names)
 
@@ -225,9 +225,9 @@ def convolution_flop(problem: Problem) -> float:
     """Count convolutions and deconvolutions."""
     sizes = named_sizes(problem.shape)
     # Each weight is used once for each output of a convolution, or input of a deconvolution.
-    places = product_of(sizes, SOURCE if problem.kind == "deconvolution" else TARGET)
+    places = multiply_sizes(sizes, SOURCE if problem.kind == "deconvolution" else TARGET)
     channels = sizes["ic"] * sizes["oc"] / sizes.get("g", 1)
-    return 2 * sizes["mb"] * channels * places * product_of(sizes, WINDOW)
+    return 2 * sizes["mb"] * channels * places * multiply_sizes(sizes, WINDOW)
 
 
 def product_flop(problem: Problem) -> float:
@@ -259,7 +259,7 @@ FLOP: dict[str, Callable[[Problem], float]] = {
     "convolution": convolution_flop,
     "deconvolution": convolution_flop,
     **dict.fromkeys(PRODUCTS, product_flop),
-    "inner_product": lambda p: 2 * product_of(named_sizes(p.shape), ("mb", "oc", *INNER)),
+    "inner_product": lambda p: 2 * multiply_sizes(named_sizes(p.shape), ("mb", "oc", *INNER)),
     "rnn": recurrent_flop,
     "sdpa": attention_flop,
 }
@@ -274,7 +274,7 @@ BYTES = {
 """Bytes of one number; types not named here have one byte."""
 
 
-def bytes_of(problem: Problem, **elements: float) -> float:
+def count_bytes(problem: Problem, **elements: float) -> float:
     """Return bytes of the tensors that are there, from their numbers of elements by role."""
     return sum(elements.get(m.role, 0.0) * BYTES.get(m.type, 1.0) for m in problem.memories)
 
@@ -286,11 +286,11 @@ def named_bytes(problem: Problem) -> float:
     is_pooling = problem.kind in POOLING  # as many channels on both sides
     outputs = channels if is_pooling else sizes["oc"]
     # A fully connected layer's weights cover the whole input.
-    window = product_of(sizes, SOURCE if problem.kind == "inner_product" else WINDOW)
-    target = images * outputs * product_of(sizes, TARGET)
-    return bytes_of(
+    window = multiply_sizes(sizes, SOURCE if problem.kind == "inner_product" else WINDOW)
+    target = images * outputs * multiply_sizes(sizes, TARGET)
+    return count_bytes(
         problem,
-        src=images * channels * product_of(sizes, SOURCE),
+        src=images * channels * multiply_sizes(sizes, SOURCE),
         wei=outputs * channels * window / sizes.get("g", 1),
         bia=outputs,
         dst=target,
@@ -305,21 +305,21 @@ def product_bytes(problem: Problem) -> float:
     if problem.shape[:1].isdigit():
         weights = prod(listed_sizes(problem.shape)[1])  # one matrix may serve the whole batch
     source, target = batch * rows * inner, batch * rows * columns
-    return bytes_of(problem, src=source, wei=weights, bia=columns, dst=target)
+    return count_bytes(problem, src=source, wei=weights, bia=columns, dst=target)
 
 
 def listed_bytes(problem: Problem) -> float:
     """Count a shape for each source, and a result as large as all or as the largest of them."""
     shapes = listed_sizes(problem.shape)
     if problem.kind == "reduction":
-        return bytes_of(problem, src=prod(shapes[0]), dst=prod(shapes[1]))
+        return count_bytes(problem, src=prod(shapes[0]), dst=prod(shapes[1]))
     target = prod(max(sizes) for sizes in zip(*shapes, strict=True))  # broadcast
     if problem.kind == "concat":
         target = sum(map(prod, shapes))
     sources = (memory for memory in problem.memories if memory.role != "dst")
     pairs = zip(sources, shapes, strict=False)
     read = sum(prod(shape) * BYTES.get(memory.type, 1.0) for memory, shape in pairs)
-    return read + bytes_of(problem, dst=target)
+    return read + count_bytes(problem, dst=target)
 
 
 def uniform_bytes(problem: Problem) -> float:
@@ -328,7 +328,7 @@ def uniform_bytes(problem: Problem) -> float:
     if shape.startswith("x"):  # how 2.x and 3.x name the size of a tensor of one dimension
         size = int(shape[1:])
     elif re.match(r"(?:g\d+)?mb", shape):
-        size = product_of(named_sizes(shape), ("mb", *INNER))
+        size = multiply_sizes(named_sizes(shape), ("mb", *INNER))
     else:
         size = prod(listed_sizes(shape)[0])
     roles = (m for m in problem.memories if m.role not in ("stats", "ws"))
@@ -377,10 +377,10 @@ def readable(problem: Problem) -> str:
     oneDNN's own shape stands in where it is of no known form.
     """
     sizes = window_terms(problem) or [problem.shape.replace("x", "×").replace(":", " by ")]
-    there = [memory for memory in problem.memories if memory.is_there]
-    types = "/".join(dict.fromkeys(memory.type for memory in there))
-    if problem.kind == "reorder" and len(there) == 2:
-        source, target = there
+    tensors = [memory for memory in problem.memories if memory.is_there]
+    types = "/".join(dict.fromkeys(memory.type for memory in tensors))
+    if problem.kind == "reorder" and len(tensors) == 2:
+        source, target = tensors
         types = f"{source.type} {source.layout} to {target.type} {target.layout}"
     return ", ".join([kind_and_direction(problem.kind, problem.direction), *sizes, types])
 

@@ -23,7 +23,7 @@ from common.processes import signal_name, start_process, stop_process
 from launch.environment import BINDING_VARIABLES, prefer_memory
 from launch.limits import read_allowance
 from profiling.onednn_log.log import Calls, read_logs
-from profiling.onednn_log.parse import MARKER, Head, head_of, meaning_of, milliseconds
+from profiling.onednn_log.parse import MARKER, Head, milliseconds, parse_head, split_head
 from profiling.onednn_log.work import DRIVERS, Problem, gbyte
 from profiling.replay.benchdnn_fields import Dialect, ProblemLine
 from profiling.replay.benchdnn_problems import express
@@ -219,7 +219,7 @@ def read_timed(output: Path, *, driver: str, runs: int) -> list[Timed]:
     is_refused = False
     for line in read_lines(output):
         if marker := MARKER.match(line):
-            head = head_of(line[marker.end() :])
+            head = split_head(line[marker.end() :])
             if head.text.startswith(("exec,", "primitive,exec,")):
                 heads.append(head)
         elif parse_refusal(line):
@@ -229,7 +229,7 @@ def read_timed(output: Path, *, driver: str, runs: int) -> list[Timed]:
                 counted = heads[-runs:]
                 if len(counted) < runs or len({head.text for head in counted}) != 1:
                     raise ValueError(f"its log does not show {runs} runs of one problem")
-                problem = meaning_of(counted[0]).problem
+                problem = parse_head(counted[0]).problem
                 assert problem is not None
                 kind = KINDS.get(driver, driver)
                 if problem.kind.removesuffix("_v2") != kind and problem.kind != f"log{kind}":

@@ -22,7 +22,7 @@ from launch.pinning import check_cores, choose_cores, take_cores
 from launch.shares import Share
 from profiling.onednn_log.log import Calls, read_logs
 from profiling.onednn_log.work import Problem
-from profiling.peaks import share_of
+from profiling.peaks import parse_share
 from profiling.replay.replay import (
     Conditions,
     Replay,
@@ -210,7 +210,7 @@ def unsupported_reason(problem: Problem) -> str:
 
 def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
     """Take cores and memory before torch is loaded; return notes and what runs a problem."""
-    share = share_of(specification)
+    share = parse_share(specification)
     notes = take_cores(share)
     lost = prefer_memory(share.nodes, allowed=read_allowance().memory_nodes)
     notes += [lost] if lost else []

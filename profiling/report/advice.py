@@ -23,18 +23,18 @@ from profiling.report.material import (
     Material,
     Measured,
     MeasuredProblem,
-    parts_of,
-    phases_of,
+    find_phases,
+    sum_by_kind,
 )
 from profiling.report.page import Advice, three, times
 from profiling.trace.analysis import (
     Analysis,
     costliest_outside_onednn,
     gap_share,
-    rows_of,
+    make_rows,
     short_share,
 )
-from profiling.trace.operators import Category, category_of
+from profiling.trace.operators import Category, find_category
 from profiling.trace.trace import BytesMoved
 
 
@@ -59,23 +59,23 @@ def all_advice(material: Material) -> list[Advice]:
     alone_ms = {problem.problem: problem.replayed.hot_ms for problem in replayed}
     operators: list[tuple[str, float]] = []
     if material.traced:
-        costly = costliest_outside_onednn(rows_of(material.traced.analysis))[:OPERATORS]
-        operators = [(f"{row.operator} ({row.phase})", row.self_ms) for row in costly]
+        costliest = costliest_outside_onednn(make_rows(material.traced.analysis))[:OPERATORS]
+        operators = [(f"{row.operator} ({row.phase})", row.self_ms) for row in costliest]
     findings = [
-        *lost_to_the_roofline(measured),
+        *far_from_roofline(measured),
         *reorders(measured),
         *fallbacks(measured),
         *slow_convolutions(measured, alone_ms=alone_ms),
         *float32_beside_bf16(measured, instruction_sets=log.instruction_sets, peaks=peaks),
         *mostly_outside(measured, log, operators=operators),
-        *primitives_made_again(measured, log),
+        *repeated_creations(measured, log),
         *uneven_ranks(log),
         *uneven_steps(log),
         *many_page_faults(material.counters),
         *not_understood(log),
     ]
     if material.comparison:
-        findings += calls_the_reference_does_not_make(material.comparison)
+        findings += additional_calls(material.comparison)
     if material.efficiency:
         findings += slower_than_alone(material.efficiency)
     if material.traced:
@@ -208,9 +208,9 @@ MUCH_FASTER = 0.7
 NOTHING: Mapping[Problem, float] = MappingProxyType({})
 
 
-def lost_to_the_roofline(measured: Measured) -> Iterator[Advice]:
+def far_from_roofline(measured: Measured) -> Iterator[Advice]:
     """Advise on kinds and directions that lose most against the machine's peaks."""
-    parts = [part for part in parts_of(measured.problems) if part.kind != "reorder"]
+    parts = [part for part in sum_by_kind(measured.problems) if part.kind != "reorder"]
     for part in sorted(parts, key=lambda part: -part.lost_ms)[:MOST_PROBLEMS]:
         if part.lost_ms <= SLOW_SHARE * measured.ms:
             continue
@@ -286,7 +286,7 @@ def mostly_outside(
     """
     if measured.wall_ms is None or (outside := measured.wall_ms - measured.ms) <= measured.ms:
         return
-    phases = sorted(phases_of(log), key=lambda phase: -phase.elsewhere_ms)
+    phases = sorted(find_phases(log), key=lambda phase: -phase.elsewhere_ms)
     largest = (
         f" The largest part: {phases[0].name}, {three(phases[0].elsewhere_ms)} ms."
         if phases
@@ -305,7 +305,7 @@ def mostly_outside(
     )
 
 
-def primitives_made_again(measured: Measured, log: OneDnnLog) -> Iterator[Advice]:
+def repeated_creations(measured: Measured, log: OneDnnLog) -> Iterator[Advice]:
     """Advise on primitives that are made again since the cache has lost them."""
     misses = sum(count for state, count in log.creation_states.items() if "cache_miss" in state)
     total = sum(calls.total_ms for calls in log.creations.values())
@@ -335,8 +335,8 @@ def not_understood(log: OneDnnLog) -> Iterator[Advice]:
 
 def many_page_faults(counters: Sequence[Counters]) -> Iterator[Advice]:
     """Advise on memory that is returned to the kernel and requested again in every step."""
-    rank = max(counters, key=lambda rank: rank.a_step("page-faults") or 0.0, default=None)
-    if rank and (faults := rank.a_step("page-faults") or 0.0) >= MANY_FAULTS:
+    rank = max(counters, key=lambda rank: rank.per_step("page-faults") or 0.0, default=None)
+    if rank and (faults := rank.per_step("page-faults") or 0.0) >= MANY_FAULTS:
         yield Advice(
             title="Memory is returned to the kernel and allocated again",
             evidence=f"{faults:,.0f} page faults per step of "
@@ -426,9 +426,9 @@ GAP_SHARE = 0.05
 SHORT_SHARE = 0.1
 
 
-def calls_the_reference_does_not_make(comparison: Comparison) -> list[Advice]:
+def additional_calls(comparison: Comparison) -> list[Advice]:
     """Advise on calls that the reference does without, or makes elsewhere."""
-    if alike_share(comparison) < ALIKE:
+    if common_share(comparison) < ALIKE:
         return []  # Another model, image size or type: every call would be a finding
     groups: dict[tuple[str, str], list[Pair]] = {}
     for pair in comparison.only_one:
@@ -457,7 +457,7 @@ def calls_the_reference_does_not_make(comparison: Comparison) -> list[Advice]:
     return most_saving_first(findings)[:MOST]
 
 
-def alike_share(comparison: Comparison) -> float:
+def common_share(comparison: Comparison) -> float:
     """Return the share of the log's time in questions that the reference has too."""
     whole = sum(pair.first.ms for pair in comparison.pairs)
     both = sum(pair.first.ms for pair in comparison.pairs if pair.second.calls)
@@ -524,7 +524,7 @@ def memory_traffic(
         # Without a namespace: our own kernels, as `retinanet.engine.kernel_calls` records them.
         if "::" in row.operator
         and not row.operator.startswith(CONVOLUTION_OPERATORS)
-        and category_of(row.operator) == Category.OTHER
+        and find_category(row.operator) == Category.OTHER
     ]
     saves = sum(row.total for row in fusible) / bandwidth_gb_per_s / 1e6
     if saves <= WORTHWHILE * step_ms:

@@ -13,16 +13,16 @@ from common.cli import add_command
 from common.console import make_console, progress_in_bytes, say
 from common.errors import FINISHED, InputError, printable
 from common.files import read_json_object, require_free_outputs, write_whole
-from profiling.compare import Side, compare, names_of
-from profiling.efficiency_analysis import efficiency_of
+from profiling.compare import Side, choose_names, compare
+from profiling.efficiency_analysis import analyze_efficiency
 from profiling.onednn_log.log import OneDnnLog, log_files, read_with_progress
 from profiling.peaks import add_peaks_option, choose_peaks
 from profiling.replay.replay import load_replay
 from profiling.report.advice import all_advice, saving
-from profiling.report.material import Material, Traced, load_counters, measured_of, parts_of
+from profiling.report.material import Material, Traced, load_counters, sum_by_kind, summarize_log
 from profiling.report.page import Advice, render_page, three
 from profiling.report.sections import all_sections
-from profiling.trace.analysis import BesideLog, analyze, lay_beside
+from profiling.trace.analysis import MatchedLog, analyze, match_log
 from profiling.trace.trace import read_trace
 
 ABOUT = """\
@@ -119,18 +119,18 @@ def gather(
     log = read_with_progress(list(inputs.logs), console)
     comparison = None
     if reference:
-        other = read_with_progress(logs_of(reference), console)
-        names = names_of(None, logs[0], reference)
+        other = read_with_progress(find_logs(reference), console)
+        names = choose_names(None, logs[0], reference)
         comparison = compare(Side(names[0], log), Side(names[1], other))
     traced = read_traced(inputs.trace, log, console) if inputs.trace else None
     machine = choose_peaks(peaks, log, console=console, folder=None)
     return Material(
         log=log,
-        measured=measured_of(log, machine),
+        measured=summarize_log(log, machine),
         peaks=machine,
         environment=facts,
         counters=counters,
-        efficiency=efficiency_of(log, loaded, peaks=machine) if loaded else None,
+        efficiency=analyze_efficiency(log, loaded, peaks=machine) if loaded else None,
         comparison=comparison,
         traced=traced,
     )
@@ -157,7 +157,7 @@ def summarize(material: Material, advice: Sequence[Advice]) -> str:
             f"oneDNN's primitives take {three(measured.ms)} ms in this log: {calls:,.0f} calls of "
             f"{len(measured.problems):,} different problems."
         )
-    largest = [f"{part.name} {part.share:.0%}" for part in parts_of(measured.problems)[:KINDS]]
+    largest = [f"{part.name} {part.share:.0%}" for part in sum_by_kind(measured.problems)[:KINDS]]
     text += f" The largest parts are {', '.join(largest)}."
     ideal = measured.roofline_ms
     if ideal is not None and measured.ms:
@@ -180,12 +180,12 @@ def read_traced(file: Path, log: OneDnnLog, console: Console) -> Traced:
     with progress_in_bytes(console, f"reading {file.name}", total=size) as advance:
         trace = read_trace(file, advance)
     analysis = analyze(trace)
-    rank = rank_of(file)
-    of_rank = {where: calls for where, calls in log.executions.items()
+    rank = parse_rank(file)
+    executions = {where: calls for where, calls in log.executions.items()
                if where.rank in (rank, None)}  # fmt: skip
-    beside: BesideLog | None
+    beside: MatchedLog | None
     try:
-        beside = lay_beside(analysis, replace(log, executions=of_rank))
+        beside = match_log(analysis, replace(log, executions=executions))
     except InputError:
         beside = None  # Other steps, or another rank: the page shows them separately
     return Traced(trace, analysis, beside)
@@ -215,14 +215,14 @@ def find_inputs(paths: Sequence[Path], *, trace: Path | None, environment: Path 
     """
     environments, traces, counters = [], [], []
     for path in paths:
-        if run := run_of(path):
+        if run := find_run(path):
             environments.append(run / ENVIRONMENT)
             traces += of_same_rank(path, files_by_rank(run / TRACES, (".json", ".json.gz")))
             counters += of_same_rank(path, files_by_rank(run / COUNTERS, (".json",)))
         elif not path.is_dir():
             environments.append(path.parent / ENVIRONMENT)
     return Inputs(
-        logs=tuple(log for path in paths for log in logs_of(path)),
+        logs=tuple(log for path in paths for log in find_logs(path)),
         trace=trace or next(iter(traces), None),
         environment=environment or next(filter(Path.is_file, environments), None),
         counters=tuple(dict.fromkeys(counters)),
@@ -231,10 +231,12 @@ def find_inputs(paths: Sequence[Path], *, trace: Path | None, environment: Path 
 
 def of_same_rank(path: Path, files: list[Path]) -> list[Path]:
     """Return all files for a folder; for one rank's log that rank's."""
-    return files if path.is_dir() else [file for file in files if rank_of(file) == rank_of(path)]
+    return (
+        files if path.is_dir() else [file for file in files if parse_rank(file) == parse_rank(path)]
+    )
 
 
-def run_of(path: Path) -> Path | None:
+def find_run(path: Path) -> Path | None:
     """Return the run's folder of a path: itself, or of its logs or their folder."""
     if path.is_dir() and is_run(path):
         return path
@@ -247,7 +249,7 @@ def is_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in RUN_ENTRIES)
 
 
-def logs_of(path: Path) -> list[Path]:
+def find_logs(path: Path) -> list[Path]:
     """Return a log as it is, or a folder's. Raises InputError."""
     if not path.is_dir() or not is_run(path):
         return log_files(path)
@@ -265,10 +267,12 @@ def files_by_rank(folder: Path, endings: tuple[str, ...]) -> list[Path]:
         return []
     files = [file for file in folder.iterdir()
              if file.name.endswith(endings) and not file.name.startswith(".")]  # fmt: skip
-    return sorted(files, key=lambda file: (rank_of(file) is None, rank_of(file) or 0, file.name))
+    return sorted(
+        files, key=lambda file: (parse_rank(file) is None, parse_rank(file) or 0, file.name)
+    )
 
 
-def rank_of(file: Path) -> int | None:
+def parse_rank(file: Path) -> int | None:
     """Return the rank in a file's name."""
     match = RANK.match(file.name)
     return int(match[1]) if match else None

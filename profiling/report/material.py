@@ -13,12 +13,12 @@ from typing import Any
 from common.errors import InputError
 from common.files import read_json_object
 from profiling.compare import Comparison
-from profiling.efficiency_analysis import Efficiency, Steps, steps_of
-from profiling.onednn_log.log import OneDnnLog, Where
+from profiling.efficiency_analysis import Efficiency, Steps, marked_steps
+from profiling.onednn_log.log import LogPosition, OneDnnLog
 from profiling.onednn_log.work import Problem, gbyte, gflop, kind_and_direction
 from profiling.peaks import Peaks, cautions_of_peaks, matrix_peak, roofline_ms
 from profiling.stats import merge_equal
-from profiling.trace.analysis import Analysis, BesideLog
+from profiling.trace.analysis import Analysis, MatchedLog
 from profiling.trace.trace import Trace
 
 
@@ -28,7 +28,7 @@ class Traced:
 
     trace: Trace
     analysis: Analysis
-    beside: BesideLog | None  # The log's part of the same steps, where they fit
+    beside: MatchedLog | None  # The log's part of the same steps, where they fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Counters:
     counts: dict[str, float]  # Of all steps together; times in milliseconds
     not_counted: tuple[str, ...]  # Events that the machine has no counters for
 
-    def a_step(self, name: str) -> float | None:
+    def per_step(self, name: str) -> float | None:
         """Return the count of a mean step, None where it was not counted."""
         return self.counts[name] / self.steps if name in self.counts else None
 
@@ -108,8 +108,8 @@ class Material:
     @property
     def cautions(self) -> list[str]:
         """Reasons to doubt the numbers of peaks and replay."""
-        of_replay = self.efficiency.cautions if self.efficiency else []
-        return list(dict.fromkeys([*cautions_of_peaks(self.peaks, self.log), *of_replay]))
+        replay = self.efficiency.cautions if self.efficiency else []
+        return list(dict.fromkeys([*cautions_of_peaks(self.peaks, self.log), *replay]))
 
     @property
     def log_argument(self) -> str:
@@ -120,9 +120,9 @@ class Material:
         return f"{shlex.quote(str(Path(files[0]).parent))}/*.log"
 
 
-def measured_of(log: OneDnnLog, peaks: Peaks | None) -> Measured:
+def summarize_log(log: OneDnnLog, peaks: Peaks | None) -> Measured:
     """Sum up a log: a mean step where it has whole ones, over steps and ranks."""
-    steps = steps_of(log)
+    steps = marked_steps(log)
     divisor = steps.count or 1
     merged = merge_equal(log.calls(steps.holds))
     total_ms = sum(calls.total_ms for calls in merged.values())
@@ -169,7 +169,7 @@ class MeasuredPart:
         return kind_and_direction(self.kind, self.direction)
 
 
-def sum_of(kind: str, direction: str, problems: Sequence[MeasuredProblem]) -> MeasuredPart:
+def sum_problems(kind: str, direction: str, problems: Sequence[MeasuredProblem]) -> MeasuredPart:
     """Sum problems up."""
     counted = [(p.gflop_per_s, p.ms) for p in problems if p.gflop_per_s is not None]
     counted_ms = sum(ms for _, ms in counted)
@@ -186,12 +186,12 @@ def sum_of(kind: str, direction: str, problems: Sequence[MeasuredProblem]) -> Me
     )
 
 
-def parts_of(problems: Sequence[MeasuredProblem]) -> list[MeasuredPart]:
+def sum_by_kind(problems: Sequence[MeasuredProblem]) -> list[MeasuredPart]:
     """Return sums by kind and direction, the costliest first."""
     groups: dict[tuple[str, str], list[MeasuredProblem]] = {}
     for problem in problems:
         groups.setdefault((problem.problem.kind, problem.problem.direction), []).append(problem)
-    parts = [sum_of(*key, group) for key, group in groups.items()]
+    parts = [sum_problems(*key, group) for key, group in groups.items()]
     return sorted(parts, key=lambda part: -part.ms)
 
 
@@ -217,9 +217,9 @@ class Phase:
         return max(0.0, self.wall_ms - self.onednn_ms)
 
 
-def phases_of(log: OneDnnLog) -> list[Phase]:
+def find_phases(log: OneDnnLog) -> list[Phase]:
     """Return phases in the order of a step, last what lies between them; none without marks."""
-    steps = steps_of(log)
+    steps = marked_steps(log)
     if not steps.count or steps.wall_ms is None:
         return []
     whole_ms: dict[str, float] = {}
@@ -228,7 +228,7 @@ def phases_of(log: OneDnnLog) -> list[Phase]:
             whole_ms[where.phase] = whole_ms.get(where.phase, 0.0) + ms
 
     def kinds_ms(phase: str | None) -> dict[str, float]:
-        def keep(where: Where) -> bool:
+        def keep(where: LogPosition) -> bool:
             return steps.holds(where) and where.phase == phase
 
         kinds: dict[str, float] = {}

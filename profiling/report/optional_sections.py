@@ -11,17 +11,17 @@ from common.charts import Column, Table, text_column
 from common.console import significant
 from profiling.compare import (
     Comparison,
+    describe_library,
     draw_comparison,
     hint_on_types,
     kind_rows,
-    kinds_of,
-    library_of,
     pair_rows,
+    sum_by_kind,
 )
 from profiling.efficiency import draw_efficiency, part_rows
 from profiling.efficiency_analysis import Efficiency, Projection, cold_ratio, hot_ratio, project
 from profiling.onednn_log.work import kind_and_direction
-from profiling.report.advice import ALIKE, alike_share, onednn_ms_by_step, wall_ms_by_step
+from profiling.report.advice import ALIKE, common_share, onednn_ms_by_step, wall_ms_by_step
 from profiling.report.material import Counters, Material, Traced
 from profiling.report.page import (
     Block,
@@ -35,14 +35,14 @@ from profiling.report.page import (
 )
 from profiling.trace.analysis import (
     Analysis,
-    Costly,
+    OperatorCost,
     costliest_outside_onednn,
     describe,
     fragmentation_verdict,
+    make_rows,
     module_text,
     onednn_verdict,
     remarks,
-    rows_of,
 )
 from profiling.trace.charts import draw_operators, draw_split, draw_timeline
 
@@ -151,7 +151,7 @@ def log_against_reference(material: Material) -> list[Block]:
 
     bar_values = "; ".join(
         f"{kind.name} {significant(kind.first.ms)} against {significant(kind.second.ms)} ms"
-        for kind in kinds_of(comparison.pairs)[:8]
+        for kind in sum_by_kind(comparison.pairs)[:8]
     )
     bars = chart(
         draw,
@@ -184,11 +184,11 @@ def comparison_texts(comparison: Comparison) -> list[str]:
     """Return descriptions of both sides, and of how much they have in common."""
     first, second = comparison.first, comparison.second
     lines = [
-        f"This: {first.name}; {library_of(first.log)}. Reference: {second.name}; "
-        f"{library_of(second.log)}. Calls and times are "
+        f"This: {first.name}; {describe_library(first.log)}. Reference: {second.name}; "
+        f"{describe_library(second.log)}. Calls and times are "
         f"{'per step' if comparison.is_by_step else 'of the whole logs'}."
     ]
-    alike = alike_share(comparison)
+    alike = common_share(comparison)
     if alike < ALIKE:
         lines.append(
             f"They have little in common: only {alike:.0%} of this log's time is in problems that "
@@ -258,10 +258,10 @@ def counters_blocks(counters: Sequence[Counters]) -> list[Block]:
     events = [event for event in COUNTED if any(event in rank.counts for rank in counters)]
     rows = []
     for rank in counters:
-        clock = rank.a_step("task-clock")
+        clock = rank.per_step("task-clock")
         seconds = rank.seconds / rank.steps
         busy = clock / 1000 / seconds if clock is not None and seconds else None
-        rows.append((str(rank.rank), seconds, busy, *map(rank.a_step, events)))
+        rows.append((str(rank.rank), seconds, busy, *map(rank.per_step, events)))
     names = ("seconds per step", "busy CPUs", *(COUNTED[event] for event in events))
     columns = [text_column("rank"), *(Column(name, three) for name in names)]
     blocks: list[Block] = [Table("perf's counters, mean of a step", columns, rows)]
@@ -285,7 +285,7 @@ def operators_of_trace(material: Material) -> list[Block]:
         )
         return [Missing(text, "python train.py profile.trace.steps=20-22")]
     analysis = traced.analysis
-    costly = costliest_outside_onednn(rows_of(analysis))
+    costliest = costliest_outside_onednn(make_rows(analysis))
     verdicts = (
         onednn_verdict(analysis, traced.beside.total_ms if traced.beside else None),
         fragmentation_verdict(analysis),
@@ -299,16 +299,16 @@ def operators_of_trace(material: Material) -> list[Block]:
         [(phase, *analysis.times_ms(phase)) for phase in analysis.steps.phases],
         totals=[("all", *analysis.times_ms(None))],
     )
-    return [summary, *trace_charts(traced, costly), phases, operator_table(analysis, costly)]
+    return [summary, *trace_charts(traced, costliest), phases, operator_table(analysis, costliest)]
 
 
-def trace_charts(traced: Traced, costly: Sequence[Costly]) -> Iterable[Chart]:
-    """Return phases, one step in time, costly operators."""
+def trace_charts(traced: Traced, costliest: Sequence[OperatorCost]) -> Iterable[Chart]:
+    """Return phases, one step in time, costliest operators."""
     analysis = traced.analysis
     step = "a step" if analysis.steps.are_marked else "the whole trace"
     known = analysis.modules_are_known
     bar_values = "; ".join(
-        f"{operator.operator} {significant(operator.self_ms)} ms" for operator in costly[:8]
+        f"{operator.operator} {significant(operator.self_ms)} ms" for operator in costliest[:8]
     )
     yield chart(
         lambda: draw_split(analysis, title=""),
@@ -324,14 +324,14 @@ def trace_charts(traced: Traced, costly: Sequence[Costly]) -> Iterable[Chart]:
         "closer view where they change most.",
     )
     yield chart(
-        lambda: draw_operators(costly[:BARS], title="", modules_are_known=known),
+        lambda: draw_operators(costliest[:BARS], title="", modules_are_known=known),
         name="operators",
         label=f"Bar chart of the costliest operators outside oneDNN: {bar_values}.",
         caption="The costliest operators outside oneDNN, by self time.",
     )
 
 
-def operator_table(analysis: Analysis, costly: Sequence[Costly]) -> Table:
+def operator_table(analysis: Analysis, costliest: Sequence[OperatorCost]) -> Table:
     """Return operators outside oneDNN, the costliest first."""
     columns = [
         text_column("operator"),
@@ -346,11 +346,11 @@ def operator_table(analysis: Analysis, costly: Sequence[Costly]) -> Table:
     rows = [
         (operator.operator, operator.phase, operator.calls, operator.self_ms, operator.share,
          module_text(operator))[: len(columns)]
-        for operator in costly[:MOST_OPERATORS]
+        for operator in costliest[:MOST_OPERATORS]
     ]  # fmt: skip
     note = (
-        f"The {MOST_OPERATORS} costliest of {len(costly):,}; `python -m profiling trace --out DIR` "
-        "writes all of them."
+        f"The {MOST_OPERATORS} costliest of {len(costliest):,}; `python -m profiling trace"
+        " --out DIR` writes all."
     )
-    notes = [note] if len(costly) > MOST_OPERATORS else []
+    notes = [note] if len(costliest) > MOST_OPERATORS else []
     return Table("Operators outside oneDNN, the costliest first", columns, rows, notes=notes)

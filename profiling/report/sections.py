@@ -34,9 +34,9 @@ from profiling.report.material import (
     Measured,
     MeasuredPart,
     Phase,
-    parts_of,
-    phases_of,
-    sum_of,
+    find_phases,
+    sum_by_kind,
+    sum_problems,
 )
 from profiling.report.optional_sections import (
     log_against_reference,
@@ -58,7 +58,7 @@ from profiling.report.page import (
     listed,
     three,
 )
-from profiling.stats import Part, draw_distribution, draw_roofline, rows_of
+from profiling.stats import Part, draw_distribution, draw_roofline, make_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,14 +67,14 @@ if TYPE_CHECKING:
 def all_sections(material: Material, advice: Sequence[Advice]) -> list[Section]:
     """Return what ran, where time goes, what it could be, what to look at next, and all numbers."""
     sections: dict[str, tuple[str, Callable[[Material], Sequence[Block]]]] = {
-        "what-ran": ("Run and machine", what_ran),
+        "what-ran": ("Run and machine", run_and_machine),
         "phases": ("Time of a step, by phase", time_by_phase),
         "kinds": ("oneDNN's time, by kind", time_by_kind),
         "trace": ("Operators in and outside oneDNN", operators_of_trace),
-        "could-be": ("Roofline: how fast it could be", what_it_could_be),
+        "could-be": ("Roofline: how fast it could be", roofline_blocks),
         "efficiency": ("Efficiency: the run and isolated primitives", run_against_replay),
         "comparison": ("Comparison with the reference", log_against_reference),
-        "next": ("What to look at next", partial(what_next, advice=advice)),
+        "next": ("What to look at next", partial(findings_blocks, advice=advice)),
         "problems": ("All problems", all_problems),
         "ranks": ("Ranks, steps and counters", ranks_and_counters),
         "log": ("Other lines of the log", log_remarks),
@@ -109,7 +109,7 @@ MACHINE_FACTS = {
 """Entries of environment.json."""
 
 
-def what_ran(material: Material) -> list[Block]:
+def run_and_machine(material: Material) -> list[Block]:
     """Return library, machine, run and size of the log; of equal names the first counts."""
     log, environment = material.log, material.environment or {}
     threads = " and ".join(map(str, log.threads))
@@ -119,7 +119,7 @@ def what_ran(material: Material) -> list[Block]:
     command = next((arguments for arguments in commands if isinstance(arguments, list)), [])
     numbers = sorted({number for _, number in material.measured.steps.whole if number is not None})
     values_of_run = [
-        (name, dict.fromkeys(text_of(facts.get(key)) for facts in log.facts))
+        (name, dict.fromkeys(format_value(facts.get(key)) for facts in log.facts))
         for key, name in RUN_FACTS.items()
     ]
     pairs = [
@@ -127,7 +127,7 @@ def what_ran(material: Material) -> list[Block]:
         ("instruction set", "; ".join(log.instruction_sets)),
         ("oneDNN's threads", f"{threads}, {' and '.join(log.runtimes)}" if threads else ""),
         *((name, ", ".join(filter(None, values))) for name, values in values_of_run),
-        *((name, text_of(environment.get(key))) for key, name in MACHINE_FACTS.items()),
+        *((name, format_value(environment.get(key))) for key, name in MACHINE_FACTS.items()),
         ("packages", listed([f"{name} {version}" for name, version in packages.items()], 12)),
         ("command", " ".join(map(str, command))),
         ("logs", listed(log.files, 6)),
@@ -148,7 +148,7 @@ def what_ran(material: Material) -> list[Block]:
     return blocks
 
 
-def text_of(value: object) -> str:
+def format_value(value: object) -> str:
     """Return a value of JSON for a person; nothing for null."""
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -157,7 +157,7 @@ def text_of(value: object) -> str:
 
 def time_by_phase(material: Material) -> list[Block]:
     """Return a step by phases: oneDNN's time in each, and the time outside oneDNN."""
-    phases = phases_of(material.log)
+    phases = find_phases(material.log)
     if not phases:
         text = "The log has no marks of phases. A training of this project writes them:"
         return [Missing(text, "python train.py profile.onednn.steps=20-22")]
@@ -226,7 +226,7 @@ def time_by_kind(material: Material) -> list[Block]:
     measured = material.measured
     if not measured.problems:
         return [Text(["The log has no complete step with oneDNN primitives."])]
-    parts = parts_of(measured.problems)
+    parts = sum_by_kind(measured.problems)
 
     def draw() -> "Figure":
         shown = [
@@ -260,7 +260,7 @@ def time_by_kind(material: Material) -> list[Block]:
 DOTS = 1000  # Problems in the roofline chart, the costliest
 
 
-def what_it_could_be(material: Material) -> list[Block]:
+def roofline_blocks(material: Material) -> list[Block]:
     """Return the roofline, and what is lost against it."""
     measured, peaks = material.measured, material.peaks
     blocks: list[Block] = []
@@ -278,9 +278,9 @@ def what_it_could_be(material: Material) -> list[Block]:
         )
         blocks.append(Text([possible(measured), text]))
         if measured.roofline_ms is not None:
-            parts = parts_of(measured.problems)
+            parts = sum_by_kind(measured.problems)
             blocks += [lost_chart(parts, measured.unit), lost_table(parts, measured)]
-    rows = rows_of(material.log.calls(measured.steps.holds))
+    rows = make_rows(material.log.calls(measured.steps.holds))
     lines = " Lines: peaks of the machine." if peaks else ""
     few = f" The {DOTS:,} costliest problems of {len(rows):,} are shown."
     roofline = chart(
@@ -375,7 +375,7 @@ MEANING = (
 )
 
 
-def what_next(material: Material, *, advice: Sequence[Advice]) -> list[Block]:
+def findings_blocks(material: Material, *, advice: Sequence[Advice]) -> list[Block]:
     """Return each piece of advice with its numbers."""
     if not advice:
         needed = " Many findings need the peaks of the machine (--peaks)."
@@ -415,7 +415,7 @@ def all_problems(material: Material) -> list[Block]:
         ]
     totals = []
     for name, group in sums:
-        part = sum_of("", "", group)
+        part = sum_problems("", "", group)
         totals.append((name, "", part.calls, part.ms, part.share, None, None, None, part.lost_ms))
     rows: list[tuple[object, ...]] = []
     for item in shown:

@@ -1,7 +1,7 @@
 """Sum up a trace by operator, phase, module and category.
 
 At every moment of a step one operator counts, so that operators and gaps add up to the wall time.
-`lay_beside` takes oneDNN's own time of the same steps from its log. The verdicts are sentences for
+`match_log` takes oneDNN's own time of the same steps from its log. The verdicts are sentences for
 terminal, JSON and page.
 """
 
@@ -204,12 +204,12 @@ def add_up(
             costs[name[span], phases[place], module[span], category[span]].calls += 1
     operators = {
         Operator(
-            trace.operators.names[of_name],
+            trace.operators.names[name_index],
             steps.phases[phase],
-            origins.module_names[of_module],
-            CATEGORIES[of_category],
+            origins.module_names[module_index],
+            CATEGORIES[category_index],
         ): cost
-        for (of_name, phase, of_module, of_category), cost in costs.items()
+        for (name_index, phase, module_index, category_index), cost in costs.items()
     }
     return operators, pieces_ns
 
@@ -228,7 +228,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Costly:
+class OperatorCost:
     """An operator in a phase, over all modules that call it."""
 
     operator: str
@@ -241,7 +241,7 @@ class Costly:
     """Names and their shares of the time, the costliest first; an empty name: not known."""
 
 
-def rows_of(analysis: Analysis) -> list[Row]:
+def make_rows(analysis: Analysis) -> list[Row]:
     """Return all operators, the costliest first."""
     rows = [
         Row(
@@ -258,23 +258,23 @@ def rows_of(analysis: Analysis) -> list[Row]:
     return sorted(rows, key=lambda row: (-row.self_ms, row.operator, row.phase, row.module))
 
 
-def costliest_outside_onednn(rows: list[Row]) -> list[Costly]:
-    """Return operators by phase, over all modules, the costliest first; `rows` as of `rows_of`."""
+def costliest_outside_onednn(rows: list[Row]) -> list[OperatorCost]:
+    """Return operators by phase, over all modules, the costliest first."""
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         if row.category != Category.ONEDNN.value:
             groups.setdefault((row.operator, row.phase, row.category), []).append(row)
-    costly = []
+    costliest = []
     for key, group in groups.items():
         calls, self_ms, share = (
             sum(getattr(row, field) for row in group) for field in ("calls", "self_ms", "share")
         )
         modules = tuple((row.module, row.self_ms / (self_ms or 1)) for row in group)
-        costly.append(Costly(*key, calls, self_ms, share, modules))
-    return sorted(costly, key=lambda operator: (-operator.self_ms, operator.operator))
+        costliest.append(OperatorCost(*key, calls, self_ms, share, modules))
+    return sorted(costliest, key=lambda operator: (-operator.self_ms, operator.operator))
 
 
-def module_text(operator: Costly) -> str:
+def module_text(operator: OperatorCost) -> str:
     """Return the costliest module, its share if there are others, and how many those are."""
     (name, share), *others = operator.modules
     name = name or "no module"
@@ -316,7 +316,7 @@ def onednn_verdict(analysis: Analysis, log_ms: float | None = None) -> str:
     return f"{text}; {unknown}" if products else text
 
 
-def verdicts(analysis: Analysis, beside: "BesideLog | None") -> list[str]:
+def verdicts(analysis: Analysis, beside: "MatchedLog | None") -> list[str]:
     """Return both verdicts."""
     log_ms = beside.total_ms if beside else None
     return [onednn_verdict(analysis, log_ms), fragmentation_verdict(analysis)]
@@ -364,7 +364,7 @@ def milliseconds(value: float) -> str:
 
 
 @dataclass
-class BesideLog:
+class MatchedLog:
     """oneDNN's own time by its log: means over the steps that count. [ms]"""
 
     log_ms: dict[str, float]  # By phase of the trace
@@ -379,7 +379,7 @@ class BesideLog:
         return sum(self.log_ms.values()) + self.other_ms
 
 
-def lay_beside(analysis: Analysis, log: OneDnnLog) -> BesideLog:
+def match_log(analysis: Analysis, log: OneDnnLog) -> MatchedLog:
     """Return the part of a log that belongs to the steps of a trace.
 
     Steps are matched by number, phases by name. A log without marks is taken as a whole, beside a
@@ -417,7 +417,7 @@ def lay_beside(analysis: Analysis, log: OneDnnLog) -> BesideLog:
         for problem, calls in executions.items():
             direction = "" if problem.direction == "undef" else f" {problem.direction}"
             kinds_ms[f"{problem.kind}{direction}"] += calls.total_ms / count
-    return BesideLog(
+    return MatchedLog(
         log_ms=log_ms,
         other_ms=other_ms / count,
         kinds_ms=dict(sorted(kinds_ms.items(), key=lambda item: -item[1])),

@@ -1,4 +1,4 @@
-"""Charts of a trace: phases by category, costly operators, and the timeline of one step.
+"""Charts of a trace: phases by category, costliest operators, and the timeline of one step.
 
 The timeline shows the step of median duration: phases, a lane for each thread, how often operators
 change, and a closer look, calls within calls, where most spans begin.
@@ -25,7 +25,7 @@ from common.charts import (
     shortened,
 )
 from common.console import significant
-from profiling.trace.analysis import Analysis, Costly, clipped, module_text
+from profiling.trace.analysis import Analysis, OperatorCost, clipped, module_text
 from profiling.trace.operators import CATEGORIES, EVALUATE, UNMARKED, Category, Cell
 from profiling.trace.trace import stretches
 
@@ -45,7 +45,7 @@ PHASES = ("#343a40", GREY)
 """Neighbours differ."""
 
 
-def colours_of(analysis: Analysis) -> Mapping[str, str]:
+def category_colours(analysis: Analysis) -> Mapping[str, str]:
     """Return the colours of what occurs, by name."""
     used = {category.value: COLOURS[category] for category in analysis.categories}
     return {**used, "gaps: no operator runs": GAPS}
@@ -60,7 +60,7 @@ def draw_split(analysis: Analysis, *, title: str) -> "Figure":
     times = [analysis.times_ms(phase) for phase in phases]
     longest = max(wall for wall, *_ in times)
     whole = sum(wall for wall, *_ in times)
-    colours = colours_of(analysis)
+    colours = category_colours(analysis)
     bars = []
     for phase, (wall, *parts) in zip(phases, times, strict=True):
         texts = (f"{part:,.0f}" if part >= SMALLEST_LABELLED * longest else "" for part in parts)
@@ -78,10 +78,12 @@ def draw_split(analysis: Analysis, *, title: str) -> "Figure":
 LONGEST_NAME = 52
 
 
-def draw_operators(costly: Sequence[Costly], *, title: str, modules_are_known: bool) -> "Figure":
+def draw_operators(
+    costliest: Sequence[OperatorCost], *, title: str, modules_are_known: bool
+) -> "Figure":
     """Draw a bar for each operator and phase, with its calls and the module that costs most."""
     bars = []
-    for operator in costly:
+    for operator in costliest:
         module = f", {module_text(operator)}" if modules_are_known else ""
         time, calls = significant(operator.self_ms), significant(operator.calls)
         bars.append(
@@ -91,15 +93,15 @@ def draw_operators(costly: Sequence[Costly], *, title: str, modules_are_known: b
                 note=f"{time} ms, {operator.share:.1%}, {calls} calls{module}",
             )
         )
-    figure = new_figure(width=12, height=1.7 + 0.36 * max(1, len(costly)))
+    figure = new_figure(width=12, height=1.7 + 0.36 * max(1, len(costliest)))
     axes = figure.subplots()
     horizontal_bars(axes, bars, room=2.0, fontsize=8, name_size=9)
     axes.set_xlabel(
         "self time [ms]; share of wall time"
         + ("; costliest module with its share, + number of others" if modules_are_known else "")
     )
-    if costly:
-        used = dict.fromkeys(operator.category for operator in costly)
+    if costliest:
+        used = dict.fromkeys(operator.category for operator in costliest)
         colours = {category: COLOURS[Category(category)] for category in used}
         colour_legend(axes, colours, loc="lower right", frameon=False)
     figure.suptitle(title)
@@ -146,7 +148,7 @@ def draw_timeline(analysis: Analysis, *, title: str) -> "Figure":
     for lane in lanes:
         lane.axvspan(left, right, **frame)
     draw_closer(closer_look, analysis, closer, window)
-    colours = colours_of(analysis)
+    colours = category_colours(analysis)
     colour_legend(figure, colours, columns=len(colours), loc="outside lower center", frameon=False)
     figure.suptitle(title)
     return figure

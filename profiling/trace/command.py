@@ -17,18 +17,18 @@ from common.files import require_free_json, require_free_outputs, write_whole
 from profiling.onednn_log.log import read_with_progress
 from profiling.trace.analysis import (
     Analysis,
-    BesideLog,
-    Costly,
+    MatchedLog,
+    OperatorCost,
     Row,
     analyze,
     costliest_outside_onednn,
     describe,
     gap_share,
-    lay_beside,
+    make_rows,
+    match_log,
     milliseconds,
     module_text,
     remarks,
-    rows_of,
     short_share,
     verdicts,
 )
@@ -115,10 +115,10 @@ def trace_command(
         say(console, f"analyzing {len(trace.operators):,} operator calls")
     analysis = analyze(trace, chosen=step)
     log = read_with_progress([onednn_log], console) if onednn_log else None
-    beside = lay_beside(analysis, log) if log else None
-    rows = rows_of(analysis)
-    costly = costliest_outside_onednn(rows)
-    print_analysis(console, analysis, costly, top=top)
+    beside = match_log(analysis, log) if log else None
+    rows = make_rows(analysis)
+    costliest = costliest_outside_onednn(rows)
+    print_analysis(console, analysis, costliest, top=top)
     if trace.bytes_moved:
         print_bytes_moved(console, trace.bytes_moved, top=top)
     if beside:
@@ -130,7 +130,7 @@ def trace_command(
         write_whole(json_file, json.dumps(content, indent=1))
     if out is not None:
         write_whole(out / TABLE, Table("", OPERATOR_COLUMNS, list(map(astuple, rows))).csv())
-        write_charts(analysis, costly[:top], folder=out)
+        write_charts(analysis, costliest[:top], folder=out)
         say(console, f"table and charts: {out}")
     return FINISHED
 
@@ -151,7 +151,7 @@ context switch: the next working span is of another operator"""
 
 
 def print_analysis(
-    console: Console, analysis: Analysis, costly: Sequence[Costly], *, top: int
+    console: Console, analysis: Analysis, costliest: Sequence[OperatorCost], *, top: int
 ) -> None:
     """Print the input, a step by phase, its fragmentation, and the costliest operators."""
     for line in describe(analysis):
@@ -176,9 +176,9 @@ def print_analysis(
         columns.append(text_column("costliest module, share, + others"))
     rows = [
         (item.operator, item.phase, item.calls, item.self_ms, item.share, module_text(item))
-        for item in costly[:top]
+        for item in costliest[:top]
     ]
-    title = f"the {min(top, len(costly))} costliest of {len(costly)} operators outside oneDNN"
+    title = f"the {min(top, len(costliest))} costliest of {len(costliest)} operators outside oneDNN"
     operators = Table(title, columns, [row[: len(columns)] for row in rows])
     for table in (by_phase, fragmentation_table(analysis), operators):
         console.print(table.for_console())
@@ -213,7 +213,7 @@ def fragmentation_table(analysis: Analysis) -> Table:
 KINDS = 8  # Kinds of primitives that are shown of a log
 
 
-def print_beside_log(console: Console, analysis: Analysis, beside: BesideLog) -> None:
+def print_beside_log(console: Console, analysis: Analysis, beside: MatchedLog) -> None:
     """Print oneDNN's own time beside that of the operators that call it."""
 
     def row(phase: str | None, log_ms: float) -> tuple[object, ...]:
@@ -286,7 +286,7 @@ OPERATOR_COLUMNS = (
 
 
 def as_json(
-    analysis: Analysis, rows: Sequence[Row], beside: BesideLog | None, moved: BytesMoved | None
+    analysis: Analysis, rows: Sequence[Row], beside: MatchedLog | None, moved: BytesMoved | None
 ) -> dict[str, Any]:
     """Return everything for programs: means over the steps, in milliseconds; shares 0 to 1."""
     steps, count = analysis.steps, analysis.count
@@ -349,7 +349,7 @@ def fragmentation_json(analysis: Analysis) -> dict[str, float]:
     }
 
 
-def write_charts(analysis: Analysis, costly: Sequence[Costly], *, folder: Path) -> None:
+def write_charts(analysis: Analysis, costliest: Sequence[OperatorCost], *, folder: Path) -> None:
     """Write all charts."""
     name = analysis.trace.file.name
     step = "a step" if analysis.steps.are_marked else "the whole trace"
@@ -360,7 +360,7 @@ def write_charts(analysis: Analysis, costly: Sequence[Costly], *, folder: Path) 
     figures = (
         draw_split(analysis, title=f"{step} by phase and category: {name}"),
         draw_timeline(analysis, title=f"timeline{shown}: {name}"),
-        draw_operators(costly, title=title, modules_are_known=known),
+        draw_operators(costliest, title=title, modules_are_known=known),
     )
     for stem, figure in zip(CHARTS, figures, strict=True):
         save_chart(figure, *chart_files(folder, stem))

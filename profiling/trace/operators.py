@@ -62,7 +62,7 @@ class Origins:
         self.around = array("q", zeros)
         """The operator that called it, or -1."""
         self._places = {UNKNOWN: 0}
-        self._categories = [CATEGORIES.index(category_of(name)) for name in trace.operators.names]
+        self._categories = [CATEGORIES.index(find_category(name)) for name in trace.operators.names]
         self._made_by: dict[tuple[int, int], int] = {}
         """The forward operator by thread and sequence number."""
         self._elsewhere: set[tuple[int, int]] = set()
@@ -169,19 +169,19 @@ def working_spans(
     its work; `aten::conv2d` around it only calls. `CALLING` stands for all that only call, however
     long. `around` is the caller of each span, or -1.
     """
-    own = array("q", bytes(8 * len(spans)))
+    self_ns = array("q", bytes(8 * len(spans)))
     pieces = bytearray(len(spans))
     works = array("q")
     for ordered in by_thread.values():
         for start, end, span in stretches(spans, ordered):
-            own[span] += end - start
+            self_ns[span] += end - start
         for span in ordered:
             parent = around[span]
             if parent >= 0 and pieces[parent] != Piece.CALLING:
                 pieces[span] = pieces[parent]
                 continue
             duration = spans.end[span] - spans.start[span]
-            if 2 * own[span] >= duration:
+            if 2 * self_ns[span] >= duration:
                 pieces[span] = Piece.SHORT if duration < SHORT_NS else Piece.LONG
                 works.append(span)
     return works, bytes(pieces)
@@ -243,7 +243,7 @@ NAMES = {
 """The first that matches counts."""
 
 
-def category_of(name: str) -> Category:
+def find_category(name: str) -> Category:
     """Return the category of an operator's own time, by its name alone."""
     matching = (category for category, pattern in NAMES.items() if pattern.match(name))
     return next(matching, Category.OTHER)
@@ -334,7 +334,7 @@ def find_steps(trace: Trace, chosen: Sequence[int] | None = None) -> Steps:
         for mark in trace.annotations
         if mark.thread == main and mark.text.startswith(PHASE_MARK)
     ]
-    windows = windows_of(trace, by_number, training, chosen)
+    windows = find_windows(trace, by_number, training, chosen)
     intervals = marked or sorted(unmarked_phases(trace, main, training))
     cells = tuple(cut(windows, intervals, UNMARKED if marked else "forward"))
     if not cells:
@@ -348,7 +348,7 @@ def find_steps(trace: Trace, chosen: Sequence[int] | None = None) -> Steps:
     )
 
 
-def windows_of(
+def find_windows(
     trace: Trace,
     marked: dict[int, tuple[int, int]],
     training: Sequence[int],
@@ -422,5 +422,5 @@ def cut(
         if now < end:
             cells.append(Cell(now, end, number, between))
         for _, neighbours in groupby(cells, key=lambda cell: cell.phase):
-            of_phase = list(neighbours)
-            yield of_phase[0]._replace(end=of_phase[-1].end)
+            merged = list(neighbours)
+            yield merged[0]._replace(end=merged[-1].end)

@@ -132,7 +132,7 @@ class BytesMoved(NamedTuple):
         return {phase: both for phase, both in sums.items() if sum(both)}
 
 
-def bytes_moved_of(content: Any, file: Path) -> BytesMoved | None:
+def parse_bytes_moved(content: Any, file: Path) -> BytesMoved | None:
     """Return what a trace's file holds under `KEY`; None where it holds nothing."""
     if content is None:
         return None
@@ -191,7 +191,7 @@ def read_trace(file: Path, advance: Callable[[int, str], None] | None = None) ->
     trace.annotations.sort()
     trace.modules.sort()
     trace.is_cut_off = events.is_cut_off
-    trace.bytes_moved = bytes_moved_of(events.fields.get(KEY), file)
+    trace.bytes_moved = parse_bytes_moved(events.fields.get(KEY), file)
     if not len(trace.operators):
         raise InputError(
             f"{file}: has no CPU operators; profile with activities=[ProfilerActivity.CPU]"

@@ -24,7 +24,7 @@ from launch.ranks import Ranks, read_ranks
 from launch.rendezvous import master_port, slurm_rendezvous
 from launch.topology import describe_sockets, list_sockets, read_topology
 from profiling.onednn_log.log import read_logs
-from profiling.stats import rows_of
+from profiling.stats import make_rows
 from retinanet.config import Config, config_to_tree
 from retinanet.config_file import config_from_tree, load_config
 from retinanet.mlperf.log import continued
@@ -109,7 +109,7 @@ def check_log(data: bytes, folder: Path) -> None:
     file = written(folder / "fuzzed.log", data)
     log = value_or_refusal(lambda: read_logs([file]), str(file))
     if log is not None:
-        assert sum(row.calls for row in rows_of(log.calls())) > 0
+        assert sum(row.calls for row in make_rows(log.calls())) > 0
         assert log.ranks == sorted(log.ranks) and log.steps == sorted(log.steps)
 
 

@@ -26,7 +26,7 @@ from launch.ranks import read_ranks
 from launch.rendezvous import master_rendezvous, slurm_rendezvous
 from launch.topology import read_topology
 from profiling.onednn_log.log import read_logs
-from profiling.stats import rows_of
+from profiling.stats import make_rows
 from retinanet.config_file import load_config
 from retinanet.training.train_state import rank_states
 from tests.fuzz.seeds import COCO, LSCPU, index_files
@@ -149,7 +149,7 @@ def test_another_programs_verbose_lines_are_passed_over(tmp_path: Path) -> None:
     ids=["no group", "more than a float holds", "more digits than are read"],
 )
 def test_work_that_cannot_be_counted_is_not(line: str, tmp_path: Path) -> None:
-    [row] = rows_of(read_logs([written(tmp_path / "a.log", line.encode())]).calls())
+    [row] = make_rows(read_logs([written(tmp_path / "a.log", line.encode())]).calls())
     assert row.gflop is None and row.calls == 1
 
 

@@ -17,15 +17,15 @@ from profiling.compare import (
     Pair,
     Side,
     SideCalls,
+    choose_names,
     compare,
+    compute_ratio,
     draw_comparison,
     hint_on_types,
-    kinds_of,
-    names_of,
     parse_condition,
     print_comparison,
-    ratio_of,
-    sum_of,
+    sum_by_kind,
+    sum_pairs,
 )
 from profiling.onednn_log.log import read_logs
 from profiling.onednn_log.parse import Mark, mark_line
@@ -70,7 +70,7 @@ def test_calls_of_only_one_side_are_sorted_by_cost(frozen: tuple[Path, Path]) ->
     assert extra == ("backward data", 2, 0.5)
     (shared,) = comparison.both
     assert (shared.key.direction, shared.ratio) == ("forward", 1)
-    kinds = kinds_of(comparison.pairs)
+    kinds = sum_by_kind(comparison.pairs)
     assert sum(kind.first.ms for kind in kinds) == pytest.approx(2.0)
     assert sum(kind.second.ms for kind in kinds) == pytest.approx(2.5)
     assert kinds[0].name == "reorder"
@@ -116,7 +116,7 @@ def test_steps_are_compared_with_steps(tmp_path: Path) -> None:
     title = draw_comparison(comparison)._suptitle  # type: ignore[attr-defined]
     assert "per step" in title.get_text()
     with pytest.raises(InputError, match=r"neither log has 'reorder'"):
-        ratio_of(parse_condition("reorder > 1"), comparison)
+        compute_ratio(parse_condition("reorder > 1"), comparison)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_steps_are_compared_with_steps(tmp_path: Path) -> None:
 def test_conditions(frozen: tuple[Path, Path], text: str, ratio: float) -> None:
     comparison = comparison_of(*frozen)
     condition = parse_condition(text)
-    result = ratio_of(condition, comparison)
+    result = compute_ratio(condition, comparison)
     assert result == pytest.approx(ratio)
     is_met = OPERATORS[condition.operator](result, condition.bound)
     assert is_met == (text != "total > 1.1")
@@ -149,12 +149,12 @@ def test_invalid_condition(text: str) -> None:
 
 def test_names_are_the_shortest_path_ends_that_differ() -> None:
     ours, theirs = Path("/runs/ours/onednn/rank0.log"), Path("/runs/theirs/onednn/rank0.log")
-    assert names_of(None, ours, theirs) == ("ours/onednn/rank0", "theirs/onednn/rank0")
-    assert names_of(None, ours, ours) == ("first", "second")
-    assert names_of("a,b", ours, theirs) == ("a", "b")
+    assert choose_names(None, ours, theirs) == ("ours/onednn/rank0", "theirs/onednn/rank0")
+    assert choose_names(None, ours, ours) == ("first", "second")
+    assert choose_names("a,b", ours, theirs) == ("a", "b")
     for names in ("a", "a,", ",b", "a,b,c"):
         with pytest.raises(InputError, match="--names"):
-            names_of(names, ours, theirs)
+            choose_names(names, ours, theirs)
 
 
 @pytest.mark.slow
@@ -227,6 +227,6 @@ def test_long_names_are_shortened_and_stay_different(
 
 
 def test_pair_without_calls_has_neither_ratio_nor_cost() -> None:
-    empty = sum_of([], "reorder")
+    empty = sum_pairs([], "reorder")
     assert (empty.ratio, empty.extra_ms, empty.cost_ms) == (None, 0.0, 0.0)
     assert Pair(empty.key, SideCalls(2, 4.0)).extra_ms == 4.0

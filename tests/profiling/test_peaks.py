@@ -33,17 +33,17 @@ from profiling.peaks import (
     load_peaks,
     measure_peaks,
     measurement,
-    peaks_of,
+    parse_peaks,
+    parse_share,
     roofline_ms,
     save,
-    share_of,
 )
 from profiling.peaks_measure import (
     convolution,
     convolution_gflop,
+    make_works,
     matrix_product,
     matrix_size,
-    works_of,
 )
 from tests.support.commands import RunHere
 from tests.support.processes import children_of, wait_until_ended
@@ -122,11 +122,11 @@ def test_measurement_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peaks_measure, "works_of", small_works)
     monkeypatch.setattr(peaks_measure, "BUFFER_BYTES", 1 << 16)
     monkeypatch.setattr(peaks_module, "TIMES_THE_CACHES", 0)
-    share = share_of(json.loads(json.dumps(dataclasses.asdict(choose_cores(threads=1)))))
+    share = parse_share(json.loads(json.dumps(dataclasses.asdict(choose_cores(threads=1)))))
     assert share == choose_cores(threads=1)
     *steps, last = measurement(share, ["a note"])
     assert [step["percent"] for step in steps] == sorted(step["percent"] for step in steps)
-    peaks = peaks_of(last["peaks"])
+    peaks = parse_peaks(last["peaks"])
     require_consistent(peaks)
     assert peaks.left_out["s8"].endswith("no s8")
     assert "emulated" in peaks.left_out["bf16"]
@@ -287,7 +287,7 @@ def test_work_grows_with_the_threads() -> None:
     assert matrix_size(1) == matrix_size(2) == 2048
     for threads in (8, 56):
         assert 2 * matrix_size(threads) ** 3 / 1e9 / threads >= 8.5
-    single, eight = works_of("u8", threads=1), works_of("u8", threads=8)
+    single, eight = make_works("u8", threads=1), make_works("u8", threads=8)
     assert sum(work.gflop for work in eight.values()) > 3 * sum(w.gflop for w in single.values())
     for work in single.values():
         work.call()

@@ -45,7 +45,7 @@ def convolution(direction: str, *, auxiliary: str = "alg:convolution_direct") ->
 
 def test_row_has_numbers_of_one_call_and_of_all() -> None:
     forward, backward = convolution("forward_training"), convolution("backward_data")
-    row, last = stats.rows_of({backward: Calls(1, 1.0), forward: Calls(4, 3.0)})
+    row, last = stats.make_rows({backward: Calls(1, 1.0), forward: Calls(4, 3.0)})
     assert (row.direction, last.direction) == ("forward_training", "backward_data")
     assert (row.calls, row.total_ms, row.mean_ms, row.share) == (4, 3.0, 0.75, 0.75)
     flop = 2 * 2 * 8 / 4 * 16 * 3 * 4 * 9
@@ -63,14 +63,14 @@ def test_problems_with_equal_columns_are_one_row() -> None:
         plain.attributes, plain.auxiliary, plain.shape,
     )  # fmt: skip
     calls = {plain: Calls(1, 1.0), padded: Calls(2, 5.0)}
-    (row,) = stats.rows_of(calls)
+    (row,) = stats.make_rows(calls)
     assert (row.calls, row.total_ms) == (3, 6.0)
     assert calls[plain] == Calls(1, 1.0)  # The log itself is not modified
 
 
 def test_tables_add_up_to_the_lines_of_the_log() -> None:
     for file in (LOG, FIXTURES / "benchdnn-3.7.2-matmul.log"):
-        table = stats.rows_of(read_logs([file]).calls())
+        table = stats.make_rows(read_logs([file]).calls())
         text = as_csv(stats.COLUMNS, map(attrgetter(*stats.COLUMNS), table))
         lines = list(csv.DictReader(io.StringIO(text)))
         assert ",".join(lines[0]) == (
@@ -79,13 +79,13 @@ def test_tables_add_up_to_the_lines_of_the_log() -> None:
         )
         assert sum(float(line["total_ms"]) for line in lines) == pytest.approx(plain_sum(file))
         assert sum(float(line["share"]) for line in lines) == pytest.approx(1)
-        parts = stats.parts_of(table)
+        parts = stats.sum_by_kind(table)
         assert sum(part.total_ms for part in parts) == pytest.approx(plain_sum(file))
         assert sum(part.calls for part in parts) == sum(int(line["calls"]) for line in lines)
 
 
 def test_parameters_are_those_of_the_papers_second_table() -> None:
-    (row,) = stats.parameters_of({convolution("backward_weights"): Calls(3, 1.0)})
+    (row,) = stats.parameter_rows({convolution("backward_weights"): Calls(3, 1.0)})
     assert dict(zip(stats.PARAMETER_COLUMNS, row, strict=True)) == {
         "driver": "conv",
         "configuration": "bf16bf16bf16",
@@ -189,8 +189,8 @@ def test_memory_per_distinct_problem(tmp_path: Path) -> None:
     program = (
         "import resource, sys\nfrom pathlib import Path\n"
         "from profiling.onednn_log.log import read_logs\n"
-        "from profiling.stats import rows_of\n"
-        "table = rows_of(read_logs([Path(sys.argv[1])]).calls())\n"
+        "from profiling.stats import make_rows\n"
+        "table = make_rows(read_logs([Path(sys.argv[1])]).calls())\n"
         "print(len(table), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)\n"
     )
     sizes = []

@@ -10,8 +10,8 @@ import pytest
 
 from profiling.efficiency_analysis import (
     Efficiency,
+    analyze_efficiency,
     cold_ratio,
-    efficiency_of,
     hot_ratio,
     project,
 )
@@ -48,7 +48,7 @@ def analyze(
     peaks: Peaks | None = None,
 ) -> Efficiency:
     log = read_logs([write_log(tmp_path, marks=marks, facts=facts)])
-    return efficiency_of(log, replay or replay_of(), peaks=peaks)
+    return analyze_efficiency(log, replay or replay_of(), peaks=peaks)
 
 
 def test_ratio_is_weighted_by_calls_of_replayed_problems(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_images_of_ranks_add_up(tmp_path: Path) -> None:
         file = tmp_path / f"rank{rank}.log"
         file.write_text(log_text(rank=rank))
         files.append(file)
-    efficiency = efficiency_of(read_logs(files), replay_of(), peaks=None)
+    efficiency = analyze_efficiency(read_logs(files), replay_of(), peaks=None)
     assert efficiency.total.calls == 16 and hot_ratio(efficiency.total) == 68 / 100
     projection = project(efficiency, steps=None, images_a_step=None)
     assert projection is not None
@@ -183,7 +183,7 @@ def test_incomplete_step_does_not_count(tmp_path: Path) -> None:
     text = write_log(tmp_path).read_text()
     file = tmp_path / "cut.log"
     file.write_text(text[: text.rindex("profilednn_mark")])
-    efficiency = efficiency_of(read_logs([file]), replay_of(), peaks=None)
+    efficiency = analyze_efficiency(read_logs([file]), replay_of(), peaks=None)
     assert efficiency.steps.count == 1
     assert efficiency.total.measured_ms == 2 * 10 + 20 + 5
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from profiling.onednn_log.log import LONGEST_LINE, Where, log_files, name_files, read_logs
+from profiling.onednn_log.log import LONGEST_LINE, LogPosition, log_files, name_files, read_logs
 from profiling.onednn_log.parse import Mark, facts_line, mark_line
 from tests.profiling.onednn_log.example_lines import DAMAGED, OTHERS, SPELLINGS, UNLIKE_OTHERS
 from tests.profiling.onednn_log.logs import FIXTURES, plain_sum, shared_logs
@@ -85,7 +85,7 @@ def test_every_line_is_counted(tmp_path: Path) -> None:
 )
 def test_prefix_of_a_rank_or_of_other_output(tmp_path: Path, prefix: str, rank: int | None) -> None:
     log = read_logs([write_log(tmp_path, prefix + LINE)])
-    assert list(log.executions) == [Where(rank)]
+    assert list(log.executions) == [LogPosition(rank)]
 
 
 def test_merged_lines_and_a_truncated_last_line(tmp_path: Path) -> None:
@@ -111,8 +111,12 @@ def test_marks_give_rank_step_and_phase(tmp_path: Path) -> None:
     file = tmp_path / "rank1.log"
     file.write_text("".join(lines), encoding="utf-8")
     log = read_logs([file])
-    assert list(log.executions) == [Where(1, 20, "forward"), Where(1, 20), Where(1)]
-    assert log.phase_ms == {Where(1, 20, "forward"): 10.5, Where(1, 20): 20.0}
+    assert list(log.executions) == [
+        LogPosition(1, 20, "forward"),
+        LogPosition(1, 20),
+        LogPosition(1),
+    ]
+    assert log.phase_ms == {LogPosition(1, 20, "forward"): 10.5, LogPosition(1, 20): 20.0}
     assert log.facts == [{"rank": 1, "threads": 4}]
     assert (log.ranks, log.steps) == ([1], [20])
 

@@ -4,12 +4,12 @@ import pytest
 
 from profiling.onednn_log.parse import (
     Mark,
-    head_of,
     mark_line,
-    meaning_of,
     milliseconds,
     parse_facts,
+    parse_head,
     parse_mark,
+    split_head,
 )
 from profiling.onednn_log.work import MemoryDescriptor, Problem, parse_memory
 from tests.profiling.onednn_log.example_lines import (
@@ -22,7 +22,7 @@ from tests.profiling.onednn_log.example_lines import (
 
 
 def problem_in(line: str) -> Problem:
-    meaning = meaning_of(head_of(line.partition(",")[2]))
+    meaning = parse_head(split_head(line.partition(",")[2]))
     assert meaning.kind == "execution"
     assert meaning.problem is not None
     return meaning.problem
@@ -46,12 +46,12 @@ def test_convolution_is_the_same_problem_in_every_version(version: str) -> None:
         auxiliary="alg:convolution_direct",
         shape=CONVOLUTION_SHAPE,
     )
-    assert milliseconds(head_of(SPELLINGS[version].partition(",")[2]).time) == 0.25
+    assert milliseconds(split_head(SPELLINGS[version].partition(",")[2]).time) == 0.25
 
 
 def test_rare_executions() -> None:
     problems = {name: problem_in(line) for name, line in OTHERS.items()}
-    assert all(milliseconds(head_of(line).time) > 0 for line in OTHERS.values())
+    assert all(milliseconds(split_head(line).time) > 0 for line in OTHERS.values())
     assert problems["graph"].kind == "sdp"
     assert problems["graph"].implementation == "sdp_decomp_kernel_t:dnnl_backend"
     assert problems["graph"].attributes == "fpm:strict"
@@ -91,14 +91,14 @@ def test_tensors_in_both_spellings(text: str, role: str, type_: str, layout: str
 
 @pytest.mark.parametrize("line", UNLIKE_OTHERS)
 def test_lines_that_are_not_executions(line: str) -> None:
-    assert meaning_of(head_of(line.partition(",")[2])).kind != "execution"
+    assert parse_head(split_head(line.partition(",")[2])).kind != "execution"
 
 
 @pytest.mark.parametrize("line", [*DAMAGED, "onednn_verbose,v1,graph,exec,cpu,1,sdp,a,0.5"])
 def test_damaged_lines_raise_with_a_reason(line: str) -> None:
-    head = head_of(line.partition(",")[2])
+    head = split_head(line.partition(",")[2])
     with pytest.raises(ValueError, match=r"\w+ "):
-        meaning_of(head)
+        parse_head(head)
         milliseconds(head.time)
 
 

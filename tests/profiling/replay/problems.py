@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 
 from profiling.onednn_log.log import Calls
-from profiling.onednn_log.parse import head_of, meaning_of
+from profiling.onednn_log.parse import parse_head, split_head
 from profiling.onednn_log.work import Problem
 
 
 def parse_problem(line: str) -> Problem:
     """Return a problem from a line of any version, without `onednn_verbose,` and its time."""
-    problem = meaning_of(head_of(f"{line},0.5")).problem
+    problem = parse_head(split_head(f"{line},0.5")).problem
     assert problem is not None
     return problem
 

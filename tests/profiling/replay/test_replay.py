@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from profiling.onednn_log.log import OneDnnLog, Where
+from profiling.onednn_log.log import LogPosition, OneDnnLog
 from profiling.onednn_log.work import Problem
 from profiling.replay.replay import (
     Conditions,
@@ -52,7 +52,7 @@ RANK = {"threads": 1, "cpus": str(FIRST)}
             [],
         ),
         (
-            OneDnnLog(facts=[RANK, RANK], executions={Where(0): {}, Where(1): {}}),
+            OneDnnLog(facts=[RANK, RANK], executions={LogPosition(0): {}, LogPosition(1): {}}),
             {},
             Conditions(threads=1, cpus=(FIRST,)),
             ["2 ranks"],

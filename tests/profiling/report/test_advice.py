@@ -5,21 +5,21 @@ from collections.abc import Iterable
 import pytest
 
 from profiling.compare import Comparison, Side, compare
-from profiling.efficiency_analysis import Steps, efficiency_of
-from profiling.onednn_log.log import Calls, NotUnderstood, OneDnnLog, Where
+from profiling.efficiency_analysis import Steps, analyze_efficiency
+from profiling.onednn_log.log import Calls, LogPosition, NotUnderstood, OneDnnLog
 from profiling.onednn_log.work import MemoryDescriptor, Problem
 from profiling.peaks import Peaks
 from profiling.replay.replay import Conditions, Replay, ReplayTime
 from profiling.report.advice import (
-    calls_the_reference_does_not_make,
+    additional_calls,
     fallbacks,
+    far_from_roofline,
     float32_beside_bf16,
-    lost_to_the_roofline,
     many_page_faults,
     mostly_outside,
     not_understood,
-    primitives_made_again,
     reorders,
+    repeated_creations,
     saving,
     slow_convolutions,
     slower_than_alone,
@@ -85,7 +85,7 @@ def test_saving_is_relative_to_the_step_or_to_onednns_time() -> None:
 def test_kinds_far_from_the_roofline() -> None:
     backward = problem(direction="backward_weights")
     findings = list(
-        lost_to_the_roofline(
+        far_from_roofline(
             measured(
                 row(problem(), 60.0, roofline_ms=50.0),
                 row(backward, 35.0, roofline_ms=5.0),
@@ -99,7 +99,7 @@ def test_kinds_far_from_the_roofline() -> None:
         ("convolution forward training: 1.20 times the time at the roofline", 10.0),
     ]
     assert "39.0 ms in the log in 4 calls; 9.00 ms at the peaks" in findings[0].evidence
-    assert not list(lost_to_the_roofline(measured(row(problem(), 60.0))))
+    assert not list(far_from_roofline(measured(row(problem(), 60.0))))
 
 
 @pytest.mark.parametrize(("ms", "is_found"), [(4.0, False), (8.0, True)])
@@ -200,9 +200,9 @@ def marked(*steps: tuple[int, int, float, float]) -> OneDnnLog:
     """Steps as rank, number, milliseconds in all, and in oneDNN."""
     log = OneDnnLog()
     for rank, step, wall, inside in steps:
-        log.phase_ms[Where(rank, step)] = wall
-        log.phase_ms[Where(rank, step, "forward")] = wall - 1
-        log.executions[Where(rank, step, "forward")] = {problem(): Calls(1, inside)}
+        log.phase_ms[LogPosition(rank, step)] = wall
+        log.phase_ms[LogPosition(rank, step, "forward")] = wall - 1
+        log.executions[LogPosition(rank, step, "forward")] = {problem(): Calls(1, inside)}
     return log
 
 
@@ -224,11 +224,11 @@ def test_primitives_created_repeatedly() -> None:
     log = OneDnnLog(creations={problem(): Calls(9, 18.0), problem("reorder"): Calls(1, 2.0)})
     log.creation_states.update({"cache_hit": 5, "cache_miss": 5})
     steps = Steps(frozenset({(0, 1), (0, 2)}), 1, 50.0, None, None)
-    advice = only(primitives_made_again(Measured([row(problem(), 1.0)], steps, 50.0), log))
+    advice = only(repeated_creations(Measured([row(problem(), 1.0)], steps, 50.0), log))
     assert advice.saves_ms == 10.0  # 20 ms in two steps
     assert "5 creations (cache_miss) of 2 different" in advice.evidence
     log.creation_states["cache_miss"] = 2  # each once
-    assert not list(primitives_made_again(measured(row(problem(), 1.0)), log))
+    assert not list(repeated_creations(measured(row(problem(), 1.0)), log))
 
 
 def test_slow_rank() -> None:
@@ -266,7 +266,7 @@ def test_page_faults_of_the_worst_rank() -> None:
 
 
 def compared(first: dict[Problem, Calls], second: dict[Problem, Calls]) -> Comparison:
-    sides = [Side(name, OneDnnLog(executions={Where(): calls}))
+    sides = [Side(name, OneDnnLog(executions={LogPosition(): calls}))
              for name, calls in (("ours", first), ("theirs", second))]  # fmt: skip
     return compare(*sides)
 
@@ -274,23 +274,23 @@ def compared(first: dict[Problem, Calls], second: dict[Problem, Calls]) -> Compa
 def test_additional_calls() -> None:
     forward, backward = problem(), problem(direction="backward_data")
     both = compared({forward: Calls(2, 60.0), backward: Calls(4, 40.0)}, {forward: Calls(2, 66.0)})
-    advice = only(calls_the_reference_does_not_make(both))
+    advice = only(additional_calls(both))
     assert advice.title == "convolution backward data: the reference makes fewer calls"
     assert advice.saves_ms == 40.0
     assert "theirs, 4 calls in the log" in advice.evidence
     fewer = compared({forward: Calls(2, 60.0)}, {forward: Calls(3, 66.0)})
-    assert calls_the_reference_does_not_make(fewer) == []
+    assert additional_calls(fewer) == []
 
 
 def test_no_additional_calls_of_unrelated_logs() -> None:
     unlike = compared({problem(): Calls(2, 60.0)}, {problem(type_="f32"): Calls(2, 60.0)})
-    assert calls_the_reference_does_not_make(unlike) == []
+    assert additional_calls(unlike) == []
 
 
 @pytest.mark.parametrize(("hot_ms", "saves_ms"), [(20.0, 20.0), (29.0, None)])
 def test_primitives_slower_in_the_run(hot_ms: float, saves_ms: float | None) -> None:
-    log = OneDnnLog(executions={Where(): {problem(): Calls(2, 60.0)}})
+    log = OneDnnLog(executions={LogPosition(): {problem(): Calls(2, 60.0)}})
     times = {problem(): ReplayTime(hot_ms, None, 3, "brg")}
     replay = Replay("torch", "3.7.1", "", Conditions(2), times)
-    findings = list(slower_than_alone(efficiency_of(log, replay, peaks=None)))
+    findings = list(slower_than_alone(analyze_efficiency(log, replay, peaks=None)))
     assert [advice.saves_ms for advice in findings] == ([] if saves_ms is None else [saves_ms])

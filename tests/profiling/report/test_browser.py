@@ -62,7 +62,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def opened(browser: Browser, many: Path) -> Iterator[Opened]:
+def open_log(browser: Browser, many: Path) -> Iterator[Opened]:
     page = Opened(browser, many)
     yield page
     page.require_quiet()

@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import InputError
 from profiling.trace.analysis import Analysis, analyze
-from profiling.trace.operators import Category, Piece, category_of
+from profiling.trace.operators import Category, Piece, find_category
 from profiling.trace.trace import read_trace
 from tests.profiling.trace.example_traces import (
     BACKWARD,
@@ -265,4 +265,4 @@ def test_backward_of_another_librarys_convolution_is_not_onednn(tmp_path: Path) 
     ],
 )
 def test_category_of_a_name(name: str, expected: Category) -> None:
-    assert category_of(name) == expected
+    assert find_category(name) == expected

@@ -19,7 +19,7 @@ from PIL import Image
 from common.errors import InputError
 from profiling.__main__ import main
 from profiling.report.advice import memory_traffic
-from profiling.trace.trace import BytesMoved, bytes_moved_of
+from profiling.trace.trace import BytesMoved, parse_bytes_moved
 from tests.profiling.report.example_logs import HEADER, convolution
 from tests.profiling.trace.example_traces import STEP, Event, annotation, operator, write
 from tests.profiling.trace.traced_model import traced
@@ -229,13 +229,13 @@ def test_memory_traffic_by_phase_and_operator(tmp_path: Path, run_here: RunHere)
 )
 def test_damaged_memory_traffic(tmp_path: Path, run_here: RunHere, damaged: Any) -> None:
     with pytest.raises(InputError, match=r"trace\.json: bytes_moved"):
-        bytes_moved_of(damaged, Path("trace.json"))
+        parse_bytes_moved(damaged, Path("trace.json"))
     done = run_here(main, "trace", write_with_bytes(tmp_path, damaged))
     assert done.returncode == 2 and done.stderr.count("\n") == 1
 
 
 def test_advice_on_memory_traffic() -> None:
-    moved = bytes_moved_of(MOVED, Path("trace.json"))
+    moved = parse_bytes_moved(MOVED, Path("trace.json"))
     assert isinstance(moved, BytesMoved)
     [advice] = memory_traffic(moved, bandwidth_gb_per_s=20.0, step_ms=1000.0)
     # 13 GB at 20 GB/s; ReLU and its backward pass move 3 of them.

@@ -1,4 +1,4 @@
-"""`lay_beside`: a trace and oneDNN's log of the same steps."""
+"""`match_log`: a trace and oneDNN's log of the same steps."""
 
 import os
 import subprocess
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from profiling.onednn_log.log import Calls, OneDnnLog, Where, read_logs
+from profiling.onednn_log.log import Calls, LogPosition, OneDnnLog, read_logs
 from profiling.onednn_log.work import Problem
-from profiling.trace.analysis import Analysis, analyze, lay_beside
+from profiling.trace.analysis import Analysis, analyze, match_log
 from profiling.trace.operators import Category
 from profiling.trace.trace import read_trace
 from tests.profiling.trace.example_traces import STEP, operator, write
@@ -31,7 +31,7 @@ def test_log_and_trace_of_the_installed_torch(tmp_path: Path) -> None:
             [sys.executable, PROGRAM, trace_file], env=environment, stdout=log, check=True
         )
     analysis = analyze(read_trace(trace_file))
-    beside = lay_beside(analysis, read_logs([log_file]))
+    beside = match_log(analysis, read_logs([log_file]))
     assert beside.has_steps and beside.other_ms == 0
     assert sum(beside.kinds_ms.values()) == pytest.approx(beside.total_ms)
     assert beside.kinds_ms["convolution backward_weights"] > 0
@@ -42,7 +42,7 @@ def test_log_and_trace_of_the_installed_torch(tmp_path: Path) -> None:
         assert 0 < beside.log_ms[phase] < (callers + products) / 1e6 / analysis.count
         assert callers > 0 and products > 0
     one_step = analyze(read_trace(trace_file), chosen=(21,))
-    single = lay_beside(one_step, read_logs([log_file]))
+    single = match_log(one_step, read_logs([log_file]))
     assert single.log_ms["forward"] < 2 * beside.log_ms["forward"]
     assert single.log_ms["forward"] != beside.log_ms["forward"]
 
@@ -53,7 +53,7 @@ def analysis_of(folder: Path, *, marked: bool = True) -> Analysis:
 
 
 def log_of(
-    *executions: tuple[Where, Problem, float], files: Sequence[str] = ("a.log",)
+    *executions: tuple[LogPosition, Problem, float], files: Sequence[str] = ("a.log",)
 ) -> OneDnnLog:
     log = OneDnnLog(files=list(files))
     for where, problem, ms in executions:
@@ -63,13 +63,13 @@ def log_of(
 
 def test_steps_match_by_number_and_phases_by_name(tmp_path: Path) -> None:
     log = log_of(
-        (Where(0, 20, "backward"), CONVOLUTION, 0.25),
-        (Where(0, 20, "backward"), REORDER, 0.05),
-        (Where(0, 20, "evaluation"), REORDER, 0.03),
-        (Where(0, 20, None), REORDER, 0.01),
-        (Where(0, 21, "backward"), CONVOLUTION, 100.0),
+        (LogPosition(0, 20, "backward"), CONVOLUTION, 0.25),
+        (LogPosition(0, 20, "backward"), REORDER, 0.05),
+        (LogPosition(0, 20, "evaluation"), REORDER, 0.03),
+        (LogPosition(0, 20, None), REORDER, 0.01),
+        (LogPosition(0, 21, "backward"), CONVOLUTION, 100.0),
     )
-    beside = lay_beside(analysis_of(tmp_path), log)
+    beside = match_log(analysis_of(tmp_path), log)
     assert beside.log_ms == pytest.approx(
         {"forward": 0, "loss": 0, "backward": 0.3, "between phases": 0}
     )
@@ -78,7 +78,7 @@ def test_steps_match_by_number_and_phases_by_name(tmp_path: Path) -> None:
 
 
 def test_log_and_trace_without_marks(tmp_path: Path) -> None:
-    beside = lay_beside(analysis_of(tmp_path, marked=False), log_of((Where(), REORDER, 0.004)))
+    beside = match_log(analysis_of(tmp_path, marked=False), log_of((LogPosition(), REORDER, 0.004)))
     assert beside.total_ms == pytest.approx(0.004)
     assert not beside.has_steps
 
@@ -86,16 +86,16 @@ def test_log_and_trace_without_marks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("places", "marked", "expected"),
     [
-        ([Where(0, 21, "loss")], True, "a.log has steps 21, not 20"),
-        ([Where()], True, "a.log has no marks of steps"),
-        ([Where(0, 20, "loss")], False, "the trace has none"),
-        ([Where(0, 20), Where(1, 20)], True, "has several ranks"),
+        ([LogPosition(0, 21, "loss")], True, "a.log has steps 21, not 20"),
+        ([LogPosition()], True, "a.log has no marks of steps"),
+        ([LogPosition(0, 20, "loss")], False, "the trace has none"),
+        ([LogPosition(0, 20), LogPosition(1, 20)], True, "has several ranks"),
     ],
 )
 def test_log_that_does_not_match(
-    tmp_path: Path, places: list[Where], marked: bool, expected: str
+    tmp_path: Path, places: list[LogPosition], marked: bool, expected: str
 ) -> None:
     log = log_of(*((place, REORDER, 1.0) for place in places))
     with pytest.raises(InputError, match="--onednn-log: ") as raised:
-        lay_beside(analysis_of(tmp_path, marked=marked), log)
+        match_log(analysis_of(tmp_path, marked=marked), log)
     assert expected in str(raised.value)
