@@ -91,6 +91,7 @@ def compare_command(
     side_names = choose_names(names, first, second)
     logs = [read_with_progress(log_files(path), console) for path in (first, second)]
     comparison = compare(*map(Side, side_names, logs), with_types=not ignore_types)
+    # Before any output: an unknown kind in a condition is an error of the command line.
     ratios = [compute_ratio(condition, comparison) for condition in conditions]
     print_comparison(console, comparison, top=top)
     problems = [pair.record() for pair in (*comparison.only_one, *comparison.both)]
@@ -140,7 +141,7 @@ def choose_names(names: str | None, first: Path, second: Path) -> tuple[str, str
 
 @dataclass(frozen=True, slots=True)
 class WorkKey:
-    """What oneDNN was asked to compute, whatever the implementation; training equals inference."""
+    """The work of a call, independent of its implementation; training equals inference."""
 
     kind: str
     direction: str  # `forward`, `backward data`, …; empty where a kind has none
@@ -235,6 +236,7 @@ class Comparison:
     pairs: Sequence[Pair]
     is_by_step: bool  # Whether calls and times are those of a step
 
+    # Calls per step are fractions, so equality needs a tolerance.
     @property
     def only_one(self) -> list[Pair]:
         """Pairs in which one side makes more calls, the costliest extra calls first."""
@@ -509,6 +511,6 @@ def compute_ratio(condition: Condition, comparison: Comparison) -> float:
     first, second = (
         side.calls if condition.is_of_calls else side.ms for side in (total.first, total.second)
     )
-    if not second:
+    if not second:  # No such calls on either side: equal
         return float("inf") if first else 1.0
     return first / second

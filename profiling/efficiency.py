@@ -125,22 +125,23 @@ def efficiency_command(
         if out.exists() and not out.is_dir():
             raise InputError(f"--out: {out} is a file; give a folder")
         require_free_outputs([out / name for name in OUTPUTS], overwrite=overwrite)
-    made = None if replay is None else load_replay(replay)
-    if made is not None and (runner != "auto" or benchdnn or threads):
+    # All options are checked before the log is read and problems run, which takes minutes.
+    replayed = None if replay is None else load_replay(replay)
+    if replayed is not None and (runner != "auto" or benchdnn or threads):
         raise InputError("--replay: runs nothing; remove --runner, --benchdnn and --threads")
-    program = None if made else chosen_benchdnn(runner, benchdnn)
+    program = None if replayed else chosen_benchdnn(runner, benchdnn)
     log = onednn_logs.read_with_progress(logs, console)
     if steps is not None and (marked := marked_steps(log).whole):
         raise InputError(f"--steps: the log already marks its {len(marked)} steps; remove --steps")
     onednn_logs.describe_log(console, log)
     machine = choose_peaks(peaks, log, console=console, folder=out)
-    if made is None:
-        made = replay_now(
+    if replayed is None:
+        replayed = replay_now(
             log, benchdnn=program, threads=threads, repeats=repeats, cold=cold, console=console
         )
         if out is not None:
-            save_replay(made, out / "replay.json")
-    efficiency = analyze_efficiency(log, made, peaks=machine)
+            save_replay(replayed, out / "replay.json")
+    efficiency = analyze_efficiency(log, replayed, peaks=machine)
     projection = project(efficiency, steps=steps, images_a_step=images_a_step)
     print_cautions(console, efficiency.cautions)
     print_efficiency(console, efficiency)
@@ -151,7 +152,7 @@ def efficiency_command(
     if out is not None:
         write_whole(out / "efficiency.csv", problem_table(efficiency).csv())
         name = onednn_logs.name_files(log.files)
-        title = f"efficiency of {name}, replayed through {made.runner}"
+        title = f"efficiency of {name}, replayed through {replayed.runner}"
         figure = draw_efficiency(efficiency, projection, title=title)
         charts.save_chart(figure, *chart_files(out, "efficiency"))
         say(console, f"table and chart: {out}")

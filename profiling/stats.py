@@ -291,6 +291,7 @@ def json_parts(log: OneDnnLog, parts: Sequence[Part], rows: Sequence[Row]) -> It
         "parts": [asdict(part) for part in parts],
         "problems": [],
     }
+    # Rows follow one by one: the text of a large log would need gigabytes.
     yield json.dumps(numbers, indent=1).removesuffix("]\n}").encode()
     for place, row in enumerate(rows):
         text = json.dumps(row._asdict(), separators=(",\n   ", ": "))

@@ -237,6 +237,7 @@ class _Reader:
         if line.startswith("onednn_verbose,") and line.count("_verbose,") == 1:
             self.onednn_line(line, self.rank)  # The fast path of almost all lines
         elif "_verbose," in line:
+            # Ranks that write to one pipe can merge two lines, or a line with other output.
             starts = [match.start() for match in parse.MARKER.finditer(line)]
             prefix = RANK.match(line[: starts[0]]) if starts else None
             rank = int(prefix[1] or prefix[2]) if prefix else self.rank
@@ -252,6 +253,7 @@ class _Reader:
             return
         head, time = split_head(line.rstrip().partition(",")[2])
         try:
+            # A training repeats a few hundred heads thousands of times: parse each once.
             meaning = self.meanings.get(head)
             if meaning is None:
                 meaning = parse.parse_head(parse.Head(head, time))
@@ -370,6 +372,7 @@ def read_lines(stream: io.BufferedIOBase, advance: Callable[[int], None]) -> Ite
             for line in (begun + whole).split("\n"):
                 yield line[:LONGEST_LINE]
             begun = ""
+        # A file without newlines must not fill the memory.
         begun = (begun + tail)[:LONGEST_LINE]
     if begun:
         yield begun

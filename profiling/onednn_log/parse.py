@@ -50,6 +50,7 @@ def split_head(text: str) -> Head:
     """Split what follows the marker into head and time."""
     if text[:1] == "v" and text[1:2].isdigit():
         text = text.partition(",")[2]
+    # A time stamp is before or after the component, depending on the version.
     text = without_time_stamp(text)
     for component in COMPONENTS:
         if text.startswith(component + ","):
@@ -242,7 +243,7 @@ def parse_facts(text: str) -> dict[str, Any]:
     """
     try:
         facts = json.loads(text)
-    except RecursionError:
+    except RecursionError:  # json.loads recurses once per level of nesting
         raise ValueError("JSON that is nested too deeply") from None
     if not isinstance(facts, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004

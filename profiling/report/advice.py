@@ -123,6 +123,7 @@ def reorders(measured: Measured) -> Iterator[Advice]:
 def is_fallback(problem: Problem) -> bool:
     """Return whether the implementation is a reference, or a convolution through GEMM."""
     name = problem.implementation
+    # GEMM is the fast path of a matrix product, but a convolution through it copies its input.
     by_gemm = problem.kind in CONVOLUTIONS and name.startswith("gemm")
     return by_gemm or REFERENCE.search(name) is not None
 

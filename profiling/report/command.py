@@ -111,6 +111,7 @@ def gather(
         InputError: A file is missing or invalid.
     """
     inputs = find_inputs(logs, trace=trace, environment=environment)
+    # Large files come last: an invalid small one must not waste minutes.
     loaded = load_replay(replay) if replay else None
     facts = None
     if inputs.environment:

@@ -216,6 +216,7 @@ def clean(element: ET.Element, name: str) -> None:
     element.tag = local_name(element.tag)
     assert element.tag in ELEMENTS, f"<{element.tag}> is not an element of charts"
     attributes = {local_name(key): value for key, value in element.attrib.items()}
+    # The page's policy forbids `style` attributes; SVG has an attribute for each style.
     styles = [pair.partition(":") for pair in attributes.pop("style", "").split(";")]
     attributes |= {key.strip(): value.strip() for key, _, value in styles if value}
     element.attrib.clear()
@@ -245,7 +246,7 @@ def convert_attribute(key: str, value: str, name: str) -> str:
         return value.replace("url(#", f"url(#{name}-")
     if key == "font-family":
         return FONTS
-    if key in ("d", "x", "y"):
+    if key in ("d", "x", "y"):  # More than hundredths of a point are invisible
         return DECIMALS.sub(r"\1", " ".join(value.split()))
     return value
 

@@ -402,7 +402,7 @@ def all_problems(material: Material) -> list[Block]:
         Column("lost, ms", three, meaning="Time beyond the roofline"),
     ]
     if all(problem.roofline_ms is None for problem in measured.problems):
-        columns = columns[:-2]
+        columns = columns[:-2]  # Without peaks there is no roofline
     shown, others = measured.problems[:MOST_PROBLEMS], measured.problems[MOST_PROBLEMS:]
     sums = [("all", measured.problems)]
     notes = []

@@ -193,6 +193,7 @@ def add_up(
     costs: defaultdict[tuple[int, int, int, int], Cost] = defaultdict(Cost)
     pieces_ns = dict.fromkeys(Piece, 0)
     ordered = (trace.by_thread.get(thread, ()) for thread in steps.training_threads)
+    # The main thread is first: its operators take precedence over those of autograd's threads.
     timeline = reduce(overlay, (stretches(trace.operators, spans) for spans in ordered))
     for (start, end, span), place in clipped(timeline, steps.cells):
         costs[name[span], phases[place], module[span], category[span]].own_ns += end - start

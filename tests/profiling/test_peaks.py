@@ -3,10 +3,6 @@
 import dataclasses
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +44,6 @@ from profiling.peaks_measure import (
 from tests.support.commands import RunHere
 from tests.support.processes import children_of, wait_until_ended
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 USABLE_CPUS = sorted(os.sched_getaffinity(0))
 
 PEAKS = Peaks(
@@ -119,7 +114,7 @@ def test_measurement_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         peaks_measure, "probed_rate", lambda name: probed(name) * (1e-6 if name == "bf16" else 1.0)
     )
-    monkeypatch.setattr(peaks_measure, "works_of", small_works)
+    monkeypatch.setattr(peaks_measure, "make_works", small_works)
     monkeypatch.setattr(peaks_measure, "BUFFER_BYTES", 1 << 16)
     monkeypatch.setattr(peaks_module, "TIMES_THE_CACHES", 0)
     share = parse_share(json.loads(json.dumps(dataclasses.asdict(choose_cores(threads=1)))))
@@ -174,14 +169,6 @@ def test_invalid_field_is_one_line(
     message = str(caught.value)
     assert message.startswith(f"{file}: {problem}") and "\n" not in message
     assert "python -m profiling peaks --json" in message
-
-
-def test_file_that_is_not_json(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("onednn_verbose")
-    (tmp_path / "list").write_text("[1]")
-    for name, problem in (("none", "No such file"), ("text", "not JSON"), ("list", "object")):
-        with pytest.raises(InputError, match=problem):
-            load_peaks(tmp_path / name)
 
 
 def test_measurement_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,22 +290,6 @@ def test_last_level_caches_are_summed(tmp_path: Path) -> None:
             (folder / "shared_cpu_list").write_text(f"{mask}\n")
     assert last_level_bytes(tmp_path) == 2 * 1024 * 1024
     assert last_level_bytes(tmp_path / "none") == 0
-
-
-@pytest.mark.slow
-def test_ctrl_c_leaves_no_worker() -> None:
-    code = "from profiling.peaks import measure_peaks\nmeasure_peaks(threads=1)"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=REPOSITORY,
-        stderr=subprocess.DEVNULL,
-        process_group=0,
-    )
-    while not (workers := children_of(process.pid)):
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(timeout=30) != 0
-    wait_until_ended(workers)
 
 
 def problem(kind: str, shape: str, type_: str) -> Problem:

@@ -14,7 +14,6 @@ from profiling.onednn_log.parse import Mark, facts_line, mark_line
 from tests.profiling.onednn_log.example_lines import DAMAGED, OTHERS, SPELLINGS, UNLIKE_OTHERS
 from tests.profiling.onednn_log.logs import FIXTURES, plain_sum, shared_logs
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 LINE = SPELLINGS["3.12"]
 
 
@@ -167,11 +166,3 @@ def test_missing_file_and_folders_of_logs(tmp_path: Path) -> None:
     assert log_files(tmp_path) == log_files(file) == [file]
     assert len(log_files(FIXTURES)) > 10
     assert name_files(["a/1.log", "b/2.log", "3.log", "4.log"]) == "1.log, 2.log, 3.log and 1 more"
-
-
-def test_reading_loads_no_torch() -> None:
-    program = (
-        "import sys, profiling.onednn_log.log, profiling.onednn_log.work, profiling.__main__\n"
-        "sys.exit('torch' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=REPOSITORY)

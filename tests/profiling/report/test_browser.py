@@ -40,111 +40,103 @@ class Opened:
         self.address = file.as_uri()
         self.page.goto(self.address)
 
-    def require_quiet(self) -> None:
-        """Assert that only the page itself was loaded, without messages."""
+    def close(self) -> None:
+        """Close the page; it must have loaded nothing but itself, without messages."""
         assert self.messages == []
         assert [url for url in self.requests if not url.startswith("data:")] == [self.address]
+        self.page.close()
 
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a page of 40 problems; the n-th takes n milliseconds, so the last is the costliest."""
+    """A page of 40 problems; the n-th takes n milliseconds, so the last is the costliest."""
     folder = tmp_path_factory.mktemp("many")
     log = folder / "many.log"
-    names = ("forward_training", "backward_data")
-    log.write_text(
-        "".join(
-            convolution(place, channels=16 * place, direction=names[place % 2])
-            for place in range(1, MANY + 1)
-        )
-    )
+    directions = ("forward_training", "backward_data")
+    lines = [
+        convolution(place, channels=16 * place, direction=directions[place % 2])
+        for place in range(1, MANY + 1)
+    ]
+    log.write_text("".join(lines))
     return write_page(folder, log)
 
 
 @pytest.fixture
-def open_log(browser: Browser, many: Path) -> Iterator[Opened]:
-    page = Opened(browser, many)
-    yield page
-    page.require_quiet()
-    page.page.close()
+def page(browser: Browser, many: Path) -> Iterator[Page]:
+    opened = Opened(browser, many)
+    yield opened.page
+    opened.close()
 
 
-def problems(page: Page) -> Locator:
-    return page.locator("#problems table")
-
-
-def visible_cells(table: Locator, column: int) -> list[str]:
-    """Return the cells of a column in visible rows."""
-    cells = table.locator(f"tbody tr:visible > :nth-child({column})")
+def visible_cells(page: Page, column: int) -> list[str]:
+    """Return the cells of a column in visible rows of the table of problems."""
+    cells = page.locator(f"#problems table tbody tr:visible > :nth-child({column})")
     return [text.split("\n")[0].strip() for text in cells.all_inner_texts()]
 
 
-def test_headers_sort_in_both_directions(opened: Opened) -> None:
-    table = problems(opened.page)
-    opened.page.get_by_role("button", name=f"Show all {MANY}").click()
-    first = table.get_by_role("columnheader").first
-    first.get_by_role("button").click()
-    ascending = visible_cells(table, 1)
-    channels = [int(re.findall(r"(\d+) →", text)[0]) for text in ascending]
-    half = MANY // 2  # backward comes before forward; in each numbers count as numbers
-    assert channels == [16 * n for n in range(1, MANY, 2)] + [16 * n for n in range(2, MANY + 1, 2)]
-    assert ascending[0].startswith("convolution backward data") and len(channels) == 2 * half
-    assert first.get_attribute("aria-sort") == "ascending"
-    first.get_by_role("button").click()
-    assert visible_cells(table, 1) == ascending[::-1]
-    assert first.get_attribute("aria-sort") == "descending"
+def times(page: Page) -> list[float]:
+    return [float(cell) for cell in visible_cells(page, 4)]
 
 
-def test_numbers_sort_by_value(opened: Opened) -> None:
-    table = problems(opened.page)
-    opened.page.get_by_role("button", name=f"Show all {MANY}").click()
-    time = table.get_by_role("columnheader", name="ms in the log")
+def channels(page: Page) -> list[int]:
+    return [int(re.findall(r"(\d+) →", text)[0]) for text in visible_cells(page, 1)]
+
+
+def header(page: Page, name: str) -> Locator:
+    return page.locator("#problems table").get_by_role("columnheader", name=name)
+
+
+def test_headers_sort_in_both_directions(page: Page) -> None:
+    page.get_by_role("button", name=f"Show all {MANY}").click()
+    problem, time = header(page, "problem"), header(page, "ms in the log")
+    problem.get_by_role("button").click()
+    ascending = visible_cells(page, 1)
+    # Backward comes before forward; numbers within texts are compared as numbers.
+    odd, even = range(1, MANY, 2), range(2, MANY + 1, 2)
+    assert channels(page) == [16 * place for place in (*odd, *even)]
+    assert ascending[0].startswith("convolution backward data")
+    assert problem.get_attribute("aria-sort") == "ascending"
+    problem.get_by_role("button").click()
+    assert visible_cells(page, 1) == ascending[::-1]
+    assert problem.get_attribute("aria-sort") == "descending"
     time.get_by_role("button").click()
-    assert [float(cell) for cell in visible_cells(table, 4)] == [*range(MANY, 0, -1)]
-    time.get_by_role("button").press("Enter")  # without a mouse
-    assert [float(cell) for cell in visible_cells(table, 4)] == [*range(1, MANY + 1)]
-    assert [int(re.findall(r"(\d+) →", text)[0]) for text in visible_cells(table, 1)] == [
-        16 * place for place in range(1, MANY + 1)
-    ]
-    assert table.locator("tfoot tr").last.inner_text().startswith("all")
-    assert table.locator("[aria-sort]").count() == 1
+    assert times(page) == [*range(MANY, 0, -1)]
+    time.get_by_role("button").press("Enter")  # Without a mouse
+    assert times(page) == [*range(1, MANY + 1)]
+    assert channels(page) == [16 * place for place in range(1, MANY + 1)]
+    assert page.locator("#problems table tfoot tr").last.inner_text().startswith("all")
+    assert page.locator("#problems table [aria-sort]").count() == 1
 
 
-def test_long_table_shows_its_first_rows(opened: Opened) -> None:
-    table, section = problems(opened.page), opened.page.locator("#problems")
-    assert [float(cell) for cell in visible_cells(table, 4)] == [*range(MANY, MANY - FIRST, -1)]
+def test_long_table_and_filter(page: Page) -> None:
+    section = page.locator("#problems")
+    assert times(page) == [*range(MANY, MANY - FIRST, -1)]
     assert f"{FIRST} of {MANY} rows are shown." in section.inner_text()
-    time = table.get_by_role("columnheader", name="ms in the log").get_by_role("button")
+    time = header(page, "ms in the log").get_by_role("button")
     time.click()
     time.click()
-    assert [float(cell) for cell in visible_cells(table, 4)] == [*range(1, FIRST + 1)]
-    more = section.get_by_role("button", name=f"Show all {MANY}")
-    assert more.get_attribute("aria-expanded") == "false"
-    more.click()
-    assert len(visible_cells(table, 1)) == MANY
+    assert times(page) == [*range(1, FIRST + 1)]
+    expand = section.get_by_role("button", name=f"Show all {MANY}")
+    assert expand.get_attribute("aria-expanded") == "false"
+    expand.click()
+    assert len(times(page)) == MANY
     section.get_by_role("button", name=f"Show the first {FIRST}").click()
-    assert len(visible_cells(table, 1)) == FIRST
-
-
-def test_filter_matches_all_words(opened: Opened) -> None:
-    table = problems(opened.page)
-    field = opened.page.locator("#problems").get_by_label("Filter")
-    field.fill("BACKWARD ic16oc16_")
-    assert [float(cell) for cell in visible_cells(table, 4)] == [1]
-    assert f"1 of {MANY} rows are shown." in opened.page.locator("#problems").inner_text()
-    field.fill("no such thing")
-    assert visible_cells(table, 1) == []
-    field.fill("forward")
-    assert len(visible_cells(table, 1)) == MANY // 2
+    assert len(times(page)) == FIRST
+    field = section.get_by_label("Filter")
+    for text, rows in (("no such thing", 0), ("forward", MANY // 2), ("BACKWARD ic16oc16_", 1)):
+        field.fill(text)
+        assert len(times(page)) == rows
+    assert times(page) == [1]
+    assert f"1 of {MANY} rows are shown." in section.inner_text()
     field.fill("")
-    assert len(visible_cells(table, 1)) == FIRST
-    assert table.locator("tbody tr").count() == MANY
+    assert len(times(page)) == FIRST
+    assert page.locator("#problems table tbody tr").count() == MANY
 
 
 def test_page_without_javascript_shows_all_rows(browser: Browser, many: Path) -> None:
     page = browser.new_context(java_script_enabled=False).new_page()
     page.goto(many.as_uri())
-    assert len(visible_cells(problems(page), 1)) == MANY
+    assert len(visible_cells(page, 1)) == MANY
     assert page.get_by_role("button").count() == 0
     page.close()
 
@@ -153,7 +145,7 @@ def test_hostile_log_is_harmless(browser: Browser, tmp_path: Path) -> None:
     log = hostile_log(tmp_path / "<img src=y onerror=alert(0)>.log")
     opened = Opened(browser, write_page(tmp_path, log))
     page = opened.page
-    page.wait_for_timeout(200)  # an image that fails to load would run its handler
+    page.wait_for_timeout(200)  # An image that fails to load would run its handler
     text = page.locator("#problems").inner_text()
     assert "<img src=x onerror=alert(1)>" in text
     assert "</script><script>alert(2)</script>" in text
@@ -163,14 +155,13 @@ def test_hostile_log_is_harmless(browser: Browser, tmp_path: Path) -> None:
         row.hover()
     page.locator("#problems").get_by_label("Filter").or_(page.locator("th button").first).click()
     assert page.locator("#next").is_visible()
-    opened.require_quiet()
-    page.close()
+    opened.close()
 
 
 def test_policy_blocks_injected_elements(browser: Browser, many: Path) -> None:
     """The policy is the second defence, after escaping."""
-    page = Opened(browser, many)
-    page.page.evaluate(
+    opened = Opened(browser, many)
+    opened.page.evaluate(
         """() => {
             const image = document.createElement("img");
             image.setAttribute("onerror", "document.title = 'harmed'");
@@ -181,23 +172,16 @@ def test_policy_blocks_injected_elements(browser: Browser, many: Path) -> None:
             document.body.append(script);
         }"""
     )
-    page.page.wait_for_timeout(200)
-    assert page.page.title() != "harmed"
-    assert len([text for text in page.messages if "Content Security Policy" in text]) >= 2
-    page.page.close()
-
-
-@pytest.mark.parametrize("width", [360, 1280])
-def test_page_fits_the_window(browser: Browser, many: Path, width: int) -> None:
-    opened = Opened(browser, many, viewport={"width": width, "height": 800})
-    assert opened.page.evaluate("document.documentElement.scrollWidth") == width
-    opened.require_quiet()
+    opened.page.wait_for_timeout(200)
+    assert opened.page.title() != "harmed"
+    assert len([text for text in opened.messages if "Content Security Policy" in text]) >= 2
     opened.page.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_contrast_in_light_and_dark_mode(browser: Browser, many: Path, scheme: str) -> None:
-    opened = Opened(browser, many, color_scheme=scheme)
+@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1280, "dark")])
+def test_layout_and_contrast(browser: Browser, many: Path, width: int, scheme: str) -> None:
+    opened = Opened(browser, many, viewport={"width": width, "height": 800}, color_scheme=scheme)
+    assert opened.page.evaluate("document.documentElement.scrollWidth") == width
     for selector in ("h1", ".summary", "figcaption", "small", ".number", "a", ".missing"):
         ink, paper = opened.page.locator(selector).first.evaluate(
             "element => [element, document.body].map((e, place) =>"
@@ -206,7 +190,7 @@ def test_contrast_in_light_and_dark_mode(browser: Browser, many: Path, scheme: s
         assert contrast(ink, paper) >= 4.5, selector  # WCAG 2, AA
     card = opened.page.locator(".card").first.evaluate("e => getComputedStyle(e).backgroundColor")
     assert card == "rgb(255, 255, 255)"
-    opened.page.close()
+    opened.close()
 
 
 def contrast(first: str, second: str) -> float:
@@ -226,28 +210,22 @@ def test_printing(browser: Browser, tmp_path: Path) -> None:
     opened = Opened(browser, write_page(tmp_path, run, "--reference", run / "onednn/rank0.log"))
     page = opened.page
     headings = page.locator("h2").all_inner_texts()
-    printed = page.pdf(format="A4", print_background=True, outline=True, tagged=True)
-    assert printed.startswith(b"%PDF")
-    assert [title for title in outline_of(printed) if title in headings] == headings
-    assert len(re.findall(rb"/Type /Page\b", printed)) > 3
+    pdf = page.pdf(format="A4", print_background=True, outline=True, tagged=True)
+    assert pdf.startswith(b"%PDF")
+    # Titles of bookmarks are strings of a PDF: literal, or hexadecimal UTF-16.
+    titles = re.findall(rb"/Title (?:\(((?:[^()\\]|\\.)*)\)|<([0-9A-Fa-f]+)>)", pdf)
+    outline = [
+        bytes.fromhex(coded.decode()).decode("utf-16")
+        if coded
+        else re.sub(rb"\\(.)", rb"\1", plain).decode("latin-1")
+        for plain, coded in titles
+    ]
+    assert [title for title in outline if title in headings] == headings
+    assert len(re.findall(rb"/Type /Page\b", pdf)) > 3
     page.set_viewport_size({"width": 703, "height": 1000})  # A4 between its margins
     page.emulate_media(media="print")
     for frame in page.locator(".scroll, .card").all():
-        cut = frame.evaluate("element => element.scrollWidth - element.clientWidth")
-        assert cut <= 0, frame.get_attribute("aria-label")
+        overflow = frame.evaluate("element => element.scrollWidth - element.clientWidth")
+        assert overflow <= 0, frame.get_attribute("aria-label")
     assert page.locator("label.filter:visible").count() == 0
-    opened.require_quiet()
-    page.close()
-
-
-def outline_of(printed: bytes) -> list[str]:
-    """Return the titles of a PDF's bookmarks."""
-    titles = re.findall(rb"/Title (\((?:[^()\\]|\\.)*\)|<[0-9A-Fa-f]+>)", printed)
-    return [decoded(title) for title in titles]
-
-
-def decoded(title: bytes) -> str:
-    """Decode a string of a PDF."""
-    if title.startswith(b"<"):
-        return bytes.fromhex(title[1:-1].decode()).decode("utf-16")
-    return re.sub(rb"\\(.)", rb"\1", title[1:-1]).decode("latin-1")
+    opened.close()

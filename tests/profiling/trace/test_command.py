@@ -1,14 +1,9 @@
 """`python -m profiling trace`: tables, files, memory traffic, and errors."""
 
 import csv
-import fcntl
 import json
-import os
-import signal
 import subprocess
 import sys
-import termios
-import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -172,24 +167,6 @@ def test_control_characters_are_replaced(tmp_path: Path, run_here: RunHere) -> N
     done = run_here(main, "trace", file)
     assert done.returncode == 0 and "\x1b" not in done.stdout
     assert "aten::�[2J[red]mul" in done.stdout and "[bold]m[/]" in done.stdout
-
-
-@pytest.mark.slow
-def test_ctrl_c() -> None:
-    reader, writer = os.pipe()  # A trace without an end
-    process = subprocess.Popen(
-        [sys.executable, "-c", WITHOUT_TORCH, "trace", f"/dev/fd/{reader}"],
-        cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, pass_fds=[reader],
-    )  # fmt: skip
-    os.close(reader)
-    with os.fdopen(writer, "wb") as stream:
-        stream.write(b'{"traceEvents": [')
-        stream.flush()
-        while fcntl.ioctl(writer, termios.FIONREAD, b"\0" * 4) != b"\0" * 4:
-            time.sleep(0.01)  # Until the command has read it
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
-    assert (process.returncode, errors) == (130, "interrupted\n")
 
 
 MOVED = {

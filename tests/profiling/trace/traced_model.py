@@ -1,7 +1,6 @@
 """A small model trained under torch's profiler, with torch's own sums of the trace."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +41,7 @@ def traced(file: Path, *, marks: bool = False, modules: bool = False, steps: int
     model = small_model()
     optimizer = torch.optim.Adam(model.parameters())
     images, labels = torch.randn(2, 3, 12, 12), torch.tensor([1, 2])
-    around = mark if marks else unmarked
+    around = record_function if marks else nullcontext
     if marks:
         mark_modules(model)
 
@@ -63,7 +62,12 @@ def traced(file: Path, *, marks: bool = False, modules: bool = False, steps: int
         for number in range(20, 20 + steps):
             train(number)
     profiler.export_chrome_trace(str(file))
-    return summed_by_torch(file, profiler)
+    averages = [item for item in profiler.key_averages() if not item.is_user_annotation]
+    return Traced(
+        file,
+        self_us={item.key: item.self_cpu_time_total for item in averages},
+        calls={item.key: item.count for item in averages},
+    )
 
 
 def traced_on_schedule(file: Path) -> None:
@@ -74,24 +78,6 @@ def traced_on_schedule(file: Path) -> None:
             model(torch.randn(2, 3, 12, 12)).sum().backward()
             profiler.step()
     profiler.export_chrome_trace(str(file))
-
-
-def summed_by_torch(file: Path, profiler: profile) -> Traced:
-    averages = [item for item in profiler.key_averages() if not item.is_user_annotation]
-    return Traced(
-        file,
-        self_us={item.key: item.self_cpu_time_total for item in averages},
-        calls={item.key: item.count for item in averages},
-    )
-
-
-@contextmanager
-def unmarked(text: str) -> Iterator[None]:
-    yield
-
-
-def mark(text: str) -> record_function:
-    return record_function(text)
 
 
 def mark_modules(model: nn.Module) -> None:
