@@ -46,7 +46,7 @@ def write_log(file: Path, *lines: str) -> Path:
     return file
 
 
-def comparison_of(
+def compare_logs(
     first: Path, second: Path, *, names: tuple[str, str] = ("a", "b"), with_types: bool = True
 ) -> Comparison:
     logs = (read_logs([file]) for file in (first, second))
@@ -62,7 +62,7 @@ def frozen(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_calls_of_only_one_side_are_sorted_by_cost(frozen: tuple[Path, Path]) -> None:
-    comparison = comparison_of(*frozen)
+    comparison = compare_logs(*frozen)
     first, second = comparison.only_one
     # One reorder of 1 ms costs more than two gradients of 0.25 ms.
     assert (first.key.kind, first.extra_calls, first.extra_ms) == ("reorder", -1, 1)
@@ -80,7 +80,7 @@ def test_two_versions_with_the_same_network_match_call_by_call() -> None:
     logs = {file.name: file for file in shared_logs()}
     old = next(file for name, file in logs.items() if name.endswith("2.6.0-verbose1.log"))
     new = next(file for name, file in logs.items() if "3.7.1" in name)
-    comparison = comparison_of(old, new)
+    comparison = compare_logs(old, new)
     assert comparison.only_one == []
     assert len(comparison.both) == 38
 
@@ -91,13 +91,13 @@ def test_types_and_inference(tmp_path: Path) -> None:
     inference = write_log(
         tmp_path / "c.log", FORWARD.replace("forward_training", "forward_inference")
     )
-    assert comparison_of(training, inference).only_one == []
-    by_type = comparison_of(training, bf16)
+    assert compare_logs(training, inference).only_one == []
+    by_type = compare_logs(training, bf16)
     assert len(by_type.only_one) == 2 and "--ignore-types" in hint_on_types(by_type)
-    by_shape = comparison_of(training, bf16, with_types=False)
+    by_shape = compare_logs(training, bf16, with_types=False)
     assert by_shape.only_one == [] and not hint_on_types(by_shape)
     mixed = write_log(tmp_path / "e.log", FORWARD, BACKWARD)
-    assert not hint_on_types(comparison_of(mixed, training))  # Only one side has more work
+    assert not hint_on_types(compare_logs(mixed, training))  # Only one side has more work
 
 
 def test_steps_are_compared_with_steps(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_steps_are_compared_with_steps(tmp_path: Path) -> None:
 
     first = write_log(tmp_path / "a.log", *marked(2))
     second = write_log(tmp_path / "b.log", *marked(5))
-    comparison = comparison_of(first, second)
+    comparison = compare_logs(first, second)
     (pair,) = comparison.pairs
     assert (pair.first.calls, pair.second.calls, pair.second.ms) == (1, 1, 0.25)
     title = draw_comparison(comparison)._suptitle  # type: ignore[attr-defined]
@@ -133,7 +133,7 @@ def test_steps_are_compared_with_steps(tmp_path: Path) -> None:
     ],
 )
 def test_conditions(frozen: tuple[Path, Path], text: str, ratio: float) -> None:
-    comparison = comparison_of(*frozen)
+    comparison = compare_logs(*frozen)
     condition = parse_condition(text)
     result = compute_ratio(condition, comparison)
     assert result == pytest.approx(ratio)
@@ -199,7 +199,7 @@ def test_columns_have_names_and_a_side_without_calls_has_no_time(tmp_path: Path)
     slow = BACKWARD.rsplit(",", 1)[0] + ",10130.4"
     first = write_log(tmp_path / "a.log", FORWARD, slow)
     second = write_log(tmp_path / "b.log", FORWARD, REORDER)
-    rows = printed_rows(comparison_of(first, second, names=("new", "old")))
+    rows = printed_rows(compare_logs(first, second, names=("new", "old")))
     (heading,) = {tuple(row[1:5]) for row in rows if row[0] in ("kind", "problem")}
     assert heading == ("new", "old", "new", "old")
     by_kind = {row[0]: row[1:] for row in rows if row[0].endswith("backward data") and row[1]}
@@ -222,7 +222,7 @@ def test_long_names_are_shortened_and_stay_different(
     tmp_path: Path, names: tuple[str, str], headings: tuple[str, str]
 ) -> None:
     file = write_log(tmp_path / "a.log", FORWARD)
-    rows = printed_rows(comparison_of(file, file, names=names))
+    rows = printed_rows(compare_logs(file, file, names=names))
     assert tuple(next(row for row in rows if row[0] == "kind")[1:3]) == headings
 
 

@@ -67,7 +67,7 @@ def write_log(folder: Path, *, marks: bool = True, facts: bool = True) -> Path:
     return file
 
 
-def replay_of(hot: dict[str, float] = HOT, cold: dict[str, float] = COLD) -> Replay:
+def make_replay(hot: dict[str, float] = HOT, cold: dict[str, float] = COLD) -> Replay:
     """Return a replay of all problems but the reorder."""
     return Replay(
         runner="torch",

@@ -24,7 +24,7 @@ from tests.profiling.efficiency.example_log import (
     HOT,
     SHAPE,
     execution,
-    replay_of,
+    make_replay,
     write_log,
 )
 from tests.support.commands import RunHere
@@ -36,7 +36,7 @@ SMALL = "mb2_ic8oc8_ih20oh20kh1sh1dh0ph0_iw20ow20kw1sw1dw0pw0"
 
 @pytest.fixture
 def replay(tmp_path: Path) -> Path:
-    save_replay(replay_of(), tmp_path / "replay.json")
+    save_replay(make_replay(), tmp_path / "replay.json")
     return tmp_path / "replay.json"
 
 
@@ -75,7 +75,7 @@ def test_cautions_come_first_and_partial_replays_are_explained(
 ) -> None:
     slow = {line: 3 * ms for line, ms in HOT.items()}  # Slower than in the run
     cold = {FORWARD: COLD[FORWARD]}
-    save_replay(replace(replay_of(slow, cold), other_cores=1.6), tmp_path / "replay.json")
+    save_replay(replace(make_replay(slow, cold), other_cores=1.6), tmp_path / "replay.json")
     peaks = Peaks({"bf16": 1000.0}, 100.0, threads=4, cpu="a CPU", versions={}, other_cores=0.7)
     save(peaks, tmp_path / "peaks.json")
     log, numbers = write_log(tmp_path, facts=False), tmp_path / "numbers.json"
@@ -94,7 +94,7 @@ def test_cautions_come_first_and_partial_replays_are_explained(
 
 @pytest.mark.slow
 def test_log_without_replayed_problems_or_marks(tmp_path: Path, run_here: RunHere) -> None:
-    save_replay(replay_of({}, {}), tmp_path / "replay.json")
+    save_replay(make_replay({}, {}), tmp_path / "replay.json")
     log, out = write_log(tmp_path, marks=False), tmp_path / "out"
     command = ("efficiency", log, "--replay", tmp_path / "replay.json", "--peaks=none")
     done = run_here(main, *command, "--out", out)

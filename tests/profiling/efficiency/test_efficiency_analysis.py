@@ -29,7 +29,7 @@ from tests.profiling.efficiency.example_log import (
     PRODUCT,
     SHAPE,
     log_text,
-    replay_of,
+    make_replay,
     write_log,
 )
 from tests.profiling.replay.problems import parse_v3 as v3
@@ -44,10 +44,10 @@ def analyze(
     folder: Path, *, marks: bool = True, replay: Replay | None = None, peaks: Peaks | None = None
 ) -> Efficiency:
     log = read_logs([write_log(folder, marks=marks, facts=marks)])
-    return analyze_efficiency(log, replay or replay_of(), peaks=peaks)
+    return analyze_efficiency(log, replay or make_replay(), peaks=peaks)
 
 
-def projection_of(
+def project_step(
     efficiency: Efficiency, *, steps: int | None = None, images: int | None = None
 ) -> Projection:
     projection = project(efficiency, steps=steps, images_a_step=images)
@@ -85,24 +85,24 @@ def test_time_without_replay_and_outside_of_steps(tmp_path: Path) -> None:
 
 
 def test_incomplete_replays(tmp_path: Path) -> None:
-    single = analyze(tmp_path, replay=replay_of({FORWARD: 9.0}, {}))
+    single = analyze(tmp_path, replay=make_replay({FORWARD: 9.0}, {}))
     reasons = {item.problem: item.why for item in single.not_replayed}
     assert reasons[v3(PRODUCT)] == "not in the replay"
     assert single.total.cold_ms is None and cold_ratio(single.total) is None
-    one_cold = analyze(tmp_path, replay=replay_of(HOT, {FORWARD: 12.0}))
+    one_cold = analyze(tmp_path, replay=make_replay(HOT, {FORWARD: 12.0}))
     total = one_cold.total
     assert (total.cold_ms, total.cold_measured_ms) == (48, 48)
     assert (hot_ratio(total), cold_ratio(total)) == (68 / 100, 1)
     parts = {part.direction: part for part in one_cold.parts}
     assert cold_ratio(parts["backward_data"]) is None
-    cold = projection_of(one_cold).speeds[2]
+    cold = project_step(one_cold).speeds[2]
     assert cold.onednn_s == pytest.approx((48 + 20 + 12 + 8) / 2 / 1000)
-    other = analyze(tmp_path, replay=replace(replay_of(), version="3.9.0"))
+    other = analyze(tmp_path, replay=replace(make_replay(), version="3.9.0"))
     assert other.cautions == ["oneDNN: 3.7.1 in the log, 3.9.0 in the replay"]
 
 
 def test_projection_keeps_time_outside_onednn(tmp_path: Path) -> None:
-    projection = projection_of(analyze(tmp_path))
+    projection = project_step(analyze(tmp_path))
     # A step takes (100 + 120) / 2 ms; (100 + 8) / 2 of them are oneDNN's.
     assert projection.elsewhere_s == pytest.approx(0.056)
     assert projection.images == 8
@@ -118,7 +118,7 @@ def test_projection_keeps_time_outside_onednn(tmp_path: Path) -> None:
 def test_projection_without_marks_needs_steps(tmp_path: Path) -> None:
     efficiency = analyze(tmp_path, marks=False)
     assert project(efficiency, steps=None, images_a_step=4) is None
-    projection = projection_of(efficiency, steps=2, images=4)
+    projection = project_step(efficiency, steps=2, images=4)
     assert projection.elsewhere_s is None
     assert projection.speeds[0].onednn_s == pytest.approx((100 + 8 + 50) / 2 / 1000)
     assert (projection.speeds[0].step_s, projection.speeds[0].images_per_s) == (None, None)
@@ -131,7 +131,7 @@ def test_projection_at_the_roofline(tmp_path: Path) -> None:
     flop = 2 * 2 * 256 * 36 * 100 * 100 * 3 * 3
     assert bounds[v3(FORWARD)] == pytest.approx(1000 * flop / 1e9 / 1000)
     assert all(bounds.values())
-    projection = projection_of(efficiency)
+    projection = project_step(efficiency)
     # Problems that were faster than their roofline keep their measured time.
     expected = sum(
         min(item.measured_ms, item.calls * bounds[item.problem]) for item in efficiency.problems
@@ -142,16 +142,16 @@ def test_projection_at_the_roofline(tmp_path: Path) -> None:
     assert projection.roofline_share == pytest.approx(100 / 108)
     unbounded = analyze(tmp_path, peaks=replace(peaks, matrix_gflop_per_s={"f32": 1000.0}))
     assert {item.roofline_ms for item in unbounded.problems} == {None}
-    assert len(projection_of(unbounded).speeds) == 3
+    assert len(project_step(unbounded).speeds) == 3
 
 
 def test_images_of_ranks_add_up(tmp_path: Path) -> None:
     files = [tmp_path / f"rank{rank}.log" for rank in (0, 1)]
     for rank, file in enumerate(files):
         file.write_text(log_text(rank=rank))
-    efficiency = analyze_efficiency(read_logs(files), replay_of(), peaks=None)
+    efficiency = analyze_efficiency(read_logs(files), make_replay(), peaks=None)
     assert efficiency.total.calls == 16 and hot_ratio(efficiency.total) == 68 / 100
-    measured = projection_of(efficiency).speeds[0]
+    measured = project_step(efficiency).speeds[0]
     assert measured.step_s == pytest.approx(0.110)
     assert measured.images_per_s == pytest.approx(16 / 0.110)
 
@@ -160,7 +160,7 @@ def test_incomplete_step_does_not_count(tmp_path: Path) -> None:
     file = write_log(tmp_path)
     text = file.read_text()
     file.write_text(text[: text.rindex("profilednn_mark")])
-    efficiency = analyze_efficiency(read_logs([file]), replay_of(), peaks=None)
+    efficiency = analyze_efficiency(read_logs([file]), make_replay(), peaks=None)
     assert efficiency.steps.count == 1
     assert efficiency.total.measured_ms == 2 * 10 + 20 + 5
 

@@ -49,7 +49,7 @@ class Elements(HTMLParser):
         return [item for item in named if item[0] != "code"]
 
 
-def page_of(text: str) -> str:
+def render(text: str) -> str:
     """Return a page with the text in all places."""
     table = Table(text, (Column(text, is_number=False, meaning=text), Column(text)),
                   [[f"{text}\n{text}", Cell(text, 1.5)]], totals=[[text, None]],
@@ -60,8 +60,8 @@ def page_of(text: str) -> str:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_harmful_text_is_escaped_everywhere(text: str) -> None:
-    assert Elements(page_of(text)).structure == Elements(page_of("x")).structure
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", page_of(text))
+    assert Elements(render(text)).structure == Elements(render("x")).structure
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", render(text))
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_page_loads_nothing(tmp_path: Path) -> None:
 
 
 def test_policy_allows_only_the_pages_style_and_script() -> None:
-    page = page_of("x")
+    page = render("x")
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
     assert policy
     rules = dict(rule.split(" ", 1) for rule in policy[1].replace("&#39;", "'").split("; "))

@@ -23,14 +23,14 @@ CONV = "ConvolutionBackward0"
 EVALUATE = "autograd::engine::evaluate_function: "
 
 
-def analysis_of(folder: Path, *events: Event, chosen: tuple[int, ...] | None = None) -> Analysis:
+def analyze_events(folder: Path, *events: Event, chosen: tuple[int, ...] | None = None) -> Analysis:
     analysis = analyze(read_trace(write(folder / "trace.json", *events)), chosen=chosen)
     assert analysis.wall_ns == analysis.operator_ns + sum(analysis.gaps_ns.values())
     assert sum(analysis.pieces_ns.values()) == analysis.operator_ns
     return analysis
 
 
-def own_us(analysis: Analysis) -> dict[tuple[str, str], float]:
+def self_times_us(analysis: Analysis) -> dict[tuple[str, str], float]:
     """Self time by operator and phase. [µs]"""
     self_us: dict[tuple[str, str], float] = {}
     for row, cost in analysis.operators.items():
@@ -44,7 +44,7 @@ def modules(analysis: Analysis) -> dict[str, str]:
 
 
 def test_sums_of_a_step(tmp_path: Path) -> None:
-    analysis = analysis_of(tmp_path, *STEP)
+    analysis = analyze_events(tmp_path, *STEP)
     assert analysis.steps.numbers == [20]
     assert analysis.steps.phases == ["forward", "loss", "backward", "between phases"]
     assert analysis.wall_ns == 1_000_000
@@ -53,7 +53,7 @@ def test_sums_of_a_step(tmp_path: Path) -> None:
     assert analysis.gaps_ns == {
         "forward": 140_000, "loss": 30_000, "backward": 110_000, "between phases": 100_000
     }  # fmt: skip
-    assert own_us(analysis) == {
+    assert self_times_us(analysis) == {
         ("aten::conv2d", "forward"): 20,
         ("aten::mkldnn_convolution", "forward"): 230,
         ("aten::empty", "forward"): 10,
@@ -74,7 +74,7 @@ def test_sums_of_a_step(tmp_path: Path) -> None:
 
 
 def test_last_operator_with_a_sequence_number_makes_the_node(tmp_path: Path) -> None:
-    analysis = analysis_of(
+    analysis = analyze_events(
         tmp_path,
         annotation("module: outer", 0, 100),
         operator("aten::add_", 0, 5, sequence=3),  # under no_grad: makes no node
@@ -87,7 +87,7 @@ def test_last_operator_with_a_sequence_number_makes_the_node(tmp_path: Path) -> 
 
 
 def test_module_of_forward_recomputed_in_backward(tmp_path: Path) -> None:
-    analysis = analysis_of(
+    analysis = analyze_events(
         tmp_path,
         annotation("module: whole", 0, 1000),  # the backward pass is started within a module
         annotation("module: block", 10, 60),
@@ -103,7 +103,7 @@ def test_module_of_forward_recomputed_in_backward(tmp_path: Path) -> None:
 
 
 def test_modules_of_torch_without_marks(tmp_path: Path) -> None:
-    analysis = analysis_of(
+    analysis = analyze_events(
         tmp_path,
         module("Net_0", 0, 100),
         module("Linear_0", 10, 60),
@@ -115,7 +115,7 @@ def test_modules_of_torch_without_marks(tmp_path: Path) -> None:
 
 def test_overlapping_threads_count_once(tmp_path: Path) -> None:
     """By hand: main 100..200 and 500..600; autograd's thread 150..550, of which 200..500 count."""
-    analysis = analysis_of(
+    analysis = analyze_events(
         tmp_path,
         annotation("step 1", 0, 1000),
         operator("aten::mul", 100, 200, sequence=1),
@@ -124,7 +124,7 @@ def test_overlapping_threads_count_once(tmp_path: Path) -> None:
         operator("aten::add", 500, 600),
         operator("aten::decode", 0, 900, thread=OTHER),
     )
-    assert own_us(analysis) == {
+    assert self_times_us(analysis) == {
         ("aten::mul", "forward"): 50,
         ("aten::mul", "backward"): 50,  # autograd's first node begins in its middle
         ("MulBackward0", "backward"): 200,
@@ -137,7 +137,7 @@ def test_overlapping_threads_count_once(tmp_path: Path) -> None:
 
 
 def test_phases_from_torchs_own_marks(tmp_path: Path) -> None:
-    analysis = analysis_of(
+    analysis = analyze_events(
         tmp_path,
         annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 100),
         operator("aten::stack", 10, 90),
@@ -166,21 +166,21 @@ def test_chosen_steps(tmp_path: Path) -> None:
         operator("aten::mul", 210, 310),
         operator("aten::mul", 500, 600),
     )
-    both = analysis_of(tmp_path, *events)
+    both = analyze_events(tmp_path, *events)
     assert both.steps.durations == {3: 100_000, 4: 200_000}
-    assert own_us(both) == {("aten::mul", "forward"): 140}
-    second = analysis_of(tmp_path, *events, chosen=(4,))
-    assert own_us(second) == {("aten::mul", "forward"): 100} and second.spans == 1
+    assert self_times_us(both) == {("aten::mul", "forward"): 140}
+    second = analyze_events(tmp_path, *events, chosen=(4,))
+    assert self_times_us(second) == {("aten::mul", "forward"): 100} and second.spans == 1
     with pytest.raises(InputError, match="has no step 5; it has 3, 4"):
-        analysis_of(tmp_path, *events, chosen=(4, 5))
+        analyze_events(tmp_path, *events, chosen=(4, 5))
     with pytest.raises(InputError, match="no marks of steps"):
-        analysis_of(tmp_path, operator("aten::mul", 0, 1), chosen=(4,))
+        analyze_events(tmp_path, operator("aten::mul", 0, 1), chosen=(4,))
 
 
 def test_marks_of_train_py_precede_the_profilers_schedule(tmp_path: Path) -> None:
     schedule = (annotation("ProfilerStep#7", 0, 100), operator("aten::mul", 0, 10))
-    assert analysis_of(tmp_path, *schedule).steps.numbers == [7]
-    assert analysis_of(tmp_path, *schedule, annotation("step 2", 0, 50)).steps.numbers == [2]
+    assert analyze_events(tmp_path, *schedule).steps.numbers == [7]
+    assert analyze_events(tmp_path, *schedule, annotation("step 2", 0, 50)).steps.numbers == [2]
 
 
 def test_fragmentation(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_fragmentation(tmp_path: Path) -> None:
     conv2d only calls: 4 µs before and 6 after. So does linear, whose 120 µs between two calls are
     not a short piece.
     """
-    analysis = analysis_of(
+    analysis = analyze_events(
         tmp_path,
         annotation("step 1", 0, 1000),
         operator("aten::conv2d", 0, 310),
@@ -218,12 +218,12 @@ def test_fragmentation(tmp_path: Path) -> None:
 
 
 def test_partly_overlapping_spans_count_once(tmp_path: Path) -> None:
-    analysis = analysis_of(tmp_path, operator("aten::a", 0, 100), operator("aten::b", 60, 150))
-    assert own_us(analysis) == {("aten::a", "forward"): 60, ("aten::b", "forward"): 90}
+    analysis = analyze_events(tmp_path, operator("aten::a", 0, 100), operator("aten::b", 60, 150))
+    assert self_times_us(analysis) == {("aten::a", "forward"): 60, ("aten::b", "forward"): 90}
 
 
 def test_backward_of_another_librarys_convolution_is_not_onednn(tmp_path: Path) -> None:
-    analysis = analysis_of(
+    analysis = analyze_events(
         tmp_path,
         operator("aten::convolution", 0, 100, sequence=1),
         operator("aten::_slow_conv2d_forward", 10, 90),

@@ -31,7 +31,7 @@ sys.exit(run_command(main))
 CHARTS = ("split", "timeline", "operators")
 
 
-def cells_of(output: str) -> list[list[str]]:
+def table_cells(output: str) -> list[list[str]]:
     """Return the cells of all printed tables, row by row."""
     lines = [line for line in output.splitlines() if "│" in line]
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
@@ -66,7 +66,7 @@ def test_real_trace_becomes_tables_and_charts(tmp_path: Path, run_here: RunHere)
 
 def test_printed_tables_and_verdicts(tmp_path: Path, run_here: RunHere) -> None:
     done = run_here(main, "trace", write(tmp_path / "trace.json", *STEP))
-    rows = {row[0]: row[1:] for row in cells_of(done.stdout)}
+    rows = {row[0]: row[1:] for row in table_cells(done.stdout)}
     assert rows["backward"] == ["0.40", "0.24", "0.05", "0.11"]
     assert rows["share"] == ["100.0%", "47.0%", "15.0%", "38.0%"]
     assert rows["spans"] == ["9", "9,000"]
@@ -100,7 +100,7 @@ def test_onednn_log_of_the_same_trace(tmp_path: Path, run_here: RunHere) -> None
     log.write_text(HEADER + kinds)
     done = run_here(main, "trace", trace, "--onednn-log", log, "--json", numbers)
     assert done.returncode == 0, done.stderr
-    assert ["all", "1.0", "0.50", "50.0%", "0.0", "1.0"] in cells_of(done.stdout)
+    assert ["all", "1.0", "0.50", "50.0%", "0.0", "1.0"] in table_cells(done.stdout)
     assert "2 more kinds" in done.stdout and "note: the log has no marks" in done.stdout
     content = json.loads(numbers.read_text())["onednn_log"]
     assert content["share"] == pytest.approx(0.5) and len(content["kinds_ms"]) == 10
@@ -191,7 +191,7 @@ def test_memory_traffic_by_phase_and_operator(tmp_path: Path, run_here: RunHere)
     numbers = tmp_path / "numbers.json"
     done = run_here(main, "trace", write_with_bytes(tmp_path, MOVED), "--json", numbers)
     assert done.returncode == 0, done.stderr
-    cells = cells_of(done.stdout)
+    cells = table_cells(done.stdout)
     assert ["backward", "1.200", "0.600", "1.800"] in cells
     assert ["all", "7.800", "5.200", "13.000"] in cells
     assert ["adam_step", "optimizer", "1", "4.000", "3.000", "53.8%"] in cells

@@ -47,12 +47,12 @@ def test_log_and_trace_of_the_installed_torch(tmp_path: Path) -> None:
     assert single.log_ms["forward"] != beside.log_ms["forward"]
 
 
-def analysis_of(folder: Path, *, marked: bool = True) -> Analysis:
+def analyze_events(folder: Path, *, marked: bool = True) -> Analysis:
     events = STEP if marked else (operator("aten::mul", 0, 10),)
     return analyze(read_trace(write(folder / "trace.json", *events)))
 
 
-def log_of(
+def make_log(
     *executions: tuple[LogPosition, Problem, float], files: Sequence[str] = ("a.log",)
 ) -> OneDnnLog:
     log = OneDnnLog(files=list(files))
@@ -62,14 +62,14 @@ def log_of(
 
 
 def test_steps_match_by_number_and_phases_by_name(tmp_path: Path) -> None:
-    log = log_of(
+    log = make_log(
         (LogPosition(0, 20, "backward"), CONVOLUTION, 0.25),
         (LogPosition(0, 20, "backward"), REORDER, 0.05),
         (LogPosition(0, 20, "evaluation"), REORDER, 0.03),
         (LogPosition(0, 20, None), REORDER, 0.01),
         (LogPosition(0, 21, "backward"), CONVOLUTION, 100.0),
     )
-    beside = match_log(analysis_of(tmp_path), log)
+    beside = match_log(analyze_events(tmp_path), log)
     assert beside.log_ms == pytest.approx(
         {"forward": 0, "loss": 0, "backward": 0.3, "between phases": 0}
     )
@@ -78,7 +78,9 @@ def test_steps_match_by_number_and_phases_by_name(tmp_path: Path) -> None:
 
 
 def test_log_and_trace_without_marks(tmp_path: Path) -> None:
-    beside = match_log(analysis_of(tmp_path, marked=False), log_of((LogPosition(), REORDER, 0.004)))
+    beside = match_log(
+        analyze_events(tmp_path, marked=False), make_log((LogPosition(), REORDER, 0.004))
+    )
     assert beside.total_ms == pytest.approx(0.004)
     assert not beside.has_steps
 
@@ -95,7 +97,7 @@ def test_log_and_trace_without_marks(tmp_path: Path) -> None:
 def test_log_that_does_not_match(
     tmp_path: Path, places: list[LogPosition], marked: bool, expected: str
 ) -> None:
-    log = log_of(*((place, REORDER, 1.0) for place in places))
+    log = make_log(*((place, REORDER, 1.0) for place in places))
     with pytest.raises(InputError, match="--onednn-log: ") as raised:
-        match_log(analysis_of(tmp_path, marked=marked), log)
+        match_log(analyze_events(tmp_path, marked=marked), log)
     assert expected in str(raised.value)

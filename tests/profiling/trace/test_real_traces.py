@@ -27,7 +27,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Traced:
     return traced(tmp_path_factory.mktemp("plain") / "trace.json", modules=True)
 
 
-def modules_of(analysis: Analysis, name: str, phase: str) -> set[str]:
+def find_modules(analysis: Analysis, name: str, phase: str) -> set[str]:
     return {row.module for row in analysis.operators if (row.name, row.phase) == (name, phase)}
 
 
@@ -53,15 +53,15 @@ def test_marks_give_steps_phases_and_modules(marked: Traced) -> None:
     assert analysis.steps.numbers == [20, 21]
     phases = ["forward", "loss", "backward", "optimizer", "between phases"]
     assert analysis.steps.phases == phases
-    assert modules_of(analysis, "aten::mkldnn_convolution", "forward") == {"0", "3"}
-    assert modules_of(analysis, "aten::convolution_backward", "backward") == {"0", "3"}
-    assert modules_of(analysis, "aten::native_batch_norm_backward", "backward") == {"1"}
-    assert modules_of(analysis, "aten::threshold_backward", "backward") == {"2"}
-    assert modules_of(analysis, "aten::mm", "backward") == {"5"}
-    assert modules_of(analysis, "aten::_log_softmax", "loss") == {""}
+    assert find_modules(analysis, "aten::mkldnn_convolution", "forward") == {"0", "3"}
+    assert find_modules(analysis, "aten::convolution_backward", "backward") == {"0", "3"}
+    assert find_modules(analysis, "aten::native_batch_norm_backward", "backward") == {"1"}
+    assert find_modules(analysis, "aten::threshold_backward", "backward") == {"2"}
+    assert find_modules(analysis, "aten::mm", "backward") == {"5"}
+    assert find_modules(analysis, "aten::_log_softmax", "loss") == {""}
     # Gradients are stored right after the node that made them.
     stored = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
-    assert modules_of(analysis, stored, "backward") == {"0", "1", "3", "5"}
+    assert find_modules(analysis, stored, "backward") == {"0", "1", "3", "5"}
     assert analysis.category_ns(Category.ONEDNN, "backward") > 0
     assert analysis.category_ns(Category.ONEDNN, "loss") == 0
 
@@ -70,10 +70,10 @@ def test_phases_and_modules_of_torch_without_marks(plain: Traced) -> None:
     analysis = analyze(read_trace(plain.file))
     assert not analysis.steps.are_marked
     assert set(analysis.steps.phases) == {"forward", "backward", "optimizer"}
-    assert modules_of(analysis, "aten::convolution_backward", "backward") == {
+    assert find_modules(analysis, "aten::convolution_backward", "backward") == {
         "Sequential_0.Conv2d_0", "Sequential_0.Conv2d_1"
     }  # fmt: skip
-    assert modules_of(analysis, "aten::mm", "backward") == {"Sequential_0.Linear_0"}
+    assert find_modules(analysis, "aten::mm", "backward") == {"Sequential_0.Linear_0"}
     assert {row.phase for row in analysis.operators if row.name == "aten::sqrt"} == {"optimizer"}
     assert {row.phase for row in analysis.operators if "Backward" in row.name} == {"backward"}
     assert analysis.optimizer_steps == 2
