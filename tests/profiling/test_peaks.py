@@ -42,7 +42,6 @@ from profiling.peaks_measure import (
     matrix_size,
 )
 from tests.support.commands import RunHere
-from tests.support.processes import children_of, wait_until_ended
 
 USABLE_CPUS = sorted(os.sched_getaffinity(0))
 
