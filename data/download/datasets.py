@@ -125,7 +125,7 @@ def write_annotations(
 
     A part has the first `limit` images by file name, of those with a box of the `classes` (names of
     categories), their boxes of the classes, and these as categories; None stands for all. In the
-    zip it is `annotations/` and the name of `path`. It is written unless it is there already.
+    zip it is `annotations/` and the name of `path`. It is written unless it exists.
     Returns the images' file names, sorted.
 
     Raises:

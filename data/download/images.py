@@ -1,7 +1,7 @@
 """Fetch very many image files by threads, or one large file with a bar, into a locked folder.
 
 The threads share one list of names; each has its own connection. An image gets its name once it
-is complete and decodes to its very end, so that a folder's names show what is there already.
+is complete and can be decoded, so that the names in a folder are those of finished downloads.
 """
 
 import io

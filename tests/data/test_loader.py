@@ -69,6 +69,7 @@ def test_evaluation_reads_each_image_once(tmp_path: Path, workers: int) -> None:
     loader = evaluation_loader(
         one_box_dataset(tmp_path, train=False), batch_size=4, workers=workers
     )
+    loader.start_workers()  # does nothing without workers
     for _ in range(2):
         batches = list(loader)
         assert [len(batch.image_ids) for batch in batches] == [4, 4, 2]
@@ -96,7 +97,7 @@ class ThreadsDataset(DetectionDataset):
         return super().__getitem__(key)._replace(image_id=torch.get_num_threads())
 
 
-@pytest.mark.exhaustive  # torch's own behaviour; its workers take 5 s to end after it
+@pytest.mark.slow
 def test_workers_use_one_thread(tmp_path: Path) -> None:
     dataset = one_box_dataset(tmp_path, cls=ThreadsDataset, train=False)
     before = torch.get_num_threads()

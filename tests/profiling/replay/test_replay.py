@@ -110,7 +110,7 @@ def test_loaded_replay_equals_the_saved_one(tmp_path: Path) -> None:
     [
         (None, "cannot be read: No such file"),
         ("", "is not JSON"),
-        ("[1]", "holds no JSON object"),
+        ("[1]", "JSON object"),
         ('{"format": "something else"}', "is not a replay"),
         ('{"format": "profilednn replay 1"}', "is damaged: KeyError"),
     ],
