@@ -39,9 +39,9 @@ In-depth Performance Characterization of CPU- and GPU-based DNN Training on Mode
 (2017): the default engine against the optimized one, threads, memory, forward against backward.
 
 MODEL is retinanet (ours, as train.py runs it, 264 classes), alexnet, resnet50 or resnext50
-(torchvision's), with random weights. A layer is a module that has no modules inside;
-for one that runs several times in an iteration the sum is shown. All other work, such as residual
-sums, is the row `between layers`, so that all rows add up to the iteration.
+(torchvision's), with random weights. A layer is a module without submodules; if it runs several
+times in an iteration, the sum is shown. All other work, such as residual sums, is the row `between
+layers`, so that the rows add up to the iteration.
 
 Configurations that are compared run in turn, each in a process of its own. Use a machine on which
 nothing else runs."""
