@@ -322,7 +322,7 @@ def convolution_gradients(
         needs_weight, needs_bias = grad_weight is None, needs_bias and grad_bias is None
     if needs_weight and features.shape[3] == 1 and params.stride != (1, 1):
         # For maps one pixel wide oneDNN 3.7's BF16 kernel leaves the outer taps of the gradient
-        # unwritten: they hold whatever was in memory before, NaN included.
+        # unwritten: they hold what was in memory before, NaN included.
         wide = torch.promote_types(dtype, torch.float32)
         gradient, features, weight = gradient.to(wide), features.to(wide), weight.to(wide)
     if needs_features or needs_weight or needs_bias:

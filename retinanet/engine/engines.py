@@ -27,7 +27,7 @@ Forward = Callable[[Tensor], HeadOutputs]
 """From normalized images [N, 3, H, W] to outputs, in the precision that it was made for."""
 
 FASTEST = "torch"
-"""The engine for `auto`, by measurement (docs/experiments.md), whatever else is installed."""
+"""The engine for `auto`: the faster one by measurement (docs/experiments.md)."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ def prepare_training(
 ) -> PreparedTraining:
     """Arrange a model and its optimizer for training; weights and optimizer state are kept.
 
-    A checkpoint is put into the originals before this: afterwards an engine may hold weights in
-    pieces. `engine`: "torch" or "ipex", see `chosen_engine`. `precision`: "bf16" or "float32".
+    Load a checkpoint into the originals before: afterwards an engine may hold weights in pieces.
+    `engine`: "torch" or "ipex", see `chosen_engine`. `precision`: "bf16" or "float32".
     `convolutions`: of the torch engine, see `choose_winograd`.
 
     Raises:

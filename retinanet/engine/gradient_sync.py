@@ -1,9 +1,9 @@
 """Averages of the ranks' gradients during the backward pass: torch's DDP, on CPUs.
 
 Ranks of one host average through memory that they share: a network's way would cost several copies
-by the kernel, on the cores that compute. Each rank writes its gradients once, rounded if that is
-wanted, to memory that its neighbours have mapped too, and sums theirs from there. That memory has
-no file: `SharedMemory` makes it, and `map_memory` maps that of another process of the host.
+by the kernel, on the cores that compute. Each rank writes its gradients once, optionally rounded,
+to memory that the other ranks have mapped too, and sums theirs from there. That memory has no file:
+`SharedMemory` makes it, and `map_memory` maps that of another process of the host.
 """
 
 import ctypes

@@ -180,7 +180,7 @@ class Lamb(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class TensorUpdate:
-    """A parameter that has a gradient, and what its next step needs; all of one memory layout."""
+    """A parameter with a gradient, and the inputs of its next step; all have one memory layout."""
 
     weight: Tensor
     gradient: Tensor

@@ -105,7 +105,7 @@ def pack_weight(
     """Return `weight * scale`, rounded once to BF16, in the order in which the kernels read it.
 
     `weight` is [O, I, h, w] of one group, converted to float32, `scale` [O]. The second result is
-    the weight turned round, if input gradients will be wanted.
+    the weight turned round, if `for_gradients`, else None.
     """
     weight, scale = channels_last(weight.detach().float()), float32_or_none(scale)
     outputs, inputs, *size = weight.shape

@@ -45,8 +45,8 @@ def focal_loss_operator(
 ) -> tuple[Tensor, Tensor]:
     """Return one level's loss and its gradient by the logits; see `level_loss` for the arguments.
 
-    The gradient, in the dtype of the logits, is empty unless it is wanted: where autograd goes
-    back. The weights are taken as constants, and there is no second derivative.
+    The gradient, in the dtype of the logits, is empty unless `with_gradient`. The weights are
+    constants, and there is no second derivative.
 
     Raises:
         IndexError: A label is K or more.

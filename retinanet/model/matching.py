@@ -157,11 +157,11 @@ def nearby_anchors(shapes: AnchorShapes, boxes: Tensor, *, iou: float) -> Tensor
     distances = (offsets - nearest * shapes.steps).abs()
     intersections = (half_sums - distances).clamp(min=0).minimum(smaller).prod(dim=-1)
     best = (intersections / (areas - intersections)).amax(dim=1, keepdim=True)
-    wanted = best.clamp(max=iou) * (1 - IOU_MARGIN)
+    least_iou = best.clamp(max=iou) * (1 - IOU_MARGIN)
 
     # Even where an anchor and the box overlap fully in one direction, there is a length by which
     # they must do so in the other.
-    lengths = (wanted / (1 + wanted) * areas)[..., None] / smaller.flip(-1)
+    lengths = (least_iou / (1 + least_iou) * areas)[..., None] / smaller.flip(-1)
     reach = half_sums - lengths
     low = ((offsets - reach) / shapes.steps).ceil().clamp(min=0)
     high = ((offsets + reach) / shapes.steps).floor().minimum(shapes.last_places)

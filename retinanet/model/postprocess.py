@@ -15,7 +15,7 @@ CANDIDATES_PER_LEVEL = 1000
 DETECTIONS_PER_IMAGE = 300
 NMS_IOU = 0.5  # As torchvision and MLPerf's reference have them
 ROWS_PER_CANDIDATE = 4
-"""Anchors looked at for each candidate wanted, before looking for a higher threshold pays."""
+"""Above this many anchors for each candidate, searching a higher threshold first is faster."""
 
 
 class Detections(NamedTuple):
@@ -44,7 +44,7 @@ def postprocess(
     input. On each level the `candidates_per_level` best scores above `score_threshold` are kept
     (an anchor may answer for several classes), decoded and clipped; then non-maximum suppression
     within each class over all levels. As torchvision's RetinaNet.postprocess_detections, in
-    float32 whatever the precision of the outputs. Which of equal scores go first is open.
+    float32 whatever the precision of the outputs. The order of equal scores is not defined.
     """
     # All logits are read once, for this; everything after looks at few anchors.
     best_logits = [_largest_logits(logits) for logits in outputs.cls_logits]
@@ -129,7 +129,8 @@ def _best_unsuppressed(
     processed a few at a time until there are enough.
     """
     boxes, scores, labels = candidates
-    # An image apart, boxes of different classes cannot meet. In float32 they would lose digits.
+    # Moved an image apart by class, boxes of different classes cannot overlap, so one call does
+    # all classes. In float64: in float32 large offsets would cost the boxes' last digits.
     apart = boxes.double() + (labels * max(image_size))[:, None]
     selected = labels[:0]
     for few in scores.argsort(descending=True, stable=True).split(2 * limit):

@@ -64,7 +64,7 @@ inline float moved(float average, float value, float beta) {
     return beta * average + (1 - beta) * value;
 }
 
-// The step that both take before anything scales it. The factors are 1 / correction.
+// The common part of both steps, before any scaling. The factors are 1 / correction.
 inline float direction(float exp_avg, float exp_avg_sq, float factor1, float factor2, float eps) {
     return exp_avg * factor1 / (std::sqrt(exp_avg_sq * factor2) + eps);
 }
@@ -146,7 +146,7 @@ std::vector<float> lamb_rates(const Tensor* first, const Tensor* last,
 void lamb_group(const Tensor* first, const Tensor* last, const Settings& settings, int threads) {
     std::vector<Chunk> chunks = make_chunks(first, last);
     const int64_t count = chunks.size();
-    // Static schedules: a thread meets the chunks again that are in its own cache.
+    // Static schedules: in the second pass a thread gets the chunks that are in its own cache.
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t i = 0; i < count; ++i) lamb_moments(chunks[i], settings);
     const std::vector<float> rates = lamb_rates(first, last, chunks, settings.learning_rate);

@@ -316,7 +316,7 @@ static void convolve(
     bool relu, char* scratch, int32_t threads) {
     const int64_t tasks =
         count_blocks(levels, level_count, plan.block) * divided_up(plan.pairs, plan.pairs_of_task);
-    // A counter, not OpenMP's dynamic schedule: a thread has to know its next task before it begins this one.
+    // A counter, not OpenMP's dynamic schedule: the next task's pixels are copied during this one.
     std::atomic<int64_t> taken{0};
 #pragma omp parallel num_threads(threads)
     {

@@ -18,7 +18,7 @@ IMAGES = 8
 SIZE = 96
 
 
-def main(context: RankContext, results: Path) -> None:
+def main(context: RankContext, results: Path, cases: list[str]) -> None:
     import torch
     from torch import Tensor
     from torch.optim import SGD
@@ -52,7 +52,7 @@ def main(context: RankContext, results: Path) -> None:
 
     def prepare(precision: str) -> PreparedTraining:
         torch.manual_seed(0)
-        model = RetinaNet(num_classes=3, norm="frozen", trainable_layers=3)
+        model = RetinaNet(num_classes=3, norm="frozen", trainable_layers=1)
         for name, tensor in model.state_dict().items():
             if name.endswith("bn3.weight"):
                 tensor.fill_(0.1)  # keeps random blocks from doubling what goes through them
@@ -103,27 +103,23 @@ def main(context: RankContext, results: Path) -> None:
         assert [term.is_finite for term in terms] == [rank == 0] * batches
         return str(gradient_norm(prepared.model.parameters()))
 
-    def compare(
-        group: ProcessGroup,
-        *,
-        precision: str,
-        compress: str,
-        batches: int,
-        shared: bool = False,
-        split: tuple[int, int] = (1, 1),
-    ) -> dict[str, list[Any]]:
+    def compare(group: ProcessGroup, case: str) -> dict[str, list[Any]]:
         """Return differences of three steps, and each rank's norm after a broken batch.
 
         The steps are the first, the one after torch has sorted its buckets anew, and another.
-        `split`: images of each rank in a batch.
+        `case` has words: "shared" memory, "compressed", "accumulated", "uneven", "bf16".
         """
+        precision = "bf16" if "bf16" in case else "float32"
+        compress = "bf16" if "compressed" in case else "none"
+        batches = 2 if "accumulated" in case else 1
+        split = (3, 1) if "uneven" in case else (1, 1)  # images of each rank in a batch
         together = sum(split)
         prepared = prepare(precision)
         exchange = GradientExchange(
             prepared.model,
             partial(batch_losses, prepared),
             compress=compress,
-            shared=share(group, prepared.model, compress=compress) if shared else None,
+            shared=share(group, prepared.model, compress=compress) if "shared" in case else None,
             weight=split[group.rank] / together,
         )
         differences = []
@@ -151,23 +147,7 @@ def main(context: RankContext, results: Path) -> None:
         return shared
 
     with joined(context, timeout_s=60) as group:
-        comparison = {
-            "plain": compare(group, precision="float32", compress="none", batches=1),
-            "shared": compare(group, precision="float32", compress="none", batches=1, shared=True),
-            "shared, accumulated": compare(
-                group, precision="float32", compress="none", batches=2, shared=True
-            ),
-            "shared, compressed": compare(
-                group, precision="float32", compress="bf16", batches=1, shared=True
-            ),
-            "accumulated": compare(group, precision="float32", compress="none", batches=2),
-            "compressed": compare(group, precision="float32", compress="bf16", batches=1),
-            "bf16": compare(group, precision="bf16", compress="none", batches=1),
-            "uneven": compare(group, precision="float32", compress="none", batches=1, split=(3, 1)),
-            "uneven, shared, accumulated": compare(
-                group, precision="float32", compress="none", batches=2, shared=True, split=(3, 1)
-            ),
-        }
+        comparison = {case: compare(group, case) for case in cases}
         if group.is_first:
             results.write_text(json.dumps(comparison))
 
@@ -181,4 +161,4 @@ if __name__ == "__main__":
         pinned=True,
         timeout_s=60,
     )
-    main(context, Path(sys.argv[1]))
+    main(context, Path(sys.argv[1]), sys.argv[2:])

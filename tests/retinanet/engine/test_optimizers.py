@@ -72,23 +72,25 @@ def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("instruction_set")
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_adam_takes_torchs_steps(weight_decay: float) -> None:
-    model, other = Layers(), Layers()
-    reference = Adam(trainable(other), lr=0.02, weight_decay=weight_decay, foreach=False)
-    fused = make_optimizer(model, name="adam", learning_rate=0.02, weight_decay=weight_decay)
-    assert type(fused) is OnePassAdam
-    assert_close(train_model(fused, model), train_model(reference, other))
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_sgd_takes_torchs_steps(momentum: float) -> None:
-    model, other = Layers(), Layers()
-    settings: dict[str, Any] = {"momentum": momentum, "weight_decay": 0.1}
-    reference = SGD(trainable(other), lr=0.02, **settings, foreach=False)
-    fused = make_optimizer(model, name="sgd", learning_rate=0.02, **settings)
+@pytest.mark.parametrize(
+    ("name", "reference", "settings"),
+    [
+        ("adam", Adam, {"weight_decay": 0.0}),
+        ("adam", Adam, {"weight_decay": 0.1}),
+        ("sgd", SGD, {"weight_decay": 0.1, "momentum": 0.0}),
+        ("sgd", SGD, {"weight_decay": 0.1, "momentum": 0.9}),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_steps_are_torchs(
+    name: str, reference: Callable[..., Optimizer], settings: dict[str, Any], dtype: torch.dtype
+) -> None:
+    model, other = Layers().to(dtype), Layers().to(dtype)
+    fused = make_optimizer(model, name=name, learning_rate=0.02, **settings)
     assert fused.param_groups[0]["fused"]
-    assert_close(train_model(fused, model), train_model(reference, other))
+    assert type(fused) is (OnePassAdam if name == "adam" else SGD)
+    plain = reference(trainable(other), lr=0.02, foreach=False, **settings)
+    assert_close(train_model(fused, model), train_model(plain, other))
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd", "lamb"])
@@ -115,16 +117,6 @@ def test_settings_arrive_and_frozen_parameters_are_left_out(name: str, fused: bo
     assert group.get("momentum", 0.7) == 0.7
 
 
-@pytest.mark.usefixtures("threads_restored")
-def test_threads_do_not_change_adam() -> None:
-    results = []
-    for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
-        model = Layers()
-        results.append(train_model(make_optimizer(model, name="adam", learning_rate=0.02), model))
-    assert_equal(*results)
-
-
 def test_adams_state_is_torchs() -> None:
     model, other = Layers(), Layers()
     fused = make_optimizer(model, name="adam", learning_rate=0.02)
@@ -133,13 +125,6 @@ def test_adams_state_is_torchs() -> None:
     other.load_state_dict(model.state_dict())
     state, groups = deepcopy(fused.state_dict()["state"]), reference.state_dict()["param_groups"]
     reference.load_state_dict({"state": state, "param_groups": groups})
-    assert_close(train_model(fused, model), train_model(reference, other))
-
-
-def test_adam_leaves_other_number_formats_to_torch() -> None:
-    model, other = Layers().double(), Layers().double()
-    fused = make_optimizer(model, name="adam", learning_rate=0.02)
-    reference = Adam(trainable(other), lr=0.02, foreach=False)
     assert_close(train_model(fused, model), train_model(reference, other))
 
 
@@ -322,12 +307,13 @@ def test_lamb_updates_weights_of_other_types_and_with_gaps(
 
 
 @pytest.mark.usefixtures("instruction_set", "threads_restored")
-def test_threads_do_not_change_lamb() -> None:
+@pytest.mark.parametrize("kind", [Lamb, OnePassAdam])
+def test_threads_do_not_change_steps(kind: Callable[..., Optimizer]) -> None:
     results = []
     for threads in (1, 2, 3):
         parameters = make_parameters()
         torch.set_num_threads(threads)
-        results.append(train(Lamb(parameters, lr=RATE, weight_decay=DECAY), parameters))
+        results.append(train(kind(parameters, lr=RATE, weight_decay=DECAY), parameters))
     assert_equal(*results)
 
 

@@ -15,7 +15,7 @@ from retinanet.model.retinanet import RetinaNet
 from retinanet.training.loop import train_one_epoch
 from tests.support.fast_precision import needs_bf16
 
-SIZE = 96
+SIZE = 64
 STEPS = 30
 RATE = 5e-5
 

@@ -142,8 +142,11 @@ def many_classes(mean_logit: float) -> HeadOutputs:
     )
 
 
-@pytest.mark.parametrize("mean_logit", [-5.0, -1.0], ids=["few_pass", "nearly_all_pass"])
-@pytest.mark.parametrize("candidates_per_level", [1000, 300])
+@pytest.mark.parametrize(
+    ("mean_logit", "candidates_per_level"),
+    [(-5.0, 1000), pytest.param(-1.0, 300, marks=pytest.mark.slow)],
+    ids=["few_pass", "nearly_all_pass"],
+)
 def test_detections_of_many_classes_are_torchvisions(
     mean_logit: float, candidates_per_level: int
 ) -> None:
