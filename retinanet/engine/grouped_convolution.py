@@ -149,6 +149,7 @@ def grouped_weight_gradient(
     channels = features.shape[1]
     shape = _shape(features, gradient, group_width, stride)
     maps = _GradientMaps(features, gradient, gate)
+    # Laid out as the weight: DDP and the optimizers would otherwise copy it.
     grad_weight = torch.empty(channels, 3, 3, group_width).permute(0, 3, 1, 2)
     grad_bias = torch.empty(channels)
     threads = torch.get_num_threads()

@@ -179,6 +179,7 @@ class _BatchNorm(torch.autograd.Function):
             read=(maps, added), written=(result,),
         )  # fmt: skip
         ctx.save_for_backward(maps, weight, bias, mean, inverse)
+        # Returned for the running statistics, which the caller updates outside of the graph.
         ctx.mark_non_differentiable(mean, variance)
         return result, mean, variance
 

@@ -238,6 +238,7 @@ def next_update(
         state["exp_avg"] = torch.zeros_like(parameter)
         state["exp_avg_sq"] = torch.zeros_like(parameter)
     state["step"] += 1
+    # State of a checkpoint, and gradients of some kernels, may be laid out otherwise.
     for slot in ("exp_avg", "exp_avg_sq"):
         state[slot] = match_memory_format(parameter, state[slot])
     return TensorUpdate(
@@ -262,6 +263,7 @@ def native_step(function: str, updates: Sequence[TensorUpdate], group: Mapping[s
     `function` is `adam_step` or `lamb_step`; `group` has `lr`, `betas` and `eps`.
     """
     beta1, beta2 = group["betas"]
+    # The corrections are differences of nearly equal numbers, hence computed here in float64.
     records = [
         _Tensor(
             update.weight,

@@ -221,6 +221,7 @@ def weight_gradient(
     gradients = [channels_last(gradient) for gradient in gradients]
     gates = [channels_last_or_none(gate) for gate in gates or [None] * len(inputs)]
     in_channels, out_channels = inputs[0].shape[1], gradients[0].shape[1]
+    # Laid out as the weight: DDP and the optimizers would otherwise copy it.
     grad_weight = torch.empty(out_channels, kernel, kernel, in_channels).permute(0, 3, 1, 2)
     grad_bias = torch.empty(out_channels)
     records = [

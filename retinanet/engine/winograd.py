@@ -94,6 +94,7 @@ class _WinogradConvolution(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         maps = [channels_last(level) for level in levels]
         outputs = convolve_levels(maps, weight, bias, relu=relu)
+        # The outputs are their ReLU's mask: the kernels apply it as they load the gradients.
         ctx.save_for_backward(weight, *maps, *(outputs if relu else []))
         ctx.level_count = len(levels)
         return tuple(outputs)
@@ -126,6 +127,8 @@ def convolve_levels(
     backward: bool = False,
 ) -> list[Tensor]:
     """Return outputs from inputs, or if `backward` the inputs' gradients from the outputs'."""
+    # The weight's transform is not kept for the backward pass, which needs that of the weight turned
+    # round with its channels exchanged.
     weight, threads = channels_last(weight), torch.get_num_threads()
     columns, summed = reversed(weight.shape[:2]) if backward else weight.shape[:2]
     library = WINOGRAD.library()
