@@ -127,8 +127,8 @@ def convolve_levels(
     backward: bool = False,
 ) -> list[Tensor]:
     """Return outputs from inputs, or if `backward` the inputs' gradients from the outputs'."""
-    # The weight's transform is not kept for the backward pass, which needs that of the weight turned
-    # round with its channels exchanged.
+    # The weight's transform is not kept for the backward pass, which needs another one: of the
+    # weight turned round, with its channels exchanged.
     weight, threads = channels_last(weight), torch.get_num_threads()
     columns, summed = reversed(weight.shape[:2]) if backward else weight.shape[:2]
     library = WINOGRAD.library()
