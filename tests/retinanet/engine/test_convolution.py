@@ -91,19 +91,6 @@ def test_strided_convolution_of_a_map_one_pixel_wide_writes_its_whole_gradient(
         assert gradients[1].dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("groups", [1, 8])
-@pytest.mark.parametrize("size", [1, 3])
-def test_a_convolution_without_bias_trains_in_bf16(groups: int, size: int) -> None:
-    torch.manual_seed(0)
-    params = ConvParams((1, 1), (size // 2, size // 2), groups)
-    weight = torch.randn(32, 32 // groups, size, size, requires_grad=True)
-    level = torch.randn(2, 32, 6, 5).bfloat16()
-    [output] = convolve([level], weight, None, params=params)
-    [gradient] = torch.autograd.grad(output.float().sum(), [weight])
-    exact = F.conv2d(level.float(), weight, padding=size // 2, groups=groups)
-    assert_close_sums([gradient], torch.autograd.grad(exact.sum(), [weight]), allowed=0.05)
-
-
 @pytest.mark.parametrize(("dtype", "allowed"), PRECISIONS, ids=str)
 @pytest.mark.parametrize(
     ("first", "second"),

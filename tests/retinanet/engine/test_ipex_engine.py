@@ -169,7 +169,8 @@ def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(undisturbed: 
 
 def test_auto_is_the_torch_engine_without_ipex() -> None:
     assert chosen_engine("auto") == "torch"
-    model = RetinaNet(num_classes=2, norm="batch", trainable_layers=5)
+    with torch.device("meta"):
+        model = RetinaNet(num_classes=2, norm="batch", trainable_layers=5)
     optimizer = SGD(model.parameters(), lr=0.0)
     prepared = prepare_training(model, optimizer, engine=chosen_engine("auto"), precision="float32")
     assert prepared.model is model and prepared.optimizer is optimizer

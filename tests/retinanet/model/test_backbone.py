@@ -25,6 +25,7 @@ def test_trainable_parameters_are_torchvisions(trainable_layers: int) -> None:
     assert {name: p.requires_grad for name, p in body.named_parameters()} == expected
 
 
+@pytest.mark.slow
 def test_features_have_strides_8_to_128() -> None:
     backbone = BackboneWithFPN(norm="frozen", trainable_layers=3)
     shapes = [tuple(level.shape) for level in backbone(torch.zeros(1, 3, 64, 96))]
