@@ -286,7 +286,7 @@ def exchange_facts(store: dist.Store, ranks: Ranks, *, wait: Wait) -> list[list[
             )
             time.sleep(SECONDS_BETWEEN_LOOKS)
         store.set("all connected", "")
-    wait.what, wait.noted = "ranks that have not connected", False  # rank 0 names them
+    wait.what, wait.noted = "ranks that have not connected to rank 0", False  # which names them
     try:
         store.wait(["all connected"])
     except RuntimeError as error:
