@@ -1,8 +1,7 @@
-"""The model card beside a checkpoint: Markdown with a head of YAML, as model hubs read them.
+"""The model card of a checkpoint: Markdown with a YAML header, as model hubs expect it.
 
-The fields of the head are Hugging Face's (https://huggingface.co/docs/hub/model-cards). What the
-card says a model is for, and what not, follows from `CardFacts`. A card that a user has edited is
-never replaced.
+The fields of the header are Hugging Face's (https://huggingface.co/docs/hub/model-cards). Intended
+use and limitations are derived from `CardFacts`. A card that a user has edited is never replaced.
 """
 
 import hashlib
@@ -44,72 +43,73 @@ class SplitFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """Facts about a checkpoint that was evaluated, of the run `name`."""
+    """Facts about an evaluated checkpoint of the run `name`."""
 
     name: str
-    checkpoint: str  # The folder, as commands take it
-    python: str  # The interpreter, as commands take it
+    checkpoint: str  # The folder, for command lines
+    python: str  # The interpreter, for command lines
     step: int
     total_steps: int
     epochs: float
     image_size: int
     parameters: int
     is_pretrained: bool
-    is_drawn: bool  # Whether the data are synthetic scenes
+    is_synthetic: bool  # Whether the training data is synthetic
     train: SplitFacts
     validation: SplitFacts
-    settings: Mapping[str, str]  # How it was trained: a name and a value a row
-    summary: Mapping[str, float]  # `METRICS` to values; nan where nothing could be measured
+    settings: Mapping[str, str]  # Table of the training: names to values
+    summary: Mapping[str, float]  # `METRICS` to values; NaN if not measured
     classes: tuple[ClassResult, ...]
 
 
-WEAK = 0.1  # mAP of a class that is hardly found
-FEW = 1000  # Training pictures below which a detector of photographs has seen little
+WEAK = 0.1  # mAP below which a class counts as weak
+FEW = 1000  # Number of training images below which the card has a warning
 
 
-def sentences(facts: CardFacts) -> Iterator[str]:
-    """Yield sentences on what the model is for and what not, the most important first."""
-    if facts.is_drawn:
+def describe_limits(facts: CardFacts) -> Iterator[str]:
+    """Yield sentences on intended use and limitations, the most important first."""
+    if facts.is_synthetic:
         yield (
-            "It was trained on drawn scenes: it shows that training works here, and finds nothing "
-            "useful in photographs."
+            "The model was trained on synthetic images. It shows that training works, and is not "
+            "useful for photographs."
         )
     else:
         yield (
-            "It is for pictures like those that it was trained on, and for the classes below alone."
+            "The model is intended for images similar to its training data, and only for the "
+            "classes below."
         )
     if facts.train.annotations == facts.validation.annotations:
         yield (
-            "It was evaluated on the pictures that it was trained on: the numbers say how well it "
-            "has learnt them by heart, and nothing of how it does on others."
+            "It was evaluated on its training images: the metrics show how well it memorized them, "
+            "not its quality on other images."
         )
     if facts.step < facts.total_steps:
-        yield f"It is of step {facts.step} of {facts.total_steps}: the training was not at its end."
-    if not facts.is_drawn and facts.train.number_of_images < FEW:
-        yield f"{facts.train.number_of_images} pictures are few to learn from."
+        yield f"The training was not finished: this is step {facts.step} of {facts.total_steps}."
+    if not facts.is_synthetic and facts.train.number_of_images < FEW:
+        yield f"The training set is small: {facts.train.number_of_images} images."
     if not facts.is_pretrained:
-        yield "The training began with random weights, not with those of a pretrained backbone."
+        yield "The training started from random weights, without a pretrained backbone."
     measured = [result for result in facts.classes if not math.isnan(result.map)]
     if unknown := len(facts.classes) - len(measured):
         yield (
-            f"{unknown} of {len(facts.classes)} classes have no box in the pictures of the "
-            "evaluation: how well they are found is not known."
+            f"{unknown} of {len(facts.classes)} classes have no box in the validation images: "
+            "their quality is unknown."
         )
     if weak := sum(result.map < WEAK for result in measured):
         yield f"{weak} of {len(measured)} measured classes have a mAP below {WEAK}."
     small, large = facts.summary["map_small"], facts.summary["map_large"]
-    if small < large / 2:  # false where one is not known
+    if small < large / 2:  # False if one is NaN
         yield (
-            f"Small objects are found less well: mAP {small:.3f} below 32×32 pixels, {large:.3f} "
-            "above 96×96."
+            f"Small objects are detected less reliably: mAP {small:.3f} below 32×32 pixels, "
+            f"{large:.3f} above 96×96."
         )
     yield (
-        f"Pictures are squeezed to {facts.image_size}×{facts.image_size} pixels: what is a few "
-        "pixels wide after that is lost."
+        f"Images are resized to {facts.image_size}×{facts.image_size} pixels: objects that are "
+        "then only a few pixels wide are lost."
     )
     yield (
-        "Other cameras, places, seasons and people than those of its pictures were not measured. "
-        "Before it decides anything that matters, evaluate it on pictures of where it is to work."
+        "Its quality for other cameras, places, seasons and people is unknown. Evaluate it on "
+        "images of its intended environment before any important use."
     )
 
 
@@ -118,52 +118,53 @@ SUMMARY_ROWS = [
     for name, metric in METRICS.items()
     if metric.table == "precision" or metric.area == "all"
 ]
-CLASSES_SHOWN = 10  # Of each end of the table, where there are more than twice as many
+CLASSES_SHOWN = 10  # Best and worst classes each, if there are more than twice as many
 NAMES_SHOWN = 400
-LONGEST = 200  # Characters of a name or a path
+LONGEST = 200  # Limit of a name or a path, in characters
 
 
 def model_card(facts: CardFacts) -> str:
-    """Return the whole card."""
-    summary = [(words, format_metric(facts.summary[name])) for name, words in SUMMARY_ROWS]
+    """Return the text of the card."""
+    summary = [(label, format_metric(facts.summary[name])) for name, label in SUMMARY_ROWS]
     splits = [
         (name, f"{split.number_of_images:,}", f"{split.number_of_boxes:,}", split.annotations,
          split.images)
         for name, split in (("training", facts.train), ("validation", facts.validation))
     ]  # fmt: skip
-    names = ", ".join(plain(result.name) for result in facts.classes[:NAMES_SHOWN])
+    names = ", ".join(escape_markdown(result.name) for result in facts.classes[:NAMES_SHOWN])
     if len(facts.classes) > NAMES_SHOWN:
         names += f" and {len(facts.classes) - NAMES_SHOWN} more"
-    measured_on = f"COCO's metric on {facts.validation.number_of_images} pictures"
+    measured_on = f"COCO metric on {facts.validation.number_of_images} images"
     parts = [
-        f"---\n{head(facts)}---",
-        f"# {plain(facts.name)}: RetinaNet-ResNeXt50, step {facts.step}",
-        f"A detector of {len(facts.classes)} classes: RetinaNet with a ResNeXt50-32x4d backbone "
-        f"and a feature pyramid, {facts.parameters / 1e6:.1f} million parameters, for pictures of "
-        f"{facts.image_size}×{facts.image_size} pixels. This page was written by the training from "
-        "what it knows. Correct it, and it will not be written over.",
-        "## Numbers\n\n" + table((measured_on, "value"), summary),
+        f"---\n{yaml_header(facts)}---",
+        f"# {escape_markdown(facts.name)}: RetinaNet-ResNeXt50, step {facts.step}",
+        f"A detector for {len(facts.classes)} classes: RetinaNet with a ResNeXt50-32x4d backbone "
+        f"and a feature pyramid, {facts.parameters / 1e6:.1f} million parameters, for images of "
+        f"{facts.image_size}×{facts.image_size} pixels. The training wrote this page. If you edit "
+        "it, it is not overwritten.",
+        "## Results\n\n" + table((measured_on, "value"), summary),
         classes_part(facts.classes),
-        "## What it is for, and what not\n\n" + "\n".join(f"- {text}" for text in sentences(facts)),
+        "## Intended use and limitations\n\n"
+        + "\n".join(f"- {text}" for text in describe_limits(facts)),
         "## Data\n\n" + table(("split", "images", "boxes", "annotations", "folder"), splits),
         f"Classes: {names}",
-        "## Training\n\n" + table(("what", "value"), [*facts.settings.items()]),
+        "## Training\n\n" + table(("setting", "value"), [*facts.settings.items()]),
         f"## Use\n\n{commands(facts)}",
-        "## Licence\n\nThe licence of these weights is for whoever trained them to choose, and the "
-        "pictures that they were trained on may have a say in it: put it into this page, and into "
-        "`license` in its head. The code that made them is under the Apache License 2.0.",
+        "## Licence\n\nWhoever trained these weights chooses their licence; the licences of the "
+        "training images may restrict the choice. Enter it here and in `license` in the header. "
+        "The code is under the Apache License 2.0.",
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def head(facts: CardFacts) -> str:
-    """Return the YAML that programs read."""
+def yaml_header(facts: CardFacts) -> str:
+    """Return the YAML header for programs."""
     metrics = [
-        {"type": name, "name": words, "value": round(facts.summary[name], 4)}
-        for name, words in SUMMARY_ROWS
+        {"type": name, "name": label, "value": round(facts.summary[name], 4)}
+        for name, label in SUMMARY_ROWS
         if not math.isnan(facts.summary[name])
     ]
-    dataset = "drawn scenes" if facts.is_drawn else short(facts.validation.annotations)
+    dataset = "synthetic images" if facts.is_synthetic else shorten(facts.validation.annotations)
     result: dict[str, Any] = {
         "task": {"type": "object-detection"},
         "dataset": {"name": dataset, "type": "coco"},
@@ -174,7 +175,7 @@ def head(facts: CardFacts) -> str:
         "library_name": "pytorch",
         "pipeline_tag": "object-detection",
         "tags": ["object-detection", "retinanet", "resnext50_32x4d"],
-        "model-index": [{"name": short(facts.name), "results": [result] if metrics else []}],
+        "model-index": [{"name": shorten(facts.name), "results": [result] if metrics else []}],
     }
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
@@ -185,13 +186,13 @@ def head(facts: CardFacts) -> str:
 
 
 def classes_part(classes: Sequence[ClassResult]) -> str:
-    """Return a table of the classes; of many the best and the worst."""
+    """Return the table of the classes, or of the best and the worst ones if there are many."""
     ranked = sorted((c for c in classes if not math.isnan(c.map)), key=lambda c: -c.map)
     title = "## Classes\n\n"
     if not ranked:
-        return f"{title}No class could be measured: the pictures have no boxes."
+        return f"{title}No class was measured: the validation images have no boxes."
     if len(ranked) > 2 * CLASSES_SHOWN:
-        title += f"The {CLASSES_SHOWN} best and the {CLASSES_SHOWN} worst of {len(ranked)}:\n\n"
+        title += f"The {CLASSES_SHOWN} best and {CLASSES_SHOWN} worst of {len(ranked)}:\n\n"
         ranked = [*ranked[:CLASSES_SHOWN], *ranked[-CLASSES_SHOWN:]]
     rows = [
         (c.name, format_metric(c.map), format_metric(c.map_50), str(c.true_boxes)) for c in ranked
@@ -200,7 +201,7 @@ def classes_part(classes: Sequence[ClassResult]) -> str:
 
 
 def commands(facts: CardFacts) -> str:
-    """Return commands that predict, evaluate and export."""
+    """Return the commands to predict, evaluate and export."""
     start = [facts.python, "-m", "retinanet"]
     checkpoint = ["--checkpoint", facts.checkpoint]
     lines = [
@@ -214,17 +215,21 @@ def commands(facts: CardFacts) -> str:
 
 
 def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table, whatever the cells hold."""
-    lines = [heading, ["---"] * len(heading), *([plain(cell) for cell in row] for row in rows)]
+    """Return a Markdown table with escaped cells."""
+    lines = [
+        heading,
+        ["---"] * len(heading),
+        *([escape_markdown(cell) for cell in row] for row in rows),
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def plain(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Escape text within a line of Markdown."""
-    return re.sub(r"([\\`*_\[\]<>|&~$])", r"\\\1", short(text))
+    return re.sub(r"([\\`*_\[\]<>|&~$])", r"\\\1", shorten(text))
 
 
-def short(text: str) -> str:
+def shorten(text: str) -> str:
     """Return printable text of a bounded length."""
     return printable(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…").strip()
 
@@ -236,11 +241,11 @@ MARK = "<!-- Written by the training. SHA-256 of all above: "
 def write_card(folder: Path, text: str) -> bool:
     """Write `MODEL_CARD.md` into a checkpoint's folder, and return whether it was written.
 
-    A card that a user has edited stays. The folder is not made: a checkpoint that was removed
-    meanwhile does not come back. Raises OSError.
+    A card that a user has edited is not changed. The folder is not created, so that a checkpoint
+    removed in the meantime does not reappear. Raises OSError.
     """
     file = folder / CARD
-    if file.exists() and not is_ours(file.read_bytes()):
+    if file.exists() and not is_unedited(file.read_bytes()):
         return False
     content = text.encode("utf-8", "backslashreplace")
     partial = folder / f".{CARD}.partial"
@@ -254,20 +259,20 @@ def write_card(folder: Path, text: str) -> bool:
     return True
 
 
-def is_ours(content: bytes) -> bool:
-    """Return whether a card is as the training has written it."""
-    text, mark, rest = content.rpartition(MARK.encode())
+def is_unedited(content: bytes) -> bool:
+    """Return whether a card is as the training wrote it."""
+    text, mark, suffix = content.rpartition(MARK.encode())
     digest = hashlib.sha256(text).hexdigest().encode()
-    return bool(mark) and rest.split(b" ")[0] == digest
+    return bool(mark) and suffix.split(b" ")[0] == digest
 
 
-def leave_card(run: RunFacts, evaluation: Evaluation, *, step: int, epochs: float) -> str | None:
-    """Write the card of the checkpoint of a step, whose weights were evaluated.
+def update_card(run: RunFacts, evaluation: Evaluation, *, step: int, epochs: float) -> str | None:
+    """Write the card of a step's evaluated checkpoint.
 
-    Return a line for the user where it was not written. Nothing that goes wrong ends a training.
+    Return a message for the user if it was not written. No error ends the training.
     """
     folder = checkpoint_folder(run.folder.checkpoints, step)
-    if not folder.is_dir():  # it could not be written, or newer ones have taken its place
+    if not folder.is_dir():  # writing it failed, or newer checkpoints replaced it
         return None
     try:
         facts = CardFacts(
@@ -280,18 +285,18 @@ def leave_card(run: RunFacts, evaluation: Evaluation, *, step: int, epochs: floa
             image_size=run.model.image_size,
             parameters=run.parameters,
             is_pretrained=run.config.model.pretrained_backbone is not None,
-            is_drawn=run.config.data.scenes is not None,
+            is_synthetic=run.config.data.scenes is not None,
             train=split_facts(run, "train", run.data.train),
             validation=split_facts(run, "validation", run.data.validation),
-            settings=settings_of(run, step=step, epochs=epochs),
+            settings=describe_settings(run, step=step, epochs=epochs),
             summary=evaluation.summary,
             classes=evaluation.classes,
         )
         if not write_card(folder, model_card(facts)):
-            return f"note: {folder / CARD} was edited, and stays as it is"
+            return f"note: {folder / CARD} was edited and is not overwritten"
     except FileNotFoundError:
-        return None  # the checkpoint has just been removed, as newer ones are there
-    except Exception as error:  # whatever it is, days of training are worth more than a page
+        return None  # the checkpoint was just removed in favour of newer ones
+    except Exception as error:  # a page must never end a training of days
         reason = error.strerror if isinstance(error, OSError) else None
         reason = reason or f"{type(error).__name__}: {error}"
         return f"warning: {folder / CARD}: cannot be written: {reason}; training goes on"
@@ -299,7 +304,7 @@ def leave_card(run: RunFacts, evaluation: Evaluation, *, step: int, epochs: floa
 
 
 def split_facts(run: RunFacts, name: SplitName, dataset: DetectionDataset) -> SplitFacts:
-    """Return the facts of one split; its images are those that training looks at."""
+    """Return the facts of one split, with the number of images that the run uses."""
     settings = run.config.data
     root = settings.root if settings.scenes is None else run.folder.scenes
     split = configured_split(settings, name, root=root)
@@ -311,8 +316,8 @@ def split_facts(run: RunFacts, name: SplitName, dataset: DetectionDataset) -> Sp
     )
 
 
-def settings_of(run: RunFacts, *, step: int, epochs: float) -> dict[str, str]:
-    """Return the run's settings, and from its files where, how long and with what it trained."""
+def describe_settings(run: RunFacts, *, step: int, epochs: float) -> dict[str, str]:
+    """Return the run's settings, and from its files the machine, the time and the versions."""
     training, ranks = run.config.training, len(run.hosts)
     environment = json.loads((run.folder.path / "environment.json").read_text(encoding="utf-8"))
     packages, code = environment.get("packages", {}), environment.get("code", {})
@@ -323,19 +328,18 @@ def settings_of(run: RunFacts, *, step: int, epochs: float) -> dict[str, str]:
     ]
     return {
         "steps": f"{step} of {run.total_steps}, {epochs:.4g} epochs",
-        "images in a step": f"{run.images_per_step}, by {ranks} "
-        f"{'rank' if ranks == 1 else 'ranks'}",
+        "images per step": f"{run.images_per_step}, on {ranks} {'rank' if ranks == 1 else 'ranks'}",
         "optimizer": training.optimizer,
         "learning rate": f"{training.learning_rate:g}, {training.schedule} after a warm-up of "
         f"{training.warmup_epochs:g} epochs",
         "precision": f"{run.model.precision}, engine {run.engine}",
         "norms": run.model.norm,
-        "layers of the backbone that train": f"{run.model.trainable_layers} of 5",
+        "trainable layers of the backbone": f"{run.model.trainable_layers} of 5",
         "seed": str(run.config.run.seed),
         "time in steps": clock(math.fsum(seconds)),
-        "processor": f"{environment.get('processor') or 'not known'}, "
+        "processor": f"{environment.get('processor') or 'unknown'}, "
         f"{environment.get('usable_cpus', '?')} CPUs",
         "versions": ", ".join(f"{name} {version}" for name, version in packages.items()),
-        "code": (code.get("commit") or "not known")
-        + (" with changes of its own" if code.get("is_modified") else ""),
+        "code": (code.get("commit") or "unknown")
+        + (" with uncommitted changes" if code.get("is_modified") else ""),
     }

@@ -29,7 +29,7 @@ from data.index import open_annotations
 from retinanet import model_card
 from retinanet.config_file import load_config
 from retinanet.engine.engines import PreparedTraining
-from retinanet.mlperf.log import lines_of
+from retinanet.mlperf.log import read_events
 from retinanet.mlperf.official import check_compliance
 from retinanet.training import data, loop
 from retinanet.training.checkpoint import read_checkpoint
@@ -228,7 +228,7 @@ def test_a_resumed_run_has_the_mlperf_log_of_an_undisturbed_one(
     whole, pieces = (
         [
             (line.key, None if line.key == "tracked_stats" else line.value, line.metadata)
-            for line in lines_of(run / "mlperf.log")
+            for line in read_events(run / "mlperf.log")
         ]
         for run in (undisturbed, interrupted[0])
     )
@@ -322,7 +322,7 @@ def test_each_of_them_has_a_card_with_its_numbers(undisturbed: Path) -> None:
         assert metrics[0]["value"] == pytest.approx(record["map"], abs=1e-4)
         assert f"RetinaNet-ResNeXt50, step {record['step']}\n" in text
         assert f"predict --checkpoint {folder} photo.jpg" in text
-        assert "It was trained on drawn scenes" in text
+        assert "was trained on synthetic images" in text
         assert f"| training | {SETTINGS[0].rpartition('=')[2]} | " in text
         assert {path.name for path in folder.iterdir()} == {
             "MODEL_CARD.md",

@@ -14,7 +14,7 @@ from torchvision.models import resnext50_32x4d
 
 from data.synthetic import make_synthetic_data
 from retinanet.__main__ import main
-from retinanet.mlperf.log import LogLine, lines_of
+from retinanet.mlperf.log import LogLine, read_events
 from retinanet.mlperf.official import check_compliance
 from tests.support.commands import RunHere
 
@@ -71,7 +71,7 @@ def test_no_file_of_the_data_is_opened_before_run_start(root: Path) -> None:
     opened = json.loads((root / "opened.json").read_text())
     names = {Path(name).suffix for _, name in opened}
     assert {".json", ".jpg"} <= names
-    started = times_of(lines_of(root / "a" / "mlperf.log"))["run_start"]
+    started = times_of(read_events(root / "a" / "mlperf.log"))["run_start"]
     assert started <= 1000 * min(when for when, _ in opened)
 
 
@@ -84,7 +84,7 @@ def test_a_run_that_reaches_its_target_succeeds_and_joins_its_submission(
         *("data.image_size=64", "training.learning_rate=1e-3", "training.warmup_epochs=0"),
         *("training.epochs=40", "training.target_map=1e-9", f"mlperf.submission={out}"),
     )
-    lines = lines_of(root / "a" / "mlperf.log")
+    lines = read_events(root / "a" / "mlperf.log")
     assert lines[-1].metadata["status"] == "success"
     times = times_of(lines)
     assert 0 <= times["run_stop"] - times["eval_stop"] < 1000  # pictures are not on the clock

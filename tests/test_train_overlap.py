@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from retinanet.mlperf.log import lines_of
+from retinanet.mlperf.log import read_events
 from retinanet.mlperf.official import check_compliance
 from retinanet.training.checkpoint import read_checkpoint
 from tests.support.processes import children_of, wait_until_ended
@@ -103,7 +103,7 @@ def test_steps_go_on_and_the_run_is_the_same(waiting: Path, root: Path) -> None:
     assert kinds.index("evaluation") > STEPS_OF_EPOCH and kinds[-1] == "evaluation"
     log = root / "beside" / "mlperf.log"
     assert check_compliance(log, rules="5.1.0").passed
-    said = [(line.key, line.metadata.get("epoch_num")) for line in lines_of(log)]
+    said = [(line.key, line.metadata.get("epoch_num")) for line in read_events(log)]
     assert said.index(("epoch_start", 2)) < said.index(("eval_accuracy", 1))
 
 
@@ -153,7 +153,7 @@ def test_at_the_target_the_run_goes_back_to_the_weights_that_reached_it(root: Pa
     for name in ("last", "best"):
         position = read_checkpoint(run / "checkpoints" / name).position
         assert position.step == reached and position.map_here == position.best_map
-    assert lines_of(run / "mlperf.log")[-1].metadata["status"] == "success"
+    assert read_events(run / "mlperf.log")[-1].metadata["status"] == "success"
     again = output_of(start(root, "target", *words, "--resume"))
     assert f"finished after step {reached}" in again
     shutil.rmtree(run)

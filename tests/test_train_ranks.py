@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from retinanet.mlperf.log import lines_of
+from retinanet.mlperf.log import read_events
 from retinanet.mlperf.official import check_compliance
 from tests.launch.ranks import Ended, ended, run_ranks, start_ranks
 from tests.support.processes import processes_with, wait_until_gone
@@ -112,7 +112,7 @@ def test_the_official_checker_accepts_the_log_of_two_ranks(finished: Ended, root
     log = root / "whole" / "mlperf.log"
     verdict = check_compliance(log, rules="5.1.0")
     assert verdict.passed and verdict.faults == verdict.warnings == ()
-    lines = lines_of(log)
+    lines = read_events(log)
     values = {line.key: line.value for line in lines}
     assert (values["global_batch_size"], values["train_samples"]) == (2, 8)
     assert [line.key for line in lines].count("run_start") == 1

@@ -1,1 +1,1 @@
-"""From a trained model to boxes, the metric, and pictures of what was found."""
+"""Detections of a trained model, the metric, and pictures."""

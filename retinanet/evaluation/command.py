@@ -40,12 +40,12 @@ def evaluate(
     json_file: Path | None,
     overwrite: bool,
 ) -> int:
-    """Print the metric of a checkpoint, on its run's validation split if no files are given.
+    """Print the metric of a checkpoint, by default on the validation split of its run.
 
-    `out`: the folder for the boxes, the classes' numbers, the chart and so many `pictures`.
+    `out`: folder for the detections, the table of classes, the chart, and `pictures` images.
 
     Raises:
-        InputError: A file is missing or not what it should be, or an output exists.
+        InputError: A file is missing or invalid, or an output exists.
     """
     require_free_json(json_file, overwrite=overwrite)
     trained = read_trained(checkpoint)
@@ -73,8 +73,8 @@ def evaluate(
         )
         if sheet is not None:
             save_picture(sheet, sheet_file)
-        what = "boxes, classes, chart" + (" and pictures" if sheet is not None else "")
-        console.print(f"{what}: {out}/{name}.*", soft_wrap=True, markup=False)
+        contents = "boxes, classes, chart" + (" and pictures" if sheet is not None else "")
+        console.print(f"{contents}: {out}/{name}.*", soft_wrap=True, markup=False)
     if json_file is not None:
         content: dict[str, object] = {
             name: None if math.isnan(value) else value
@@ -98,7 +98,7 @@ def read_trained(path: Path) -> Checkpoint:
 def validation_split(
     checkpoint: Checkpoint, *, annotations: Path | None, images: Path | None
 ) -> DetectionDataset:
-    """Return the split to evaluate on, as the checkpoint's model reads it.
+    """Return the split to evaluate on, with the image size and classes of the checkpoint.
 
     Raises:
         InputError: Only one of the paths is given, a file is missing, or categories differ.
@@ -110,10 +110,10 @@ def validation_split(
     configured = (settings.scenes, settings.root, settings.validation_annotations)
     if annotations is None and configured == (None, None, None):
         raise InputError(
-            f"{checkpoint.folder}: was converted, and names no validation images; give "
+            f"{checkpoint.folder}: a converted checkpoint has no validation images; give "
             "--annotations and --images"
         )
-    # Drawn scenes are in the run's folder, wherever that is now.
+    # Synthetic data is in the run's folder, which may have been moved since.
     run_folder = checkpoint.folder.resolve().parent.parent
     root = settings.root if settings.scenes is None else run_folder / "scenes"
     split = find_split(
@@ -131,6 +131,6 @@ def validation_split(
         classes,
         image_size=checkpoint.model.image_size,
         train=False,
-        decoder=resolve_decoder("auto"),  # pixels are the same with all
+        decoder=resolve_decoder("auto"),  # all decoders give the same pixels
         source=str(split.annotations),
     )

@@ -1,6 +1,6 @@
-"""From a model and images to detections on the original images, with the data set's own ids.
+"""Run a model on images; return detections on the original images with the data set's ids.
 
-`detect_split` shares a split among ranks; `evaluate_split` is one process with the metric behind.
+`detect_split` divides a split among ranks; `evaluate_split` uses one process and adds the metric.
 """
 
 import time
@@ -28,7 +28,7 @@ from retinanet.model.postprocess import Detections, postprocess
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.signals import StopRequest
 
-SCORE_THRESHOLD = 0.05  # Of evaluations, as in torchvision and MLPerf's reference
+SCORE_THRESHOLD = 0.05  # As in torchvision and MLPerf's reference
 
 
 def detect_batch(
@@ -61,8 +61,8 @@ def detect(
 ) -> Iterator[ImageDetections]:
     """Yield the detections of every image, scaled to the images' original sizes.
 
-    `main_cpus`: where the calling thread computes, see `launch.shares.Share.main_cpus`. Images
-    that could not be read join `bad_images`.
+    `main_cpus`: CPUs of the calling thread, see `launch.shares.Share.main_cpus`. Images that
+    cannot be read are appended to `bad_images`.
     """
     model.eval()
     for batch in batches:
@@ -70,11 +70,11 @@ def detect(
             bad_images.extend(batch.bad_images)
         height, width = batch.images.shape[-2:]
         with calling_thread_on(main_cpus):
-            found = detect_batch(model, batch.images, forward=forward)
+            batch_detections = detect_batch(model, batch.images, forward=forward)
         for image_id, original_size, detections in zip(
-            batch.image_ids, batch.original_sizes, found, strict=True
+            batch.image_ids, batch.original_sizes, batch_detections, strict=True
         ):
-            yield on_original(
+            yield to_original_size(
                 detections,
                 classes,
                 image_id=image_id,
@@ -83,7 +83,7 @@ def detect(
             )
 
 
-def on_original(
+def to_original_size(
     detections: Detections,
     classes: ClassMap,
     *,
@@ -117,7 +117,7 @@ def evaluate_split(
     """
     start = time.perf_counter()
     detections = detect_split(model, loader, classes=classes, forward=forward, console=console)
-    assert detections is not None, "there is nothing that stops it"
+    assert detections is not None, "None is returned only after a stop request"
     evaluation = coco_metric(loader.dataset.annotations, detections, library=library)
     return SplitResult(evaluation, detections, seconds=time.perf_counter() - start)
 
@@ -136,9 +136,9 @@ def detect_split(
 ) -> SplitDetections | None:
     """Detect in every image of a split, each on one rank of `group`; weights are equal on all.
 
-    Return all ranks' detections on rank 0, none on the others; None if a rank was asked to `stop`
-    before the end. `loader` has this rank's part of the split. `note_bad_images` gets those that
-    could not be read, in which nothing is found. `main_cpus`: see `detect`.
+    Return all ranks' detections on rank 0 and no rows on other ranks; None if a rank received a
+    `stop` request before the end. `loader` has this rank's part of the split. `note_bad_images`
+    gets the images that cannot be read; they have no detections. `main_cpus`: see `detect`.
 
     Raises:
         InputError: A rank cannot read an image; raised on all of them.
@@ -162,12 +162,14 @@ def detect_split(
                 if stop.received:
                     break
                 detections.append(image)
-                # The progress is that of all ranks, as if they were as far as this one.
+                # Estimate the progress of all ranks from this one: no communication per image.
                 advance(min(total - 1, len(detections) * group.size), "")
             else:
                 advance(total, "")
         except InputError as problem:
             error = str(problem)
+    # Ranks exchange errors and signals once, at the end: raising earlier on one rank would leave
+    # the others waiting in a collective operation.
     received = "" if error else stop.received
     signals, errors, problems = zip(*group.all_gather((received, error, bad_images)), strict=True)
     stop.agree(signals)
@@ -176,6 +178,6 @@ def detect_split(
     if stop:
         return None
     note_bad_images(tuple(chain.from_iterable(problems)))
-    columns = SplitDetections.of(detections).columns()
+    columns = SplitDetections.from_images(detections).columns()
     gathered = group.gather_rows([torch.from_numpy(column) for column in columns])
     return SplitDetections(*(column.numpy() for column in gathered))

@@ -1,11 +1,11 @@
-"""Detections as columns, and which of them match a true box, by faster-coco-eval's C++.
+"""Detections as columns, and their matches with true boxes by faster-coco-eval's C++.
 
 `boxes_by_class` takes a split's boxes class after class. The library gets only boxes that overlap a
-true one of their image enough to be matched at all; the others are of no consequence to any match.
+true box of their image enough to be matched at all; other boxes cannot change any match.
 
 Detections of an image and of a whole split are columns of numpy arrays. Of 7 million boxes, columns
-take 0.3 GB and dicts 7 GB: `true_boxes` and `found_boxes` make a dict a box, as COCO's tools and
-files have them, only for those that need them.
+take 0.3 GB and dicts 7 GB: `true_box_dicts` and `detection_dicts` build a dict per box, as COCO's
+tools and files need it, only where one is needed.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,18 +22,18 @@ from pycocotools.mask import iou
 from data.annotations import Annotations
 
 PARAMETERS = Params(iouType="bbox")
-"""COCO's T thresholds of IoU, R recalls, A ranges of area and M limits of boxes an image."""
+"""COCO's T thresholds of IoU, R recalls, A ranges of area and M limits of boxes per image."""
 LOWEST_IOU = PARAMETERS.iouThrs[0]
-MOST_BOXES = PARAMETERS.maxDets[-1]  # COCO's largest limit of boxes an image and class: 100
-CATEGORY = 1  # Any number: the library sees one class at a time
+MOST_BOXES = PARAMETERS.maxDets[-1]  # COCO's largest limit of boxes per image and class: 100
+CATEGORY = 1  # Any number: the library gets one class at a time
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Matches:
-    """C found boxes of a class, in the class's order: all that may be matched at any threshold."""
+    """C detections of a class, in the class's order: all that may be matched at any threshold."""
 
-    rows: NDArray[np.intp]  # [C] of the class's found boxes
-    is_matched: NDArray[np.bool_]  # [A, T, C] to a true box, be it one that does not count
+    rows: NDArray[np.intp]  # [C] indices of the class's detections
+    is_matched: NDArray[np.bool_]  # [A, T, C] to a true box, also one that does not count
     is_ignored: NDArray[np.bool_]
     """[A, T, C] neither right nor wrong: matched to a true box that does not count, or to none and
     of an area that does not"""
@@ -46,53 +46,54 @@ class Boxes:
     image_ids: NDArray[np.int64]  # [B] ascending
     boxes: NDArray[np.float64]  # [B, 4] xywh in pixels
     areas: NDArray[np.float64]  # [B] square pixels
-    scores: NDArray[np.float64]  # [B] the best of an image first; of true boxes 0
-    is_crowd: NDArray[np.bool_]  # [B] of found boxes false
+    scores: NDArray[np.float64]  # [B] descending within an image; 0 for true boxes
+    is_crowd: NDArray[np.bool_]  # [B] False for detections
 
 
 class Overlaps(NamedTuple):
-    """The boxes of a class that may be matched in one image, by their rows among the class's."""
+    """The boxes of a class that may be matched in one image, as rows of the class's boxes."""
 
     image_id: int
     true_rows: range
-    found_rows: NDArray[np.intp]
-    ious: NDArray[np.float64]  # [C, G] of a crowd, the share of the found box that lies in it
+    detection_rows: NDArray[np.intp]
+    ious: NDArray[np.float64]  # [C, G]; for a crowd, the part of the detection inside it
 
 
-def matches_of(truth: Boxes, found: Boxes) -> Matches:
-    """Match a class's boxes in each image, best first."""
+def match_class(truth: Boxes, detections: Boxes) -> Matches:
+    """Match a class's boxes in each image, in descending order of score."""
     images = []
     crowds = truth.is_crowd.astype(np.uint8)
-    image_ids = np.intersect1d(truth.image_ids, found.image_ids)
-    rows_of = (rows_by_id(boxes.image_ids, image_ids) for boxes in (truth, found))
-    for image_id, true_rows, found_rows in zip(image_ids.tolist(), *rows_of, strict=True):
-        ious = iou(found.boxes[found_rows], truth.boxes[true_rows], crowds[true_rows])
-        places = np.flatnonzero((ious >= LOWEST_IOU).any(axis=1))
-        if len(places):
+    image_ids = np.intersect1d(truth.image_ids, detections.image_ids)
+    row_slices = (rows_by_id(boxes.image_ids, image_ids) for boxes in (truth, detections))
+    for image_id, true_rows, detection_rows in zip(image_ids.tolist(), *row_slices, strict=True):
+        ious = iou(detections.boxes[detection_rows], truth.boxes[true_rows], crowds[true_rows])
+        candidates = np.flatnonzero((ious >= LOWEST_IOU).any(axis=1))
+        if len(candidates):
             true_range = range(true_rows.start, true_rows.stop)
-            images.append(Overlaps(image_id, true_range, found_rows.start + places, ious[places]))
+            rows = detection_rows.start + candidates
+            images.append(Overlaps(image_id, true_range, rows, ious[candidates]))
     results = library.COCOevalEvaluateImages(
         PARAMETERS.areaRng,
         MOST_BOXES,
         PARAMETERS.iouThrs.tolist(),
         [[image.ious] for image in images],
-        dataset_of(truth, images, [image.true_rows for image in images]),
-        dataset_of(found, images, [image.found_rows.tolist() for image in images]),
+        make_dataset(truth, images, [image.true_rows for image in images]),
+        make_dataset(detections, images, [image.detection_rows.tolist() for image in images]),
         [image.image_id for image in images],
         [CATEGORY],
         True,
     )
-    # Of no image at all, so that there is something to join.
+    # np.concatenate needs at least one array, even if no image has candidates.
     matched = [np.zeros((len(PARAMETERS.iouThrs), 0), np.bool_)]
     ignored = [matched[0]]
-    for result in results:  # of all images for the first range of area, then the next
+    for result in results:  # all images for the first range of area, then for the next
         # A result's fields are accessible only through its pickle state.
         true_ids, _, scores, _, is_ignored, *_ = result.__getstate__()
         shape = len(PARAMETERS.iouThrs), len(scores)
         matched.append(np.array(true_ids, dtype=np.bool_).reshape(shape))
         ignored.append(np.array(is_ignored, dtype=np.bool_).reshape(shape))
-    rows = np.concatenate([*(image.found_rows for image in images), np.zeros(0, np.intp)])
-    # Columns are of all images for one range after the other: [T, A·C] becomes [A, T, C].
+    rows = np.concatenate([*(image.detection_rows for image in images), np.zeros(0, np.intp)])
+    # The library orders columns by range of area, then image: [T, A·C] becomes [A, T, C].
     by_area = len(PARAMETERS.iouThrs), len(PARAMETERS.areaRng), len(rows)
     return Matches(
         rows=rows,
@@ -101,7 +102,7 @@ def matches_of(truth: Boxes, found: Boxes) -> Matches:
     )
 
 
-def dataset_of(
+def make_dataset(
     boxes: Boxes, images: Sequence[Overlaps], rows: Sequence[Sequence[int]]
 ) -> library.Dataset:
     """Return the given rows of boxes for each image, with the fields that the matching reads."""
@@ -109,10 +110,10 @@ def dataset_of(
     areas, scores, crowds = (
         column.tolist() for column in (boxes.areas, boxes.scores, boxes.is_crowd.astype(np.int64))
     )
-    for image, of_image in zip(images, rows, strict=True):
-        for row in of_image:
+    for image, image_rows in zip(images, rows, strict=True):
+        for row in image_rows:
             box = {
-                "id": row + 1,  # 0 is the library's "no match"
+                "id": row + 1,  # the library uses 0 for "no match"
                 "area": areas[row],
                 "score": scores[row],
                 "iscrowd": crowds[row],
@@ -124,22 +125,22 @@ def dataset_of(
 
 @dataclass(frozen=True, eq=False)
 class ImageDetections:
-    """The detections in one image: D boxes, best first."""
+    """The detections in one image: D boxes in descending order of score."""
 
     image_id: int  # the JSON's id
     boxes: NDArray[np.float64]  # [D, 4] xyxy in pixels of the original image
     scores: NDArray[np.float64]  # [D] probabilities
     category_ids: NDArray[np.int64]  # [D] the JSON's category ids
 
-    def of_rows(self, rows: NDArray[np.bool_]) -> "ImageDetections":
-        """Return some of the boxes, in their order."""
+    def select(self, rows: NDArray[np.bool_]) -> "ImageDetections":
+        """Return the boxes of some rows, in their order."""
         columns = (self.boxes[rows], self.scores[rows], self.category_ids[rows])
         return ImageDetections(self.image_id, *columns)
 
 
 @dataclass(frozen=True, eq=False)
 class SplitDetections:
-    """D boxes of a split's images: those of an image together, and its best first."""
+    """D boxes of a split's images: boxes of an image are together, in descending order of score."""
 
     image_ids: NDArray[np.int64]  # [D] the JSON's ids
     boxes: NDArray[np.float32]  # [D, 4] xyxy in pixels of the original images
@@ -147,16 +148,16 @@ class SplitDetections:
     category_ids: NDArray[np.int64]  # [D] the JSON's category ids
 
     @classmethod
-    def of(cls, images: Iterable[ImageDetections]) -> "SplitDetections":
+    def from_images(cls, images: Iterable[ImageDetections]) -> "SplitDetections":
         """Join the detections of images, in their order; images without any leave no rows."""
-        found = list(images)
-        counts = [len(image.scores) for image in found]
-        ids = np.array([image.image_id for image in found], dtype=np.int64)
+        images = list(images)
+        counts = [len(image.scores) for image in images]
+        ids = np.array([image.image_id for image in images], dtype=np.int64)
         return cls(
             image_ids=np.repeat(ids, counts),
-            boxes=np.concatenate([np.zeros((0, 4)), *(i.boxes for i in found)], dtype=np.float32),
-            scores=np.concatenate([np.zeros(0), *(i.scores for i in found)], dtype=np.float32),
-            category_ids=np.concatenate([np.zeros(0, int), *(i.category_ids for i in found)]),
+            boxes=np.concatenate([np.zeros((0, 4)), *(i.boxes for i in images)], dtype=np.float32),
+            scores=np.concatenate([np.zeros(0), *(i.scores for i in images)], dtype=np.float32),
+            category_ids=np.concatenate([np.zeros(0, int), *(i.category_ids for i in images)]),
         )
 
     def __len__(self) -> int:
@@ -167,7 +168,7 @@ class SplitDetections:
         """Return the arrays, in the order of the fields."""
         return tuple(getattr(self, field.name) for field in fields(self))
 
-    def of_image(self, image_id: int) -> ImageDetections:
+    def in_image(self, image_id: int) -> ImageDetections:
         """Return the detections in one image."""
         order = self._by_image
         ids = self.image_ids[order]
@@ -189,16 +190,16 @@ class SplitDetections:
 def boxes_by_class(
     annotations: Annotations, detections: SplitDetections, ids: NDArray[np.int64]
 ) -> Iterator[tuple[Boxes, Boxes]]:
-    """Yield true and found boxes of each category id, the latter as far as they count; ids ascend.
+    """Yield true boxes and counted detections of each category id; ids ascend.
 
     Equal scores keep the order of the detections.
     """
     image_ids = np.repeat(annotations.image_ids, np.diff(annotations.box_offsets))
     truth = np.lexsort((image_ids, annotations.box_category_ids))
-    found = np.lexsort((-detections.scores, detections.image_ids, detections.category_ids))
+    detected = np.lexsort((-detections.scores, detections.image_ids, detections.category_ids))
     true_rows = rows_by_id(annotations.box_category_ids[truth], ids)
-    found_rows = rows_by_id(detections.category_ids[found], ids)
-    for true_part, found_part in zip(true_rows, found_rows, strict=True):
+    detection_rows = rows_by_id(detections.category_ids[detected], ids)
+    for true_part, detected_part in zip(true_rows, detection_rows, strict=True):
         rows = truth[true_part]
         true = Boxes(
             image_ids=image_ids[rows],
@@ -207,18 +208,18 @@ def boxes_by_class(
             scores=np.zeros(len(rows)),
             is_crowd=annotations.box_is_crowd[rows],
         )
-        yield true, counting_boxes(detections, found[found_part])
+        yield true, counted_boxes(detections, detected[detected_part])
 
 
-def places_in_image(image_ids: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Return [B] how many rows of an image come before each; an image's rows are together."""
+def ranks_in_image(image_ids: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Return [B] the rank of each row within its image; an image's rows are contiguous."""
     _, first, counts = np.unique(image_ids, return_index=True, return_counts=True)
     return np.arange(len(image_ids)) - np.repeat(first, counts)
 
 
-def counting_boxes(detections: SplitDetections, rows: NDArray[np.intp]) -> Boxes:
-    """Return rows of detections, of each image the first `MOST_BOXES`, with their areas."""
-    rows = rows[places_in_image(detections.image_ids[rows]) < MOST_BOXES]
+def counted_boxes(detections: SplitDetections, rows: NDArray[np.intp]) -> Boxes:
+    """Return detections with their areas, at most the first `MOST_BOXES` of each image."""
+    rows = rows[ranks_in_image(detections.image_ids[rows]) < MOST_BOXES]
     boxes = xywh(detections.boxes[rows])
     return Boxes(
         image_ids=detections.image_ids[rows],
@@ -230,7 +231,7 @@ def counting_boxes(detections: SplitDetections, rows: NDArray[np.intp]) -> Boxes
 
 
 def rows_by_id(column: NDArray[np.int64], ids: NDArray[np.int64]) -> list[slice]:
-    """Return the rows of each id, in a column that ascends."""
+    """Return the rows of each id in an ascending column."""
     edges = np.searchsorted(column, ids), np.searchsorted(column, ids, side="right")
     return [slice(int(first), int(last)) for first, last in zip(*edges, strict=True)]
 
@@ -241,8 +242,8 @@ def xywh(boxes: NDArray[np.floating]) -> NDArray[np.float64]:
     return np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
 
 
-def true_boxes(annotations: Annotations) -> list[dict[str, Any]]:
-    """Return a split's boxes as COCO's tools read them, with ids from 1: 0 is their "no match"."""
+def true_box_dicts(annotations: Annotations) -> list[dict[str, Any]]:
+    """Return a split's boxes as COCO's tools read them; ids from 1, since 0 means "no match"."""
     return as_dicts(
         image_id=np.repeat(annotations.image_ids, np.diff(annotations.box_offsets)),
         category_id=annotations.box_category_ids,
@@ -252,8 +253,8 @@ def true_boxes(annotations: Annotations) -> list[dict[str, Any]]:
     )
 
 
-def found_boxes(detections: SplitDetections, rows: slice = slice(None)) -> list[dict[str, Any]]:
-    """Return rows of detections in COCO's result format, with what `COCO.loadRes` adds."""
+def detection_dicts(detections: SplitDetections, rows: slice = slice(None)) -> list[dict[str, Any]]:
+    """Return rows of detections in COCO's result format, with the fields of `COCO.loadRes`."""
     boxes = xywh(detections.boxes[rows])
     return as_dicts(
         image_id=detections.image_ids[rows],
@@ -266,7 +267,7 @@ def found_boxes(detections: SplitDetections, rows: slice = slice(None)) -> list[
 
 
 def as_dicts(**columns: NDArray[Any]) -> list[dict[str, Any]]:
-    """Return a dict a row, numbered from 1."""
+    """Return one dict per row, with ids from 1."""
     names = ("id", *columns)
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     return [dict(zip(names, (number, *row), strict=True)) for number, row in enumerate(rows, 1)]

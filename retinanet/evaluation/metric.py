@@ -1,13 +1,13 @@
 """COCO's detection metric (https://cocodataset.org/#detection-eval), by one of two libraries.
 
-`METRICS` is the one list of its twelve numbers: what each is a mean of, and how it is called. All
-are means over pycocotools' tables of precision and recall, which come from pycocotools itself, the
-reference implementation (the whole split at once, a dict a box), or class after class from
-faster-coco-eval's matching: a class's numbers depend on boxes of that class alone.
+`METRICS` lists its twelve numbers: which values each averages, and its names. All are means over
+pycocotools' tables of precision and recall. The tables come from pycocotools itself, the reference
+implementation (the whole split at once, one dict per box), or class by class from
+faster-coco-eval's matching, since the numbers of a class depend on boxes of that class only.
 
-For the latter the counts are those of pycocotools' `COCOeval.accumulate`, and so are the quotients.
-Precision rises only at a box that is right, so it is looked at where a box may be matched; of all
-others, which are most, it is enough to know how many come before.
+The latter uses the same counts and quotients as pycocotools' `COCOeval.accumulate`. Precision rises
+only at a true positive, so it is evaluated only at detections that may be matched; of all others,
+which are the majority, only the number before each of these matters.
 """
 
 import contextlib
@@ -31,22 +31,22 @@ from retinanet.evaluation.matching import (
     Matches,
     SplitDetections,
     boxes_by_class,
-    found_boxes,
-    matches_of,
-    places_in_image,
-    true_boxes,
+    detection_dicts,
+    match_class,
+    ranks_in_image,
+    true_box_dicts,
 )
 
 
 class Metric(NamedTuple):
-    """One of COCO's numbers: a mean over the classes, and its names for people."""
+    """One of COCO's numbers: a mean over the classes, and its names in tables and texts."""
 
-    table: str  # Of `Tables`: `precision` (at 101 recalls) or `recall`
-    iou: float | None  # The IoU from which a box is right; None: the mean over 0.50, 0.55, … 0.95
+    table: str  # Field of `Tables`: `precision` (at 101 recalls) or `recall`
+    iou: float | None  # Lowest IoU of a true positive; None: the mean over 0.50, 0.55, … 0.95
     area: str
     """The objects that count: `all`, or by pixels of the original images `small`, `medium` or
     `large`."""
-    limit: int  # Boxes an image and class, the best, that are looked at
+    limit: int  # Highest-scoring boxes per image and class that count
     heading: str
     label: str
 
@@ -62,9 +62,9 @@ METRICS = {
     "map_large": Metric(
         "precision", None, "large", 100, "large", "mAP of large objects, above 96×96 pixels"
     ),
-    "mar_1": Metric("recall", None, "all", 1, "mAR1", "mean recall, 1 box an image"),
-    "mar_10": Metric("recall", None, "all", 10, "mAR10", "mean recall, 10 boxes an image"),
-    "mar_100": Metric("recall", None, "all", 100, "mAR100", "mean recall, 100 boxes an image"),
+    "mar_1": Metric("recall", None, "all", 1, "mAR1", "mean recall, 1 box per image"),
+    "mar_10": Metric("recall", None, "all", 10, "mAR10", "mean recall, 10 boxes per image"),
+    "mar_100": Metric("recall", None, "all", 100, "mAR100", "mean recall, 100 boxes per image"),
     "mar_small": Metric("recall", None, "small", 100, "mAR small", "mean recall, small objects"),
     "mar_medium": Metric(
         "recall", None, "medium", 100, "mAR medium", "mean recall, medium objects"
@@ -73,40 +73,40 @@ METRICS = {
 }
 """pycocotools' twelve numbers in its order, under the names torchmetrics gives them."""
 CLASS_METRICS = ("map", "map_50", "map_75", "mar_100")
-"""Those that are kept for each class too, see `ClassResult`."""
+"""Metrics that each class has too, see `ClassResult`."""
 CURVES = {"0.50": "map_50", "0.75": "map_75", "0.50:0.95": "map"}
-"""Of a precision-recall chart, with the number that each curve's area is."""
+"""Curves of the precision-recall chart, with the metric that equals the area of each."""
 COLOURS = {"map": "#2f9e44", "map_50": "#f08c00", "map_75": "#9c36b5"}
-"""Of curves in charts."""
+"""Colours of the curves in charts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassResult:
-    """How well one class is found; a number is nan where it has no true box of a single object."""
+    """Metrics of one class; NaN if it has no true box of a single object."""
 
     category_id: int
     name: str
     map: float  # Average precision over IoU 0.50:0.95
     map_50: float
     map_75: float
-    mar_100: float  # Average recall over IoU 0.50:0.95 with up to 100 boxes an image
-    true_boxes: int  # Of single objects, without crowds and groups
+    mar_100: float  # Average recall over IoU 0.50:0.95 with up to 100 boxes per image
+    true_boxes: int  # Without crowds and groups
     found_boxes: int
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The metric of a set of detections; a number is nan where no true box could be found."""
+    """The metric of a set of detections; a value is NaN if no true box counts for it."""
 
     summary: dict[str, float]  # `METRICS` to values from 0 to 1
     classes: tuple[ClassResult, ...]  # In the categories' order
     curves: dict[str, NDArray[np.float64]]
     """`CURVES` to [101] precision at recall 0, 0.01, … 1, the mean over the classes that have true
-    boxes; nan where none has"""
+    boxes; NaN if none has"""
 
     @property
     def map(self) -> float:
-        """Return the mAP over IoU 0.50:0.95; 0 where there is no true box at all."""
+        """Return the mAP over IoU 0.50:0.95; 0 if there is no true box at all."""
         value = self.summary["map"]
         return 0.0 if math.isnan(value) else value
 
@@ -120,7 +120,7 @@ class Evaluation:
 class Tables:
     """pycocotools' tables, for T IoU thresholds from 0.50 to 0.95, R recalls from 0 to 1, K
     categories in the order of their ids, A ranges of area (all, small, medium, large) and M limits
-    of boxes an image (1, 10, 100); -1 where a category has no true box.
+    of boxes per image (1, 10, 100); -1 where a category has no true box.
     """
 
     precision: NDArray[np.float64]  # [T, R, K, A, M]
@@ -128,20 +128,20 @@ class Tables:
 
 
 def tables_by_class(annotations: Annotations, detections: SplitDetections) -> Tables:
-    """Return the tables of a split; needs memory for the dicts of its largest class."""
+    """Return the tables of a split; uses memory for the dicts of its largest class."""
     ids = np.sort(annotations.category_ids)
     precision = np.full((10, 101, len(ids), 4, 3), -1.0)
     recall = np.full((10, len(ids), 4, 3), -1.0)
-    for column, (truth, found) in enumerate(boxes_by_class(annotations, detections, ids)):
-        tables = tables_of_class(truth, found, matches_of(truth, found))
+    for column, (truth, detected) in enumerate(boxes_by_class(annotations, detections, ids)):
+        tables = class_tables(truth, detected, match_class(truth, detected))
         precision[:, :, column], recall[:, column] = tables
     return Tables(precision=precision, recall=recall)
 
 
-def tables_of_whole(annotations: Annotations, detections: SplitDetections) -> Tables:
-    """Return the tables of a split; needs about a kilobyte of memory a box, in Python's dicts."""
+def split_tables(annotations: Annotations, detections: SplitDetections) -> Tables:
+    """Return the tables of a split; uses about 1 kB of memory per box, for Python dicts."""
 
-    def index_of(boxes: list[dict[str, Any]]) -> COCO:
+    def make_index(boxes: list[dict[str, Any]]) -> COCO:
         coco = COCO()
         coco.dataset = {
             "images": [{"id": number} for number in annotations.image_ids.tolist()],
@@ -152,8 +152,9 @@ def tables_of_whole(annotations: Annotations, detections: SplitDetections) -> Ta
         return coco
 
     with contextlib.redirect_stdout(io.StringIO()):
-        truth, found = index_of(true_boxes(annotations)), index_of(found_boxes(detections))
-        evaluation = COCOeval(truth, found, iouType="bbox")
+        truth = make_index(true_box_dicts(annotations))
+        results = make_index(detection_dicts(detections))
+        evaluation = COCOeval(truth, results, iouType="bbox")
         evaluation.evaluate()
         evaluation.accumulate()
     return Tables(precision=evaluation.eval["precision"], recall=evaluation.eval["recall"])
@@ -161,7 +162,7 @@ def tables_of_whole(annotations: Annotations, detections: SplitDetections) -> Ta
 
 TABLES: dict[MetricLibrary, Callable[[Annotations, SplitDetections], Tables]] = {
     "faster-coco-eval": tables_by_class,
-    "pycocotools": tables_of_whole,
+    "pycocotools": split_tables,
 }
 
 
@@ -185,23 +186,23 @@ def coco_metric(
 
 
 def metric_value(tables: Tables, name: str, column: int | None = None) -> float:
-    """Return one of `METRICS` of all classes or of a column's; nan if none was measured."""
-    values = table_of(tables, METRICS[name])
+    """Return one of `METRICS` of all classes or of a column's class; NaN if none was measured."""
+    values = select_table(tables, METRICS[name])
     if column is not None:
         values = values[..., column]
-    known = values[values > -1]
-    return float(known.mean()) if known.size else math.nan
+    measured = values[values > -1]
+    return float(measured.mean()) if measured.size else math.nan
 
 
 def precision_curve(tables: Tables, name: str) -> NDArray[np.float64]:
-    """Return the precision [R] of which a metric is the mean: over IoUs and measured classes."""
-    by_class = table_of(tables, METRICS[name]).mean(axis=0)
-    known = by_class[:, by_class[0] > -1]
-    return known.mean(axis=1) if known.size else np.full(len(by_class), math.nan)
+    """Return the precision [R] whose mean is a metric: averaged over IoUs and measured classes."""
+    by_class = select_table(tables, METRICS[name]).mean(axis=0)
+    measured = by_class[:, by_class[0] > -1]
+    return measured.mean(axis=1) if measured.size else np.full(len(by_class), math.nan)
 
 
-def table_of(tables: Tables, metric: Metric) -> NDArray[np.float64]:
-    """Return what a metric is a mean of: precision [T, R, K] or recall [T, K], T its IoUs."""
+def select_table(tables: Tables, metric: Metric) -> NDArray[np.float64]:
+    """Return the values that a metric averages: precision [T, R, K] or recall [T, K]."""
     area = PARAMETERS.areaRngLbl.index(metric.area)
     limit = PARAMETERS.maxDets.index(metric.limit)
     table: NDArray[np.float64] = getattr(tables, metric.table)[..., area, limit]
@@ -213,8 +214,8 @@ def class_results(
 ) -> tuple[ClassResult, ...]:
     """Return each class's numbers in the categories' order; tables are in that of their ids."""
     columns = np.argsort(np.argsort(annotations.category_ids)).tolist()
-    true = Counter(annotations.box_category_ids[~annotations.box_is_crowd].tolist())
-    found = Counter(detections.category_ids.tolist())
+    true_counts = Counter(annotations.box_category_ids[~annotations.box_is_crowd].tolist())
+    detection_counts = Counter(detections.category_ids.tolist())
     categories = zip(
         annotations.category_ids.tolist(), annotations.category_names, columns, strict=True
     )
@@ -223,64 +224,65 @@ def class_results(
             category_id=category_id,
             name=name,
             **{metric: metric_value(tables, metric, column) for metric in CLASS_METRICS},
-            true_boxes=true[category_id],
-            found_boxes=found[category_id],
+            true_boxes=true_counts[category_id],
+            found_boxes=detection_counts[category_id],
         )
         for category_id, name, column in categories
     )
 
 
-def tables_of_class(
-    truth: Boxes, found: Boxes, matches: Matches
+def class_tables(
+    truth: Boxes, detections: Boxes, matches: Matches
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return precision [T, R, A, M] and recall [T, A, M] of a class; -1 if no true box counts."""
     thresholds, recalls = len(PARAMETERS.iouThrs), len(PARAMETERS.recThrs)
     areas, limits = len(PARAMETERS.areaRng), len(PARAMETERS.maxDets)
     precision = np.full((thresholds, recalls, areas, limits), -1.0)
     recall = np.full((thresholds, areas, limits), -1.0)
-    order = np.argsort(-found.scores, kind="stable")
+    order = np.argsort(-detections.scores, kind="stable")
     candidate = np.zeros(len(order), np.bool_)
     candidate[matches.rows] = True
-    places = np.flatnonzero(candidate[order])
-    columns = np.searchsorted(matches.rows, order[places])
-    ranks = places_in_image(found.image_ids)[order]
+    positions = np.flatnonzero(candidate[order])
+    columns = np.searchsorted(matches.rows, order[positions])
+    ranks = ranks_in_image(detections.image_ids)[order]
     for area, (smallest, largest) in enumerate(PARAMETERS.areaRng):
         inside = (truth.areas >= smallest) & (truth.areas <= largest)
-        wanted = int((inside & ~truth.is_crowd).sum())
-        if not wanted:
+        true_count = int((inside & ~truth.is_crowd).sum())
+        if not true_count:
             continue
-        never = ((found.areas >= smallest) & (found.areas <= largest) & ~candidate)[order]
+        counted = (detections.areas >= smallest) & (detections.areas <= largest)
+        unmatched = (counted & ~candidate)[order]
         counts = ~matches.is_ignored[area][:, columns]
-        right = counts & matches.is_matched[area][:, columns]
-        wrong = counts & ~right
+        true_positive = counts & matches.is_matched[area][:, columns]
+        false_positive = counts & ~true_positive
         for limit, most in enumerate(PARAMETERS.maxDets):
             within = ranks < most
-            before = np.cumsum(never & within)[places]
+            before = np.cumsum(unmatched & within)[positions]
             precision[:, :, area, limit], recall[:, area, limit] = precision_and_recall(
-                np.cumsum(right & within[places], axis=1),
-                np.cumsum(wrong & within[places], axis=1) + before,
-                wanted=wanted,
+                np.cumsum(true_positive & within[positions], axis=1),
+                np.cumsum(false_positive & within[positions], axis=1) + before,
+                true_count=true_count,
             )
     return precision, recall
 
 
 def precision_and_recall(
-    right: NDArray[np.int64], wrong: NDArray[np.int64], *, wanted: int
+    true_positives: NDArray[np.int64], false_positives: NDArray[np.int64], *, true_count: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the precision [T, R] at the thresholds of recall and the recall [T] of all boxes.
 
-    The precision is the best at that recall or a higher one; 0 where a recall is not reached.
-    `right` and `wrong` [T, C]: boxes until each place that are at a true box, and that are not, of
-    the `wanted` that count.
+    The precision is the highest at that recall or above, and 0 where a recall is not reached.
+    `true_positives` and `false_positives` [T, C] are cumulative; `true_count` true boxes count.
     """
-    precision = np.zeros((len(right), len(PARAMETERS.recThrs)))
-    if not right.shape[1]:
-        return precision, np.zeros(len(right))
-    recalls = right / wanted
-    precisions = right / (right + wrong + np.spacing(1))
+    precision = np.zeros((len(true_positives), len(PARAMETERS.recThrs)))
+    if not true_positives.shape[1]:
+        return precision, np.zeros(len(true_positives))
+    recalls = true_positives / true_count
+    # The same guard against 0 / 0 as in pycocotools, so that quotients are equal to the last bit.
+    precisions = true_positives / (true_positives + false_positives + np.spacing(1))
     best = np.maximum.accumulate(precisions[:, ::-1], axis=1)[:, ::-1]
     for threshold, reached in enumerate(recalls):
-        places = np.searchsorted(reached, PARAMETERS.recThrs, side="left")
-        is_reached = places < len(reached)
-        precision[threshold, is_reached] = best[threshold, places[is_reached]]
+        positions = np.searchsorted(reached, PARAMETERS.recThrs, side="left")
+        is_reached = positions < len(reached)
+        precision[threshold, is_reached] = best[threshold, positions[is_reached]]
     return precision, recalls[:, -1]

@@ -1,6 +1,6 @@
-"""The files of an evaluation: boxes, the classes' numbers, a chart, and pictures.
+"""The files of an evaluation: detections, table of classes, chart, and pictures.
 
-A sheet of pictures shows some validation images, the true boxes of each beside the found ones.
+A sheet of pictures shows some validation images, true boxes beside predicted boxes.
 `python -m retinanet predict` draws boxes in the same way.
 """
 
@@ -25,18 +25,18 @@ from common.errors import printable
 from common.files import as_csv, write_parts, write_whole
 from data.annotations import Annotations, image_path
 from data.decoding import decode_image
-from retinanet.evaluation.matching import ImageDetections, SplitDetections, found_boxes
+from retinanet.evaluation.matching import ImageDetections, SplitDetections, detection_dicts
 from retinanet.evaluation.metric import CLASS_METRICS, COLOURS, CURVES, Evaluation
 
 BOXES_AT_ONCE = 100_000
-RESULT_FIELDS = ("image_id", "category_id", "bbox", "score")  # Of COCO's result format
+RESULT_FIELDS = ("image_id", "category_id", "bbox", "score")  # COCO's result format
 CHART_NAME_LENGTH = 32  # Characters of a class's name in the chart
-CLASSES_IN_CHART = 40  # More bars than this cannot be read: the best and the worst half are shown
+CLASSES_IN_CHART = 40  # Of more classes, the best and the worst are shown
 
 
 @dataclass(frozen=True)
 class SplitResult:
-    """The metric, the detections that it was computed from, and the seconds that both took."""
+    """The metric, the detections it was computed from, and the time of both in seconds."""
 
     evaluation: Evaluation
     detections: SplitDetections
@@ -44,7 +44,7 @@ class SplitResult:
 
 
 def evaluation_name(step: int) -> str:
-    """Return the name, without suffix, of the files of the evaluation after so many steps."""
+    """Return the name, without suffix, of the files of the evaluation after `step` steps."""
     return f"step-{step:06d}"
 
 
@@ -66,17 +66,17 @@ def write_evaluation(result: SplitResult, folder: Path, *, name: str) -> None:
 
 
 def detections_as_json(detections: SplitDetections) -> Iterator[bytes]:
-    """Yield COCO's result format, with the data set's own ids, a piece at a time."""
+    """Yield COCO's result format, with the data set's ids, in pieces."""
     yield b"["
     for first in range(0, len(detections), BOXES_AT_ONCE):
-        boxes = found_boxes(detections, slice(first, first + BOXES_AT_ONCE))
+        boxes = detection_dicts(detections, slice(first, first + BOXES_AT_ONCE))
         text = json.dumps([{field: box[field] for field in RESULT_FIELDS} for box in boxes])
         yield (", " if first else "").encode() + text[1:-1].encode()
     yield b"]"
 
 
 def classes_as_csv(evaluation: Evaluation) -> str:
-    """Return a line a class; what could not be measured is empty, the rest has six digits."""
+    """Return one line per class; unmeasured values are empty, others have six digits."""
     counts = ("true_boxes", "found_boxes")
     rows = []
     for result in evaluation.classes:
@@ -93,7 +93,7 @@ def evaluation_chart(evaluation: Evaluation, *, title: str) -> bytes:
     classes_title = f"mAP of {len(ranked)} classes"
     if len(ranked) > CLASSES_IN_CHART:
         shown = [*ranked[:half], *ranked[-half:]]
-        classes_title = f"mAP of the {half} best and the {half} worst of {len(ranked)} classes"
+        classes_title = f"mAP of the {half} best and {half} worst of {len(ranked)} classes"
     figure = new_figure(width=12, height=max(4.5, 1.2 + 0.18 * len(shown)))
     left, right = figure.subplots(1, 2)
     figure.suptitle(f"{printable(title)}: mAP {evaluation.map:.3f}")
@@ -120,16 +120,16 @@ def evaluation_chart(evaluation: Evaluation, *, title: str) -> bytes:
 
 
 Pixels = NDArray[np.uint8]  # [H, W, 3] RGB
-LEAST_SIDE = 480  # Smaller pictures are enlarged, so that labels can be read. [pixels]
-MOST_ENLARGED = 4096  # The longer side of a picture is enlarged to that at most. [pixels]
-MOST_BOXES = 40  # A picture with more boxes than this cannot be read
-MOST_TRUE_BOXES = 1000  # True boxes are all drawn, up to this limit
+LEAST_SIDE = 480  # Smaller pictures are enlarged, to keep labels readable. [pixels]
+MOST_ENLARGED = 4096  # Upper limit of the longer side of an enlarged picture. [pixels]
+MOST_BOXES = 40  # Limit of predicted boxes in a picture, to keep it readable
+MOST_TRUE_BOXES = 1000  # Limit of true boxes in a picture
 LONGEST_NAME = 60  # Characters of a class's name in a label
 PALETTE = (
     "#e6194b", "#3c8ddc", "#2f9e44", "#f08c00", "#9c36b5",
     "#0b7285", "#c2255c", "#5f3dc4", "#846358", "#66801a",
 )  # fmt: skip
-"""Box colours; each carries white text well."""
+"""Box colours; white text is readable on each."""
 
 
 def draw_boxes(
@@ -166,75 +166,77 @@ def draw_boxes(
 
 def draw_detections(
     pixels: Pixels,
-    found: ImageDetections,
+    detections: ImageDetections,
     *,
     names: dict[int, str],
     least_score: float,
 ) -> Pixels:
-    """Return a picture with the boxes found in it, each with its class and score.
+    """Return a picture with its detections, each labelled with class and score.
 
-    Of the boxes from `least_score` on, at most `MOST_BOXES` are drawn, the best. `names`: of the
-    category ids.
+    At most the `MOST_BOXES` best detections with a score of at least `least_score` are drawn.
+    `names` maps category ids to names.
     """
-    keep = np.flatnonzero(found.scores >= least_score)[:MOST_BOXES]
-    keep = keep[::-1]  # the best is painted last, over the others
-    ids = found.category_ids[keep].tolist()
-    scores = found.scores[keep]
+    rows = np.flatnonzero(detections.scores >= least_score)[:MOST_BOXES]
+    rows = rows[::-1]  # the best is painted last, over the others
+    ids = detections.category_ids[rows].tolist()
+    scores = detections.scores[rows]
     labels = [f"{names[number]} {score:.2f}" for number, score in zip(ids, scores, strict=True)]
-    return draw_boxes(pixels, found.boxes[keep], labels=labels, colours=[*map(colour_of, ids)])
+    return draw_boxes(
+        pixels, detections.boxes[rows], labels=labels, colours=[*map(class_colour, ids)]
+    )
 
 
 def draw_truth(pixels: Pixels, annotations: Annotations, index: int) -> Pixels:
-    """Return the picture of one image with its true boxes; groups and crowds are marked as such."""
-    every = annotations.boxes_of(index)
-    rows = slice(every.start, min(every.stop, every.start + MOST_TRUE_BOXES))
+    """Return the picture of one image with its true boxes; groups and crowds are marked."""
+    image_rows = annotations.boxes_of(index)
+    rows = slice(image_rows.start, min(image_rows.stop, image_rows.start + MOST_TRUE_BOXES))
     names = category_names(annotations)
     ids = annotations.box_category_ids[rows].tolist()
     crowds = annotations.box_is_crowd[rows]
     labels = [f"{names[number]} (group)" if crowd else names[number]
               for number, crowd in zip(ids, crowds, strict=True)]  # fmt: skip
     boxes = annotations.boxes[rows]
-    return draw_boxes(pixels, boxes, labels=labels, colours=[*map(colour_of, ids)])
+    return draw_boxes(pixels, boxes, labels=labels, colours=[*map(class_colour, ids)])
 
 
 def category_names(annotations: Annotations) -> dict[int, str]:
-    """Return category ids to names."""
+    """Return a dict of category ids to names."""
     ids = annotations.category_ids.tolist()
     names = (name[:LONGEST_NAME] for name in annotations.category_names)
     return dict(zip(ids, names, strict=True))
 
 
-def colour_of(category_id: int) -> str:
+def class_colour(category_id: int) -> str:
     """Return the colour of a class, the same in every picture."""
     return PALETTE[category_id % len(PALETTE)]
 
 
 def save_picture(pixels: Pixels, file: Path) -> None:
-    """Write a PNG, whole or not at all.
+    """Write a PNG atomically.
 
     Raises:
         InputError: It cannot be written there.
     """
     content = io.BytesIO()
-    # Half the time of Pillow's own level, and a twentieth more bytes.
+    # Half the time of Pillow's default level, and 5 % more bytes.
     Image.fromarray(pixels).save(content, format="PNG", compress_level=1)
     write_whole(file, content.getvalue())
 
 
-SHOWN_SCORE = 0.4  # Predictions below this are not drawn in a run's pictures, where any reaches it
-UNSURE_BOXES = 3  # So many are drawn where none does
+SHOWN_SCORE = 0.4  # Lowest score that is drawn, if any prediction of an image reaches it
+UNSURE_BOXES = 3  # Number of predictions that are drawn if none reaches it
 
 
 def spread_indices(total: int, count: int) -> list[int]:
-    """Return at most `count` places, evenly spread over `total`."""
+    """Return at most `count` indices, evenly spread over `total`."""
     count = min(count, total)
-    return [round((2 * place + 1) * total / (2 * count) - 0.5) for place in range(count)]
+    return [round((2 * index + 1) * total / (2 * count) - 0.5) for index in range(count)]
 
 
 def spread_images(
     annotations: Annotations, image_folder: Path, *, count: int
 ) -> Iterator[tuple[int, Pixels]]:
-    """Yield index and pixels of up to `count` images, evenly spread: the same at each call.
+    """Yield index and pixels of up to `count` images, evenly spread and the same at each call.
 
     Raises:
         InputError: An image cannot be read.
@@ -253,20 +255,19 @@ def evaluation_sheet(
 ) -> Pixels | None:
     """Return one picture of up to `count` images: true boxes left, predictions right.
 
-    Two images are in a row. `detections` are of all images of the split. None where there is
-    nothing to show.
+    Each row has two images. `detections` are those of the whole split. None if there is no image.
     """
     names = category_names(annotations)
     pictures = []
     for index, pixels in spread_images(annotations, image_folder, count=count):
-        detected = detections.of_image(int(annotations.image_ids[index]))
+        detected = detections.in_image(int(annotations.image_ids[index]))
         scores, least_score = detected.scores, SHOWN_SCORE
-        caption = f"predicted, score ≥ {SHOWN_SCORE:g}" if len(scores) else "predicted: nothing"
-        # A detector that has seen little is sure of nothing: then its best boxes are drawn.
+        caption = f"predicted, score ≥ {SHOWN_SCORE:g}" if len(scores) else "predicted: no boxes"
+        # Early in training all scores are low: draw the best boxes, so that progress is visible.
         if len(scores) and scores[0] < SHOWN_SCORE:
             best = scores[:UNSURE_BOXES]
             least_score = float(best[-1])
-            caption = f"predicted, none ≥ {SHOWN_SCORE:g}: the best {len(best)}"
+            caption = f"predicted, none ≥ {SHOWN_SCORE:g}: {len(best)} best"
         prediction = draw_detections(pixels, detected, names=names, least_score=least_score)
         pictures += [(draw_truth(pixels, annotations, index), "true"), (prediction, caption)]
     if not pictures:

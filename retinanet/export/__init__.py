@@ -1,1 +1,1 @@
-"""A checkpoint's detector as one file that other programs run: ONNX, or torch.export's."""
+"""Export of a checkpoint's detector for other programs: ONNX or torch.export's format."""

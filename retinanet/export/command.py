@@ -1,7 +1,7 @@
 """`python -m retinanet export`: a checkpoint's detector as one file for other programs.
 
-The file is kept only if it finds what the checkpoint finds: on images of the run's validation
-split, on a picture of the user's, or on synthetic images.
+The file is kept only if its detections equal the checkpoint's: on images of the run's validation
+split, on a picture of the user, or on synthetic images.
 """
 
 import json
@@ -26,37 +26,37 @@ from retinanet.engine.engines import torch_forward
 from retinanet.evaluation.command import read_trained, validation_split
 from retinanet.evaluation.detect import detect_batch
 from retinanet.evaluation.output import spread_images
-from retinanet.export.program import Detector, description_of, format_of, write_program
+from retinanet.export.program import Detector, describe_checkpoint, select_format, write_program
 from retinanet.model.postprocess import DETECTIONS_PER_IMAGE, NMS_IOU, Detections
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import Checkpoint
 
 BOX_TOLERANCE = 0.05  # [pixels of the network's input]
 SCORE_TOLERANCE = 0.001
-IOU_TOLERANCE = 0.001  # Where a runtime's rounding may decide otherwise about what is kept
+IOU_TOLERANCE = 0.001  # Rounding of a runtime may change suppression within this
 CHECK_IMAGES = 4
 
 
 def export(
     *, checkpoint: Path, out: Path, score_threshold: float, image: Path | None, overwrite: bool
 ) -> int:
-    """Write the file, and keep it only if it finds what the checkpoint finds.
+    """Write the file, and keep it only if its detections equal the checkpoint's.
 
-    `out` ends in `.onnx` or `.pt2`; its description goes beside it, with `.json` behind. `image` is
-    a picture to check it on; None: validation images of the run.
+    `out` ends in `.onnx` or `.pt2`; its description is written to the same name with `.json`
+    appended. `image` is a picture for the comparison; None: validation images of the run.
 
     Raises:
-        InputError: A file is missing or not what it should be, packages are missing, an output
-            exists, or the program finds something else.
+        InputError: A file is missing or invalid, packages are missing, an output exists, or the
+            program has other detections.
     """
-    file_format = format_of(out)
+    file_format = select_format(out)
     runtime = f"{file_format.runtime} {version(file_format.runtime)}"
     beside = out.with_name(f"{out.name}.json")
     require_free_outputs([out, beside], overwrite=overwrite)
     trained = read_trained(checkpoint)
-    images, what = check_images(trained, image)
+    images, source = check_images(trained, image)
     model = trained.build_model().eval()
-    description = description_of(trained, score_threshold=score_threshold)
+    description = describe_checkpoint(trained, score_threshold=score_threshold)
     console = make_console()
     partial = out.with_name(f".{out.stem}.partial{out.suffix}")
     try:
@@ -66,10 +66,9 @@ def export(
         comparison = compare_program(model, run, images, score_threshold=score_threshold)
         if comparison.differing:
             raise InputError(
-                f"{out}: not kept: run by {runtime} on {what} it does not find what "
-                f"the checkpoint finds: {comparison.differing} boxes differ by more than "
-                f"{BOX_TOLERANCE} pixels or {SCORE_TOLERANCE} of a score, {comparison.same} are "
-                "the same; try the other format"
+                f"{out}: not written: in {runtime}, {comparison.differing} boxes on {source} "
+                f"differ from the checkpoint's by more than {BOX_TOLERANCE} pixels or "
+                f"{SCORE_TOLERANCE} in score, {comparison.same} are equal; try the other format"
             )
         partial.replace(out)
     except OSError as error:
@@ -83,53 +82,56 @@ def export(
         f"({out.stat().st_size / 1e6:.0f} MB), {beside.name}",
         soft_wrap=True,
     )
-    checked = f"checked by {runtime} on {what}: {describe_comparison(comparison)}"
+    checked = f"checked with {runtime} on {source}: {describe_comparison(comparison)}"
     console.print(checked, soft_wrap=True)
     return FINISHED
 
 
 class Comparison(NamedTuple):
-    """Two sets of detections side by side: numbers of detections, and the largest differences."""
+    """The numbers of equal and different detections of two sets, and the largest differences."""
 
-    same: int  # Both have them, within the tolerances
-    differing: int  # Only one has them, and rounding does not explain it
-    at_the_edge: int  # Only one has them, at an edge of what is kept: score, IoU, or number
+    same: int  # In both, within the tolerances
+    differing: int  # In one only, and rounding does not explain it
+    at_the_edge: int  # In one only, at the limit of score, IoU or number of boxes
     box_difference: float  # [pixels of the network's input]
     score_difference: float
 
 
 def describe_comparison(comparison: Comparison) -> str:
-    """Return how near the two are, in a line."""
+    """Return the comparison on one line."""
     if not comparison.same:
         return (
-            "neither it nor the checkpoint finds a box there, which says little; give --image a "
-            "picture with objects, or a lower --score"
+            "no boxes in either, which proves little; give --image a picture with objects, or a "
+            "lower --score"
         )
     boxes = "box" if comparison.same == 1 else "boxes"
     text = (
-        f"the same {comparison.same} {boxes}, at most {comparison.box_difference:.1g} pixels "
-        f"({BOX_TOLERANCE} allowed) and {comparison.score_difference:.1g} of a score "
-        f"({SCORE_TOLERANCE} allowed) apart"
+        f"{comparison.same} equal {boxes}, largest differences "
+        f"{comparison.box_difference:.1g} pixels (limit {BOX_TOLERANCE}) and "
+        f"{comparison.score_difference:.1g} in score (limit {SCORE_TOLERANCE})"
     )
     if comparison.at_the_edge:
-        text += f"; {comparison.at_the_edge} more at the edge of what is kept differ by rounding"
+        text += (
+            f"; {comparison.at_the_edge} more differ by rounding at a limit (score, IoU, number)"
+        )
     return text
 
 
 def compare_program(
     model: RetinaNet, run: Detector, images: Tensor, *, score_threshold: float
 ) -> Comparison:
-    """Detect in images, uint8 [N, 3, S, S], by both, all at once, and the first also alone.
+    """Compare the detections of both in images, uint8 [N, 3, S, S]; also of the first image alone.
 
-    The model is in evaluation mode, and computes in float32.
+    The model is in evaluation mode and computes in float32.
     """
     images = images.contiguous()
     forward = torch_forward(model, precision="float32")
-    wanted = detect_batch(model, images, forward=forward, score_threshold=score_threshold)
-    alone = detections_of(run(images[:1]))
-    pairs = [*zip(wanted, detections_of(run(images)), strict=True), (wanted[0], alone[0])]
-    parts = [compare(one, other, score_threshold=score_threshold) for one, other in pairs]
+    expected = detect_batch(model, images, forward=forward, score_threshold=score_threshold)
+    alone = split_detections(run(images[:1]))
+    pairs = [*zip(expected, split_detections(run(images)), strict=True), (expected[0], alone[0])]
+    parts = [compare(*pair, score_threshold=score_threshold) for pair in pairs]
     return Comparison(
+        # The last pair has the first image again, alone: its boxes are not counted twice.
         same=sum(part.same for part in parts[: len(images)]),
         differing=sum(part.differing for part in parts),
         at_the_edge=sum(part.at_the_edge for part in parts),
@@ -138,70 +140,71 @@ def compare_program(
     )
 
 
-def detections_of(outputs: tuple[Tensor, Tensor, Tensor]) -> list[Detections]:
-    """Return a program's outputs image by image, without the rows that hold no detection."""
+def split_detections(outputs: tuple[Tensor, Tensor, Tensor]) -> list[Detections]:
+    """Return a program's outputs per image, without unused rows."""
     return [
         Detections(boxes[scores > 0], scores[scores > 0], labels[scores > 0])
         for boxes, scores, labels in zip(*outputs, strict=True)
     ]
 
 
-def compare(wanted: Detections, found: Detections, *, score_threshold: float) -> Comparison:
-    """Pair equal detections of one image, each with the nearest; boxes in the same pixels."""
-    pairs = list(matches(wanted, found))
+def compare(expected: Detections, actual: Detections, *, score_threshold: float) -> Comparison:
+    """Pair equal detections of one image, each with the nearest; boxes in pixels of the input."""
+    pairs = list(matches(expected, actual))
     rows, columns = ([pair[side] for pair in pairs] for side in (0, 1))
-    boxes = (wanted.boxes[rows] - found.boxes[columns]).abs()
-    scores = (wanted.scores[rows] - found.scores[columns]).abs()
-    single = [
-        *((wanted, row, found) for row in range(len(wanted.scores)) if row not in rows),
-        *((found, row, wanted) for row in range(len(found.scores)) if row not in columns),
+    boxes = (expected.boxes[rows] - actual.boxes[columns]).abs()
+    scores = (expected.scores[rows] - actual.scores[columns]).abs()
+    unpaired = [
+        *((expected, row, actual) for row in range(len(expected.scores)) if row not in rows),
+        *((actual, row, expected) for row in range(len(actual.scores)) if row not in columns),
     ]
     edge = sum(
-        is_at_the_edge(one, row, other, score_threshold=score_threshold)
-        for one, row, other in single
+        is_at_the_edge(*detection, score_threshold=score_threshold) for detection in unpaired
     )
     return Comparison(
         same=len(pairs),
-        differing=len(single) - edge,
+        differing=len(unpaired) - edge,
         at_the_edge=edge,
         box_difference=float(boxes.max()) if pairs else 0.0,
         score_difference=float(scores.max()) if pairs else 0.0,
     )
 
 
-def matches(wanted: Detections, found: Detections) -> Iterator[tuple[int, int]]:
-    """Yield pairs of places: equal labels, boxes and scores within the tolerances, none twice."""
-    if not len(wanted.scores) or not len(found.scores):
+def matches(expected: Detections, actual: Detections) -> Iterator[tuple[int, int]]:
+    """Yield pairs of indices with equal labels, and boxes and scores within the tolerances."""
+    if not len(expected.scores) or not len(actual.scores):
         return
-    boxes = (wanted.boxes[:, None] - found.boxes[None]).abs().amax(dim=2)
-    scores = (wanted.scores[:, None] - found.scores[None]).abs()
+    boxes = (expected.boxes[:, None] - actual.boxes[None]).abs().amax(dim=2)
+    scores = (expected.scores[:, None] - actual.scores[None]).abs()
     fits = (boxes <= BOX_TOLERANCE) & (scores <= SCORE_TOLERANCE)
-    fits &= wanted.labels[:, None] == found.labels[None]
+    fits &= expected.labels[:, None] == actual.labels[None]
     distance = torch.where(fits, boxes, torch.inf)
     for row in range(len(boxes)):
         column = int(distance[row].argmin())
         if distance[row, column] < torch.inf:
             yield row, column
-            distance[:, column] = torch.inf
+            distance[:, column] = torch.inf  # no detection is paired twice
 
 
-def is_at_the_edge(one: Detections, row: int, other: Detections, *, score_threshold: float) -> bool:
-    """Return whether a detection that `other` has not is one that rounding may add or drop."""
-    score, label = float(one.scores[row]), one.labels[row]
-    full = [side for side in (one, other) if len(side.scores) == DETECTIONS_PER_IMAGE]
+def is_at_the_edge(
+    detections: Detections, row: int, other: Detections, *, score_threshold: float
+) -> bool:
+    """Return whether rounding may explain that a detection is missing in `other`."""
+    score, label = float(detections.scores[row]), detections.labels[row]
+    full = [side for side in (detections, other) if len(side.scores) == DETECTIONS_PER_IMAGE]
     edges = [score_threshold, *(float(side.scores[-1]) for side in full)]
     if any(abs(score - edge) <= SCORE_TOLERANCE for edge in edges):
         return True
     rivals = other.boxes[(other.labels == label) & (other.scores >= score - SCORE_TOLERANCE)]
-    overlaps = box_iou(one.boxes[row][None], rivals)
+    overlaps = box_iou(detections.boxes[row][None], rivals)
     return bool(((overlaps - NMS_IOU).abs() <= IOU_TOLERANCE).any())
 
 
 def check_images(checkpoint: Checkpoint, image: Path | None) -> tuple[Tensor, str]:
-    """Return images uint8 [N, 3, S, S] for the checkpoint's network, and a name for them.
+    """Return images uint8 [N, 3, S, S] for the checkpoint's network, and a text that names them.
 
-    They are the user's picture, or of the run's validation split, or, where that is missing,
-    synthetic. Raises InputError where the user's picture cannot be read.
+    These are the user's picture, or images of the run's validation split, or, if that is missing,
+    synthetic images. Raises InputError if the user's picture cannot be read.
     """
     size = checkpoint.model.image_size
     if image is not None:
@@ -211,9 +214,9 @@ def check_images(checkpoint: Checkpoint, image: Path | None) -> tuple[Tensor, st
         split = validation_split(checkpoint, annotations=None, images=None)
         images = spread_images(split.annotations, split.image_folder, count=CHECK_IMAGES)
         pictures = [pixels for _, pixels in images]
-        what = f"{len(pictures)} validation images"
+        source = f"{len(pictures)} validation images"
     except InputError:
         random = Random(0)
         pictures = [np.asarray(draw_scene(random)[0]) for _ in range(CHECK_IMAGES)]
-        what = f"{CHECK_IMAGES} drawn scenes, as the run's validation images are not here"
-    return torch.stack([resize_image(pixels.copy(), size) for pixels in pictures]), what
+        source = f"{CHECK_IMAGES} synthetic images (the run's validation images are missing)"
+    return torch.stack([resize_image(pixels.copy(), size) for pixels in pictures]), source

@@ -1,10 +1,10 @@
-"""The detector as one program of fixed shapes: bytes of images in, boxes out, nothing beside it.
+"""The detector as one program with fixed shapes, from bytes of images to boxes.
 
 `DetectorProgram` is the model, with its constant batch norms folded into the convolutions before
 them, and its postprocessing. `FORMATS` write it as ONNX or torch.export's file, and run such a file
-as its users do. In ONNX non-maximum suppression is an operator that knows images and classes: it
-compares boxes of one class only, so that none need to be moved apart as for torchvision's, and
-float32, which is all that it takes, is enough.
+as its users do. ONNX's non-maximum suppression takes scores per image and class and compares boxes
+of one class only. So boxes need no offsets per class, as they do for torchvision's operator, and
+float32, its only type, is precise enough.
 """
 
 import contextlib
@@ -35,17 +35,17 @@ from retinanet.training.train_state import MODEL_FILE
 
 NO_LABEL = -1  # The label of a row that holds no detection
 OUTSIDE = ((-2.0, -2.0, -1.0, -1.0), (-4.0, -4.0, -3.0, -3.0))
-"""Boxes that always stay: torch.export assumes that at least two do."""
+"""Boxes that suppression always keeps: torch.export specializes sizes 0 and 1, so at least two."""
 Suppress: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Boxes [N, C, 4], scores [N, C] (0: none) and labels [N, C] to which of them stay, bool [N, C]."""
+"""Maps boxes [N, C, 4], scores [N, C] (0: unused) and labels [N, C] to a mask, bool [N, C]."""
 
 
 class DetectorProgram(nn.Module):
-    """Images to detections, as `retinanet.model.postprocess` finds them, in fixed shapes.
+    """Computes the detections of `retinanet.model.postprocess` with fixed shapes.
 
-    Where that looks at as many anchors as there are above the threshold, this takes the best ones
-    of each level, whatever their scores, and drops those below the threshold last: a box never
-    suppresses one with a higher score, so that the detections are the same.
+    `postprocess` uses as many anchors as are above the threshold. This takes a fixed number of best
+    anchors per level, whatever their scores, and drops those below the threshold at the end. The
+    detections are equal, since a box never suppresses one with a higher score.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class DetectorProgram(nn.Module):
         score_threshold: float,
         suppress: Suppress | None = None,
     ) -> None:
-        """Make the program of a copy of a model, which is in evaluation mode and float32.
+        """Build the program from a copy of a model, which is in evaluation mode and float32.
 
         `image_size` is S, the side of the images in pixels; `suppress` is non-maximum suppression
-        within each class, None torchvision's.
+        within each class, by default torchvision's.
         """
         super().__init__()
         self.network = fold_norms(model).requires_grad_(requires_grad=False)
@@ -78,71 +78,73 @@ class DetectorProgram(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the detections in images, uint8 [N, 3, S, S] RGB.
 
-        Boxes float32 [N, D, 4] xyxy in pixels of the input; scores float32 [N, D], best first;
-        labels int64 [N, D], the model's class indices. D is 300, or less where there are fewer
-        candidates. Rows without a detection: boxes and score 0, label -1.
+        Boxes float32 [N, D, 4] xyxy in pixels of the input; scores float32 [N, D], descending;
+        labels int64 [N, D], the model's class indices. D is 300, or less if there are fewer
+        candidates. Unused rows have box and score 0, label -1.
         """
         outputs = self.network(images.to(torch.float32) * self.scale - self.offset)
         levels = zip(outputs.cls_logits, outputs.bbox_regression, strict=True)
         candidates = [
-            best_of_level(logits, deltas, self.get_buffer(f"anchors_{level}"))
+            level_candidates(logits, deltas, self.get_buffer(f"anchors_{level}"))
             for level, (logits, deltas) in enumerate(levels)
         ]
         boxes, scores, labels = (torch.cat(parts, dim=1) for parts in zip(*candidates, strict=True))
         boxes = clip_boxes(boxes, (self.image_size, self.image_size))
         scores = torch.where(scores > self.score_threshold, scores, 0.0)
-        kept = self.suppress(boxes, scores, labels)
-        scores, order = torch.where(kept, scores, 0.0).topk(
+        keep = self.suppress(boxes, scores, labels)
+        scores, order = torch.where(keep, scores, 0.0).topk(
             min(DETECTIONS_PER_IMAGE, scores.shape[1]), dim=1
         )
-        found = scores > 0
+        is_detection = scores > 0
         boxes = boxes.gather(1, order[:, :, None].expand(-1, -1, 4))
         return (
-            torch.where(found[:, :, None], boxes, 0.0),
+            torch.where(is_detection[:, :, None], boxes, 0.0),
             scores,
-            torch.where(found, labels.gather(1, order), NO_LABEL),
+            torch.where(is_detection, labels.gather(1, order), NO_LABEL),
         )
 
 
-def best_of_level(logits: Tensor, deltas: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def level_candidates(
+    logits: Tensor, deltas: Tensor, anchors: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the best candidates of a level: boxes [N, C, 4], scores [N, C] and labels [N, C].
 
-    They are of logits [N, A, K], deltas [N, A, 4] and anchors [A, 4] (xyxy, pixels).
+    The inputs are logits [N, A, K], deltas [N, A, 4] and anchors [A, 4] (xyxy, pixels).
     """
-    # An anchor may answer for several classes. Those with one of the C best scores are among the C
-    # anchors whose best score is highest: only these are looked at closely.
+    # An anchor may be a candidate for several classes. The C best scores belong to the C anchors
+    # with the highest best score, so the first topk runs over anchors, not over anchors × classes.
     _, number, classes = logits.shape
     _, rows = logits.amax(dim=2).topk(min(CANDIDATES_PER_LEVEL, number), dim=1)
     logits = logits.gather(1, rows[:, :, None].expand(-1, -1, classes)).flatten(1)
-    logits, places = logits.topk(min(CANDIDATES_PER_LEVEL, number * classes), dim=1)
-    rows = rows.gather(1, places // classes)
+    logits, indices = logits.topk(min(CANDIDATES_PER_LEVEL, number * classes), dim=1)
+    rows = rows.gather(1, indices // classes)
     deltas = deltas.gather(1, rows[:, :, None].expand(-1, -1, 4))
-    return decode_boxes(deltas, anchors[rows]), logits.sigmoid(), places % classes
+    return decode_boxes(deltas, anchors[rows]), logits.sigmoid(), indices % classes
 
 
 def suppress_by_class(boxes: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
-    """Suppress boxes within each image and class by torchvision's operator, see `Suppress`."""
+    """Suppress boxes within each image and class with torchvision's operator, see `Suppress`."""
     number, candidates = scores.shape
-    # Boxes of different images or classes are moved apart, in float64: float32 would lose digits.
+    # Offsets separate boxes of different images or classes, in float64: float32 would lose digits.
     images = torch.arange(number, device=scores.device)[:, None]
-    of_class = images * (labels.amax() + 1) + labels
-    apart = boxes.double() + (of_class * (boxes.amax() + 1).double())[:, :, None]
-    wanted = scores.flatten().nonzero().squeeze(1)
-    kept = nms(
-        torch.cat((apart.flatten(0, 1)[wanted], boxes.new_tensor(OUTSIDE, dtype=torch.float64))),
-        torch.cat((scores.flatten()[wanted], scores.new_zeros(len(OUTSIDE)))).double(),
+    groups = images * (labels.amax() + 1) + labels
+    shifted = boxes.double() + (groups * (boxes.amax() + 1).double())[:, :, None]
+    used = scores.flatten().nonzero().squeeze(1)
+    selected = nms(
+        torch.cat((shifted.flatten(0, 1)[used], boxes.new_tensor(OUTSIDE, dtype=torch.float64))),
+        torch.cat((scores.flatten()[used], scores.new_zeros(len(OUTSIDE)))).double(),
         NMS_IOU,
     )
-    places = torch.arange(number * candidates + len(OUTSIDE), device=scores.device)
-    places = torch.cat((wanted, places[-len(OUTSIDE) :]))
-    stays = torch.zeros(number * candidates + len(OUTSIDE), dtype=torch.bool, device=scores.device)
-    stays = stays.index_fill(0, places[kept], value=True)
-    return stays[: number * candidates].view(number, candidates)
+    indices = torch.arange(number * candidates + len(OUTSIDE), device=scores.device)
+    indices = torch.cat((used, indices[-len(OUTSIDE) :]))
+    keep = torch.zeros(number * candidates + len(OUTSIDE), dtype=torch.bool, device=scores.device)
+    keep = keep.index_fill(0, indices[selected], value=True)
+    return keep[: number * candidates].view(number, candidates)
 
 
 @torch.no_grad()
 def fold_norms(model: RetinaNet) -> RetinaNet:
-    """Return a copy of a model without norms, frozen or trained: its convolutions include them."""
+    """Return a copy of a model with its norms, frozen or trained, folded into its convolutions."""
     folded = copy.deepcopy(model).eval()
     body = folded.backbone.body
     fold(body, "conv1", "bn1")
@@ -156,7 +158,7 @@ def fold_norms(model: RetinaNet) -> RetinaNet:
 
 
 def fold(parent: nn.Module, convolution: str, norm: str) -> None:
-    """Fold a norm of constant statistics into the convolution before it; an identity replaces it.
+    """Fold a norm with constant statistics into the convolution before it; replace it by identity.
 
     `convolution` and `norm` are the names of two modules of `parent`.
     """
@@ -172,59 +174,60 @@ OPERATOR = "retinanet::onnx_non_max_suppression"
 torch.library.define(OPERATOR, "(Tensor boxes, Tensor scores) -> Tensor")
 
 
-def shape_of_chosen(boxes: Tensor, scores: Tensor) -> Tensor:
-    """Return int64 [M, 3], the image, class and box of each that stays, for exporting."""
+def selected_shape(boxes: Tensor, scores: Tensor) -> Tensor:
+    """Return an int64 [M, 3] of unknown M (image, class and box to keep), for exporting."""
     number = torch.library.get_ctx().new_dynamic_size()
     return torch.empty(number, 3, dtype=torch.int64)
 
 
-torch.library.register_fake(OPERATOR, shape_of_chosen)
+torch.library.register_fake(OPERATOR, selected_shape)
 
 
 def suppress_in_onnx(classes: int) -> Suppress:
-    """Return a `Suppress` for a program that becomes ONNX, and cannot run before; `classes`: K."""
+    """Return a `Suppress` for export to ONNX, which cannot run in torch; `classes` is K."""
 
     def suppress(boxes: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
         number, candidates = scores.shape
-        of_class = labels[:, None, :] == torch.arange(classes)[None, :, None]
-        chosen = torch.ops.retinanet.onnx_non_max_suppression(boxes, scores[:, None, :] * of_class)
-        places = chosen[:, 0] * candidates + chosen[:, 2]
-        stays = torch.zeros(number * candidates, dtype=torch.bool)
-        return stays.index_fill(0, places, value=True).view(number, candidates)
+        is_class = labels[:, None, :] == torch.arange(classes)[None, :, None]
+        class_scores = scores[:, None, :] * is_class
+        selected = torch.ops.retinanet.onnx_non_max_suppression(boxes, class_scores)
+        indices = selected[:, 0] * candidates + selected[:, 2]
+        keep = torch.zeros(number * candidates, dtype=torch.bool)
+        return keep.index_fill(0, indices, value=True).view(number, candidates)
 
     return suppress
 
 
-OPSET = 18  # Of ONNX: the exporter's own, which runtimes since 2023 know
+OPSET = 18  # ONNX: the exporter's default, supported by runtimes since 2023
 OUTPUTS = ("boxes", "scores", "labels")
-DESCRIPTION = "description.json"  # Of torch.export's extra files
+DESCRIPTION = "description.json"  # Name of the extra file in a .pt2
 
 Detector: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
-"""Images uint8 [N, 3, S, S] to boxes, scores and labels, see `DetectorProgram`."""
+"""Maps images uint8 [N, 3, S, S] to boxes, scores and labels, see `DetectorProgram`."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of file, by its suffix."""
+    """A file format: its runtime, and how it is written and loaded."""
 
-    runtime: str  # The package that runs it
+    runtime: str  # Package that runs the file
     packages: tuple[str, ...]  # Packages that are not in requirements.txt
     suppress: Callable[[int], Suppress]  # Non-maximum suppression for a number of classes
     write: Callable[[torch.export.ExportedProgram, Path, dict[str, Any]], None]
-    """Write a program, of this `suppress`, with its description."""
+    """Write a program built with this `suppress`, with its description."""
     load: Callable[[Path], Detector]
 
 
-def format_of(file: Path) -> Format:
-    """Return the format of a file's name.
+def select_format(file: Path) -> Format:
+    """Return the format for a file name.
 
     Raises:
-        InputError: It is none that is known, or packages are missing.
+        InputError: The extension is unknown, or packages are missing.
     """
     file_format = FORMATS.get(file.suffix)
     if file_format is None:
         raise InputError(
-            f"--out: {file}: {file.suffix or 'no ending'} is no format; end it in .onnx (ONNX) or "
+            f"--out: {file}: unknown format {file.suffix or '(no extension)'}; use .onnx (ONNX) or "
             ".pt2 (torch.export)"
         )
     require_packages(*file_format.packages, purpose=f"--out: {file}")
@@ -234,10 +237,10 @@ def format_of(file: Path) -> Format:
 def write_program(
     model: RetinaNet, file: Path, *, classes: int, description: dict[str, Any]
 ) -> None:
-    """Write a model's detector, for any number of images, in the format of the file's name.
+    """Write a model's detector, for any number of images, in the format of the file name.
 
-    The model has K `classes` and is in evaluation mode. Image size and threshold are those of the
-    description, which goes into the file too, see `description_of`.
+    The model has K `classes` and is in evaluation mode. Image size and threshold are taken from the
+    description, which is stored in the file too, see `describe_checkpoint`.
     """
     file_format = FORMATS[file.suffix]
     program = DetectorProgram(
@@ -247,11 +250,11 @@ def write_program(
         suppress=file_format.suppress(classes),
     )
     with quiet():
-        file_format.write(exported(program), file, description)
+        file_format.write(export_program(program), file, description)
 
 
-def exported(program: DetectorProgram) -> torch.export.ExportedProgram:
-    """Return the program for any number of images."""
+def export_program(program: DetectorProgram) -> torch.export.ExportedProgram:
+    """Trace the program for any number of images."""
     images = torch.zeros(2, 3, program.image_size, program.image_size, dtype=torch.uint8)
     number = {"images": {0: torch.export.Dim("N", min=1)}}
     with torch.no_grad():
@@ -261,7 +264,7 @@ def exported(program: DetectorProgram) -> torch.export.ExportedProgram:
 def write_torch(
     program: torch.export.ExportedProgram, file: Path, description: dict[str, Any]
 ) -> None:
-    """Write torch.export's file: torch and torchvision run it, without this project."""
+    """Write torch.export's file, which torch and torchvision run without this project."""
     text = json.dumps(description, ensure_ascii=False, indent=1)
     torch.export.save(program, file, extra_files={DESCRIPTION: text})
 
@@ -269,7 +272,7 @@ def write_torch(
 def write_onnx(
     program: torch.export.ExportedProgram, file: Path, description: dict[str, Any]
 ) -> None:
-    """Write ONNX with the weights inside; values of its metadata are text, or JSON."""
+    """Write ONNX including the weights; metadata values that are not text are stored as JSON."""
     import onnxscript  # noqa: PLC0415
 
     opset: Any = onnxscript.opset18
@@ -304,7 +307,7 @@ def write_onnx(
 
 
 def load_torch(file: Path) -> Detector:
-    """Load torch.export's file as a user does; the import of torchvision defines its operators."""
+    """Load torch.export's file as a user does; importing torchvision registers its operators."""
     with quiet():
         module = torch.export.load(file).module()
 
@@ -317,7 +320,7 @@ def load_torch(file: Path) -> Detector:
 
 
 def load_onnx(file: Path) -> Detector:
-    """Load ONNX as a user does, on as many threads as torch has."""
+    """Load ONNX as a user does, with as many threads as torch."""
     import onnxruntime  # noqa: PLC0415
 
     options = onnxruntime.SessionOptions()
@@ -352,7 +355,7 @@ FORMATS = {
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Hide warnings, log lines and prints of libraries, such as exporters' own deprecations."""
+    """Suppress warnings, log lines and prints of libraries, such as the exporters' deprecations."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -363,13 +366,13 @@ def quiet() -> Iterator[None]:
 
 
 RESIZE = (
-    "to a square of image_size, whatever the picture's proportions: bilinear, half-pixel centres, "
+    "to a square of image_size, without keeping the aspect ratio: bilinear, half-pixel centres, "
     "no antialiasing (torch's interpolate with mode='bilinear', align_corners=False on uint8; "
     "OpenCV's INTER_LINEAR), rounded to whole levels"
 )
 
 
-def description_of(checkpoint: Checkpoint, *, score_threshold: float) -> dict[str, Any]:
+def describe_checkpoint(checkpoint: Checkpoint, *, score_threshold: float) -> dict[str, Any]:
     """Return everything needed to use the file alone, as plain values for JSON."""
     size = checkpoint.model.image_size
     return {
@@ -378,8 +381,8 @@ def description_of(checkpoint: Checkpoint, *, score_threshold: float) -> dict[st
         "image_size": size,
         "resize": RESIZE,
         "outputs": "boxes: float32 [N, D, 4] xyxy in pixels of the input; scores: float32 [N, D], "
-        f"best first; labels: int64 [N, D], places in classes; D is at most {DETECTIONS_PER_IMAGE}"
-        f"; rows without a detection have score 0 and label {NO_LABEL}",
+        f"descending; labels: int64 [N, D], indices into classes; D is at most "
+        f"{DETECTIONS_PER_IMAGE}; unused rows have score 0 and label {NO_LABEL}",
         "classes": checkpoint.model.classes["names"],
         "category_ids": checkpoint.model.classes["category_ids"],
         "score_threshold": score_threshold,

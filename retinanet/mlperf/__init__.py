@@ -1,1 +1,1 @@
-"""MLPerf training, of which RetinaNet on OpenImages was a benchmark until rules 5.1."""
+"""MLPerf Training: RetinaNet on OpenImages was a benchmark in rules 2.0 to 5.1."""

@@ -1,7 +1,7 @@
-"""A run's `mlperf.log`: its events, how a run writes them, and how they are read again.
+"""The `mlperf.log` of a run: its events, writing and reading.
 
-Events and their order are those of MLPerf Training's logging rules, for `retinanet` under rules 5.x
-and `ssd` under 2.0 to 4.1; each line is written by MLCommons' own `mllog`.
+Events and their order follow MLPerf Training's logging rules, for `retinanet` under rules 5.x and
+`ssd` under 2.0 to 4.1; each line is written by MLCommons' `mllog`.
 """
 
 import json
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     from launch.process_group import ProcessGroup
     from retinanet.config import Config
 
-HERE = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class MlperfLog:
     """The events of one run.
 
-    They wait in memory until the run has a folder. Ranks other than 0 have none, and write nothing.
+    They are buffered until the run has a folder. Ranks other than 0 have none and write nothing.
     """
 
     def __init__(self) -> None:
-        logger = logging.Logger("mlperf.log")  # not registered: no handler of another
+        logger = logging.Logger("mlperf.log")  # not registered, so it inherits no handler
         self._events: SimpleQueue[logging.LogRecord] = SimpleQueue()
         logger.addHandler(QueueHandler(self._events))
-        self._mllog = MLLogger(logger, root_dir=re.escape(str(HERE)), default_stack_offset=2)
+        self._mllog = MLLogger(logger, root_dir=re.escape(str(REPOSITORY)), default_stack_offset=2)
         self._file: LineFile | None = None
         self._has_stopped = False
         self._images, self._seconds = 0, 0.0
 
     def event(self, key: str, value: Any = None, **metadata: Any) -> None:
-        """Log a fact, or something that happens at a point in time."""
+        """Log a value, or an event at a point in time."""
         self._mllog.event(key, value, metadata=metadata)
         self._write()
 
@@ -65,30 +65,30 @@ class MlperfLog:
         self._write()
 
     def events(self, values: Mapping[str, Any]) -> None:
-        """Log several facts."""
+        """Log several values."""
         for key, value in values.items():
             self._mllog.event(key, value)
         self._write()
 
     def write_to(self, file: Path, *, step: int, is_evaluated: bool) -> None:
-        """Write what has been logged and all that will be.
+        """Write buffered and all later events to a file.
 
-        A file that is there is an earlier part of the run, which goes on after `step` optimizer
-        steps: its clock runs on, and what comes again is taken out of it. `is_evaluated`: whether
-        the weights after them are.
+        An existing file is from an earlier part of the run, which resumes after `step` optimizer
+        steps: the clock continues, and events that will be logged again are removed.
+        `is_evaluated`: whether the weights after these steps have been evaluated.
 
         Raises:
             InputError: It cannot be written.
         """
-        before = {line.content for line in continued(file, step=step, is_evaluated=is_evaluated)}
-        waiting = [self._events.get().getMessage() for _ in range(self._events.qsize())]
+        logged = {line.content for line in truncate_log(file, step=step, is_evaluated=is_evaluated)}
+        buffered = [self._events.get().getMessage() for _ in range(self._events.qsize())]
         try:
             self._file = LineFile(file)
         except OSError as error:
             raise InputError(f"{file}: cannot be written: {error.strerror}") from error
         with suppress(OSError):
-            for line in log_lines(waiting):
-                if line.content not in before:  # else an earlier start has logged it
+            for line in parse_events(buffered):
+                if line.content not in logged:  # skip events that an earlier start has logged
                     self._file.write(line.text)
 
     def epoch_started(self, epoch: int, *, step: int) -> None:
@@ -109,36 +109,36 @@ class MlperfLog:
         self.stop(constants.EPOCH_STOP, epoch_num=epoch, step_num=step)
 
     def evaluation_started(self, *, epoch: float, step: int) -> None:
-        """Log that the weights as they are will be evaluated."""
-        self.start(constants.EVAL_START, epoch_num=whole(epoch), step_num=step)
+        """Log the start of an evaluation of the current weights."""
+        self.start(constants.EVAL_START, epoch_num=format_epoch(epoch), step_num=step)
 
     def evaluated(self, accuracy: float, *, epoch: float, step: int) -> None:
         """Log the weights' mAP."""
-        place = {"epoch_num": whole(epoch), "step_num": step}
-        self.event(constants.EVAL_ACCURACY, accuracy, **place)
-        self.stop(constants.EVAL_STOP, **place)
+        position = {"epoch_num": format_epoch(epoch), "step_num": step}
+        self.event(constants.EVAL_ACCURACY, accuracy, **position)
+        self.stop(constants.EVAL_STOP, **position)
 
     def reached_target(self) -> None:
-        """Log convergence: the run's clock stops here, whatever is left to write and to draw."""
+        """Log convergence: the clock stops here, before pictures and charts are drawn."""
         self.stop(constants.RUN_STOP, status=constants.SUCCESS)
         self._has_stopped = True
 
     def close(self) -> None:
-        """Log the run's end; if it has not converged it may go on some time later."""
+        """Log the end of the run; one that has not converged may be resumed later."""
         if not self._has_stopped:
             self.stop(constants.RUN_STOP, status=constants.ABORTED)
         if self._file:
             self._file.close()
 
     def _write(self) -> None:
-        """Write waiting events; what a full disk does not take must not end a training."""
+        """Write buffered events; a full disk must not end a training, `LineFile` retries later."""
         while self._file and not self._events.empty():
             with suppress(OSError):
                 self._file.write(self._events.get().getMessage())
 
 
-def whole(epoch: float) -> float:
-    """Return epochs as MLPerf counts them, such as 3, or 0.125 where a run ends within one."""
+def format_epoch(epoch: float) -> float:
+    """Return epochs as MLPerf counts them: 3, or 0.125 if a run ends within an epoch."""
     return int(epoch) if epoch == int(epoch) else round(epoch, 3)
 
 
@@ -147,15 +147,15 @@ DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 @contextmanager
 def running_log(config: "Config", *, group: "ProcessGroup", local_rank: int) -> Iterator[MlperfLog]:
-    """Open the log of a run whose clock begins here; all ranks enter together.
+    """Open the log of a run and start its clock; called by all ranks together.
 
-    No data have been read yet, and model and optimizer are still to be made.
+    It is called before any data is read and before model and optimizer are created.
 
     Raises:
-        InputError: The kernel's cache of files is to be dropped, which only root may.
+        InputError: `mlperf.clear_caches` is set, but only root can drop the page cache.
     """
     log, mlperf = MlperfLog(), config.mlperf
-    hosts = len(set(group.hosts))  # all are taken for this one's kind
+    hosts = len(set(group.hosts))  # assumes the same processor on all hosts
     platform = f"{hosts} {'host' if hosts == 1 else 'hosts'} of {processor_name()}"
     submission = {
         constants.SUBMISSION_BENCHMARK: benchmark_name(mlperf.rules),
@@ -168,16 +168,16 @@ def running_log(config: "Config", *, group: "ProcessGroup", local_rank: int) -> 
     log.start(constants.INIT_START)
     cleared = mlperf.clear_caches
     if cleared and local_rank == 0:
-        os.sync()  # only what is on the disk can be forgotten
+        os.sync()  # the kernel drops clean pages only
         try:
             DROP_CACHES.write_text("3\n", encoding="ascii")
         except OSError as error:
             raise InputError(
                 f"mlperf.clear_caches: {DROP_CACHES}: cannot be written: {error.strerror}; start "
-                "as root, or leave it false and clear them before: sysctl vm.drop_caches=3"
+                "as root, or set it to false and run `sysctl vm.drop_caches=3` before"
             ) from error
     log.event(constants.CACHE_CLEAR, all(group.all_gather(cleared)))
-    log.events(settings_of(config, ranks=group.size))
+    log.events(describe_settings(config, ranks=group.size))
     log.stop(constants.INIT_STOP)
     log.start(constants.RUN_START)
     try:
@@ -186,10 +186,10 @@ def running_log(config: "Config", *, group: "ProcessGroup", local_rank: int) -> 
         log.close()
 
 
-def settings_of(config: "Config", *, ranks: int) -> dict[str, Any]:
-    """Return the settings under MLPerf's names; optimizers' own numbers come in `begin_log`."""
-    training, ranks_of_step = config.training, ranks // config.distributed.groups
-    batch_size = ranks_of_step * training.batch_size * training.gradient_accumulation
+def describe_settings(config: "Config", *, ranks: int) -> dict[str, Any]:
+    """Return the settings under MLPerf's names; `begin_log` adds the optimizer's parameters."""
+    training, ranks_per_group = config.training, ranks // config.distributed.groups
+    batch_size = ranks_per_group * training.batch_size * training.gradient_accumulation
     settings = {
         constants.SEED: config.run.seed,
         constants.GLOBAL_BATCH_SIZE: batch_size,
@@ -216,13 +216,13 @@ def begin_log(
     training_images: int,
     validation_images: int,
 ) -> None:
-    """Log what is known of a run once it is built; `name` is the optimizer's, such as `adam`."""
+    """Log the facts known once a run is built; `name` is that of the optimizer, such as `adam`."""
     from retinanet.model.retinanet import mlperf_key  # noqa: PLC0415
 
     numbers = optimizer.param_groups[0]
     if "betas" in numbers:
-        for place, beta in enumerate(numbers["betas"], start=1):
-            log.event(f"opt_{name}_beta_{place}", beta)
+        for number, beta in enumerate(numbers["betas"], start=1):
+            log.event(f"opt_{name}_beta_{number}", beta)
         log.event(f"opt_{name}_epsilon", numbers["eps"])
     if "momentum" in numbers:
         log.event(f"opt_{name}_momentum", numbers["momentum"])
@@ -233,14 +233,14 @@ def begin_log(
 
 
 BEGIN = ":::MLLOG "
-MOST_BYTES = 256_000_000  # The limit of a log: some have the output of all ranks in them
-LATEST_MS, LARGEST = 2**53, 1e15  # A time or a number beyond is not valid
-OF_EVALUATIONS = (constants.EVAL_START, constants.EVAL_ACCURACY, constants.EVAL_STOP)
+MOST_BYTES = 256_000_000  # Limit of a log: some contain the output of all ranks
+LATEST_MS, LARGEST = 2**53, 1e15  # Larger times and numbers are invalid
+EVALUATION_KEYS = (constants.EVAL_START, constants.EVAL_ACCURACY, constants.EVAL_STOP)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogLine:
-    """One event; `text` is its whole line without the end, `time_ms` counts since 1970."""
+    """One event; `text` is its line without line break, `time_ms` counts from 1970."""
 
     text: str
     key: str
@@ -250,18 +250,18 @@ class LogLine:
 
     @property
     def content(self) -> str:
-        """Key and value, equal in two lines that log the same."""
+        """Key and value as text, to compare events."""
         return json.dumps([self.key, self.value])
 
 
-def log_lines(texts: Iterable[str]) -> list[LogLine]:
-    """Return the events among lines of text; what is none, such as a cut line, is left out."""
-    return [line for text in texts if (line := event_of(text)) is not None]
+def parse_events(texts: Iterable[str]) -> list[LogLine]:
+    """Return the events among lines of text; other lines and truncated ones are skipped."""
+    return [line for text in texts if (line := parse_event(text)) is not None]
 
 
-def event_of(text: str) -> LogLine | None:
-    """Parse a line; None where it is no event."""
-    text = text[max(text.rfind(BEGIN), 0) :]  # without the rank that launchers put before a line
+def parse_event(text: str) -> LogLine | None:
+    """Parse a line; return None if it is not an event."""
+    text = text[max(text.rfind(BEGIN), 0) :]  # launchers may put a rank before a line
     try:
         fields = json.loads(text.removeprefix(BEGIN))
         key, value, time_ms = fields["key"], fields["value"], fields["time_ms"]
@@ -275,54 +275,54 @@ def event_of(text: str) -> LogLine | None:
 
 
 def damaged_lines(texts: Sequence[str]) -> tuple[int, ...]:
-    """Return the numbers, from 1, of lines that begin as events and are none: most were cut."""
+    """Return the numbers, from 1, of lines that start like an event but are cut or invalid."""
     numbered = enumerate(texts, start=1)
-    return tuple(number for number, text in numbered if BEGIN in text and event_of(text) is None)
+    return tuple(number for number, text in numbered if BEGIN in text and parse_event(text) is None)
 
 
-def number_of(value: object) -> float | None:
-    """Return a number that is finite; None for anything else."""
+def finite_number(value: object) -> float | None:
+    """Return a value if it is a finite number, else None."""
     if type(value) not in (int, float):
         return None
     return value if abs(value) <= LARGEST else None  # type: ignore[arg-type,return-value]
 
 
-def lines_of(file: Path) -> list[LogLine]:
-    """Return the events in a file.
+def read_events(file: Path) -> list[LogLine]:
+    """Read the events of a file.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
-    return log_lines(texts_of(file))
+    return parse_events(read_lines(file))
 
 
-def texts_of(file: Path) -> list[str]:
-    """Return the lines of a file.
+def read_lines(file: Path) -> list[str]:
+    """Read the lines of a file.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     return read_text(file, most_bytes=MOST_BYTES, errors="replace").splitlines()
 
 
-def continued(file: Path, *, step: int, is_evaluated: bool) -> list[LogLine]:
-    """Remove from a file what a run that goes on after `step` logs again; return the other lines.
+def truncate_log(file: Path, *, step: int, is_evaluated: bool) -> list[LogLine]:
+    """Remove the events that a run resumed after `step` will log again; return the other events.
 
-    Removed are its end, all that came after `step`, the epoch that begins there, and an evaluation
-    that has to be repeated.
+    Removed are the end of the run, everything after `step`, the start of the next epoch, and an
+    evaluation that has to be repeated.
 
     Raises:
         InputError: It cannot be written.
     """
     if not file.exists():
         return []
-    last = dict.fromkeys(OF_EVALUATIONS, step if is_evaluated else step - 1)
+    last = dict.fromkeys(EVALUATION_KEYS, step if is_evaluated else step - 1)
     last[constants.EPOCH_START] = step - 1
     remaining = [
         line
-        for line in lines_of(file)
+        for line in read_events(file)
         if line.key != constants.RUN_STOP
-        and (number_of(line.metadata.get("step_num")) or 0) <= last.get(line.key, step)
+        and (finite_number(line.metadata.get("step_num")) or 0) <= last.get(line.key, step)
     ]
     write_whole(file, "".join(f"{line.text}\n" for line in remaining))
     return remaining
@@ -341,16 +341,16 @@ class RunLog:
     damaged: tuple[int, ...] = ()
 
     def value(self, key: str) -> Any:
-        """Return the first value of a key; None where there is none."""
+        """Return the first value of a key, or None."""
         return next((line.value for line in self.lines if line.key == key), None)
 
     def last(self, key: str) -> LogLine | None:
-        """Return the last line of a key; None where there is none."""
+        """Return the last event of a key, or None."""
         return next((line for line in reversed(self.lines) if line.key == key), None)
 
     @property
     def status(self) -> str:
-        """`success`, `aborted`, or `running` of a run whose end is not logged."""
+        """`success`, `aborted`, or `running` if no end is logged."""
         stop = self.last(constants.RUN_STOP)
         return "running" if stop is None else str(stop.metadata.get(constants.STATUS))
 
@@ -358,55 +358,55 @@ class RunLog:
     def epochs(self) -> float | None:
         """Epochs until the last evaluation."""
         evaluation = self.last(constants.EVAL_ACCURACY)
-        return number_of(evaluation.metadata.get("epoch_num")) if evaluation else None
+        return finite_number(evaluation.metadata.get("epoch_num")) if evaluation else None
 
     @property
     def accuracy(self) -> float | None:
         """The mAP of the last evaluation."""
         evaluation = self.last(constants.EVAL_ACCURACY)
-        return number_of(evaluation.value) if evaluation else None
+        return finite_number(evaluation.value) if evaluation else None
 
     @property
     def minutes(self) -> float | None:
-        """The time by which MLPerf scores: from `run_start` to `run_stop`."""
+        """The time that MLPerf scores, from `run_start` to `run_stop`."""
         start, stop = self.last(constants.RUN_START), self.last(constants.RUN_STOP)
         return None if start is None or stop is None else (stop.time_ms - start.time_ms) / 60_000
 
     def rules(self, given: Rules | None) -> Rules:
-        """Return the given rules, or the newest under which the benchmark has the log's name.
+        """Return the given rules, or the newest that have the log's benchmark name.
 
         Raises:
             InputError: The benchmark has another name under the given rules.
         """
         name = self.value(constants.SUBMISSION_BENCHMARK)
-        fitting = [rules for rules in RULES if benchmark_name(rules) == name]
-        if not fitting:
-            raise InputError(f"{self.file}: submission_benchmark is {name}: no run of RetinaNet")
-        if given is not None and given not in fitting:
+        matching = [rules for rules in RULES if benchmark_name(rules) == name]
+        if not matching:
+            raise InputError(f"{self.file}: submission_benchmark is {name}, not RetinaNet's")
+        if given is not None and given not in matching:
             raise InputError(
-                f"{self.file}: submission_benchmark is {name}, which rules {given} do not have; "
-                f"give --rules {fitting[0]}, or train with mlperf.rules={given}"
+                f"{self.file}: submission_benchmark is {name}, which is not in rules "
+                f"{given}; give --rules {matching[0]}, or train with mlperf.rules={given}"
             )
-        return given or fitting[0]
+        return given or matching[0]
 
 
 def read_run_log(path: Path) -> RunLog:
-    """Read the log of a run's folder, or a log.
+    """Read the log in a run's folder, or a log file.
 
     Raises:
-        InputError: There is none, or it holds no line of MLPerf's.
+        InputError: The file is missing or has no MLPerf events.
     """
     file = path / NAME if path.is_dir() else path
     try:
-        texts = texts_of(file)
+        texts = read_lines(file)
     except OSError as error:
         raise InputError(
-            f"{file}: cannot be read: {error.strerror}; expected the folder of a run, such as "
+            f"{file}: cannot be read: {error.strerror}; give the folder of a run, such as "
             f"runs/demo, or its {NAME}"
         ) from error
-    lines = log_lines(texts)
+    lines = parse_events(texts)
     if not lines:
-        raise InputError(f"{file}: no line of an MLPerf log (:::MLLOG …); expected a run's {NAME}")
+        raise InputError(f"{file}: no lines of an MLPerf log (:::MLLOG …); give a run's {NAME}")
     return RunLog(file=file, lines=tuple(lines), damaged=damaged_lines(texts))
 
 
@@ -414,13 +414,13 @@ def read_run_logs(paths: Sequence[Path]) -> list[RunLog]:
     """Return the logs of runs' folders, of folders of `result_N.txt`, and of files.
 
     Raises:
-        InputError: A path has none, or a file holds no line of MLPerf's.
+        InputError: A path has no log, or a file has no MLPerf events.
     """
     return [read_run_log(file) for path in paths for file in log_files(path)]
 
 
 def log_files(path: Path) -> list[Path]:
-    """Return the logs of a path: itself, a run's, or a submission's results in order."""
+    """Return the logs of a path: the file itself, a run's log, or a submission's results."""
     if not path.is_dir() or (path / NAME).exists():
         return [path]
     try:

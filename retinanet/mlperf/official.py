@@ -1,7 +1,7 @@
-"""MLCommons' own checkers, called as its command lines call them, and their findings.
+"""MLCommons' checkers, called as their command lines call them, and their findings.
 
-`check` runs the compliance checker on a run's log; `rcp` compares a set of runs with the reference
-convergence points: do they converge as the reference implementation does?
+`check` runs the compliance checker on a run's log; `rcp` compares the convergence of a set of runs
+with the reference convergence points.
 """
 
 import json
@@ -26,7 +26,14 @@ from common.charts import Column, Table, text_column
 from common.console import make_console
 from common.errors import CONDITION_MET, FINISHED, InputError
 from common.files import require_free_json, write_whole
-from retinanet.mlperf.log import BEGIN, RunLog, damaged_lines, log_lines, read_run_logs, texts_of
+from retinanet.mlperf.log import (
+    BEGIN,
+    RunLog,
+    damaged_lines,
+    parse_events,
+    read_lines,
+    read_run_logs,
+)
 from retinanet.mlperf.rules import (
     RUNS_OF_SUBMISSION,
     TARGET_MAP,
@@ -43,7 +50,7 @@ LINES_SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The result of a checker; faults and warnings are a line each."""
+    """The result of a checker, with one line per fault and warning."""
 
     passed: bool
     faults: tuple[str, ...]
@@ -51,7 +58,7 @@ class Verdict:
 
     @property
     def summary(self) -> str:
-        """`passed`, or with warnings `accepted`, or the number of faults."""
+        """`passed`, `accepted` with the number of warnings, or the number of faults."""
         if self.passed and not self.warnings:
             return "passed"
         items, noun = (self.warnings, "warning") if self.passed else (self.faults, "fault")
@@ -60,69 +67,69 @@ class Verdict:
 
 
 def official_version() -> str:
-    """Return the name and version of the package that the checkers come in."""
+    """Return name and version of the package of the checkers."""
     return f"mlperf-logging {version('mlperf-logging')}"
 
 
 def check_compliance(log: Path, *, rules: Rules) -> Verdict:
-    """Check whether a log follows MLPerf's logging rules, for its own division and benchmark.
+    """Check a log against MLPerf's logging rules, for its division and benchmark.
 
     Raises:
-        InputError: The checker breaks off, which it does where values are of another type.
+        InputError: The checker fails with an exception, for example at values of a wrong type.
     """
     checker = mlp_compliance.make_checker(USAGE, rules, quiet=False, werror=False)
-    mlp_compliance.enqueued_configs.clear()  # an earlier check that broke off leaves some
-    damaged = damaged_lines(texts_of(log))
+    mlp_compliance.enqueued_configs.clear()  # global state: a check that failed leaves entries
+    damaged = damaged_lines(read_lines(log))
     try:
-        with tempfile.TemporaryDirectory() as folder, without_official_logging():
+        with tempfile.TemporaryDirectory() as folder, silenced_logging():
             copy = Path(folder) / log.name
-            # It counts lines that are no JSON, and breaks off at JSON that is no event.
-            copy.write_text(events_of(log) + f"{BEGIN}\n" * len(damaged), encoding="utf-8")
+            # The checker counts lines that are not JSON, but fails at JSON that is not an event.
+            copy.write_text(format_events(log) + f"{BEGIN}\n" * len(damaged), encoding="utf-8")
             passed = checker.check_file(str(copy), f"{USAGE}_{rules}/common.yaml")
-    except Exception as error:  # it evaluates expressions of its rules on whatever the log holds
-        raise InputError(f"{log}: the official checker broke off: {error!r}") from error
-    faults = [*map(in_one_line, (*checker.overwritable.values(), *checker.not_overwritable))]
+    except Exception as error:  # its rules are expressions that are evaluated on any value
+        raise InputError(f"{log}: the official checker failed: {error!r}") from error
+    faults = [*map(summarize_fault, (*checker.overwritable.values(), *checker.not_overwritable))]
     if damaged:
-        faults.append(f"cut short or no events: {format_lines(damaged)}")
-    warnings = [f"{in_one_line(text)}, of one value" for text in checker.warnings.values()]
+        faults.append(f"truncated or invalid: {format_lines(damaged)}")
+    warnings = [f"{summarize_fault(text)}, of equal value" for text in checker.warnings.values()]
     return Verdict(passed=passed, faults=tuple(faults), warnings=tuple(warnings))
 
 
-def events_of(log: Path) -> str:
-    """Return a log's events alone, a line each, without what launchers put before them."""
-    return "".join(f"{line.text}\n" for line in log_lines(texts_of(log)))
+def format_events(log: Path) -> str:
+    """Return a log's events, one per line, without the prefixes of launchers."""
+    return "".join(f"{line.text}\n" for line in parse_events(read_lines(log)))
 
 
 def format_lines(numbers: Sequence[int]) -> str:
-    """Return line numbers for a message, the first few of many."""
-    more = f" and {len(numbers) - LINES_SHOWN:,} more" if len(numbers) > LINES_SHOWN else ""
+    """Return line numbers as text, at most the first `LINES_SHOWN`."""
+    suffix = f" and {len(numbers) - LINES_SHOWN:,} more" if len(numbers) > LINES_SHOWN else ""
     lines = "line" if len(numbers) == 1 else "lines"
-    return f"{lines} {', '.join(map(str, numbers[:LINES_SHOWN]))}{more}"
+    return f"{lines} {', '.join(map(str, numbers[:LINES_SHOWN]))}{suffix}"
 
 
 def check_reference_points(logs: Sequence[Path], *, rules: Rules) -> tuple[bool, str, float]:
-    """Check runs' convergence: the verdict, its words, and the factor on a submission's time."""
+    """Check the convergence of runs; return verdict, message and factor on the time."""
     from mlperf_logging.rcp_checker.rcp_checker import check_directory  # noqa: PLC0415
 
     options = {"verbose": False, "bert_train_samples": False, "rcp_pass": "pruned_rcps"}
-    with tempfile.TemporaryDirectory() as folder, without_official_logging():
+    with tempfile.TemporaryDirectory() as folder, silenced_logging():
         for number, log in enumerate(logs):
             copy = Path(folder) / f"result_{number}.txt"
-            copy.write_text(events_of(log), encoding="utf-8")
+            copy.write_text(format_events(log), encoding="utf-8")
         try:
-            passed, words, factor = check_directory(folder, USAGE, rules, **options)
+            passed, message, factor = check_directory(folder, USAGE, rules, **options)
         except Exception as error:
             names = ", ".join(map(str, logs))
-            raise InputError(f"{names}: the official RCP checker broke off: {error!r}") from error
-    return bool(passed), words, float(factor)
+            raise InputError(f"{names}: the official RCP checker failed: {error!r}") from error
+    return bool(passed), message, float(factor)
 
 
 def check_package(folder: Path, *, rules: Rules) -> Verdict:
-    """Check whether a submission's folder is complete; its runs are checked one by one."""
+    """Check that a submission's folder is complete, and check each of its runs."""
     command = [sys.executable, "-m", "mlperf_logging.package_checker", str(folder.resolve())]
-    with tempfile.TemporaryDirectory() as elsewhere:  # it leaves a log where it runs
+    with tempfile.TemporaryDirectory() as scratch:  # it writes a log to its working directory
         done = subprocess.run(
-            [*command, USAGE, rules], cwd=elsewhere, capture_output=True, check=False
+            [*command, USAGE, rules], cwd=scratch, capture_output=True, check=False
         )
     lines = done.stderr.decode(errors="replace").splitlines()
     messages: dict[str, dict[str, None]] = {"ERROR": {}, "WARNING": {}}  # each once
@@ -136,16 +143,16 @@ def check_package(folder: Path, *, rules: Rules) -> Verdict:
     )
 
 
-def in_one_line(message: str) -> str:
-    """Return the gist of a fault, which comes with the whole line and the state of the check."""
+def summarize_fault(message: str) -> str:
+    """Return a fault on one line, without the log line and the state that the checker appends."""
     test = re.search(r"^failed test: (.*)$", message, re.MULTILINE)
     first = " ".join(message.splitlines()[0].split())
     return f"{first.rstrip(':')}: {test[1].strip()}" if test and test[0] != first else first
 
 
 @contextmanager
-def without_official_logging() -> Iterator[None]:
-    """Silence the root logger, to which the checkers log all that they return."""
+def silenced_logging() -> Iterator[None]:
+    """Silence the root logger, to which the checkers log their results too."""
     logging.disable(logging.CRITICAL)
     try:
         yield
@@ -154,13 +161,13 @@ def without_official_logging() -> Iterator[None]:
 
 
 def check(*, path: Path, rules: Rules | None, json_file: Path | None) -> int:
-    """Print what falls short of MLPerf's rules in a run's log; 4 where the official checker fails.
+    """Print violations of MLPerf's rules in a run's log; return 4 if the official checker fails.
 
-    The path is a run's folder, or its log, or a folder of `result_N.txt`, which are checked each.
-    `rules=None`: the newest that have a benchmark of the log's name.
+    The path is a run's folder, its log, or a folder of `result_N.txt`, which are all checked.
+    `rules=None`: the newest that have the benchmark of the log.
 
     Raises:
-        InputError: There is no log, or the output exists.
+        InputError: A log is missing, or the output exists.
     """
     require_free_json(json_file)
     logs = [(log, log.rules(rules)) for log in read_run_logs([path])]
@@ -174,10 +181,10 @@ def check(*, path: Path, rules: Rules | None, json_file: Path | None) -> int:
 
 
 def check_log(log: RunLog, *, rules: Rules) -> dict[str, Any]:
-    """Print the findings of one log, and return them for JSON."""
+    """Print the findings of one log, and return them as JSON values."""
     verdict = check_compliance(log.file, rules=rules)
-    remarks = remarks_on(log)
-    batches = counted_in_batches(log)
+    remarks = find_remarks(log)
+    batches = format_batch_counts(log)
     facts = [
         f"{log.file}: {log.value(constants.SUBMISSION_BENCHMARK)}, rules {rules}",
         f"{log.value(constants.SUBMISSION_DIVISION)} division",
@@ -187,13 +194,13 @@ def check_log(log: RunLog, *, rules: Rules) -> dict[str, Any]:
     if log.accuracy is not None and log.epochs is not None:
         facts.append(f"mAP {log.accuracy:.3f} after epoch {log.epochs:g}")
     if log.minutes is not None:
-        facts.append(f"{log.minutes:.1f} minutes by MLPerf's clock")
+        facts.append(f"{log.minutes:.1f} minutes on MLPerf's clock")
     console = make_console()
     console.print(", ".join(facts), soft_wrap=True)
     print_verdict(console, "compliance checker", verdict, result=verdict.summary)
-    lines = [f"counted in batches, as submissions may: {batches}"] if batches else []
+    lines = [f"samples are counted in batches, which is allowed: {batches}"] if batches else []
     if remarks:
-        lines += ["which it does not look at, and a submission needs:"]
+        lines += ["not covered by the checker, but needed for a submission:"]
         lines += [f"  – {remark}" for remark in remarks]
     for line in lines:
         console.print(line, soft_wrap=True)
@@ -209,8 +216,8 @@ def print_verdict(console: Console, checker: str, verdict: Verdict, *, result: s
         console.print(line, soft_wrap=True)
 
 
-def counted_in_batches(log: RunLog) -> str:
-    """Return the counts of samples that are batches, as submissions may log them; or nothing."""
+def format_batch_counts(log: RunLog) -> str:
+    """Return the sample counts if they are in batches, as submissions may, else an empty text."""
     samples, batch = log.value(constants.TRAIN_SAMPLES), log.value(constants.GLOBAL_BATCH_SIZE)
     if type(batch) is not int or batch < 2:
         return ""
@@ -223,62 +230,59 @@ def counted_in_batches(log: RunLog) -> str:
     return text
 
 
-def remarks_on(log: RunLog) -> list[str]:
-    """Return what a run lacks for a submission beside the checker's faults."""
+def find_remarks(log: RunLog) -> list[str]:
+    """Return what a run lacks for a submission in addition to the checker's faults."""
     remarks = []
-    batches = counted_in_batches(log)
-    for key, wanted, what in (
+    batches = format_batch_counts(log)
+    for key, expected, split in (
         (constants.TRAIN_SAMPLES, TRAINING_IMAGES, "training"),
         (constants.EVAL_SAMPLES, VALIDATION_IMAGES, "validation"),
     ):
-        found = log.value(key)
-        in_batches = bool(batches) and type(found) is int and found < wanted
-        if isinstance(found, int) and found != wanted and not in_batches:
-            remarks.append(f"{key}: {found:,} {what} images; MLPerf's data set has {wanted:,}")
+        count = log.value(key)
+        in_batches = bool(batches) and type(count) is int and count < expected
+        if isinstance(count, int) and count != expected and not in_batches:
+            remarks.append(f"{key}: {count:,} {split} images; MLPerf's data set has {expected:,}")
     if log.status != constants.SUCCESS:
-        remarks.append(f"run_stop: {log.status}; a run that counts has reached mAP {TARGET_MAP}")
+        remarks.append(f"run_stop: {log.status}; a valid run reaches mAP {TARGET_MAP}")
     if not log.value(constants.CACHE_CLEAR):
-        remarks.append("cache_clear: not done; as root train with mlperf.clear_caches=true")
+        remarks.append("cache_clear: false; train as root with mlperf.clear_caches=true")
     if log.value(constants.SUBMISSION_ORG) == "unnamed":
         remarks.append("submission_org: unnamed; train with mlperf.organization=NAME")
     return remarks
 
 
-FEWEST = 3  # Of which one is left when the fastest and the slowest are dropped
+FEWEST = 3  # One remains when the fastest and the slowest are dropped
 
 
 def rcp(*, runs: Sequence[Path], rules: Rules | None, json_file: Path | None) -> int:
-    """Compare a set of runs with MLPerf's reference convergence points; 4 where they fail.
+    """Compare a set of runs with MLPerf's reference convergence points; return 4 if they fail.
 
-    Runs are their folders, or logs, or folders of `result_N.txt`. `rules=None`: the newest that
-    have a benchmark of the logs' name.
+    `runs` are folders of runs, logs, or folders of `result_N.txt`. `rules=None`: the newest that
+    have the benchmark of the logs.
 
     Raises:
-        InputError: A log is missing, they do not belong together, or they are too few.
+        InputError: A log is missing, runs are not comparable, or there are too few.
     """
     require_free_json(json_file)
     logs = read_run_logs(runs)
-    rules, batch_size = require_one_kind(logs, rules)
-    passed, words, factor = check_reference_points([log.file for log in logs], rules=rules)
+    rules, batch_size = require_comparable(logs, rules)
+    passed, message, factor = check_reference_points([log.file for log in logs], rules=rules)
     expected = expectation(reference_points(rules), batch_size)
-    # Converged runs but the fastest and the slowest.
     converged = [log.epochs for log in logs if log.status == constants.SUCCESS]
     epochs = sorted(number for number in converged if number is not None)
     mean = fmean(epochs[1:-1]) if len(epochs) >= FEWEST else None
     lines = [
-        f"{log.file}: left out, cut short or no events: {format_lines(log.damaged)}"
+        f"{log.file}: ignored, truncated or invalid: {format_lines(log.damaged)}"
         for log in logs
         if log.damaged
     ]
-    lines.append(
-        f"the reference implementation: {expected.mean_epochs:.2f} epochs, {expected.basis}"
-    )
+    lines.append(f"reference implementation: {expected.mean_epochs:.2f} epochs, {expected.basis}")
     if mean is not None:
         lines.append(f"these runs: {mean:.2f} epochs, without the fastest and the slowest")
     verdict = "passed" if passed else "failed"
-    lines.append(f"official RCP checker ({official_version()}): {verdict}: {words.strip()}")
+    lines.append(f"official RCP checker ({official_version()}): {verdict}: {message.strip()}")
     if passed and factor != 1:
-        lines.append(f"faster than the reference: times would be multiplied by {factor:.4f}")
+        lines.append(f"faster than the reference: MLPerf multiplies the time by {factor:.4f}")
     if len(logs) != RUNS_OF_SUBMISSION:
         lines.append(f"{len(logs)} runs; a submission has {RUNS_OF_SUBMISSION}")
     console = make_console()
@@ -286,8 +290,8 @@ def rcp(*, runs: Sequence[Path], rules: Rules | None, json_file: Path | None) ->
     rows = []
     for log in logs:
         numbers = (log.epochs, log.accuracy, log.minutes)
-        shown = ("–" if number is None else number for number in numbers)
-        rows.append((str(log.file), log.status, *shown, str(log.value(constants.SEED))))
+        cells = ("–" if number is None else number for number in numbers)
+        rows.append((str(log.file), log.status, *cells, str(log.value(constants.SEED))))
     console.print(Table(title, RUN_COLUMNS, rows).for_console())
     for line in lines:
         console.print(line, soft_wrap=True)
@@ -296,7 +300,7 @@ def rcp(*, runs: Sequence[Path], rules: Rules | None, json_file: Path | None) ->
             "rules": rules,
             "batch_size": batch_size,
             "passed": passed,
-            "words": words.strip(),
+            "words": message.strip(),
             "normalization": factor,
             "mean_epochs": mean,
             "reference_epochs": expected.mean_epochs,
@@ -318,26 +322,26 @@ RUN_COLUMNS = (
 )
 
 
-def require_one_kind(logs: Sequence[RunLog], rules: Rules | None) -> tuple[Rules, int]:
-    """Return the rules and the global batch size of runs that can be compared."""
+def require_comparable(logs: Sequence[RunLog], rules: Rules | None) -> tuple[Rules, int]:
+    """Return the rules and the global batch size of comparable runs."""
     if len(logs) < FEWEST:
         raise InputError(
-            f"found {len(logs)} of at least {FEWEST} runs: the fastest and the slowest do not "
-            f"count; a submission has {RUNS_OF_SUBMISSION}"
+            f"{len(logs)} runs, but at least {FEWEST} are needed, since the fastest and the "
+            f"slowest are dropped; a submission has {RUNS_OF_SUBMISSION}"
         )
     first = logs[0]
     chosen = first.rules(rules)
     size = first.value(constants.GLOBAL_BATCH_SIZE)
-    for place, log in enumerate(logs):
+    for index, log in enumerate(logs):
         log.rules(chosen)
-        if log.file.resolve() in [other.file.resolve() for other in logs[:place]]:
+        if log.file.resolve() in [other.file.resolve() for other in logs[:index]]:
             raise InputError(f"{log.file}: given twice")
-        its_size = log.value(constants.GLOBAL_BATCH_SIZE)
-        if its_size != size:
+        other_size = log.value(constants.GLOBAL_BATCH_SIZE)
+        if other_size != size:
             raise InputError(
-                f"{log.file}: global batch size {its_size}, but {first.file} has {size}; compare "
-                "runs of one size"
+                f"{log.file}: global batch size {other_size}, but {first.file} has {size}; "
+                "compare runs of the same size"
             )
     if not isinstance(size, int):
-        raise InputError(f"{first.file}: says no global_batch_size; expected a run's whole log")
+        raise InputError(f"{first.file}: no global_batch_size; give the complete log of a run")
     return chosen, size

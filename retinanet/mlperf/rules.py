@@ -1,8 +1,8 @@
 """MLPerf's rule sets: the benchmark's name and target, the closed division, reference points.
 
-Reference convergence points (RCPs) are the epochs that the reference implementation took at several
-global batch sizes. They come inside MLCommons' package, and a submission's runs are compared with
-them. Fu et al. (2023) draw them in Figure 7.
+Reference convergence points (RCPs) are the epochs that the reference implementation needed at
+several global batch sizes. They are part of MLCommons' package, and the runs of a submission are
+compared with them. Fu et al. (2023) show them in Figure 7.
 """
 
 import json
@@ -31,13 +31,13 @@ Rules = Literal["5.1.0", "5.0.0", "4.1.0", "2.1.0"]
 
 RULES: tuple[Rules, ...] = get_args(Rules)
 NEWEST: Rules = "5.1.0"
-TRAINING_IMAGES, VALIDATION_IMAGES = 1_170_301, 24_781  # Of MLPerf's part of OpenImages v6
+TRAINING_IMAGES, VALIDATION_IMAGES = 1_170_301, 24_781  # In MLPerf's subset of OpenImages v6
 TARGET_MAP = 0.34
-RUNS_OF_SUBMISSION = 5  # Of which the fastest and the slowest do not count
+RUNS_OF_SUBMISSION = 5  # The fastest and the slowest are dropped
 
 
 def benchmark_name(rules: Rules) -> str:
-    """Return `retinanet`; before rules 5.0 `ssd`, the model that it replaced in rules 2.0."""
+    """Return `retinanet`, or `ssd` before rules 5.0: the name of the model it replaced in 2.0."""
     return "retinanet" if rules.startswith("5.") else "ssd"
 
 
@@ -45,29 +45,29 @@ class Closed(NamedTuple):
     """The closed division's rule on a field of the configuration: a mark in its annotation.
 
     Batch size, learning rate and warm-up are free (MLPerf Training Rules, Hyperparameters; the
-    official checker's closed_retinanet.yaml); all else is the reference implementation's. The data
-    set does not follow from a configuration: `python -m retinanet mlperf check` counts its images.
+    official checker's closed_retinanet.yaml); other fields must equal the reference's. The data
+    set is not part of it: `python -m retinanet mlperf check` counts its images.
     """
 
-    wanted: str
-    is_kept: Callable[[Any], bool]
+    expected: str
+    allows: Callable[[Any], bool]
 
 
 def closed(value: object, *equivalent: object) -> Closed:
-    """Return the rule that a field has this value, or one that comes to the same."""
+    """Return the rule that a field has this value or an equivalent one."""
     allowed = (value, *equivalent)
     return Closed("null" if value is None else str(value), lambda actual: actual in allowed)
 
 
 def broken_rules(sections: Mapping[str, Any]) -> list[str]:
-    """Return the closed division's rules that a configuration's sections break, a sentence each."""
+    """Return a text for each rule of the closed division that a configuration breaks."""
     broken = []
     for section, fields in sections.items():
         for name, rule in marks_of(type(fields), Closed).items():
             value = getattr(fields, name)
-            if not rule.is_kept(value):
+            if not rule.allows(value):
                 actual = "null" if value is None else value
-                broken.append(f"{section}.{name} is {rule.wanted}, not {actual}")
+                broken.append(f"{section}.{name} is {rule.expected}, not {actual}")
     return broken
 
 
@@ -75,23 +75,23 @@ def broken_rules(sections: Mapping[str, Any]) -> list[str]:
 class ReferencePoint:
     """Runs of the reference implementation at one global batch size."""
 
-    batch_size: int  # Images a step, of all ranks
+    batch_size: int  # Images per step over all ranks
     learning_rate: float
     warmup_epochs: float
-    warmup_factor: float  # Of the learning rate, from which the warm-up begins
-    epochs: tuple[float, ...]  # Until mAP 0.34 of each run, ascending
+    warmup_factor: float  # Part of the learning rate at which the warm-up starts
+    epochs: tuple[float, ...]  # To mAP 0.34, of each run, ascending
     least_epochs: float
-    """From which mean on the official checker takes runs for converged as the reference does."""
+    """Lowest mean that the official checker accepts as convergence like the reference."""
 
     @property
     def mean_epochs(self) -> float:
-        """Without the best and the worst run, as MLPerf scores."""
+        """The mean without the best and the worst run, as MLPerf scores."""
         return fmean(self.epochs[1:-1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:
-    """The values that follow from the points for a global batch size, and on which `basis`."""
+    """The values that follow from the points for a global batch size; `basis` names the points."""
 
     batch_size: int
     mean_epochs: float
@@ -128,7 +128,7 @@ def reference_points(rules: Rules) -> list[ReferencePoint]:
 def expectation(points: Sequence[ReferencePoint], batch_size: int) -> Expectation:
     """Return epochs, learning rate and warm-up for any global batch size.
 
-    Between two points they are interpolated linearly, outside the nearest point's are given.
+    Values are interpolated linearly between points; outside, those of the nearest point are used.
     """
     sizes = [point.batch_size for point in points]
 
@@ -140,9 +140,9 @@ def expectation(points: Sequence[ReferencePoint], batch_size: int) -> Expectatio
     if batch_size in sizes:
         basis = "measured"
     elif batch_size < sizes[0]:
-        basis = f"nobody measured less than {sizes[0]}: its numbers"
+        basis = f"below the smallest point, {sizes[0]}: its values"
     elif batch_size > sizes[-1]:
-        basis = f"nobody measured more than {sizes[-1]}: its numbers, expect worse"
+        basis = f"above the largest point, {sizes[-1]}: its values, expect more epochs"
     else:
         below, above = next(pair for pair in pairwise(sizes) if pair[1] > batch_size)
         basis = f"between {below} and {above}"
@@ -153,27 +153,27 @@ def expectation(points: Sequence[ReferencePoint], batch_size: int) -> Expectatio
 def points(
     *, rules: Rules, batch_sizes: Sequence[int], chart: Path | None, json_file: Path | None
 ) -> int:
-    """Print the reference points of a rule set, and what follows for other batch sizes.
+    """Print the reference points of a rule set, and expected values for other batch sizes.
 
     Raises:
         InputError: An output exists.
     """
     outputs = [file for file in (chart, json_file) if file is not None]
     require_free(outputs, overwrite=False, advice="give another name")
-    known = reference_points(rules)
-    expected = [expectation(known, size) for size in batch_sizes]
+    measured = reference_points(rules)
+    expected = [expectation(measured, size) for size in batch_sizes]
     title = f"epochs to mAP {TARGET_MAP} of the reference implementation, rules {rules}"
     rows = [
         (
             point.batch_size,
             point.mean_epochs,
-            point.mean_epochs / known[0].mean_epochs,
+            point.mean_epochs / measured[0].mean_epochs,
             point.least_epochs,
             point.learning_rate,
             f"{point.warmup_epochs:g} epoch{'' if point.warmup_epochs == 1 else 's'}",
             len(point.epochs),
         )
-        for point in known
+        for point in measured
     ]
     console = make_console(pipe_width=100)
     console.print(Table(title, POINT_COLUMNS, rows).for_console())
@@ -186,13 +186,13 @@ def points(
             f"{point.warmup_factor:g}"
         )
     if chart is not None:
-        save_chart(points_figure(known, expected, rules=rules), chart)
+        save_chart(points_figure(measured, expected, rules=rules), chart)
         print_line(f"chart: {chart}")
     if json_file is not None:
         content = {
             "rules": rules,
             "benchmark": benchmark_name(rules),
-            "points": [{**asdict(point), "mean_epochs": point.mean_epochs} for point in known],
+            "points": [{**asdict(point), "mean_epochs": point.mean_epochs} for point in measured],
             "asked": [{**asdict(point), "steps": point.steps} for point in expected],
         }
         write_whole(json_file, json.dumps(content, indent=1))
@@ -213,12 +213,13 @@ POINT_COLUMNS = (
 def points_figure(
     points: Sequence[ReferencePoint], expected: Sequence[Expectation], *, rules: Rules
 ) -> "Figure":
-    """Draw the points, the range of their runs, and the batch sizes that were looked up."""
+    """Draw the points, the range of their runs, and the values for the given batch sizes."""
     figure = new_figure(width=9, height=5)
     axes = figure.subplots()
     sizes = [point.batch_size for point in points]
     unit = points[0].mean_epochs
-    between = np.geomspace(sizes[0], sizes[-1], 400)  # a straight line is bent on this axis
+    # Linear interpolation is a curve on a logarithmic axis.
+    between = np.geomspace(sizes[0], sizes[-1], 400)
 
     def interpolated(epochs: Sequence[float]) -> NDArray[np.float64]:
         return np.interp(between, sizes, epochs) / unit
@@ -230,17 +231,17 @@ def points_figure(
     axes.plot(between, interpolated(means), color=BLUE)
     heights = [mean / unit for mean in means]
     axes.plot(sizes, heights, "o", color=BLUE, label="reference runs, mean")
-    for place, point in enumerate(expected):
-        spot = (point.batch_size, point.mean_epochs / unit)
-        label = None if place else "asked for"
-        axes.plot(*spot, "D", color=RED, fillstyle="none", label=label)
+    for number, point in enumerate(expected):
+        position = (point.batch_size, point.mean_epochs / unit)
+        label = None if number else "interpolated"
+        axes.plot(*position, "D", color=RED, fillstyle="none", label=label)
         text = f"{point.batch_size}: {point.mean_epochs:.2f} epochs"
-        axes.annotate(text, spot, xytext=(8, -12), textcoords="offset points", fontsize=9)
+        axes.annotate(text, position, xytext=(8, -12), textcoords="offset points", fontsize=9)
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes], rotation=45)
     axes.set_xticks([], minor=True)
-    axes.set(xlabel="global batch size, images", ylim=(0, None))
-    axes.set_ylabel(f"epochs to mAP {TARGET_MAP}, batch {sizes[0]} is 1")
+    axes.set(xlabel="global batch size [images]", ylim=(0, None))
+    axes.set_ylabel(f"epochs to mAP {TARGET_MAP} (batch size {sizes[0]}: 1)")
     in_epochs = axes.twinx()
     in_epochs.set_ylim(0, axes.get_ylim()[1] * unit)
     in_epochs.set_ylabel("epochs")

@@ -1,12 +1,12 @@
 """The folder of a submission, as MLCommons' package checker expects it.
 
-systems/SYSTEM.json                                      what the runs ran on
-results/SYSTEM/retinanet/result_0.txt …                  their logs
-benchmarks/retinanet/implementations/SYSTEM/README.md    how to run the code again
+systems/SYSTEM.json                                      description of the system
+results/SYSTEM/retinanet/result_0.txt …                  logs of the runs
+benchmarks/retinanet/implementations/SYSTEM/README.md    how to reproduce the runs
 benchmarks/retinanet/implementations/SYSTEM/result_0/    configuration and environment of each
 
-`submission` and `submit` add runs and have the folder checked. The description of the system is
-filled from this machine as far as it reports itself; the other fields are left to fill in by hand.
+`submission` and `submit` add runs and run the checker. The description of the system is filled
+with facts about this machine; fields that cannot be determined are left for the user.
 """
 
 import json
@@ -32,14 +32,14 @@ from retinanet.mlperf.log import RunLog, read_run_log
 from retinanet.mlperf.official import check_package, print_verdict
 from retinanet.mlperf.rules import RUNS_OF_SUBMISSION, Rules
 
-SAME = (
+SHARED_KEYS = (
     constants.SUBMISSION_ORG,
     constants.SUBMISSION_PLATFORM,
     constants.SUBMISSION_DIVISION,
     constants.SUBMISSION_BENCHMARK,
     constants.GLOBAL_BATCH_SIZE,
 )
-"""Keys that have one value in the logs of all runs of a result."""
+"""Keys whose values must be equal in the logs of all runs of a result."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Submission:
 
     @property
     def description(self) -> Path:
-        """JSON."""
+        """The JSON file that describes the system."""
         return self.folder / "systems" / f"{self.system}.json"
 
     @property
@@ -62,11 +62,11 @@ class Submission:
 
     @property
     def code(self) -> Path:
-        """The folder with all that reproduces the runs."""
+        """The folder with everything needed to reproduce the runs."""
         return self.folder / "benchmarks" / self.benchmark / "implementations" / self.system
 
     def logs(self) -> list[Path]:
-        """Return the logs of the runs that are there, in their order."""
+        """Return the existing logs of runs, in order."""
         return [file for file in map(self.result, range(RUNS_OF_SUBMISSION)) if file.exists()]
 
     def result(self, number: int) -> Path:
@@ -75,40 +75,42 @@ class Submission:
 
 
 def add_run(folder: Path, run: Path) -> Submission:
-    """Add a run to a submission's folder, which is made if it is not there.
+    """Add a run to a submission's folder, which is created if it does not exist.
 
-    A run that is there already is left as it is; so is a description of the system. The run's
-    folder is on the machine that trained.
+    A run that was added before is not changed, nor is an existing description of the system. To be
+    called on the machine that trained.
 
     Raises:
-        InputError: The folder's runs and this one do not belong together, it is full, something
-            cannot be read or written, or this would be the second run that has not converged.
+        InputError: The run does not match the runs in the folder, the folder is full, a file cannot
+            be read or written, or this would be the second run that has not converged.
     """
     log = read_run_log(run)
-    environment = read_json_object(run / "environment.json", advice="expected the folder of a run")
+    environment = read_json_object(run / "environment.json", advice="give the folder of a run")
     hardware = str(log.value(constants.SUBMISSION_PLATFORM))
     system = re.sub(r"[^A-Za-z0-9.@-]+", "_", hardware).strip("_")
     submission = Submission(folder, system, str(log.value(constants.SUBMISSION_BENCHMARK)))
     logs = [read_run_log(file) for file in submission.logs()]
     text = read_text(log.file)
     for other in logs:
-        for key in SAME:
+        for key in SHARED_KEYS:
             if log.value(key) != other.value(key):
                 raise InputError(
-                    f"{log.file}: {key} is {log.value(key)}, but {other.file} has "
-                    f"{other.value(key)}; give another folder"
+                    f"{log.file}: {key} is {log.value(key)}, but {other.value(key)} in "
+                    f"{other.file}; give another folder"
                 )
         if read_text(other.file) == text:
             return submission
-    # One may be dropped as the slowest (MLPerf Training Rules, Benchmark Results).
+    # One may fail: the slowest run is dropped (MLPerf Training Rules, Benchmark Results).
     failed = [item for item in (*logs, log) if item.status != constants.SUCCESS]
     if len(failed) > 1:
         raise InputError(
-            f"{failed[-1].file}: {failed[-1].status}, as {failed[0].file} is: only one run of a "
-            "submission may have missed its target"
+            f"{failed[-1].file}: {failed[-1].status}, like {failed[0].file}: only one run of a "
+            "submission may miss the target; leave it out"
         )
     if len(logs) == RUNS_OF_SUBMISSION:
-        raise InputError(f"{submission.results}: has its {len(logs)} runs; give another folder")
+        raise InputError(
+            f"{submission.results}: complete with {len(logs)} runs; give another folder"
+        )
     if not submission.description.exists():
         description = system_description(submission, log, environment=environment, storage=run)
         write_whole(submission.description, json.dumps(description, indent=1) + "\n")
@@ -118,19 +120,19 @@ def add_run(folder: Path, run: Path) -> Submission:
     number = len(logs)
     for name in ("config.yaml", "environment.json"):
         write_whole(submission.code / f"result_{number}" / name, (run / name).read_bytes())
-    write_whole(submission.result(number), text)  # last: what has a result is complete
+    write_whole(submission.result(number), text)  # last, so that a run with a result is complete
     return submission
 
 
 def how_to_run(environment: dict[str, Any]) -> str:
-    """Return instructions for those who reproduce the runs."""
+    """Return instructions to reproduce the runs."""
     code = environment.get("code", {})
     commit = code.get("commit") or "unknown"
-    changes = ", with changes that are not in it" if code.get("is_modified") else ""
+    changes = ", with uncommitted changes" if code.get("is_modified") else ""
     return f"""# RetinaNet-ResNeXt50 on CPUs
 
 Code: {code.get("repository") or "this repository"}, commit {commit}{changes}.
-Each run's configuration and environment, with the command as it was typed, are in `result_N/`.
+The configuration and environment of each run, including the command line, are in `result_N/`.
 
     git checkout {commit}
     ./setup.sh
@@ -140,42 +142,43 @@ Each run's configuration and environment, with the command as it was typed, are 
 
 
 def submission(*, runs: Sequence[Path], out: Path, rules: Rules | None) -> int:
-    """Add runs to the submission's folder `out` and check it; 4 where the official checker fails.
+    """Add runs to the folder `out` and check it; return 4 if the official checker fails.
 
-    `rules=None`: the newest that have a benchmark of the logs' name.
+    `rules=None`: the newest that have the benchmark of the logs.
 
     Raises:
-        InputError: A run cannot be added, see `add_run`; those before it were.
+        InputError: A run cannot be added, see `add_run`; the runs before it have been added.
     """
     for run in runs:
         rules = read_run_log(run).rules(rules)
     for run in runs:
         added = add_run(out, run)
-    assert rules is not None, "there is at least one run"
+    assert rules is not None, "argparse requires at least one run"
     passed = print_submission(added, rules=rules, console=make_console())
     return FINISHED if passed else CONDITION_MET
 
 
 def submit(run: Path, out: Path, *, console: Console) -> None:
-    """Add a run that has just finished to its submission; print why not if it has not converged.
+    """Add a finished run to its submission, or print why not if it has not converged.
 
     Raises:
-        InputError: It cannot be added; the message has the command that adds it later.
+        InputError: The run cannot be added; the message has the command to add it later.
     """
     log = read_run_log(run)
-    again = [installed("python"), "-m", "retinanet", "mlperf", "submission", str(run)]
+    command = [installed("python"), "-m", "retinanet", "mlperf", "submission", str(run)]
     if log.status != constants.SUCCESS:
-        command = shlex.join([*again, "--out", str(out)])
+        add_command = shlex.join([*command, "--out", str(out)])
         console.print(
-            f"{out}: this run is not added, since it missed its target; one of five may: {command}",
+            f"{out}: run not added, since it missed the target; one of five may, add it with: "
+            f"{add_command}",
             soft_wrap=True,
         )
         return
     try:
         added = add_run(out, run)
     except InputError as error:
-        command = shlex.join([*again, "--out", "DIR"])
-        raise InputError(f"{error}; the run itself is whole; add it by {command}") from error
+        add_command = shlex.join([*command, "--out", "DIR"])
+        raise InputError(f"{error}; the run is complete; add it with: {add_command}") from error
     print_submission(added, rules=log.rules(None), console=console)
 
 
@@ -183,7 +186,7 @@ def print_submission(submission: Submission, *, rules: Rules, console: Console) 
     """Print a submission's runs and the official checker's verdict; return whether it passes."""
     runs = f"{submission.results}: {len(submission.logs())} of {RUNS_OF_SUBMISSION} runs"
     console.print(runs, soft_wrap=True)
-    advice = "expected the system's description"
+    advice = "this is the system's description"
     fields = read_json_object(submission.description, advice=advice)
     empty = [name for name, value in fields.items() if value == ""]
     if empty:
@@ -203,14 +206,14 @@ AVAILABILITY = {
     "research": "Research, Development, or Internal (RDI)",
     "preview": "Preview",
 }
-"""`mlperf.status` in the words of the description."""
+"""Values of `mlperf.status` as written in the description."""
 
 HOST = ("processor_interconnect", "storage_type", "networking", "networking_topology")
-NOT_KNOWN = [f"host_{name}" for name in (*HOST, "memory_configuration")]
-NOT_KNOWN += ["cooling", "hw_notes", "sw_notes"]
-"""Fields that are left empty, for somebody to fill in."""
+UNKNOWN_FIELDS = [f"host_{name}" for name in (*HOST, "memory_configuration")]
+UNKNOWN_FIELDS += ["cooling", "hw_notes", "sw_notes"]
+"""Fields that are left empty, for the user to fill in."""
 
-OF_ACCELERATORS = (
+ACCELERATOR_FIELDS = (
     "accelerator_model_name",
     "accelerator_host_interconnect",
     "accelerator_frequency",
@@ -225,14 +228,14 @@ OF_ACCELERATORS = (
 def system_description(
     submission: Submission, log: RunLog, *, environment: Mapping[str, Any], storage: Path
 ) -> dict[str, str]:
-    """Return all fields that MLCommons' checker of system descriptions requires, or empty."""
+    """Return all fields that MLCommons' checker requires; unknown ones are empty."""
     topology = read_topology()
     sockets = list_sockets(topology)
     hosts = environment.get("ranks", {}).get("hosts", [])
     packages = environment.get("packages", {})
     software = [f"Python {environment.get('python', '')}"]
     software += [f"{name} {version}" for name, version in packages.items() if name != "torch"]
-    # The highest frequency, or where a virtual machine hides it, the one that Linux measured.
+    # The maximum frequency, or the measured one: virtual machines often hide the maximum.
     highest = read_proc_text(CPU_0 / "cpufreq" / "cpuinfo_max_freq").strip()
     megahertz = float(highest) / 1000 if highest else float(cpu_field(("cpu MHz",)) or 0)
     kilobytes = read_status(MEMORY).get("MemTotal", "").partition(" ")[0]
@@ -255,16 +258,16 @@ def system_description(
         "host_memory_capacity": f"{int(kilobytes) * 1024 / 1e9:.0f} GB" if kilobytes else "",
         "host_storage_capacity": f"{shutil.disk_usage(storage).total / 1e9:.0f} GB",
         "accelerators_per_node": "0",
-        **dict.fromkeys(OF_ACCELERATORS, "none"),
+        **dict.fromkeys(ACCELERATOR_FIELDS, "none"),
         "framework": f"PyTorch {packages.get('torch', '')}",
         "other_software_stack": ", ".join(software),
         "operating_system": ", ".join(filter(None, (distribution, f"Linux {platform.release()}"))),
-        **dict.fromkeys(NOT_KNOWN, ""),
+        **dict.fromkeys(UNKNOWN_FIELDS, ""),
     }
 
 
 def caches() -> str:
-    """Return those of one core: `L1 Data 32K, L1 Instruction 32K, L2 Unified 1024K`."""
+    """Return the caches of one core, such as `L1 Data 32K, L1 Instruction 32K`."""
     texts = []
     for folder in sorted((CPU_0 / "cache").glob("index*")):
         fields = ("level", "type", "size")

@@ -1,1 +1,1 @@
-"""`python -m retinanet predict`: boxes in a user's pictures and videos."""
+"""`python -m retinanet predict`: detect objects in pictures and videos."""

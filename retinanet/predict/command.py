@@ -1,6 +1,6 @@
-"""`python -m retinanet predict`: boxes in a user's pictures and videos, drawn and as JSON.
+"""`python -m retinanet predict`: detect objects in pictures and videos; draw boxes, write JSON.
 
-Pictures are looked at batch after batch, read ahead and drawn beside the network.
+Pictures are processed in batches: the next batch is decoded and the last one drawn in threads.
 """
 
 from collections import deque
@@ -22,18 +22,18 @@ from retinanet.predict.search import (
     Search,
     Source,
     box_file,
-    counted,
     find_sources,
-    numbered,
+    format_count,
+    number_outputs,
 )
 from retinanet.predict.video import detect_in_video
 from retinanet.training.signals import StopRequest
 
 DEFAULT_OUT = Path("predictions")
 THREADS = 2
-"""That decode and compress: Pillow does both without holding Python's lock. torch is called by one
-thread alone: each that calls it would get a team of threads of its own."""
-FEW = 10  # So many pictures get a line each; of more the progress is shown
+"""Threads that decode and compress, which Pillow does without holding the GIL. Only one thread
+calls torch, since OpenMP starts a separate team of threads for every calling thread."""
+FEW = 10  # Up to this number each picture gets a line; for more, the progress is shown
 
 
 def predict(
@@ -49,12 +49,12 @@ def predict(
     json_file: Path | None,
     overwrite: bool,
 ) -> int:
-    """Find a checkpoint's classes in pictures and videos.
+    """Detect a checkpoint's classes in pictures and videos.
 
     Return 2 if a picture or video could not be read, 130 if a signal came before the end. A photo
-    is turned upright as its EXIF orientation says; `bbox` in the JSON is xywh in its pixels.
-    Without `out`, drawn copies go to `predictions` and get a number rather than replace files, so
-    that the same command works twice. `every`: of a video, every how many frames are looked at.
+    is rotated by its EXIF orientation; `bbox` in the JSON is xywh in its pixels. Without `out`,
+    drawn copies go to `predictions` and get a number instead of replacing files, so that the same
+    command works twice. `every`: process every n-th frame of a video.
 
     Raises:
         InputError: A file is missing, or an output exists or cannot be written.
@@ -62,7 +62,7 @@ def predict(
     folder = out or DEFAULT_OUT
     sources = find_sources(pictures, out=folder)
     if out is None and draws and not overwrite:
-        sources = numbered(sources)
+        sources = number_outputs(sources)
     if sources.videos:
         require_packages("av", purpose=str(sources.videos[0].file))
     json_files = [json_file] if json_file else []
@@ -87,19 +87,19 @@ def predict(
                 detect_in_video(video, search, every=every)
     written = [*([folder] if draws else []), *json_files]
     line = counter.summary() + (f" → {', '.join(map(str, written))}" if written else "")
-    if sources.passed_over:
-        line += f"; {counted(sources.passed_over, 'other file')} passed over"
+    if sources.skipped:
+        line += f"; {format_count(sources.skipped, 'other file')} skipped"
     if counter.problems:
-        line += f"; {counter.problems} could not be read, see above"
+        line += f"; {counter.problems} could not be read (see above)"
     console.print(line, soft_wrap=True)
     if stop.received:
-        console.print(f"{stop.received}: ended before all was looked at; what is written is whole")
+        console.print(f"{stop.received}: stopped before the end; written files are complete")
         return INTERRUPTED
     return BAD_INPUT if counter.problems else FINISHED
 
 
 def detect_in_pictures(pictures: Sequence[Source], search: Search) -> None:
-    """Find boxes in all pictures, until a signal asks to stop; print what cannot be read.
+    """Detect objects in all pictures, or until a signal; print an error for unreadable pictures.
 
     Raises:
         InputError: An output cannot be written.
@@ -120,9 +120,9 @@ def detect_in_pictures(pictures: Sequence[Source], search: Search) -> None:
                     search.counter.problem(str(pixels))
                 else:
                     readable.append((source, pixels))
-            found = search.detector.find([pixels for _, pixels in readable]) if readable else []
-            finish(drawing)
-            for (source, pixels), detections in zip(readable, found, strict=True):
+            results = search.detector.detect([pixels for _, pixels in readable]) if readable else []
+            wait_for_drawings(drawing)
+            for (source, pixels), detections in zip(readable, results, strict=True):
                 records = search.record(source.file, detections)
                 if search.draws:
                     drawn = draw_detections(
@@ -132,18 +132,18 @@ def detect_in_pictures(pictures: Sequence[Source], search: Search) -> None:
                 if total <= FEW:
                     where = f" → {source.drawn}" if search.draws else ""
                     boxes = [(record["category"], record["score"]) for record in records]
-                    line = printable(f"{source.file}{where}: {best_of(boxes)}")
+                    line = printable(f"{source.file}{where}: {format_boxes(boxes)}")
                     search.console.print(line, soft_wrap=True)
             search.counter.pictures += len(readable)
             done += len(batch)
             advance(done, "")
-        finish(drawing)
+        wait_for_drawings(drawing)
 
 
 def read_ahead(
     pictures: Sequence[Source], pool: ThreadPoolExecutor, *, batch_size: int
 ) -> Iterator[list[tuple[Source, Pixels | InputError]]]:
-    """Yield batches of decoded pictures, while the next one is read."""
+    """Yield batches of decoded pictures while the next batch is being decoded."""
     reading: deque[list[tuple[Source, Future[Pixels | InputError]]]] = deque()
     for first in range(0, len(pictures), batch_size):
         batch = pictures[first : first + batch_size]
@@ -155,22 +155,22 @@ def read_ahead(
 
 
 def read(file: Path) -> Pixels | InputError:
-    """Return a picture, upright as its EXIF orientation says; or what is wrong with it."""
+    """Return a picture, rotated by its EXIF orientation, or the error of an unreadable one."""
     try:
         return decode_image(file, apply_exif_orientation=True)
     except InputError as error:
         return error
 
 
-def finish(drawing: list[Future[None]]) -> None:
-    """Wait for drawn copies. Raises InputError where one could not be written."""
+def wait_for_drawings(drawing: list[Future[None]]) -> None:
+    """Wait for drawn copies; raise InputError if one could not be written."""
     while drawing:
         drawing.pop().result()
 
 
-def best_of(boxes: Sequence[tuple[str, float]]) -> str:
-    """Return a picture's boxes on one line: the best five of class and score."""
+def format_boxes(boxes: Sequence[tuple[str, float]]) -> str:
+    """Return class and score of a picture's five best boxes on one line."""
     if not boxes:
-        return "nothing found; a lower --score shows less certain boxes"
+        return "no boxes; a lower --score shows less certain ones"
     best = ", ".join(f"{printable(name)} {score:.2f}" for name, score in boxes[:5])
     return best + (f" and {len(boxes) - 5} more" if len(boxes) > 5 else "")

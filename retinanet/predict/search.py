@@ -1,7 +1,7 @@
-"""The sources that `predict` looks at, the detector, and the file and counts of its boxes.
+"""The sources of `predict`, the detector, and the JSON file and counts of its boxes.
 
 Sources are pictures, folders of them, videos and cameras. A `Search` has what all of them share:
-the detector, the JSON file of the boxes, the counts, and the signal that ends it early.
+the detector, the JSON file of the boxes, the counts, and the signal that stops early.
 """
 
 import json
@@ -23,14 +23,14 @@ from data.annotations import ClassMap
 from data.decoding import SUFFIXES
 from data.transforms import resize_image
 from retinanet.engine.engines import torch_forward
-from retinanet.evaluation.detect import SCORE_THRESHOLD, detect_batch, on_original
+from retinanet.evaluation.detect import SCORE_THRESHOLD, detect_batch, to_original_size
 from retinanet.evaluation.matching import ImageDetections, xywh
 from retinanet.evaluation.output import LONGEST_NAME, Pixels
 from retinanet.training.checkpoint import Checkpoint
 from retinanet.training.signals import StopRequest
 
 VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mjpeg", ".mjpg", ".mpg", ".ts")
-"""Of files that cameras and their programs write, in lower case."""
+"""File name extensions of videos, in lower case."""
 
 Kind = Literal["picture", "video", "camera"]
 ENDINGS = {"picture": ".boxes.png", "video": ".boxes.mp4", "camera": ".boxes.mp4"}
@@ -38,7 +38,7 @@ SHOWN_CLASSES = 5
 
 
 class Source(NamedTuple):
-    """One picture or video, and where it goes once boxes are drawn on it."""
+    """One picture or video, and the path of its copy with drawn boxes."""
 
     file: Path
     kind: Kind
@@ -46,10 +46,10 @@ class Source(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """All of them: pictures, then videos and cameras; each in the order of the command line."""
+    """All sources: pictures, then videos and cameras; each in the order of the command line."""
 
     all: tuple[Source, ...]
-    passed_over: int  # Files in folders that are no pictures by their names
+    skipped: int  # Files in folders whose names are not those of pictures
 
     @property
     def pictures(self) -> list[Source]:
@@ -65,63 +65,64 @@ class Sources(NamedTuple):
 def find_sources(paths: Sequence[Path], *, out: Path) -> Sources:
     """Return the pictures and videos of files, folders, and cameras such as /dev/video0.
 
-    A file's drawn copy goes to `out`, a folder's to `out`/NAME/…, where NAME is the folder's and
-    the rest its tree. It is called by the file's stem, or, where two in one folder share that, by
-    their whole names. Nothing that is in `out` already is looked at.
+    The drawn copy of a file goes to `out`, that of a file in a folder to `out`/NAME/…, where NAME
+    is the name of the folder, with the same subfolders. It is named after the file's stem, or
+    after the whole name if two files in one folder share a stem. Files inside `out` are skipped.
 
     Raises:
-        InputError: One is missing, or is a folder without pictures.
+        InputError: A path is missing, or is a folder without pictures.
     """
     files: list[tuple[Path, Kind, Path]] = []
-    passed_over = 0
+    skipped = 0
     for path in paths:
         if path.is_dir():
             pictures, others = pictures_below(path, out=out)
             if not pictures:
-                raise InputError(f"{path}: holds no pictures ({', '.join(SUFFIXES)})")
+                raise InputError(f"{path}: no pictures in this folder ({', '.join(SUFFIXES)})")
             name = path.resolve().name
             files += [(file, "picture", name / file.relative_to(path).parent) for file in pictures]
-            passed_over += others
+            skipped += others
         elif path.is_char_device():
             files.append((path, "camera", Path()))
-        elif path.exists():  # what has neither's name is tried as a picture
+        elif path.exists():  # any other file name is tried as a picture
             is_video = path.suffix.lower() in VIDEO_SUFFIXES
             files.append((path, "video" if is_video else "picture", Path()))
         else:
             raise InputError(f"{path}: no such picture, folder or video")
     stems = Counter((folder, file.stem + ENDINGS[kind]) for file, kind, folder in files)
-    crowded = {(folder, Path(name).suffix) for (folder, name), count in stems.items() if count > 1}
+    shared = {(folder, Path(name).suffix) for (folder, name), count in stems.items() if count > 1}
     sources = []
     for file, kind, folder in files:
         ending = ENDINGS[kind]
-        stem = file.name if (folder, Path(ending).suffix) in crowded else file.stem
+        stem = file.name if (folder, Path(ending).suffix) in shared else file.stem
         sources.append(Source(file, kind, out / folder / f"{stem}{ending}"))
     sources.sort(key=lambda source: source.kind != "picture")
-    return Sources(tuple(sources), passed_over)
+    return Sources(tuple(sources), skipped)
 
 
 def pictures_below(folder: Path, *, out: Path) -> tuple[list[Path], int]:
-    """Return the pictures of a tree, by name, and the number of other files; not those in `out`."""
+    """Return the pictures of a tree, sorted by name, and the number of other files; skip `out`."""
 
-    def refuse(error: OSError) -> None:  # os.walk would pass over it without a word
+    def refuse(error: OSError) -> None:  # os.walk skips unreadable folders silently by default
         raise InputError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
     pictures: list[Path] = []
     others = 0
     excluded = out.resolve()
     for parent, folders, files in os.walk(folder, onerror=refuse):
-        here = Path(parent)
-        folders[:] = sorted(name for name in folders if (here / name).resolve() != excluded)
-        wanted = [here / name for name in sorted(files) if name.lower().endswith(SUFFIXES)]
-        pictures += wanted
-        others += len(files) - len(wanted)
+        folder_path = Path(parent)
+        # Assigned in place: os.walk descends into the folders that stay in its list.
+        folders[:] = sorted(name for name in folders if (folder_path / name).resolve() != excluded)
+        names = [name for name in sorted(files) if name.lower().endswith(SUFFIXES)]
+        pictures += [folder_path / name for name in names]
+        others += len(files) - len(names)
     return pictures, others
 
 
-def numbered(sources: Sources) -> Sources:
-    """Return the sources with names for the drawn copies that no file has yet.
+def number_outputs(sources: Sources) -> Sources:
+    """Return the sources with unused names for the drawn copies.
 
-    Where any copy would replace a file, all get the lowest free number: `NAME.boxes-2.png`.
+    If any copy would replace a file, all get the lowest free number: `NAME.boxes-2.png`.
     """
     number, free = 1, sources.all
     while any(os.path.lexists(source.drawn) for source in free):
@@ -139,12 +140,12 @@ AddBoxes = Callable[[Sequence[dict[str, Any]]], None]
 
 @contextmanager
 def box_file(file: Path | None) -> Iterator[AddBoxes]:
-    """Yield a function that adds boxes to a JSON array, an object a line; without a file to none.
+    """Yield a function that appends boxes to a JSON array, one object per line; no-op without file.
 
-    However the context is left, the file gets its name then, and is JSON with the boxes so far.
+    On exit, also by an exception, the file is completed and renamed: JSON with all boxes so far.
 
     Raises:
-        InputError: It cannot be written; the function raises it too.
+        InputError: The file cannot be written; the function raises this too.
     """
     if file is None:
         yield lambda records: None
@@ -189,19 +190,19 @@ class PictureDetector:
     ) -> None:
         """Load the checkpoint's weights.
 
-        Boxes below `least_score` are left out, and those of other classes if `only` names some.
+        Boxes below `least_score` are dropped, and all other classes if `only` names some.
 
         Raises:
-            InputError: A class is not known, or the weights cannot be read.
+            InputError: A class is unknown, or the weights cannot be read.
         """
         self._classes = ClassMap.from_json(checkpoint.model.classes)
         for name in only:
             if name not in self._classes.names:
-                known = ", ".join(sorted(set(self._classes.names)))
-                raise InputError(f"--class: {name!r} is none of the checkpoint's classes: {known}")
+                names = ", ".join(sorted(set(self._classes.names)))
+                raise InputError(f"--class: {name!r} is not a class of the checkpoint: {names}")
         pairs = list(zip(self._classes.category_ids, self._classes.names, strict=True))
-        wanted = [number for number, name in pairs if not only or name in only]
-        self._wanted = np.array(wanted, dtype=np.int64)
+        selected = [number for number, name in pairs if not only or name in only]
+        self._selected = np.array(selected, dtype=np.int64)
         self._size = checkpoint.model.image_size
         self._least_score = least_score
         self._model = checkpoint.build_model().eval()
@@ -209,8 +210,8 @@ class PictureDetector:
         self.names = {category_id: name[:LONGEST_NAME] for category_id, name in pairs}
         """Category ids to names."""
 
-    def find(self, pictures: Sequence[Pixels]) -> list[ImageDetections]:
-        """Return detections in pixels of the RGB pictures, which have any sizes; best first."""
+    def detect(self, pictures: Sequence[Pixels]) -> list[ImageDetections]:
+        """Return detections in pixels of the RGB pictures, which may differ in size; best first."""
         input_size = (self._size, self._size)
         shape = (len(pictures), 3, *input_size)
         images = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
@@ -219,50 +220,50 @@ class PictureDetector:
         threshold = min(SCORE_THRESHOLD, self._least_score)
         batch = detect_batch(self._model, images, forward=self._forward, score_threshold=threshold)
         results = []
-        for place, (pixels, detections) in enumerate(zip(pictures, batch, strict=True)):
-            result = on_original(
+        for index, (pixels, detections) in enumerate(zip(pictures, batch, strict=True)):
+            result = to_original_size(
                 detections,
                 self._classes,
-                image_id=place,
+                image_id=index,
                 input_size=input_size,
                 original_size=(pixels.shape[0], pixels.shape[1]),
             )
             rows = result.scores >= self._least_score
-            rows &= np.isin(result.category_ids, self._wanted)
-            results.append(result.of_rows(rows))
+            rows &= np.isin(result.category_ids, self._selected)
+            results.append(result.select(rows))
         return results
 
 
 class DetectionCounter:
-    """The counts of what was looked at and found; prints at once what could not be read."""
+    """Counts of processed pictures and frames and of boxes; prints errors immediately."""
 
     def __init__(self, errors: Console) -> None:
-        """Print problems on the console `errors`."""
+        """Print errors to the console `errors`."""
         self._errors, self._began = errors, time.perf_counter()
         self.pictures = self.frames = self.problems = 0
         self.classes: Counter[str] = Counter()
 
     def problem(self, text: str) -> None:
-        """Print and count something that could not be read."""
+        """Print and count the error of an unreadable source."""
         self.problems += 1
         self._errors.print(f"error: {one_line(text)}", soft_wrap=True)
 
     def summary(self) -> str:
-        """Return all counts in a line."""
+        """Return all counts on one line."""
         seconds = time.perf_counter() - self._began
         kinds = ((self.pictures, "picture"), (self.frames, "frame"))
-        looked_at = [counted(number, kind) for number, kind in kinds if number]
+        processed = [format_count(number, kind) for number, kind in kinds if number]
         boxes = self.classes.total()
-        text = f"{' and '.join(looked_at) or 'nothing'}, {counted(boxes, 'box', 'boxes')}"
+        text = f"{' and '.join(processed) or 'nothing'}, {format_count(boxes, 'box', 'boxes')}"
         if boxes:
             best = self.classes.most_common(SHOWN_CLASSES)
             text += f" ({', '.join(f'{printable(name)} {count}' for name, count in best)}"
             text += ", …)" if len(self.classes) > len(best) else ")"
         rate = (self.pictures + self.frames) / seconds
-        return f"{text} in {seconds:.1f} s, {rate:.1f} a second"
+        return f"{text} in {seconds:.1f} s, {rate:.1f} per second"
 
 
-def counted(number: int, singular: str, plural: str | None = None) -> str:
+def format_count(number: int, singular: str, plural: str | None = None) -> str:
     """Return `1 picture`, `2 pictures`."""
     return f"{number} {singular if number == 1 else plural or f'{singular}s'}"
 
@@ -274,31 +275,33 @@ class Search:
     detector: PictureDetector
     batch_size: int
     draws: bool  # Whether drawn copies are written
-    add_boxes: AddBoxes  # To the JSON file, if there is one
+    add_boxes: AddBoxes  # Writes to the JSON file, if there is one
     counter: DetectionCounter
     console: Console
     stop: StopRequest  # Checked between two batches
 
-    def record(self, file: Path, found: ImageDetections, **more: float) -> list[dict[str, Any]]:
+    def record(
+        self, file: Path, detections: ImageDetections, **fields: float
+    ) -> list[dict[str, Any]]:
         """Write, count and return the boxes of a picture or frame, best first, as in the JSON.
 
-        `file` is the picture, or the video that it is a frame of. All get the fields in `more`,
-        such as the frame's number.
+        `file` is the picture, or the video of a frame. All boxes get the additional `fields`, such
+        as the number of the frame.
 
         Raises:
-            InputError: They cannot be written.
+            InputError: The boxes cannot be written.
         """
-        rows = zip(xywh(found.boxes), found.scores, found.category_ids.tolist(), strict=True)
+        boxes, ids = xywh(detections.boxes), detections.category_ids.tolist()
         records: list[dict[str, Any]] = [
             {
                 "file": str(file),
-                **more,
+                **fields,
                 "bbox": [round(edge, 2) for edge in box.tolist()],
                 "score": round(float(score), 4),
                 "category_id": category_id,
                 "category": self.detector.names[category_id],
             }
-            for box, score, category_id in rows
+            for box, score, category_id in zip(boxes, detections.scores, ids, strict=True)
         ]
         self.add_boxes(records)
         self.counter.classes.update(record["category"] for record in records)

@@ -1,4 +1,4 @@
-"""Detecting in videos and before cameras: every frame, or every few, drawn and timed.
+"""Detection in videos and camera streams: every frame or every n-th, drawn with its time.
 
 PyAV (FFmpeg's libraries) reads video files and cameras, and writes videos that browsers play.
 """
@@ -21,38 +21,38 @@ from common.files import open_regular
 from data.decoding import MAX_PIXELS
 from retinanet.evaluation.matching import ImageDetections
 from retinanet.evaluation.output import draw_detections
-from retinanet.predict.search import DetectionCounter, Search, Source, counted
+from retinanet.predict.search import DetectionCounter, Search, Source, format_count
 
 if TYPE_CHECKING:
     from av.container import InputContainer
 
 MOST_WAITING = 32
-"""Frames that wait for the network, whether they are looked at or not: memory is kept small."""
+"""Limit of decoded frames in memory, processed or not."""
 NOTHING = ImageDetections(
     image_id=0, boxes=np.zeros((0, 4)), scores=np.zeros(0), category_ids=np.zeros(0, np.int64)
 )
-"""Before the first frame that is looked at."""
+"""The detections before the first processed frame."""
 CAMERA_FORMAT = "v4l2"  # Linux' cameras
 FILES_ONLY = {
     "protocol_whitelist": "file",
     "format_whitelist": "mov,mp4,matroska,webm,avi,mjpeg,mpeg,mpegts",
 }
-"""Without these FFmpeg opens a playlist, whatever its name, and all its files."""
-MICROSECONDS = 1_000_000  # Of a container's duration, in a second
-USUAL_RATE = Fraction(25)  # Frames a second of a video that does not say
+"""Without these, FFmpeg detects a playlist by its content and opens the files that it lists."""
+MICROSECONDS = 1_000_000  # Units of a container's duration per second
+USUAL_RATE = Fraction(25)  # Frames per second if the file does not specify it
 CODECS = {
     "libx264": {"crf": "20", "preset": "veryfast"},
     "libopenh264": {},
     "libvpx-vp9": {"crf": "30", "b": "0", "deadline": "realtime", "cpu-used": "6"},
 }
-"""The first that FFmpeg's build has; browsers play each of them in an .mp4."""
+"""Codecs in order of preference: the first that FFmpeg's build has; browsers play all in .mp4."""
 
 
 def detect_in_video(source: Source, search: Search, *, every: int) -> None:
-    """Find boxes in every n-th frame of a video, until it ends or a signal asks to stop.
+    """Detect objects in every n-th frame of a video, until its end or a signal.
 
-    The frames between show the boxes of the one before. The error of a video that cannot be opened
-    or is damaged is printed.
+    The frames between show the boxes of the last processed frame. The error of a video that cannot
+    be opened or is damaged is printed.
 
     Raises:
         InputError: An output cannot be written.
@@ -71,33 +71,34 @@ def detect_in_video(source: Source, search: Search, *, every: int) -> None:
         title = printable(str(source.file))
         advance = stack.enter_context(frames_progress(search.console, title, video.total))
         seconds, shown = 0.0, NOTHING
-        for frames in groups(
+        for frames in batch_frames(
             video.frames, search.counter, every=every, batch_size=search.batch_size
         ):
-            wanted = [frame for frame in frames if frame.number % every == 0]
-            found = search.detector.find([frame.pixels for frame in wanted]) if wanted else []
-            boxes = dict(zip((frame.number for frame in wanted), found, strict=True))
+            selected = [frame for frame in frames if frame.number % every == 0]
+            pictures = [frame.pixels for frame in selected]
+            results = search.detector.detect(pictures) if pictures else []
+            boxes = dict(zip((frame.number for frame in selected), results, strict=True))
             for frame in frames:
-                seconds = round(float(frame.place * video.time_base), 3)
+                seconds = round(float(frame.timestamp * video.time_base), 3)
                 if frame.number in boxes:
                     shown = boxes[frame.number]
                     search.record(source.file, shown, frame=frame.number, seconds=seconds)
                 if write is not None:
                     names = search.detector.names
                     drawn = draw_detections(frame.pixels, shown, names=names, least_score=0)
-                    write(drawn, frame.place)
-            search.counter.frames += len(wanted)
+                    write(drawn, frame.timestamp)
+            search.counter.frames += len(selected)
             advance(frames[-1].number + 1, "")
             if search.stop.received:
                 break
         else:
-            # The stated end is that of the last frame, and often not exact.
+            # The duration in the header is often not exact: allow 10 %, and at least 1 s.
             if video.seconds - seconds > max(1.0, video.seconds / 10):
-                text = f"ends after {seconds:.1f} of {video.seconds:.1f} seconds; it was cut short"
+                text = f"truncated: ends after {seconds:.1f} of {video.seconds:.1f} seconds"
                 search.counter.problem(f"{source.file}: {text}")
     where = f" → {source.drawn}" if search.draws else ""
-    looked_at = counted(search.counter.frames - frames_before, "frame")
-    line = printable(f"{source.file}{where}: {looked_at} looked at")
+    processed = format_count(search.counter.frames - frames_before, "frame")
+    line = printable(f"{source.file}{where}: {processed} processed")
     search.console.print(line, soft_wrap=True)
 
 
@@ -106,31 +107,31 @@ class Frame(NamedTuple):
 
     number: int
     pixels: NDArray[np.uint8]  # [H, W, 3] RGB, upright
-    place: int
-    """When it is shown, in the video's `time_base`, from 0; later than that of the frame before."""
+    timestamp: int
+    """When it is shown, in the video's `time_base`, from 0; strictly increasing."""
 
 
 class Video(NamedTuple):
-    """An open video; `total` (frames) and `seconds` are 0 where the file does not say."""
+    """An open video; `total` (frames) and `seconds` are 0 if the file does not specify them."""
 
-    rate: Fraction  # Frames a second, on average
-    time_base: Fraction  # Of the frames' places. [seconds]
+    rate: Fraction  # Frames per second, on average
+    time_base: Fraction  # Unit of the frames' timestamps. [seconds]
     total: int
     seconds: float
-    frames: Iterator[Frame]  # Raises InputError where the file is damaged
+    frames: Iterator[Frame]  # Raises InputError if the file is damaged
 
 
 WriteFrame = Callable[[NDArray[np.uint8], int], None]
-"""Writes a frame: [H, W, 3] RGB, all of one size, and when it is shown, in `time_base`, later than
-the one before. Raises InputError where it cannot be written."""
+"""Writes a frame: [H, W, 3] RGB, all of one size, and its increasing timestamp in `time_base`.
+Raises InputError if it cannot be written."""
 
 
 @contextmanager
 def video_writer(file: Path, *, rate: Fraction, time_base: Fraction) -> Iterator[WriteFrame]:
-    """Yield a function that writes frames to an .mp4; however the context is left, the file plays.
+    """Yield a function that writes frames to an .mp4, which is playable also after an exception.
 
-    The file is opened at the first frame, and has its name at the end. Raises InputError where it
-    cannot be written.
+    The file is created at the first frame and renamed at the end. Raises InputError if it cannot be
+    written.
     """
     import av  # noqa: PLC0415
 
@@ -138,11 +139,11 @@ def video_writer(file: Path, *, rate: Fraction, time_base: Fraction) -> Iterator
     container: Any = None
     stream: Any = None
 
-    def write(pixels: NDArray[np.uint8], place: int) -> None:
+    def write(pixels: NDArray[np.uint8], timestamp: int) -> None:
         nonlocal container, stream
         try:
             height, width = pixels.shape[:2]
-            # The codecs take even sides only: the last row or column is doubled.
+            # yuv420p needs even sides: repeat the last row or column.
             pixels = np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
             if stream is None:
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +154,7 @@ def video_writer(file: Path, *, rate: Fraction, time_base: Fraction) -> Iterator
                 stream.pix_fmt = "yuv420p"
                 stream.codec_context.time_base = time_base
             frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
-            frame.pts, frame.time_base = place, time_base
+            frame.pts, frame.time_base = timestamp, time_base
             container.mux(stream.encode(frame))
         except (av.FFmpegError, OSError) as error:
             raise InputError(f"{file}: cannot be written: {reason(error)}") from error
@@ -172,20 +173,20 @@ def video_writer(file: Path, *, rate: Fraction, time_base: Fraction) -> Iterator
                 raise InputError(f"{file}: cannot be written: {reason(problem)}") from problem
 
 
-def groups(
+def batch_frames(
     frames: Iterator[Frame], counter: DetectionCounter, *, every: int, batch_size: int
 ) -> Iterator[list[Frame]]:
-    """Yield frames in order, with at most a batch to look at in each list.
+    """Yield frames in order, in lists with at most a batch of frames to process.
 
-    The error of a damaged video is printed after the frames before.
+    The error of a damaged video is printed after the frames before it.
     """
     waiting: list[Frame] = []
     problem = ""
     try:
         for frame in frames:
             waiting.append(frame)
-            wanted = sum(frame.number % every == 0 for frame in waiting)
-            if wanted == batch_size or len(waiting) == MOST_WAITING:
+            selected = sum(frame.number % every == 0 for frame in waiting)
+            if selected == batch_size or len(waiting) == MOST_WAITING:
                 yield waiting
                 waiting = []
     except InputError as error:
@@ -197,7 +198,7 @@ def groups(
 
 
 def frames_progress(console: Console, title: str, total: int) -> AbstractContextManager[Advance]:
-    """Show the progress of a video; if its length is not known, print the frames so far."""
+    """Show the progress of a video; if its length is unknown, print the number of frames so far."""
     if total:
         return progress(console, f"{title}, frames", total=total)
     last = time.monotonic()
@@ -206,21 +207,23 @@ def frames_progress(console: Console, title: str, total: int) -> AbstractContext
         nonlocal last
         if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
             last = time.monotonic()
-            console.print(f"{title}: frame {done}; Ctrl-C ends it", soft_wrap=True)
+            console.print(f"{title}: frame {done}; stop with Ctrl-C", soft_wrap=True)
 
     return nullcontext(advance)
 
 
 @contextmanager
 def open_video(source: Source) -> Iterator[Video]:
-    """Open a video file or a camera. Raises InputError."""
+    """Open a video file or a camera; raise InputError if it cannot be read."""
     import av  # noqa: PLC0415
 
-    logging.getLogger("libav").setLevel(logging.CRITICAL + 1)  # its messages are in the errors too
+    logging.getLogger("libav").setLevel(
+        logging.CRITICAL + 1
+    )  # the exceptions have the same messages
     camera = source.kind == "camera"
     try:
         if not camera:
-            open_regular(source.file).close()  # FFmpeg would wait for the writer of a FIFO
+            open_regular(source.file).close()  # av.open blocks on a FIFO without a writer
         container = av.open(
             str(source.file),
             format=CAMERA_FORMAT if camera else None,
@@ -231,11 +234,11 @@ def open_video(source: Source) -> Iterator[Video]:
         raise InputError(f"{source.file}: cannot be read as a {kind}: {reason(error)}") from error
     with container:
         if not container.streams.video:
-            raise InputError(f"{source.file}: holds no pictures; give a video")
+            raise InputError(f"{source.file}: no video stream; give a video")
         stream = container.streams.video[0]
         if stream.width * stream.height > MAX_PIXELS:
             size = f"{stream.width}×{stream.height} pixels"
-            raise InputError(f"{source.file}: {size} exceed the limit of {MAX_PIXELS}")
+            raise InputError(f"{source.file}: {size}: the limit is {MAX_PIXELS} pixels")
         stream.thread_type = "AUTO"
         rate = stream.average_rate or stream.guessed_rate or USUAL_RATE
         time_base = stream.time_base or 1 / rate
@@ -245,15 +248,15 @@ def open_video(source: Source) -> Iterator[Video]:
             time_base=time_base,
             total=stream.frames or round(duration * rate / MICROSECONDS),
             seconds=duration / MICROSECONDS,
-            frames=frames_of(source, container, step=max(1, round(1 / (rate * time_base)))),
+            frames=read_frames(source, container, step=max(1, round(1 / (rate * time_base)))),
         )
 
 
-def frames_of(source: Source, container: "InputContainer", *, step: int) -> Iterator[Frame]:
-    """Yield the frames, upright, each later than the one before, whatever the file says.
+def read_frames(source: Source, container: "InputContainer", *, step: int) -> Iterator[Frame]:
+    """Yield the frames, upright and with strictly increasing timestamps.
 
-    `step` lies between two frames where the file does not say. Raises InputError where the file is
-    damaged; the frames before are good.
+    `step` is the time between two frames without timestamps. Raises InputError if the file is
+    damaged; the frames before are valid.
     """
     import av  # noqa: PLC0415
 
@@ -264,20 +267,21 @@ def frames_of(source: Source, container: "InputContainer", *, step: int) -> Iter
         for frame in container.decode(video=0):
             if first is None:
                 first = frame.pts or 0
-            place = last + step if frame.pts is None else max(frame.pts - first, last + 1)
+            # Damaged files repeat timestamps or step back; the encoder rejects both.
+            timestamp = last + step if frame.pts is None else max(frame.pts - first, last + 1)
             pixels = frame.to_ndarray(format="rgb24")
             upright: NDArray[np.uint8] = np.ascontiguousarray(
                 np.rot90(pixels, k=round(frame.rotation / 90))
             )
-            yield Frame(number, upright, place)
-            last = place
+            yield Frame(number, upright, timestamp)
+            last = timestamp
             number += 1
     except (av.FFmpegError, OSError) as error:
         raise InputError(f"{source.file}: damaged after frame {number}: {reason(error)}") from error
     if number == 0:
-        raise InputError(f"{source.file}: holds no frames that can be decoded")
+        raise InputError(f"{source.file}: no frame can be decoded")
 
 
 def reason(error: Exception) -> str:
-    """Return FFmpeg's message."""
+    """Return FFmpeg's message for an error."""
     return getattr(error, "strerror", None) or str(error)

@@ -26,7 +26,7 @@ from retinanet.evaluation.detect import detect_split
 from retinanet.evaluation.output import evaluation_name
 from retinanet.mlperf.log import MlperfLog, begin_log
 from retinanet.mlperf.submission import submit
-from retinanet.model_card import leave_card
+from retinanet.model_card import update_card
 from retinanet.training.build import (
     build_model,
     build_optimizer,
@@ -508,7 +508,7 @@ class Trainer:
             )
         if result is None:
             return
-        warning = leave_card(self.facts(), result.evaluation, step=step, epochs=epochs)
+        warning = update_card(self.facts(), result.evaluation, step=step, epochs=epochs)
         if warning is not None:
             self.print_plainly(warning)
         write_files = partial(evaluation.wait_for_files, result) if evaluation.is_started else None

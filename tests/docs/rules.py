@@ -383,7 +383,7 @@ RULES = (
     ),
     bash(r"head -n 3 predictions/\w+\.json", prints=("[",)),
     bash(r"head -n 24 .*/MODEL_CARD\.md", prints=("object-detection", "mAP")),
-    run(r"python -m retinanet export .*", prints=("checked by",)),
+    run(r"python -m retinanet export .*", prints=("checked with",)),
     bash(r"\.venv/bin/tensorboard .*", "--inspect", prints=("loss",)),
     run(r"python -m retinanet evaluate .*", prints=("mAP50",)),
     run(r"python -m retinanet convert --detector .* --trust", writes=("converted/*",)),

@@ -1,4 +1,4 @@
-"""Search for bytes that a reader does not take well, led by which code they reach (atheris)."""
+"""Search for bytes that break a reader, guided by code coverage (atheris)."""
 
 import argparse
 import hashlib
@@ -13,7 +13,7 @@ MEGABYTES = 4096
 
 
 def main() -> int:
-    """Read the command line and search; ends with the first finding, whose bytes are kept."""
+    """Search until the first finding, whose bytes are stored; return the exit code."""
     arguments = parse_arguments()
     try:
         import atheris
@@ -27,14 +27,14 @@ def main() -> int:
     corpus.mkdir(parents=True, exist_ok=True)
     for seed in target.seeds():
         (corpus / f"seed-{hashlib.sha256(seed).hexdigest()[:16]}").write_bytes(seed)
-    found = arguments.corpus / "found"
-    found.mkdir(exist_ok=True)
+    findings = arguments.corpus / "found"
+    findings.mkdir(exist_ok=True)
     options = [
         f"-max_total_time={arguments.seconds}",
         f"-max_len={target.longest}",
         f"-timeout={SECONDS_OF_AN_INPUT}",
         f"-rss_limit_mb={MEGABYTES}",
-        f"-artifact_prefix={found}/{arguments.target}-",
+        f"-artifact_prefix={findings}/{arguments.target}-",
         "-print_final_stats=1",
         "-verbosity=0",
         "-close_fd_mask=0",
@@ -47,16 +47,16 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """`target`, `seconds`, `corpus`."""
+    """Return the arguments `target`, `seconds` and `corpus`."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("target", choices=sorted(WATCHED), help="which reader")
-    parser.add_argument("--seconds", type=int, default=60, help="how long (default: 60)")
+    parser.add_argument("target", choices=sorted(WATCHED), help="the reader to test")
+    parser.add_argument("--seconds", type=int, default=60, help="duration [s] (default: 60)")
     parser.add_argument(
         "--corpus",
         type=Path,
         default=Path("runs/fuzz"),
         metavar="DIR",
-        help="where inputs that reach new code are kept, and in `found` those that break a reader "
+        help="folder for inputs that reach new code; those that break a reader are in `found` "
         "(default: runs/fuzz)",
     )
     return parser.parse_args()

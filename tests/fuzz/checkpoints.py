@@ -1,4 +1,4 @@
-"""Checkpoints of which one file is replaced, with and without hashes that fit what it became."""
+"""Checkpoints with one file replaced, with and without matching hashes."""
 
 import functools
 import hashlib
@@ -37,14 +37,13 @@ from retinanet.training.train_state import (
     rank_state_dict,
     trained_norms,
 )
-from tests.fuzz.refusals import value_or_refusal
-from tests.fuzz.written import written
+from tests.fuzz.inputs import value_or_error, write_file
 
 NAMES = (MODEL_FILE, OPTIMIZER_FILE, RANKS_FILE, STATE_FILE)
 
 
 def small_model() -> nn.Module:
-    """In RetinaNet's place: the files are read alike, in milliseconds."""
+    """A stand-in for RetinaNet whose files are read in milliseconds."""
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
 
 
@@ -62,7 +61,7 @@ def checkpoint_files() -> dict[str, bytes]:
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(1, 1, 4, 4)).sum().backward()
     optimizer.step()
-    own = rank_state_dict(model, with_statistics=True)
+    rank_state = rank_state_dict(model, with_statistics=True)
     state = State(
         model=ModelDescription(
             num_classes=1,
@@ -77,7 +76,7 @@ def checkpoint_files() -> dict[str, bytes]:
         ),
         setup={"ranks": 1, "torch": "2.8.0"},
         config=config_to_tree(demo()),
-        random_states=[own.random],
+        random_states=[rank_state.random],
         parts={},
     )
     parts = {
@@ -88,28 +87,28 @@ def checkpoint_files() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "step-000001")
         write_checkpoint(folder, Contents(parts, state))
-        return {one: (folder / one).read_bytes() for one in NAMES}
+        return {file: (folder / file).read_bytes() for file in NAMES}
 
 
 def check_checkpoint(data: bytes, folder: Path) -> None:
-    """The number of a file, and its content; once as it is, once with the hashes that fit it."""
+    """The number of a file, then its content; read with the old and with matching hashes."""
     content = dict(checkpoint_files())
     if data:
         content[NAMES[data[0] % len(NAMES)]] = data[1:]
     checkpoints = folder / "checkpoints"
     step = checkpoints / "step-000001"
-    for files in (content, with_right_hashes(content)):
+    for files in (content, with_matching_hashes(content)):
         for name, part in files.items():
-            written(step / name, part)
-        found, problems = newest_whole(checkpoints)
-        assert (found is None) == bool(problems)
-        checkpoint = value_or_refusal(lambda: read_checkpoint(step), str(step))
+            write_file(step / name, part)
+        newest, problems = newest_whole(checkpoints)
+        assert (newest is None) == bool(problems)
+        checkpoint = value_or_error(lambda: read_checkpoint(step), str(step))
         if checkpoint is not None:
             use(checkpoint, str(step))
 
 
-def with_right_hashes(content: dict[str, bytes]) -> dict[str, bytes]:
-    """The same with hashes of what is there, as somebody who means harm would write them."""
+def with_matching_hashes(content: dict[str, bytes]) -> dict[str, bytes]:
+    """Return the files with matching hashes, as an attacker would write them."""
     try:
         state = json.loads(content[STATE_FILE])
         for name, part in state["parts"].items():
@@ -125,7 +124,7 @@ def with_right_hashes(content: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def use(checkpoint: Checkpoint, name: str) -> None:
-    """Everything that evaluating and resuming do with what a checkpoint holds."""
+    """Use a checkpoint as evaluation and resuming do."""
     model = small_model()
     optimizer = torch.optim.Adam(model.parameters())
     config = demo()
@@ -144,11 +143,11 @@ def use(checkpoint: Checkpoint, name: str) -> None:
         lambda: differences(checkpoint.state, config, {"ranks": 2}),
     )
     random = torch.get_rng_state()
-    for one in uses:
-        value_or_refusal(one, name)
+    for use_it in uses:
+        value_or_error(use_it, name)
     torch.set_rng_state(random)
 
 
 def checkpoints() -> list[bytes]:
-    """Each file of a checkpoint as it is."""
+    """Each file of a checkpoint, unchanged."""
     return [bytes([place]) + checkpoint_files()[name] for place, name in enumerate(NAMES)]

@@ -1,4 +1,4 @@
-"""The same examples in each run of the suite; `make fuzz` is what searches."""
+"""The suite uses the same examples in each run; `make fuzz` searches for new ones."""
 
 from hypothesis import settings
 

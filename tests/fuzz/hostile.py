@@ -1,4 +1,4 @@
-"""Inputs that are almost right: real ones, with hostile pieces in them."""
+"""Almost valid inputs: real ones with hostile fragments."""
 
 import json
 from typing import Any
@@ -23,7 +23,7 @@ HOSTILE_VALUES: tuple[Any, ...] = (
 
 @st.composite
 def mutated(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
-    """A seed with up to three pieces put in, or in the place of some of its bytes."""
+    """A seed with up to three fragments, inserted or in place of some bytes."""
     data = draw(st.sampled_from(seeds))
     for _ in range(draw(st.integers(1, 3))):
         begin = draw(st.integers(0, len(data)))
@@ -35,7 +35,7 @@ def mutated(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
 
 @st.composite
 def with_another_value(draw: st.DrawFn, tree: Any) -> Any:
-    """JSON's content with one of its values, at any depth, another one or gone."""
+    """JSON content with one value, at any depth, replaced or removed."""
     copy = json.loads(json.dumps(tree))
     keys = draw(st.sampled_from(list(places(copy))))
     inner = copy
@@ -49,9 +49,9 @@ def with_another_value(draw: st.DrawFn, tree: Any) -> Any:
 
 
 def places(tree: Any) -> Any:
-    """The way to each value: keys and numbers of entries."""
+    """The path to each value: keys and indices."""
     entries = tree.items() if isinstance(tree, dict) else enumerate(tree)
     for key, value in entries:
         yield (key,)
         if isinstance(value, dict | list):
-            yield from ((key, *rest) for rest in places(value))
+            yield from ((key, *path) for path in places(value))

@@ -1,4 +1,4 @@
-"""How each reader is called with bytes. A function returns where the reader behaves."""
+"""Functions that call a reader with bytes; they raise if the reader misbehaves."""
 
 import itertools
 import os
@@ -27,22 +27,21 @@ from profiling.onednn_log.log import read_logs
 from profiling.stats import make_rows
 from retinanet.config import Config, config_to_tree
 from retinanet.config_file import config_from_tree, load_config
-from retinanet.mlperf.log import continued
+from retinanet.mlperf.log import truncate_log
 from retinanet.mlperf.official import FEWEST, check, rcp
-from tests.fuzz.refusals import value_or_refusal
+from tests.fuzz.inputs import value_or_error, write_file
 from tests.fuzz.seeds import index_files
-from tests.fuzz.written import written
 
 CUT = b"\x00\x00"
-"""Between the parts of an input that has several."""
+"""Separator between the parts of an input."""
 
 
 def check_config(data: bytes, folder: Path) -> None:
     """A YAML file, then `section.field=value` pairs."""
     text, *pairs = data.split(CUT)
-    file = written(folder / "fuzzed.yaml", text)
+    file = write_file(folder / "fuzzed.yaml", text)
     overrides = [pair.decode("utf-8", "surrogateescape") for pair in pairs]
-    config = value_or_refusal(lambda: load_config(str(file), overrides), str(file), "command line")
+    config = value_or_error(lambda: load_config(str(file), overrides), str(file), "command line")
     if config is not None:
         assert isinstance(config, Config)
         assert config_from_tree(config_to_tree(config), "again") == config
@@ -50,34 +49,34 @@ def check_config(data: bytes, folder: Path) -> None:
 
 def check_annotations(data: bytes, folder: Path) -> None:
     """A COCO-format JSON file."""
-    file = written(folder / "fuzzed.json", data)
-    found = value_or_refusal(lambda: read_annotations(file), str(file))
-    if found is not None:
-        assert len(found.file_names) == len(found) == len(found.box_offsets) - 1
-        assert np.isfinite(found.boxes).all()
-        found.images_with_objects()
+    file = write_file(folder / "fuzzed.json", data)
+    content = value_or_error(lambda: read_annotations(file), str(file))
+    if content is not None:
+        assert len(content.file_names) == len(content) == len(content.box_offsets) - 1
+        assert np.isfinite(content.boxes).all()
+        content.images_with_objects()
 
 
 def check_index(data: bytes, folder: Path) -> None:
-    """An index of which one file is replaced: its number, then its content."""
+    """An index with one file replaced: the number of the file, then its content."""
     names = sorted(index_files())
     index = folder / "fuzzed.index"
     if not index.exists():
         for name in names:
-            written(index / name, index_files()[name])
+            write_file(index / name, index_files()[name])
     changed = names[data[0] % len(names)] if data else names[0]
-    written(index / changed, data[1:])
-    found = value_or_refusal(lambda: open_index(index), str(index))
-    if found is not None:
-        assert all(isinstance(name, str) for name in (*found.file_names, *found.category_names))
-        assert [found.boxes[found.boxes_of(row)].shape[1] for row in range(len(found))]
-        found.images_with_objects()
-    written(index / changed, index_files()[changed])
+    write_file(index / changed, data[1:])
+    content = value_or_error(lambda: open_index(index), str(index))
+    if content is not None:
+        assert all(isinstance(name, str) for name in (*content.file_names, *content.category_names))
+        assert [content.boxes[content.boxes_of(row)].shape[1] for row in range(len(content))]
+        content.images_with_objects()
+    write_file(index / changed, index_files()[changed])
 
 
 def check_openimages(data: bytes, folder: Path) -> None:
-    """The boxes' CSV file, the classes', and a list of images, all of the same bytes."""
-    file = written(folder / "fuzzed.csv", data)
+    """The CSV files of boxes and of classes and a list of images, all with the same bytes."""
+    file = write_file(folder / "fuzzed.csv", data)
     labels = {"/m/cat": 0, "/m/dog": 1}
     columns = ("ImageID", "LabelName", "XMin", "XMax", "YMin", "YMax", *FLAG_COLUMNS)
 
@@ -88,90 +87,90 @@ def check_openimages(data: bytes, folder: Path) -> None:
             assert len(ids) == len(indices) == len(corners) == len(flags) == len(lines.texts)
 
     for read in (read_boxes, lambda: read_class_descriptions(file), lambda: read_image_ids(file)):
-        value_or_refusal(read, str(file))
+        value_or_error(read, str(file))
 
 
 FLAG_COLUMNS = ("IsOccluded", "IsTruncated", "IsGroupOf", "IsDepiction", "IsInside")
 
 
 def check_image(data: bytes, folder: Path) -> None:
-    """An image file, by every decoder that is installed, upright and as it is stored."""
-    file = written(folder / "fuzzed.image", data)
+    """An image file, with every installed decoder, with and without EXIF rotation."""
+    file = write_file(folder / "fuzzed.image", data)
     for decoder, upright in itertools.product(installed_decoders(), (False, True)):
         read = partial(decode_image, file, decoder=decoder, apply_exif_orientation=upright)
-        pixels = value_or_refusal(read, str(file))
+        pixels = value_or_error(read, str(file))
         if pixels is not None:
             assert pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3
 
 
 def check_log(data: bytes, folder: Path) -> None:
-    """oneDNN's log, to the rows of its table."""
-    file = written(folder / "fuzzed.log", data)
-    log = value_or_refusal(lambda: read_logs([file]), str(file))
+    """oneDNN's log, up to the rows of its table."""
+    file = write_file(folder / "fuzzed.log", data)
+    log = value_or_error(lambda: read_logs([file]), str(file))
     if log is not None:
         assert sum(row.calls for row in make_rows(log.calls())) > 0
         assert log.ranks == sorted(log.ranks) and log.steps == sorted(log.steps)
 
 
 def check_mlperf_log(data: bytes, folder: Path) -> None:
-    """A run's `mlperf.log`, by the official checkers, and as what a resumed run goes on with."""
-    file = written(folder / "mlperf.log", data)
-    value_or_refusal(lambda: check(path=file, rules=None, json_file=None), str(file))
-    others = [written(folder / f"{number}.log", data) for number in range(FEWEST)]
-    value_or_refusal(lambda: rcp(runs=others, rules=None, json_file=None), str(folder))
-    kept = continued(file, step=3, is_evaluated=False)
-    assert [line.text for line in kept] == file.read_text(encoding="utf-8").splitlines()
+    """A run's `mlperf.log`, with the official checkers, and as the log of a resumed run."""
+    file = write_file(folder / "mlperf.log", data)
+    value_or_error(lambda: check(path=file, rules=None, json_file=None), str(file))
+    copies = [write_file(folder / f"{number}.log", data) for number in range(FEWEST)]
+    value_or_error(lambda: rcp(runs=copies, rules=None, json_file=None), str(folder))
+    remaining = truncate_log(file, step=3, is_evaluated=False)
+    assert [line.text for line in remaining] == file.read_text(encoding="utf-8").splitlines()
 
 
 def check_hosts(data: bytes, folder: Path) -> None:
     """A hostfile, and the same text as `--hosts`."""
-    file = written(folder / "hosts", data)
-    hosts: tuple[Host, ...] | None = value_or_refusal(lambda: read_hostfile(file), str(file))
+    file = write_file(folder / "hosts", data)
+    hosts: tuple[Host, ...] | None = value_or_error(lambda: read_hostfile(file), str(file))
     if hosts is not None:
         assert hosts and all(not host.name.startswith("-") for host in hosts)
-        value_or_refusal(lambda: ranks_of_hosts(hosts, ranks=4), "--np", "--hosts", "hosts")
+        value_or_error(lambda: ranks_of_hosts(hosts, ranks=4), "--np", "--hosts", "hosts")
     text = data.decode("utf-8", "surrogateescape")
-    value_or_refusal(lambda: expand_hosts(text), "hosts")
+    value_or_error(lambda: expand_hosts(text), "hosts")
     for ranks in (None, 6):
-        value_or_refusal(partial(hosts_with_ranks, text, ranks=ranks), "host", "--np")
+        value_or_error(partial(hosts_with_ranks, text, ranks=ranks), "host", "--np")
 
 
 def check_topology(data: bytes, folder: Path) -> None:
     """`--topology` as lscpu's output, as files of sysfs, and the files of control groups."""
-    file = written(folder / "lscpu.txt", data)
+    file = write_file(folder / "lscpu.txt", data)
     copy = folder / "sys"
     for name in ("cpu/online", "cpu/cpu0/topology/core_id", "node/node0/cpulist"):
-        written(copy / name, data)
-    written(copy / "cpu/cpu0/topology/physical_package_id", b"0")
+        write_file(copy / name, data)
+    write_file(copy / "cpu/cpu0/topology/physical_package_id", b"0")
     for path in (file, copy):
-        topology = value_or_refusal(partial(read_topology, path), str(path))
+        topology = value_or_error(partial(read_topology, path), str(path))
         if topology is not None:
             assert describe_sockets(list_sockets(topology))
     for name in ("cgroup", "status", "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
-        written(folder / name, data)
+        write_file(folder / name, data)
     quota = read_quota(process=folder, cgroups=folder)
     assert quota is None or 0 < quota < float("inf")
     assert all(node >= 0 for node in read_memory_nodes(folder / "status"))
 
 
 VARIABLES = ("RANK", "SIZE", "PMI_", "MPI_", "SLURM_", "MASTER_", "hosts ")
-"""Parts of the names of which a refusal must hold one."""
+"""Parts of names; an error must contain one."""
 
 
 def check_environment(data: bytes, folder: Path) -> None:
-    """Variables, one `NAME=value` a line."""
+    """Environment variables, one `NAME=value` per line."""
     pairs = (line.partition("=") for line in data.decode("utf-8", "surrogateescape").split("\n"))
     environment = {name: value for name, equals, value in pairs if equals}
-    ranks: Ranks | None = value_or_refusal(lambda: read_ranks(environment), *VARIABLES)
+    ranks: Ranks | None = value_or_error(lambda: read_ranks(environment), *VARIABLES)
     readers: tuple[Callable[[], object], ...] = (
         lambda: master_port(environment),
         lambda: slurm_rendezvous(environment),
         lambda: cpus_of_job(environment),
     )
     for read in readers:
-        value_or_refusal(read, *VARIABLES)
+        value_or_error(read, *VARIABLES)
     if ranks is not None:
         assert 0 <= ranks.local_rank < ranks.local_size <= ranks.size
         assert ranks.local_rank <= ranks.rank < ranks.size
-        own = frozenset(os.sched_getaffinity(0))
-        value_or_refusal(lambda: slurm_affinities(environment, ranks, affinity=own), *VARIABLES)
+        cpus = frozenset(os.sched_getaffinity(0))
+        value_or_error(lambda: slurm_affinities(environment, ranks, affinity=cpus), *VARIABLES)

@@ -1,4 +1,4 @@
-"""Real inputs that a search begins with: those of configs/, of the tests, and some made here."""
+"""Real inputs as seeds of a search: files of configs/ and of the tests, and generated ones."""
 
 import functools
 import io
@@ -49,7 +49,7 @@ ENVIRONMENTS = (
 
 
 def configs() -> list[bytes]:
-    """The shipped files, and one with pairs on top."""
+    """The files in configs/, and one with overrides."""
     files = [file.read_bytes() for file in sorted((REPOSITORY / "configs").glob("**/*.yaml"))]
     pairs = (b"training.batch_size=4", b"data.scenes.train=20", b"engine=torch", b"run.name=x")
     merged = b"a: &a {x: 1}\nb: &b {<<: [*a, *a]}\nc: {<<: [*b, *b], y: [*a, *b]}\n"
@@ -62,7 +62,7 @@ def configs() -> list[bytes]:
 
 
 def mlperf_logs() -> list[bytes]:
-    """Of a run that converged, and its lines in another order."""
+    """The log of a converged run, and its lines in another order."""
     config = load_config("demo.yaml")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "mlperf.log"
@@ -80,7 +80,7 @@ def mlperf_logs() -> list[bytes]:
 
 
 def annotations() -> list[bytes]:
-    """COCO's format, whole and in parts."""
+    """COCO's format, complete and in parts."""
     whole = json.dumps(COCO).encode()
     return [
         whole,
@@ -101,7 +101,7 @@ def index_files() -> dict[str, bytes]:
 
 
 def indexes() -> list[bytes]:
-    """Each file of it as it is."""
+    """Each file of the index, unchanged."""
     return [bytes([place]) + content for place, content in enumerate(index_files().values())]
 
 
@@ -116,8 +116,8 @@ def csv_files() -> list[bytes]:
 
 
 def images() -> list[bytes]:
-    """A small picture in every format that is opened, and in modes that are converted."""
-    made = []
+    """A small picture in every supported format, and in modes that are converted."""
+    contents = []
     for name, mode, options in (
         ("JPEG", "RGB", {}),
         ("JPEG", "L", {"progressive": True}),
@@ -134,15 +134,15 @@ def images() -> list[bytes]:
     ):
         buffer = io.BytesIO()
         exif = Image.Exif()
-        exif[0x0112] = 6  # turned
+        exif[0x0112] = 6  # rotated
         picture = Image.linear_gradient("L").resize((9, 7)).convert(mode)
         picture.save(buffer, name, **options, **({"exif": exif} if name == "JPEG" else {}))
-        made.append(buffer.getvalue())
-    return made
+        contents.append(buffer.getvalue())
+    return contents
 
 
 def logs() -> list[bytes]:
-    """The first lines of benchdnn's real logs, and marks of ours."""
+    """The first lines of real benchdnn logs, and our marks."""
     files = sorted((REPOSITORY / "tests" / "fixtures" / "onednn").glob("*.log"))
     heads = [b"\n".join(file.read_bytes().split(b"\n")[:14]) + b"\n" for file in files]
     marks = (
@@ -158,7 +158,7 @@ def logs() -> list[bytes]:
 
 
 def hostfiles() -> list[bytes]:
-    """MPICH's way, Open MPI's, batch systems', and lists of Slurm's."""
+    """The formats of MPICH, Open MPI, batch systems, and Slurm."""
     return [
         b"node1:8\nnode2:8 # the second\n",
         b"node1 slots=8 max_slots=9\nnode2 slots = 8\n",
@@ -175,5 +175,5 @@ def topologies() -> list[bytes]:
 
 
 def environments() -> list[bytes]:
-    """What each launcher sets."""
+    """The variables that each launcher sets."""
     return list(ENVIRONMENTS)

@@ -1,4 +1,4 @@
-"""The readers, each as a function of bytes, and what a search for bad bytes begins with."""
+"""The readers as functions of bytes, with the seeds of a search."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ class Target:
     """A reader under test."""
 
     check: Callable[[bytes, Path], None]
-    """Raises where the reader does not behave; it may write into the folder."""
+    """Raises if the reader misbehaves; may write into the folder."""
     seeds: Callable[[], list[bytes]]
     """Real inputs, as tests and users have them."""
     longest: int = 4096

@@ -1,5 +1,5 @@
-"""What fuzzing and reading have found, each as it was found. All of them ended in a traceback, in
-minutes of work or in gigabytes, or were taken without a word.
+"""Findings of fuzzing and review. Each was a traceback, took minutes or gigabytes, or was accepted
+silently.
 """
 
 import io
@@ -29,8 +29,8 @@ from profiling.onednn_log.log import read_logs
 from profiling.stats import make_rows
 from retinanet.config_file import load_config
 from retinanet.training.train_state import rank_states
+from tests.fuzz.inputs import write_file
 from tests.fuzz.seeds import COCO, LSCPU, index_files
-from tests.fuzz.written import written
 
 MATMUL = (
     "onednn_verbose,v1,primitive,exec,cpu,matmul,brg,undef,src:f32::blocked:ab::f0 "
@@ -95,7 +95,7 @@ def test_a_job_number_is_made_of_plain_digits() -> None:
     ],
 )
 def test_a_hostfiles_line_that_could_harm_is_refused(line: str, tmp_path: Path) -> None:
-    file = written(tmp_path / "hosts", line.encode())
+    file = write_file(tmp_path / "hosts", line.encode())
     with pytest.raises(InputError, match="hosts:1: found") as caught:
         read_hostfile(file)
     assert str(caught.value).isprintable()
@@ -109,33 +109,33 @@ def test_a_list_of_hosts_is_bounded(hosts: str) -> None:
 
 @pytest.mark.parametrize("limit", ["² 100000", "9" * 5000 + " 1", "100000 0"])
 def test_a_quota_that_is_no_number_is_none(limit: str, tmp_path: Path) -> None:
-    written(tmp_path / "cgroup", b"0::/\n")
-    written(tmp_path / "cpu.max", limit.encode())
+    write_file(tmp_path / "cgroup", b"0::/\n")
+    write_file(tmp_path / "cpu.max", limit.encode())
     assert read_quota(process=tmp_path, cgroups=tmp_path) is None
 
 
 def test_memory_nodes_that_are_no_list_are_none(tmp_path: Path) -> None:
-    status = written(tmp_path / "status", b"Mems_allowed_list:\tall\n")
+    status = write_file(tmp_path / "status", b"Mems_allowed_list:\tall\n")
     assert read_memory_nodes(status) == frozenset()
 
 
 def test_a_copy_of_sysfs_may_hold_anything(tmp_path: Path) -> None:
     for name in ("cpu/cpu0x/topology/core_id", "cpu/cpu1/topology/core_id", "node/node0x/cpulist"):
-        written(tmp_path / name, b"0")
-    written(tmp_path / "cpu/cpu1/topology/physical_package_id", b"0")
+        write_file(tmp_path / name, b"0")
+    write_file(tmp_path / "cpu/cpu1/topology/physical_package_id", b"0")
     assert [cpu.cpu for cpu in read_topology(tmp_path).cpus] == [1]
-    written(tmp_path / "cpu/online", b"\n")
+    write_file(tmp_path / "cpu/online", b"\n")
     with pytest.raises(InputError, match="no CPU is online"):
         read_topology(tmp_path)
-    written(tmp_path / "cpu/online", b"0-99999," * 10_000 + b"1")
+    write_file(tmp_path / "cpu/online", b"0-99999," * 10_000 + b"1")
     with pytest.raises(InputError, match="more than 65,536 CPUs"):
         read_topology(tmp_path)
-    assert len(read_topology(written(tmp_path / "lscpu", LSCPU)).cpus) == 4
+    assert len(read_topology(write_file(tmp_path / "lscpu", LSCPU)).cpus) == 4
 
 
 def test_another_programs_verbose_lines_are_passed_over(tmp_path: Path) -> None:
     text = "other_verbose,1\n" + MATMUL.format(shape="4x5:5x6") + "_verbose,\n"
-    log = read_logs([written(tmp_path / "a.log", text.encode())])
+    log = read_logs([write_file(tmp_path / "a.log", text.encode())])
     assert (log.onednn_lines, log.not_understood_count) == (1, 0)
 
 
@@ -149,7 +149,7 @@ def test_another_programs_verbose_lines_are_passed_over(tmp_path: Path) -> None:
     ids=["no group", "more than a float holds", "more digits than are read"],
 )
 def test_work_that_cannot_be_counted_is_not(line: str, tmp_path: Path) -> None:
-    [row] = make_rows(read_logs([written(tmp_path / "a.log", line.encode())]).calls())
+    [row] = make_rows(read_logs([write_file(tmp_path / "a.log", line.encode())]).calls())
     assert row.gflop is None and row.calls == 1
 
 
@@ -160,13 +160,13 @@ def test_work_that_cannot_be_counted_is_not(line: str, tmp_path: Path) -> None:
 )
 def test_a_line_of_ours_that_is_broken_is_counted(line: str, tmp_path: Path) -> None:
     text = line + "\n" + MATMUL.format(shape="4x5:5x6")
-    log = read_logs([written(tmp_path / "a.log", text.encode())])
+    log = read_logs([write_file(tmp_path / "a.log", text.encode())])
     assert log.not_understood_count == 1 and not log.facts and not log.phase_ms
 
 
 def annotations_with(changes: dict[str, Any], folder: Path) -> Path:
     box = {**COCO["annotations"][0], **changes}
-    return written(folder / "a.json", json.dumps({**COCO, "annotations": [box]}).encode())
+    return write_file(folder / "a.json", json.dumps({**COCO, "annotations": [box]}).encode())
 
 
 @pytest.mark.parametrize("bbox", [[1e308, 0, 1e308, 1], [0, 0, 1e10, 1], [-1e300, 0, 1, 1]])
@@ -179,21 +179,21 @@ def test_a_value_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
     for depth in (500, 990, 5000, 200_000):
         deep = b'{"images": ' + b'{"a":' * depth + b"1" + b"}" * depth + b"}"
         with pytest.raises(InputError):
-            read_annotations(written(tmp_path / "a.json", deep))
+            read_annotations(write_file(tmp_path / "a.json", deep))
 
 
 def test_category_ids_that_would_need_a_billion_outputs_are_refused(tmp_path: Path) -> None:
     content = {**COCO, "annotations": [], "categories": [{"id": 2**62, "name": "far"}]}
-    found = read_annotations(written(tmp_path / "a.json", json.dumps(content).encode()))
+    found = read_annotations(write_file(tmp_path / "a.json", json.dumps(content).encode()))
     with pytest.raises(InputError, match=r"data\.class_indices=contiguous"):
         make_class_map(found, source="a.json", class_indices="category_id", num_classes=None)
 
 
 def index_with(folder: Path, **changes: bytes) -> Path:
     for name, content in index_files().items():
-        written(folder / "index" / name, content)
+        write_file(folder / "index" / name, content)
     for name, content in changes.items():
-        written(folder / "index" / f"{name}.npy", content)
+        write_file(folder / "index" / f"{name}.npy", content)
     return folder / "index"
 
 
@@ -241,7 +241,7 @@ def test_an_index_that_does_not_say_what_it_holds_is_refused(
     description: bytes, tmp_path: Path
 ) -> None:
     folder = index_with(tmp_path)
-    written(folder / "index.json", description)
+    write_file(folder / "index.json", description)
     with pytest.raises(InputError, match=r"index\.json is missing or damaged"):
         open_index(folder)
 
@@ -249,7 +249,7 @@ def test_an_index_that_does_not_say_what_it_holds_is_refused(
 @pytest.mark.parametrize("name", [7, "../elsewhere", "/tmp", "..", "a\0b", ["x"]])
 def test_the_current_index_is_one_in_its_folder(name: object, tmp_path: Path) -> None:
     current = {"index": name, "size": 1, "modified_ns": 1}
-    written(tmp_path / "a.json.index" / "current.json", json.dumps(current).encode())
+    write_file(tmp_path / "a.json.index" / "current.json", json.dumps(current).encode())
     with pytest.raises(InputError, match="neither a JSON file nor an index"):
         open_annotations(tmp_path / "a.json.index")
 
@@ -306,7 +306,7 @@ def bomb(kind: str) -> bytes:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP"])
 def test_an_image_bomb_is_refused_before_it_is_decoded(kind: str, tmp_path: Path) -> None:
-    file = written(tmp_path / "bomb", bomb(kind))
+    file = write_file(tmp_path / "bomb", bomb(kind))
     for decoder in installed_decoders():
         for upright in (False, True):
             with pytest.raises(InputError, match=r"too large|limit") as caught:
@@ -321,7 +321,7 @@ def test_a_line_of_pixels_longer_than_any_pictures_is_refused(tmp_path: Path) ->
     data = bytearray(buffer.getvalue())
     data[22:26] = (150_000_000).to_bytes(4, "little")
     with pytest.raises(InputError, match="a side of 65535 is the limit"):
-        decode_image(written(tmp_path / "line.bmp", bytes(data)))
+        decode_image(write_file(tmp_path / "line.bmp", bytes(data)))
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_a_billion_laughs_are_refused_in_time(tmp_path: Path) -> None:
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
     begin = time.monotonic()
     with pytest.raises(InputError):
-        load_config(str(written(tmp_path / "a.yaml", "\n".join(lines).encode())))
+        load_config(str(write_file(tmp_path / "a.yaml", "\n".join(lines).encode())))
     assert time.monotonic() - begin < 2
 
 

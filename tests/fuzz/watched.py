@@ -1,19 +1,10 @@
-"""Modules of each target of which atheris sees which lines are reached: ours, and parsers."""
+"""Modules that atheris instruments for each target: ours, and parsers."""
 
 WATCHED = {
-    "annotations": (
-        "data.coco_json",
-        "data.coco_json",
-        "data.coco_json",
-        "data.annotations",
-        "data.annotations",
-        "data.annotations",
-    ),
+    "annotations": ("data.coco_json", "data.annotations"),
     "checkpoint": (
         "retinanet.training.checkpoint",
-        "retinanet.training.checkpoint",
-        "retinanet.training.distributed",
-        "retinanet.training.distributed",
+        "retinanet.training.train_state",
         "data.annotations",
         "safetensors",
     ),
@@ -23,6 +14,7 @@ WATCHED = {
     "image": ("data.decoding", "PIL"),
     "index": ("data.index", "data.annotations", "numpy.lib"),
     "log": ("profiling.onednn_log", "profiling.stats"),
+    "mlperf": ("retinanet.mlperf",),
     "openimages": ("data.openimages",),
     "topology": ("launch.topology",),
 }

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,48 +10,81 @@ from retinanet.preflight.host import check_compiler
 from tests.support.commands import RunHere
 
 
-def test_every_kernel_is_compiled_for_every_instruction_set_and_nothing_else_stays(
-    run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "compiled"
-    for module in ("common.native", "retinanet.engine.kernel_calls"):
-        monkeypatch.setattr(f"{module}.COMPILED_AHEAD", folder)
-    folder.mkdir()
-    (folder / "focal_loss-x86-64-v3-0123456789abcdef.so").touch()
-    done = run_here(main, "compile")
-    assert (done.returncode, done.stderr) == (0, "")
-    found = {library.name.rpartition("-")[0] for library in folder.glob("*.so")}
-    names = {
-        "batch_norm",
-        "focal_loss",
-        "grouped_convolution",
-        "grouped_weight_gradient",
-        "masked_sum",
-        "optimizers",
-        "pointwise_convolution",
-        "shared_gradients",
-        "tile_convolution",
-        "tile_weights",
-        "weight_gradient",
-        "winograd",
-    }
-    assert {source.stem for source in kernel_sources()} == names
-    assert found == {f"{name}-{one}" for name in names for one in known_instruction_sets()}
-    assert len(list(folder.iterdir())) == len(found)
-    assert all(name in done.stdout for name in names)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    found_by_check = check_compiler("kernel")
-    assert (found_by_check.level, "compiled ahead" in found_by_check.detail) == ("ok", True)
-
-
-def test_without_a_compiler_a_line_says_what_to_install(
-    run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of compiled kernels."""
     for module in ("common.native", "retinanet.engine.kernel_calls"):
         monkeypatch.setattr(f"{module}.COMPILED_AHEAD", tmp_path / "compiled")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
+    return tmp_path / "compiled"
+
+
+@pytest.fixture
+def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Hides the compiler when it is called."""
+
+    def hide() -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.delenv("CXX", raising=False)
+
+    return hide
+
+
+NAMES = {
+    "batch_norm",
+    "focal_loss",
+    "grouped_convolution",
+    "grouped_weight_gradient",
+    "masked_sum",
+    "optimizers",
+    "pointwise_convolution",
+    "shared_gradients",
+    "tile_convolution",
+    "tile_weights",
+    "weight_gradient",
+    "winograd",
+}
+
+
+def test_all_kernels_are_compiled() -> None:
+    assert {source.stem for source in kernel_sources()} == NAMES
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param({"batch_norm", "masked_sum"}, marks=pytest.mark.slow, id="two kernels"),
+        pytest.param(NAMES, marks=pytest.mark.exhaustive, id="all kernels"),
+    ],
+)
+def test_kernels_are_compiled_for_each_instruction_set(
+    names: set[str],
+    folder: Path,
+    no_compiler: Callable[[], None],
+    run_here: RunHere,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sources = [source for source in kernel_sources() if source.stem in names]
+    monkeypatch.setattr("retinanet.engine.kernel_calls.kernel_sources", lambda: sources)
+    folder.mkdir()
+    (folder / "focal_loss-x86-64-v3-0123456789abcdef.so").touch()  # of an earlier source
+    done = run_here(main, "compile")
+    assert (done.returncode, done.stderr) == (0, "")
+    libraries = {library.name.rpartition("-")[0] for library in folder.glob("*.so")}
+    assert libraries == {
+        f"{name}-{target}" for name in names for target in known_instruction_sets()
+    }
+    assert len(list(folder.iterdir())) == len(libraries)
+    assert all(name in done.stdout for name in names)
+    if names == NAMES:
+        no_compiler()
+        found = check_compiler("kernel")
+        assert (found.level, "compiled ahead" in found.found) == ("ok", True)
+
+
+def test_missing_compiler_is_an_error(
+    folder: Path, no_compiler: Callable[[], None], run_here: RunHere
+) -> None:
+    no_compiler()
     done = run_here(main, "compile")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "install g++" in done.stderr

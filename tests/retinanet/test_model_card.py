@@ -41,7 +41,7 @@ def facts(**changes: Any) -> CardFacts:
     split = SplitFacts(
         annotations="a.json", images="photos", number_of_images=5000, number_of_boxes=9000
     )
-    found = CardFacts(
+    values = CardFacts(
         name="street",
         checkpoint="runs/street/checkpoints/step-000009",
         python=".venv/bin/python",
@@ -51,80 +51,80 @@ def facts(**changes: Any) -> CardFacts:
         image_size=320,
         parameters=31_800_000,
         is_pretrained=True,
-        is_drawn=False,
+        is_synthetic=False,
         train=split,
         validation=replace(split, annotations="b.json", number_of_images=500),
         settings={"optimizer": "adam"},
         summary=dict.fromkeys(METRICS, 0.5),
         classes=(result("bus", 0.7), result("cup", 0.4)),
     )
-    return replace(found, **changes)
+    return replace(values, **changes)
 
 
-def parts(text: str) -> tuple[Any, str]:
-    """The head as YAML reads it, and the body as Markdown shows it."""
+def parse(text: str) -> tuple[Any, str]:
+    """The header as read from YAML, and the body as HTML."""
     opening, head, body = text.split("---\n", maxsplit=2)
     assert opening == ""
     return YAML(typ="safe").load(head), MarkdownIt("commonmark").enable("table").render(body)
 
 
-def limits(**changes: Any) -> str:
+def limitations(**changes: Any) -> str:
     text = model_card(facts(**changes))
-    return text.split("## What it is for, and what not")[1].split("\n## ")[0]
+    return text.split("## Intended use and limitations")[1].split("\n## ")[0]
 
 
-def test_the_head_has_what_hubs_read() -> None:
-    head, _ = parts(model_card(facts()))
+def test_header_has_the_fields_of_hubs() -> None:
+    head, _ = parse(model_card(facts()))
     assert head["license"] == "unknown" and head["pipeline_tag"] == "object-detection"
     assert head["library_name"] == "pytorch"
     [model] = head["model-index"]
-    [found] = model["results"]
-    assert model["name"] == "street" and found["task"]["type"] == "object-detection"
-    assert found["dataset"] == {"name": "b.json", "type": "coco"}
-    assert {"type": "map", "name": "mAP, IoU 0.50:0.95", "value": 0.5} in found["metrics"]
+    [result_entry] = model["results"]
+    assert model["name"] == "street" and result_entry["task"]["type"] == "object-detection"
+    assert result_entry["dataset"] == {"name": "b.json", "type": "coco"}
+    assert {"type": "map", "name": "mAP, IoU 0.50:0.95", "value": 0.5} in result_entry["metrics"]
 
 
-def test_numbers_that_are_not_known_are_left_out_of_the_head_and_dashes_in_the_table() -> None:
+def test_unmeasured_values_are_missing_in_the_header_and_dashes_in_the_table() -> None:
     summary = dict.fromkeys(METRICS, math.nan) | {"map": 0.25}
-    head, body = parts(model_card(facts(summary=summary)))
+    head, body = parse(model_card(facts(summary=summary)))
     [metric] = head["model-index"][0]["results"][0]["metrics"]
     assert metric["value"] == 0.25
     assert "<td>mAP, IoU 0.50</td>\n<td>–</td>" in body
     empty = dict.fromkeys(METRICS, math.nan)
-    head, body = parts(model_card(facts(summary=empty, classes=(result("bus", math.nan),))))
+    head, body = parse(model_card(facts(summary=empty, classes=(result("bus", math.nan),))))
     assert head["model-index"][0]["results"] == []
-    assert "No class could be measured" in body
+    assert "No class was measured" in body
 
 
-def test_classes_are_ranked_and_of_many_both_ends_are_shown() -> None:
+def test_best_and_worst_of_many_classes_are_shown() -> None:
     names = [result(f"class{number:03}", number / 100, number) for number in range(100)]
-    _, body = parts(model_card(facts(classes=tuple(names))))
+    _, body = parse(model_card(facts(classes=tuple(names))))
     shown = re.findall(r"<td>(class\d+)</td>", body)
-    assert shown == [f"class{one:03}" for one in (*range(99, 89, -1), *range(9, -1, -1))]
-    assert "The 10 best and the 10 worst of 100" in body
-    assert all(one.name in body for one in names)
+    assert shown == [f"class{n:03}" for n in (*range(99, 89, -1), *range(9, -1, -1))]
+    assert "The 10 best and 10 worst of 100" in body
+    assert all(entry.name in body for entry in names)
 
 
-def test_limits_follow_from_the_facts() -> None:
-    usual = limits()
-    assert "drawn scenes" not in usual and "by heart" not in usual and "few to learn" not in usual
-    assert "random weights" not in usual and "not at its end" not in usual
-    same = facts().train
-    assert "evaluated on the pictures that it was trained on" in limits(validation=same)
-    assert "trained on drawn scenes" in limits(is_drawn=True)
-    assert "step 9 of 20" in limits(total_steps=20)
-    assert "128 pictures are few" in limits(train=replace(same, number_of_images=128))
-    assert "random weights" in limits(is_pretrained=False)
+def test_limitations_follow_from_the_facts() -> None:
+    usual = limitations()
+    for text in ("synthetic", "memorized", "set is small", "random weights", "not finished"):
+        assert text not in usual
+    train = facts().train
+    assert "evaluated on its training images" in limitations(validation=train)
+    assert "trained on synthetic images" in limitations(is_synthetic=True)
+    assert "step 9 of 20" in limitations(total_steps=20)
+    assert "set is small: 128 images" in limitations(train=replace(train, number_of_images=128))
+    assert "random weights" in limitations(is_pretrained=False)
     some = (result("bus", 0.7), result("cup", 0.05), result("cat", math.nan))
-    assert "1 of 3 classes have no box" in limits(classes=some)
-    assert "1 of 2 measured classes have a mAP below 0.1" in limits(classes=some)
+    assert "1 of 3 classes have no box" in limitations(classes=some)
+    assert "1 of 2 measured classes have a mAP below 0.1" in limitations(classes=some)
     small = {**facts().summary, "map_small": 0.1}
-    assert "Small objects are found less well: mAP 0.100" in limits(summary=small)
-    assert "Small objects" not in limits(summary={**facts().summary, "map_small": math.nan})
+    assert "Small objects are detected less reliably: mAP 0.100" in limitations(summary=small)
+    assert "Small objects" not in limitations(summary={**facts().summary, "map_small": math.nan})
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_names_and_paths_of_any_kind_break_nothing(name: str) -> None:
+def test_hostile_names_and_paths_are_escaped(name: str) -> None:
     split = replace(facts().train, annotations=name, images=name)
     text = model_card(
         facts(
@@ -136,20 +136,20 @@ def test_names_and_paths_of_any_kind_break_nothing(name: str) -> None:
             classes=(result(name, 0.7), result("cup", 0.4)),
         )
     )
-    head, body = parts(text)
-    usual_head, usual = parts(model_card(facts(validation=facts().train)))
+    head, body = parse(text)
+    usual_head, usual = parse(model_card(facts(validation=facts().train)))
     assert head.keys() == usual_head.keys() and head["license"] == "unknown"
     for tag in ("table", "tr", "td", "th", "h1", "h2", "li", "pre"):
         assert body.count(f"<{tag}>") == usual.count(f"<{tag}>"), tag
     for tag in ("<script", "<a ", "<img", "<em>", "<strong>", "<del>", "<hr"):
         assert tag not in body
     shown = html.unescape(re.findall(r"<td>(.*)</td>", body)[-2])
-    printable = "".join(one if one.isprintable() else "�" for one in name)
+    printable = "".join(char if char.isprintable() else "�" for char in name)
     assert shown[:50] == printable[:50]
     text.encode()
 
 
-def test_a_card_is_replaced_until_somebody_edits_it(tmp_path: Path) -> None:
+def test_card_is_replaced_unless_edited(tmp_path: Path) -> None:
     file = tmp_path / CARD
     assert write_card(tmp_path, "# First\n")
     assert write_card(tmp_path, "# Second\n")
@@ -162,10 +162,10 @@ def test_a_card_is_replaced_until_somebody_edits_it(tmp_path: Path) -> None:
     assert not write_card(tmp_path, "# Third\n")
     file.unlink()
     assert write_card(tmp_path, "# Third\n")
-    assert [one.name for one in tmp_path.iterdir()] == [CARD]
+    assert [file.name for file in tmp_path.iterdir()] == [CARD]
 
 
-def test_a_checkpoint_that_is_gone_does_not_come_back(tmp_path: Path) -> None:
+def test_removed_checkpoint_is_not_recreated(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_card(tmp_path / "step-000001", "# Card\n")
     assert list(tmp_path.iterdir()) == []

@@ -158,7 +158,7 @@ def test_generated_boxes_are_like_openimages() -> None:
     detections = generated_detections(truth, per_image=60, random=random)
     assert len(detections) == 500 * 60
     for image_id in truth.image_ids[:20].tolist():
-        scores = detections.of_image(image_id).scores
+        scores = detections.in_image(image_id).scores
         assert len(scores) == 60 and (np.diff(scores) <= 0).all() and 0 < scores.min() < 1
 
 

@@ -8,32 +8,32 @@ import pytest
 from launch.process_group import ProcessGroup
 from retinanet.config import Config
 from retinanet.config_file import load_config
-from retinanet.mlperf.log import LogLine, MlperfLog, lines_of, running_log
+from retinanet.mlperf.log import LogLine, MlperfLog, read_events, running_log
 from retinanet.model.retinanet import RetinaNet, current_key, mlperf_key
 from tests.support.mlperf_runs import closed_config, write_run
 
 
-def said(lines: list[LogLine]) -> list[str]:
-    """Keys with their place in the run."""
-    places = [line.metadata.get("epoch_num") for line in lines]
+def event_keys(lines: list[LogLine]) -> list[str]:
+    """Keys, with the epoch if there is one."""
+    epochs = [line.metadata.get("epoch_num") for line in lines]
     return [
-        line.key if place is None else f"{line.key} {place}"
-        for line, place in zip(lines, places, strict=True)
+        line.key if epoch is None else f"{line.key} {epoch}"
+        for line, epoch in zip(lines, epochs, strict=True)
     ]
 
 
-def one_rank(config: Config, file: Path, *, step: int, is_evaluated: bool = True) -> None:
-    """A start that takes a step and evaluates."""
+def write_log(config: Config, file: Path, *, step: int, is_evaluated: bool = True) -> None:
+    """Log a start with one step and an evaluation."""
     with running_log(config, group=ProcessGroup(), local_rank=0) as log:
         log.write_to(file, step=step, is_evaluated=is_evaluated)
         log.evaluation_started(epoch=step + 1, step=step + 1)
         log.evaluated(0.1, epoch=step + 1, step=step + 1)
 
 
-def test_events_come_in_mlperfs_order_with_data_after_run_start(tmp_path: Path) -> None:
+def test_events_have_mlperfs_order_with_data_after_run_start(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", closed_config(), accuracies=[0.2, 0.35])
-    lines = lines_of(run / "mlperf.log")
-    keys = said(lines)
+    lines = read_events(run / "mlperf.log")
+    keys = event_keys(lines)
     begin = ["init_start", "cache_clear", "init_stop", "run_start", "train_samples", "eval_samples"]
     assert [key for key in keys if key in begin] == begin
     assert keys[-13:] == [
@@ -62,30 +62,32 @@ def test_events_come_in_mlperfs_order_with_data_after_run_start(tmp_path: Path) 
     assert not any(line.metadata["file"].startswith("/") for line in lines)
 
 
-def test_a_run_that_goes_on_has_one_start_one_end_and_no_evaluation_twice(tmp_path: Path) -> None:
+def test_resumed_run_has_one_start_one_end_and_each_evaluation_once(tmp_path: Path) -> None:
     config, file = closed_config(), tmp_path / "mlperf.log"
-    one_rank(config, file, step=0)
-    one_rank(config, file, step=1)
-    first = lines_of(file)
-    assert [key for key in said(first) if key.startswith("eval")] == [
+    write_log(config, file, step=0)
+    write_log(config, file, step=1)
+    first = read_events(file)
+    assert [key for key in event_keys(first) if key.startswith("eval")] == [
         *("eval_start 1", "eval_accuracy 1", "eval_stop 1"),
         *("eval_start 2", "eval_accuracy 2", "eval_stop 2"),
     ]
     for key in ("init_start", "run_start", "seed", "run_stop", "opt_name", "cache_clear"):
-        assert said(first).count(key) == 1, key
-    # Again from step 1, whose evaluation was not in the checkpoint.
-    one_rank(config, file, step=1, is_evaluated=False)
-    again = lines_of(file)
-    assert [key for key in said(again) if key == "eval_accuracy 1"] == []
-    assert said(again).count("eval_accuracy 2") == 1 and said(again).count("run_stop") == 1
-    # The clock is that of the first start.
+        assert event_keys(first).count(key) == 1, key
+    # Resume again from step 1, whose evaluation is not in the checkpoint.
+    write_log(config, file, step=1, is_evaluated=False)
+    again = read_events(file)
+    assert [key for key in event_keys(again) if key == "eval_accuracy 1"] == []
+    assert (
+        event_keys(again).count("eval_accuracy 2") == 1 and event_keys(again).count("run_stop") == 1
+    )
+    # The clock starts at the first start.
     assert (
         next(line for line in again if line.key == "run_start").time_ms
         == next(line for line in first if line.key == "run_start").time_ms
     )
 
 
-def test_an_epoch_that_was_begun_and_begins_again_is_said_once(tmp_path: Path) -> None:
+def test_repeated_epochs_are_logged_once(tmp_path: Path) -> None:
     file = tmp_path / "mlperf.log"
     for step in (0, 8):
         with running_log(closed_config(), group=ProcessGroup(), local_rank=0) as log:
@@ -93,30 +95,30 @@ def test_an_epoch_that_was_begun_and_begins_again_is_said_once(tmp_path: Path) -
             for epoch in range(step // 4 + 1, step // 4 + 4):
                 log.epoch_started(epoch, step=4 * epoch - 4)
                 log.epoch_stopped(epoch, step=4 * epoch)
-    begun = [key for key in said(lines_of(file)) if key.startswith("epoch_")]
+    epochs = [key for key in event_keys(read_events(file)) if key.startswith("epoch_")]
     expected = [f"epoch_{what} {epoch}" for epoch in range(1, 6) for what in ("start", "stop")]
-    assert begun == expected
+    assert epochs == expected
 
 
-def test_a_setting_that_changed_when_a_run_went_on_is_not_hidden(tmp_path: Path) -> None:
+def test_setting_changed_on_resume_is_logged_again(tmp_path: Path) -> None:
     file = tmp_path / "mlperf.log"
-    one_rank(closed_config(), file, step=0)
-    one_rank(closed_config("training.gradient_accumulation=64"), file, step=1)
-    sizes = [line.value for line in lines_of(file) if line.key == "global_batch_size"]
+    write_log(closed_config(), file, step=0)
+    write_log(closed_config("training.gradient_accumulation=64"), file, step=1)
+    sizes = [line.value for line in read_events(file) if line.key == "global_batch_size"]
     assert sizes == [256, 128]
 
 
-def test_a_line_cut_short_by_a_kill_is_dropped_where_the_run_goes_on(tmp_path: Path) -> None:
+def test_truncated_line_is_removed_on_resume(tmp_path: Path) -> None:
     file = tmp_path / "mlperf.log"
-    one_rank(closed_config(), file, step=0)
+    write_log(closed_config(), file, step=0)
     text = file.read_text()
     file.write_text(text[: text.rindex("run_stop") + 4])
-    one_rank(closed_config(), file, step=1)
+    write_log(closed_config(), file, step=1)
     assert all(line.startswith(":::MLLOG {") for line in file.read_text().splitlines())
-    assert said(lines_of(file)).count("run_stop") == 1
+    assert event_keys(read_events(file)).count("run_stop") == 1
 
 
-def test_a_run_that_ends_by_an_error_is_aborted(tmp_path: Path) -> None:
+def test_run_that_ends_with_an_error_is_aborted(tmp_path: Path) -> None:
     file = tmp_path / "mlperf.log"
     with (
         pytest.raises(RuntimeError),
@@ -124,7 +126,7 @@ def test_a_run_that_ends_by_an_error_is_aborted(tmp_path: Path) -> None:
     ):
         log.write_to(file, step=0, is_evaluated=False)
         raise RuntimeError
-    last = lines_of(file)[-1]
+    last = read_events(file)[-1]
     assert (last.key, last.metadata["status"]) == ("run_stop", "aborted")
 
 
@@ -137,7 +139,7 @@ def test_without_a_folder_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_costs_the_log_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_loses_no_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = MlperfLog()
     file = tmp_path / "mlperf.log"
     log.write_to(file, step=0, is_evaluated=False)
@@ -152,35 +154,35 @@ def test_a_full_disk_costs_the_log_no_line(tmp_path: Path, monkeypatch: pytest.M
     assert file.read_text() == ""
     log.event("seed", 3)
     log.close()
-    assert [line.value for line in lines_of(file)] == [1, 2, 3, None]
+    assert [line.value for line in read_events(file)] == [1, 2, 3, None]
 
 
-def test_tensors_have_the_names_of_mlperfs_reference() -> None:
+def test_tensors_have_the_names_of_the_reference() -> None:
     rules = files("mlperf_logging") / "compliance_checker/training_2.1.0/closed_ssd.yaml"
-    wanted = set(re.findall(r'"(module\.[^"]+)"', rules.read_text()))
-    assert len(wanted) == 89
+    expected = set(re.findall(r'"(module\.[^"]+)"', rules.read_text()))
+    assert len(expected) == 89
     model = RetinaNet(num_classes=264, norm="frozen", trainable_layers=3)
-    assert {mlperf_key(name) for name, _ in model.named_parameters()} == wanted
+    assert {mlperf_key(name) for name, _ in model.named_parameters()} == expected
     keys = model.state_dict().keys()
     assert {current_key(mlperf_key(key)) for key in keys} == set(keys)
 
 
-def test_caches_are_cleared_only_when_asked_for(
+def test_page_cache_is_dropped_only_if_configured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     switch = tmp_path / "drop_caches"
     switch.write_text("0\n")
     monkeypatch.setattr("retinanet.mlperf.log.DROP_CACHES", switch)
-    found = []
-    for number, words in enumerate(([], ["mlperf.clear_caches=true"])):
+    results = []
+    for number, overrides in enumerate(([], ["mlperf.clear_caches=true"])):
         file = tmp_path / f"{number}.log"
-        one_rank(load_config("demo.yaml", words), file, step=0)
-        [value] = [line.value for line in lines_of(file) if line.key == "cache_clear"]
-        found.append((value, switch.read_text()))
-    assert found == [(False, "0\n"), (True, "3\n")]
+        write_log(load_config("demo.yaml", overrides), file, step=0)
+        [value] = [line.value for line in read_events(file) if line.key == "cache_clear"]
+        results.append((value, switch.read_text()))
+    assert results == [(False, "0\n"), (True, "3\n")]
 
 
-def test_the_benchmark_is_called_ssd_under_older_rules(tmp_path: Path) -> None:
+def test_benchmark_is_named_ssd_in_older_rules(tmp_path: Path) -> None:
     names = []
     for rules in ("5.1.0", "4.1.0", "2.1.0"):
         run = write_run(tmp_path / rules, closed_config(f"mlperf.rules={rules}"), accuracies=[0.4])

@@ -63,7 +63,7 @@ def perfect(dataset: DetectionDataset) -> SplitResult:
         )
         for index, image_id in enumerate(annotations.image_ids)
     ]
-    detections = SplitDetections.of(images)
+    detections = SplitDetections.from_images(images)
     return SplitResult(coco_metric(annotations, detections), detections, seconds=1.0)
 
 

@@ -1,5 +1,7 @@
 import io
 import json
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from retinanet.model.retinanet import RetinaNet
 from retinanet.training.signals import StopRequest
 from retinanet.training.train_state import seed_everything
 
+pytestmark = pytest.mark.slow
 SIZES = [(96, 48), (48, 96), (64, 64)]
 """Width and height of the images; the model's square is 64×64."""
 
@@ -45,7 +48,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> DetectionDataset:
 
 @pytest.fixture(scope="module")
 def model() -> RetinaNet:
-    """It finds something everywhere: scores begin at one half."""
+    """A model that detects boxes everywhere: scores are near one half."""
     seed_everything(0)
     model = RetinaNet(num_classes=2, norm="batch", trainable_layers=5)
     bias = model.head.classification_head.cls_logits.bias
@@ -58,81 +61,63 @@ def float32(model: RetinaNet) -> Forward:
     return torch_forward(model, precision="float32")
 
 
-def detected(
+def run_detect(
     model: RetinaNet, dataset: DetectionDataset, *, batch_size: int
 ) -> list[ImageDetections]:
     loader = evaluation_loader(dataset, batch_size=batch_size)
     return list(detect(model, loader, classes=dataset.class_map, forward=float32(model)))
 
 
-def test_boxes_are_in_pixels_of_the_original_images(
+def test_detections_have_original_pixels_and_category_ids(
     model: RetinaNet, dataset: DetectionDataset
 ) -> None:
-    found = detected(model, dataset, batch_size=3)
+    images = run_detect(model, dataset, batch_size=3)
     [batch] = evaluation_loader(dataset, batch_size=3)
     in_square = detect_batch(model, batch.images, forward=float32(model))
-    assert [image.image_id for image in found] == [100, 99, 98]
-    for image, square, (width, height) in zip(found, in_square, SIZES, strict=True):
+    assert [image.image_id for image in images] == [100, 99, 98]
+    for image, square, (width, height) in zip(images, in_square, SIZES, strict=True):
         assert len(image.boxes) > 20 and image.boxes.dtype == np.float64
         scale = np.array([width, height, width, height]) / 64
         np.testing.assert_allclose(image.boxes, square.boxes.numpy() * scale, rtol=1e-6)
-        # Clipped boxes reach the image's own right and lower edge.
+        # Clipped boxes end at the right and lower edge of the original image.
         assert image.boxes[:, 2].max() == pytest.approx(width)
         assert image.boxes[:, 3].max() == pytest.approx(height)
-
-
-def test_category_ids_are_the_jsons(model: RetinaNet, dataset: DetectionDataset) -> None:
-    [batch] = evaluation_loader(dataset, batch_size=3)
-    labels = [
-        one.labels.tolist() for one in detect_batch(model, batch.images, forward=float32(model))
-    ]
-    ids = [image.category_ids.tolist() for image in detected(model, dataset, batch_size=3)]
-    assert ids == [[(70, 30)[label] for label in image] for image in labels]
-    assert {one for image in ids for one in image} == {30, 70}
-
-
-def test_scores_are_probabilities_best_first(model: RetinaNet, dataset: DetectionDataset) -> None:
-    for image in detected(model, dataset, batch_size=2):
+        assert image.category_ids.tolist() == [(70, 30)[label] for label in square.labels]
         assert (np.diff(image.scores) <= 0).all()
         assert 0 < image.scores.min() <= image.scores.max() < 1
+    assert set(np.concatenate([image.category_ids for image in images])) == {30, 70}
 
 
-def test_the_batch_size_changes_nothing(model: RetinaNet, dataset: DetectionDataset) -> None:
-    alone = detected(model, dataset, batch_size=1)
-    together = detected(model, dataset, batch_size=3)
-    for one, other in zip(alone, together, strict=True):
-        np.testing.assert_allclose(one.scores, other.scores, rtol=1e-4)
+def test_scores_do_not_depend_on_batch_size(model: RetinaNet, dataset: DetectionDataset) -> None:
+    single, batched = (run_detect(model, dataset, batch_size=size) for size in (1, 3))
+    for first, second in zip(single, batched, strict=True):
+        np.testing.assert_allclose(first.scores, second.scores, rtol=1e-4)
 
 
-def test_detecting_leaves_the_model_as_it_was(model: RetinaNet, dataset: DetectionDataset) -> None:
+def test_detection_leaves_model_unchanged(model: RetinaNet, dataset: DetectionDataset) -> None:
     model.train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    detected(model, dataset, batch_size=3)
+    run_detect(model, dataset, batch_size=3)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_split_is_scored_and_shows_its_progress(
-    model: RetinaNet, dataset: DetectionDataset
-) -> None:
-    console = Console(file=io.StringIO(), width=120)
+def test_evaluate_split_shows_progress(model: RetinaNet, dataset: DetectionDataset) -> None:
+    output = io.StringIO()
     result = evaluate_split(
         model,
         evaluation_loader(dataset, batch_size=2),
         classes=dataset.class_map,
         forward=torch_forward(model, precision="bf16"),
-        console=console,
+        console=Console(file=output, width=120),
     )
     assert result.seconds > 0
     assert set(result.detections.image_ids.tolist()) == {100, 99, 98}
     assert set(result.evaluation.per_class) == {"seventy"}
-    assert "3/3" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "3/3" in output.getvalue()
 
 
-def test_a_request_to_stop_ends_an_evaluation(model: RetinaNet, dataset: DetectionDataset) -> None:
-    import os
-    import signal
-
+def test_signal_stops_evaluation(model: RetinaNet, dataset: DetectionDataset) -> None:
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         result = detect_split(

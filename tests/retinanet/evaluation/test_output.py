@@ -1,0 +1,276 @@
+import csv
+import io
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from common.errors import InputError
+from data.annotations import Annotations
+from retinanet.evaluation import output
+from retinanet.evaluation.matching import ImageDetections, SplitDetections
+from retinanet.evaluation.metric import METRICS, ClassResult, Evaluation
+from retinanet.evaluation.output import (
+    MOST_BOXES,
+    SplitResult,
+    category_names,
+    classes_as_csv,
+    detections_as_json,
+    draw_boxes,
+    draw_detections,
+    draw_truth,
+    evaluation_files,
+    evaluation_sheet,
+    save_picture,
+    spread_indices,
+    write_evaluation,
+)
+from retinanet.training.recorder import draw_curves, running_mean
+
+WHITE = np.full((500, 600, 3), 255, np.uint8)
+
+
+def boxes_of(*boxes: tuple[float, float, float, float]) -> NDArray[np.float64]:
+    return np.array(boxes, dtype=np.float64).reshape(-1, 4)
+
+
+def image_detections(
+    boxes: NDArray[np.float64], *, image_id: int = 1, score: float = 0.9
+) -> ImageDetections:
+    count = len(boxes)
+    return ImageDetections(image_id, boxes, np.full(count, score), np.full(count, 4))
+
+
+def split_detections(count: int) -> SplitDetections:
+    return SplitDetections(
+        image_ids=np.arange(count) + 5,
+        boxes=np.tile(np.array([[10, 20, 30, 50]], np.float32), (count, 1)),
+        scores=np.full(count, 0.25, np.float32),
+        category_ids=np.full(count, 44),
+    )
+
+
+def annotations(count: int, *, name: str = "four") -> Annotations:
+    """`count` images of 100×50 pixels; the first has a box and a crowd, the others none."""
+    return Annotations(
+        category_ids=np.array([4]),
+        category_names=(name,),
+        image_ids=np.arange(count) + 10,
+        file_names=tuple(f"{index}.png" for index in range(count)),
+        widths=np.full(count, 100, np.int32),
+        heights=np.full(count, 50, np.int32),
+        box_offsets=np.array([0, *([2] * count)]),
+        boxes=boxes_of((10, 10, 40, 30), (50, 5, 90, 45)),
+        box_category_ids=np.array([4, 4]),
+        box_is_crowd=np.array([False, True]),
+        box_areas=np.array([600.0, 1600.0]),
+        box_ids=np.array([1, 2]),
+    )
+
+
+def class_result(number: int, *, name: str, precision: float) -> ClassResult:
+    return ClassResult(
+        category_id=number,
+        name=name,
+        map=precision,
+        map_50=precision,
+        map_75=precision,
+        mar_100=precision,
+        true_boxes=0 if math.isnan(precision) else 7,
+        found_boxes=9,
+    )
+
+
+def evaluation(*classes: ClassResult) -> Evaluation:
+    curves = {"0.50": np.linspace(1, 0, 101), "0.75": np.full(101, math.nan)}
+    return Evaluation(dict.fromkeys(METRICS, 0.5), classes, curves)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 7])
+def test_detections_are_written_in_pieces(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "BOXES_AT_ONCE", 3)
+    assert json.loads(b"".join(detections_as_json(split_detections(count)))) == [
+        {"image_id": index + 5, "category_id": 44, "bbox": [10, 20, 20, 30], "score": 0.25}
+        for index in range(count)
+    ]
+
+
+def test_classes_csv_leaves_unmeasured_values_empty_and_escapes_formulas() -> None:
+    classes = [
+        class_result(3, name="Tree, tall", precision=1 / 3),
+        class_result(4, name="Cat", precision=math.nan),
+        class_result(5, name="=HYPERLINK(A1)\x1b[2J", precision=0.5),
+    ]
+    first, second, third = csv.DictReader(io.StringIO(classes_as_csv(evaluation(*classes))))
+    assert (first["name"], first["map"], first["true_boxes"]) == ("Tree, tall", "0.333333", "7")
+    assert (second["map"], second["mar_100"], second["found_boxes"]) == ("", "", "9")
+    assert third["name"] == "'=HYPERLINK(A1)�[2J"
+
+
+@pytest.mark.parametrize("classes", [0, 3, pytest.param(264, marks=pytest.mark.slow)])
+def test_write_evaluation_writes_boxes_classes_and_chart(classes: int, tmp_path: Path) -> None:
+    results = [
+        class_result(number, name=f"$class_{number}^", precision=number / 264)
+        for number in range(classes)
+    ]
+    result = SplitResult(evaluation(*results), split_detections(2), seconds=1.0)
+    write_evaluation(result, tmp_path / "eval", name="step-000006")
+    files = evaluation_files(tmp_path / "eval", name="step-000006")
+    assert sorted(files) == sorted((tmp_path / "eval").iterdir())
+    with Image.open(files[2]) as chart:
+        assert chart.format == "PNG" and chart.width > 1000 and chart.height < 2000
+
+
+def test_unwritable_folder_is_an_input_error(tmp_path: Path) -> None:
+    (tmp_path / "eval").write_text("")
+    result = SplitResult(evaluation(), split_detections(0), seconds=1.0)
+    with pytest.raises(InputError, match=r"eval/step\.json: cannot be written"):
+        write_evaluation(result, tmp_path / "eval", name="step")
+
+
+def test_detections_of_an_image_in_any_order() -> None:
+    def image(image_id: int, *scores: float) -> ImageDetections:
+        boxes = np.tile([1.0, 2.0, 3.0, 4.0], (len(scores), 1))
+        return ImageDetections(image_id, boxes, np.array(scores), np.full(len(scores), 4))
+
+    split = SplitDetections.from_images([image(93, 0.75, 0.5), image(12), image(7, 0.25)])
+    assert split.in_image(93).scores.tolist() == [0.75, 0.5]
+    assert split.in_image(12).scores.tolist() == split.in_image(1).scores.tolist() == []
+    assert split.in_image(7).boxes.tolist() == [[1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("total", "count", "indices"),
+    [(6, 2, [1, 4]), (9, 3, [1, 4, 7]), (1, 6, [0]), (4, 4, [0, 1, 2, 3]), (4, 0, []), (0, 4, [])],
+)
+def test_spread_indices(total: int, count: int, indices: list[int]) -> None:
+    assert spread_indices(total, count) == indices
+
+
+@pytest.mark.parametrize(("total", "count"), [(150, 6), (7, 5), (1000, 999), (3, 100)])
+def test_spread_indices_are_distinct(total: int, count: int) -> None:
+    indices = spread_indices(total, count)
+    assert len(set(indices)) == len(indices) == min(total, count)
+    assert indices == sorted(indices) and indices[0] >= 0 and indices[-1] < total
+
+
+def test_box_is_drawn_at_its_edges_on_a_copy() -> None:
+    pixels = WHITE.copy()
+    drawn = draw_boxes(pixels, boxes_of((100, 200, 300, 400)), labels=["x"], colours=["#ff0000"])
+    assert (pixels == 255).all()
+    red = (drawn == (255, 0, 0)).all(axis=2)
+    for row, column in ((300, 100), (300, 300), (200, 280), (400, 280)):
+        assert red[row - 3 : row + 4, column - 3 : column + 4].any(), (row, column)
+    assert not red[310:390, 110:290].any()  # the object itself stays visible
+    assert (drawn[:190] == 255).all() and (drawn[:, :95] == 255).all()
+
+
+def test_small_pictures_are_enlarged_with_their_boxes() -> None:
+    drawn = draw_boxes(
+        WHITE[:48, :60], boxes_of((10, 20, 30, 40)), labels=["x"], colours=["#ff0000"]
+    )
+    assert drawn.shape == (480, 600, 3)
+    red = (drawn == (255, 0, 0)).all(axis=2)
+    assert red[300, 97:104].any() and red[397:404, 280].any()
+
+
+@pytest.mark.parametrize(
+    ("shape", "enlarged"),
+    [((500, 600), (500, 600)), ((1, 60_000), (1, 60_000)), ((2, 1024), (8, 4096))],
+)
+def test_enlargement_is_limited(shape: tuple[int, int], enlarged: tuple[int, int]) -> None:
+    drawn = draw_boxes(np.full((*shape, 3), 255, np.uint8), boxes_of(), labels=[], colours=[])
+    assert drawn.shape == (*enlarged, 3) and (drawn == 255).all()
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        (50, 60, 50, 90),
+        (50, 60, 90, 60),
+        (50, 60, 50, 60),
+        (-40, -30, 20, 20),
+        (580, 480, 900, 900),
+        (700, 700, 800, 800),
+        (-20, -20, -10, -10),
+        (600, 500, 600, 500),
+        (0, 0, 600, 500),
+    ],
+)
+def test_empty_and_outside_boxes_can_be_drawn(box: tuple[float, float, float, float]) -> None:
+    detections = image_detections(boxes_of(box))
+    drawn = draw_detections(WHITE, detections, names={4: "four"}, least_score=0.5)
+    assert drawn.shape == WHITE.shape
+
+
+def test_detections_below_the_least_score_are_not_drawn() -> None:
+    unsure = image_detections(boxes_of((100, 200, 300, 400)), score=0.3)
+    assert (draw_detections(WHITE, unsure, names={4: "four"}, least_score=0.4) == 255).all()
+    assert (draw_detections(WHITE, unsure, names={4: "four"}, least_score=0.3) != 255).any()
+
+
+def test_number_of_drawn_detections_is_limited() -> None:
+    boxes = boxes_of(*[(10, 10, 100, 100)] * MOST_BOXES, (300, 300, 500, 480))
+    drawn = draw_detections(WHITE, image_detections(boxes), names={4: "four"}, least_score=0)
+    assert (drawn[10:101, 8:101] != 255).any() and (drawn[250:, 250:] == 255).all()
+
+
+def test_true_boxes_and_crowds_are_drawn() -> None:
+    pixels = np.full((50, 100, 3), 255, np.uint8)
+    drawn = draw_truth(pixels, annotations(2), 0)
+    scale = drawn.shape[0] / 50
+    for column in (10, 40, 50, 90):  # the vertical edges of both boxes
+        position = round(column * scale)
+        strip = drawn[round(22 * scale), max(0, position - 4) : position + 5]
+        assert (strip != 255).any(), column
+    assert (draw_truth(pixels, annotations(2), 1) == 255).all()
+
+
+@pytest.mark.parametrize(("count", "rows"), [(0, 0), (2, 1), (3, 2)])
+def test_sheet_has_two_images_per_row(count: int, rows: int, tmp_path: Path) -> None:
+    split = annotations(6)
+    for name in split.file_names:
+        Image.fromarray(np.full((50, 100, 3), 128, np.uint8)).save(tmp_path / name)
+    images = [image_detections(boxes_of((0, 0, 50, 50)), image_id=index + 10) for index in range(6)]
+    detections = SplitDetections.from_images(images)
+    sheet = evaluation_sheet(split, tmp_path, detections, count=count)
+    assert (None if sheet is None else sheet.shape) == ((430 * rows, 1600, 3) if rows else None)
+
+
+def test_saved_picture_is_a_png_of_the_same_pixels(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+    save_picture(pixels, tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.format == "PNG" and (np.asarray(image) == pixels).all()
+    assert [file.name for file in tmp_path.iterdir()] == ["a.png"]
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J\n\n\n", "\ud800", "$x^{", "w" * 10**6])
+def test_hostile_class_names_become_labels(name: str) -> None:
+    grey = np.full((480, 480, 3), 128, dtype=np.uint8)
+    label = category_names(annotations(1, name=name))[4]
+    assert len(label) <= 60
+    drawn = draw_boxes(grey, boxes_of((10, 200, 100, 300)), labels=[label], colours=["#e6194b"])
+    assert drawn.shape == grey.shape and (drawn != grey).any()
+
+
+@pytest.mark.parametrize(
+    ("values", "window", "means"),
+    [([1, 3, 5, 7], 2, [1, 2, 4, 6]), ([1, 3, 5, 7], 10, [1, 2, 3, 4]), ([], 10, [])],
+)
+def test_running_mean(values: list[float], window: int, means: list[float]) -> None:
+    assert running_mean(np.array(values, dtype=np.float64), window=window).tolist() == means
+
+
+@pytest.mark.parametrize("filled", [False, True])
+def test_curves_are_drawn_from_any_records(filled: bool, tmp_path: Path) -> None:
+    step = {"kind": "step", "step": 1, "loss": 1.0, "classification": 0.5, "bbox_regression": 0.5}
+    record = {"kind": "evaluation", "step": 1, "map": 0.1, "map_50": None, "map_75": 0.0}
+    records = [step, record] if filled else []
+    draw_curves(records, tmp_path / "curves.png", title="a run", target_map=0.3)
+    with Image.open(tmp_path / "curves.png") as image:
+        assert image.size == (1320, 495)

@@ -1,0 +1,98 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from common.errors import InputError
+from retinanet.predict.search import box_file, find_sources
+
+
+def make_files(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    return root
+
+
+def drawn_paths(out: Path, *paths: Path) -> list[str]:
+    return [str(source.drawn.relative_to(out)) for source in find_sources(paths, out=out).all]
+
+
+def test_subfolders_are_repeated_below_out_in_order(tmp_path: Path) -> None:
+    names = ("b.jpg", "a.PNG", "sub/a.jpg", "sub/deep/a.webp", "no.txt")
+    photos = make_files(tmp_path / "photos", *names)
+    sources = find_sources([photos], out=tmp_path / "out")
+    found = [str(source.file.relative_to(photos)) for source in sources.pictures]
+    assert found == ["a.PNG", "b.jpg", "sub/a.jpg", "sub/deep/a.webp"]
+    assert drawn_paths(tmp_path / "out", photos) == [
+        "photos/a.boxes.png",
+        "photos/b.boxes.png",
+        "photos/sub/a.boxes.png",
+        "photos/sub/deep/a.boxes.png",
+    ]
+    assert sources.skipped == 1
+
+
+def test_files_with_equal_stems_keep_their_whole_names(tmp_path: Path) -> None:
+    photos = make_files(tmp_path / "photos", "a.jpg", "a.png", "a.jpg.png", "other/a.jpg")
+    assert drawn_paths(tmp_path, photos) == [
+        "photos/a.jpg.boxes.png",
+        "photos/a.jpg.png.boxes.png",
+        "photos/a.png.boxes.png",
+        "photos/other/a.boxes.png",
+    ]
+
+
+def test_picture_and_videos_with_equal_stems_have_distinct_outputs(tmp_path: Path) -> None:
+    root = make_files(tmp_path, "a.jpg", "a.mp4", "b.mp4", "b.mkv")
+    files = [root / name for name in ("a.jpg", "a.mp4", "b.mp4", "b.mkv")]
+    assert drawn_paths(tmp_path, *files[:2]) == ["a.boxes.png", "a.boxes.mp4"]
+    sources = find_sources(files, out=tmp_path)
+    assert len({source.drawn for source in sources.all}) == 4
+    assert [source.kind for source in sources.all] == ["picture", "video", "video", "video"]
+
+
+def test_earlier_outputs_are_not_sources(tmp_path: Path) -> None:
+    make_files(tmp_path, "a.jpg", "predictions/a.boxes.png")
+    sources = find_sources([tmp_path], out=tmp_path / "predictions")
+    assert [source.file.name for source in sources.pictures] == ["a.jpg"]
+
+
+def test_missing_file_and_folder_without_pictures_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.jpg: no such picture"):
+        find_sources([tmp_path / "none.jpg"], out=tmp_path)
+    with pytest.raises(InputError, match="texts: no pictures"):
+        find_sources([make_files(tmp_path / "texts", "a.txt")], out=tmp_path)
+
+
+def test_character_device_is_a_camera() -> None:
+    [camera] = find_sources([Path("/dev/null")], out=Path("out")).videos
+    assert camera.kind == "camera" and camera.drawn == Path("out/null.boxes.mp4")
+
+
+@pytest.mark.parametrize("parts", [[], [[]], [[1]], [[1, 2], [], [3]]])
+def test_box_file_is_one_array(parts: list[list[int]], tmp_path: Path) -> None:
+    file = tmp_path / "new" / "boxes.json"
+    with box_file(file) as add:
+        for part in parts:
+            add([{"number": number} for number in part])
+        assert not file.exists()
+    content = json.loads(file.read_text())
+    assert [box["number"] for box in content] == [number for part in parts for number in part]
+    assert [path.name for path in file.parent.iterdir()] == ["boxes.json"]
+
+
+def test_box_file_is_complete_after_an_exception(tmp_path: Path) -> None:
+    file = tmp_path / "boxes.json"
+    with pytest.raises(KeyboardInterrupt), box_file(file) as add:
+        add([{"number": 1}])
+        raise KeyboardInterrupt
+    assert json.loads(file.read_text()) == [{"number": 1}]
+
+
+def test_box_file_without_a_path_and_with_an_unwritable_one(tmp_path: Path) -> None:
+    with box_file(None) as add:
+        add([{"number": 1}])
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"file/boxes\.json: cannot be written"):
+        box_file(tmp_path / "file" / "boxes.json").__enter__()
