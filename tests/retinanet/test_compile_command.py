@@ -77,8 +77,8 @@ def test_kernels_are_compiled_for_each_instruction_set(
     assert all(name in done.stdout for name in names)
     if names == NAMES:
         no_compiler()
-        found = check_compiler("kernel")
-        assert (found.level, "compiled ahead" in found.found) == ("ok", True)
+        finding = check_compiler("kernel")
+        assert (finding.level, "compiled ahead" in finding.detail) == ("ok", True)
 
 
 def test_missing_compiler_is_an_error(
