@@ -233,7 +233,7 @@ def points_figure(
     axes.plot(sizes, heights, "o", color=BLUE, label="reference runs, mean")
     for number, point in enumerate(expected):
         position = (point.batch_size, point.mean_epochs / unit)
-        label = None if number else "interpolated"
+        label = None if number else "given batch sizes"
         axes.plot(*position, "D", color=RED, fillstyle="none", label=label)
         text = f"{point.batch_size}: {point.mean_epochs:.2f} epochs"
         axes.annotate(text, position, xytext=(8, -12), textcoords="offset points", fontsize=9)
