@@ -383,7 +383,7 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(
     outcome = train(*settings_in(undisturbed.parent, "undisturbed"), "--resume")
     assert outcome.code == 0 and outcome.errors == ""
     assert f"finished after step {STEPS}; best mAP " in outcome.output
-    assert "raise training.epochs or training.max_steps to train on" in outcome.output
+    assert "increase training.epochs or training.max_steps to continue" in outcome.output
     assert weights.stat().st_mtime_ns == before
     assert (undisturbed / "metrics.jsonl").read_text() == metrics
 
