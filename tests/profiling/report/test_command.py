@@ -200,7 +200,7 @@ def test_existing_page_is_not_overwritten(tmp_path: Path, run_here: RunHere) -> 
     [
         ("--environment", "[1]", "JSON object"),
         ("--environment", "{", "is not JSON"),
-        ("--replay", "{}", "holds no replay"),
+        ("--replay", "{}", "replay"),
         ("--trace", "{}", ""),
         ("--peaks", "{}", "matrix_gflop_per_s is missing"),
         ("--reference", "nothing\n", "no oneDNN lines"),
