@@ -202,6 +202,7 @@ def job(folder: Path, **options: int | str) -> JobRunner:
     return JobRunner(variant, workload, scenes=folder / "scenes", print_line=lambda line: None)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.whole_machine
 def test_two_real_ranks_train(tmp_path: Path) -> None:
     run = job(tmp_path, warm_up_steps=1).run()

@@ -179,7 +179,7 @@ def probed_plan(tmp_path: Path) -> Path:
     """Write a plan of a measured host and a small training without probe runs."""
     overrides = (
         *SMALL,
-        "data.scenes={train: 24, validation: 2}",
+        "data.scenes={train: 12, validation: 2}",
         "training.batch_size=2",
         "training.epochs=2",
     )
@@ -189,7 +189,7 @@ def probed_plan(tmp_path: Path) -> Path:
     return file
 
 
-def step_times(run: Path) -> list[int]:
+def step_numbers(run: Path) -> list[int]:
     file = run / "metrics.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
     return [json.loads(line)["step"] for line in lines if '"kind": "step"' in line]
@@ -200,22 +200,18 @@ def test_real_probe_run_resumes_from_its_checkpoint(probed_plan: Path, tmp_path:
     run = tmp_path / "plan-probes" / "batch-2-seed-0"
     probes = ("--probe", "2,4", "--probe-seeds", "1", "--probe-target", "0.9")
     process = start("--plan", probed_plan, *probes)
-    stopped = interrupted(process, when=lambda: len(step_times(run)) >= 2)
+    stopped = interrupted(process, when=lambda: len(step_numbers(run)) >= 2)
     assert stopped.code == INTERRUPTED, stopped.errors
     assert stopped.output.splitlines()[-1] == (
         f"stopped: {run.parent} has the trainings; repeat the command to continue"
     )
-    trained = step_times(run)
-    assert (run / "checkpoints" / "last").exists() and len(trained) < 24
-
-    without_probe = ended(start("--plan", probed_plan))
-    assert without_probe.code == BAD_INPUT
-    assert "2 of 2 probe runs have not trained to mAP 0.9; give --probe 2,4" in without_probe.errors
+    trained = step_numbers(run)
+    assert (run / "checkpoints" / "last").exists() and len(trained) < 12
 
     done = ended(start("--plan", probed_plan, *probes), timeout=240)
     assert done.code == BAD_INPUT
     assert "--probe-target 0.9: 2 of 2 probe runs did not reach it by epoch 2" in done.errors
-    assert step_times(run)[: len(trained)] == trained  # none was repeated
+    assert step_numbers(run)[: len(trained)] == trained  # none was repeated
     stored = read_measurements(probed_plan)
     assert isinstance(stored, Measurements) and stored.probes is not None
     assert [(run.batch_size, len(run.evaluations)) for run in stored.probes.runs] == [
@@ -224,6 +220,3 @@ def test_real_probe_run_resumes_from_its_checkpoint(probed_plan: Path, tmp_path:
     ]
     settings = (run.parent / "batch-4-seed-0" / "config.yaml").read_text()
     assert "gradient_accumulation: 2" in settings and "learning_rate: 0.000424" in settings
-
-    again = ended(start("--plan", probed_plan))
-    assert again.code == BAD_INPUT and "probe 1" not in again.output

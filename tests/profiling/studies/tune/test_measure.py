@@ -158,6 +158,7 @@ def job(folder: Path) -> MeasuredJob:
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.whole_machine
 def test_steps_of_each_shape_are_measured_without_their_exchange(tmp_path: Path) -> None:
     measured = measure_steps(
