@@ -175,7 +175,7 @@ def test_convergence_points_are_the_published_ones() -> None:
 
 @pytest.mark.slow
 def test_short_trainings_differ_by_the_loss_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"TRAIN": 12, "HELD_OUT": 4, "BATCH": 2}.items():
+    for name, value in {"TRAIN": 24, "HELD_OUT": 8}.items():
         monkeypatch.setattr(training, name, value)
     workload = Workload(images=1, image_size=64)
     options = {"precision": "float32", "steps": 6}
