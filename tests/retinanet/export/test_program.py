@@ -11,6 +11,8 @@ from retinanet.model.postprocess import Detections
 from retinanet.model.retinanet import RetinaNet
 from tests.support.random_detectors import random_detector
 
+pytestmark = pytest.mark.slow
+
 
 def images_of(count: int, *, size: int = 64) -> Tensor:
     generator = torch.Generator().manual_seed(5)
