@@ -190,10 +190,10 @@ class Column:
     """The display format of numbers: as in `format(number, ",.1f")`, or a function."""
     _: KW_ONLY
     name: str = ""
-    """The field in CSV and JSON, and the attribute that `rows_of` reads; empty: the heading."""
+    """The field in CSV and JSON, and the attribute that `table_rows` reads; empty: the heading."""
     unit: str = ""  # follows each number for people, such as ` s`
     is_number: bool = True  # aligned right, and sorted as numbers on a page
-    meaning: str = ""  # a sentence for the page where the heading does not say it all
+    meaning: str = ""  # a sentence for the page where the heading is not enough
     no_wrap: bool = False  # keep a text on one line of the console
 
     @property
@@ -223,7 +223,7 @@ def plain(value: object) -> object:
     return value.value if isinstance(value, Cell) else value
 
 
-def rows_of(columns: Iterable[Column], objects: Iterable[object]) -> list[tuple[object, ...]]:
+def table_rows(columns: Iterable[Column], objects: Iterable[object]) -> list[tuple[object, ...]]:
     """Return a row for each object: its attributes that have the names of the columns."""
     getters = [attrgetter(column.field) for column in columns]
     return [tuple(getter(item) for getter in getters) for item in objects]

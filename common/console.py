@@ -135,7 +135,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole_seconds:02}"
 
 
-def say(console: Console, text: str) -> None:
+def print_line(console: Console, text: str) -> None:
     """Print a line as it is, however long."""
     console.print(text, markup=False, soft_wrap=True)
 
@@ -143,7 +143,7 @@ def say(console: Console, text: str) -> None:
 def print_cautions(console: Console, cautions: Iterable[str]) -> None:
     """Print a line for each reason to doubt the numbers that follow."""
     for caution in cautions:
-        say(console, f"caution: {printable(caution)}")
+        print_line(console, f"caution: {printable(caution)}")
 
 
 SMALLEST = 1e-4  # below it numbers are written with an exponent, as `1.2e-05`

@@ -47,11 +47,11 @@ class Annotations:
     def __len__(self) -> int:
         return len(self.image_ids)
 
-    def size_of(self, index: int) -> tuple[int, int]:
+    def image_size(self, index: int) -> tuple[int, int]:
         """Return the (height, width) of image `index` in pixels."""
         return int(self.heights[index]), int(self.widths[index])
 
-    def boxes_of(self, index: int) -> slice:
+    def box_slice(self, index: int) -> slice:
         """Return the rows of image `index` in the `box_*` columns."""
         return slice(int(self.box_offsets[index]), int(self.box_offsets[index + 1]))
 

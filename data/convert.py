@@ -317,43 +317,43 @@ def stratified_rows(classes: Sequence[Set[int]], *, count: int, seed: int) -> se
     """
     random = Random(seed)
     rows = random.sample(range(len(classes)), len(classes))
-    rows_of: dict[int, list[int]] = {}
+    rows_by_category: dict[int, list[int]] = {}
     for row in rows:
         for category in sorted(classes[row]):
-            rows_of.setdefault(category, []).append(row)
+            rows_by_category.setdefault(category, []).append(row)
     wanted = {}  # by class: how many images each side still needs
-    for category, of_class in rows_of.items():
-        in_validation = len(of_class) * (count / len(classes))
-        if len(of_class) >= len(SIDES):
-            in_validation = min(max(in_validation, 1.0), len(of_class) - 1.0)
-        wanted[category] = [len(of_class) - in_validation, in_validation]
+    for category, class_rows in rows_by_category.items():
+        in_validation = len(class_rows) * (count / len(classes))
+        if len(class_rows) >= len(SIDES):
+            in_validation = min(max(in_validation, 1.0), len(class_rows) - 1.0)
+        wanted[category] = [len(class_rows) - in_validation, in_validation]
     remaining = {
-        category: len(rows_of[category])
-        for category in random.sample(sorted(rows_of), len(rows_of))
+        category: len(rows_by_category[category])
+        for category in random.sample(sorted(rows_by_category), len(rows_by_category))
     }
     free = [len(classes) - count, count]
-    side_of: dict[int, int] = {}
+    side_by_row: dict[int, int] = {}
     while remaining:
         # Of equally rare classes the first one, which is at random.
         rarest = min(remaining, key=remaining.__getitem__)
         # Training usually gets the first images. Those with most of the classes that validation
         # still needs come last, so that one image serves several of them.
-        of_class = [row for row in rows_of[rarest] if row not in side_of]
+        class_rows = [row for row in rows_by_category[rarest] if row not in side_by_row]
         lacking = [
-            sum(wanted[category][VALIDATION] > 0 for category in classes[row]) for row in of_class
+            sum(wanted[category][VALIDATION] > 0 for category in classes[row]) for row in class_rows
         ]
-        for _, row in sorted(zip(lacking, of_class, strict=True), key=itemgetter(0)):
+        for _, row in sorted(zip(lacking, class_rows, strict=True), key=itemgetter(0)):
             # The side that lacks most of the class, then the one with more space, then either.
             side = max(
                 [side for side in SIDES if free[side]],
                 key=lambda side: (wanted[rarest][side], free[side], random.random()),
             )
-            side_of[row] = side
+            side_by_row[row] = side
             free[side] -= 1
             for category in classes[row]:
                 wanted[category][side] -= 1
                 remaining[category] -= 1
         remaining = {category: images for category, images in remaining.items() if images}
-    without_classes = [row for row in rows if row not in side_of]
-    held_out = {row for row, side in side_of.items() if side == VALIDATION}
+    without_classes = [row for row in rows if row not in side_by_row]
+    held_out = {row for row, side in side_by_row.items() if side == VALIDATION}
     return held_out | set(without_classes[: free[VALIDATION]])

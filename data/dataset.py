@@ -124,7 +124,7 @@ class DetectionDataset(Dataset[Sample]):
         """Return a key's sample, in training mirrored with p = 0.5, or raise InputError."""
         row = int(self.rows[key.index])
         path = image_path(self.image_folder, self.annotations.file_names[row])
-        original_size = self.annotations.size_of(row)
+        original_size = self.annotations.image_size(row)
         pixels = decode_image(path, decoder=self.decoder, annotated_size=original_size)
         height, width = pixels.shape[:2]
         if not is_resized_copy((height, width), original_size):
@@ -147,7 +147,7 @@ class DetectionDataset(Dataset[Sample]):
                 black.permute(2, 0, 1),
                 self._target(row),
                 int(self.annotations.image_ids[row]),
-                self.annotations.size_of(row),
+                self.annotations.image_size(row),
                 bad_images=(problem,),
             )
         problems = [problem]
@@ -164,11 +164,11 @@ class DetectionDataset(Dataset[Sample]):
 
     def _target(self, row: int) -> dict[str, Tensor]:
         """Return boxes on the square and labels, of single objects with an area."""
-        rows = self.annotations.boxes_of(row)
+        rows = self.annotations.box_slice(row)
         single = ~self.annotations.box_is_crowd[rows]
         boxes = torch.from_numpy(self.annotations.boxes[rows][single]).to(torch.float64)
         labels = self.class_map.to_labels(self.annotations.box_category_ids[rows][single])
-        size = self.annotations.size_of(row)
+        size = self.annotations.image_size(row)
         boxes = scale_boxes(boxes, original_size=size, size=self.image_size)
         boxes, keep = clip_boxes(boxes, size=self.image_size)
         return {"boxes": boxes[keep].to(torch.float32), "labels": torch.from_numpy(labels)[keep]}

@@ -161,9 +161,9 @@ def map_array(folder: Path, name: str) -> NDArray[Any]:
 
 def check_lengths(columns: dict[str, Any], categories: int, images: int, boxes: int) -> None:
     """Refuse columns that do not belong together."""
-    rows_of = {"category": categories, "box": boxes}
+    row_counts = {"category": categories, "box": boxes}
     for name, column in columns.items():
-        expected = rows_of.get(name.partition("_")[0], images)
+        expected = row_counts.get(name.partition("_")[0], images)
         if name in ("boxes", "box_offsets"):
             expected = boxes if name == "boxes" else images + 1
         if len(column) != expected:

@@ -111,7 +111,7 @@ def overlap_share(box: Box, other: Box) -> float:
 
 
 def draw_scene(random: Random) -> tuple[Image.Image, list[tuple[int, Box]]]:
-    """Return a drawn scene, and for each object its place in `KINDS` and its box (xyxy, pixels)."""
+    """Return a synthetic image, and each object's index in `KINDS` and box (xyxy, pixels)."""
     width, height = random.choice(SIZES)
     large = Image.new("RGB", (width * SUPERSAMPLING, height * SUPERSAMPLING))
     draw = ImageDraw.Draw(large)

@@ -70,7 +70,7 @@ def choose_mpirun(given: Path | None) -> Mpirun:
     A cluster's own is built for its network and its batch system.
 
     Raises:
-        InputError: There is none, or it does not say what it is.
+        InputError: There is none, or its kind cannot be determined.
     """
     if given is not None:
         if not is_program(given):

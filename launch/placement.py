@@ -55,12 +55,12 @@ def place_ranks(
     ways = [*shares.advice]
     if nearest:
         plural = "" if nearest == [1] else "s"
-        ways.insert(0, f"{join_words(nearest, 'or')} rank{plural} ({option})")
+        ways.insert(0, f"{join_numbers(nearest, 'or')} rank{plural} ({option})")
     advice = ", or ".join(ways) or "fewer ranks with fewer cores each"
     raise InputError(f"{shares.why}: use {advice}")
 
 
-def join_words(numbers: Iterable[int], conjunction: str) -> str:
+def join_numbers(numbers: Iterable[int], conjunction: str) -> str:
     """Return such as `1, 2 or 4`."""
     *others, last = map(str, numbers)
     return f"{', '.join(others)} {conjunction} {last}" if others else last
@@ -290,4 +290,4 @@ def floating_notes(
 
 def count_noun(noun: str, numbers: Sequence[int]) -> str:
     """Return such as `socket 1`, `nodes 0 and 1`."""
-    return f"{noun}{'s' if len(numbers) > 1 else ''} {join_words(numbers, 'and')}"
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {join_numbers(numbers, 'and')}"

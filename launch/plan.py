@@ -82,7 +82,7 @@ def make_plan(
         notes += placement_notes(allowed, placed, request=request, quota=quota)
         shares[count] = placed
 
-    def ranks_of(count: int, first: int) -> Iterator[RankPlan]:
+    def plan_ranks(count: int, first: int) -> Iterator[RankPlan]:
         for local_rank, share in enumerate(shares[count]):
             environment = rank_environment(
                 share, openmp=openmp, backend=backend, local_rank=local_rank, local_ranks=count
@@ -95,7 +95,7 @@ def make_plan(
         allowed=allowed,
         quota=quota,
         hosts=tuple(
-            HostPlan(name=name, ranks=tuple(ranks_of(count, first)))
+            HostPlan(name=name, ranks=tuple(plan_ranks(count, first)))
             for (name, count), first in zip(hosts, firsts, strict=False)
         ),
         notes=tuple(dict.fromkeys(notes)),

@@ -58,7 +58,7 @@ def make_rendezvous(ranks: Ranks, environment: Mapping[str, str]) -> Rendezvous:
     it, and srun's compute it from the job's hosts and number.
 
     Raises:
-        InputError: The environment does not say it, or MPI's library does not fit the launcher.
+        InputError: The environment does not name it, or MPI's library does not fit the launcher.
     """
     assert ranks.size > 1
     # torch prints every attempt to connect and every peer that is gone, with its stack.

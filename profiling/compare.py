@@ -21,7 +21,7 @@ from rich.console import Console
 from common import charts
 from common.charts import Bar, Cell, Column, Piece, Table, text_column
 from common.cli import add_command, add_output_options, positive
-from common.console import make_console, say, significant
+from common.console import make_console, print_line, significant
 from common.errors import CONDITION_MET, FINISHED, InputError, printable
 from common.files import as_csv, require_free_json, require_free_outputs, write_whole
 from profiling.onednn_log.log import OneDnnLog, log_files, read_with_progress
@@ -111,12 +111,12 @@ def compare_command(
         rows = (problem.values() for problem in problems)
         write_whole(out / "comparison.csv", as_csv(problems[0], rows))
         charts.save_chart(draw_comparison(comparison), *charts.chart_files(out, "comparison"))
-        say(console, f"table and chart: {out}")
+        print_line(console, f"table and chart: {out}")
     are_met = []
     for condition, ratio in zip(conditions, ratios, strict=True):
         are_met.append(OPERATORS[condition.operator](ratio, condition.bound))
         result = "FAILED" if are_met[-1] else "passed"
-        say(console, f"{result}: {condition.text}: ratio {ratio:.3f}")
+        print_line(console, f"{result}: {condition.text}: ratio {ratio:.3f}")
     return CONDITION_MET if any(are_met) else FINISHED
 
 
@@ -311,9 +311,9 @@ MOSTLY_DIFFERENT = 0.5
 def print_comparison(console: Console, comparison: Comparison, *, top: int) -> None:
     """Print what is compared, kinds, calls of one side, then calls of both."""
     for place, side in (("first", comparison.first), ("second", comparison.second)):
-        say(console, f"{place + ':':<8}{side.name}; {describe_library(side.log)}")
+        print_line(console, f"{place + ':':<8}{side.name}; {describe_library(side.log)}")
     scope = "per step" if comparison.is_by_step else "of the whole logs"
-    say(console, f"calls and times are {scope}")
+    print_line(console, f"calls and times are {scope}")
     # Names as headings: the ends of long ones.
     left, right = (
         name if len(name) <= LONGEST_HEADING else f"…{name[1 - LONGEST_HEADING :]}"
@@ -347,7 +347,7 @@ def print_comparison(console: Console, comparison: Comparison, *, top: int) -> N
             table = Table(title.format(count), columns("problem", ",.2f", last), rows)
             console.print(table.for_console(show_lines=True, vertical="bottom"))
     if hint := hint_on_types(comparison):
-        say(console, hint)
+        print_line(console, hint)
 
 
 def describe_library(log: OneDnnLog) -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 from common import charts
 from common.charts import Bar, Column, Piece, Table, chart_files, text_column
 from common.cli import add_command, add_output_options, positive
-from common.console import make_console, print_cautions, progress, say, significant
+from common.console import make_console, print_cautions, print_line, progress, significant
 from common.errors import FINISHED, InputError, printable
 from common.files import require_free_json, require_free_outputs, write_whole
 from profiling.bench.results import background_load
@@ -155,7 +155,7 @@ def efficiency_command(
         title = f"efficiency of {name}, replayed through {replayed.runner}"
         figure = draw_efficiency(efficiency, projection, title=title)
         charts.save_chart(figure, *chart_files(out, "efficiency"))
-        say(console, f"table and chart: {out}")
+        print_line(console, f"table and chart: {out}")
     return FINISHED
 
 
@@ -192,7 +192,7 @@ def replay_now(
     """
 
     def note(text: str) -> None:
-        say(console, f"note: {text}")
+        print_line(console, f"note: {text}")
 
     conditions = replay_conditions(log, threads=threads, cpus=None, warn=note)
     calls = log.calls(marked_steps(log).holds)
@@ -231,30 +231,32 @@ def print_efficiency(console: Console, efficiency: Efficiency) -> None:
     """Print the replay, the ratio, its parts, what was not replayed, what loses most."""
     replay, total = efficiency.replay, efficiency.total
     threads, done = replay.conditions.threads, len(efficiency.problems)
-    say(
+    print_line(
         console,
         f"replayed {done} of {done + len(efficiency.not_replayed)} problems through "
         f"{replay.runner}, oneDNN {replay.version or 'of unknown version'}, "
         f"{threads} thread{'s' if threads > 1 else ''}",
     )
     if efficiency.outside_ms > 0:
-        say(console, f"not included: {efficiency.outside_ms:,.1f} ms outside of complete steps")
+        print_line(
+            console, f"not included: {efficiency.outside_ms:,.1f} ms outside of complete steps"
+        )
     if not total.measured_ms:
-        say(console, "no ratio: no problem could be replayed")
+        print_line(console, "no ratio: no problem could be replayed")
     else:
         cold = cold_ratio(total)
         ratios = f"{hot_ratio(total):.2f} hot" + ("" if cold is None else f", {cold:.2f} cold")
         share = f"{1 - efficiency.not_replayed_share:.1%} of oneDNN's time was replayed"
-        say(console, f"efficiency: {ratios}; {share}")
+        print_line(console, f"efficiency: {ratios}; {share}")
         *rows, last = part_rows(efficiency)
         columns = (text_column("kind and direction"), *MEASURES)
         console.print(Table("efficiency by kind", columns, rows, totals=[last]).for_console())
-        say(console, MEANING)
+        print_line(console, MEANING)
         cold_share = total.cold_measured_ms / total.measured_ms
         if (hot_ratio(total) or 0) > FASTER_THAN_ALONE:
-            say(console, ABOVE_1)
+            print_line(console, ABOVE_1)
         if 0 < cold_share < ALMOST_ALL:
-            say(
+            print_line(
                 console,
                 f"cold ratios cover {cold_share:.1%} of the time: the problems with cold runs",
             )
@@ -300,7 +302,7 @@ def print_not_replayed(console: Console, efficiency: Efficiency) -> None:
     count = len(efficiency.not_replayed)
     if not count:
         return
-    say(
+    print_line(
         console,
         f"not replayed: {count} problem{'s' if count > 1 else ''}, "
         f"{efficiency.not_replayed_ms:,.1f} ms, "
@@ -314,10 +316,12 @@ def print_not_replayed(console: Console, efficiency: Efficiency) -> None:
     for milliseconds, group in groups[:REASONS]:
         example = printable(readable(group[0].problem))
         others = f" and {len(group) - 1} more" if len(group) > 1 else ""
-        say(console, f"  {milliseconds:,.1f} ms: {example}{others}: {printable(group[0].why)}")
+        print_line(
+            console, f"  {milliseconds:,.1f} ms: {example}{others}: {printable(group[0].why)}"
+        )
     remaining = len(groups) - REASONS
     if remaining > 0:
-        say(console, f"  and {remaining} other reasons; --out and --json list all")
+        print_line(console, f"  and {remaining} other reasons; --out and --json list all")
 
 
 def print_projection(
@@ -325,7 +329,7 @@ def print_projection(
 ) -> None:
     """Print a step at each speed, and what the numbers leave out."""
     if projection is None:
-        say(
+        print_line(
             console,
             "no projection: the log has no marks of steps; give --steps N",
         )
@@ -344,20 +348,28 @@ def print_projection(
     # Columns without any value are not shown.
     console.print(Table(title, columns, rows).without_empty_columns().for_console())
     if elsewhere is None:
-        say(console, "only oneDNN's time is projected: the log does not record the rest of a step")
+        print_line(
+            console, "only oneDNN's time is projected: the log does not record the rest of a step"
+        )
     else:
-        say(
+        print_line(
             console,
             "elsewhere: time outside oneDNN's primitives, kept as measured",
         )
         if projection.images is None:
-            say(console, "images/s: not known; give the images per step with --images-a-step N")
+            print_line(
+                console, "images/s: not known; give the images per step with --images-a-step N"
+            )
     if 0 < projection.roofline_share < ALMOST_ALL:
         share = f"{projection.roofline_share:.1%} of oneDNN's time"
-        say(console, f"at the roofline: {share} has a roofline; the remaining time is as measured")
+        print_line(
+            console, f"at the roofline: {share} has a roofline; the remaining time is as measured"
+        )
     steps = efficiency.steps
     if steps.ranks_of_run is not None and steps.ranks_of_run > steps.ranks:
-        say(console, f"images/s: sum of {steps.ranks} of the run's {steps.ranks_of_run} ranks")
+        print_line(
+            console, f"images/s: sum of {steps.ranks} of the run's {steps.ranks_of_run} ranks"
+        )
 
 
 COLUMNS = (

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from common.charts import Column, Table, text_column
 from common.cli import add_command, add_json_option, positive
-from common.console import Advance, make_console, print_cautions, progress, say
+from common.console import Advance, make_console, print_cautions, print_line, progress
 from common.errors import FINISHED, InputError, WorkerDiedError
 from common.files import read_json_object, require_free_json, write_whole
 from common.machine import available_mb, environment, read_proc_text
@@ -214,7 +214,7 @@ def print_peaks(console: Console, peaks: Peaks) -> None:
     where = f" on CPUs {format_cpu_list(peaks.cpus)}" if peaks.cpus else ""
     if disturbed := disturbance(peaks.other_cores):
         print_cautions(console, [disturbed])
-    say(console, f"{peaks.cpu}, {threads}{where}; {versions}")
+    print_line(console, f"{peaks.cpu}, {threads}{where}; {versions}")
     # One row per operation, one column per type.
     rows = []
     for work in dict.fromkeys(work for works in peaks.rates.values() for work in works):
@@ -234,7 +234,7 @@ def print_peaks(console: Console, peaks: Peaks) -> None:
     console.print(Table("", (text_column("memory"), Column("GB/s")), memory).for_console())
     left_out = [f"{name} is omitted: {why}" for name, why in peaks.left_out.items()]
     for line in (*left_out, *(f"note: {note}" for note in peaks.notes), MEANING):
-        say(console, line)
+        print_line(console, line)
 
 
 def cautions_of_peaks(peaks: Peaks | None, log: OneDnnLog) -> list[str]:
@@ -339,11 +339,11 @@ def choose_peaks(
         with progress(console, title, total=100) as advance:
             peaks = measure_peaks(threads=threads, advance=advance)
     except InputError as error:
-        say(console, f"note: no peaks: {error}")
+        print_line(console, f"note: no peaks: {error}")
         return None
     if folder is not None and peaks.are_disturbed:
         (folder / "peaks.json").unlink(missing_ok=True)  # --overwrite replaces an earlier file
-        say(console, "note: peaks.json was not written: other processes kept cores busy")
+        print_line(console, "note: peaks.json was not written: other processes kept cores busy")
     elif folder is not None:
         save(peaks, folder / "peaks.json")
     return peaks

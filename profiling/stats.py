@@ -20,7 +20,7 @@ from rich.console import Console
 from common import charts
 from common.charts import DARK, Bar, Column, Piece, Table, chart_files, text_column
 from common.cli import add_command, add_output_options, positive
-from common.console import make_console, print_cautions, say, significant
+from common.console import make_console, print_cautions, print_line, significant
 from common.errors import FINISHED, printable
 from common.files import csv_parts, require_free_json, require_free_outputs, write_parts
 from profiling.onednn_log import log as onednn_logs
@@ -112,7 +112,7 @@ def stats_command(
         title += f"; peaks: {machine.threads} threads of {machine.cpu}" if machine else ""
         title += "".join(f"\ncaution: {caution}" for caution in cautions)
         charts.save_chart(draw_roofline(rows, machine, title=title), *chart_files(out, "roofline"))
-        say(console, f"tables and charts: {out}")
+        print_line(console, f"tables and charts: {out}")
     return FINISHED
 
 
@@ -351,7 +351,7 @@ def print_phases(console: Console, log: OneDnnLog) -> None:
     console.print(table.for_console())
     kernels = sorted({str(facts["own_kernels"]) for facts in log.facts if facts.get("own_kernels")})
     if kernels:
-        say(
+        print_line(
             console,
             f"elsewhere includes this project's convolutions ({', '.join(kernels)}), which oneDNN "
             "does not log; record a trace to see them, or set engine.convolutions=onednn",
@@ -363,19 +363,21 @@ def print_remarks(console: Console, log: OneDnnLog) -> None:
     if log.creation_states:
         states = ", ".join(f"{count:,} {state}" for state, count in log.creation_states.items())
         total = sum(calls.total_ms for calls in log.creations.values())
-        say(console, f"primitives created: {states}; {total:,.1f} ms")
+        print_line(console, f"primitives created: {states}; {total:,.1f} ms")
     for name, counter in (("skipped implementations", log.dispatches), ("messages", log.messages)):
         for text, count in counter.most_common(MESSAGES):
-            say(console, f"{name}: {count:,} × {printable(text)}")
+            print_line(console, f"{name}: {count:,} × {printable(text)}")
         if len(counter) > MESSAGES:
-            say(console, f"{name}: {len(counter) - MESSAGES:,} more")
+            print_line(console, f"{name}: {len(counter) - MESSAGES:,} more")
     if log.not_understood_count:
         number = f"{log.not_understood_count:,}"
-        say(console, f"oneDNN lines that cannot be parsed and are in no table: {number}")
+        print_line(console, f"oneDNN lines that cannot be parsed and are in no table: {number}")
         for line in log.not_understood:
-            say(console, f"  {line.file}:{line.line}: {line.why}: {printable(line.text[:80])}")
+            print_line(
+                console, f"  {line.file}:{line.line}: {line.why}: {printable(line.text[:80])}"
+            )
         if hidden := log.not_understood_count - len(log.not_understood):
-            say(console, f"  and {hidden:,} more")
+            print_line(console, f"  and {hidden:,} more")
 
 
 BARS = 12  # Kinds with a bar of their own; the others share one

@@ -36,11 +36,11 @@ from retinanet.config_types import (
     LogitCopies,
     MetricLibrary,
     Resume,
+    field_marks,
     is_interval,
     is_window,
-    marks_of,
+    parse_window,
     require_split,
-    window_of,
 )
 from retinanet.mlperf.rules import NEWEST, TARGET_MAP, Closed, Rules, broken_rules, closed
 
@@ -380,12 +380,12 @@ class ProfileConfig:
     @property
     def onednn_steps(self) -> range:
         """The steps that oneDNN logs; empty: none."""
-        return window_of(self.onednn.steps if self.onednn else None)
+        return parse_window(self.onednn.steps if self.onednn else None)
 
     @property
     def trace_steps(self) -> range:
         """The steps that are traced; empty: none."""
-        return window_of(self.trace.steps if self.trace else None)
+        return parse_window(self.trace.steps if self.trace else None)
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -489,9 +489,9 @@ def resume_marks() -> dict[str, Resume]:
 
     The next steps depend on every field that is not in it, and whose section is not.
     """
-    marks = marks_of(Config, Resume)
+    marks = field_marks(Config, Resume)
     for section, kind in SECTIONS.items():
-        marks |= {f"{section}.{name}": mark for name, mark in marks_of(kind, Resume).items()}
+        marks |= {f"{section}.{name}": mark for name, mark in field_marks(kind, Resume).items()}
     return marks
 
 

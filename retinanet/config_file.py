@@ -132,8 +132,8 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Config:
         raise InputError(f"{path}: cannot be read as text: {reason}") from error
     tree = read_yaml(text, str(path))
     if not isinstance(tree, dict):
-        found = format_value(tree)
-        raise InputError(f"{path}: expected sections such as `training:`, found {found}")
+        value = format_value(tree)
+        raise InputError(f"{path}: expected sections such as `training:`, found {value}")
     tree.setdefault("run", {})
     if isinstance(tree["run"], dict):
         tree["run"].setdefault("name", path.stem)

@@ -39,7 +39,7 @@ class LogitCopies:
     by_value: Mapping[str, int]
 
 
-def marks_of(section: type, kind: type[Mark]) -> dict[str, Mark]:
+def field_marks(section: type, kind: type[Mark]) -> dict[str, Mark]:
     """Return the marks of one kind by field, such as `norm: Annotated[str, Resume.MUST_MATCH]`."""
     return {
         name: mark
@@ -62,12 +62,12 @@ class Interval:
 
 
 def is_interval(text: str) -> bool:
-    """Return whether `interval_of` reads a text."""
+    """Return whether `parse_interval` reads a text."""
     match = INTERVAL.fullmatch(text)
     return match is not None and (match[1] is not None or match[2] == "epoch")
 
 
-def interval_of(text: str) -> Interval:
+def parse_interval(text: str) -> Interval:
     """Parse an interval; `is_interval` must be true of the text."""
     match = INTERVAL.fullmatch(text)
     assert match is not None
@@ -83,10 +83,10 @@ MOST_STEPS = 10_000  # Steps of a window: the records of one take about a megaby
 
 def is_window(text: str) -> bool:
     """Return whether a text is a window of 1 to `MOST_STEPS` steps, counted from 1."""
-    return bool(STEP_WINDOW.fullmatch(text)) and 0 < len(window_of(text)) <= MOST_STEPS
+    return bool(STEP_WINDOW.fullmatch(text)) and 0 < len(parse_window(text)) <= MOST_STEPS
 
 
-def window_of(text: str | None) -> range:
+def parse_window(text: str | None) -> range:
     """Return the steps of a window, of which `is_window` must be true; none for None."""
     if text is None:
         return range(0)
@@ -173,17 +173,19 @@ def describe_split(images: Sequence[int], speeds: Sequence[float] = ()) -> str:
 
     Such as `3 images on rank 0, 1 on ranks 1-2, by measured speed 2.10 and 0.68–0.71 images/s`.
     """
-    ranks_of = {count: [rank for rank, n in enumerate(images) if n == count] for count in images}
+    ranks_by_images = {
+        count: [rank for rank, n in enumerate(images) if n == count] for count in images
+    }
     parts = [
         f"{count} on rank{'s' if len(ranks) > 1 else ''} {format_cpu_list(ranks)}"
-        for count, ranks in ranks_of.items()
+        for count, ranks in ranks_by_images.items()
     ]
     unit = "image" if images[0] == 1 else "images"
     text = ", ".join(parts).replace(" on", f" {unit} on", 1)
     if not speeds:
         return text
     ranges = []
-    for ranks in ranks_of.values():
+    for ranks in ranks_by_images.values():
         group_speeds = [speeds[rank] for rank in ranks]
         lowest, highest = f"{min(group_speeds):.2f}", f"{max(group_speeds):.2f}"
         ranges.append(lowest if lowest == highest else f"{lowest}–{highest}")
@@ -223,7 +225,7 @@ def explicit_momentum(groups: int, *, total: float = DEFAULT_BETA1) -> float:
     return max(0.0, round(total - implicit_momentum(groups), 6))
 
 
-def beta1_of(setting: float | Literal["auto"], *, groups: int) -> float:
+def resolve_beta1(setting: float | Literal["auto"], *, groups: int) -> float:
     """Return the value of `training.beta1` with so many groups."""
     return explicit_momentum(groups) if setting == "auto" else setting
 

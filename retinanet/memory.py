@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from launch.limits import FreeMemory
 from retinanet.config import Config, EngineConfig, ModelConfig, TrainingConfig
-from retinanet.config_types import LogitCopies, largest_batch, loading_processes, marks_of
+from retinanet.config_types import LogitCopies, field_marks, largest_batch, loading_processes
 from retinanet.engine.folded_forward import FoldedForward
 from retinanet.model.retinanet import RetinaNet
 
@@ -104,25 +104,25 @@ def memory_need(
         model=model.state + model.trained + model.optimizer,
         activations=max(training_images(config) * image, evaluation - model.trained),
         other=other,
-        loading=2 * loading_processes_of(config) * LOADING_PROCESS,
+        loading=2 * count_loading_processes(config) * LOADING_PROCESS,
     )
 
 
 def images_that_fit(
-    config: Config, *, num_classes: int, engine: str, local_ranks: int, left: FreeMemory | None
+    config: Config, *, num_classes: int, engine: str, local_ranks: int, available: FreeMemory | None
 ) -> int | None:
     """Return the largest batch of a rank: the even batch, already in memory, plus what fits.
 
-    The ranks of this host divide the memory that is `left` evenly; None if that is not known.
+    The ranks of this host divide the `available` memory evenly; None if that is not known.
     """
-    if left is None:
+    if available is None:
         return None
     sizes = model_bytes(config.model, config.training, num_classes=num_classes)
     need = memory_need(
         config, sizes, num_classes=num_classes, engine=engine, ranks_on_host=local_ranks
     )
     other = need.all - need.activations
-    free = (left.size - sizes.checkpoint) // local_ranks - other
+    free = (available.size - sizes.checkpoint) // local_ranks - other
     image = training_bytes(config, num_classes=num_classes, engine=engine)
     return config.training.batch_size + max(0, free // image)
 
@@ -138,7 +138,7 @@ def evaluation_images(config: Config, validation_images: int | None) -> int:
     return min(batch_size, validation_images or batch_size)
 
 
-def loading_processes_of(config: Config) -> int:
+def count_loading_processes(config: Config) -> int:
     """Return the loading processes of a rank for each split."""
     return loading_processes(config.data.workers, reserved_cores=config.data.reserve_cores)
 
@@ -148,7 +148,7 @@ def training_bytes(config: Config, *, num_classes: int, engine: str) -> int:
     values = values_of_image(config, num_classes=num_classes)
     value = BYTES[config.engine.precision]
     maps = values.bytes(value) * (IPEX_MAPS if engine == "ipex" else 1)
-    copies = marks_of(EngineConfig, LogitCopies)["focal_loss"]
+    copies = field_marks(EngineConfig, LogitCopies)["focal_loss"]
     in_flight = round(IN_FLIGHT[config.model.norm] * maps)
     in_flight += copies.by_value[config.engine.focal_loss] * values.logits * value
     return maps + in_flight + image_bytes(config)

@@ -299,7 +299,7 @@ def update_card(run: RunFacts, evaluation: Evaluation, *, step: int, epochs: flo
     except Exception as error:  # a page must never end a training of days
         reason = error.strerror if isinstance(error, OSError) else None
         reason = reason or f"{type(error).__name__}: {error}"
-        return f"warning: {folder / CARD}: cannot be written: {reason}; training goes on"
+        return f"warning: {folder / CARD}: cannot be written: {reason}; training continues"
     return None
 
 

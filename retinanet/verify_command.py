@@ -103,8 +103,8 @@ def run(
             print_line(console, f"{root}: does not exist before the run; nothing to verify")
             return FINISHED
 
-    def command_with_config(program: str, *more: str) -> str:
-        arguments = shlex.join(["--config", config, *overrides, *more])
+    def command_with_config(program: str, *options: str) -> str:
+        arguments = shlex.join(["--config", config, *overrides, *options])
         return f"{installed('python')} {program} {arguments}"
 
     return verify(

@@ -166,7 +166,7 @@ def write_annotations(
 def select(path: Path, *, classes: Collection[str] | None, limit: int | None) -> Selection:
     """Return the selected images and categories; arguments as for `write_annotations`."""
     id_of_name: dict[str, int] = {}
-    image_ids_of: dict[int, set[int]] = defaultdict(set)
+    image_ids_by_class: dict[int, set[int]] = defaultdict(set)
     images: list[tuple[str, int]] = []
     for list_name, entries in stream_lists(path, LISTS, advance=lambda done: None):
         if list_name == "categories":
@@ -175,7 +175,7 @@ def select(path: Path, *, classes: Collection[str] | None, limit: int | None) ->
             images += [(_plain(entry["file_name"], path), entry["id"]) for entry in entries]
         elif classes is not None:
             for entry in entries:
-                image_ids_of[entry["category_id"]].add(entry["image_id"])
+                image_ids_by_class[entry["category_id"]].add(entry["image_id"])
     for name in classes or ():
         if name not in id_of_name:
             near = get_close_matches(name.lower(), id_of_name, n=1)
@@ -187,7 +187,7 @@ def select(path: Path, *, classes: Collection[str] | None, limit: int | None) ->
         if classes is None or name in classes
     )
     if classes is not None:
-        selected = set().union(*(image_ids_of[category_id] for category_id in category_ids))
+        selected = set().union(*(image_ids_by_class[category_id] for category_id in category_ids))
         images = [(name, image_id) for name, image_id in images if image_id in selected]
     if not images:
         raise InputError(f"--classes: no image of {path.name} has a box of these classes")

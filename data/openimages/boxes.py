@@ -115,7 +115,7 @@ def read_lines(path: Path, *, columns: Sequence[str], advance: Advance) -> Itera
     """Yield a CSV without quotes, some megabytes at a time, or raise InputError as `read_boxes`."""
     with open_csv(path) as file:
         header = file.readline().rstrip("\r\n").split(",")
-        positions_of(columns, header=header, file=path)
+        column_positions(columns, header=header, file=path)
         first, is_empty = 2, True
         while texts := file.readlines(CHARACTERS_AT_ONCE):
             read = len(texts)
@@ -209,7 +209,7 @@ def parse_table(lines: Lines, dtypes: dict[str, str]) -> NDArray[np.void]:
         lines.texts,
         delimiter=",",
         comments=None,
-        usecols=positions_of(list(dtypes), header=lines.header, file=lines.file),
+        usecols=column_positions(list(dtypes), header=lines.header, file=lines.file),
         dtype=list(dtypes.items()),
         ndmin=1,
     )
@@ -244,7 +244,7 @@ def read_image_ids(path: Path) -> NDArray[np.uint64]:
     numbers: list[int] = []
     with open_csv(path) as file:
         rows = csv.reader(file)
-        (position,) = positions_of(["ImageID"], header=next(rows, []), file=path)
+        (position,) = column_positions(["ImageID"], header=next(rows, []), file=path)
         for row in rows:
             field = row[position] if len(row) > position else ",".join(row)
             if not IMAGE_ID.fullmatch(field):
@@ -341,7 +341,7 @@ def open_csv(path: Path) -> Iterator[TextIO]:
         raise InputError(f"{path}: not a CSV file: {error}; download it again") from error
 
 
-def positions_of(columns: Sequence[str], *, header: Sequence[str], file: Path) -> list[int]:
+def column_positions(columns: Sequence[str], *, header: Sequence[str], file: Path) -> list[int]:
     """Return the named columns' places in the header. Raises InputError for a missing one."""
     for column in columns:
         if column not in header:

@@ -265,7 +265,7 @@ def read_sizes(
         process_pool(processes) as pool,
         progress(console, "reading sizes of images", total=len(image_ids)) as advance,
     ):
-        work = partial(_sizes_of, folder)
+        work = partial(_read_sizes, folder)
         results = run_tasks(pool, work, tasks, at_once=TASKS_PER_PROCESS * processes)
         for start, part, faults_of_part in results:
             sizes[start : start + len(part)] = part
@@ -281,7 +281,7 @@ def read_sizes(
     return sizes
 
 
-def _sizes_of(
+def _read_sizes(
     folder: Path, task: tuple[int, NDArray[np.uint64]]
 ) -> tuple[int, NDArray[np.int32], list[str]]:
     """Return the task's first row, the sizes [I, 2] in pixels (0 if unreadable), and the faults."""
@@ -292,13 +292,13 @@ def _sizes_of(
         try:
             # Pillow warns of broken EXIF and of large sizes, which are read all the same.
             with warnings.catch_warnings(action="ignore"):
-                sizes[row] = _size_of(folder / f"{text}{SUFFIX}")
+                sizes[row] = _read_size(folder / f"{text}{SUFFIX}")
         except (*DAMAGE, Image.DecompressionBombError) as error:
             reason = " ".join(str(error).split()).replace(f"{folder}{os.sep}", "")
             faults.append(f"{text}{SUFFIX} ({reason})")
     return start, sizes, faults
 
 
-def _size_of(path: Path) -> tuple[int, int]:
+def _read_size(path: Path) -> tuple[int, int]:
     with Image.open(path, formats=FORMATS) as image:
         return image.size

@@ -82,20 +82,20 @@ class Entries:
         self.good_images = np.ones(len(self.image_ids), dtype=np.bool_)
         self.good_boxes = self.image_of_box >= 0
 
-    def image_place(self, row: int, field: str, found: object) -> Place:
+    def image_place(self, row: int, field: str, value: object) -> Place:
         """Return the place of an image's entry."""
         entry = f"images[{self.image_places[row]}]{field}"
-        return Place(entry, str(found), self.file_names[row])
+        return Place(entry, str(value), self.file_names[row])
 
-    def box_place(self, row: int, field: str, found: object) -> Place:
+    def box_place(self, row: int, field: str, value: object) -> Place:
         """Return the place of a box's entry."""
         image = int(self.image_of_box[row])
         file = self.file_names[image] if image >= 0 else None
-        return Place(f"{self.box_list}[{self.box_places[row]}]{field}", str(found), file)
+        return Place(f"{self.box_list}[{self.box_places[row]}]{field}", str(value), file)
 
-    def category_place(self, row: int, field: str, found: object) -> Place:
+    def category_place(self, row: int, field: str, value: object) -> Place:
         """Return the place of a category's entry."""
-        return Place(f"categories[{self.category_places[row]}]{field}", str(found))
+        return Place(f"categories[{self.category_places[row]}]{field}", str(value))
 
 
 def entries_of_index(annotations: Annotations) -> Entries:
@@ -224,14 +224,14 @@ def join_lists(lists: dict[str, ListColumns], findings: Findings) -> Entries:
 def check_boxes(entries: Entries, findings: Findings, *, image_size: int) -> None:
     """Find boxes that are of no use at `image_size`, and those that reach beyond their image."""
 
-    def place_of(row: int) -> Place:
+    def make_place(row: int) -> Place:
         """Return a box's place, as COCO writes it, with the size of its image."""
         x1, y1, x2, y2 = entries.boxes[row].tolist()
-        found = f"[{x1:.6g}, {y1:.6g}, {x2 - x1:.6g}, {y2 - y1:.6g}]"
+        value = f"[{x1:.6g}, {y1:.6g}, {x2 - x1:.6g}, {y2 - y1:.6g}]"
         image = int(entries.image_of_box[row])
         if image >= 0:
-            found += f" in {entries.widths[image]}×{entries.heights[image]}"
-        return entries.box_place(row, ".bbox" if entries.box_list == "annotations" else "", found)
+            value += f" in {entries.widths[image]}×{entries.heights[image]}"
+        return entries.box_place(row, ".bbox" if entries.box_list == "annotations" else "", value)
 
     for start in range(0, len(entries.boxes), BOXES_AT_ONCE):
         stop = min(start + BOXES_AT_ONCE, len(entries.boxes))
@@ -240,7 +240,7 @@ def check_boxes(entries: Entries, findings: Findings, *, image_size: int) -> Non
         for kind, flags in box_kinds(entries, start, stop, image_size=image_size).items():
             rows = start + np.flatnonzero(flags & ~counted)
             counted |= flags
-            findings.add_rows(kind, rows, place_of)
+            findings.add_rows(kind, rows, make_place)
             if kind != "box_partly_outside":
                 entries.good_boxes[rows] = False
 
@@ -275,8 +275,8 @@ def check_categories_fit(
     ids = entries.category_ids
     if class_indices == "contiguous":
         if num_classes not in (None, len(ids)):
-            found = f"{len(ids)} categories; model.num_classes is {num_classes}"
-            findings.add("categories_do_not_fit", Place("categories", found))
+            value = f"{len(ids)} categories; model.num_classes is {num_classes}"
+            findings.add("categories_do_not_fit", Place("categories", value))
         return
     outside = ids < 0 if num_classes is None else (ids < 0) | (ids >= num_classes)
     outputs = "from 0 on" if num_classes is None else f"below model.num_classes={num_classes}"
@@ -366,8 +366,8 @@ def check_image_entries(
     )
     entries.is_read = single > 0 if skip_images_without_boxes else np.ones(images, dtype=np.bool_)
     if skip_images_without_boxes and not single.any():
-        found = f"{len(entries.boxes)} boxes, all of crowds" if len(entries.boxes) else "no box"
-        findings.add("nothing_to_train_on", Place(entries.box_list, found))
+        value = f"{len(entries.boxes)} boxes, all of crowds" if len(entries.boxes) else "no box"
+        findings.add("nothing_to_train_on", Place(entries.box_list, value))
 
 
 def count_classes(entries: Entries, findings: Findings) -> None:

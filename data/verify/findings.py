@@ -51,18 +51,18 @@ class Findings:
         self,
         name: str,
         rows: NDArray[np.int64],
-        place_of: Callable[[int], Place],
+        make_place: Callable[[int], Place],
         *,
         severity: Severity | None = None,
     ) -> None:
-        """Count a finding for each of some rows; `place_of` is called for the first ones only."""
+        """Count a finding for each of some rows; `make_place` is called for the first ones only."""
         if not len(rows):
             return
         key = (severity or KINDS[name].severity, name)
         finding = self.by_kind.setdefault(key, Finding(name, key[0]))
         finding.count += len(rows)
         capacity = PLACES_KEPT - len(finding.places)
-        finding.places += [place_of(row) for row in rows[:capacity].tolist()]
+        finding.places += [make_place(row) for row in rows[:capacity].tolist()]
 
     def in_order(self) -> list[Finding]:
         """Return the findings, the worst first, then in the order of `KINDS`."""

@@ -131,7 +131,7 @@ def generated_detections(
     """
     images = []
     for index in range(len(truth)):
-        rows = np.arange(len(truth.boxes))[truth.boxes_of(index)]
+        rows = np.arange(len(truth.boxes))[truth.box_slice(index)]
         near = np.repeat(rows, DETECTIONS_PER_BOX)[:per_image]
         elsewhere = per_image - len(near)
         sides = np.tile(truth.boxes[near, 2:] - truth.boxes[near, :2], 2)

@@ -250,7 +250,7 @@ def open_as_rank(
     rows = annotations.images_with_objects()
     keys = training_keys(len(rows), seed=0, epoch=0, batch_size=2, rank=0, ranks=8)
     for key in next(keys):
-        _ = annotations.boxes[annotations.boxes_of(int(rows[key.index]))].sum()
+        _ = annotations.boxes[annotations.box_slice(int(rows[key.index]))].sum()
     together.wait()
     results.put(Opening(seconds, opened - before, private_mb() - before))
     together.wait()

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from rich.console import Console
 
-from common.console import progress_in_bytes, say
+from common.console import print_line, progress_in_bytes
 from common.errors import InputError
 from common.files import regular_descriptor
 from profiling.onednn_log import parse
@@ -422,12 +422,12 @@ def describe_log(console: Console, log: OneDnnLog) -> None:
     if log.threads:
         threads = " and ".join(map(str, log.threads))
         parts.append(f"{' and '.join(log.runtimes)}, {threads} threads")
-    say(console, "; ".join([*parts, *log.instruction_sets]))
+    print_line(console, "; ".join([*parts, *log.instruction_sets]))
     counts = [f"{log.lines:,} lines, {log.onednn_lines:,} from oneDNN"]
     for name, numbers in (("ranks", log.ranks), ("steps", log.steps)):
         if numbers:
             counts.append(f"{name} {', '.join(map(str, numbers))}")
-    say(console, "; ".join(counts))
+    print_line(console, "; ".join(counts))
 
 
 def name_files(files: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from common.charts import Column, Table, text_column
 from common.cli import add_command, add_json_option, positive
-from common.console import make_console, print_cautions, progress, say
+from common.console import make_console, print_cautions, print_line, progress
 from common.errors import FINISHED, InputError, printable
 from common.files import require_free_json, require_free_outputs, write_whole
 from launch.topology import format_cpu_list
@@ -145,7 +145,7 @@ def benchdnn_command(
     program = None
     if not write_only:
         conditions = replay_conditions(
-            log, threads=threads, cpus=cpus, warn=lambda line: say(console, f"note: {line}")
+            log, threads=threads, cpus=cpus, warn=lambda line: print_line(console, f"note: {line}")
         )
         program = probe_benchdnn(path, conditions) if path else None
     major = choose_major(program, dialect)
@@ -168,7 +168,7 @@ def benchdnn_command(
     print_replay(console, rows)
     if json_file is not None:
         write_numbers(json_file, rows, replay, notes)
-    say(console, f"times of all problems: {replay_file}")
+    print_line(console, f"times of all problems: {replay_file}")
     return FINISHED
 
 
@@ -193,7 +193,7 @@ def costliest(
     if len(chosen) < len(calls) and total:
         share = sum(calls[problem].total_ms for problem in chosen) / total
         count = f"the {len(chosen)} costliest of {len(calls):,} problems"
-        say(console, f"{count}: {share:.1%} of the time")
+        print_line(console, f"{count}: {share:.1%} of the time")
     return {problem: calls[problem] for problem in chosen}
 
 
@@ -201,11 +201,11 @@ def print_files(console: Console, files: ProblemFiles, calls: Mapping[Problem, C
     """Print what was written, and what benchdnn cannot run."""
     for driver, file in files.files.items():
         count = sum(line.driver == driver for line in files.lines.values())
-        say(console, f"{file}: {count:,} {'problem' if count == 1 else 'problems'}")
+        print_line(console, f"{file}: {count:,} {'problem' if count == 1 else 'problems'}")
     if refused := files.not_expressible:
         total = sum(problem_calls.total_ms for problem_calls in calls.values())
         part = format_share(sum(calls[problem].total_ms for problem in refused), total)
-        say(console, f"{files.refused}: {len(refused):,} that benchdnn cannot run, {part}")
+        print_line(console, f"{files.refused}: {len(refused):,} that benchdnn cannot run, {part}")
 
 
 def format_share(part: float, total: float) -> str:
@@ -221,14 +221,14 @@ def run_with_benchdnn(
 ) -> Replay:
     """Run the problem files' lines; what is done is saved now and then, and on Ctrl-C."""
     where = describe_place(work.conditions)
-    say(console, f"runner: benchdnn of oneDNN {benchdnn.version}, {benchdnn.path}; {where}")
+    print_line(console, f"runner: benchdnn of oneDNN {benchdnn.version}, {benchdnn.path}; {where}")
     if work.cold and not benchdnn.has_cold_cache:
-        say(
+        print_line(
             console,
             "note: this benchdnn cannot clear the caches between runs: no cold times",
         )
     if note := memory_note(work.conditions):
-        say(console, f"note: {note}")
+        print_line(console, f"note: {note}")
     replay = empty_replay(benchdnn, work.conditions)
     replay.not_replayed.update(files.not_expressible)
     batches = make_batches(files.lines, work.calls, repeats=work.repeats)
@@ -259,7 +259,7 @@ def run_with_benchdnn(
         except KeyboardInterrupt:
             save_part()
             count = f"{len(replay.times):,} of {len(work.calls):,} problems"
-            say(console, f"interrupted: times of {count} are saved in {work.file}")
+            print_line(console, f"interrupted: times of {count} are saved in {work.file}")
             raise
     return replay
 
@@ -267,7 +267,7 @@ def run_with_benchdnn(
 def run_with_torch(console: Console, work: Work) -> Replay:
     """Run problems through the oneDNN of torch, where there is no benchdnn."""
     why = "benchdnn is not on PATH, and --benchdnn is not given"
-    say(console, f"runner: torch's oneDNN ({why}); {describe_place(work.conditions)}")
+    print_line(console, f"runner: torch's oneDNN ({why}); {describe_place(work.conditions)}")
     with progress(console, "problems", total=len(work.calls)) as advance:
         return replay_with_torch(
             work.calls,
@@ -334,11 +334,11 @@ def print_replay(console: Console, rows: Sequence[ReplayedRow]) -> None:
     replayed = [row for row in rows if row.hot_ms is not None]
     if replayed:
         console.print(replay_table(replayed).for_console(show_lines=True, vertical="bottom"))
-        say(console, MEANING)
+        print_line(console, MEANING)
     total = sum(row.total_ms for row in rows)
     covered = sum(row.total_ms for row in replayed)
     share = f", {covered / total:.1%} of their time" if total else ""
-    say(console, f"replayed: {len(replayed):,} of {len(rows):,} problems{share}")
+    print_line(console, f"replayed: {len(replayed):,} of {len(rows):,} problems{share}")
     by_reason: dict[str, list[ReplayedRow]] = defaultdict(list)
     for row in rows:
         if row.why_not:
@@ -346,7 +346,9 @@ def print_replay(console: Console, rows: Sequence[ReplayedRow]) -> None:
     for reason, affected in by_reason.items():
         part = format_share(sum(row.total_ms for row in affected), total)
         kinds = ", ".join(dict.fromkeys(row.problem.kind for row in affected))
-        say(console, printable(f"not replayed: {len(affected):,} ({kinds}), {part}: {reason}"))
+        print_line(
+            console, printable(f"not replayed: {len(affected):,} ({kinds}), {part}: {reason}")
+        )
 
 
 def replay_table(rows: Sequence[ReplayedRow]) -> Table:

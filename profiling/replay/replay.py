@@ -54,7 +54,7 @@ class Replay:
     not_replayed: dict[Problem, str] = field(default_factory=dict)
     """Why a problem has no time, in one line."""
     other_cores: float = 0.0
-    """Cores that other work kept busy meanwhile; 0 where a file does not say."""
+    """Cores that other work kept busy meanwhile; 0 where a file does not have it."""
 
 
 FORMAT = "profilednn replay 1"

@@ -128,7 +128,7 @@ def replay_with_torch(
     times = {
         problem: time
         for problem in calls
-        if not unsupported_reason(problem) and (time := observed.time_of(problem)) is not None
+        if not unsupported_reason(problem) and (time := observed.find_time(problem)) is not None
     }
     missing = {problem: why for problem, why in reasons.items() if why and problem not in times}
     versions, instruction_sets = map(", ".join, (observed.versions, observed.instruction_sets))
@@ -160,7 +160,7 @@ class Observations:
                 (hot_ms if where.step < hot_runs else cold_ms).append(calls.mean_ms)
         return list(log.calls(lambda where: where.step is not None))
 
-    def time_of(self, wanted: Problem) -> ReplayTime | None:
+    def find_time(self, wanted: Problem) -> ReplayTime | None:
         """Return medians of the same work with the same layouts; None if there are none."""
         for problem, (hot_ms, cold_ms) in self._by_work.get(normalize_work(wanted), {}).items():
             if hot_ms and same_layouts(wanted, problem):
@@ -183,7 +183,7 @@ def run_again(
     cold: bool,
 ) -> str:
     """Run one problem and add what oneDNN logs; return why it has no time, empty if it has."""
-    if observed.time_of(problem) is not None or unsupported_reason(problem):
+    if observed.find_time(problem) is not None or unsupported_reason(problem):
         return unsupported_reason(problem)
     log.touch()
     try:
@@ -193,7 +193,7 @@ def run_again(
     if "why_not" in answer:
         return answer["why_not"]
     executed = observed.read(log, hot_runs=answer["hot"])
-    if observed.time_of(problem) is not None:
+    if observed.find_time(problem) is not None:
         return ""
     alike = [other for other in executed if other.kind == problem.kind]
     if not alike:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from common.cli import add_command
-from common.console import make_console, progress_in_bytes, say
+from common.console import make_console, print_line, progress_in_bytes
 from common.errors import FINISHED, InputError, printable
 from common.files import read_json_object, require_free_outputs, write_whole
 from profiling.compare import Side, choose_names, compare
@@ -90,8 +90,8 @@ def report_command(
     page = render_page(all_sections(material, advice), title=title, summary=summary)
     write_whole(out, page)
     for sentence in summary:
-        say(console, printable(sentence))
-    say(console, f"page: {out}, {len(page.encode()) / 1e6:.1f} MB; open it in a browser")
+        print_line(console, printable(sentence))
+    print_line(console, f"page: {out}, {len(page.encode()) / 1e6:.1f} MB; open it in a browser")
     return FINISHED
 
 

@@ -199,12 +199,14 @@ def draw_phases(phases: Sequence[Phase]) -> "Figure":
         for kind, ms in phase.kinds_ms.items():
             totals[kind] = totals.get(kind, 0.0) + ms
     largest = sorted(totals, key=lambda kind: -totals[kind])[: len(COLOURS)]
-    colour_of = dict(zip(largest, COLOURS, strict=False))
+    colour_by_kind = dict(zip(largest, COLOURS, strict=False))
     longest = max(phase.wall_ms for phase in phases)
     bars = []
     for phase in phases:
-        lengths = [(phase.kinds_ms.get(kind, 0.0), colour) for kind, colour in colour_of.items()]
-        others = sum(ms for kind, ms in phase.kinds_ms.items() if kind not in colour_of)
+        lengths = [
+            (phase.kinds_ms.get(kind, 0.0), colour) for kind, colour in colour_by_kind.items()
+        ]
+        others = sum(ms for kind, ms in phase.kinds_ms.items() if kind not in colour_by_kind)
         lengths += [(others, DARK), (phase.elsewhere_ms, PALE)]
         pieces = [Piece(ms, colour, f"{ms:,.0f}" if ms > SMALLEST_LABELLED * longest else "")
                   for ms, colour in lengths]  # fmt: skip
@@ -213,7 +215,7 @@ def draw_phases(phases: Sequence[Phase]) -> "Figure":
     axes = figure.subplots()
     horizontal_bars(axes, bars, room=1.15)
     axes.set_xlabel("time per step [ms]")
-    colours = {kind.replace("_", " "): colour for kind, colour in colour_of.items()}
+    colours = {kind.replace("_", " "): colour for kind, colour in colour_by_kind.items()}
     if len(totals) > len(largest):
         colours["other kinds"] = DARK
     colours["not in oneDNN"] = PALE

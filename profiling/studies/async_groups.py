@@ -23,10 +23,10 @@ from common.charts import (
     Table,
     as_png,
     new_figure,
-    rows_of,
+    table_rows,
 )
 from common.cli import add_command, add_overrides, positive
-from common.console import make_console, progress, say
+from common.console import make_console, print_line, progress
 from common.errors import FINISHED
 from common.files import write_whole
 from common.machine import processor_name
@@ -229,17 +229,17 @@ def print_probes(job: Job, probes: Sequence[Probed], *, title: str, console: Con
         Column("mean staleness", ".2f", name="staleness"),
     )
     ordered = sorted(probes, key=lambda probed: of_probes[probed.setting].mean)
-    rows = rows_of(columns, ordered)
+    rows = table_rows(columns, ordered)
     seconds = study.common_seconds(probes)
     heading = f"training loss after {seconds:.0f} s of training from the same cold start"
     console.print(Table(heading, columns, rows).for_console())
-    say(console, format_choice(probes))
+    print_line(console, format_choice(probes))
     taken = study.for_whole(chosen)
     larger = f", with learning rate × {taken.rate:g}, because short probes favour small ones"
     note = larger if taken != chosen else ""
     command = shlex.join(job.command("python", *taken.overrides(job.learning_rate)))
-    say(console, f"command{note}: {command}")
-    say(console, f"chart: {file}")
+    print_line(console, f"command{note}: {command}")
+    print_line(console, f"chart: {file}")
 
 
 def format_choice(probes: Sequence[Probed]) -> str:
@@ -270,11 +270,11 @@ def print_trained(trained: Sequence[Trained], file: Path, *, title: str, console
         Column("mAP50", ".3f", name="best.map_50"),
         Column("target", ("not reached", "reached").__getitem__, name="is_reached"),
     )
-    rows = rows_of(columns, in_order(trained))
+    rows = table_rows(columns, in_order(trained))
     console.print(Table("trainings to the target or the last epoch", columns, rows).for_console())
     for line in compare_trained(trained):
-        say(console, line)
-    say(console, f"chart: {file}")
+        print_line(console, line)
+    print_line(console, f"chart: {file}")
 
 
 def in_order(trained: Sequence[Trained]) -> list[Trained]:

@@ -23,12 +23,12 @@ from common.charts import (
     Column,
     Table,
     new_figure,
-    rows_of,
     save_chart,
+    table_rows,
     write_in_place_of_chart,
 )
 from common.cli import add_command, add_json_option, add_overrides, numbers, positive
-from common.console import make_console, say
+from common.console import make_console, print_line
 from common.errors import FINISHED, INTERRUPTED, InputError, format_error
 from common.files import require_free
 from common.machine import environment
@@ -138,7 +138,7 @@ def scale_command(options: ScaleOptions) -> int:
         if chart is not None:
             title = chart_title(study.measured, config=config, global_batch=options.global_batch)
             draw_chart(study.measured, chart, title=title, weak=options.global_batch is None)
-            say(make_console(), f"chart: {chart}")
+            print_line(make_console(), f"chart: {chart}")
     if ended_by:
         progress = f"; incomplete: {study.done} of {len(study.order)} jobs" if study.done else ""
         print(f"{ended_by}{progress}", file=sys.stderr)
@@ -279,10 +279,10 @@ def put_out_study(
     console = make_console()
     measured, weak = study.measured, options.global_batch is None
     if any(each.hosts for each in combinations):
-        say(console, "note: all hosts are assumed to have the cores of this one")
+        print_line(console, "note: all hosts are assumed to have the cores of this one")
     print_study(console, combinations, measured, weak=weak)
     if disturbed := disturbance(other_cores):
-        say(console, disturbed)
+        print_line(console, disturbed)
     workload = {
         "config": options.config,
         "overrides": options.overrides,
@@ -321,7 +321,7 @@ def print_study(
     """
     base = smallest(measured)
     name = f"{base.combination.name}, {base.images_per_second:.3g} images/s"
-    say(console, f"throughput relative to {name}")
+    print_line(console, f"throughput relative to {name}")
     # The paper's Table 3: threads down, ranks across, 1.00 for the smallest combination.
     rates = {each.combination: each.images_per_second / base.images_per_second for each in measured}
     counts = dict.fromkeys(each.ranks for each in combinations)
@@ -332,7 +332,7 @@ def print_study(
     columns = [Column("threads/rank"), *(Column(count_ranks(count), ".2f") for count in counts)]
     console.print(Table("", columns, list(rows.values())).for_console())
     console.print(step_table(measured, weak=weak).for_console(vertical="bottom"))
-    say(console, f"{WEAK}\n{MEANING}" if weak else MEANING)
+    print_line(console, f"{WEAK}\n{MEANING}" if weak else MEANING)
     # A line for each note that ranks made on their placement, with the combinations.
     shapes: dict[str, dict[str, None]] = {}
     for result in measured:
@@ -340,7 +340,7 @@ def print_study(
             shapes.setdefault(note, {})[result.combination.shape] = None
     notes = [f"note: {', '.join(names)}: {note}" for note, names in shapes.items()]
     for line in (*misfits(combinations), *notes):
-        say(console, line)
+        print_line(console, line)
 
 
 def step_table(measured: Sequence[Measured], *, weak: bool) -> Table:
@@ -355,7 +355,7 @@ def step_table(measured: Sequence[Measured], *, weak: bool) -> Table:
         Column("waiting for\ngradients", ".1%", name="exposed_share"),
         Column("exchange\nadds", ".1%", name="added_share"),
     ]
-    rows: list[tuple[object, ...]] = list(rows_of(columns, measured))
+    rows: list[tuple[object, ...]] = list(table_rows(columns, measured))
     if weak:
         columns.insert(5, Column("efficiency", ".1%"))
         shares = [efficiency(result, measured) for result in measured]

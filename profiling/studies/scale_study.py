@@ -12,7 +12,7 @@ from statistics import median
 
 from rich.console import Console
 
-from common.console import progress, say
+from common.console import print_line, progress
 from common.errors import InputError
 from launch.mpirun import Mpirun
 from launch.placement import Misfit, count_ranks, fit_ranks
@@ -258,7 +258,7 @@ def run_rounds(
                 jobs[combination],
                 mpirun=mpirun,
                 advance=lambda step: advance(before + step, rounds.running),  # noqa: B023, at once
-                print_line=partial(say, console),
+                print_line=partial(print_line, console),
             )
             rounds.jobs.setdefault(combination, []).append(ranks)
             keep()

@@ -261,7 +261,7 @@ def draw_closer(axes: "Axes", analysis: Analysis, closer: Window, window: Window
         axes.barh(depth[span], width / 1e6, left=left, height=0.9, edgecolor="white",
                   linewidth=0.5 if width > SEPARATED * whole else 0,
                   color=COLOURS[CATEGORIES[origins.category[span]]])  # fmt: skip
-        name = spans.name_of(span).removeprefix(EVALUATE).removeprefix("aten::")
+        name = spans.span_name(span).removeprefix(EVALUATE).removeprefix("aten::")
         label(axes, name, left=left, depth=depth[span], width=width / 1e6, share=width / whole)
     axes.set_xlim(*((edge - window.start) / 1e6 for edge in closer))
     axes.set_ylim(min(DEEPEST, max(depth.values(), default=0) + 1) - 0.5, -0.5)

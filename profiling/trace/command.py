@@ -11,7 +11,7 @@ from rich.console import Console
 
 from common.charts import Column, Table, chart_files, save_chart, text_column
 from common.cli import add_command, add_output_options, positive
-from common.console import make_console, progress_in_bytes, say
+from common.console import make_console, print_line, progress_in_bytes
 from common.errors import FINISHED, printable
 from common.files import require_free_json, require_free_outputs, write_whole
 from profiling.onednn_log.log import read_with_progress
@@ -112,7 +112,7 @@ def trace_command(
     with progress_in_bytes(console, f"reading {file.name}", total=size) as advance:
         trace = read_trace(file, advance)
     if len(trace.operators) > MANY:
-        say(console, f"analyzing {len(trace.operators):,} operator calls")
+        print_line(console, f"analyzing {len(trace.operators):,} operator calls")
     analysis = analyze(trace, chosen=step)
     log = read_with_progress([onednn_log], console) if onednn_log else None
     beside = match_log(analysis, log) if log else None
@@ -124,14 +124,14 @@ def trace_command(
     if beside:
         print_beside_log(console, analysis, beside)
     for verdict in verdicts(analysis, beside):
-        say(console, verdict)
+        print_line(console, verdict)
     if json_file is not None:
         content = as_json(analysis, rows, beside, trace.bytes_moved)
         write_whole(json_file, json.dumps(content, indent=1))
     if out is not None:
         write_whole(out / TABLE, Table("", OPERATOR_COLUMNS, list(map(astuple, rows))).csv())
         write_charts(analysis, costliest[:top], folder=out)
-        say(console, f"table and charts: {out}")
+        print_line(console, f"table and charts: {out}")
     return FINISHED
 
 
@@ -155,7 +155,7 @@ def print_analysis(
 ) -> None:
     """Print the input, a step by phase, its fragmentation, and the costliest operators."""
     for line in describe(analysis):
-        say(console, line)
+        print_line(console, line)
     window = "a step" if analysis.steps.are_marked else "the whole trace"
     headings = ("wall time", *(category.value for category in analysis.categories), "gaps")
     whole = analysis.times_ms(None)
@@ -182,9 +182,9 @@ def print_analysis(
     operators = Table(title, columns, [row[: len(columns)] for row in rows])
     for table in (by_phase, fragmentation_table(analysis), operators):
         console.print(table.for_console())
-    say(console, MEANING)
+    print_line(console, MEANING)
     for line in remarks(analysis):
-        say(console, f"note: {line}")
+        print_line(console, f"note: {line}")
 
 
 def fragmentation_table(analysis: Analysis) -> Table:
@@ -239,12 +239,12 @@ def print_beside_log(console: Console, analysis: Analysis, beside: MatchedLog) -
     kinds = list(beside.kinds_ms.items())
     times = ", ".join(f"{kind} {milliseconds(time)}" for kind, time in kinds[:KINDS])
     others = f", {len(kinds) - KINDS} more kinds" if len(kinds) > KINDS else ""
-    say(console, f"oneDNN itself: {printable(times)}{others}")
+    print_line(console, f"oneDNN itself: {printable(times)}{others}")
     if beside.other_ms:
         time = milliseconds(beside.other_ms)
-        say(console, f"note: {time} ms of the log are outside the phases of the trace")
+        print_line(console, f"note: {time} ms of the log are outside the phases of the trace")
     if not beside.has_steps:
-        say(console, "note: the log has no marks of steps; all of it is included")
+        print_line(console, "note: the log has no marks of steps; all of it is included")
 
 
 def print_bytes_moved(console: Console, moved: BytesMoved, *, top: int) -> None:

@@ -91,7 +91,7 @@ class Origins:
         waiting, around = iter(modules), list[Annotation]()
         coming = next(waiting, None)
         for span, parent in parents(spans, ordered):
-            start, name, sequence = spans.start[span], spans.name_of(span), spans.sequence[span]
+            start, name, sequence = spans.start[span], spans.span_name(span), spans.sequence[span]
             while coming and coming.start <= start:
                 around.append(coming)
                 coming = next(waiting, None)
@@ -123,7 +123,7 @@ class Origins:
         spans = self.trace.operators
         thread, start, sequence = spans.thread[span], spans.start[span], spans.sequence[span]
         if sequence == NO_SEQUENCE:
-            is_store = spans.name_of(span) == ACCUMULATE
+            is_store = spans.span_name(span) == ACCUMULATE
             return _Node(start, before.module if before and is_store else 0, is_elsewhere=False)
         key = self.trace.forward_threads.get((thread, start), self.main), sequence
         maker = self._made_by.get(key)
@@ -391,7 +391,9 @@ def unmarked_phases(
         for span, parent in parents(operators, trace.by_thread.get(thread, ()))
         if parent < 0
     )
-    in_turns = groupby(outermost, key=lambda item: operators.name_of(item[1]).startswith(EVALUATE))
+    in_turns = groupby(
+        outermost, key=lambda item: operators.span_name(item[1]).startswith(EVALUATE)
+    )
     for is_backward, group in in_turns:
         if is_backward:
             nodes = list(group)
@@ -418,7 +420,7 @@ def cut(
             if start > now:
                 cells.append(Cell(now, start, number, between))
             now = min(end_of_piece, end)
-            cells.append(Cell(max(start, begin), now, number, spans.name_of(span)))
+            cells.append(Cell(max(start, begin), now, number, spans.span_name(span)))
         if now < end:
             cells.append(Cell(now, end, number, between))
         for _, neighbours in groupby(cells, key=lambda cell: cell.phase):

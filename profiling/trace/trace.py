@@ -76,7 +76,7 @@ class Spans:
         self.sequence.append(sequence)
         self.is_backward.append(is_backward)
 
-    def name_of(self, span: int) -> str:
+    def span_name(self, span: int) -> str:
         """Return the operator's name."""
         return self.names[self.name[span]]
 

@@ -188,7 +188,7 @@ def draw_detections(
 
 def draw_truth(pixels: Pixels, annotations: Annotations, index: int) -> Pixels:
     """Return the picture of one image with its true boxes; groups and crowds are marked."""
-    image_rows = annotations.boxes_of(index)
+    image_rows = annotations.box_slice(index)
     rows = slice(image_rows.start, min(image_rows.stop, image_rows.start + MOST_TRUE_BOXES))
     names = category_names(annotations)
     ids = annotations.box_category_ids[rows].tolist()
@@ -243,7 +243,7 @@ def spread_images(
     """
     for index in spread_indices(len(annotations), count):
         file = image_path(image_folder, annotations.file_names[index])
-        yield index, decode_image(file, annotated_size=annotations.size_of(index))
+        yield index, decode_image(file, annotated_size=annotations.image_size(index))
 
 
 def evaluation_sheet(

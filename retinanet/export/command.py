@@ -68,7 +68,7 @@ def export(
             raise InputError(
                 f"{out}: not written: in {runtime}, {comparison.differing} boxes on {source} "
                 f"differ from the checkpoint's by more than {BOX_TOLERANCE} pixels or "
-                f"{SCORE_TOLERANCE} in score, {comparison.same} are equal; try the other format"
+                f"{SCORE_TOLERANCE} in score, {comparison.equal} are equal; try the other format"
             )
         partial.replace(out)
     except OSError as error:
@@ -90,7 +90,7 @@ def export(
 class Comparison(NamedTuple):
     """The numbers of equal and different detections of two sets, and the largest differences."""
 
-    same: int  # In both, within the tolerances
+    equal: int  # In both, within the tolerances
     differing: int  # In one only, and rounding does not explain it
     at_the_edge: int  # In one only, at the limit of score, IoU or number of boxes
     box_difference: float  # [pixels of the network's input]
@@ -99,14 +99,14 @@ class Comparison(NamedTuple):
 
 def describe_comparison(comparison: Comparison) -> str:
     """Return the comparison on one line."""
-    if not comparison.same:
+    if not comparison.equal:
         return (
             "no boxes in either, which proves little; give --image a picture with objects, or a "
             "lower --score"
         )
-    boxes = "box" if comparison.same == 1 else "boxes"
+    boxes = "box" if comparison.equal == 1 else "boxes"
     text = (
-        f"{comparison.same} equal {boxes}, largest differences "
+        f"{comparison.equal} equal {boxes}, largest differences "
         f"{comparison.box_difference:.1g} pixels (limit {BOX_TOLERANCE}) and "
         f"{comparison.score_difference:.1g} in score (limit {SCORE_TOLERANCE})"
     )
@@ -132,7 +132,7 @@ def compare_program(
     parts = [compare(*pair, score_threshold=score_threshold) for pair in pairs]
     return Comparison(
         # The last pair has the first image again, alone: its boxes are not counted twice.
-        same=sum(part.same for part in parts[: len(images)]),
+        equal=sum(part.equal for part in parts[: len(images)]),
         differing=sum(part.differing for part in parts),
         at_the_edge=sum(part.at_the_edge for part in parts),
         box_difference=max(part.box_difference for part in parts),
@@ -162,7 +162,7 @@ def compare(expected: Detections, actual: Detections, *, score_threshold: float)
         is_at_the_edge(*detection, score_threshold=score_threshold) for detection in unpaired
     )
     return Comparison(
-        same=len(pairs),
+        equal=len(pairs),
         differing=len(unpaired) - edge,
         at_the_edge=edge,
         box_difference=float(boxes.max()) if pairs else 0.0,

@@ -21,7 +21,7 @@ from common.charts import BLUE, RED, Column, Table, new_figure, save_chart
 from common.console import make_console
 from common.errors import FINISHED
 from common.files import require_free, write_whole
-from retinanet.config_types import marks_of
+from retinanet.config_types import field_marks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,7 +63,7 @@ def broken_rules(sections: Mapping[str, Any]) -> list[str]:
     """Return a text for each rule of the closed division that a configuration breaks."""
     broken = []
     for section, fields in sections.items():
-        for name, rule in marks_of(type(fields), Closed).items():
+        for name, rule in field_marks(type(fields), Closed).items():
             value = getattr(fields, name)
             if not rule.allows(value):
                 actual = "null" if value is None else value

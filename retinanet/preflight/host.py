@@ -147,7 +147,7 @@ def waiting_batches(config: Config, size: Callable[[int], int]) -> int:
 
     These wait or are in use, of training and of the evaluation that follows.
     """
-    ahead = AHEAD * memory.loading_processes_of(config)
+    ahead = AHEAD * memory.count_loading_processes(config)
     if not ahead:
         return 0
     in_step = config.training.gradient_accumulation
@@ -166,7 +166,7 @@ def check_shared_memory(config: Config, *, ranks: int, folder: Path = SHARED) ->
     Gradients need none of it: `retinanet.engine.gradient_sync` takes memory without a name. With
     data.workers=auto processes may load or not, and too little room is a warning.
     """
-    workers = memory.loading_processes_of(config)
+    workers = memory.count_loading_processes(config)
     if not workers:
         return ok(SHARED_MEMORY, "not needed: no data-loading workers (data.workers=0)")
     try:
@@ -177,8 +177,8 @@ def check_shared_memory(config: Config, *, ranks: int, folder: Path = SHARED) ->
         detail = f"{workers} data-loading workers need it, but no file can be written there: "
         fix = "mount a tmpfs there (docker: --shm-size=1g), or set data.workers=0"
         return failure(SHARED_MEMORY, f"{detail}{error.strerror}", fix=fix)
-    size_of = partial(bytes_of_batch, image_size=config.data.image_size)
-    wanted = ranks * waiting_batches(config, size_of)
+    batch_bytes = partial(bytes_of_batch, image_size=config.data.image_size)
+    wanted = ranks * waiting_batches(config, batch_bytes)
     size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
     of_ranks = f" of {ranks} ranks" if ranks > 1 else ""
     which = f"data-loading workers{of_ranks} need up to {amount(wanted)}"
@@ -186,7 +186,7 @@ def check_shared_memory(config: Config, *, ranks: int, folder: Path = SHARED) ->
     fix = f"docker run --shm-size={docker_size(2 * wanted)} (or --ipc=host), or data.workers=0"
     if free >= wanted:
         return ok(SHARED_MEMORY, f"{have}; {which}")
-    batch = size_of(max(memory.training_images(config), config.evaluation.batch_size))
+    batch = batch_bytes(max(memory.training_images(config), config.evaluation.batch_size))
     if config.data.workers != "auto" and size < batch:
         return failure(SHARED_MEMORY, f"{have}, but one batch takes {amount(batch)}", fix=fix)
     return warning(SHARED_MEMORY, f"{have}, but {which}", fix=fix)
@@ -381,8 +381,8 @@ def check_versions(pins: Path = PINS) -> Finding:
     if not others:
         return ok(VERSIONS, f"{len(installed)} packages, all as pinned in {pins.name}")
     names = ", ".join(others[:NAMED])
-    more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
-    return warning(VERSIONS, f"not as pinned in {pins.name}: {names}{more}", fix=AS_PINNED)
+    others_text = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
+    return warning(VERSIONS, f"not as pinned in {pins.name}: {names}{others_text}", fix=AS_PINNED)
 
 
 def differences(wanted: Mapping[str, str], installed: Mapping[str, str]) -> list[str]:

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from common.errors import InputError, printable
 from common.files import read_bytes
 from retinanet.config import ModelConfig, TrainingConfig
-from retinanet.config_types import beta1_of
+from retinanet.config_types import resolve_beta1
 from retinanet.engine.optimizers import make_optimizer
 from retinanet.model.backbone import IN_DETECTOR, load_pretrained_backbone
 from retinanet.model.retinanet import RetinaNet, current_key
@@ -95,14 +95,14 @@ def build_optimizer(
 ) -> Optimizer:
     """Return the optimizer of the parameters that train.
 
-    `engine` is `torch` or `ipex`. Compute groups have momentum of their own, see `beta1_of`.
+    `engine` is `torch` or `ipex`. Compute groups have momentum of their own, see `resolve_beta1`.
     """
     return make_optimizer(
         model,
         name=settings.optimizer,
         learning_rate=settings.learning_rate,
         momentum=settings.momentum,
-        beta1=beta1_of(settings.beta1, groups=groups),
+        beta1=resolve_beta1(settings.beta1, groups=groups),
         weight_decay=settings.weight_decay,
         fused=engine != "ipex",  # it puts its own fused step into torch's plain optimizers
     )

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from common.errors import InputError
 from launch.process_group import ProcessGroup
-from retinanet.config_types import interval_of
+from retinanet.config_types import parse_interval
 from retinanet.training.checkpoint import (
     BEST,
     LAST,
@@ -235,7 +235,7 @@ class CheckpointTimer:
     """Decides when the next checkpoint is due; rank 0's counts for all ranks."""
 
     def __init__(self, every: str) -> None:
-        self._interval = interval_of(every)
+        self._interval = parse_interval(every)
         self.restart(step=0, epoch=0.0)
 
     def restart(self, *, step: int, epoch: float) -> None:

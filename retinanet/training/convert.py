@@ -89,7 +89,7 @@ def convert_detector(
     content, is_known = read_trusted(detector, trust=trust)
     weights = unpickle_weights(content, detector)
     tensors = detector_tensors(weights.tensors, source=str(detector))
-    class_map = read_class_map(classes, outputs=outputs_of(tensors))
+    class_map = read_class_map(classes, outputs=count_outputs(tensors))
     lines = describe_weights(detector, content, weights, is_known=is_known)
     state = converted_state(class_map, image_size=image_size)
     try:
@@ -132,7 +132,7 @@ def detector_tensors(given: Mapping[str, Tensor], *, source: str) -> dict[str, T
             "detector, or convert a backbone without --detector"
         )
     with torch.device("meta"):
-        model = RetinaNet(num_classes=max(1, outputs_of(tensors)), norm=NORM)
+        model = RetinaNet(num_classes=max(1, count_outputs(tensors)), norm=NORM)
     expected = model.state_dict()
     advice = "expected a resnext50_32x4d with a pyramid of P3 to P7 and 9 anchors per location"
     for key in (*expected, *tensors):
@@ -151,7 +151,7 @@ def detector_tensors(given: Mapping[str, Tensor], *, source: str) -> dict[str, T
     return {key: tensor.to(torch.float32) for key, tensor in tensors.items()}
 
 
-def outputs_of(tensors: Mapping[str, Tensor]) -> int:
+def count_outputs(tensors: Mapping[str, Tensor]) -> int:
     """Return how many classes each anchor has."""
     return len(tensors[LOGITS]) // ANCHORS_PER_LOCATION
 

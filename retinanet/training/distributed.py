@@ -421,7 +421,7 @@ def settle_batches(
         num_classes=prepared.model.head.classification_head.num_classes,
         engine=chosen_engine(config.engine.name),
         local_ranks=local_ranks,
-        left=free_memory(),
+        available=free_memory(),
     )
     measured = group.all_gather((speed, sum(start) if most is None else most))
     speeds, limits = zip(*measured, strict=True)

@@ -14,7 +14,7 @@ from rich.console import Console
 from common.errors import InputError
 from common.machine import processor_name
 from retinanet.config import Config, config_to_tree, resume_marks
-from retinanet.config_types import DEFAULT_BETA1, Resume, beta1_of
+from retinanet.config_types import DEFAULT_BETA1, Resume, resolve_beta1
 from retinanet.training.checkpoint import Checkpoint, newest_whole
 from retinanet.training.run_folder import RunFolder
 from retinanet.training.train_state import State
@@ -119,7 +119,7 @@ def describe_setup(
         "gradients by": exchange,
         SPLIT: EVEN if len(set(split)) == 1 else list(split),
         GROUPS: groups,
-        BETA1: beta1_of(config.training.beta1, groups=groups),
+        BETA1: resolve_beta1(config.training.beta1, groups=groups),
     }
 
 

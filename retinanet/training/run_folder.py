@@ -84,7 +84,7 @@ class RunFolder:
         text = io.StringIO()
         YAML().dump(config, text)
         write_whole(self.path / "config.yaml", text.getvalue())
-        environment = {**environment_of(command_line()), "ranks": ranks}
+        environment = {**collect_environment(command_line()), "ranks": ranks}
         write_whole(self.path / "environment.json", json.dumps(environment, indent=1))
         for folder in (self.checkpoints, self.pictures, self.evaluations, self.tensorboard):
             try:
@@ -93,7 +93,7 @@ class RunFolder:
                 raise InputError(f"{folder}: cannot be created: {error.strerror}") from error
 
 
-def environment_of(command: list[str]) -> dict[str, Any]:
+def collect_environment(command: list[str]) -> dict[str, Any]:
     """Return the environment of a measurement: command, host, packages and code version."""
     return {
         "command": command,

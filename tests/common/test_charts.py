@@ -23,9 +23,9 @@ from common.charts import (
     colour_legend,
     horizontal_bars,
     new_figure,
-    rows_of,
     save_chart,
     shortened,
+    table_rows,
     text_colour_on,
     text_column,
     write_in_place_of_chart,
@@ -198,7 +198,7 @@ def test_empty_columns_are_removed() -> None:
 
 def test_rows_are_attributes_of_objects() -> None:
     item = SimpleNamespace(kind="sum", calls=1, total_ms=2.0, share=0.1, step=3.0, other=4)
-    assert rows_of(COLUMNS, [item]) == [("sum", 1, 2.0, 0.1, 3.0)]
+    assert table_rows(COLUMNS, [item]) == [("sum", 1, 2.0, 0.1, 3.0)]
 
 
 def test_table_with_details_and_with_many_rows() -> None:

@@ -45,7 +45,7 @@ def test_columns_equal_pycocotools(annotations: Annotations, coco: COCO) -> None
     assert named == {category_id: entry["name"] for category_id, entry in coco.cats.items()}
     assert set(annotations.image_ids.tolist()) == set(coco.imgs)
     for index, image_id in enumerate(annotations.image_ids.tolist()):
-        image, rows = coco.imgs[image_id], annotations.boxes_of(index)
+        image, rows = coco.imgs[image_id], annotations.box_slice(index)
         assert annotations.file_names[index] == image["file_name"]
         assert annotations.heights[index] == image["height"]
         assert annotations.widths[index] == image["width"]
@@ -72,7 +72,7 @@ def test_samples_of_all_photos(annotations: Annotations) -> None:
             batch.targets, batch.original_sizes, batch.image_ids, strict=True
         ):
             row = annotations.image_ids.tolist().index(image_id)
-            rows = annotations.boxes_of(row)
+            rows = annotations.box_slice(row)
             ids_back = classes.to_category_ids(target["labels"].numpy())
             assert ids_back.tolist() == annotations.box_category_ids[rows].tolist()
             ratios = np.array([width, height, width, height]) / 64

@@ -56,7 +56,7 @@ def test_columns_keep_the_json_order_and_group_boxes_by_image(tmp_path: Path) ->
     assert a.boxes.tolist() == [[0.5, 1.5, 10.5, 6.5], [1, 2, 4, 6], [5, 6, 12.25, 14]]
     assert a.box_ids.tolist() == [6, 5, 9]
     assert a.box_category_ids.tolist() == [90, 7, 90]
-    assert a.boxes_of(1) == slice(1, 1) and a.boxes_of(2) == slice(1, 3)
+    assert a.box_slice(1) == slice(1, 1) and a.box_slice(2) == slice(1, 3)
     assert a.box_offsets.dtype == a.image_ids.dtype == np.int64
     assert a.widths.dtype == np.int32 and a.box_is_crowd.dtype == np.bool_
 
@@ -192,8 +192,8 @@ def test_many_boxes_are_grouped_as_by_a_plain_loop(tmp_path: Path) -> None:
     a = read(tmp_path, content)
     for row, image in enumerate(images):
         expected = [entry["id"] for entry in entries if entry["image_id"] == image["id"]]
-        assert a.box_ids[a.boxes_of(row)].tolist() == expected
-        assert a.boxes[a.boxes_of(row)][:, 0].tolist() == expected
+        assert a.box_ids[a.box_slice(row)].tolist() == expected
+        assert a.boxes[a.box_slice(row)][:, 0].tolist() == expected
 
 
 NAMES = ("images", "annotations")

@@ -60,7 +60,7 @@ def test_images_with_objects_equal_those_of_a_plain_loop(tmp_path: Path) -> None
     expected = [
         row
         for row in range(len(annotations))
-        if not all(annotations.box_is_crowd[annotations.boxes_of(row)].tolist())
+        if not all(annotations.box_is_crowd[annotations.box_slice(row)].tolist())
     ]
     assert annotations.images_with_objects().tolist() == expected
     assert 0 < len(expected) < 300

@@ -69,7 +69,7 @@ def check_index(data: bytes, folder: Path) -> None:
     content = value_or_error(lambda: open_index(index), str(index))
     if content is not None:
         assert all(isinstance(name, str) for name in (*content.file_names, *content.category_names))
-        assert [content.boxes[content.boxes_of(row)].shape[1] for row in range(len(content))]
+        assert [content.boxes[content.box_slice(row)].shape[1] for row in range(len(content))]
         content.images_with_objects()
     write_file(index / changed, index_files()[changed])
 

@@ -11,18 +11,18 @@ from retinanet.config_file import config_from_tree, load_config
 from retinanet.config_types import (
     BatchSplit,
     Interval,
-    beta1_of,
     describe_split,
     explicit_momentum,
     group_of_rank,
     implicit_momentum,
-    interval_of,
     is_interval,
     largest_batch,
+    parse_interval,
     planned_groups,
     planned_split,
     ranks_of_groups,
     require_groups,
+    resolve_beta1,
     split_at_start,
     split_by_speed,
 )
@@ -43,7 +43,7 @@ from tests.retinanet.engine.layers import Layers
     ],
 )
 def test_intervals_in_time_steps_and_epochs(text: str, expected: Interval) -> None:
-    assert is_interval(text) and interval_of(text) == expected
+    assert is_interval(text) and parse_interval(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -234,8 +234,8 @@ def test_split_and_groups_survive_a_round_trip(overrides: list[str]) -> None:
 
 @pytest.mark.parametrize(("groups", "beta1"), [(1, 0.9), (2, 0.4), (4, 0.15), (10, 0), (16, 0)])
 def test_automatic_beta1_is_reduced_by_the_implicit_momentum(groups: int, beta1: float) -> None:
-    assert beta1_of("auto", groups=groups) == explicit_momentum(groups) == beta1
-    assert beta1_of(0.5, groups=groups) == 0.5
+    assert resolve_beta1("auto", groups=groups) == explicit_momentum(groups) == beta1
+    assert resolve_beta1(0.5, groups=groups) == 0.5
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4, 8])

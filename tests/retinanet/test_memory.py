@@ -10,7 +10,7 @@ from data.dataset import Batch
 from launch.limits import FreeMemory
 from retinanet.config import EngineConfig, ModelConfig, TrainingConfig
 from retinanet.config_file import load_config
-from retinanet.config_types import LogitCopies, marks_of
+from retinanet.config_types import LogitCopies, field_marks
 from retinanet.engine.engines import prepare_training
 from retinanet.memory import BYTES, forward_values, images_that_fit, model_bytes, training_bytes
 from retinanet.training.build import build_model, build_optimizer
@@ -78,7 +78,7 @@ def test_memory_grows_with_the_area_and_with_classes() -> None:
 
 def test_every_form_of_the_focal_loss_has_a_number_of_logit_copies() -> None:
     forms = get_args(get_type_hints(EngineConfig)["focal_loss"])
-    assert set(marks_of(EngineConfig, LogitCopies)["focal_loss"].by_value) == set(forms)
+    assert set(field_marks(EngineConfig, LogitCopies)["focal_loss"].by_value) == set(forms)
 
 
 OPTIMIZERS = (
@@ -116,10 +116,10 @@ GB = 10**9
 CONFIG = load_config("demo.yaml", ["training.batch_size=4", "data.image_size=800"])
 
 
-def fitting(left_gb: float, *, local_ranks: int = 1) -> int:
-    left = FreeMemory(size=round(left_gb * GB), of="this host")
+def fitting(available_gb: float, *, local_ranks: int = 1) -> int:
+    available = FreeMemory(size=round(available_gb * GB), of="this host")
     images = images_that_fit(
-        CONFIG, num_classes=80, engine="torch", local_ranks=local_ranks, left=left
+        CONFIG, num_classes=80, engine="torch", local_ranks=local_ranks, available=available
     )
     assert images is not None
     return images
@@ -136,4 +136,4 @@ def test_more_memory_fits_more_images_and_ranks_share_it() -> None:
 
 def test_unknown_free_memory_sets_no_limit() -> None:
     arguments = {"num_classes": 80, "engine": "torch", "local_ranks": 1}
-    assert images_that_fit(CONFIG, left=None, **arguments) is None  # type: ignore[arg-type]
+    assert images_that_fit(CONFIG, available=None, **arguments) is None  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from retinanet.config import Config, config_to_tree
 from retinanet.config_file import load_config
 from retinanet.mlperf.log import begin_log, running_log
 from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
-from retinanet.training.run_folder import environment_of
+from retinanet.training.run_folder import collect_environment
 
 CLOSED = (
     "data.root=/data",
@@ -53,6 +53,6 @@ def write_run(folder: Path, config: Config, *, accuracies: Sequence[float]) -> P
             log.evaluated(accuracy, epoch=epoch, step=step)
             if target is not None and accuracy >= target:
                 log.reached_target()
-    (folder / "environment.json").write_text(json.dumps(environment_of(["train.py"])))
+    (folder / "environment.json").write_text(json.dumps(collect_environment(["train.py"])))
     (folder / "config.yaml").write_text(json.dumps(config_to_tree(config)))  # JSON is YAML
     return folder

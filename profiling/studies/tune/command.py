@@ -19,7 +19,7 @@ from common.cli import (
     positive,
     positive_number,
 )
-from common.console import make_console, say
+from common.console import make_console, print_line
 from common.errors import FINISHED, OUR_BUG, WorkerDiedError
 from common.files import require_free, write_json, write_whole
 from profiling.bench.job import JobFailedError
@@ -112,10 +112,10 @@ def write_plan(
         of_batch = probe_settings(measured.probes, batch_size=batch_size)
     settings = [*measured.overrides, *of_batch]
     arguments = training_arguments(winner, config=measured.config, settings=settings)
-    say(console, f"command: {launch_command(winner, arguments)}")
+    print_line(console, f"command: {launch_command(winner, arguments)}")
     if options.slurm is not None:
         write_whole(options.slurm, slurm_script(winner, arguments))
-        say(console, f"Slurm: sbatch {options.slurm}")
+        print_line(console, f"Slurm: sbatch {options.slurm}")
     if options.chart is not None:
         size = measured.image_size
         title = (
@@ -123,7 +123,7 @@ def write_plan(
             f"{measured.cores} cores, {measured.environment['cpu']}"
         )
         write_whole(options.chart, landscape(plan.forecasts, winner, title=title))
-        say(console, f"chart: {options.chart}")
+        print_line(console, f"chart: {options.chart}")
     if options.json_file is not None:
         content = {
             "epochs": asdict(epochs),

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from common.console import say
+from common.console import print_line
 from common.errors import FINISHED, STOPPED_BY_SIGNAL, InputError
 from common.files import read_json_lines
 from common.processes import REPOSITORY, running
@@ -120,13 +120,13 @@ def gathered(options: PlannerOptions, *, console: Console) -> Measurements:
     name = options.data or OPENIMAGES
     probes = wanted_probes(options, stored, name=name)
     if isinstance(stored, Measurements):
-        say(console, f"measurements: {plan}, {stored.environment['cpu']}")
+        print_line(console, f"measurements: {plan}, {stored.environment['cpu']}")
         measured = stored
     else:
         measured = measured_here(options, stored, name=name, console=console)
     before = measured.between_hosts
     if hosts and (before is None or before.hosts != hosts):
-        say(console, f"all-reduces between {', '.join(hosts)} …")
+        print_line(console, f"all-reduces between {', '.join(hosts)} …")
         between = measure_between(hosts, mpirun=choose_mpirun(options.mpirun))
         measured = replace(measured, between_hosts=between)
         options.write(measured)
@@ -221,11 +221,11 @@ def measured_here(
     except KeyboardInterrupt:
         stored = f"{options.plan} has {done()}; repeat the command to continue"
         lost = "nothing is stored without --plan FILE"
-        say(console, f"stopped: {stored if options.plan else lost}")
+        print_line(console, f"stopped: {stored if options.plan else lost}")
         raise
     options.write(measured)
     if options.plan is not None:
-        say(console, f"measured: {options.plan}")
+        print_line(console, f"measured: {options.plan}")
     return measured
 
 
@@ -247,7 +247,7 @@ def with_probes(
     if not missing:
         return measured
 
-    show = partial(say, console)
+    show = partial(print_line, console)
     config = load_config(measured.config, measured.overrides)
     folder, total = probes_folder(options.plan), len(probes.wanted)
     most = longest_hours(measured, config)

@@ -20,9 +20,9 @@ from common.charts import (
     Table,
     as_png,
     new_figure,
-    rows_of,
+    table_rows,
 )
-from common.console import say
+from common.console import print_line
 from profiling.bench.job import AllReduceTime
 from profiling.bench.results import disturbance
 from profiling.studies.tune.forecast import (
@@ -57,7 +57,7 @@ def print_plan(
     """Print fit, forecasts and choice; `given` is the network that the command line names."""
     network, winner, obvious = plan.network, plan.winner, plan.obvious
     console.print(fit_table(plan.fitted).for_console())
-    say(console, format_fit(plan.fitted))
+    print_line(console, format_fit(plan.fitted))
     if given is None:
         between = measured.between_hosts
         times = between.all_reduces if between is not None else measured.all_reduces
@@ -66,30 +66,30 @@ def print_plan(
     if math.isfinite(network.bandwidth):
         gigabits, microseconds = 8e-9 * network.bandwidth, 1e6 * network.latency
         latency = f"{microseconds:,.0f}" if microseconds >= 1000 else f"{microseconds:.3g}"
-        say(
+        print_line(
             console,
             f"network: {gigabits:.3g} Gbit/s per host, latency {latency} µs ({network.source})",
         )
     if disturbed := disturbance(measured.busy_cores):
-        say(console, disturbed)
+        print_line(console, disturbed)
     console.print(choice_table(plan.ranking, target=epochs.target).for_console())
     sizes = epochs.batch_sizes
     names = ", ".join(f"{size:,}" for size in sizes)
     if len(sizes) > BATCHES_NAMED:
         names = f"{sizes[0]:,} to {sizes[-1]:,}"
-    say(
+    print_line(
         console,
         f"epochs to {epochs.target}: {epochs.source}, global batch sizes {names}; smaller batches "
         "need as many as the smallest, larger ones (*) are extrapolated linearly",
     )
-    say(console, f"\nbest: {winner.allocation.name}")
+    print_line(console, f"\nbest: {winner.allocation.name}")
     if obvious is not None and obvious is not winner:
         reasons = why_it_loses(obvious, winner)
-        say(console, f"not {obvious.allocation.name}: {reasons}")
+        print_line(console, f"not {obvious.allocation.name}: {reasons}")
     for line in turning_points(plan.forecasts, winner):
-        say(console, line)
+        print_line(console, line)
     if with_groups.most > 1:
-        say(
+        print_line(
             console,
             "groups: the global batch is that of a group; --groups multiplies its epochs by "
             f"{with_groups.epochs:g}; python -m launch groups --whole measures this factor",
@@ -107,7 +107,9 @@ def fit_table(fitted: Fitted) -> Table:
         Column("error", "+.1%"),
         Column("", ("", "not in fit").__getitem__, name="was_left_out", is_number=False),
     )
-    return Table("step time: measured and by the model", columns, rows_of(columns, fitted.checked))
+    return Table(
+        "step time: measured and by the model", columns, table_rows(columns, fitted.checked)
+    )
 
 
 def format_fit(fitted: Fitted) -> str:
@@ -159,7 +161,7 @@ def choice_table(ranking: Sequence[Forecast], *, target: str) -> Table:
     ]
     if all(result.allocation.groups == 1 for result in chosen):
         del columns[1]
-    return Table(f"forecast to {target}", columns, rows_of(columns, chosen))
+    return Table(f"forecast to {target}", columns, table_rows(columns, chosen))
 
 
 def format_rate(images_per_second: float) -> str:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from common.errors import InputError, NonFiniteLossError
 from retinanet.config import TrainingConfig
-from retinanet.config_types import beta1_of, planned_groups
+from retinanet.config_types import planned_groups, resolve_beta1
 from retinanet.engine.engines import PreparedTraining
 from retinanet.training.async_groups.groups import (
     ComputeGroups,
@@ -140,7 +140,7 @@ class GroupEpochs:
         else:
             reason = f"since {implicit} of momentum comes from asynchronous updates"
             reason = reason if settings.beta1 == "auto" else "as configured"
-            momentum = f"beta1 {beta1_of(settings.beta1, groups=count):g}, {reason}"
+            momentum = f"beta1 {resolve_beta1(settings.beta1, groups=count):g}, {reason}"
         return {"groups": f"{text}; {momentum}; weights by {self._groups.update.way}"}
 
     def close(self) -> None:
@@ -199,7 +199,7 @@ class Stretch:
         groups.update.begin()
         watch = groups.all_ranks.watch
         if watch is not None and groups.all_ranks.is_first:
-            watch.outlive([groups.group_of(rank) for rank in range(groups.all_ranks.size)])
+            watch.outlive([groups.group_index(rank) for rank in range(groups.all_ranks.size)])
 
     def steps(self) -> Iterator[EpochStep]:
         """Train on the steps that this group takes from the queue, until it ends."""
@@ -287,7 +287,7 @@ class Stretch:
             self._arrival.problem = problem
             self.queue.close()
         assert result.group is not None
-        at_work = len({groups.group_of(rank) for rank in groups.ranks_at_work()})
+        at_work = len({groups.group_index(rank) for rank in groups.ranks_at_work()})
         self._logged += 1
         self._last_logged = max(self._last_logged, result.step - self._start)
         return EpochStep(

@@ -142,7 +142,7 @@ class ComputeGroups:
         lost = self.all_ranks.watch.lost if self.all_ranks.watch else set()
         return [rank for rank in range(self.all_ranks.size) if rank not in lost]
 
-    def group_of(self, rank: int) -> int:
+    def group_index(self, rank: int) -> int:
         """Return the number of the group of a rank of the job."""
         return group_of_rank(rank, ranks=self.all_ranks.size, groups=self.count)
 

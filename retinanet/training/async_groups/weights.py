@@ -71,9 +71,9 @@ class GroupWeights:
             memory.mapped, dtype=torch.int64, count=1, offset=VERSION_AT
         )
         values = torch.frombuffer(memory.mapped, dtype=torch.float32, offset=VALUES_AT)
-        size = values_of(parameters)
+        size = count_values(parameters)
         counts, block, *blocks = values.split(
-            [lines_of(len(parameters)), *[size] * (1 + len(slots))]
+            [count_lines(len(parameters)), *[size] * (1 + len(slots))]
         )
         self._weights = [nn.Parameter(view) for view in placed(block, parameters)]
         self.optimizer = make(nn.ParameterList(self._weights))
@@ -164,7 +164,9 @@ def memory_of_weights(parameters: Sequence[nn.Parameter], *, optimizer: str) -> 
 
 def bytes_of_weights(parameters: Sequence[nn.Parameter], slots: Sequence[str]) -> int:
     """Return the size of the shared memory. [bytes]"""
-    return VALUES_AT + 4 * (lines_of(len(parameters)) + values_of(parameters) * (1 + len(slots)))
+    return VALUES_AT + 4 * (
+        count_lines(len(parameters)) + count_values(parameters) * (1 + len(slots))
+    )
 
 
 def placed(block: Tensor, parameters: Sequence[nn.Parameter]) -> Iterator[Tensor]:
@@ -174,15 +176,15 @@ def placed(block: Tensor, parameters: Sequence[nn.Parameter]) -> Iterator[Tensor
         assert parameter.dtype == torch.float32 and is_one_block(parameter)
         size = parameter.numel()
         yield block[start : start + size].as_strided(parameter.shape, parameter.stride())
-        start += lines_of(size)
+        start += count_lines(size)
 
 
-def values_of(parameters: Sequence[nn.Parameter]) -> int:
+def count_values(parameters: Sequence[nn.Parameter]) -> int:
     """Return how many numbers a block has, including the padding to cache lines."""
-    return sum(lines_of(parameter.numel()) for parameter in parameters)
+    return sum(count_lines(parameter.numel()) for parameter in parameters)
 
 
-def lines_of(count: int) -> int:
+def count_lines(count: int) -> int:
     """Return `count` rounded up to whole cache lines of numbers."""
     return -(-count // VALUES_OF_A_LINE) * VALUES_OF_A_LINE
 
@@ -203,7 +205,7 @@ class ServedWeights:
         self._pair = pair
         self._gradients = gradient_buffer(parameters, compress=compress)
         self._gradient_views = list(placed(self._gradients, parameters))
-        self._weights = torch.empty(values_of(parameters))
+        self._weights = torch.empty(count_values(parameters))
         self._weight_views = list(placed(self._weights, parameters))
         self._is_fresh = False
 
@@ -252,7 +254,9 @@ class ServedWeights:
 
 def gradient_buffer(parameters: Sequence[nn.Parameter], *, compress: bool) -> Tensor:
     """Return a buffer for all gradients, in the order and layout of the weights."""
-    return torch.empty(values_of(parameters), dtype=torch.bfloat16 if compress else torch.float32)
+    return torch.empty(
+        count_values(parameters), dtype=torch.bfloat16 if compress else torch.float32
+    )
 
 
 class WeightsServer:
@@ -295,7 +299,7 @@ class WeightsServer:
         self._begin_thread()
         gradients = gradient_buffer(self._parameters, compress=self._compress)
         gradient_views = list(placed(gradients, self._parameters))
-        values = torch.empty(values_of(self._parameters))
+        values = torch.empty(count_values(self._parameters))
         copies = [nn.Parameter(view) for view in placed(values, self._parameters)]
         request = torch.empty(2, dtype=torch.float64)
         staleness = torch.zeros(1, dtype=torch.int64)

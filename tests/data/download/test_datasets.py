@@ -197,7 +197,7 @@ def test_classes_select_images_and_boxes(
     assert sorted(read.file_names) == list(names) and len(names) == count
     assert tuple(read.category_names) == classes
     assert set(read.box_category_ids.tolist()) == set(read.category_ids.tolist())
-    assert min(len(read.boxes[read.boxes_of(index)]) for index in range(count)) >= 1
+    assert min(len(read.boxes[read.box_slice(index)]) for index in range(count)) >= 1
 
 
 def test_leftovers_of_a_killed_download_are_replaced(archive: Path, target: Path) -> None:

@@ -203,7 +203,7 @@ def test_fragmentation(tmp_path: Path) -> None:
         operator("aten::add", 900, 940),
     )
     operators = read_trace(tmp_path / "trace.json").operators
-    assert [operators.name_of(span) for span in analysis.working] == [
+    assert [operators.span_name(span) for span in analysis.working] == [
         "aten::mkldnn_convolution", "aten::mul", "aten::mul", "aten::addmm", "aten::add",
         "aten::add",
     ]  # fmt: skip

@@ -47,7 +47,7 @@ def perturb(annotations: Annotations, *, seed: int) -> SplitDetections:
     for index, image_id in enumerate(annotations.image_ids.tolist()):
         if index % 20 == 7:
             continue  # no detections in this image
-        rows = np.arange(len(annotations.boxes))[annotations.boxes_of(index)]
+        rows = np.arange(len(annotations.boxes))[annotations.box_slice(index)]
         rows = np.repeat(rows[random.random(len(rows)) < 0.85], 2)
         boxes = annotations.boxes[rows]
         sides = np.tile(boxes[:, 2:] - boxes[:, :2], 2)
@@ -160,7 +160,7 @@ def test_perfect_detections_have_map_1(scored: Scored) -> None:
     annotations = scored.annotations
     detections = []
     for index, image_id in enumerate(annotations.image_ids.tolist()):
-        rows = annotations.boxes_of(index)
+        rows = annotations.box_slice(index)
         single = ~annotations.box_is_crowd[rows]
         boxes = annotations.boxes[rows][single]
         ids = annotations.box_category_ids[rows][single]

@@ -51,7 +51,7 @@ def test_program_equals_postprocess(model: RetinaNet, threshold: float) -> None:
     for first, second in zip(expected, actual, strict=True):
         compared = compare(first, second, score_threshold=threshold)
         assert compared.differing == 0
-        assert compared.same >= 0.98 * len(first.scores)
+        assert compared.equal >= 0.98 * len(first.scores)
         assert compared.box_difference < 1e-3 and compared.score_difference < 1e-5
 
 
@@ -106,7 +106,7 @@ def test_compare(
     first: Detections, second: Detections, same: int, differing: int, edge: int
 ) -> None:
     compared = compare(first, second, score_threshold=0.1)
-    assert (compared.same, compared.differing, compared.at_the_edge) == (same, differing, edge)
+    assert (compared.equal, compared.differing, compared.at_the_edge) == (same, differing, edge)
 
 
 def test_box_near_the_suppression_iou_may_be_missing() -> None:

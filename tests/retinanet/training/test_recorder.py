@@ -57,9 +57,9 @@ def perfect(dataset: DetectionDataset) -> SplitResult:
     images = [
         ImageDetections(
             image_id=int(image_id),
-            boxes=annotations.boxes[annotations.boxes_of(index)],
+            boxes=annotations.boxes[annotations.box_slice(index)],
             scores=np.array([0.75]),
-            category_ids=annotations.box_category_ids[annotations.boxes_of(index)],
+            category_ids=annotations.box_category_ids[annotations.box_slice(index)],
         )
         for index, image_id in enumerate(annotations.image_ids)
     ]
