@@ -1,4 +1,4 @@
-"""docs/examples: what the tutorial and the worked example of ProfileDNN have the reader run."""
+"""The examples of the tutorial and of ProfileDNN's worked example (docs/examples) work."""
 
 import importlib.util
 import os
@@ -29,7 +29,7 @@ EXAMPLES = REPOSITORY / "docs" / "examples"
     ("page", "example"),
     [("tutorial.md", "my-photos.yaml"), ("worked-example.md", "float32-logits.patch")],
 )
-def test_a_page_shows_the_example_as_it_is(page: str, example: str) -> None:
+def test_page_shows_the_example_verbatim(page: str, example: str) -> None:
     text = (REPOSITORY / "docs" / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert (EXAMPLES / example).read_text(encoding="utf-8") in blocks
@@ -40,9 +40,8 @@ def test_an_example_is_a_configuration(example: str) -> None:
     assert load_config(str(EXAMPLES / example)).run.name == Path(example).stem
 
 
-def test_the_tutorial_in_small_ends_with_a_picture_of_a_new_photo(
-    tmp_path: Path, run_here: RunHere
-) -> None:
+@pytest.mark.exhaustive
+def test_tutorial_ends_with_boxes_in_a_new_photo(tmp_path: Path, run_here: RunHere) -> None:
     photos, new = tmp_path / "my-photos", tmp_path / "new-photos"
     for out, count in ((photos, "12"), (new, "1")):
         done = run_here(data.__main__.main, "scenes", "--out", out, "--images", count)
@@ -100,7 +99,7 @@ def patched_file(folder: Path) -> Path:
 
 
 def patched_network(folder: Path) -> ModuleType:
-    """It as a module."""
+    """Return the patched file as a module."""
     spec = importlib.util.spec_from_file_location("patched_network", patched_file(folder))
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -108,7 +107,8 @@ def patched_network(folder: Path) -> ModuleType:
     return module
 
 
-def test_compare_finds_the_planted_layer(tmp_path: Path, run_here: RunHere) -> None:
+@pytest.mark.slow
+def test_compare_reports_the_patched_layer(tmp_path: Path, run_here: RunHere) -> None:
     ours = REPOSITORY / "retinanet" / "engine" / "folded_forward.py"
     logs = {}
     for name, file in (("before", ours), ("after", patched_file(tmp_path))):
@@ -129,7 +129,8 @@ def test_compare_finds_the_planted_layer(tmp_path: Path, run_here: RunHere) -> N
     assert "ic256oc256_ih32oh32kh3" not in only_one.split("calls that both sides make")[0]
 
 
-def test_the_planted_patch_fits_and_has_the_last_layer_of_the_heads_in_float32(
+@pytest.mark.slow
+def test_patch_of_the_worked_example_computes_the_last_layer_in_float32(
     tmp_path: Path,
 ) -> None:
     model = RetinaNet(num_classes=3, norm="batch", trainable_layers=5)

@@ -1,4 +1,4 @@
-"""docs/serving.md: what it shows of ONNX Runtime works as it stands there."""
+"""The program in docs/serving.md runs an exported model by ONNX Runtime."""
 
 import json
 import re
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from retinanet.__main__ import main
@@ -18,7 +19,8 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "serving.md"
 LINE = re.compile(r"(\w+) ([\d.]+) \[(.*)\]")
 
 
-def test_the_pages_program_finds_what_predict_finds(tmp_path: Path, run_here: RunHere) -> None:
+@pytest.mark.exhaustive
+def test_program_of_the_page_finds_the_boxes_of_predict(tmp_path: Path, run_here: RunHere) -> None:
     [program] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
     checkpoint = write_detector(tmp_path / "run", score=-0.5)
     photo, boxes = tmp_path / "photo.jpg", tmp_path / "boxes.json"

@@ -1,4 +1,4 @@
-"""The real command line, on a few drawn scenes: runs, interruptions, mistakes, what is left."""
+"""The real command line on a few synthetic images: whole runs, interruptions, and errors."""
 
 import errno
 import fcntl
@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -34,8 +33,11 @@ from retinanet.mlperf.official import check_compliance
 from retinanet.training import data, loop
 from retinanet.training.checkpoint import read_checkpoint
 from retinanet.training.loop import batch_losses
+from tests.support.training_runs import read_records, wait_for_steps
 from tests.support.without_locks import built_library, without_locks
 from train import main
+
+pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -56,7 +58,7 @@ SETTINGS = [
 
 
 class Outcome(NamedTuple):
-    """How a command ended."""
+    """The exit status and the output of a command."""
 
     code: int
     output: str
@@ -64,25 +66,25 @@ class Outcome(NamedTuple):
 
 
 class Interrupted(NamedTuple):
-    """A run that was stopped and resumed."""
+    """A run that was stopped by SIGTERM and resumed."""
 
     run: Path
     stopped: Outcome
     stopped_at: int
-    """Steps done then."""
+    """Number of completed steps at that time."""
     resumed: Outcome
-    mapped: str
-    """What the resumed process had mapped after a step."""
+    memory_map: str
+    """Memory map of the resumed process after a step."""
 
 
 def settings_in(root: Path, name: str, *changes: str) -> list[str]:
     return [*SETTINGS, f"run.root={root}", f"run.name={name}", *changes]
 
 
-def start(*words: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """`python train.py` in its own process; one thread, so that sums are in one order."""
+def start(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start `python train.py` with one thread, so that sums have a fixed order."""
     return subprocess.Popen(
-        [sys.executable, str(REPOSITORY / "train.py"), *words, "launch.threads=1"],
+        [sys.executable, str(REPOSITORY / "train.py"), *arguments, "launch.threads=1"],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -100,11 +102,11 @@ Command = Callable[..., Outcome]
 
 @pytest.fixture
 def train(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command line within this process: torch is loaded already, so nothing is pinned."""
+    """Run train.py within this process; nothing is pinned, since torch is loaded already."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # is changed, and put back
 
-    def command(*words: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["train.py", *words, "launch.pin=false"])
+    def command(*arguments: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments, "launch.pin=false"])
         capsys.readouterr()
         code = run_command(main)
         captured = capsys.readouterr()
@@ -113,15 +115,8 @@ def train(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     return command
 
 
-def records_of(run: Path, *, kind: str) -> list[dict[str, Any]]:
-    file = run / "metrics.jsonl"
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    records = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [record for record in records if record["kind"] == kind]
-
-
 def snapshot(folder: Path) -> dict[Path, tuple[int, int] | None]:
-    """Files with size and time of change, and folders."""
+    """Return all files with size and modification time, and all folders."""
     return {
         path: None if path.is_dir() else (path.lstat().st_size, path.lstat().st_mtime_ns)
         for path in folder.rglob("*")
@@ -137,7 +132,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def undisturbed(root: Path) -> Path:
-    """A run from its start to its end."""
+    """Return the folder of an uninterrupted run."""
     outcome = ended(start(*settings_in(root, "undisturbed")))
     assert outcome.code == 0, outcome.errors
     assert outcome.errors == ""
@@ -147,28 +142,20 @@ def undisturbed(root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def interrupted(root: Path) -> Interrupted:
-    """The same run, told to end after some steps, and resumed."""
+    """Return the same run, stopped by SIGTERM after some steps and resumed."""
     process = start(*settings_in(root, "interrupted"))
     run = root / "interrupted"
-    wait_for_steps(process, run, steps=2)
+    wait_for_steps(run, process, count=2)
     process.send_signal(signal.SIGTERM)
     stopped = ended(process)
-    stopped_at = len(records_of(run, kind="step"))
+    stopped_at = len(read_records(run, kind="step"))
     process = start(*settings_in(root, "interrupted"), "--resume")
-    wait_for_steps(process, run, steps=stopped_at + 1)
+    wait_for_steps(run, process, count=stopped_at + 1)
     mapped = Path(f"/proc/{process.pid}/maps").read_text()
     return Interrupted(run, stopped, stopped_at, ended(process), mapped)
 
 
-def wait_for_steps(process: subprocess.Popen[str], run: Path, *, steps: int) -> None:
-    """Wait until a run has done so many steps, or has ended."""
-    deadline = time.monotonic() + 90
-    while len(records_of(run, kind="step")) < steps and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_a_signal_stops_a_run_after_a_checkpoint(
+def test_sigterm_stops_a_run_after_a_checkpoint(
     interrupted: Interrupted,
 ) -> None:
     stopped, stopped_at = interrupted.stopped, interrupted.stopped_at
@@ -177,25 +164,27 @@ def test_a_signal_stops_a_run_after_a_checkpoint(
     assert 2 <= stopped_at < STEPS
 
 
-def test_a_resumed_run_does_not_hold_the_files_of_its_checkpoint(interrupted: Interrupted) -> None:
-    assert "libtorch" in interrupted.mapped and ".safetensors" not in interrupted.mapped
+def test_resumed_run_does_not_map_its_checkpoint_files(interrupted: Interrupted) -> None:
+    assert "libtorch" in interrupted.memory_map and ".safetensors" not in interrupted.memory_map
 
 
 def assert_same_end(undisturbed: Path, run: Path, *, steps: int) -> None:
-    """Weights, optimizer, random states and place, bit for bit."""
+    """Assert bit-identical weights, optimizer and random states, and the same position."""
     for file in ("model.safetensors", "optimizer.safetensors"):
-        expected, found = (
-            load_file(one / "checkpoints" / "last" / file) for one in (undisturbed, run)
+        expected, weights = (
+            load_file(folder / "checkpoints" / "last" / file) for folder in (undisturbed, run)
         )
-        assert found.keys() == expected.keys()
-        differing = {name for name in found if not torch.equal(found[name], expected[name])}
+        assert weights.keys() == expected.keys()
+        differing = {name for name in weights if not torch.equal(weights[name], expected[name])}
         assert not differing, file
-    whole, pieces = (read_checkpoint(one / "checkpoints" / "last") for one in (undisturbed, run))
+    whole, pieces = (
+        read_checkpoint(folder / "checkpoints" / "last") for folder in (undisturbed, run)
+    )
     assert whole.state.random_states == pieces.state.random_states
     assert whole.position == pieces.position and whole.position.step == steps
 
 
-def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(
+def test_resumed_run_ends_with_the_weights_of_an_undisturbed_one(
     undisturbed: Path, interrupted: Interrupted
 ) -> None:
     run, _, stopped_at, resumed, _ = interrupted
@@ -204,7 +193,7 @@ def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(
     assert_same_end(undisturbed, run, steps=STEPS)
 
 
-def test_a_resumed_run_notes_every_step_and_evaluation_once(
+def test_resumed_run_records_every_step_and_evaluation_once(
     undisturbed: Path, interrupted: Interrupted
 ) -> None:
     run = interrupted[0]
@@ -213,16 +202,18 @@ def test_a_resumed_run_notes_every_step_and_evaluation_once(
         ("step", ("images_per_second", "seconds", "data_seconds", *memory)),
         ("evaluation", ("seconds",)),
     ):
-        whole, pieces = (records_of(one, kind=kind) for one in (undisturbed, run))
+        whole, pieces = (read_records(folder, kind=kind) for folder in (undisturbed, run))
         for record in (*whole, *pieces):
             for name in machines:
                 assert record.pop(name) > 0 or name in ("data_seconds", "page_faults")
         assert pieces == whole
-    assert [record["step"] for record in records_of(run, kind="step")] == list(range(1, STEPS + 1))
-    assert [record["step"] for record in records_of(run, kind="evaluation")] == [8, STEPS]
+    assert [record["step"] for record in read_records(run, kind="step")] == list(
+        range(1, STEPS + 1)
+    )
+    assert [record["step"] for record in read_records(run, kind="evaluation")] == [8, STEPS]
 
 
-def test_a_resumed_run_has_the_mlperf_log_of_an_undisturbed_one(
+def test_resumed_run_has_the_mlperf_log_of_an_undisturbed_one(
     undisturbed: Path, interrupted: Interrupted
 ) -> None:
     whole, pieces = (
@@ -237,23 +228,23 @@ def test_a_resumed_run_has_the_mlperf_log_of_an_undisturbed_one(
     assert keys[-1] == "run_stop" and keys.count("run_start") == 1
     epochs = [metadata["epoch_num"] for key, _, metadata in whole if key == "epoch_start"]
     assert epochs == [1, 2, 3]
-    maps = [one["map"] for one in records_of(undisturbed, kind="evaluation")]
+    maps = [record["map"] for record in read_records(undisturbed, kind="evaluation")]
     assert [value for key, value, _ in whole if key == "eval_accuracy"] == maps
     places = [metadata["epoch_num"] for key, _, metadata in whole if key == "eval_accuracy"]
     assert places == [2, 2.5]
     assert check_compliance(undisturbed / "mlperf.log", rules="5.1.0").passed
 
 
-def test_the_configuration_is_kept_and_loads_again(undisturbed: Path) -> None:
+def test_saved_configuration_loads_again(undisturbed: Path) -> None:
     overrides = settings_in(undisturbed.parent, "undisturbed", "launch.threads=1")
-    kept = load_config(str(undisturbed / "config.yaml"))
-    assert kept == load_config("demo.yaml", overrides)
+    config = load_config(str(undisturbed / "config.yaml"))
+    assert config == load_config("demo.yaml", overrides)
     environment = json.loads((undisturbed / "environment.json").read_text())
     assert environment["command"] == ["train.py", *overrides]
     assert environment["torch_threads"] == 1
 
 
-def test_tensorboard_shows_the_numbers_of_the_metrics_file(undisturbed: Path) -> None:
+def test_tensorboard_has_the_values_of_the_metrics_file(undisturbed: Path) -> None:
     events = EventAccumulator(str(undisturbed / "tensorboard"))
     events.Reload()
     for tag, kind, name in (
@@ -262,23 +253,25 @@ def test_tensorboard_shows_the_numbers_of_the_metrics_file(undisturbed: Path) ->
         ("train/learning_rate", "step", "learning_rate"),
         ("evaluation/map_50", "evaluation", "map_50"),
     ):
-        expected = [(one["step"], one[name]) for one in records_of(undisturbed, kind=kind)]
-        found = [(event.step, event.value) for event in events.Scalars(tag)]
-        assert [step for step, _ in found] == [step for step, _ in expected]
+        expected = [
+            (record["step"], record[name]) for record in read_records(undisturbed, kind=kind)
+        ]
+        shown = [(event.step, event.value) for event in events.Scalars(tag)]
+        assert [step for step, _ in shown] == [step for step, _ in expected]
         values = [value for _, value in expected]
-        assert [value for _, value in found] == pytest.approx(values, rel=1e-6), tag
+        assert [value for _, value in shown] == pytest.approx(values, rel=1e-6), tag
     assert [event.step for event in events.Images("validation")] == [8, STEPS]
 
 
-def test_the_learning_rate_follows_warmup_and_cosine(undisturbed: Path) -> None:
-    rates = [record["learning_rate"] for record in records_of(undisturbed, kind="step")]
+def test_learning_rate_follows_warmup_and_cosine(undisturbed: Path) -> None:
+    rates = [record["learning_rate"] for record in read_records(undisturbed, kind="step")]
     # A warm-up of a quarter of an epoch: one step of the four.
     assert rates[0] == pytest.approx(1e-3 * 1e-3)
     assert rates[1] == pytest.approx(1e-3)
     assert rates[1:] == sorted(rates[1:], reverse=True) and rates[-1] < 1e-4
 
 
-def test_pictures_open_and_show_something(undisturbed: Path) -> None:
+def test_pictures_are_not_blank(undisturbed: Path) -> None:
     pictures = undisturbed / "pictures"
     names = {file.name for file in pictures.iterdir()}
     assert names == {"step-000008.png", f"step-{STEPS:06d}.png", "curves.png"}
@@ -288,7 +281,7 @@ def test_pictures_open_and_show_something(undisturbed: Path) -> None:
             assert np.asarray(image).std() > 10, name
 
 
-def test_every_evaluation_leaves_its_detections(undisturbed: Path) -> None:
+def test_every_evaluation_writes_its_detections(undisturbed: Path) -> None:
     files = sorted((undisturbed / "eval").iterdir())
     endings = (".classes.csv", ".json", ".png")
     names = [
@@ -296,13 +289,15 @@ def test_every_evaluation_leaves_its_detections(undisturbed: Path) -> None:
     ]
     assert [file.name for file in files] == names
     boxes = [json.loads(file.read_text()) for file in files if file.suffix == ".json"]
-    assert all(isinstance(one, list) for one in boxes)
+    assert all(isinstance(content, list) for content in boxes)
 
 
 def test_checkpoints_of_the_best_and_the_last_evaluation_are_kept(undisturbed: Path) -> None:
     checkpoints = undisturbed / "checkpoints"
     best, last = (read_checkpoint(checkpoints / name) for name in ("best", "last"))
-    maps = {one["step"]: one["map"] for one in records_of(undisturbed, kind="evaluation")}
+    maps = {
+        record["step"]: record["map"] for record in read_records(undisturbed, kind="evaluation")
+    }
     assert last.position.step == STEPS
     assert maps[best.position.step] == max(maps.values()) == last.position.best_map
     assert last.position.map_here == maps[STEPS]
@@ -311,9 +306,9 @@ def test_checkpoints_of_the_best_and_the_last_evaluation_are_kept(undisturbed: P
     assert {path.name for path in checkpoints.iterdir()} == names
 
 
-def test_each_of_them_has_a_card_with_its_numbers(undisturbed: Path) -> None:
+def test_each_checkpoint_has_a_model_card_with_its_metrics(undisturbed: Path) -> None:
     checkpoints = undisturbed / "checkpoints"
-    for record in records_of(undisturbed, kind="evaluation"):
+    for record in read_records(undisturbed, kind="evaluation"):
         folder = checkpoints / f"step-{record['step']:06d}"
         text = (folder / "MODEL_CARD.md").read_text()
         head = YAML(typ="safe").load(text.split("---\n")[1])
@@ -332,21 +327,21 @@ def test_each_of_them_has_a_card_with_its_numbers(undisturbed: Path) -> None:
         }
 
 
-def test_a_card_that_cannot_be_made_ends_no_training(
+def test_failed_model_card_does_not_end_training(
     tmp_path: Path, train: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(facts: object) -> str:
         raise ValueError("no such fact")
 
     monkeypatch.setattr(model_card, "model_card", fail)
-    words = settings_in(tmp_path, "cardless", "training.max_steps=1", "evaluation.pictures=0")
-    outcome = train(*words)
+    arguments = settings_in(tmp_path, "cardless", "training.max_steps=1", "evaluation.pictures=0")
+    outcome = train(*arguments)
     assert outcome.code == 0 and outcome.errors == ""
     assert "MODEL_CARD.md: cannot be written: ValueError: no such fact; training" in outcome.output
     shutil.rmtree(tmp_path / "cardless")
 
 
-def test_a_folder_with_work_is_left_alone(undisturbed: Path, train: Command) -> None:
+def test_folder_of_another_run_is_not_overwritten(undisturbed: Path, train: Command) -> None:
     before = snapshot(undisturbed)
     outcome = train(*settings_in(undisturbed.parent, "undisturbed"))
     assert outcome.code == 2 and outcome.errors.count("\n") == 1
@@ -364,7 +359,7 @@ def test_a_folder_with_work_is_left_alone(undisturbed: Path, train: Command) -> 
         ("data.scenes.train=9", "data.scenes was {'train': 8, 'validation': 3}"),
     ],
 )
-def test_a_run_of_other_settings_is_not_resumed(
+def test_run_with_incompatible_settings_is_not_resumed(
     change: str, named: str, undisturbed: Path, train: Command
 ) -> None:
     before = snapshot(undisturbed)
@@ -374,9 +369,7 @@ def test_a_run_of_other_settings_is_not_resumed(
     assert snapshot(undisturbed) == before
 
 
-def test_resuming_a_finished_run_says_so_and_changes_nothing(
-    undisturbed: Path, train: Command
-) -> None:
+def test_resuming_a_finished_run_changes_nothing(undisturbed: Path, train: Command) -> None:
     weights = undisturbed / "checkpoints" / "last" / "model.safetensors"
     before = weights.stat().st_mtime_ns
     metrics = (undisturbed / "metrics.jsonl").read_text()
@@ -388,37 +381,37 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(
     assert (undisturbed / "metrics.jsonl").read_text() == metrics
 
 
-def test_other_batches_go_on_from_the_same_image_and_the_difference_is_told(
+def test_resuming_with_another_batch_size_continues_at_the_same_image(
     root: Path, train: Command
 ) -> None:
-    words = settings_in(root, "batches", "evaluation.pictures=0", "training.epochs=2")
-    assert train(*words, "training.max_steps=3").code == 0  # six of the epoch's eight images
+    arguments = settings_in(root, "batches", "evaluation.pictures=0", "training.epochs=2")
+    assert train(*arguments, "training.max_steps=3").code == 0  # six of the epoch's eight images
     changes = ("training.batch_size=4", "training.max_steps=null", "training.weight_decay=0.01")
-    outcome = train(*words, *changes, "--resume")
+    outcome = train(*arguments, *changes, "--resume")
     assert outcome.code == 0, outcome.errors
     shown = " ".join(outcome.output.split())
     assert "resumed after step 3" in shown
     assert "training.batch_size was 2, is now 4; training.weight_decay was 0.0" in shown
     assert "training continues from the same image, but not bit for bit" in shown
     # Two images are no batch of four: the second epoch follows, with two steps.
-    records = records_of(root / "batches", kind="step")
-    assert [(one["step"], one["epoch"]) for one in records[3:]] == [(4, 1.5), (5, 2.0)]
+    records = read_records(root / "batches", kind="step")
+    assert [(record["step"], record["epoch"]) for record in records[3:]] == [(4, 1.5), (5, 2.0)]
     assert read_checkpoint(root / "batches" / "checkpoints" / "last").position.epoch == 2
     shutil.rmtree(root / "batches")
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(
+def test_run_killed_before_its_first_checkpoint_starts_again(
     tmp_path: Path, train: Command
 ) -> None:
     run = tmp_path / "early"
     (run / "checkpoints" / ".step-000001.partial").mkdir(parents=True)
     (run / "config.yaml").write_text("run: {name: early}\n")
     (run / "metrics.jsonl").write_text('{"kind": "step", "step": 1}\n')
-    words = settings_in(tmp_path, "early", "training.max_steps=1", "evaluation.pictures=0")
-    outcome = train(*words, "--resume")
+    arguments = settings_in(tmp_path, "early", "training.max_steps=1", "evaluation.pictures=0")
+    outcome = train(*arguments, "--resume")
     assert outcome.code == 0, outcome.errors
     assert "no checkpoint yet: the run starts anew" in outcome.output
-    assert len(records_of(run, kind="step")) == 1
+    assert len(read_records(run, kind="step")) == 1
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
         "best",
         "last",
@@ -426,7 +419,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(
     ]
 
 
-def test_a_run_without_a_whole_checkpoint_is_not_begun_anew(
+def test_run_without_a_complete_checkpoint_is_not_restarted(
     undisturbed: Path, tmp_path: Path, train: Command
 ) -> None:
     run = tmp_path / "undisturbed"
@@ -441,7 +434,7 @@ def test_a_run_without_a_whole_checkpoint_is_not_begun_anew(
     assert snapshot(run) == before
 
 
-def test_loading_moves_out_in_the_middle_of_an_epoch_without_a_trace_in_the_numbers(
+def test_starting_a_loading_process_within_an_epoch_keeps_the_losses(
     root: Path, train: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data, "LARGEST_SHARE", 0.0)
@@ -453,32 +446,32 @@ def test_loading_moves_out_in_the_middle_of_an_epoch_without_a_trace_in_the_numb
         outcome = train(*settings_in(root, name, f"data.workers={workers}"))
         assert outcome.code == 0, outcome.errors
         assert ("a separate process loads from now on" in outcome.output) == (workers == "auto")
-        steps = records_of(root / name, kind="step")
+        steps = read_records(root / name, kind="step")
         assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
         losses[workers] = [record["loss"] for record in steps]
     assert losses["auto"] == pytest.approx(losses["0"], rel=1e-4)
 
 
-def test_overwriting_starts_anew(root: Path, train: Command) -> None:
+def test_overwrite_starts_again(root: Path, train: Command) -> None:
     run = root / "overwritten"
     (run / "checkpoints" / "step-000099").mkdir(parents=True)
     (run / "metrics.jsonl").write_text('{"kind": "step", "step": 99}\n')
-    words = settings_in(root, "overwritten", "training.max_steps=1", "evaluation.pictures=0")
-    outcome = train(*words, "--overwrite")
+    arguments = settings_in(root, "overwritten", "training.max_steps=1", "evaluation.pictures=0")
+    outcome = train(*arguments, "--overwrite")
     assert outcome.code == 0, outcome.errors
-    assert [record["step"] for record in records_of(run, kind="step")] == [1]
+    assert [record["step"] for record in read_records(run, kind="step")] == [1]
     assert not (run / "checkpoints" / "step-000099").exists()
     assert (run / "checkpoints" / "last" / "model.safetensors").is_file()
     shutil.rmtree(run)
 
 
-def test_there_is_nothing_to_resume_without_a_run(tmp_path: Path, train: Command) -> None:
+def test_resume_without_a_run_is_an_error(tmp_path: Path, train: Command) -> None:
     outcome = train(*settings_in(tmp_path, "none"), "--resume")
     assert outcome.code == 2 and "holds no run to resume" in outcome.errors
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_of_a_live_run_is_refused(tmp_path: Path, train: Command) -> None:
+def test_folder_of_a_running_training_is_refused(tmp_path: Path, train: Command) -> None:
     (tmp_path / "live").mkdir()
     with (tmp_path / "live" / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -490,26 +483,28 @@ def test_a_folder_of_a_live_run_is_refused(tmp_path: Path, train: Command) -> No
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
-def test_a_mistake_leaves_no_lock_on_a_file_system_without_locks(
+def test_configuration_error_leaves_no_lock_file_on_a_file_system_without_locks(
     number: int, without_locks_library: Path, tmp_path: Path
 ) -> None:
-    words = settings_in(tmp_path, "mine", "training.gradient_accumulation=100")
-    outcome = ended(start(*words, environment=without_locks(without_locks_library, number)))
+    arguments = settings_in(tmp_path, "mine", "training.gradient_accumulation=100")
+    outcome = ended(start(*arguments, environment=without_locks(without_locks_library, number)))
     assert outcome.code == 2 and outcome.errors.count("\n") == 1
     assert "training.gradient_accumulation" in outcome.errors
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_system_without_locks_holds_a_run_and_its_check(
+def test_second_run_is_refused_on_a_file_system_without_locks(
     without_locks_library: Path, tmp_path: Path
 ) -> None:
     environment = without_locks(without_locks_library, errno.ENOLCK)
-    words = settings_in(tmp_path, "mine", "training.max_steps=100000", "evaluation.every=100000")
+    arguments = settings_in(
+        tmp_path, "mine", "training.max_steps=100000", "evaluation.every=100000"
+    )
     run = tmp_path / "mine"
-    first = start(*words, "training.epochs=100000", environment=environment)
-    wait_for_steps(first, run, steps=1)
+    first = start(*arguments, "training.epochs=100000", environment=environment)
+    wait_for_steps(run, first, count=1)
     for flag in ("--check", "--resume"):
-        outcome = ended(start(*words, flag, environment=environment))
+        outcome = ended(start(*arguments, flag, environment=environment))
         assert outcome.code == 2 and f"{run}: another run is writing there" in outcome.errors
         assert outcome.errors.count("\n") == 1
     first.send_signal(signal.SIGTERM)
@@ -523,7 +518,7 @@ def without_locks_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built_library(tmp_path_factory.mktemp("library"))
 
 
-def test_losses_that_are_not_finite_are_skipped_up_to_a_limit_then_end_the_run_with_code_3(
+def test_nonfinite_losses_are_skipped_up_to_the_limit(
     root: Path,
 ) -> None:
     changes = ["training.learning_rate=1e30", "training.warmup_epochs=0", "run.seed=1"]
@@ -535,11 +530,11 @@ def test_losses_that_are_not_finite_are_skipped_up_to_a_limit_then_end_the_run_w
     assert "training.nonfinite_limit=2" in outcome.errors and ".jpg)" in outcome.errors
     assert outcome.output.count("; the step was skipped, training continues\n") == 2
     run = root / "diverged"
-    steps = records_of(run, kind="step")
+    steps = read_records(run, kind="step")
     assert [record["step"] for record in steps] == [1, 2, 3]
     assert steps[0]["gradient_norm"] > 0
     assert steps[1]["loss"] is steps[1]["gradient_norm"] is None
-    skipped = records_of(run, kind="nonfinite")
+    skipped = read_records(run, kind="nonfinite")
     assert [record["skipped_steps"] for record in skipped] == [1, 2]
     report = json.loads((run / "checkpoints" / "nonfinite-000004" / "report.json").read_text())
     before = {"step": 1, "gradient_norm": steps[0]["gradient_norm"]}
@@ -550,14 +545,14 @@ def test_losses_that_are_not_finite_are_skipped_up_to_a_limit_then_end_the_run_w
     assert "nan" in batch["losses"].values() and len(batch["images"]) == 2
 
 
-def test_a_run_resumed_after_a_skipped_step_is_the_same_to_the_bit(
+def test_run_resumed_after_a_skipped_step_is_bit_identical(
     root: Path, train: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = ["training.schedule=constant", "training.on_nonfinite=skip", "evaluation.pictures=0"]
     changes += ["evaluation.every=1"]  # also after step 4, where the first piece ends
 
     def run(name: str, *more: str, broken: int) -> Path:
-        """A run whose batch of that number has a pixel that is NaN."""
+        """Return a run in which batch number `broken` has a NaN pixel."""
         numbers = count(1)
 
         def planted(
@@ -580,13 +575,13 @@ def test_a_run_resumed_after_a_skipped_step_is_the_same_to_the_bit(
     assert_same_end(whole, pieces, steps=7)
     assert read_checkpoint(pieces / "checkpoints" / "last").position.skipped_steps == 1
     for folder in (whole, pieces):
-        assert [record["step"] for record in records_of(folder, kind="step")] == [*range(1, 8)]
-        assert [record["step"] for record in records_of(folder, kind="nonfinite")] == [3]
+        assert [record["step"] for record in read_records(folder, kind="step")] == [*range(1, 8)]
+        assert [record["step"] for record in read_records(folder, kind="nonfinite")] == [3]
 
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
-    """COCO's own tree with one picture a split and a category that 91 outputs have no place for."""
+    """Return a COCO folder with one image per split and a category id above 90."""
     content = {
         "images": [{"id": 1, "file_name": "a.png", "width": 64, "height": 64}],
         "annotations": [{"id": 1, "image_id": 1, "category_id": 95, "bbox": [1, 1, 30, 30]}],
@@ -606,7 +601,7 @@ CONTIGUOUS = ["data.class_indices=contiguous", "model.num_classes=null"]
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("arguments", "named"),
     [
         (["data.root={folder}/none"], ["data.root: {folder}/none", "is not a folder"]),
         (["data.root=null"], ["data.root: not set", "data.train_annotations"]),
@@ -643,10 +638,10 @@ CONTIGUOUS = ["data.class_indices=contiguous", "model.num_classes=null"]
         ),
     ],
 )
-def test_bad_input_is_one_line_and_leaves_nothing(
-    words: list[str], named: list[str], dataset: Path, train: Command, tmp_path: Path
+def test_bad_input_is_one_line_and_leaves_no_files(
+    arguments: list[str], named: list[str], dataset: Path, train: Command, tmp_path: Path
 ) -> None:
-    given = [word.format(folder=dataset) for word in words]
+    given = [word.format(folder=dataset) for word in arguments]
     roots = [] if any(word.startswith("data.root=") for word in given) else [f"data.root={dataset}"]
     for annotations in dataset.glob("annotations/instances_*.json"):
         open_annotations(annotations)  # makes the index, which a next start will use

@@ -1,4 +1,4 @@
-"""The real command line on a data set with images that cannot be read."""
+"""Training on a data set with images that cannot be read."""
 
 import json
 import shutil
@@ -12,13 +12,15 @@ from PIL import Image
 from tests.data.samples import write_json
 from tests.support.fast_precision import FAST_PRECISION
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 NUM_IMAGES = 8
 
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
-    """COCO's tree of 8 pictures, all of which are for training and two for validation."""
+    """Return a COCO folder with 8 images, all for training, the first two also for validation."""
     folder = tmp_path / "coco"
     for split, count in (("train2017", NUM_IMAGES), ("val2017", 2)):
         (folder / split).mkdir(parents=True)
@@ -41,13 +43,13 @@ def dataset(tmp_path: Path) -> Path:
     return folder
 
 
-def train(dataset: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def train(dataset: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [
         *(sys.executable, "train.py", "--config", "coco.yaml", f"data.root={dataset}"),
         *(f"run.root={dataset.parent / 'runs'}", "run.name=bad", "data.image_size=64"),
         *("data.class_indices=contiguous", "model.num_classes=null", "model.norm=batch"),
         *("model.trainable_layers=5", "model.pretrained_backbone=null", "training.batch_size=2"),
-        *("training.epochs=2", "evaluation.every=2", "evaluation.pictures=0", *words),
+        *("training.epochs=2", "evaluation.every=2", "evaluation.pictures=0", *arguments),
         *("launch.threads=1", f"engine.precision={FAST_PRECISION}"),
     ]
     return subprocess.run(
@@ -72,7 +74,7 @@ def clean_up(dataset: Path) -> object:
 
 
 @pytest.mark.usefixtures("clean_up")
-def test_bad_images_are_replaced_named_once_and_noted(dataset: Path) -> None:
+def test_bad_images_are_replaced_and_recorded_once(dataset: Path) -> None:
     bad = dataset / "train2017" / "3.png"
     bad.write_bytes(bad.read_bytes()[:80])
     (dataset / "val2017" / "1.png").unlink()
@@ -88,7 +90,7 @@ def test_bad_images_are_replaced_named_once_and_noted(dataset: Path) -> None:
 
 
 @pytest.mark.usefixtures("clean_up")
-def test_a_bad_image_stops_the_run_with_a_checkpoint_that_goes_on(dataset: Path) -> None:
+def test_bad_image_stops_the_run_which_resumes_after_repair(dataset: Path) -> None:
     bad = dataset / "val2017" / "1.png"
     content = bad.read_bytes()
     bad.write_bytes(content[:80])
@@ -105,7 +107,7 @@ def test_a_bad_image_stops_the_run_with_a_checkpoint_that_goes_on(dataset: Path)
 
 
 @pytest.mark.usefixtures("clean_up")
-def test_more_bad_images_than_allowed_end_the_run(dataset: Path) -> None:
+def test_more_bad_images_than_the_limit_end_the_run(dataset: Path) -> None:
     for index in range(0, NUM_IMAGES, 2):
         (dataset / "train2017" / f"{index}.png").write_bytes(b"no image")
     done = train(dataset, "data.on_bad_image=skip", "data.bad_image_limit=2")
@@ -115,9 +117,10 @@ def test_more_bad_images_than_allowed_end_the_run(dataset: Path) -> None:
     assert "python -m data verify" in line
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("clean_up")
 @pytest.mark.whole_machine
-def test_a_reserved_core_loads_while_the_others_train(dataset: Path) -> None:
+def test_reserved_core_loads_images(dataset: Path) -> None:
     done = train(dataset, "data.reserve_cores=1")
     assert done.returncode == 0, done.stderr
     assert len(records(dataset, "step")) == 8

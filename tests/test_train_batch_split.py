@@ -1,4 +1,4 @@
-"""Batches split among two ranks under the real mpirun: by speed, as told, and when resumed."""
+"""Batches split among two ranks under the real mpirun: by speed, by a list, and when resumed."""
 
 import json
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def trained(root: Path, name: str, *changes: str) -> Ended:
 
 
 def ranks_of(run: Path) -> dict[str, Any]:
-    """What the run's environment.json says of them."""
+    """Return the description of the ranks in a run's environment.json."""
     ranks: dict[str, Any] = json.loads((run / "environment.json").read_text())["ranks"]
     return ranks
 
@@ -56,7 +56,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def slowed(root: Path) -> Ended:
-    """Two steps of a run by speed, with something else on the core of rank 1."""
+    """Return two steps of a run split by speed, with a background load on the core of rank 1."""
     cpus = cpus_of_last_rank(load_config("demo.yaml", SETTINGS))
     with busy_cores(cpus):
         return trained(root, "by-speed", "distributed.batch_split=speed", "training.max_steps=2")
@@ -64,20 +64,20 @@ def slowed(root: Path) -> Ended:
 
 @pytest.fixture(scope="module")
 def resumed(slowed: Ended, root: Path) -> Ended:
-    """The same run, with nobody beside it, to its end."""
+    """Return the same run, resumed without the background load."""
     return trained(root, "by-speed", "distributed.batch_split=speed", "--resume")
 
 
 @pytest.fixture(scope="module")
-def told(root: Path) -> Ended:
-    """The whole run in one go with the split told that the speeds of the other must come to."""
-    return trained(root, "told", "distributed.batch_split=[3, 1]")
+def listed(root: Path) -> Ended:
+    """Return an uninterrupted run whose list of images equals the split by speed."""
+    return trained(root, "listed", "distributed.batch_split=[3, 1]")
 
 
-def test_a_rank_with_half_a_core_has_fewer_images(slowed: Ended, root: Path) -> None:
+def test_slower_rank_gets_fewer_images(slowed: Ended, root: Path) -> None:
     line = next(one for one in slowed.output.splitlines() if one.startswith("batches "))
-    words = "3 images on rank 0, 1 on rank 1, by measured speed "
-    assert line.removeprefix("batches").strip().startswith(words)
+    text = "3 images on rank 0, 1 on rank 1, by measured speed "
+    assert line.removeprefix("batches").strip().startswith(text)
 
 
 def test_a_run_resumed_at_another_speed_keeps_its_split_and_says_so(
@@ -93,10 +93,11 @@ def test_a_run_resumed_at_another_speed_keeps_its_split_and_says_so(
     assert ranks["measured_images_per_second"] is None
 
 
-def test_measuring_and_resuming_leave_no_trace_in_the_weights(
-    resumed: Ended, told: Ended, root: Path
+@pytest.mark.exhaustive
+def test_measuring_and_resuming_do_not_change_the_weights(
+    resumed: Ended, listed: Ended, root: Path
 ) -> None:
-    whole, pieces = (root / name / "checkpoints" / "last" for name in ("told", "by-speed"))
+    whole, pieces = (root / name / "checkpoints" / "last" for name in ("listed", "by-speed"))
     for part in ("model.safetensors", "optimizer.safetensors", "ranks.safetensors"):
         assert (pieces / part).read_bytes() == (whole / part).read_bytes(), part
     expected, found = (read_checkpoint(one).state for one in (whole, pieces))
@@ -105,14 +106,16 @@ def test_measuring_and_resuming_leave_no_trace_in_the_weights(
     assert found.setup == expected.setup and found.setup["split of batches"] == [3, 1]
 
 
-def test_a_step_has_as_many_images_as_with_even_batches(told: Ended, root: Path) -> None:
-    lines = (root / "told" / "metrics.jsonl").read_text().splitlines()
+@pytest.mark.exhaustive
+def test_split_keeps_the_global_batch_size(listed: Ended, root: Path) -> None:
+    lines = (root / "listed" / "metrics.jsonl").read_text().splitlines()
     steps = [one for one in map(json.loads, lines) if one["kind"] == "step"]
     images = [one["images_per_second"] * one["seconds"] for one in steps]
     assert images == [pytest.approx(8)] * 4
-    assert "batches  3 images on rank 0, 1 on rank 1\n" in told.output
+    assert "batches  3 images on rank 0, 1 on rank 1\n" in listed.output
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("word", "comment"),
     [
@@ -120,18 +123,25 @@ def test_a_step_has_as_many_images_as_with_even_batches(told: Ended, root: Path)
         ("[1, 3]", "# batches: 1 image on rank 0, 3 on rank 1"),
     ],
 )
-def test_a_dry_run_says_how_batches_will_be_split(word: str, comment: str) -> None:
+def test_dry_run_prints_the_split(word: str, comment: str) -> None:
     job = run_ranks(2, "train.py", *SETTINGS, "--dry-run", f"distributed.batch_split={word}")
     assert (job.code, job.errors) == (0, "")
     assert comment in job.output.splitlines()
 
 
-@pytest.mark.parametrize("flags", [[], ["--dry-run"], ["--check"]])
-def test_a_list_of_another_batch_is_refused_once_before_anything_is_written(
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        pytest.param(["--dry-run"], marks=pytest.mark.exhaustive),
+        pytest.param(["--check"], marks=pytest.mark.exhaustive),
+    ],
+)
+def test_list_with_a_wrong_sum_is_refused_before_anything_is_written(
     root: Path, flags: list[str]
 ) -> None:
-    words = (*SETTINGS, f"run.root={root}", "run.name=wrong", "distributed.batch_split=[3, 2]")
-    job = run_ranks(2, "train.py", *words, *flags)
+    arguments = (*SETTINGS, f"run.root={root}", "run.name=wrong", "distributed.batch_split=[3, 2]")
+    job = run_ranks(2, "train.py", *arguments, *flags)
     assert job.code == 2
     [line] = [one for one in job.errors.splitlines() if "error: " in one]
     expected = "expected 2 numbers with the sum 4 (ranks × training.batch_size=2), even or speed"

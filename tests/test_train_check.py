@@ -13,6 +13,8 @@ from tests.launch.ranks import run_ranks
 from tests.support.mounts import needs_root, tmpfs
 from train import main
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = (
     "data.scenes.train=8",
     "data.scenes.validation=3",
@@ -38,8 +40,8 @@ def train(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     """The command line within this process."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
-    def command(*words: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["train.py", *SETTINGS, *words, "launch.pin=false"])
+    def command(*arguments: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["train.py", *SETTINGS, *arguments, "launch.pin=false"])
         capsys.readouterr()
         code = run_command(main)
         captured = capsys.readouterr()
@@ -48,7 +50,7 @@ def train(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     return command
 
 
-def test_a_run_that_can_work_is_said_so_and_nothing_is_left(train: Command, tmp_path: Path) -> None:
+def test_check_of_a_valid_run_passes_and_leaves_no_files(train: Command, tmp_path: Path) -> None:
     outcome = train("--check", f"run.root={tmp_path / 'runs'}")
     assert (outcome.code, outcome.errors) == (0, "")
     assert "the run can start" in outcome.output
@@ -57,7 +59,7 @@ def test_a_run_that_can_work_is_said_so_and_nothing_is_left(train: Command, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_batch_script_of_several_tasks_without_srun_is_warned_of(
+def test_slurm_job_of_several_tasks_without_srun_gets_a_warning(
     train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("SLURM_NTASKS", "8"), ("SLURM_PROCID", "0"), ("SLURM_JOB_ID", "7")):
@@ -73,7 +75,7 @@ def test_a_batch_script_of_several_tasks_without_srun_is_warned_of(
     assert line.startswith("note: ") and "srun" in line
 
 
-def test_every_failure_is_told_in_a_line(train: Command, tmp_path: Path) -> None:
+def test_each_failure_is_one_line(train: Command, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("in the way")
     outcome = train(
         "--check",
@@ -93,7 +95,7 @@ def test_every_failure_is_told_in_a_line(train: Command, tmp_path: Path) -> None
     assert "the run cannot start: 4 failures" in outcome.output
 
 
-def test_ranks_that_are_not_started_yet_are_planned_for(train: Command, tmp_path: Path) -> None:
+def test_check_ranks_plans_for_ranks_that_are_not_started(train: Command, tmp_path: Path) -> None:
     outcome = train("--check", "--check-ranks", "4096", f"run.root={tmp_path}")
     assert outcome.code == 2
     assert "4096 ranks are more than" in outcome.errors
@@ -101,7 +103,7 @@ def test_ranks_that_are_not_started_yet_are_planned_for(train: Command, tmp_path
 
 @pytest.mark.parametrize("start", [["--check"], []])
 @pytest.mark.parametrize("field", ["training.batch_size", "evaluation.batch_size"])
-def test_a_batch_that_memory_cannot_hold_ends_the_start(
+def test_batch_larger_than_memory_is_refused(
     field: str, start: list[str], train: Command, tmp_path: Path
 ) -> None:
     outcome = train(
@@ -113,15 +115,13 @@ def test_a_batch_that_memory_cannot_hold_ends_the_start(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_accumulation_longer_than_an_epoch_of_scenes_is_seen(
-    train: Command, tmp_path: Path
-) -> None:
+def test_accumulation_longer_than_an_epoch_is_refused(train: Command, tmp_path: Path) -> None:
     outcome = train("--check", "training.gradient_accumulation=1000", f"run.root={tmp_path}")
     assert outcome.code == 2
     assert outcome.errors.startswith("error: steps: training.gradient_accumulation: 1000 batches")
 
 
-def test_more_ranks_than_any_job_has_are_refused(
+def test_absurd_number_of_ranks_is_refused(
     train: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -130,7 +130,7 @@ def test_more_ranks_than_any_job_has_are_refused(
     assert "--check-ranks" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_ctrl_c_half_way_ends_with_130_and_leaves_nothing(
+def test_ctrl_c_ends_with_130_and_leaves_no_files(
     train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_unused: object) -> None:
@@ -143,9 +143,7 @@ def test_ctrl_c_half_way_ends_with_130_and_leaves_nothing(
 
 
 @needs_root
-def test_a_start_onto_a_full_disk_ends_before_anything_is_written(
-    train: Command, tmp_path: Path
-) -> None:
+def test_full_disk_is_refused_before_anything_is_written(train: Command, tmp_path: Path) -> None:
     with tmpfs(tmp_path / "small", "size=64m") as folder:
         outcome = train(f"run.root={folder / 'runs'}")
         assert list(folder.iterdir()) == []
@@ -155,7 +153,7 @@ def test_a_start_onto_a_full_disk_ends_before_anything_is_written(
 
 
 @needs_root
-def test_a_start_into_a_read_only_folder_names_it(train: Command, tmp_path: Path) -> None:
+def test_read_only_folder_is_named(train: Command, tmp_path: Path) -> None:
     with tmpfs(tmp_path / "fixed", "ro") as folder:
         outcome = train(f"run.root={folder}")
     assert outcome.code == 2
@@ -166,7 +164,7 @@ def test_a_start_into_a_read_only_folder_names_it(train: Command, tmp_path: Path
 
 
 @pytest.mark.whole_machine
-def test_ranks_of_one_host_are_looked_at_once(tmp_path: Path) -> None:
+def test_ranks_of_one_host_are_checked_once(tmp_path: Path) -> None:
     job = run_ranks(2, "train.py", "--check", *SETTINGS, f"run.root={tmp_path / 'runs'}")
     assert (job.code, job.errors) == (0, "")
     assert job.output.count("\nplacement ") == 1

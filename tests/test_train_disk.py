@@ -12,6 +12,8 @@ from common.cli import run_command
 from retinanet.training.checkpoint import newest_whole
 from train import main
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = (
     "data.scenes.train=8",
     "data.scenes.validation=2",

@@ -1,10 +1,8 @@
-"""Compute groups under the real mpirun: one run, none waits, and what becomes of it if some end."""
+"""Compute groups under the real mpirun: whole runs, resumed runs, and killed ranks."""
 
 import json
 import os
 import signal
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from shutil import rmtree
@@ -17,6 +15,7 @@ from safetensors.torch import load_file
 from retinanet.mlperf.official import check_compliance
 from tests.launch.ranks import Ended, ended, run_ranks, start_ranks
 from tests.support.processes import processes_with, wait_until_gone
+from tests.support.training_runs import read_records, wait_for_steps
 
 pytestmark = pytest.mark.whole_machine
 
@@ -41,30 +40,17 @@ LONG = ("training.epochs=100000", "evaluation.every=100000")
 TOTAL = 2 * EPOCH
 
 
-def words_of(root: Path, name: str, *changes: str) -> list[str]:
+def arguments_of(root: Path, name: str, *changes: str) -> list[str]:
     return [*SETTINGS, f"run.root={root}", f"run.name={name}", *changes]
 
 
-def records_of(run: Path, *, kind: str) -> list[dict[str, Any]]:
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    records = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [record for record in records if record["kind"] == kind]
-
-
 def steps_of(run: Path) -> list[int]:
-    """Their numbers; groups' own steps are in order, others may come between them."""
-    steps = records_of(run, kind="step")
+    """Return the sorted step numbers of a run; within a group they must be in order."""
+    steps = read_records(run, kind="step")
     for group in (0, 1):
         own = [one["step"] for one in steps if one.get("group") == group]
         assert own == sorted(own)
     return sorted(one["step"] for one in steps)
-
-
-def wait_for_steps(run: Path, job: subprocess.Popen[str], *, count: int) -> None:
-    end = time.monotonic() + 60
-    while not (run / "metrics.jsonl").exists() or len(records_of(run, kind="step")) < count:
-        assert time.monotonic() < end and job.poll() is None
-        time.sleep(0.02)
 
 
 def parent_of(process: int) -> int:
@@ -82,8 +68,8 @@ def process_of(rank: int, run: Path) -> int:
     [eldest] = [one for one in processes if parent_of(one) not in processes]
     if rank == 0:
         return eldest
-    [kept] = [one for one in processes if parent_of(one) == eldest]
-    return kept
+    [checkpoint] = [one for one in processes if parent_of(one) == eldest]
+    return checkpoint
 
 
 def last_checkpoint(run: Path) -> dict[str, Any]:
@@ -100,39 +86,37 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def whole(root: Path) -> Ended:
-    """A run that nobody disturbs; each rank's weights at its end are in `root`."""
-    words = words_of(root, "whole", "checkpoint.every=3 steps", "checkpoint.keep=9")
-    return run_ranks(2, "tests/support/trained_ranks.py", str(root), *words)
+    """Return the outcome of an undisturbed run; each rank's final weights are in `root`."""
+    arguments = arguments_of(root, "whole", "checkpoint.every=3 steps", "checkpoint.keep=9")
+    return run_ranks(2, "tests/support/trained_ranks.py", str(root), *arguments)
 
 
-def test_groups_take_every_step_once_to_the_last(whole: Ended, root: Path) -> None:
+def test_groups_take_every_step_once(whole: Ended, root: Path) -> None:
     assert (whole.code, whole.errors) == (0, "")
     run = root / "whole"
     assert steps_of(run) == list(range(1, TOTAL + 1))
-    steps = records_of(run, kind="step")
+    steps = read_records(run, kind="step")
     assert {one["group"] for one in steps} == {0, 1}
     assert max(one["staleness"] for one in steps) > 0 <= min(one["staleness"] for one in steps)
-    assert [one["step"] for one in records_of(run, kind="evaluation")] == [EPOCH, TOTAL]
+    assert [one["step"] for one in read_records(run, kind="evaluation")] == [EPOCH, TOTAL]
     assert whole.output.count(f"finished after {TOTAL} steps") == 1
 
 
-def test_at_the_end_all_ranks_have_the_weights_of_the_last_checkpoint(
-    whole: Ended, root: Path
-) -> None:
+def test_all_ranks_end_with_the_weights_of_the_last_checkpoint(whole: Ended, root: Path) -> None:
     first, second = (torch.load(root / f"rank{rank}.pt") for rank in (0, 1))
-    kept = load_file(root / "whole" / "checkpoints" / "last" / "model.safetensors")
-    assert first.keys() == second.keys() == kept.keys()
+    checkpoint = load_file(root / "whole" / "checkpoints" / "last" / "model.safetensors")
+    assert first.keys() == second.keys() == checkpoint.keys()
     assert any(name.endswith("running_var") for name in first)
     for name, value in first.items():
         own = name.endswith("num_batches_tracked")  # of no use, and a group's own
         assert own or torch.equal(value, second[name]), name
-        assert torch.equal(value, kept[name]), name
+        assert torch.equal(value, checkpoint[name]), name
     assert last_checkpoint(root / "whole")["position"]["step"] == TOTAL
 
 
-def test_the_optimizer_has_counted_the_steps_of_all_groups(whole: Ended, root: Path) -> None:
-    kept = load_file(root / "whole" / "checkpoints" / "last" / "optimizer.safetensors")
-    counts = {float(value) for name, value in kept.items() if name.endswith("step")}
+def test_optimizer_counts_the_steps_of_all_groups(whole: Ended, root: Path) -> None:
+    checkpoint = load_file(root / "whole" / "checkpoints" / "last" / "optimizer.safetensors")
+    counts = {float(value) for name, value in checkpoint.items() if name.endswith("step")}
     assert counts == {float(TOTAL)}
 
 
@@ -142,10 +126,10 @@ def test_checkpoints_are_written_while_groups_train(whole: Ended, root: Path) ->
     assert between and max(between) < TOTAL
 
 
-def test_a_run_says_what_its_groups_are(whole: Ended, root: Path) -> None:
+def test_console_and_environment_describe_the_groups(whole: Ended, root: Path) -> None:
     rows = [" ".join(line.split()) for line in whole.output.splitlines()]
-    [told] = [row for row in rows if row.startswith("groups ")]
-    assert told.startswith("groups 2 of 1 rank, asynchronous; beta1 0.4, since 1 − 1/2 ")
+    [message] = [row for row in rows if row.startswith("groups ")]
+    assert message.startswith("groups 2 of 1 rank, asynchronous; beta1 0.4, since 1 − 1/2 ")
     assert any(row.startswith(f"steps {TOTAL} of 1 × 1 images") for row in rows)
     facts = json.loads((root / "whole" / "environment.json").read_text())["ranks"]
     assert (facts["size"], facts["compute_groups"]) == (2, 2)
@@ -159,20 +143,22 @@ def test_the_official_checker_accepts_the_log(whole: Ended, root: Path) -> None:
 
 
 class Pieces:
-    """A run that is stopped and goes on under other conditions."""
+    """A run that is stopped and resumed under other conditions."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.run = root, root / "pieces"
 
-    def go_on(self, *changes: str, steps: int, nan_at: int = 0) -> Ended:
-        """`steps`: after which it ends; `nan_at`: of rank 1's batches, the one that has a NaN."""
-        words = words_of(self.root, "pieces", *LONG, f"training.max_steps={steps}", *changes)
+    def resume(self, *changes: str, steps: int, nan_at: int = 0) -> Ended:
+        """Resume up to step `steps`; batch number `nan_at` of rank 1 has a NaN (0: none)."""
+        arguments = arguments_of(
+            self.root, "pieces", *LONG, f"training.max_steps={steps}", *changes
+        )
         program = ("tests/support/nan_in_groups.py", "1", str(nan_at)) if nan_at else ("train.py",)
-        return run_ranks(2, *program, *words, "--resume")
+        return run_ranks(2, *program, *arguments, "--resume")
 
     @property
     def step(self) -> int:
-        """Of the last checkpoint."""
+        """The step of the last checkpoint."""
         step: int = last_checkpoint(self.run)["position"]["step"]
         return step
 
@@ -189,7 +175,7 @@ def pieces(root: Path) -> Pieces:
 @pytest.fixture(scope="module")
 def interrupted(pieces: Pieces) -> Ended:
     """SIGTERM after some steps."""
-    job = start_ranks(2, "train.py", *words_of(pieces.root, "pieces", *LONG))
+    job = start_ranks(2, "train.py", *arguments_of(pieces.root, "pieces", *LONG))
     wait_for_steps(pieces.run, job, count=3)
     job.send_signal(signal.SIGTERM)
     return ended(job)
@@ -198,25 +184,25 @@ def interrupted(pieces: Pieces) -> Ended:
 @pytest.fixture(scope="module")
 def without_groups(interrupted: Ended, pieces: Pieces) -> Ended:
     """The same run, two steps of two images that both ranks take together."""
-    return pieces.go_on("distributed.groups=1", steps=pieces.step + 2)
+    return pieces.resume("distributed.groups=1", steps=pieces.step + 2)
 
 
-def test_a_signal_brings_groups_together_for_a_checkpoint_of_all_steps(
+def test_sigterm_writes_a_checkpoint_of_all_groups_steps(
     interrupted: Ended, pieces: Pieces
 ) -> None:
     assert interrupted.code == 75, interrupted.errors
-    told = "SIGTERM: checkpoint written; continue with: mpirun -np 2 "
-    assert interrupted.output.count(told) == 1
+    message = "SIGTERM: checkpoint written; continue with: mpirun -np 2 "
+    assert interrupted.output.count(message) == 1
     assert steps_of(pieces.run)[:3] == [1, 2, 3]
 
 
-def test_a_run_of_groups_goes_on_without_and_says_that_conditions_have_changed(
+def test_run_of_groups_resumes_synchronously_and_reports_the_change(
     without_groups: Ended, pieces: Pieces
 ) -> None:
     assert (without_groups.code, without_groups.errors) == (0, "")
-    told = " ".join(without_groups.output.split())
-    assert "compute groups was 2, is now 1" in told and "beta1 was 0.4, is now 0.9" in told
-    steps = records_of(pieces.run, kind="step")
+    message = " ".join(without_groups.output.split())
+    assert "compute groups was 2, is now 1" in message and "beta1 was 0.4, is now 0.9" in message
+    steps = read_records(pieces.run, kind="step")
     assert [("group" in one, "staleness" in one) for one in steps[-2:]] == [(False, False)] * 2
     assert steps_of(pieces.run) == list(range(1, pieces.step + 1))
 
@@ -227,12 +213,13 @@ def unreadable(without_groups: Ended, pieces: Pieces) -> tuple[str, Ended]:
     image = sorted((pieces.run / "scenes" / "train" / "data").iterdir())[3]
     content = image.read_bytes()
     image.write_bytes(content[:100])
-    job = pieces.go_on(steps=pieces.step + 2 * EPOCH)
+    job = pieces.resume(steps=pieces.step + 2 * EPOCH)
     image.write_bytes(content)
     return image.name, job
 
 
-def test_an_image_that_a_group_cannot_read_stops_all_after_a_checkpoint(
+@pytest.mark.exhaustive
+def test_unreadable_image_of_one_group_stops_all_after_a_checkpoint(
     unreadable: tuple[str, Ended], pieces: Pieces
 ) -> None:
     image, job = unreadable
@@ -246,12 +233,13 @@ def test_an_image_that_a_group_cannot_read_stops_all_after_a_checkpoint(
 @pytest.fixture(scope="module")
 def not_finite(unreadable: tuple[str, Ended], pieces: Pieces) -> Ended:
     """The image is mended; now a batch of rank 1 brings a NaN."""
-    job = pieces.go_on(steps=pieces.step + 2 * EPOCH, nan_at=2)
+    job = pieces.resume(steps=pieces.step + 2 * EPOCH, nan_at=2)
     assert pieces.has_finite_weights()
     return job
 
 
-def test_a_loss_that_is_not_finite_in_one_group_stops_all_after_a_checkpoint(
+@pytest.mark.exhaustive
+def test_nonfinite_loss_of_one_group_stops_all_after_a_checkpoint(
     not_finite: Ended, pieces: Pieces
 ) -> None:
     assert "other conditions" not in not_finite.output
@@ -263,27 +251,28 @@ def test_a_loss_that_is_not_finite_in_one_group_stops_all_after_a_checkpoint(
     assert steps_of(pieces.run)[: pieces.step] == list(range(1, pieces.step + 1))
 
 
-def test_a_step_that_is_skipped_is_told_and_all_others_are_taken_once(
+@pytest.mark.exhaustive
+def test_skipped_step_is_recorded_and_all_others_are_taken_once(
     not_finite: Ended, pieces: Pieces
 ) -> None:
     end = pieces.step + EPOCH
-    job = pieces.go_on("training.on_nonfinite=skip", steps=end, nan_at=2)
+    job = pieces.resume("training.on_nonfinite=skip", steps=end, nan_at=2)
     assert (job.code, job.errors) == (0, "")
     assert steps_of(pieces.run) == list(range(1, end + 1))
-    [report] = records_of(pieces.run, kind="nonfinite")
-    [step] = [one for one in records_of(pieces.run, kind="step") if one["loss"] is None]
+    [report] = read_records(pieces.run, kind="nonfinite")
+    [step] = [one for one in read_records(pieces.run, kind="step") if one["loss"] is None]
     assert report["step"] == step["step"] and step["group"] == 1
     assert job.output.count("; the step was skipped, training continues\n") == 1
     assert pieces.has_finite_weights()
 
 
-def test_a_killed_rank_is_given_up_and_the_others_end_the_run_alone(root: Path) -> None:
+def test_other_groups_finish_the_run_after_a_rank_is_killed(root: Path) -> None:
     run = root / "killed"
-    words = words_of(root, "killed", "data.on_bad_image=skip", "data.bad_image_limit=9")
-    job = start_ranks(2, "train.py", *words)
+    arguments = arguments_of(root, "killed", "data.on_bad_image=skip", "data.bad_image_limit=9")
+    job = start_ranks(2, "train.py", *arguments)
     wait_for_steps(run, job, count=3)
     images = sorted((run / "scenes" / "validation" / "data").iterdir())
-    for image in images:  # so that each that is evaluated is told
+    for image in images:  # so that each evaluated image is reported
         image.write_bytes(b"no image")
     os.kill(process_of(1, run), signal.SIGKILL)
     outcome = ended(job)
@@ -293,19 +282,18 @@ def test_a_killed_rank_is_given_up_and_the_others_end_the_run_alone(root: Path) 
     assert warning.endswith(": group 1 (rank 1) ends, the other groups continue")
     steps = steps_of(run)
     assert steps[-1] == TOTAL and len(steps) == len(set(steps)) > TOTAL / 2
-    assert [one["step"] for one in records_of(run, kind="evaluation")] == [EPOCH, TOTAL]
-    told = [one["problem"] for one in records_of(run, kind="bad_image")]
-    assert [any(image.name in one for one in told) for image in images] == [True] * 3
+    assert [one["step"] for one in read_records(run, kind="evaluation")] == [EPOCH, TOTAL]
+    message = [one["problem"] for one in read_records(run, kind="bad_image")]
+    assert [any(image.name in one for one in message) for image in images] == [True] * 3
     assert last_checkpoint(run)["setup"]["ranks"] == 1
     wait_until_gone(f"run.name={run.name}")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("victim", ["rank 0", "mpirun"])
-def test_without_rank_0_or_the_launcher_all_end_and_nothing_is_left(
-    root: Path, victim: str
-) -> None:
+def test_killed_rank_0_or_launcher_ends_all_processes(root: Path, victim: str) -> None:
     run = root / f"killed-{victim.replace(' ', '-')}"
-    job = start_ranks(2, "train.py", *words_of(root, run.name, *LONG))
+    job = start_ranks(2, "train.py", *arguments_of(root, run.name, *LONG))
     wait_for_steps(run, job, count=2)
     os.kill(process_of(0, run) if victim == "rank 0" else job.pid, signal.SIGKILL)
     outcome = ended(job)
@@ -313,11 +301,12 @@ def test_without_rank_0_or_the_launcher_all_end_and_nothing_is_left(
     wait_until_gone(f"run.name={run.name}", seconds=20)
 
 
-def test_of_two_groups_of_two_ranks_the_end_of_one_rank_is_that_of_its_group(root: Path) -> None:
+@pytest.mark.exhaustive
+def test_killed_rank_ends_its_group_of_two_ranks(root: Path) -> None:
     run = root / "four"
     epoch = 12  # long enough that rank 3 ends within it: where groups come together all need all
-    words = (f"data.scenes.train={2 * epoch}", "launch.pin=false")
-    job = start_ranks(4, "train.py", *words_of(root, run.name, *words))
+    arguments = (f"data.scenes.train={2 * epoch}", "launch.pin=false")
+    job = start_ranks(4, "train.py", *arguments_of(root, run.name, *arguments))
     wait_for_steps(run, job, count=1)
     os.kill(process_of(3, run), signal.SIGKILL)
     outcome = ended(job)
@@ -332,11 +321,14 @@ def test_of_two_groups_of_two_ranks_the_end_of_one_rank_is_that_of_its_group(roo
     wait_until_gone(f"run.name={run.name}")
 
 
-def test_images_that_different_groups_cannot_read_count_together(root: Path) -> None:
+@pytest.mark.exhaustive
+def test_unreadable_images_of_all_groups_count_towards_one_limit(root: Path) -> None:
     """Rank 0 alone knows of all: those that share its group must not be left waiting for it."""
-    words = words_of(root, "unreadable", *LONG, "launch.pin=false", "distributed.timeout_s=30")
+    arguments = arguments_of(
+        root, "unreadable", *LONG, "launch.pin=false", "distributed.timeout_s=30"
+    )
     skips = ("data.on_bad_image=skip", "data.bad_image_limit=1", "data.workers=1")
-    job = start_ranks(4, "train.py", *words, *skips)
+    job = start_ranks(4, "train.py", *arguments, *skips)
     wait_for_steps(root / "unreadable", job, count=1)
     images = sorted((root / "unreadable" / "scenes" / "train" / "data").iterdir())
     for image in images[:2]:
@@ -345,22 +337,30 @@ def test_images_that_different_groups_cannot_read_count_together(root: Path) -> 
     assert outcome.code in (2, signal.SIGKILL), outcome.errors
     [line] = outcome.errors.splitlines()
     assert "more than data.bad_image_limit=1 images could not be read" in line
-    assert len(records_of(root / "unreadable", kind="bad_image")) == 1
+    assert len(read_records(root / "unreadable", kind="bad_image")) == 1
 
 
-def test_a_dry_run_tells_the_groups() -> None:
+@pytest.mark.exhaustive
+def test_dry_run_prints_the_groups() -> None:
     job = run_ranks(2, "train.py", *SETTINGS, "--dry-run")
     assert (job.code, job.errors) == (0, "")
     assert "# compute groups: 2 of 1 rank, asynchronous" in job.output.splitlines()
 
 
-@pytest.mark.parametrize("flags", [[], ["--dry-run"], ["--check"]])
-def test_ranks_that_make_no_equal_groups_are_refused_once_before_anything_is_written(
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        pytest.param(["--dry-run"], marks=pytest.mark.exhaustive),
+        pytest.param(["--check"], marks=pytest.mark.exhaustive),
+    ],
+)
+def test_unequal_groups_are_refused_before_anything_is_written(
     root: Path, flags: list[str]
 ) -> None:
-    job = run_ranks(3, "train.py", *words_of(root, "wrong"), *flags)
+    job = run_ranks(3, "train.py", *arguments_of(root, "wrong"), *flags)
     assert job.code in (2, signal.SIGKILL)  # mpirun may tell how it ended the others
     [line] = [one for one in job.errors.splitlines() if "of equal size" in one]
-    told = "2 groups cannot be of equal size: there are 3 ranks; use 1 or 3"
-    assert line.endswith(f"distributed.groups: {told}")
+    message = "2 groups cannot be of equal size: there are 3 ranks; use 1 or 3"
+    assert line.endswith(f"distributed.groups: {message}")
     assert not (root / "wrong").exists()

@@ -1,10 +1,9 @@
-"""A data-loading process of a training that is killed: one line, an exit status, nothing left."""
+"""A killed data-loading process ends the training with one error line."""
 
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,9 @@ import pytest
 from tests.launch.ranks import REPOSITORY, ended, start_ranks
 from tests.support.fast_precision import FAST_PRECISION
 from tests.support.processes import children_of, wait_until_ended, wait_until_gone
+from tests.support.training_runs import wait_for_steps
+
+pytestmark = pytest.mark.slow
 
 SETTINGS = (
     "data.scenes.train=8",
@@ -28,32 +30,28 @@ SETTINGS = (
 )
 
 
-def wait_for_step(run: Path, job: subprocess.Popen[str]) -> None:
-    metrics = run / "metrics.jsonl"
-    end = time.monotonic() + 120
-    while not (metrics.exists() and '"kind": "step"' in metrics.read_text()):
-        assert time.monotonic() < end and job.poll() is None
-        time.sleep(0.05)
-
-
 def the_line(errors: str) -> str:
     [line] = errors.strip().splitlines()
     assert "error: " in line and "SIGKILL" in line and "data.workers" in line
     return line
 
 
-@pytest.mark.parametrize("which", [0, 1], ids=["training", "validation"])
+@pytest.mark.parametrize(
+    "which",
+    [0, pytest.param(1, marks=pytest.mark.exhaustive)],
+    ids=["training", "validation"],
+)
 def test_a_killed_loading_process_ends_a_run_with_one_line(which: int, tmp_path: Path) -> None:
-    words = (*SETTINGS, f"run.root={tmp_path}", "run.name=alone")
+    arguments = (*SETTINGS, f"run.root={tmp_path}", "run.name=alone")
     job = subprocess.Popen(
-        [sys.executable, "train.py", *words],
+        [sys.executable, "train.py", *arguments],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    wait_for_step(tmp_path / "alone", job)
+    wait_for_steps(tmp_path / "alone", job, count=1)
     workers = sorted(children_of(job.pid))
     os.kill(workers[which], signal.SIGKILL)
     outcome = ended(job, timeout=60)
@@ -62,10 +60,11 @@ def test_a_killed_loading_process_ends_a_run_with_one_line(which: int, tmp_path:
     wait_until_ended(workers)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.whole_machine
 def test_a_killed_loading_process_of_one_rank_ends_all_ranks_with_one_line(tmp_path: Path) -> None:
     job = start_ranks(2, "train.py", *SETTINGS, f"run.root={tmp_path}", "run.name=ranks")
-    wait_for_step(tmp_path / "ranks", job)
+    wait_for_steps(tmp_path / "ranks", job, count=1)
     [proxy] = children_of(job.pid)
     _, second = sorted(children_of(proxy))
     worker = min(children_of(second))

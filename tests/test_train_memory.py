@@ -14,6 +14,8 @@ from retinanet.memory import LOADED, memory_need, model_bytes
 from retinanet.preflight.run import known_data
 from tests.support.fast_precision import FAST_PRECISION
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 STEPS = 24

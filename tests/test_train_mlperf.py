@@ -18,6 +18,8 @@ from retinanet.mlperf.log import LogLine, read_events
 from retinanet.mlperf.official import check_compliance
 from tests.support.commands import RunHere
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 OPENED = """

@@ -1,4 +1,4 @@
-"""The metric beside the next epoch's steps: the same run, whatever interrupts it."""
+"""Evaluation overlapped with the next epoch gives the same run, also when interrupted."""
 
 import json
 import os
@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,6 +16,9 @@ from retinanet.mlperf.log import read_events
 from retinanet.mlperf.official import check_compliance
 from retinanet.training.checkpoint import read_checkpoint
 from tests.support.processes import children_of, wait_until_ended
+from tests.support.training_runs import read_records
+
+pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STEPS_OF_EPOCH = 4
@@ -36,10 +38,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(folder)  # a checkpoint has 400 MB
 
 
-def start(root: Path, name: str, *words: str) -> subprocess.Popen[str]:
+def start(root: Path, name: str, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "train.py", *SETTINGS, f"run.root={root}", f"run.name={name}"]
     return subprocess.Popen(
-        [*command, *words],
+        [*command, *arguments],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -53,24 +55,17 @@ def output_of(process: subprocess.Popen[str], *, code: int = 0) -> str:
     return output
 
 
-def records_of(run: Path, kind: str) -> list[dict[str, Any]]:
-    file = run / "metrics.jsonl"
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    records = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [record for record in records if record["kind"] == kind]
-
-
 def wait_until_pending(run: Path) -> None:
-    """Until a step has been taken while the first evaluation's metric is not known."""
+    """Wait until a step was taken while the first evaluation still runs."""
     end = time.monotonic() + 120
-    while len(records_of(run, "step")) <= STEPS_OF_EPOCH:
+    while len(read_records(run, kind="step")) <= STEPS_OF_EPOCH:
         assert time.monotonic() < end
         time.sleep(0.01)
-    assert records_of(run, "evaluation") == [], "the metric came within a step"
+    assert read_records(run, kind="evaluation") == [], "the metric came within a step"
 
 
 def assert_same_run(run: Path, other: Path) -> None:
-    """Weights, optimizer, evaluations and their files."""
+    """Assert equal weights, optimizer states, evaluations and evaluation files."""
     for part in ("model.safetensors", "optimizer.safetensors"):
         ours, theirs = (one / "checkpoints" / "last" / part for one in (run, other))
         assert ours.read_bytes() == theirs.read_bytes(), part
@@ -80,7 +75,7 @@ def assert_same_run(run: Path, other: Path) -> None:
     assert sorted(file.name for file in (run / "eval").iterdir()) == names and len(names) == 6
     for name in names:
         assert (run / "eval" / name).read_bytes() == (other / "eval" / name).read_bytes(), name
-    evaluations = [records_of(one, "evaluation") for one in (run, other)]
+    evaluations = [read_records(one, kind="evaluation") for one in (run, other)]
     for record in (*evaluations[0], *evaluations[1]):
         del record["seconds"]
     assert evaluations[0] == evaluations[1] and len(evaluations[0]) == 2
@@ -88,12 +83,12 @@ def assert_same_run(run: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def waiting(root: Path) -> Path:
-    """A run that waits for each metric."""
+    """Return a run without overlap."""
     output_of(start(root, "waiting"))
     return root / "waiting"
 
 
-def test_steps_go_on_and_the_run_is_the_same(waiting: Path, root: Path) -> None:
+def test_overlapped_run_equals_a_run_without_overlap(waiting: Path, root: Path) -> None:
     process = start(root, "beside", OVERLAP)
     wait_until_pending(root / "beside")
     output_of(process)
@@ -107,8 +102,10 @@ def test_steps_go_on_and_the_run_is_the_same(waiting: Path, root: Path) -> None:
     assert said.index(("epoch_start", 2)) < said.index(("eval_accuracy", 1))
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_ends_before_its_metric_is_known_loses_nothing(
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)]
+)
+def test_run_stopped_during_the_evaluation_resumes_exactly(
     how: signal.Signals, waiting: Path, root: Path
 ) -> None:
     process = start(root, how.name, OVERLAP)
@@ -119,13 +116,14 @@ def test_a_run_that_ends_before_its_metric_is_known_loses_nothing(
     assert process.returncode == (75 if how == signal.SIGTERM else -signal.SIGKILL)
     wait_until_ended(beside)
     known = how == signal.SIGTERM  # then it is waited for
-    assert bool(records_of(root / how.name, "evaluation")) == known
+    assert bool(read_records(root / how.name, kind="evaluation")) == known
     output_of(start(root, how.name, OVERLAP, "--resume"))
     assert_same_run(root / how.name, waiting)
     shutil.rmtree(root / how.name)
 
 
-def test_a_metric_whose_process_is_killed_is_computed_by_the_run(waiting: Path, root: Path) -> None:
+@pytest.mark.exhaustive
+def test_killed_metric_process_is_replaced_by_the_run(waiting: Path, root: Path) -> None:
     process = start(root, "alone", OVERLAP)
     wait_until_pending(root / "alone")
     [beside] = [one for one in children_of(process.pid) if is_metric(one)]
@@ -136,17 +134,17 @@ def test_a_metric_whose_process_is_killed_is_computed_by_the_run(waiting: Path, 
 
 
 def is_metric(process: int) -> bool:
-    """Not the tracker that Python's multiprocessing starts beside it."""
+    """Whether a process computes the metric (not multiprocessing's resource tracker)."""
     return b"spawn_main" in Path(f"/proc/{process}/cmdline").read_bytes()
 
 
-def test_at_the_target_the_run_goes_back_to_the_weights_that_reached_it(root: Path) -> None:
+def test_weights_that_reached_the_target_are_restored(root: Path) -> None:
     images = ("data.scenes.train=32", "data.scenes.validation=8", "training.batch_size=8")
-    words = (OVERLAP, *images, "training.epochs=40", "training.target_map=1e-9")
-    shown = output_of(start(root, "target", *words))
+    arguments = (OVERLAP, *images, "training.epochs=40", "training.target_map=1e-9")
+    shown = output_of(start(root, "target", *arguments))
     run = root / "target"
-    reached = records_of(run, "evaluation")[-1]["step"]
-    last = records_of(run, "step")[-1]["step"]
+    reached = read_records(run, kind="evaluation")[-1]["step"]
+    last = read_records(run, kind="step")[-1]["step"]
     assert reached % STEPS_OF_EPOCH == 0 and last > reached
     assert f"reached after step {reached}; the {last - reached} steps since" in shown
     assert f"finished after {reached} steps, target mAP 1e-09 reached" in shown
@@ -154,6 +152,6 @@ def test_at_the_target_the_run_goes_back_to_the_weights_that_reached_it(root: Pa
         position = read_checkpoint(run / "checkpoints" / name).position
         assert position.step == reached and position.map_here == position.best_map
     assert read_events(run / "mlperf.log")[-1].metadata["status"] == "success"
-    again = output_of(start(root, "target", *words, "--resume"))
+    again = output_of(start(root, "target", *arguments, "--resume"))
     assert f"finished after step {reached}" in again
     shutil.rmtree(run)

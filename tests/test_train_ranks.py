@@ -1,4 +1,4 @@
-"""Training on two ranks under the real mpirun: one run, one log, the same weights, one end."""
+"""Training on two ranks under the real mpirun."""
 
 import json
 import os
@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from retinanet.mlperf.log import read_events
 from retinanet.mlperf.official import check_compliance
 from tests.launch.ranks import Ended, ended, run_ranks, start_ranks
 from tests.support.processes import processes_with, wait_until_gone
+from tests.support.training_runs import read_records, wait_for_steps
 
 pytestmark = pytest.mark.whole_machine
 
@@ -43,18 +43,6 @@ def settings_in(root: Path, name: str, *changes: str) -> list[str]:
     return [*SETTINGS, f"run.root={root}", f"run.name={name}", *changes]
 
 
-def records_of(run: Path, *, kind: str) -> list[dict[str, Any]]:
-    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [record for record in records if record["kind"] == kind]
-
-
-def wait_for_step(run: Path, *, step: int) -> None:
-    end = time.monotonic() + 60
-    while not (run / "metrics.jsonl").exists() or len(records_of(run, kind="step")) < step:
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("ranks")
@@ -62,7 +50,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(root: Path) -> Ended:
-    """A whole run of two ranks; each rank's weights at its end are in `root`."""
+    """Return the outcome of a run of two ranks; each rank's final weights are in `root`."""
     job = run_ranks(2, "tests/support/trained_ranks.py", str(root), *settings_in(root, "whole"))
     assert job.code == 0, job.errors
     return job
@@ -79,9 +67,9 @@ def test_both_ranks_end_with_the_weights_of_the_checkpoint(finished: Ended, root
 
 def test_the_run_has_one_log_and_one_set_of_checkpoints(finished: Ended, root: Path) -> None:
     run = root / "whole"
-    steps = records_of(run, kind="step")
+    steps = read_records(run, kind="step")
     assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
-    assert [record["step"] for record in records_of(run, kind="evaluation")] == [4, 6]
+    assert [record["step"] for record in read_records(run, kind="evaluation")] == [4, 6]
     assert len(list((run / "tensorboard").iterdir())) == 1
     assert sorted(path.name for path in (run / "eval").glob("*.json")) == [
         "step-000004.json",
@@ -96,14 +84,16 @@ def test_the_run_has_one_log_and_one_set_of_checkpoints(finished: Ended, root: P
     assert (ranks["size"], ranks["launcher"], ranks["exchange"]) == (2, "mpich", "shared memory")
 
 
-def test_two_ranks_start_as_one_does_with_all_their_images(finished: Ended, root: Path) -> None:
+def test_first_loss_of_two_ranks_equals_that_of_one_rank_with_all_images(
+    finished: Ended, root: Path
+) -> None:
     # With trained norms only the first step is the same: each rank norms its own images. Weights
     # are the same then, the images too, and the loss is a mean over both.
     command = [sys.executable, "train.py", *settings_in(root, "alone", "training.max_steps=1")]
     command += ["model.norm=batch", "training.batch_size=2", "evaluation.pictures=0"]
     subprocess.run(command, check=True, capture_output=True)
-    [alone] = records_of(root / "alone", kind="step")
-    both = records_of(root / "whole", kind="step")[0]
+    [alone] = read_records(root / "alone", kind="step")
+    both = read_records(root / "whole", kind="step")[0]
     assert both["loss"] == pytest.approx(alone["loss"], rel=0.05)
     assert both["learning_rate"] == alone["learning_rate"]
 
@@ -118,7 +108,8 @@ def test_the_official_checker_accepts_the_log_of_two_ranks(finished: Ended, root
     assert [line.key for line in lines].count("run_start") == 1
 
 
-def test_a_metric_beside_the_steps_changes_nothing(finished: Ended, root: Path) -> None:
+@pytest.mark.exhaustive
+def test_overlapped_evaluation_gives_the_same_run(finished: Ended, root: Path) -> None:
     job = run_ranks(2, "train.py", *settings_in(root, "beside", "evaluation.overlap=true"))
     assert (job.code, job.errors) == (0, "")
     kept, whole = (root / name / "checkpoints" / "last" for name in ("beside", "whole"))
@@ -127,7 +118,7 @@ def test_a_metric_beside_the_steps_changes_nothing(finished: Ended, root: Path) 
     for name in ("step-000004.json", "step-000006.json"):
         found, expected = (root / run / "eval" / name for run in ("beside", "whole"))
         assert found.read_bytes() == expected.read_bytes()
-    assert [one["step"] for one in records_of(root / "beside", kind="evaluation")] == [4, 6]
+    assert [one["step"] for one in read_records(root / "beside", kind="evaluation")] == [4, 6]
     shutil.rmtree(root / "beside")
 
 
@@ -137,16 +128,16 @@ def test_every_image_is_evaluated_once(finished: Ended, root: Path) -> None:
     assert ids == sorted(ids) and set(ids) <= {1, 2, 3}
 
 
-def test_a_signal_writes_one_checkpoint_and_all_ranks_go_on_from_it(root: Path) -> None:
-    words = settings_in(root, "interrupted", *MANY_STEPS)
-    job = start_ranks(2, "train.py", *words)
-    wait_for_step(root / "interrupted", step=2)
+def test_sigterm_writes_one_checkpoint_and_all_ranks_resume_from_it(root: Path) -> None:
+    arguments = settings_in(root, "interrupted", *MANY_STEPS)
+    job = start_ranks(2, "train.py", *arguments)
+    wait_for_steps(root / "interrupted", job, count=2)
     job.send_signal(signal.SIGTERM)
     first = ended(job)
     assert first.code == 75, first.errors
     assert first.output.count("SIGTERM: checkpoint written; continue with: mpirun -np 2 ") == 1
-    step = records_of(root / "interrupted", kind="step")[-1]["step"]
-    more = [word for word in words if "max_steps" not in word]
+    step = read_records(root / "interrupted", kind="step")[-1]["step"]
+    more = [word for word in arguments if "max_steps" not in word]
     resumed = run_ranks(
         2,
         *(
@@ -159,22 +150,23 @@ def test_a_signal_writes_one_checkpoint_and_all_ranks_go_on_from_it(root: Path) 
     )
     assert resumed.code == 0, resumed.errors
     assert f"resumed after step {step}" in " ".join(resumed.output.split())
-    steps = [record["step"] for record in records_of(root / "interrupted", kind="step")]
+    steps = [record["step"] for record in read_records(root / "interrupted", kind="step")]
     assert steps == list(range(1, step + 3))
     first_weights, second_weights = (torch.load(root / f"rank{rank}.pt") for rank in (0, 1))
     assert all(torch.equal(first_weights[name], second_weights[name]) for name in first_weights)
 
 
-def test_a_signal_to_one_rank_alone_stops_all(root: Path) -> None:
+@pytest.mark.exhaustive
+def test_sigterm_to_one_rank_stops_all_ranks(root: Path) -> None:
     job = start_ranks(2, "train.py", *settings_in(root, "signalled", *MANY_STEPS))
-    wait_for_step(root / "signalled", step=2)
+    wait_for_steps(root / "signalled", job, count=2)
     os.kill(process_of(1, root / "signalled"), signal.SIGTERM)
     assert ended(job).code == 75
 
 
-def test_a_rank_killed_in_the_middle_of_a_step_ends_the_job(root: Path) -> None:
+def test_rank_killed_during_a_step_ends_the_job(root: Path) -> None:
     job = start_ranks(2, "train.py", *settings_in(root, "killed", *MANY_STEPS))
-    wait_for_step(root / "killed", step=2)
+    wait_for_steps(root / "killed", job, count=2)
     os.kill(process_of(1, root / "killed"), signal.SIGKILL)
     begin = time.monotonic()
     outcome = ended(job)
@@ -184,22 +176,25 @@ def test_a_rank_killed_in_the_middle_of_a_step_ends_the_job(root: Path) -> None:
 
 
 def is_writing(run: Path) -> bool:
-    """Whether a checkpoint has its temporary name yet."""
+    """Whether a checkpoint is being written, under its temporary name."""
     return any((run / "checkpoints").glob(".step-*"))
 
 
 def is_evaluating(run: Path) -> bool:
     """Whether the step before the first evaluation has ended."""
-    return (run / "metrics.jsonl").exists() and len(records_of(run, kind="step")) == 4
+    return (run / "metrics.jsonl").exists() and len(read_records(run, kind="step")) == 4
 
 
-@pytest.mark.parametrize(("victim", "moment"), [(0, is_writing), (1, is_evaluating)])
-def test_a_rank_killed_in_a_write_or_an_evaluation_costs_the_run_nothing(
+@pytest.mark.parametrize(
+    ("victim", "moment"),
+    [(0, is_writing), pytest.param(1, is_evaluating, marks=pytest.mark.exhaustive)],
+)
+def test_run_resumes_exactly_after_a_rank_is_killed_while_writing_or_evaluating(
     victim: int, moment: Callable[[Path], bool], finished: Ended, root: Path
 ) -> None:
     name = f"killed-{victim}-{moment.__name__}"
-    words = settings_in(root, name, "checkpoint.every=2 steps")
-    job = start_ranks(2, "train.py", *words)
+    arguments = settings_in(root, name, "checkpoint.every=2 steps")
+    job = start_ranks(2, "train.py", *arguments)
     end = time.monotonic() + 60
     while not moment(root / name):
         assert time.monotonic() < end
@@ -207,19 +202,19 @@ def test_a_rank_killed_in_a_write_or_an_evaluation_costs_the_run_nothing(
     os.kill(process_of(victim, root / name), signal.SIGKILL)
     assert ended(job).code not in (0, 75)
     wait_until_gone(f"run.name={name}", seconds=30)
-    resumed = run_ranks(2, "train.py", *words, "--resume")
+    resumed = run_ranks(2, "train.py", *arguments, "--resume")
     assert resumed.code == 0, resumed.errors
     for part in ("model.safetensors", "optimizer.safetensors"):
         left, whole = (root / one / "checkpoints" / "last" / part for one in (name, "whole"))
         assert left.read_bytes() == whole.read_bytes(), part
-    steps = [record["step"] for record in records_of(root / name, kind="step")]
+    steps = [record["step"] for record in read_records(root / name, kind="step")]
     assert steps == list(range(1, STEPS + 1))
-    assert [one["step"] for one in records_of(root / name, kind="evaluation")] == [4, 6]
+    assert [one["step"] for one in read_records(root / name, kind="evaluation")] == [4, 6]
     shutil.rmtree(root / name)
 
 
 def process_of(rank: int, run: Path) -> int:
-    """Its process number."""
+    """Return the process number of a rank of a run."""
     for process in processes_with(f"run.name={run.name}"):
         variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
         if b"PMI_RANK=%d" % rank in variables:
@@ -227,7 +222,7 @@ def process_of(rank: int, run: Path) -> int:
     raise LookupError(f"rank {rank} is not running")
 
 
-def test_a_loss_that_is_not_finite_on_one_rank_ends_all_and_is_told_once(root: Path) -> None:
+def test_nonfinite_loss_ends_all_ranks_with_one_report(root: Path) -> None:
     changes = ("training.learning_rate=1e30", "training.warmup_epochs=0")
     job = run_ranks(2, "train.py", *settings_in(root, "diverged", *changes))
     assert job.code == 3
@@ -239,23 +234,24 @@ def test_a_loss_that_is_not_finite_on_one_rank_ends_all_and_is_told_once(root: P
     images = [rank["batches"][0]["images"] for rank in report["ranks"]]
     assert len(images) == 2 and images[0] != images[1]
     assert report["weights_not_finite_before"]["count"] == 0
-    steps = records_of(root / "diverged", kind="step")
+    steps = read_records(root / "diverged", kind="step")
     assert [step["step"] for step in steps] == list(range(1, report["step"]))
 
 
-def test_an_image_that_one_rank_cannot_read_ends_all_after_a_checkpoint(root: Path) -> None:
-    words = settings_in(root, "damaged", "training.epochs=2", "training.max_steps=8")
-    assert run_ranks(2, "train.py", *words).code == 0
+@pytest.mark.exhaustive
+def test_unreadable_image_of_one_rank_ends_all_ranks_after_a_checkpoint(root: Path) -> None:
+    arguments = settings_in(root, "damaged", "training.epochs=2", "training.max_steps=8")
+    assert run_ranks(2, "train.py", *arguments).code == 0
     image = sorted((root / "damaged" / "scenes" / "train" / "data").iterdir())[3]
     image.write_bytes(image.read_bytes()[:100])
-    job = run_ranks(2, "train.py", *words, "--overwrite", "training.epochs=3")
+    job = run_ranks(2, "train.py", *arguments, "--overwrite", "training.epochs=3")
     assert job.code == 2
     [line] = [line for line in job.errors.splitlines() if "error: " in line]
     assert image.name in line and "then continue with: mpirun -np 2 " in line
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         (["--nonsense"], "unrecognized arguments: --nonsense"),
         (["training.batch=1"], "training.batch: no such field"),
@@ -263,15 +259,18 @@ def test_an_image_that_one_rank_cannot_read_ends_all_after_a_checkpoint(root: Pa
         (["data.root=/nowhere"], "data.root: /nowhere is given together with data.scenes"),
     ],
 )
-def test_a_mistake_is_told_once(root: Path, words: list[str], told: str) -> None:
-    job = run_ranks(2, "train.py", *settings_in(root, "mistaken"), *words)
+def test_configuration_error_is_printed_once(
+    root: Path, arguments: list[str], message: str
+) -> None:
+    job = run_ranks(2, "train.py", *settings_in(root, "mistaken"), *arguments)
     assert job.code == 2
-    assert job.errors.count(told) == 1
+    assert job.errors.count(message) == 1
     assert not (root / "mistaken").exists()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("words", "variables", "told"),
+    ("arguments", "variables", "message"),
     [
         ([], {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9" * 5000}, "error: MASTER_PORT: "),
         (
@@ -283,8 +282,8 @@ def test_a_mistake_is_told_once(root: Path, words: list[str], told: str) -> None
     ],
     ids=["environment", "annotations"],
 )
-def test_a_hostile_input_is_told_once_and_ends_all_ranks_in_seconds(
-    root: Path, words: list[str], variables: dict[str, str], told: str
+def test_hostile_input_ends_all_ranks_in_seconds_with_one_error(
+    root: Path, arguments: list[str], variables: dict[str, str], message: str
 ) -> None:
     content = {
         "images": [{"id": 1, "file_name": "a.png", "width": 64, "height": 64}],
@@ -293,32 +292,33 @@ def test_a_hostile_input_is_told_once_and_ends_all_ranks_in_seconds(
     }
     file = root / "broken.json"
     file.write_text(json.dumps(content), encoding="utf-8")
-    given = [word.format(file=file, folder=root) for word in words]
+    given = [word.format(file=file, folder=root) for word in arguments]
     begin = time.monotonic()
     job = ended(start_ranks(2, "train.py", *settings_in(root, "hostile"), *given, **variables))
     assert time.monotonic() - begin < 30
     assert job.code == 2, job.errors
-    assert job.errors.count(told) == 1 and job.errors.count("error: ") == 1
+    assert job.errors.count(message) == 1 and job.errors.count("error: ") == 1
     assert not (root / "hostile").exists()
 
 
-def test_bad_weights_found_after_the_data_were_opened_leave_nothing_behind(tmp_path: Path) -> None:
+def test_bad_weights_leave_no_files_behind(tmp_path: Path) -> None:
     weights = tmp_path / "other.safetensors"
     save_file({"conv1.weight": torch.zeros(3)}, weights)
     changes = (f"model.pretrained_backbone={weights}", "model.norm=frozen")
-    words = settings_in(tmp_path / "runs", "bad", *changes, "model.trainable_layers=3")
-    job = run_ranks(2, "train.py", *words)
+    arguments = settings_in(tmp_path / "runs", "bad", *changes, "model.trainable_layers=3")
+    job = run_ranks(2, "train.py", *arguments)
     assert job.code == 2, job.errors
     [line] = job.errors.strip().splitlines()
     assert str(weights) in line and "model.pretrained_backbone" in line
     assert list(tmp_path.iterdir()) == [weights]
 
 
-def test_torchrun_starts_ranks_as_mpirun_does(root: Path) -> None:
+@pytest.mark.exhaustive
+def test_torchrun_starts_ranks(root: Path) -> None:
     torchrun = Path(sys.executable).with_name("torchrun")
-    words = settings_in(root, "elastic", "training.max_steps=2", "evaluation.pictures=0")
+    arguments = settings_in(root, "elastic", "training.max_steps=2", "evaluation.pictures=0")
     done = subprocess.run(
-        [str(torchrun), "--nproc-per-node=2", "train.py", *words],
+        [str(torchrun), "--nproc-per-node=2", "train.py", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -326,4 +326,4 @@ def test_torchrun_starts_ranks_as_mpirun_does(root: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "ranks   2 on " in done.stdout
-    assert len(records_of(root / "elastic", kind="step")) == 2
+    assert len(read_records(root / "elastic", kind="step")) == 2

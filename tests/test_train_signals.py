@@ -15,6 +15,8 @@ from common.cli import run_command
 from tests.support.fast_precision import FAST_PRECISION
 from train import main
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = (
     "data.scenes.train=2000",
     "data.scenes.validation=1",
