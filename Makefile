@@ -1,39 +1,55 @@
-# make demo    train on drawn scenes, evaluate, draw pictures: minutes on two cores
-# make test    the test suite
-# make test-latest    the test suite with the newest torch and torchvision, in .venv-latest; no IPEX
+# make demo    train on synthetic images, evaluate, draw pictures: minutes on two cores
+# make test-fast    tests of less than half a second each: two minutes on two cores
+# make test    all that proves the product, real mpirun included: 12 minutes on two cores
+# make test-all    the whole suite, with IPEX, a browser and all commands of the docs; then make test-latest
+# make test-latest    make test with the newest torch and torchvision, in .venv-latest
 # make ipex    add the paper's engine, Intel's extension for PyTorch, to .venv
 # make serving add what export to ONNX and videos need to .venv
 # make simd    put Pillow-SIMD in Pillow's place: see requirements-simd.txt before; make pillow: back
 # make fuzz    search for inputs that break a reader: FUZZ_SECONDS each (60), FUZZ_TARGETS (all)
 # make torture kill a run of two ranks at random moments, 50 times, and compare its end: 20 minutes
-# make browser look for the browser that a test of make test needs, and install one as root on Debian
+# make browser look for the browser that a test of make test-all needs, and install one as root on Debian
 # make lint    ruff, format, types
 # make audit   ask PyPA's database for known holes of what is pinned, by pip-audit: see SECURITY.md
 # Each makes .venv if it is missing. TORCH_INDEX=<url> takes CPU-only wheels of torch from there.
 
 export TORCH_INDEX PYTHON
 
-.PHONY: demo test test-latest torture ipex serving fuzz simd pillow browser tools latest lint audit setup clean
+.PHONY: demo test-fast test test-all test-latest torture ipex serving fuzz simd pillow browser tools latest lint audit setup clean
 
 # Without a compiler it takes longer; a line says so.
 demo: setup
 	@./setup.sh compiler || true
 	.venv/bin/python train.py --config demo.yaml --overwrite
 
-# First the tests that need one core, a worker for each core; then, whether or not those passed, the
-# tests that need them all. With IPEX, the packages of serving and a browser, so that their tests run and
-# are not skipped; IPEX does not work with the newest torch.
+# First the tests that need one core, on a worker per core; then, whether or not those passed, the
+# tests that need the whole machine. docs/tests.md explains the tiers.
 # Bytecode is kept even where PYTHONDONTWRITEBYTECODE is set: tests start Python often.
-test test-latest: export PYTHONDONTWRITEBYTECODE =
-test: environment = .venv
-test: tools ipex serving browser
+test-fast test test-all test-latest: export PYTHONDONTWRITEBYTECODE =
+test-fast test test-all: environment = .venv
 test-latest: environment = .venv-latest
-test-latest: tools latest browser
+test-fast: tier = and not slow and not exhaustive
+test test-latest: tier = and not exhaustive
+side_by_side = --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+
+define run_tests
+$(environment)/bin/python -m pytest -m "not whole_machine $(tier)" --durations=20 $(side_by_side); \
+one_core=$$?; \
+if [ $$one_core -gt 1 ]; then exit $$one_core; fi; \
+$(environment)/bin/python -m pytest -m "whole_machine $(tier)" --durations=20 && exit $$one_core
+endef
+
+test-fast: tools
+	$(environment)/bin/python -m pytest -m "not whole_machine $(tier)" $(side_by_side)
+
+test: tools serving
+test-latest: tools latest
 test test-latest:
-	$(environment)/bin/python -m pytest -m "not whole_machine" --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder; \
-	one_core=$$?; \
-	if [ $$one_core -gt 1 ]; then exit $$one_core; fi; \
-	$(environment)/bin/python -m pytest -m whole_machine && exit $$one_core
+	$(run_tests)
+
+test-all: tools ipex serving browser
+	$(run_tests)
+	@$(MAKE) test-latest
 
 tools:
 	@./setup.sh tools

@@ -124,7 +124,7 @@ CANNOT = {
     r"apt-get install .*": "root, and packages that would stay",
     r"srun .*": "no Slurm",
     r"(?:mpirun .*)?(?:docker|podman|buildah|apptainer|kubectl) .*": "containers",
-    r"mpirun (?!.*train\.py).*": "a launcher's options alone; tests/launch/test_mpirun_command.py",
+    r"mpirun (?!.*train\.py).*": "a launcher's options alone; tests/launch/test_mpirun.py",
     r"numastat -p PID": "no numactl",
     r"git clone .*": "the internet",
     r"(?:cmake|cp) .*build.*": "oneDNN's sources; it takes 35 minutes",
@@ -438,7 +438,7 @@ RULES = (
         needs=("runs/ablations/quick",),
         writes=("runs/ablations/quick/ablations.html", "runs/ablations/quick/ablations.md"),
     ),
-    run(r"python -m tests\.structure"),
+    run(r"python -m tests\.(structure|language)"),
 )
 
 
