@@ -1,13 +1,15 @@
-"""The suite in two parts: tests side by side that one core is enough for, then the others.
+"""The suite in two parts: first tests that need one core, in parallel; then the others.
 
 `make test` runs the first part with pytest-xdist: each of its workers keeps to a core of its own,
 and so does all that it starts, as on a machine with one core. A test that needs more cores, or
 would disturb others, is marked `whole_machine`; the second part runs those one after another.
+The markers `slow` and `exhaustive` make the tiers of docs/tests.md.
 """
 
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -17,28 +19,8 @@ import pytest
 from common.cli import run_command
 from tests.support.commands import RunHere
 
-LONG_FILES = (
-    "docs/test_commands.py",
-    "profiling/studies/tune/test_interrupted.py",
-    "test_train_overlap.py",
-    "launch/test_process_group.py",
-    "test_train.py",
-    "retinanet/engine/test_ipex_engine.py",
-    "retinanet/engine/test_precision.py",
-    "test_train_mlperf.py",
-    "profiling/ablate/test_recipes.py",
-    "profiling/ablate/test_ipex_recipes.py",
-    "test_train_bad_images.py",
-    "retinanet/export/test_export_command.py",
-    "test_train_memory.py",
-    "profiling/capture/test_captured_training.py",
-    "profiling/bench/test_command.py",
-)
-"""Of half a minute to two minutes each: they begin first, or one worker ends long after the other.
-pytest-xdist by itself begins with the files of many tests, which are short ones."""
-
 NOT_AS_WRITTEN = "not run as written"
-"""Property of tests of the pages' commands: the reason, and the command (tests/docs)."""
+"""Property of the tests in tests/docs: the reason, and the command."""
 
 TOO_FEW_CORES = "needs two cores for itself, this process has one"
 
@@ -72,32 +54,37 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 @pytest.fixture
 def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunHere:
-    """Runs a command as its users do, from the repository and into a pipe."""
+    """Return a function that runs a command in this process, from the repository."""
     monkeypatch.chdir(Path(__file__).resolve().parents[1])
     monkeypatch.delenv("FORCE_COLOR", raising=False)
 
-    def run(main: Callable[[], int], *words: str | Path) -> CompletedProcess[str]:
-        monkeypatch.setattr(sys, "argv", ["command", *map(str, words)])
+    def run(main: Callable[[], int], *arguments: str | Path) -> CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["command", *map(str, arguments)])
         capsys.readouterr()
         try:
             code = run_command(main)
         except SystemExit as ended:  # argparse's
             code = int(ended.code or 0)
         written = capsys.readouterr()
-        return CompletedProcess(words, code, written.out, written.err)
+        return CompletedProcess(arguments, code, written.out, written.err)
 
     return run
 
 
-def place_of(item: pytest.Item) -> int:
-    """Of its file in the order in which files begin; those that are not long keep theirs."""
-    file = item.path.relative_to(Path(__file__).parent).as_posix()
-    return LONG_FILES.index(file) if file in LONG_FILES else len(LONG_FILES)
+def sort_slow_files_first(items: list[pytest.Item]) -> None:
+    """Sort files by their number of slow tests, the tests of a file staying together.
+
+    pytest-xdist would start files of many short tests first: then one worker ends long before the
+    other, which has begun with a long file at last.
+    """
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the tests of a parallel run; skip on one core what needs two."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=place_of)
+        sort_slow_files_first(items)
     if len(os.sched_getaffinity(0)) > 1:
         return
     for item in items:
@@ -106,7 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says which commands of README and docs were not run as they are written, and why."""
+    """List the commands of README and docs that were changed before they were run, and why."""
     commands: dict[str, list[str]] = {}
     for report in terminalreporter.stats.get("passed", []):
         for name, value in report.user_properties:
@@ -115,7 +102,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 commands.setdefault(reason, []).append(command)
     if commands:
         terminalreporter.section("commands of the pages that were not run as they are written")
-    for reason, same in sorted(commands.items()):
+    for reason, same_reason in sorted(commands.items()):
         terminalreporter.write_line(f"{reason}:")
-        for command in same:
+        for command in same_reason:
             terminalreporter.write_line(f"    {command}")

@@ -4,4 +4,4 @@ from collections.abc import Callable
 from subprocess import CompletedProcess
 
 RunHere = Callable[..., CompletedProcess[str]]
-"""`run_here(main, *words)`: a command in the tests' process, where Python need not start for it."""
+"""`run_here(main, *arguments)`: a command in the tests' process, where Python need not start for it."""
