@@ -55,7 +55,7 @@ NO_GPU = pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a GP
     ("arguments", "problem"),
     [
         (["vgg"], "MODEL: 'vgg'"),
-        (["alexnet", "--threads=4096"], "--threads: 4096"),
+        (["alexnet", "--threads=4096"], "--threads 4096"),
         (["alexnet", "--memory=near"], "--memory: expected local, interleave, "),
         (["alexnet", "--device=cuda", "--onednn=both"], "--onednn: "),
         pytest.param(["alexnet", "--device=cuda"], "--device: cuda: ", marks=NO_GPU),
