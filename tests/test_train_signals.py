@@ -52,20 +52,20 @@ def train(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "message"),
+    ("number", "ending"),
     [
-        (signal.SIGTERM, 75, "SIGTERM before the first step: nothing was written"),
-        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, (75, "SIGTERM before the first step: nothing was written")),
+        (signal.SIGINT, (130, "interrupted")),
     ],
 )
 def test_signal_while_data_are_made_ends_the_run_and_leaves_no_files(
     number: signal.Signals,
-    code: int,
-    message: str,
+    ending: tuple[int, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    code, message = ending
     run = tmp_path / "runs" / "mine"
     with signal_when(run / ".lock", number):
         assert train(monkeypatch, f"run.root={run.parent}", "run.name=mine") == code

@@ -1,7 +1,7 @@
-"""Commands as tests call them."""
+"""The type of the fixture that runs commands."""
 
 from collections.abc import Callable
 from subprocess import CompletedProcess
 
 RunHere = Callable[..., CompletedProcess[str]]
-"""`run_here(main, *arguments)`: a command in the tests' process, where Python need not start for it."""
+"""`run_here(main, *arguments)` runs a command in this process: starting Python takes seconds."""
