@@ -142,7 +142,7 @@ def write_in_place_of_chart(axes: "Axes", text: str) -> None:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text of at most so many characters, with an ellipsis if its end is left out."""
+    """Return the text, shortened with an ellipsis to at most `length` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -175,7 +175,7 @@ def chart_files(folder: Path, *names: str) -> list[Path]:
 
 
 class Cell(NamedTuple):
-    """A value that has a text of its own."""
+    """A value with a text for people."""
 
     text: str
     value: float | None = None
@@ -219,7 +219,7 @@ def text_column(
 
 
 def plain(value: object) -> object:
-    """Return a value for programs: that of a `Cell`, or the value itself."""
+    """Return the plain value of a cell, for programs."""
     return value.value if isinstance(value, Cell) else value
 
 
@@ -243,7 +243,7 @@ class Table:
     def for_console(
         self, *, show_lines: bool = False, vertical: Literal["top", "bottom"] = "top"
     ) -> rich_table.Table:
-        """Return it for `Console.print`, free of markup; `vertical` places cells of one line."""
+        """Return a rich table without markup; `vertical` aligns cells of a single line."""
         title = printable(self.title) or None
         table = rich_table.Table(title=title, title_justify="left", show_lines=show_lines)
         for column in self.columns:
@@ -261,7 +261,7 @@ class Table:
         return table
 
     def csv(self) -> str:
-        """Return names of fields and rows as CSV, without totals."""
+        """Return field names and rows as CSV, without totals."""
         return as_csv([column.field for column in self.columns], (map(plain, r) for r in self.rows))
 
     def records(self) -> list[dict[str, object]]:
@@ -291,12 +291,12 @@ class Table:
 
     @property
     def has_details(self) -> bool:
-        """Whether a page needs smaller lines below names."""
+        """Whether a page shows smaller lines below names."""
         return any("\n" in self.columns[0].text(row[0]) for row in self.rows)
 
     @property
     def has_filter(self) -> bool:
-        """Whether a page offers to search in it."""
+        """Whether a page shows a search field for the table."""
         return len(self.rows) > 12
 
 

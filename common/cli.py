@@ -155,7 +155,7 @@ def installed(program: str) -> str:
 
 
 def number_between(least: int, most: int, text: str) -> int:
-    """Return a whole number within bounds; raise argparse.ArgumentTypeError for another text."""
+    """Parse an integer within bounds; raise argparse.ArgumentTypeError for any other text."""
     # Ten thousand digits would take Python long, and it refuses them.
     number = int(text) if re.fullmatch("[0-9]{1,19}", text) else -1
     if not least <= number <= most:
@@ -172,7 +172,7 @@ whole_number = partial(number_between, 0, MOST)
 
 
 def number_that(is_valid: Callable[[float], bool], expected: str, text: str) -> float:
-    """Return a number that is valid; raise argparse.ArgumentTypeError for another text."""
+    """Parse a valid number; raise argparse.ArgumentTypeError for any other text."""
     try:
         value = float(text)
     except ValueError:
@@ -187,7 +187,7 @@ probability = partial(number_that, lambda x: 0 <= x <= 1, "a number from 0 to 1"
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Return different whole numbers of at least 1, such as `1,2,4`, ascending."""
+    """Parse distinct integers of at least 1, such as `1,2,4`; return them in ascending order."""
     try:
         values = [positive(number) for number in text.split(",")]
     except argparse.ArgumentTypeError as error:

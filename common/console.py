@@ -49,12 +49,12 @@ class PrintableOnly(RenderHook):
     """Wraps whatever is printed, tables included."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """Return the same, with unprintable characters replaced."""
+        """Return the renderables with unprintable characters replaced."""
         return [PrintableSegments(renderable) for renderable in renderables]
 
 
 class PrintableSegments:
-    """A renderable whose text is made printable piece by piece; colours and moves stay."""
+    """A renderable with printable text; colours and cursor movements are unchanged."""
 
     def __init__(self, inner: RenderableType) -> None:
         self.inner = inner
@@ -107,7 +107,7 @@ def progress_in_bytes(console: Console, title: str, *, total: int) -> Iterator[A
 
 
 def lines(console: Console, title: str, *, total: int, start: int) -> Advance:
-    """Return a function that prints a line at the first call, at the last, and now and then."""
+    """Return a function that prints a line at the first and last call, and periodically between."""
     began = time.monotonic()
     last_shown = -SECONDS_BETWEEN_LINES
     is_over = False
@@ -136,7 +136,7 @@ def clock(seconds: float) -> str:
 
 
 def print_line(console: Console, text: str) -> None:
-    """Print a line as it is, however long."""
+    """Print a line unchanged, without wrapping."""
     console.print(text, markup=False, soft_wrap=True)
 
 

@@ -120,7 +120,7 @@ def read_bytes(file: Path, *, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def read_text(file: Path, *, most_bytes: int = MOST_BYTES, errors: str = "strict") -> str:
-    """Return the same as UTF-8; `errors` are those of `bytes.decode`."""
+    """Return the content of a file as UTF-8 text; `errors` as in `bytes.decode`."""
     return read_bytes(file, most_bytes=most_bytes).decode("utf-8", errors)
 
 
@@ -184,7 +184,7 @@ def as_csv(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 
 def csv_parts(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Iterator[bytes]:
-    """Yield the same in UTF-8, some rows at a time, for a table larger than the memory."""
+    """Yield a table as CSV in UTF-8, some rows at a time, for tables larger than memory."""
     lines = chain([columns], rows)
     while some := list(islice(lines, ROWS_AT_A_TIME)):
         text = io.StringIO()
@@ -201,14 +201,14 @@ def harmless(cell: object) -> object:
 
 
 class LineFile:
-    """A file of whole lines; a line that could not be written is retried with the next one."""
+    """A file of complete lines; a line that could not be written is retried with the next one."""
 
     def __init__(self, file: Path) -> None:
         self._descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         self._waiting: deque[bytes] = deque()
 
     def write(self, line: str) -> None:
-        """Append a line after those that wait; raise OSError if it must wait, too."""
+        """Append a line after pending lines; raise OSError if it remains pending."""
         self._waiting.append(line.encode("utf-8", "backslashreplace") + b"\n")
         while self._waiting:
             begin, written = os.fstat(self._descriptor).st_size, 0
@@ -221,7 +221,7 @@ class LineFile:
             self._waiting.popleft()
 
     def close(self) -> None:
-        """Close the file; lines that still wait are lost."""
+        """Close the file; lines that could not be written are dropped."""
         os.close(self._descriptor)
 
 

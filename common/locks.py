@@ -49,7 +49,7 @@ class FileLock:
         self._released = Event()
 
     def take(self) -> None:
-        """Take the lock, at once or not at all. Taking it twice is taking it once.
+        """Acquire the lock without waiting. Acquiring it again has no effect.
 
         Raises:
             LockHeldError: Another process holds it.

@@ -179,7 +179,7 @@ class JsonWorker:
             raise
 
     def ask(self, question: object) -> dict[str, Any]:
-        """Send a question, which JSON can hold, and wait for the answer.
+        """Send a JSON value to the worker and return its response.
 
         Raises:
             WorkerDiedError: It ended before it answered.
@@ -309,7 +309,7 @@ def run_tasks(
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Block `STOPS` here until the end, and in processes started meanwhile for their lifetime."""
+    """Block `STOPS` in the context; processes started in it keep them blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield

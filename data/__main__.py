@@ -24,7 +24,7 @@ COMMANDS = {
 
 
 def main() -> int:
-    """Run the command given on the command line; return its exit code."""
+    """Run the command of the command line; return the exit code."""
     return run_command_group(prog="python -m data", description=__doc__ or "", commands=COMMANDS)
 
 

@@ -177,7 +177,7 @@ class ClassMap:
 
 
 class TextColumn(Sequence[str]):
-    """A sequence of str that holds two arrays.
+    """A sequence of str, stored in two arrays.
 
     `content` is uint8, all texts joined, in UTF-8; `starts` is int64 [N + 1], where each begins in
     `content`, with its length as the last one.
@@ -222,7 +222,7 @@ GROWTH = 1.25
 
 
 class GrowingArray:
-    """An array that parts are appended to, without holding them twice at the end."""
+    """An array that grows by parts, without a second copy in memory at the end."""
 
     def __init__(self) -> None:
         self.array: NDArray[Any] = np.empty(0)
@@ -263,7 +263,7 @@ class GrowingColumns:
                 self.columns.setdefault(key, GrowingArray()).extend(array)
 
     def finish(self) -> dict[str, Any]:
-        """Return all columns, and release them here."""
+        """Return all columns, and release them."""
         columns: dict[str, Any] = {name: part.finish() for name, part in self.columns.items()}
         self.columns = {}
         for name in [name for name in columns if name + LENGTHS in columns]:

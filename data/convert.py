@@ -235,7 +235,7 @@ MOST_BYTES = 2_000_000_000
 def run_split(
     annotations: Path, *, out: Path, validation: float, seed: int, overwrite: bool
 ) -> int:
-    """Write both splits and print what is in them; returns the exit code."""
+    """Write both splits and print their content; return the exit code."""
     files = {split: out / f"{split}.json" for split in SPLITS}
     if annotations.resolve() in [file.resolve() for file in files.values()]:
         raise InputError(f"{annotations}: would be overwritten by a split; set another --out")
@@ -280,10 +280,10 @@ def run_split(
 def lacking_notes(
     images_of_class: Mapping[int, int], splits: Mapping[SplitName, Content]
 ) -> Iterator[str]:
-    """Yield a line for each reason why classes, shown by so many images, lack boxes."""
+    """Yield a note for each reason why classes lack boxes in a split."""
 
     def lacking(content: Content, *, images: int) -> str:
-        """Return the first names of classes without a box that 0, 1 or more (2) images show."""
+        """Return the first names of classes without boxes, with 0, 1 or several (2) images."""
         used = {box["category_id"] for box in content["annotations"]}
         names = [
             category["name"]

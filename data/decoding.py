@@ -163,7 +163,7 @@ def installed_decoders() -> list[str]:
 
 
 def resolve_decoder(name: str) -> str:
-    """Return the decoder itself, or for `auto` the fastest that works; else raise InputError."""
+    """Return the decoder, for `auto` the fastest available; raise InputError if there is none."""
     if name == "auto":
         return next(decoder for decoder in DECODERS if decoder_fault(decoder) is None)
     if name not in DECODERS:

@@ -57,7 +57,7 @@ LOCK = ".lock"
 
 
 class FoundIndex(NamedTuple):
-    """Annotations that were opened; `folder` is None where no folder could be written to."""
+    """Opened annotations; `folder` is None if no folder is writable."""
 
     annotations: Annotations
     folder: Path | None
@@ -77,7 +77,7 @@ def is_index(folder: Path) -> bool:
 
 
 def write_index(folder: Path, annotations: Annotations, *, made_from: str) -> None:
-    """Write an index; the folder appears whole or not at all.
+    """Write an index atomically: the folder appears only when it is complete.
 
     It must not exist, or be empty. The index stores the name of the file that it was `made_from`.
     Raises OSError if it cannot be written.
@@ -171,7 +171,7 @@ def check_lengths(columns: dict[str, Any], categories: int, images: int, boxes: 
 
 
 def check_offsets(offsets: NDArray[np.int64], *, end: int, name: str) -> None:
-    """Refuse offsets that do not rise from 0 to `end`. The only columns that are read whole."""
+    """Refuse offsets that do not increase from 0 to `end`; only these columns are read entirely."""
     if not len(offsets) or offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():
         raise ValueError(f"{name} does not increase from 0 to {end}")
 
@@ -220,7 +220,7 @@ def index_of_folder(folder: Path) -> FoundIndex:
 
 
 def index_homes(path: Path) -> list[Path]:
-    """Return the folders that may hold a file's indexes, the best first."""
+    """Return the possible folders of a file's indexes, the preferred one first."""
     whole_path = str(path.resolve())
     name = f"{path.name}-{hashlib.sha256(whole_path.encode()).hexdigest()[:16]}.index"
     beside, cache = path.with_name(f"{path.name}.index"), user_cache()
@@ -242,7 +242,7 @@ def read_stamp(path: Path) -> Stamp:
 
 
 def current_index(home: Path, stamp: Stamp) -> FoundIndex | None:
-    """Return the index there, if it is of a file with this stamp, and whole."""
+    """Return the current index in a folder, if it is complete and matches the file's stamp."""
     current = read_current(home)
     if current is None or (current["size"], current["modified_ns"]) != stamp:
         return None
@@ -250,7 +250,7 @@ def current_index(home: Path, stamp: Stamp) -> FoundIndex | None:
 
 
 def usable_index(folder: Path) -> FoundIndex | None:
-    """Return the index there, if it is whole."""
+    """Return the index in a folder, if it is complete."""
     try:
         return FoundIndex(open_index(folder), folder, was_made=False)
     except InputError:
@@ -272,7 +272,7 @@ def read_current(home: Path) -> dict[str, Any] | None:
 
 
 def make_for_all(path: Path, stamp: Stamp, home: Path, *, console: Console) -> FoundIndex:
-    """Make the index in one process, while others wait for it and then open it."""
+    """Create the index in one process; the others wait for it and then open it."""
 
     def print_waiting() -> None:
         console.print(f"waiting for another process to build the index of {path}")

@@ -18,7 +18,7 @@ from data.dataset import Batch, DetectionDataset, Sample, SampleKey, collate
 
 
 def steps_per_epoch(num_images: int, *, batch_size: int, ranks: int = 1) -> int:
-    """Return the number of whole batches of every rank in an epoch; at least one."""
+    """Return the number of full batches of every rank in an epoch; at least one."""
     return max(1, num_images // (batch_size * ranks))
 
 
@@ -113,7 +113,7 @@ class EvaluationBatches(Sampler[list[SampleKey]]):
         self.share(rank=rank, ranks=ranks)
 
     def share(self, *, rank: int, ranks: int) -> None:
-        """Take another rank's part, from the next iteration on."""
+        """Set the rank's share of the images from the next iteration on."""
         count = self.num_images
         self.images = range(count * rank // ranks, count * (rank + 1) // ranks)
 
@@ -161,7 +161,7 @@ class DetectionLoader(DataLoader[Sample]):
         )
 
     def start_workers(self) -> None:
-        """Start the loading processes now, which the first iteration would do otherwise.
+        """Start the loading processes before the first iteration.
 
         They are copies of this process, and every page that it writes after copying costs a page
         fault. So they are started while it is small, before training has filled its memory.
@@ -192,7 +192,7 @@ class DetectionLoader(DataLoader[Sample]):
 
 
 class HeldBackBatches(Sampler[list[SampleKey]]):
-    """A batch sampler that is empty while it is held back.
+    """A batch sampler that is empty while paused.
 
     Workers read ahead as soon as they are started; what they read would wait in shared memory.
     """
@@ -223,7 +223,7 @@ def evaluation_loader(
 
 
 def begin_worker(worker: int, *, cores: Collection[int], parent: int) -> None:
-    """Pin a loading process, and tie its life to the training's."""
+    """Pin a loading process, and end it together with the training process."""
     if cores:
         os.sched_setaffinity(0, cores)
     exit_with_parent(worker, parent=parent)

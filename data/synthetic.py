@@ -343,7 +343,7 @@ def draw_disc(draw: ImageDraw.ImageDraw, x: float, y: float, radius: float, colo
 
 
 def thickness(width: float, share: float) -> int:
-    """Return a line's width in whole pixels, given its share of an object's width."""
+    """Return a line's width in pixels, given its share of an object's width."""
     return max(SUPERSAMPLING, round(width * share))
 
 

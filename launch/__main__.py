@@ -23,7 +23,7 @@ COMMANDS = {
 
 
 def main() -> int:
-    """Read the command line and run the command that it names; returns the exit code."""
+    """Run the command of the command line; return the exit code."""
     return run_command_group(prog="python -m launch", description=__doc__ or "", commands=COMMANDS)
 
 

@@ -16,7 +16,7 @@ WORK_OF_A_THREAD = 1 << 17  # Numbers to which torch surely gives a thread of th
 
 
 def check_thread_count(threads: int) -> list[str]:
-    """Make torch compute on so many threads; a sentence if it would have been another number."""
+    """Set torch's number of threads; return a note if it was different."""
     count = torch.get_num_threads()
     if count == threads:
         return []
@@ -71,7 +71,7 @@ def check_compute_threads(share: Share, *, openmp: str) -> list[str]:
 
 @contextmanager
 def calling_thread_on(cpus: tuple[int, ...]) -> Iterator[None]:
-    """Bind the calling thread, and what it starts, to these CPUs for the length of the context.
+    """Bind the calling thread and its child threads to these CPUs in the context.
 
     Without CPUs, or where the kernel refuses since one was taken away, it stays where it is.
     """
@@ -89,7 +89,7 @@ def calling_thread_on(cpus: tuple[int, ...]) -> Iterator[None]:
 
 
 def compute_alone() -> None:
-    """Make the calling thread compute by itself: a team of its own would disturb the rank's."""
+    """Compute in the calling thread alone, so that it does not disturb the rank's threads."""
     # torch sets the number of threads of each thread at its first use, which would undo the call
     # below: so it comes first.
     torch.get_num_threads()

@@ -54,7 +54,7 @@ def expand_hosts(text: str) -> tuple[str, ...]:
 
 
 def expand_bracket(content: str, text: str) -> list[str]:
-    """Return `01-03,07` as its numbers, with as many digits."""
+    """Return the numbers of `01-03,07`, with the same number of digits."""
     numbers: list[str] = []
     for part in content.split(","):
         first, dash, last = part.strip().partition("-")
@@ -188,7 +188,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
 
 
 def ranks_of_hosts(hosts: tuple[Host, ...], *, ranks: int) -> tuple[tuple[str, int], ...]:
-    """Return how many of `ranks` each host runs: all its slots, or as many as every other.
+    """Return the number of ranks of each host: all its slots, or an even share.
 
     Raises:
         InputError: Neither fits; the message names numbers that do.

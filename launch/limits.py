@@ -64,7 +64,7 @@ def read_allowance(*, process: Path = PROCESS, cgroups: Path = CGROUPS) -> Allow
 
 
 def read_memory_nodes(status: Path) -> frozenset[int]:
-    """Return the nodes after `Mems_allowed_list:`; empty where there is none that can be read."""
+    """Return the nodes of `Mems_allowed_list:`; empty if it cannot be read."""
     try:
         return parse_cpu_list(read_status(status).get("Mems_allowed_list", ""))
     except ValueError:
@@ -72,7 +72,7 @@ def read_memory_nodes(status: Path) -> frozenset[int]:
 
 
 def read_quota(*, process: Path, cgroups: Path) -> float | None:
-    """Return the CPUs' worth of time of a process; None: no limit, or none that can be read."""
+    """Return the CPU quota of a process [CPUs]; None if there is no limit or it cannot be read."""
     quotas = map(read_group_quota, control_groups(process, cgroups, "cpu"))
     return min((quota for quota in quotas if quota is not None), default=None)
 
@@ -165,7 +165,7 @@ def group_memory(group: Path) -> FreeMemory | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """CPUs that some of a host's ranks share, and notes on what the launcher holds back."""
+    """The CPUs shared by some of a host's ranks, and notes on CPUs withheld by the launcher."""
 
     cpus: frozenset[int]
     place: int  # This rank's number, from 0, among those that share the CPUs
@@ -215,7 +215,7 @@ def given_part(
     *,
     affinity: frozenset[int],
 ) -> Part:
-    """Return the CPUs that this rank was started on, and its place among those that share them.
+    """Return the CPUs on which this rank was started, and its index among ranks that share them.
 
     `host` has the CPUs that the host offers the job, `affinities` those of each rank of this host,
     in order of local rank. Where they are None, CPUs fewer than the host's are this rank's alone.

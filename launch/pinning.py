@@ -1,4 +1,4 @@
-"""A rank on its own cores, memory and threads: `preload`, `pin`, load torch, `check_pinning`.
+"""Pin a rank to its cores and memory: `preload`, `pin`, load torch, `check_pinning`.
 
 `enter_rank_context` does all that comes before torch is loaded. A process that is no rank of a
 training takes chosen cores in the same way (`choose_cores`, `take_cores`, `check_cores`).
@@ -117,7 +117,7 @@ def pin(
 
 
 def bind_process(cpus: Collection[int]) -> list[str]:
-    """Bind every thread of this process to these CPUs; a sentence where that is not permitted."""
+    """Bind every thread of this process to these CPUs; return a note if that is not permitted."""
     try:
         # Affinity belongs to threads: a call for the process id sets the main thread's only, and
         # MPI and the watch of a supervisor may have started others.
@@ -152,7 +152,7 @@ def make_share(cpus: Sequence[Cpu], *, threads: int, floating: bool = True) -> S
 
 
 def choose_cores(*, threads: int | None, cpus: Sequence[int] = ()) -> Share:
-    """Return cores of any socket for so many compute threads; None: one for each core.
+    """Return cores of any socket for `threads` compute threads; None: one per core.
 
     They are chosen from `cpus`; none: from all that this process may use.
 

@@ -61,7 +61,7 @@ def place_ranks(
 
 
 def join_numbers(numbers: Iterable[int], conjunction: str) -> str:
-    """Return such as `1, 2 or 4`."""
+    """Return numbers as a list in words, such as `1, 2 or 4`."""
     *others, last = map(str, numbers)
     return f"{', '.join(others)} {conjunction} {last}" if others else last
 
@@ -73,7 +73,7 @@ def count_ranks(ranks: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Misfit:
-    """Why ranks do not fit, and what the user can do beside taking another number of ranks."""
+    """The reason why ranks do not fit, and what to change besides the number of ranks."""
 
     why: str
     advice: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Misfit:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How ranks share a host, before each gets its cores."""
+    """The division of a host among ranks, before cores are assigned."""
 
     groups: tuple[NodeGroup, ...]
     threads: int
@@ -219,7 +219,7 @@ def fitting_shapes(
 
 
 def cores_of_quota(quota: float) -> int:
-    """Return whole cores that a CPU quota keeps busy, at least one."""
+    """Return the number of full cores in a CPU quota; at least one."""
     return max(1, math.floor(quota))
 
 
@@ -272,7 +272,7 @@ def placement_notes(
 def floating_notes(
     used: Sequence[Socket], shares: Sequence[Share], *, request: CoreRequest, quota: float
 ) -> list[str]:
-    """Return why threads are not bound to cores of their own, and which requests have no effect."""
+    """Return notes on why threads are not bound to cores, and on requests without effect."""
     usable = cores_of_quota(quota)
     notes = [
         f"the CPU quota of {quota:g} is worth {usable} of {count_cores(used)} cores: threads are "
@@ -289,5 +289,5 @@ def floating_notes(
 
 
 def count_noun(noun: str, numbers: Sequence[int]) -> str:
-    """Return such as `socket 1`, `nodes 0 and 1`."""
+    """Return a noun with numbers, such as `socket 1` or `nodes 0 and 1`."""
     return f"{noun}{'s' if len(numbers) > 1 else ''} {join_numbers(numbers, 'and')}"

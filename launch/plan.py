@@ -1,4 +1,4 @@
-"""The placement of all ranks of a job over one host or several alike: made, printed, and as JSON.
+"""The placement of all ranks of a job on one or several equal hosts, as a plan, text and JSON.
 
 A host is drawn as text: a box for each socket, a row for each memory node, a cell for each core.
 """
@@ -48,7 +48,7 @@ class HostPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A whole job on hosts that are all alike."""
+    """A complete job on equal hosts."""
 
     topology: Topology  # Every online CPU of a host
     allowed: Topology  # Those that ranks may use
@@ -190,7 +190,7 @@ def row_length(cells: int, *, most: int) -> int:
 
 
 def legend(cells: Mapping[Core, Cell]) -> Text:
-    """Return the signs that occur, each as it is drawn first."""
+    """Return a legend of the signs in the picture, each as in its first cell."""
     first: dict[Use, Cell] = {}
     for cell in cells.values():
         first.setdefault(cell.use, cell)
@@ -207,7 +207,7 @@ HOSTS_NAMED = 4
 
 
 def print_plan(plan: Plan) -> None:
-    """Print it, in 100 columns at most."""
+    """Print the plan, at most 100 columns wide."""
     console = make_console(pipe_width=WIDTH)
     width = console.width = min(WIDTH, console.width)
     alike: dict[int, list[HostPlan]] = {}
@@ -286,7 +286,7 @@ def without_edges(table: Table) -> rich_table.Table:
 
 
 def short_list(numbers: Iterable[int]) -> str:
-    """Return as the kernel writes it, or as taskset takes every second, third, … CPU: `0-54:2`."""
+    """Format CPUs as a kernel list, or with a stride as in taskset: `0-54:2`."""
     ordered = sorted(numbers)
     steps = {after - before for before, after in pairwise(ordered)}
     if len(ordered) > 2 and len(steps) == 1 and steps != {1}:

@@ -123,7 +123,7 @@ class ProcessGroup:
         return gathered
 
     def from_first(self, make: Callable[[], Value]) -> Value:
-        """Return on all ranks what rank 0 makes; all call it, and the value is pickled."""
+        """Return rank 0's value on all ranks; all ranks call it, and the value is pickled."""
         if self.size == 1:
             return make()
         values: list[Any] = [make() if self.is_first else None]

@@ -52,7 +52,7 @@ class Rendezvous:
 
 
 def make_rendezvous(ranks: Ranks, environment: Mapping[str, str]) -> Rendezvous:
-    """Return where the ranks meet; all of them call it, and torch is not loaded yet.
+    """Return the rendezvous of the ranks; called by all of them, before torch is loaded.
 
     `MASTER_ADDR` and `MASTER_PORT` settle it, as torchrun sets them. Else mpirun's ranks exchange
     it, and srun's compute it from the job's hosts and number.
@@ -278,7 +278,7 @@ SECONDS_TO_AGREE = 60.0  # In which the other ranks of mpirun come to the exchan
 
 @contextmanager
 def rank0_only_errors(ranks: Ranks) -> Iterator[None]:
-    """Keep ranks other than 0 silent meanwhile, and end all of them if one fails.
+    """Silence ranks other than 0 in the context, and end all ranks if one fails.
 
     mpirun's ranks exchange failures: rank 0 prints that of the lowest rank, and all exit with its
     status. Other launchers' ranks hold their error back until rank 0 has had time to end alike.
@@ -318,7 +318,7 @@ def rank0_only_errors(ranks: Ranks) -> Iterator[None]:
 
 @contextmanager
 def silenced(errors: io.StringIO) -> Iterator[None]:
-    """Drop what is printed meanwhile, but keep what goes to stderr."""
+    """Drop stdout in the context, and collect stderr in `errors`."""
     with (
         Path(os.devnull).open("w", encoding="utf-8", errors="replace") as nowhere,
         redirect_stdout(nowhere),
@@ -354,7 +354,7 @@ NOTICE_S, NOTICE_SHARE = 30.0, 0.25
 
 @dataclass
 class Wait:
-    """The object of a wait, for messages; the waiting code keeps it up to date."""
+    """The description of the present wait for messages, updated by the waiting code."""
 
     what: str  # Such as "rank 0 at 10.0.0.1, port 29500"
     advice: str
@@ -363,7 +363,7 @@ class Wait:
 
 @contextmanager
 def deadline(seconds: float, who: str, wait: Wait) -> Iterator[None]:
-    """End the process with one line on stderr if the context lasts longer than so many seconds.
+    """End the process with one line on stderr if the context exceeds a number of seconds.
 
     A library may wait for ever where no exception can reach it. A note is printed before. `who`
     begins the sentence, such as "rank 3 on node-b".

@@ -92,7 +92,7 @@ def run_ranks(
     dry_run: bool,
     command: list[str],
 ) -> int:
-    """Run the command on so many ranks; returns the exit status of mpirun."""
+    """Run the command on a number of ranks; return the exit status of mpirun."""
     ranks_by_host = chosen_hosts(hosts, hostfile, ranks=ranks)
     program = command[1:] if command[:1] == ["--"] else command
     if not program:
@@ -225,7 +225,7 @@ NOTICE_S, LIMIT_S = 30.0, 300.0
 
 
 class JobMonitor:
-    """Kills an mpirun that would wait for ever for hosts that are cut off.
+    """Kills an mpirun that would wait forever for unreachable hosts.
 
     It waits for the helper processes of other hosts: at the start, until they connect, and at the
     end, until they confirm it, for `patience_s` after this host's has ended.
@@ -242,7 +242,7 @@ class JobMonitor:
         self._gone_since = math.inf  # this host's helper
 
     def look(self) -> None:
-        """Check the job; kill mpirun, and print why, if it waits for a host that is cut off."""
+        """Check the job; kill mpirun and print the reason if a host is unreachable."""
         self._helpers = self._helpers or helpers_below(self._process.pid, depth=DEPTH)
         if self._helpers and not any(map(is_helper, self._helpers)):
             self._gone_since = min(self._gone_since, time.monotonic())
@@ -276,7 +276,7 @@ class JobMonitor:
 
 
 def format_missing(hosts: Sequence[str], when: str) -> str:
-    """Return such as `host a has not started in time; check that …`."""
+    """Format the message `host a has not started in time; check that …`."""
     noun, verb = ("host", "has") if len(hosts) == 1 else ("hosts", "have")
     return (
         f"{noun} {', '.join(hosts)} {verb} not started {when} check that `ssh {hosts[0]} true` "

@@ -1,4 +1,4 @@
-"""A host divided among ranks: whole sockets, whole memory nodes, or shares of one node."""
+"""Divide a host among ranks: full sockets, full memory nodes, or shares of one node."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -104,7 +104,7 @@ def divide_host(
 
 
 def divide_evenly(sockets: Sequence[Socket], ranks: int) -> list[NodeGroup] | None:
-    """Return the groups with as many ranks on each socket, and in it on each node."""
+    """Return the groups with equal numbers of ranks per socket, and per node of a socket."""
     if ranks % len(sockets):
         return None
     groups: list[NodeGroup] = []
@@ -117,7 +117,7 @@ def divide_evenly(sockets: Sequence[Socket], ranks: int) -> list[NodeGroup] | No
 
 
 def divide_socket(socket: Socket, ranks: int) -> list[NodeGroup] | None:
-    """Return the groups of one socket, with as many ranks on each node or nodes for each rank."""
+    """Return the groups of one socket, with equal numbers of ranks per node or nodes per rank."""
     count = len(socket.nodes)
     if max(ranks, count) % min(ranks, count):
         return None
@@ -127,7 +127,7 @@ def divide_socket(socket: Socket, ranks: int) -> list[NodeGroup] | None:
 
 
 def form_groups(socket: Socket, *, size: int) -> list[NodeGroup]:
-    """Return the groups of nodes with as many ranks of `size` cores as have room on each.
+    """Return the groups of nodes, each with the number of ranks of `size` cores that fit.
 
     A node that has room for a rank is a group by itself; smaller ones are put together until one
     rank has room. What is left over at the end is in no group.
@@ -147,7 +147,7 @@ def form_groups(socket: Socket, *, size: int) -> list[NodeGroup]:
 
 
 def count_room(groups: Sequence[NodeGroup]) -> int:
-    """Return the ranks that have room on all the groups."""
+    """Return the number of ranks that fit on all groups."""
     return sum(group.ranks for group in groups)
 
 

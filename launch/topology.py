@@ -134,7 +134,7 @@ def count_cores(sockets: Sequence[Socket]) -> int:
 
 
 def describe_sockets(sockets: Sequence[Socket]) -> str:
-    """Return such as `2 sockets of 28 cores`, or `2 sockets of 28 cores and 4 NUMA nodes`."""
+    """Describe sockets as `2 sockets of 28 cores`, or `2 sockets of 28 cores and 4 NUMA nodes`."""
 
     def span(counts: Sequence[int]) -> str:
         least, greatest = min(counts), max(counts)
@@ -195,7 +195,7 @@ def read_id(file: Path) -> int:
 
 
 def read_sysfs_text(file: Path) -> str:
-    """Return the file's text."""
+    """Return the text of a file."""
     try:
         return read_text(file, errors="replace")
     except OSError as error:
@@ -293,12 +293,12 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 
 
 def is_number(text: str) -> bool:
-    """Return whether it is plain digits, and few enough for a CPU's number."""
+    """Return whether a text is a CPU number: a few digits."""
     return text.isascii() and text.isdigit() and len(text) <= 6
 
 
 def format_cpu_list(numbers: Iterable[int]) -> str:
-    """Return numbers in the kernel's way, ascending, runs as `0-3`; nothing is an empty text."""
+    """Format numbers as a kernel list, such as `0-3,8`; an empty list is an empty text."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and runs[-1][-1] == number - 1:

@@ -52,7 +52,7 @@ class Failure:
     is_silent: bool = False  # Whether the rank may still exist, such as a stopped process
 
     def message(self) -> bytes:
-        """Return it as it is sent to other ranks."""
+        """Return the failure as a message for other ranks."""
         return json.dumps(asdict(self)).encode()
 
 
@@ -178,7 +178,7 @@ class Watch:
             self._connections[rank].send_bytes(message)
 
     def _end_without(self, rank: int, reason: str, *, is_silent: bool = False) -> None:
-        """End the others, or the group, of a lost rank. Where it is rank 0, rank 1 prints it."""
+        """End all ranks, or the lost rank's group. If rank 0 is lost, rank 1 prints it."""
         text = f"error: rank {rank} on {self._hosts[rank]} {reason}"
         failure = Failure(rank=rank, code=DIED, text=text, is_silent=is_silent)
         if self._rank == 0:
@@ -249,7 +249,7 @@ class Watch:
 
 
 def print_failure(failure: Failure) -> None:
-    """Print to stderr, whole; nowhere if its reader is gone."""
+    """Print all of the message to stderr; ignore a closed pipe."""
     with suppress(OSError):
         sys.stdout.flush()
         print(failure.text, file=sys.stderr, flush=True)
@@ -311,13 +311,13 @@ class RankSupervisor:
     pipe: int
 
     def beat(self) -> None:
-        """Send a sign of life; from the first one on, the other ranks watch this rank too."""
+        """Send a heartbeat; other ranks watch this rank from its first heartbeat on."""
         with suppress(BlockingIOError, BrokenPipeError):  # the supervisor is stopped, or gone
             os.write(self.pipe, b".")
 
 
 def supervise_this_rank(*, launcher: int | None, silence_s: float) -> RankSupervisor:
-    """Continue in a child of this process, which stays behind, small, until that has ended.
+    """Continue in a child process; this process remains as a small supervisor until it has ended.
 
     Where the `launcher` process ends, the supervisor does. A rank that has not beaten for
     `silence_s` has been given up, and is killed.
@@ -379,7 +379,7 @@ def launcher_process(ranks: Ranks, environment: Mapping[str, str]) -> int | None
 
 
 def is_gone(launcher: int | None) -> bool:
-    """Return whether the launcher has ended: its children have got another parent."""
+    """Return whether the launcher has ended: its children have a new parent."""
     return launcher is not None and os.getppid() != launcher
 
 

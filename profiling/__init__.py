@@ -1,4 +1,4 @@
-"""Measuring: where time goes, and how much faster one way of doing a thing is than another."""
+"""Measurements: profiles of training, benchmarks, and ablations."""
 
 from pkgutil import extend_path
 

@@ -1,4 +1,4 @@
-"""ProfileDNN: show where the time of a CPU training step goes, and what it could be.
+"""ProfileDNN: analyze where the time of a CPU training step is spent, and what is possible.
 
 python train.py profile.onednn.steps=20-22         # a run writes oneDNN's log of some steps
 python -m profiling stats runs/demo/onednn/rank0.log --out stats
@@ -38,7 +38,7 @@ COMMANDS = {
 
 
 def main() -> int:
-    """Read the command line and run the command that it names; returns the exit code."""
+    """Run the command of the command line; return the exit code."""
     return run_command_group(
         prog="python -m profiling", description=__doc__ or "", commands=COMMANDS
     )

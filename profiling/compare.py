@@ -181,7 +181,7 @@ class Pair:
 
     @property
     def ratio(self) -> float | None:
-        """The first's time over the second's; None where the second has none."""
+        """The first side's time over the second's; None if the second has no time."""
         return self.first.ms / self.second.ms if self.second.ms else None
 
     @property
@@ -239,13 +239,13 @@ class Comparison:
     # Calls per step are fractions, so equality needs a tolerance.
     @property
     def only_one(self) -> list[Pair]:
-        """Pairs in which one side makes more calls, the costliest extra calls first."""
+        """Pairs with more calls on one side, the costliest extra calls first."""
         pairs = [pair for pair in self.pairs if abs(pair.extra_calls) > 1e-9]
         return sorted(pairs, key=lambda pair: -pair.extra_ms)
 
     @property
     def both(self) -> list[Pair]:
-        """Pairs in which both sides make as many calls, the costliest first."""
+        """Pairs with equal numbers of calls on both sides, the costliest first."""
         pairs = [pair for pair in self.pairs if abs(pair.extra_calls) <= 1e-9]
         return sorted(pairs, key=lambda pair: -pair.cost_ms)
 

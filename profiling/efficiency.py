@@ -185,7 +185,7 @@ def replay_now(
     cold: bool,
     console: Console,
 ) -> Replay:
-    """Run the log's problems again.
+    """Replay the log's problems.
 
     Raises:
         InputError: They cannot be run under such conditions.
@@ -327,7 +327,7 @@ def print_not_replayed(console: Console, efficiency: Efficiency) -> None:
 def print_projection(
     console: Console, efficiency: Efficiency, projection: Projection | None
 ) -> None:
-    """Print a step at each speed, and what the numbers leave out."""
+    """Print the projected step times, and what they exclude."""
     if projection is None:
         print_line(
             console,
@@ -405,7 +405,7 @@ def problem_table(efficiency: Efficiency) -> Table:
 def as_json(
     efficiency: Efficiency, projection: Projection | None, *, files: Sequence[str]
 ) -> dict[str, Any]:
-    """Return everything; milliseconds of all calls unless a name says otherwise, shares 0 to 1."""
+    """Return the results as JSON values: times of all calls in milliseconds, shares from 0 to 1."""
     replay = efficiency.replay
 
     def with_ratios(part: Part) -> dict[str, Any]:
@@ -442,7 +442,7 @@ BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), 
 def draw_efficiency(
     efficiency: Efficiency, projection: Projection | None, *, title: str
 ) -> "Figure":
-    """Draw ratios by kind and direction (left), and a step as measured and as it could be."""
+    """Draw ratios by kind and direction (left), and the measured and projected step (right)."""
     parts = efficiency.parts[:MOST]
     figure = charts.new_figure(width=13, height=2.6 + 0.42 * max(5, len(parts)))
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))

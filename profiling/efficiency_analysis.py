@@ -31,7 +31,7 @@ class Part:
 
     @property
     def lost_ms(self) -> float:
-        """Measured time minus that of the hot replay; negative where the run was faster."""
+        """Measured time minus that of the hot replay; negative if the run was faster."""
         return self.measured_ms - self.hot_ms
 
 
@@ -80,7 +80,7 @@ class Steps:
 
     @property
     def count(self) -> int | None:
-        """Steps of all ranks, counted each for itself; None without marks."""
+        """The number of steps, summed over the ranks; None without marks."""
         return len(self.whole) or None
 
     def holds(self, where: LogPosition) -> bool:
@@ -104,12 +104,12 @@ class Efficiency:
 
     @property
     def not_replayed_ms(self) -> float:
-        """Measured time of problems without a replay."""
+        """The measured time of problems without a replay."""
         return sum(problem.measured_ms for problem in self.not_replayed)
 
     @property
     def measured_ms(self) -> float:
-        """All of oneDNN's time that counts."""
+        """The total oneDNN time in the analysis."""
         return self.total.measured_ms + self.not_replayed_ms
 
     @property
@@ -210,7 +210,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Projection:
-    """A step as it was, and as it could be; time outside oneDNN stays as it was.
+    """The measured step and its projections; time outside oneDNN is unchanged.
 
     Problems without a replay, or without a roofline, keep their measured time.
     """

@@ -102,7 +102,7 @@ class Peaks:
     notes: tuple[str, ...] = ()  # Steps that were not possible, such as binding threads to cores
 
     def best(self, type_name: str) -> str:
-        """Return what reached the peak of a type; empty where the file has none."""
+        """Return the operation that reached the peak of a type; empty if the file has none."""
         rates = self.rates.get(type_name, {})
         return max(rates, key=lambda name: rates[name], default="")
 
@@ -238,7 +238,7 @@ def print_peaks(console: Console, peaks: Peaks) -> None:
 
 
 def cautions_of_peaks(peaks: Peaks | None, log: OneDnnLog) -> list[str]:
-    """Return a line for each thing that makes the peaks unfit for the log; none if they fit."""
+    """Return a line for each reason why the peaks do not fit the log."""
     if peaks is None:
         return []
     cautions = []
@@ -279,7 +279,7 @@ def measure_peaks(
     cpus: Sequence[int] = (),
     advance: Advance = lambda done, note: None,
 ) -> Peaks:
-    """Measure with one thread on each of so many cores of `cpus`, in about ten seconds.
+    """Measure with one thread per core on cores of `cpus`, in about ten seconds.
 
     `threads` of None is one for each core, and no `cpus` are all that this process may use.
     `advance` gets the percentage that is done, and what is being measured.
@@ -358,7 +358,7 @@ def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
 
 
 def measurement(share: Share, notes: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Measure; yield what comes next and the percentage that is done, last the peaks."""
+    """Measure; yield the next step and the percentage done, finally the peaks."""
     # Loading torch starts OpenMP, which reads the affinity: the cores must be taken before.
     from profiling.peaks_measure import measure_bandwidths, measure_rates, prepare_works, versions  # noqa: PLC0415
 

@@ -41,7 +41,7 @@ class Work(NamedTuple):
 
 
 def prepare_works() -> tuple[dict[str, dict[str, Work]], dict[str, str]]:
-    """Return what to time, by type and name, and the types that are left out with the reason."""
+    """Return the operations by type and name, and the skipped types with the reasons."""
     threads = torch.get_num_threads()
     slow = probed_rate("f32") * EMULATED
     left_out = {}
@@ -72,7 +72,7 @@ def probed_rate(type_name: str) -> float:
 def measure_rates(
     works: dict[str, dict[str, Work]],
 ) -> Generator[dict[str, Any], None, Rates]:
-    """Return GFLOP/s by type and work; yield the percentage that is done, and what comes next."""
+    """Return GFLOP/s by type and operation; yield the percentage done, and the next step."""
     rates: Rates = {name: {} for name in works}
     plan = [(name, work) for _ in range(ROUNDS) for name in works for work in works[name]]
     for done, (type_name, name) in enumerate(plan):
@@ -112,7 +112,7 @@ def movers(buffer_bytes: int = BUFFER_BYTES) -> dict[str, Callable[[], object]]:
 
 
 def make_works(type_name: str, *, threads: int) -> dict[str, Work]:
-    """Return everything that is timed for one type, by what it is.
+    """Return the timed operations of one type, by name.
 
     Raises:
         RuntimeError: torch cannot do it here.

@@ -278,7 +278,7 @@ def post_ops(attributes: str) -> str:
 
 
 def json_parts(log: OneDnnLog, parts: Sequence[Part], rows: Sequence[Row]) -> Iterator[bytes]:
-    """Yield everything for programs as JSON; times in milliseconds, shares 0 to 1.
+    """Yield the results as JSON: times in milliseconds, shares from 0 to 1.
 
     The layout is that of `indent=1`, written row by row: a log may have very many.
     """
@@ -318,7 +318,7 @@ def print_parts(console: Console, parts: Sequence[Part]) -> None:
 
 
 def print_rows(console: Console, rows: Sequence[Row], *, problems: int) -> None:
-    """Print the costliest of so many problems."""
+    """Print the costliest problems."""
     cells = []
     for row in rows:
         direction = "" if row.direction == "undef" else f" {row.direction}"

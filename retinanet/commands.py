@@ -30,7 +30,7 @@ def call(target: str, **options: Any) -> int:
 
 
 def call_with_torch(target: str, **options: Any) -> int:
-    """Do the same in a process that will compute: the allocator is set before torch is loaded."""
+    """Call a function as `call`, with the allocator set before torch is loaded."""
     set_allocator("tuned")
     return call(target, **options)
 
@@ -314,7 +314,7 @@ def run_convert(
     image_size: int | None,
     **options: Any,
 ) -> int:
-    """Convert a backbone, or a whole detector; return the exit code.
+    """Convert a backbone or a complete detector; return the exit code.
 
     Raises:
         InputError: The options contradict each other.
@@ -380,7 +380,7 @@ RUN_LOG = f"{RUN_FOLDER}, its mlperf.log, or a folder of result_0.txt, result_1.
 
 
 def add_mlperf(commands: Commands) -> None:
-    """Add `mlperf` and its commands. They compute nothing, but load scipy and pandas."""
+    """Add `mlperf` and its commands."""
     mlperf = commands.add_parser(
         "mlperf",
         description="MLPerf training: RetinaNet. Each run writes mlperf.log beside its metrics.",

@@ -333,7 +333,7 @@ class DistributedConfig:
     @field_validator("batch_split")
     @classmethod
     def require_one_group(cls, split: BatchSplit, others: ValidationInfo) -> BatchSplit:
-        """Refuse a split where groups take as many batches as they can anyway."""
+        """Refuse an uneven split with compute groups, which do not wait for each other."""
         if split != "even" and others.data.get("groups", 1) > 1:
             advice = "must be even if distributed.groups is above 1: fast groups take more batches"
             raise PydanticCustomError("unused", advice)
@@ -410,7 +410,7 @@ class MlperfConfig:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class Config:
-    """A whole run."""
+    """The complete configuration of a run."""
 
     run: RunConfig
     data: DataConfig
@@ -427,7 +427,7 @@ class Config:
     @field_validator("engine")
     @classmethod
     def require_right_gradients(cls, engine: EngineConfig, others: ValidationInfo) -> EngineConfig:
-        """Refuse sizes for which IPEX's BF16 gradients hold NaN (docs/experiments.md)."""
+        """Refuse sizes for which IPEX's BF16 gradients contain NaN (docs/experiments.md)."""
         data = others.data.get("data")
         wrong = engine.name == "ipex" and engine.precision == "bf16"
         if wrong and isinstance(data, DataConfig) and data.image_size <= 64:
@@ -485,7 +485,7 @@ def field_names() -> list[str]:
 
 
 def resume_marks() -> dict[str, Resume]:
-    """Return the effect of a changed field on a resumed run: by dotted name, or of a whole section.
+    """Return the effect of changed fields on a resumed run, by dotted name of field or section.
 
     The next steps depend on every field that is not in it, and whose section is not.
     """

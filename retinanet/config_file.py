@@ -208,7 +208,7 @@ def validated(tree: Mapping[str, Any], *, source: str, origins: Mapping[str, str
 
 
 def is_within(key: str, name: str) -> bool:
-    """Return whether one dotted name is the other, or holds it."""
+    """Return whether a dotted name equals another, or contains it."""
     return key == name or name.startswith(f"{key}.") or key.startswith(f"{name}.")
 
 
@@ -308,5 +308,5 @@ def parse_run_arguments(description: str) -> argparse.Namespace:
 
 
 def print_config(config: Config) -> None:
-    """Print the whole configuration as YAML, defaults included."""
+    """Print the complete configuration as YAML, including defaults."""
     YAML().dump(config_to_tree(config), sys.stdout)

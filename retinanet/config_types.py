@@ -34,7 +34,7 @@ class Resume(Enum):
 
 @dataclass(frozen=True, eq=False)
 class LogitCopies:
-    """Number of tensors of the logits' size that a step holds at once, by the field's value."""
+    """The number of tensors of the logits' size in memory at once, by the field's value."""
 
     by_value: Mapping[str, int]
 
@@ -138,7 +138,7 @@ def split_at_start(split: BatchSplit, *, batch_size: int, ranks: int) -> tuple[i
 def split_by_speed(
     speeds: Sequence[float], *, images: int, most: Sequence[int] = ()
 ) -> tuple[int, ...]:
-    """Return the images of each rank with which the slowest rank is done soonest.
+    """Return the images of each rank that minimize the time of the slowest rank.
 
     A rank's time is taken to be proportional to its images. Each has one; every further image goes
     where it would be done first, so that no other split ends earlier. The speeds of the ranks are
@@ -193,7 +193,7 @@ def describe_split(images: Sequence[int], speeds: Sequence[float] = ()) -> str:
 
 
 def planned_split(split: BatchSplit, *, batch_size: int, ranks: int) -> str:
-    """Describe the split of a configuration on so many ranks; empty where all have as many.
+    """Describe the split of a configuration on a number of ranks; empty if it is even.
 
     Raises:
         InputError: A list is not of these ranks, or not of this batch.
@@ -226,7 +226,7 @@ def explicit_momentum(groups: int, *, total: float = DEFAULT_BETA1) -> float:
 
 
 def resolve_beta1(setting: float | Literal["auto"], *, groups: int) -> float:
-    """Return the value of `training.beta1` with so many groups."""
+    """Return the value of `training.beta1` for a number of groups."""
     return explicit_momentum(groups) if setting == "auto" else setting
 
 
@@ -258,7 +258,7 @@ def require_groups(groups: int, *, ranks: int) -> None:
 
 
 def planned_groups(groups: int, *, ranks: int) -> str:
-    """Describe the compute groups of so many ranks; empty where there is one group.
+    """Describe the compute groups of a number of ranks; empty for a single group.
 
     Raises:
         InputError: `groups` does not divide the ranks.

@@ -260,7 +260,7 @@ def write_card(folder: Path, text: str) -> bool:
 
 
 def is_unedited(content: bytes) -> bool:
-    """Return whether a card is as the training wrote it."""
+    """Return whether a card is unchanged since training wrote it."""
     text, mark, suffix = content.rpartition(MARK.encode())
     digest = hashlib.sha256(text).hexdigest().encode()
     return bool(mark) and suffix.split(b" ")[0] == digest

@@ -88,7 +88,7 @@ def _fetch_splits(
 
 
 def coco_classes(classes: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Return the names that `--classes` stands for; None for all."""
+    """Return the class names selected by `--classes`; None for all."""
     if classes == ("all",):
         return None
     if len(classes) > 1 or not classes[0].endswith(".txt"):
@@ -121,7 +121,7 @@ class Selection(NamedTuple):
 def write_annotations(
     archive: Path, path: Path, *, classes: tuple[str, ...] | None, limit: int | None
 ) -> tuple[str, ...]:
-    """Write a split's JSON: as it is in the zip, or the selected part.
+    """Write a split's JSON: unchanged from the zip, or the selected part.
 
     A part has the first `limit` images by file name, of those with a box of the `classes` (names of
     categories), their boxes of the classes, and these as categories; None stands for all. In the

@@ -49,7 +49,7 @@ class HttpOptions(NamedTuple):
     first_pause: float = 0.5  # doubled after each further failure, up to `LONGEST_PAUSE`
 
     def pause(self, failures: int) -> float:
-        """Return the seconds to wait after so many failures, random so that threads spread out."""
+        """Return the pause after a number of failures, randomized to spread the threads. [s]"""
         longest = min(self.first_pause * 2.0 ** (failures - 1), LONGEST_PAUSE)
         return longest * random.uniform(0.5, 1.0)
 
@@ -301,7 +301,7 @@ def file_length(response: requests.Response) -> int | None:
 
 
 def content_range(response: requests.Response) -> tuple[int, int]:
-    """Return first byte and whole length, from `Content-Range: bytes 5-9/10`."""
+    """Return the first byte and the total length, from `Content-Range: bytes 5-9/10`."""
     text = response.headers.get("Content-Range", "")
     match = re.fullmatch(rf"bytes ({LENGTH})-({LENGTH})/({LENGTH})", text.strip(), re.ASCII)
     if match is None or int(match[3]) - 1 != int(match[2]):

@@ -249,7 +249,7 @@ def is_image(name: str) -> bool:
 def read_sizes(
     folder: Path, image_ids: NDArray[np.uint64], *, console: Console
 ) -> NDArray[np.int32]:
-    """Return width and height of images [I] in pixels, as stored, without EXIF's turn: [I, 2].
+    """Return width and height [I, 2] of images [I] in pixels, as stored (before EXIF rotation).
 
     Only headers are read, by several processes; `console` shows the progress.
     Raises InputError if some are damaged or no images, naming how many and the first.

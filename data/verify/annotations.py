@@ -389,7 +389,7 @@ def count_classes(entries: Entries, findings: Findings) -> None:
 
 
 def clean_images(entries: Entries) -> NDArray[np.bool_]:
-    """Return which images [I] remain: not those whose boxes are all bad, as if empty."""
+    """Return a mask [I] of the images to keep: all but those whose boxes are all invalid."""
     images = len(entries.image_ids)
     named = entries.image_of_box[entries.image_of_box >= 0]
     had_boxes = np.bincount(named, minlength=images) > 0

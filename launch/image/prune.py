@@ -19,7 +19,7 @@ CUDA_OF_TORCH = ("libtorch_cuda*", "libtorch_nvshmem*", "libcaffe2_nvrtc*")
 
 
 def main() -> int:
-    """Read the command line, remove, and print how much it was; returns the exit status."""
+    """Remove unneeded files and print their size; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m launch.image.prune", description=__doc__)
     parser.add_argument("environment", type=Path, help="the virtual environment of this Python")
     environment = parser.parse_args().environment
@@ -52,7 +52,7 @@ def files_in_use(packages: Path) -> set[Path]:
 
 
 def unneeded(packages: Path, used: set[Path]) -> Iterator[Path]:
-    """Yield the files and folders that may go."""
+    """Yield the files and folders that can be removed."""
     for pattern in (*COMPILING, *TESTS_OF_TORCH, *INSTALLING, "triton"):
         yield from (path for path in packages.glob(pattern) if path.name not in USED_OF_TORCH)
     yield from packages.rglob("*.a")

@@ -1,1 +1,1 @@
-"""The paper's ablations: what one change brings, measured here, beside what the paper says."""
+"""The paper's ablations: effects of single changes, measured here, beside the paper's."""

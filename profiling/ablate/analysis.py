@@ -60,7 +60,7 @@ class Ratio:
 
     @property
     def is_clear(self) -> bool:
-        """Whether it is a difference at all, and not one that chance could make."""
+        """Whether the difference exceeds rounding and its interval excludes 1."""
         return abs(self.median - 1) >= NOTHING and not self.may_be_none
 
 
@@ -101,7 +101,7 @@ def are_alike(ratio: float, other: float, *, factor: float = ALIKE) -> bool:
 
 
 def still_holds(first: Ratio, second: Ratio) -> bool:
-    """Return whether a second measurement has the sign of the first, and its rough size.
+    """Return whether a second measurement has the sign and the approximate size of the first.
 
     Where neither finds a difference there is no sign that could be another.
     """
@@ -132,7 +132,7 @@ class Outcome:
 
     @property
     def holds(self) -> bool | None:
-        """Whether a second measurement agrees in sign and rough size; None: there is none."""
+        """Whether a second measurement agrees in sign and approximate size; None without one."""
         if self.ratio is None or self.again is None:
             return None
         return still_holds(self.ratio, self.again)
@@ -154,14 +154,14 @@ class Outcome:
 
     @property
     def why(self) -> str:
-        """The sentences of the ablation's file that fit what was measured."""
+        """The explanations in the ablation's file that match the measurement."""
         texts = self.comparison
         sentences = {"more": texts.more, "alike": texts.alike, "less": texts.less, "unsure": UNSURE}
         of_paper = sentences.get(self.beside_paper)
         return " ".join(filter(None, (of_paper, texts.remark if self.ratio else "")))
 
     def cells(self) -> list[Cell]:
-        """Return what is compared, ours, its interval, the paper's, and in which terms both are."""
+        """Return the cells: comparison, our ratio, its interval, the paper's, and the unit."""
         terms, paper = self.comparison.ratio, self.comparison.paper
         return [
             Cell(self.what),
@@ -281,7 +281,7 @@ class Row:
 
     @property
     def state(self) -> str:
-        """Why numbers are missing; empty where none are."""
+        """The reason why numbers are missing; empty if none are."""
         if self.result is None:
             return "not measured yet"
         if not self.result.is_complete:
@@ -297,12 +297,12 @@ class Study:
 
     @property
     def results(self) -> list[Result]:
-        """The results that there are."""
+        """The existing results."""
         return [row.result for row in self.rows if row.result is not None]
 
 
 def read_study(ablations: Ablations, folder: Path, again: Path | None, *, size: SizeName) -> Study:
-    """Read what there is in a folder of results, and in that of a second run.
+    """Read the results in a folder, and those of a second run.
 
     Raises:
         InputError: A file is not a result.
@@ -346,7 +346,7 @@ def make_row(
 
 
 def select_variants(result: Result | None, ablation: Ablation) -> Result | None:
-    """Return the part of a result that is of an ablation's own variants."""
+    """Return the part of a result that belongs to the ablation's variants."""
     if result is None:
         return None
 
@@ -362,7 +362,7 @@ def select_variants(result: Result | None, ablation: Ablation) -> Result | None:
 
 
 def describe_machine(results: Sequence[Result]) -> dict[str, str]:
-    """Return what the results were measured on and with; where they differ, all of it."""
+    """Describe the machine and the packages of the results; all values if they differ."""
     values: dict[str, dict[str, None]] = {}
     for result in results:
         for name, value in result.environment.items():

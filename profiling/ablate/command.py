@@ -142,7 +142,7 @@ def add_place(parser: argparse.ArgumentParser) -> None:
 
 
 def list_ablations(*, quick: bool, out: Path | None) -> int:
-    """Print them all; return the exit code.
+    """Print all ablations; return the exit code.
 
     Raises:
         InputError: A file is not what it should be.
@@ -229,7 +229,7 @@ def measure_all(
     photos: Photos,
     console: Console,
 ) -> int:
-    """Measure what is missing of each; one that cannot go on does not stop the next."""
+    """Measure the missing rounds of each ablation; a failed one does not stop the next."""
     code = FINISHED
     for number, (plan, result) in enumerate(zip(plans, begun, strict=True), start=1):
         console.print(f"\n{number} of {len(plans)}: {plan.name}: {plan.ablation.question}")
@@ -250,7 +250,7 @@ def measure_all(
 
 
 def print_result(plan: Plan, result: Result, *, console: Console) -> None:
-    """Print what was measured, and what could not be."""
+    """Print the measurements, and the variants that could not be measured."""
     if result.rounds:
         console.print(variants_table(result, plan.ablation.chart).for_console())
         rows = [outcome.cells() for outcome in compare_variants(plan.ablation, result)]

@@ -1,4 +1,4 @@
-"""An ablation as its file in configs/ablations states it.
+"""An ablation, as defined by its file in configs/ablations.
 
 One question, the variants that run, what is compared with what, and what the paper says.
 """
@@ -57,7 +57,7 @@ class Comparison:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class ChartChoice:
-    """How the picture of the ablation is drawn."""
+    """The chart of an ablation."""
 
     kind: Literal["bars", "shares", "curves", "grid", "points"] = "bars"
     """Medians as bars; parts of a whole; losses by step; throughput by ranks; by batch size."""
@@ -69,7 +69,7 @@ class ChartChoice:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class Size:
-    """How much is measured; None takes the usual."""
+    """The size of a measurement; None: the default."""
 
     image_size: Annotated[int, Field(ge=64, multiple_of=32)] | None = None
     """Height and width. [pixels]"""
@@ -151,7 +151,7 @@ def measured_by(ablations: Ablations, known: Ablations) -> Ablations:
 
 
 def read_ablation(file: Path) -> Ablation:
-    """Read one file; InputError names the file and the field that is not what it should be."""
+    """Read one ablation file; an InputError names the file and the invalid field."""
     try:
         text = read_text(file)
     except (OSError, UnicodeDecodeError) as error:

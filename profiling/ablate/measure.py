@@ -80,7 +80,7 @@ def fresh_result(plan: Plan, *, command: str, on: Mapping[str, str | int]) -> Re
 def begun_result(
     plan: Plan, file: Path, *, command: str, on: Mapping[str, str | int], overwrite: bool
 ) -> Result:
-    """Return what there is of a plan's result, else one without rounds; `on`: `measured_on`.
+    """Return the stored result of a plan, else one without rounds; `on`: `measured_on`.
 
     Raises:
         InputError: The file is of another machine, other packages or another definition.
@@ -131,7 +131,7 @@ class Photos:
         return file
 
     def describe(self) -> str:
-        """Return their number, size and a digest; raise InputError as `list_file`."""
+        """Describe the photos: number, size and digest; raise InputError as `list_file`."""
         contents = [photo.read_bytes() for photo in read_list(str(self.list_file()))]
         digest = hashlib.sha256(b"".join(contents)).hexdigest()
         megabytes = sum(map(len, contents)) / 1e6
@@ -205,7 +205,7 @@ def now() -> str:
 
 
 class JobRunner:
-    """A variant that is a job, started anew for each run."""
+    """A variant that is a job, started for each run."""
 
     rss_mb = 0.0
 
@@ -263,11 +263,11 @@ class JobRunner:
         return summarize_job(ranks, images=self.images, faults=page_faults() - faults)
 
     def ask(self, question: str) -> dict[str, Any]:
-        """Raise an error: a job answers no questions."""
+        """Raise an error: a job has no worker to query."""
         raise NotImplementedError(question)
 
     def close(self) -> None:
-        """Do nothing: no process is left after a run."""
+        """Do nothing: a run leaves no process."""
 
 
 def summarize_job(ranks: list[RankSteps], *, images: int, faults: int) -> Run:

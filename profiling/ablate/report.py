@@ -51,7 +51,7 @@ SECOND = "second"
 def make_report(
     *, quick: bool, out: Path | None, again: Path | None, to: Path | None, overwrite: bool
 ) -> int:
-    """Read results, draw, write; return the exit code.
+    """Write the report and its charts from the results; return the exit code.
 
     Raises:
         InputError: There are no results, or a file cannot be read or written.
@@ -295,7 +295,7 @@ def calls_sentence(row: Row) -> str:
 def markdown_page(
     sections: Sequence[Section], *, title: str, summary: Sequence[str], pictures: str
 ) -> str:
-    """Return the whole page as Markdown.
+    """Return the page as Markdown.
 
     `summary` are sentences before all; `pictures` is the folder of pictures, as seen from the page:
     `SECTION.png` for each chart.

@@ -1,4 +1,4 @@
-"""The plan of an ablation on this machine, its result, and the file that keeps it.
+"""The plan of an ablation on this machine, its result, and the result file.
 
 `resolve_plan` decides which variants of an ablation can run here, on what workload and how often,
 and why others cannot. A `Result` is JSON that says on what, with what and by which command it was
@@ -67,7 +67,7 @@ class Definition(TypedDict):
 
 
 def memory_policy(variant: MeasuredVariant) -> str:
-    """Return its allocator, and huge pages where it has them."""
+    """Return the allocator, and whether huge pages are used."""
     return variant["allocator"] + (", huge pages" if variant["huge_pages"] else "")
 
 
@@ -87,7 +87,7 @@ class Plan:
 
     @property
     def definition(self) -> Definition:
-        """Return what a measurement of it depends on."""
+        """Return the conditions of a measurement of this plan."""
         variants: dict[str, MeasuredVariant] = {}
         for name, measured in self.variants.items():
             variant = self.ablation.variants[name]
@@ -173,7 +173,7 @@ def is_pinned(recipe: str) -> bool:
 def lacking(
     variant: AblationVariant, options: Mapping[str, Option], *, allocator: str
 ) -> str | None:
-    """Return the first thing that is missing here for a variant; None where all is there.
+    """Return the first requirement of a variant that is missing here; None if none is.
 
     `options` are all that its recipe is given, `allocator` is its memory policy.
     """
@@ -212,7 +212,7 @@ def what_is_lacking(
 
 
 def pillow_simd_folder() -> Path | None:
-    """Return where `./setup.sh simd-beside` has put Pillow-SIMD; None where it has not.
+    """Return the folder of Pillow-SIMD from `./setup.sh simd-beside`; None if not installed.
 
     A process that has this folder on its path has Pillow-SIMD in Pillow's place.
     """
@@ -275,7 +275,7 @@ class Result:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all rounds are there; where nothing can run here, none are wanted."""
+        """Whether all rounds are measured, or no variant can run here."""
         return len(self.rounds) >= self.rounds_wanted or not self.definition["variants"]
 
     def values(self, variant: str, quantity: str) -> list[float]:
@@ -290,7 +290,7 @@ class Result:
 
 
 def write_result(file: Path, result: Result) -> None:
-    """Write it in place of an earlier state.
+    """Write the result; replaces an earlier state.
 
     Raises:
         InputError: It cannot be written there.
@@ -318,7 +318,7 @@ SCHEMA = TypeAdapter(Result)
 
 
 def default_folder(size: SizeName) -> Path:
-    """Return where results go unless an option says otherwise."""
+    """Return the default folder of results."""
     return Path("runs", "ablations", size)
 
 

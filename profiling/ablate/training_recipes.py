@@ -170,7 +170,7 @@ POINTS = 6  # Evaluations of a training
 def prepare_short_training(
     workload: Workload, *, loss: str, precision: str, steps: int
 ) -> Prepared:
-    """Prepare runs that each train anew, from the next seed's weights and order of images.
+    """Prepare runs that each train from scratch, with the weights and image order of the next seed.
 
     `loss`, `bf16` or `float32`, is that of classification in training; the box loss is float32.
     `precision` is the network's, `bf16` or `float32`. It is the demo's: random weights, norms that
@@ -346,7 +346,7 @@ def computed(
 
 
 def prepare_convergence_points(workload: Workload) -> Prepared:
-    """Prepare what comes inside MLCommons' package; there is nothing to repeat."""
+    """Prepare the reference points of MLCommons' package; they need no repetition."""
     epochs = {}
     for point in reference_points(NEWEST):
         epochs[f"epochs at {point.batch_size:05}"] = point.mean_epochs

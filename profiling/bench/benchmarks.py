@@ -27,12 +27,12 @@ MOST_BESIDE_LOAD = 2.3
 
 
 def has_amx() -> bool:
-    """Whether the processor has tiles for BF16, which change what is possible."""
+    """Whether the processor has AMX tiles for BF16."""
     return "amx_bf16" in cpu_flags()
 
 
 def step_findings(results: Results) -> list[Finding]:
-    """Compare our step with the others', and with what the machine can do."""
+    """Compare our step with the other variants, and with the machine's ceiling."""
     names = [name for name in results.names if name != CEILING]
     subject = SUBJECT if SUBJECT in names else (names or [CEILING])[0]
     wanted = (WANTED_WITH_AMX if has_amx() else WANTED) if subject == SUBJECT else {}
@@ -120,7 +120,7 @@ def memory_findings(results: Results, subject: str) -> list[Finding]:
 
 
 def step_gflops(results: Results, name: str) -> float | None:
-    """Return GFLOP/s of a variant's whole step; None where the arithmetic was not counted."""
+    """Return GFLOP/s of a variant's complete step; None if operations were not counted."""
     if CEILING not in results.names or name == CEILING:
         return None
     return results.facts[CEILING]["step_gflop"] / results.seconds(name)
@@ -287,7 +287,7 @@ OPTIMIZERS = {"adam": 2.0, "sgd": None, "lamb": 2.0}
 
 
 def optimizer_findings(results: Results) -> list[Finding]:
-    """Compare each optimizer with its own plain form."""
+    """Compare each optimizer with its unfused form."""
     findings = []
     for name, wanted in OPTIMIZERS.items():
         findings += speed_up(results, name, f"{name}-unfused", at_least=wanted)
@@ -334,7 +334,7 @@ def evaluate_findings(results: Results) -> list[Finding]:
 
 
 def evaluation(name: str, about: str, whose: str, **fields: Any) -> Variant:
-    """Return a whole evaluation step of "ours" or "torchvision"."""
+    """Return a variant of a complete evaluation step of "ours" or "torchvision"."""
     return Variant(name, about, f"{RECIPES}.evaluation", options={"whose": whose}, **fields)
 
 

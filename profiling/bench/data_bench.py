@@ -138,7 +138,7 @@ def run(
 
 
 class Source(NamedTuple):
-    """The photos that are read, and to what size."""
+    """The photos to read, and the target size."""
 
     name: str
     photos: list[Path]
@@ -269,7 +269,7 @@ def loaders(decoder: str, *, photos: Path, batch_size: int, workers: int) -> lis
 
 
 def keep_to_one_core() -> None:
-    """Keep this process and the threads it will have to the last of the cores it may use.
+    """Bind this process and its future threads to the last of its allowed cores.
 
     The last, because a machine's first core answers most of its interrupts.
     """

@@ -1,4 +1,4 @@
-"""Annotations, detections and oneDNN logs of any size, for measuring what size costs.
+"""Generated annotations, detections and oneDNN logs of any size, to measure scaling with size.
 
 The numbers are those of OpenImages' validation split as MLPerf uses it: 24,781 images of 1024×768
 pixels, 264 classes of which few have most boxes, 7.3 true boxes an image (Kuznetsova et al., 2020,
@@ -27,7 +27,7 @@ IMAGES_AT_ONCE = 20_000
 
 
 def write_annotations(path: Path, *, images: int, boxes: int, advance: Advance) -> None:
-    """Write COCO-format JSON of so many random boxes in all, spread over the images at random.
+    """Write COCO-format JSON with a number of random boxes, spread over the images at random.
 
     `advance` is called as `advance(images done, "")`.
     """

@@ -22,7 +22,7 @@ MARK = "measured-rank "  # Begins the lines for `rank_messages`, among what else
 
 
 class JobFailedError(Exception):
-    """A job could not go on; its ranks have printed why, on stderr."""
+    """A job failed; its ranks have printed the reason to stderr."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"exit status {code}")
@@ -152,12 +152,12 @@ def over_ranks(
 
 
 def slowest(ranks: Sequence[RankSteps]) -> list[float]:
-    """Return each step's seconds: those of its slowest rank, as all start a step together."""
+    """Return the seconds of each step: those of its slowest rank."""
     return over_ranks(max, (rank.seconds for rank in ranks))
 
 
 def slowest_held_back(ranks: Sequence[RankSteps]) -> list[float]:
-    """Return the same for steps whose gradients stayed with their rank."""
+    """Return the seconds of each step without gradient exchange, of its slowest rank."""
     return over_ranks(max, (rank.held_back_seconds for rank in ranks))
 
 

@@ -267,7 +267,7 @@ def cpus_of_last_rank(settings: Config) -> tuple[int, ...]:
 def batch_split_rounds(
     config: str, overrides: Sequence[str], cpus: Sequence[int], *, steps: int, rounds: int
 ) -> list[Round]:
-    """Run all jobs in turn, so many times; rank 1 computes on `cpus`."""
+    """Run all jobs in turn for a number of rounds; rank 1 computes on `cpus`."""
     mpirun = choose_mpirun(None)
     measured = []
     with tempfile.TemporaryDirectory(prefix="batch-split-benchmark-") as folder:
@@ -291,7 +291,7 @@ def batch_split_rounds(
 
 
 def throughput(job: Job) -> float:
-    """Return the throughput of all ranks together, waiting included. [images/s]"""
+    """Return the total throughput of all ranks, including waiting time. [images/s]"""
     return sum(rank.images for rank in job) / median(slowest(job))
 
 
@@ -301,7 +301,7 @@ def throughput_alone(rank: RankSteps) -> float:
 
 
 def batch_split_findings(rounds: Sequence[Round]) -> list[Finding]:
-    """Return how slow rank 1 was, and the shares of the ideal throughput, even and by speed.
+    """Return the slowdown of rank 1, and the shares of the ideal throughput, even and by speed.
 
     Ideal is the throughput of the disturbed ranks if none waited for another.
     """

@@ -1,4 +1,4 @@
-"""A rank that measures: `python -m profiling.bench.measured_rank`, started by mpirun.
+"""A measuring rank: `python -m profiling.bench.measured_rank`, started by mpirun.
 
 With `--all-reduce` it times all-reduces of some sizes, over the way that gradients between hosts
 take: the process group's own backend. Otherwise it times a few training steps. It takes its place
@@ -32,7 +32,7 @@ ALL_REDUCE_WARM_UP, ALL_REDUCES = 2, 5
 
 
 def main() -> int:
-    """Take a place among the ranks, measure; return the exit code."""
+    """Join the ranks and measure; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", default="demo.yaml", metavar="NAME")
     add_overrides(parser)

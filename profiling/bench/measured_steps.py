@@ -1,4 +1,4 @@
-"""A few training steps of a rank, timed: MLPerf's model on the data of a configuration.
+"""Timed training steps of a rank: MLPerf's model on the data of a configuration.
 
 The second part measures where the time of a run goes: oneDNN's primitives, torch's operators, our
 kernels, and the bytes that they move.

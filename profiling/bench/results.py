@@ -119,7 +119,7 @@ class Results:
         return sum(row.read + row.written for row in rows) / 1e9 if rows is not None else None
 
     def gigabytes_by_phase(self, name: str) -> dict[str, float]:
-        """Return the same by phase, in the order of a step where that is known. [10⁹ bytes]"""
+        """Return the bytes read and written by phase, in the order of a step. [10⁹ bytes]"""
         gigabytes = defaultdict(float, dict.fromkeys(PHASES, 0.0))
         for row in self.bytes_moved.get(name, ()):
             gigabytes[row.phase or "between"] += (row.read + row.written) / 1e9
@@ -139,11 +139,11 @@ class Results:
         return (ours + reorders) / primitives.seconds + by_torch / sum(operators.values())
 
     def ratio(self, name: str, other: str) -> Ratio:
-        """Return how many times as fast `name` is as `other`."""
+        """Return the speed-up of `name` over `other`."""
         return times_as_fast(self.runs[name], self.runs[other])
 
     def slowdown(self, name: str) -> Ratio:
-        """Return how many times as long a variant's run is beside a busy core as without."""
+        """Return the slowdown of a variant's run beside a busy core."""
         return times_as_fast(self.runs[name], self.loaded_runs[name])
 
     def details(self, name: str) -> dict[str, float]:
@@ -165,14 +165,14 @@ class Finding:
 
     @property
     def target(self) -> str:
-        """Return the target in words; empty where there is none."""
+        """Return the target as text; empty without one."""
         if self.at_least is not None:
             return f"at least {self.at_least:g}"
         return f"at most {self.at_most:g}" if self.at_most is not None else ""
 
     @property
     def is_met(self) -> bool:
-        """Whether the value meets its target; true where there is none."""
+        """Whether the value meets its target; true without one."""
         if self.at_least is not None:
             return self.value >= self.at_least
         return self.at_most is None or self.value <= self.at_most
@@ -181,7 +181,7 @@ class Finding:
 def speed_up(
     results: Results, name: str, other: str, *, at_least: float | None = None
 ) -> list[Finding]:
-    """Return how many times as fast a variant is as another; nothing if one did not run."""
+    """Return a finding on the speed-up of a variant over another; empty if one did not run."""
     if name not in results.names or other not in results.names:
         return []
     ratio = results.ratio(name, other)
@@ -336,7 +336,7 @@ class OtherLoad:
 
 @contextmanager
 def background_load() -> Iterator[OtherLoad]:
-    """Measure while the context lasts; child processes count as ours once they were waited for."""
+    """Measure the load of other processes in the context; waited-for children count as ours."""
     load = OtherLoad()
     start, busy_before = time.monotonic(), _busy_by_others()
     yield load

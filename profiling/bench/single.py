@@ -1,4 +1,4 @@
-"""Benchmarks of one thing each, beside targets: checkpoint, index, log and metric.
+"""Benchmarks without variants, with targets: checkpoint, index, log and metric.
 
 - `checkpoint`: what saving costs a training: copying stops it, writing goes on beside it.
 - `index`: what annotations of OpenImages' size cost, converted once and opened in every rank.
@@ -218,7 +218,7 @@ def bench_index(
 
 
 def open_by_ranks(source: Path, ranks: int) -> list[Opening]:
-    """Open the index in so many processes at once, which all hold it until the last has it."""
+    """Open the index in a number of processes at once; all hold it until the last has opened it."""
     context = multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     together = context.Barrier(ranks)
@@ -350,6 +350,6 @@ def measured_metric(library: str, *, images: int, found: int) -> Run:
 
 
 def largest_difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return it of numbers in the same order; nan where only one of them could be measured."""
+    """Return the largest difference of two lists; NaN if only one value is measured."""
     measured = ~(np.isnan(ours) & np.isnan(theirs))
     return float(np.abs(np.subtract(ours, theirs))[measured].max(initial=0.0))

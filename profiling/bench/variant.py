@@ -22,7 +22,7 @@ from launch.topology import format_cpu_list, parse_cpu_list
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to do the benchmarked thing, from which a worker process is made."""
+    """A variant of the benchmarked operation, run by a worker process."""
 
     name: str
     about: str  # Description for `--help`
@@ -72,7 +72,7 @@ def choose(variants: Sequence[Variant], names: str | None) -> list[Variant]:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A batch's measures; the batch itself is made from the seed, the same for all."""
+    """The size of a batch; its content depends on the seed only."""
 
     images: int = 2
     image_size: int = 800  # Height and width of every image. [pixels]
@@ -114,7 +114,7 @@ class Run:
 
 
 class Ratio(NamedTuple):
-    """How many times as fast one variant is as another."""
+    """The speed-up of one variant over another."""
 
     median: float
     lowest: float
@@ -190,7 +190,7 @@ def apply_memory(text: str, *, allowed: Collection[int]) -> None:
 
 
 def memory_remark(text: str, *, allowed: Collection[int]) -> str:
-    """Return a sentence if the choice has no effect on this machine, else nothing."""
+    """Return a note if the choice has no effect on this machine, else an empty text."""
     if len(allowed) > 1:
         return ""
     node = f"node {format_cpu_list(allowed)}" if allowed else "node"
@@ -204,13 +204,13 @@ https://www.gnu.org/software/libc/manual/html_node/Memory-Allocation-Tunables.ht
 
 
 def huge_pages_environment() -> dict[str, str]:
-    """Return variables of a process that requests huge pages; the user's own tunables stay."""
+    """Return variables of a process that requests huge pages; the user's tunables are kept."""
     others = os.environ.get("GLIBC_TUNABLES", "")
     return {"GLIBC_TUNABLES": f"{others}:{TUNABLE}" if others else TUNABLE}
 
 
 def huge_pages_remark(enabled: Path = ENABLED, *, glibc: str | None = None) -> str:
-    """Return a sentence if asking has no effect on this machine, else nothing.
+    """Return a note if huge pages have no effect on this machine, else an empty text.
 
     `enabled` is the kernel's file, `glibc` the C library as `os.confstr` names it (None: this one).
     """

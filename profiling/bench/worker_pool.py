@@ -38,7 +38,7 @@ class Runner(Protocol):
         """Return the answer to another question."""
 
     def close(self) -> None:
-        """End it."""
+        """End the worker."""
 
 
 class Worker(JsonWorker):

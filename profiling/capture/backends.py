@@ -54,7 +54,7 @@ class ProfilerHook:
         """Why it does not watch, or no longer."""
 
     def open(self, prepared: PreparedTraining) -> None:
-        """Do what takes time, before the first step."""
+        """Prepare the hook before the first step."""
 
     def begin_step(self, number: int, prepared: PreparedTraining) -> None:
         """Begin a step."""
@@ -63,13 +63,13 @@ class ProfilerHook:
         """Begin a phase of the step."""
 
     def end_phase(self, name: str) -> None:
-        """End that phase."""
+        """End the phase."""
 
     def end_step(self, *, whole: bool) -> None:
-        """End the step; it is not whole if an error has interrupted it."""
+        """End the step; `whole` is false if an error has interrupted it."""
 
     def close(self) -> None:
-        """Write what there is, after the last step. May be called twice."""
+        """Write the file after the last step. May be called twice."""
 
 
 class OneDnnHook(ProfilerHook):
@@ -108,7 +108,7 @@ class OneDnnHook(ProfilerHook):
         self._mark(is_begin=True)
 
     def begin_phase(self, name: str) -> None:
-        """Mark the begin of a phase."""
+        """Mark the beginning of a phase."""
         self._mark(name, is_begin=True)
 
     def end_phase(self, name: str) -> None:
@@ -116,7 +116,7 @@ class OneDnnHook(ProfilerHook):
         self._mark(name, is_begin=False)
 
     def end_step(self, *, whole: bool) -> None:
-        """Turn it off; a step that is not whole has no end in the log, and so no time."""
+        """Turn oneDNN's output off; an incomplete step has no end mark in the log."""
         if whole:
             self._mark(is_begin=False)
         self._around_step.close()
@@ -161,7 +161,7 @@ HARDWARE = (
 
 
 class PerfHook(ProfilerHook):
-    """Counts in steps, and not between them, and writes one JSON file."""
+    """Counts only within steps, and writes one JSON file."""
 
     name, content = "profile.perf", "counters"
 
@@ -178,13 +178,13 @@ class PerfHook(ProfilerHook):
         self._perf = PerfStat((*SOFTWARE, *HARDWARE))
 
     def begin_step(self, number: int, prepared: PreparedTraining) -> None:
-        """Start to count."""
+        """Start counting."""
         assert self._perf is not None
         self._perf.count(on=True)
         self._begun = time.perf_counter()
 
     def end_step(self, *, whole: bool) -> None:
-        """Stop to count; what an interrupted step added makes all counts worthless."""
+        """Stop counting; an interrupted step invalidates all counts."""
         assert self._perf is not None
         if not whole:
             self._perf.end()
@@ -241,10 +241,10 @@ class PerfFailedError(RuntimeError):
 
 
 class PerfStat:
-    """A `perf stat` of all threads of this process, also later ones."""
+    """A `perf stat` process for all present and future threads of this process."""
 
     def __init__(self, events: Sequence[str]) -> None:
-        """Start it without counting.
+        """Start perf without counting.
 
         Raises:
             PerfFailedError: It is not installed, or may not count.
@@ -299,7 +299,7 @@ class PerfStat:
             raise PerfFailedError(f"perf: {problem}")
 
     def end(self) -> str:
-        """End it; return its output, a line of comma-separated fields for each event.
+        """End perf; return its output, a line of comma-separated fields for each event.
 
         Empty if it has been ended before.
         """
@@ -327,7 +327,7 @@ CPU = [ProfilerActivity.CPU]
 
 
 class TraceHook(ProfilerHook):
-    """Traces steps, and not between them, into one file: Chrome's JSON in gzip.
+    """Traces only within steps, into one file: Chrome's JSON in gzip.
 
     Marks are `step 20`, `phase: forward` and `module: backbone.body.layer3.0.conv2`. Operators of
     the backward pass have the sequence numbers of their forward operators.
@@ -352,13 +352,13 @@ class TraceHook(ProfilerHook):
         self._trace(on=False)
 
     def begin_step(self, number: int, prepared: PreparedTraining) -> None:
-        """Start to trace."""
+        """Start tracing."""
         self._trace(on=True)
         self._around_step.enter_context(modules_marked(prepared))
         self._around_step.enter_context(record_function(f"step {number}"))
 
     def begin_phase(self, name: str) -> None:
-        """Mark the begin of a phase."""
+        """Mark the beginning of a phase."""
         self._around_phase.enter_context(record_function(f"phase: {name}"))
 
     def end_phase(self, name: str) -> None:
@@ -366,7 +366,7 @@ class TraceHook(ProfilerHook):
         self._around_phase.close()
 
     def end_step(self, *, whole: bool) -> None:
-        """Stop to trace."""
+        """Stop tracing."""
         self._around_phase.close()
         self._around_step.close()
         self._trace(on=False)
@@ -396,7 +396,7 @@ class TraceHook(ProfilerHook):
 
 @contextmanager
 def modules_marked(prepared: PreparedTraining) -> Iterator[None]:
-    """Mark each module's forward pass as `module: backbone.body.layer3.0.conv2` meanwhile.
+    """Mark each module's forward pass in the context as `module: backbone.body.layer3.0.conv2`.
 
     The torch engine computes most modules without calling them, and calls `around` instead.
     """
@@ -441,7 +441,7 @@ class CountHook(ProfilerHook):
         self._counter: ByteCounter | None = None
 
     def begin_step(self, number: int, prepared: PreparedTraining) -> None:
-        """Start to count."""
+        """Start counting."""
         self._number = number
         self._counter = ByteCounter(lambda: self._phase)
         self._counter.__enter__()
@@ -455,7 +455,7 @@ class CountHook(ProfilerHook):
         self._phase = ""
 
     def end_step(self, *, whole: bool) -> None:
-        """Stop to count, and give the sums of a whole step to the trace."""
+        """Stop counting, and pass the sums of a complete step to the trace."""
         counter, self._counter = self._counter, None
         if counter is None:
             return
@@ -468,5 +468,5 @@ class CountHook(ProfilerHook):
             self._trace.bytes_moved = {"step": self._number, "operators": rows}
 
     def close(self) -> None:
-        """Stop to count in an interrupted step."""
+        """Stop counting in an interrupted step."""
         self.end_step(whole=False)

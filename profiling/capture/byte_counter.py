@@ -104,13 +104,13 @@ class ByteCounter(TorchDispatchMode):
         self._contexts = ExitStack()
 
     def __enter__(self) -> "ByteCounter":
-        """Start to count."""
+        """Start counting."""
         self._contexts.enter_context(listening(self._take_kernel))
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Stop to count."""
+        """Stop counting."""
         super().__exit__(*error)
         self._contexts.close()
 

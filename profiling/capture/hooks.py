@@ -108,7 +108,7 @@ class Capture:
         self._active: list[ProfilerHook] = []
 
     def notes(self, steps: range) -> list[str]:
-        """Return which files will not be written, before the run takes these steps."""
+        """Return notes on files that will not be written, before the run reaches these steps."""
         notes = []
         for hook in self.hooks:
             if hook.is_shown and hook.problem:
@@ -121,7 +121,7 @@ class Capture:
         return notes
 
     def final_notes(self) -> list[str]:
-        """Return which files were not written, after the run."""
+        """Return notes on files that were not written, after the run."""
         notes = []
         for hook in (hook for hook in self.hooks if hook.is_shown):
             name, steps = hook.name, format_steps(hook.steps)
@@ -166,7 +166,7 @@ class Capture:
         self._each(lambda hook: hook.end_phase(name), backwards=True)
 
     def close(self) -> None:
-        """Write what there is of windows that have not ended."""
+        """Write the files of windows that have not ended."""
         self._active = [hook for hook in self.hooks if not hook.problem]
         self._each(lambda hook: hook.close())
 
@@ -233,7 +233,7 @@ def collect_run_facts(
 
 
 def images_a_step(config: Config, group: ProcessGroup) -> int | None:
-    """Return this rank's images a step; None where only the run itself determines them."""
+    """Return this rank's images per step; None if they are determined during the run."""
     split, training = config.distributed.batch_split, config.training
     if split == "speed" and group.size > 1:
         return None

@@ -146,7 +146,7 @@ def layers_by_name(measured: Sequence[Measured]) -> list[dict[str, Layer]]:
 
 
 def costliest(tables: Sequence[Mapping[str, Layer]]) -> list[str]:
-    """Return names of all rows, by their time in the configuration where they take longest."""
+    """Return the names of all rows, ordered by their longest time in any configuration."""
     names = dict.fromkeys(name for table in tables for name in table)
     most = {name: max(table[name].total_ms for table in tables if name in table) for name in names}
     return sorted(most, key=lambda name: -most[name])
@@ -233,7 +233,7 @@ def layers_csv(measured: Sequence[Measured]) -> str:
 def as_json(
     subject: Subject, measured: Sequence[Measured], *, remarks: Sequence[str], other_cores: float
 ) -> str:
-    """Return everything for programs; times in milliseconds, shares 0 to 1."""
+    """Return the results as JSON values: times in milliseconds, shares from 0 to 1."""
     configurations = [
         {
             "label": result.label,
@@ -336,7 +336,7 @@ def chart_rows(measured: Sequence[Measured]) -> dict[str, PassTimes]:
 def draw_pass(
     axes: "Axes", rows: Mapping[str, PassTimes], work: str, colours: Sequence[str]
 ) -> None:
-    """Draw a bar for each layer and configuration; a dash where there is nothing."""
+    """Draw a bar for each layer and configuration; a dash if there is no value."""
     bars = []
     for name, row in rows.items():
         for number, colour in enumerate(colours):

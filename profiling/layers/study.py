@@ -1,4 +1,4 @@
-"""A study of a network's layers: configurations in turn, each in a process of its own.
+"""A study of a network's layers: configurations run in turn, each in a separate process.
 
 What is timed is a `Subject`; the ways to run it are `Configuration`s, whose iterations are in
 `Measured`. This module loads no torch: it is also the worker (`prepare`), which takes cores and
@@ -73,7 +73,7 @@ class Layer:
 
     @property
     def total_ms(self) -> float:
-        """The average of both passes together."""
+        """The mean time of both passes. [ms]"""
         return self.forward.mean + (self.backward.mean if self.backward else 0.0)
 
 
@@ -96,7 +96,7 @@ class Measured:
     """Seconds inside each kind of oneDNN primitive in one iteration."""
 
     def add(self, answer: Mapping[str, Any]) -> None:
-        """Add the worker's answer to a question."""
+        """Add a response of the worker."""
         self.watched += answer.get("watched", [])
         self.plain += answer.get("plain", [])
         self.warm_ms = answer.get("last_ms", self.warm_ms)
@@ -104,27 +104,27 @@ class Measured:
         self.huge_pages_mb = answer.get("huge_pages_mb", 0.0)
 
     def whole(self, work: str) -> Statistic:
-        """Return the whole of `forward` or `backward`."""
+        """Return the statistic of the complete `forward` or `backward` pass."""
         return statistic([iteration[work] for iteration in self.watched])
 
     @property
     def total_ms(self) -> float:
-        """The average of an iteration."""
+        """The mean time of an iteration. [ms]"""
         return self.whole("forward").mean + self.whole("backward").mean
 
     @property
     def plain_ms(self) -> float:
-        """The median of unwatched iterations."""
+        """The median of iterations without hooks. [ms]"""
         return median(map(passes_ms, self.plain))
 
     @property
     def middle_ms(self) -> float:
-        """The median of watched iterations; before there are any, the last of the warm-up."""
+        """The median of iterations with hooks; before these, the last of the warm-up. [ms]"""
         return median(map(passes_ms, self.watched)) if self.watched else self.warm_ms
 
     @property
     def watching_cost(self) -> float:
-        """The share that watching adds to an iteration, against the unwatched one after it."""
+        """The overhead of the hooks, relative to the following iteration without hooks."""
         pairs = zip(self.watched[::PLAIN_EVERY], self.plain, strict=True)
         return median(passes_ms(watched) / passes_ms(plain) for watched, plain in pairs) - 1
 
@@ -134,7 +134,7 @@ class Measured:
         return sum(layer.share for layer in self.layers() if layer.type in CONVOLUTIONS)
 
     def layers(self) -> list[Layer]:
-        """Return layers by first call, then what lies between them; all add up to the iteration."""
+        """Return layers by first call, then the time between them; the sum is the iteration."""
         times = {
             fact["name"]: [iteration["layers"][fact["name"]] for iteration in self.watched]
             for fact in self.facts["layers"]
@@ -198,7 +198,7 @@ def run_study(
     warm_up: int,
     console: Console,
 ) -> list[Measured]:
-    """Time iterations of each configuration, in turns of as many at once as memory allows.
+    """Time iterations of each configuration, in batches of configurations that fit in memory.
 
     Raises:
         WorkerDiedError: A worker ended by itself.
@@ -241,7 +241,7 @@ def start(label: str, subject: Subject, configuration: Configuration) -> Worker:
 
 
 def fits(group: Sequence[Measured]) -> bool:
-    """Return whether there is memory for one more; for the first there always is."""
+    """Return whether memory suffices for another configuration; always true for the first."""
     largest = max((measured.peak_mb for measured in group), default=None)
     return largest is None or available_mb() >= largest + SPARE_MB
 
@@ -252,7 +252,7 @@ def take_turns(
     iterations: int,
     report: Callable[[int, str], None],
 ) -> None:
-    """Run a few iterations of each after the other, until all have theirs; then time oneDNN.
+    """Run iterations of all configurations in turn until each is complete; then time oneDNN.
 
     `report` gets the number of iterations done since its last call, and a note on them.
     """
@@ -272,7 +272,7 @@ def take_turns(
 
 
 def labels(configurations: Sequence[Configuration]) -> list[str]:
-    """Return names that distinguish configurations: what is equal for all is left out."""
+    """Return names that distinguish configurations, without properties common to all."""
     parts = {
         "onednn": lambda each: "optimized" if each.onednn else "default",
         "threads": lambda each: f"{each.threads} thread{'s' if each.threads > 1 else ''}",
@@ -308,7 +308,7 @@ def require_gpu() -> None:
 
 
 def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
-    """Take cores and memory, make the network and run it once; return facts and what answers."""
+    """Set cores and memory, build and run the network; return facts and the request handler."""
     configuration = Configuration(**specification["configuration"])
     subject = Subject(**specification["subject"])
     if configuration.memory is not None:

@@ -138,7 +138,7 @@ class Recorder:
 
     @contextmanager
     def region(self, layer: str) -> Iterator[None]:
-        """Record what happens meanwhile as a layer's."""
+        """Record the work in the context as a layer's."""
         self.begin(layer)
         yield
         self.end()
@@ -190,7 +190,7 @@ class TimedModel(NamedTuple):
 def plain_iteration(
     timed: TimedModel, clock: Clock, *, recorder: Recorder | None = None
 ) -> dict[str, float]:
-    """Return milliseconds of the whole `forward` and `backward`, unwatched without a recorder."""
+    """Return the times of `forward` and `backward`, without hooks if there is no recorder. [ms]"""
     timed.network.zero_grad(set_to_none=True)
     clock.finish()
     start = clock.stamp()
@@ -211,7 +211,7 @@ def plain_iteration(
 
 
 def watched_iteration(timed: TimedModel, recorder: Recorder) -> dict[str, Any]:
-    """Return milliseconds of the whole `forward` and `backward`, and of each layer.
+    """Return the times of `forward` and `backward`, and of each layer. [ms]
 
     `layers` has [forward, backward] by name, where backward is None for a layer without one;
     `nodes` has backward work between layers, by node of autograd's graph.
@@ -235,7 +235,7 @@ def watched_iteration(timed: TimedModel, recorder: Recorder) -> dict[str, Any]:
 def prepare_timing(
     subject: Subject, *, onednn: bool, notes: Sequence[str]
 ) -> tuple[dict[str, Any], Answering]:
-    """Make the network and run it once; return facts, and what answers the worker's questions.
+    """Build the network and run it once; return facts, and the function that serves requests.
 
     `notes` are sentences about cores and memory.
     """
@@ -355,7 +355,7 @@ def collect_facts(
     *,
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the layers that ran, in the order of their first call, and what computes them.
+    """Return the executed layers in the order of their first call, and their implementation.
 
     The recorder has watched an iteration. `notes` are sentences about cores and memory.
     """

@@ -29,7 +29,7 @@ from profiling.onednn_log.work import Problem
 
 
 class LogPosition(NamedTuple):
-    """The place in a training where a line was written; None where the log does not have it."""
+    """The position in a training at which a line was written; None if not in the log."""
 
     rank: int | None = None
     step: int | None = None
@@ -46,11 +46,11 @@ class Calls:
 
     @property
     def mean_ms(self) -> float:
-        """Milliseconds a call."""
+        """Milliseconds per call."""
         return self.total_ms / self.count
 
     def add(self, milliseconds: float, count: int = 1) -> None:
-        """Add calls that took so long together."""
+        """Add calls and their total time."""
         self.count += count
         self.total_ms += milliseconds
 
@@ -67,7 +67,7 @@ class NotUnderstood:
 
 @dataclass
 class OneDnnLog:
-    """One log or several, read together."""
+    """The content of one or several logs."""
 
     files: list[str] = field(default_factory=list)
     versions: list[str] = field(default_factory=list)
@@ -417,7 +417,7 @@ def read_with_progress(logs: list[Path], console: Console) -> OneDnnLog:
 
 
 def describe_log(console: Console, log: OneDnnLog) -> None:
-    """Print which library wrote a log, on what, and how much it is."""
+    """Print the library, the machine and the size of a log."""
     parts = [", ".join(f"oneDNN {version}" for version in log.versions) or "oneDNN (no header)"]
     if log.threads:
         threads = " and ".join(map(str, log.threads))

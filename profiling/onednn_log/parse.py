@@ -61,7 +61,7 @@ def split_head(text: str) -> Head:
 
 
 def without_time_stamp(text: str) -> str:
-    """Leave out a first field such as `1795230198092.696045`."""
+    """Remove a time stamp such as `1795230198092.696045` at the beginning of a line."""
     if not text[:1].isdigit():
         return text
     first, _, others = text.partition(",")
@@ -200,7 +200,7 @@ PHASES = ("data", "forward", "loss", "backward", "optimizer")
 
 
 class Mark(NamedTuple):
-    """The begin or the end of a step, or of a phase of it."""
+    """The beginning or end of a step, or of one of its phases."""
 
     milliseconds: float
     is_begin: bool
@@ -216,7 +216,7 @@ def mark_line(mark: Mark) -> str:
 
 
 def facts_line(facts: dict[str, Any]) -> str:
-    """Return facts of the run, for readers of the log, as a line of it."""
+    """Return a line of the log with facts about the run."""
     return f"{FACTS}{json.dumps(facts)}\n"
 
 

@@ -1,4 +1,4 @@
-"""A problem of the log: the work given to oneDNN, how it was done, and how much work that is.
+"""A problem of the log: the work given to oneDNN, its implementation, and its amount.
 
 The arithmetic is that of the direct algorithm, with padding counted as if it were multiplied, as
 `profiling.bench.recipes.step` has it; a Winograd implementation does less. It is counted for kinds
@@ -34,7 +34,7 @@ class MemoryDescriptor:
 
     @property
     def is_there(self) -> bool:
-        """Whether the primitive has such a tensor at all."""
+        """Whether the primitive has this tensor."""
         return self.type != "undef"
 
     @property
@@ -137,11 +137,11 @@ class Problem:
 
     @property
     def is_computing(self) -> bool:
-        """Whether it multiplies matrices."""
+        """Whether the problem is a convolution or a matrix product."""
         return self.kind in COMPUTING
 
     def memory(self, role: str) -> MemoryDescriptor | None:
-        """Return the tensor of that role, or None where it is not there."""
+        """Return the tensor of a role, or None if there is none."""
         return next((item for item in self.memories if item.role == role and item.is_there), None)
 
 
@@ -161,7 +161,7 @@ def gbyte(problem: Problem) -> float | None:
 
 
 def known_count(count: Callable[[Problem], float], problem: Problem) -> float | None:
-    """Return a count in 10⁹, None where the shape is not fixed or not as it is known."""
+    """Return a count [10⁹], None if the shape is not fixed or has an unknown form."""
     try:
         return count(problem) / 1e9
     except (ValueError, KeyError, IndexError, ArithmeticError):  # no groups, endless sizes
@@ -391,7 +391,7 @@ def kind_and_direction(kind: str, direction: str) -> str:
 
 
 def window_terms(problem: Problem) -> list[str]:
-    """Return the sizes of a window that slides over images; nothing for other kinds."""
+    """Return the sizes of a sliding window; empty for other kinds."""
     if problem.shape[:1].isdigit():
         return []
     sizes = named_sizes(problem.shape)

@@ -40,7 +40,7 @@ HOW_TO_BUILD = "build oneDNN's target `benchdnn`, as docs/profiling.md describes
 
 @dataclass(frozen=True, slots=True)
 class Benchdnn:
-    """A benchdnn that runs here."""
+    """A benchdnn executable that runs on this machine."""
 
     path: Path
     version: str  # The version of its oneDNN: `3.7.2`
@@ -103,7 +103,7 @@ def probe_benchdnn(path: Path, conditions: Conditions) -> Benchdnn:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a process ended."""
+    """The end of a process: exit status and reason."""
 
     status: int | None
     """Its exit status, negative a signal's number; None: it took too long and was killed."""
@@ -116,7 +116,7 @@ ERROR = re.compile(r"\b(err|error)\b", re.IGNORECASE)
 def run_benchdnn(
     path: Path, arguments: Sequence[str], output: Path, *, conditions: Conditions, timeout: float
 ) -> Ended:
-    """Run it to its end. Whatever ends this call, Ctrl-C too, the process is gone afterwards.
+    """Run benchdnn to its end. If the call is interrupted, also by Ctrl-C, the process is ended.
 
     Both output streams go to the file `output`, which is replaced: reading them as they come would
     take time from the measurement. It is killed after `timeout` seconds. OSError: cannot start.
@@ -138,7 +138,7 @@ def run_benchdnn(
 def start(
     path: Path, arguments: Sequence[str], stream: int, conditions: Conditions
 ) -> "subprocess.Popen[str]":
-    """Start it with the requested threads, each on its core, and with oneDNN's log."""
+    """Start benchdnn with the requested threads, each on its core, and with oneDNN's log."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -182,7 +182,7 @@ def set_placement(conditions: Conditions) -> str | None:
 
 
 def memory_note(conditions: Conditions) -> str | None:
-    """Return what `set_placement` would, without any effect on this thread."""
+    """Return the note that `set_placement` would return, without any effect on this thread."""
     if not conditions.memory_nodes:
         return None
     with ThreadPoolExecutor(max_workers=1) as pool:
@@ -277,14 +277,14 @@ class Batch(NamedTuple):
     runs: int  # Runs that count: fewer than requested where they would take long
 
     def expected_seconds(self, *, cold: bool) -> float:
-        """Return about how long it takes."""
+        """Return the estimated duration. [seconds]"""
         return START_SECONDS + (1 + self.runs) * (2 if cold else 1) * self.mean_ms / 1000
 
 
 def make_batches(
     lines: Mapping[Problem, ProblemLine], calls: Mapping[Problem, Calls], *, repeats: int
 ) -> list[Batch]:
-    """Return what is to run, in the order of the lines."""
+    """Return the batches to run, in the order of the lines."""
     equal: dict[tuple[str, str], list[Problem]] = defaultdict(list)
     for problem, line in lines.items():
         equal[line.driver, line.text].append(problem)
@@ -336,7 +336,7 @@ def run_batches(
     cold: bool,
     progress: Callable[[int, int], None],
 ) -> None:
-    """Fill a replay, batch by batch; what is in it stays there when this is interrupted."""
+    """Fill a replay, batch by batch; partial results remain if it is interrupted."""
     progress(0, len(batches))
     for done, batch in enumerate(batches, start=1):
         size = gbyte(batch.problems[0])

@@ -458,7 +458,7 @@ class ProblemFiles:
 def write_problem_files(
     calls: Mapping[Problem, Calls], folder: Path, *, dialect: Dialect, overwrite: bool = False
 ) -> ProblemFiles:
-    """Write `conv.txt`, `matmul.txt` …, and what benchdnn cannot run into `not-expressible.txt`.
+    """Write `conv.txt`, `matmul.txt` …, and the unsupported problems to `not-expressible.txt`.
 
     Each problem is one line that stands alone, costliest first, after a comment with its calls
     and times. Two problems that differ in nothing that benchdnn reads share a line. `overwrite`
@@ -494,7 +494,7 @@ def write_problem_files(
 def express(
     calls: Mapping[Problem, Calls], dialect: Dialect
 ) -> tuple[dict[Problem, ProblemLine], dict[Problem, str]]:
-    """Return each problem's line, or why there is none; costliest first."""
+    """Return each problem's line, or the reason why there is none; the costliest first."""
     lines, reasons = {}, {}
     for problem in sorted(calls, key=lambda problem: -calls[problem].total_ms):
         try:
@@ -543,6 +543,6 @@ def refused_text(reasons: Mapping[Problem, str], calls: Mapping[Problem, Calls])
 
 
 def format_calls(calls: Calls) -> str:
-    """Return how often and how long a problem ran."""
+    """Format the number of calls and the time of a problem."""
     times = "call" if calls.count == 1 else "calls"
     return f"{calls.count} {times}, {calls.total_ms:.6g} ms ({calls.mean_ms:.6g} ms each)"

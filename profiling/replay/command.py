@@ -128,7 +128,7 @@ def benchdnn_command(
     repeats: int,
     cold: bool,
 ) -> int:
-    """Read, write, run, print; return the exit code.
+    """Read the log, write problem files, replay, print; return the exit code.
 
     Raises:
         InputError: A log, an option or a file is not as it should be.
@@ -219,7 +219,7 @@ SECONDS_BETWEEN_SAVES = 10.0
 def run_with_benchdnn(
     console: Console, benchdnn: Benchdnn, files: ProblemFiles, work: Work
 ) -> Replay:
-    """Run the problem files' lines; what is done is saved now and then, and on Ctrl-C."""
+    """Run the problem files' lines; partial results are saved periodically and on Ctrl-C."""
     where = describe_place(work.conditions)
     print_line(console, f"runner: benchdnn of oneDNN {benchdnn.version}, {benchdnn.path}; {where}")
     if work.cold and not benchdnn.has_cold_cache:
@@ -237,7 +237,7 @@ def run_with_benchdnn(
     saved = time.monotonic()
 
     def save_part() -> None:
-        """Save what there is so far; the other problems are in it as interrupted."""
+        """Save the partial results; the remaining problems are marked as interrupted."""
         interrupted = dict.fromkeys(work.calls, "not run: interrupted")
         for problem in replay.times.keys() | replay.not_replayed.keys():
             interrupted.pop(problem, None)
@@ -279,7 +279,7 @@ def run_with_torch(console: Console, work: Work) -> Replay:
 
 
 def describe_place(conditions: Conditions) -> str:
-    """Return how many threads run, and where."""
+    """Describe the number of threads and their cores."""
     count = "1 thread" if conditions.threads == 1 else f"{conditions.threads} threads"
     return f"{count} on CPUs {format_cpu_list(conditions.cpus)}" if conditions.cpus else count
 
@@ -298,12 +298,12 @@ class ReplayedRow:
 
     @property
     def total_ms(self) -> float:
-        """Time of all its calls in the log."""
+        """The time of all its calls in the log. [ms]"""
         return self.calls * self.log_ms
 
     @property
     def ratio(self) -> float | None:
-        """How many times longer it took in the log than alone with its data in the caches."""
+        """The ratio of its time in the log to its time alone with data in the caches."""
         return self.log_ms / self.hot_ms if self.hot_ms else None
 
 
@@ -375,7 +375,7 @@ def replay_table(rows: Sequence[ReplayedRow]) -> Table:
 
 
 def describe_row(row: ReplayedRow) -> str:
-    """Return what it is, and how it was done: once where log and replay do it alike."""
+    """Describe the problem and its implementation; once if log and replay agree."""
     problem = row.problem
     ways = " → ".join(dict.fromkeys((problem.implementation, row.implementation)))
     return "\n".join(filter(None, (problem.name, problem.shape, problem.types, ways)))

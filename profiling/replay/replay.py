@@ -1,4 +1,4 @@
-"""A replay: times of a log's problems, run again alone, and what else belongs to every runner.
+"""A replay: the times of a log's problems run alone, and the functions common to all runners.
 
 `replay.json` keeps one for other commands. Conditions are threads, cores and memory nodes of the
 log as far as this machine has them. Two lines of any versions of oneDNN are the same work if kind,
@@ -171,7 +171,7 @@ def replay_conditions(
 
 
 def numbers(value: object) -> frozenset[int]:
-    """Return CPUs or nodes of a log's facts: `0-3`, or a list; nothing where there are none."""
+    """Return CPUs or nodes of a log's facts: `0-3`, or a list; empty if there are none."""
     if isinstance(value, list):
         return frozenset(number for number in value if isinstance(number, int))
     try:
@@ -181,7 +181,7 @@ def numbers(value: object) -> frozenset[int]:
 
 
 def mismatches(log: OneDnnLog, replay: Replay) -> list[str]:
-    """Return a line for each difference from the log's run, and for other work meanwhile."""
+    """Return a line for each difference from the log's run, and for other load."""
     lines = []
     if disturbed := disturbance(replay.other_cores):
         lines.append(f"the replay was {disturbed}")
@@ -204,7 +204,7 @@ WITHOUT_RESULT = ("eltwise", "softmax", "batch_normalization", "layer_normalizat
 
 
 class Work(NamedTuple):
-    """The values that are equal for two lines of the same work."""
+    """The values that identify the work of a line."""
 
     kind: str
     direction: str
@@ -301,7 +301,7 @@ def same_layout(problem: Problem, memory: MemoryDescriptor, other: MemoryDescrip
 
 
 def difference(wanted: Problem, ran: Problem) -> str:
-    """Return in a few words why what ran is not the work that was requested."""
+    """Return the reason why the executed work differs from the requested work."""
     wanted_work, work = normalize_work(wanted), normalize_work(ran)
     texts = {
         "shape": f"it as {ran.shape}",

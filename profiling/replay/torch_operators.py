@@ -1,4 +1,4 @@
-"""A problem through torch's operators: tensors with its types and layouts, and what runs it once.
+"""A problem by torch's operators: tensors with its types and layouts, and a function to run it.
 
 Convolutions run on torch's tensors, most other kinds on oneDNN's own, for which torch calls oneDNN
 wherever it has a choice. `OPERATORS` has what prepares each kind; where torch cannot hand a problem
@@ -28,7 +28,7 @@ Run = Callable[[], object]  # Runs a problem once
 
 
 class NotReachedError(LookupError):
-    """torch has no call for a problem; the message says why, in one line."""
+    """torch has no operator for a problem; the message is the reason, in one line."""
 
 
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -80,7 +80,7 @@ def make_opaque(dims: Sequence[int], memory: MemoryDescriptor) -> Tensor:
 
 
 def require_plain(problem: Problem) -> None:
-    """Refuse a problem with fused operations or attributes."""
+    """Reject a problem with fused operations or attributes."""
     fused = (*post_ops(problem), *other_attributes(problem))
     if fused:
         raise NotReachedError(f"torch does not fuse {' '.join(fused)} into {problem.name}")
@@ -277,7 +277,7 @@ def prepare_inner_product(problem: Problem) -> Run:
 
 
 def choose(problem: Problem, calls: Mapping[str, Run], *, of: str = "") -> Run:
-    """Return the call of the problem's direction."""
+    """Return the function for the problem's direction."""
     if problem.direction not in calls:
         raise NotReachedError(f"torch does not call {problem.name}{of}")
     return calls[problem.direction]
@@ -457,7 +457,7 @@ OPERATORS: Mapping[str, Callable[[Problem], Run]] = {
 
 
 def prepare(problem: Problem) -> Run:
-    """Build a problem's tensors; return what runs it once.
+    """Build a problem's tensors; return the function that runs it once.
 
     Raises:
         NotReachedError: torch has no call for it; the message says why.

@@ -182,7 +182,7 @@ def run_again(
     repeats: int,
     cold: bool,
 ) -> str:
-    """Run one problem and add what oneDNN logs; return why it has no time, empty if it has."""
+    """Run one problem and add its log; return why there is no time, else an empty text."""
     if observed.find_time(problem) is not None or unsupported_reason(problem):
         return unsupported_reason(problem)
     log.touch()
@@ -209,7 +209,7 @@ def unsupported_reason(problem: Problem) -> str:
 
 
 def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
-    """Take cores and memory before torch is loaded; return notes and what runs a problem."""
+    """Set cores and memory before torch is loaded; return notes and the problem runner."""
     share = parse_share(specification)
     notes = take_cores(share)
     lost = prefer_memory(share.nodes, allowed=read_allowance().memory_nodes)

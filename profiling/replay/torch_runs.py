@@ -1,4 +1,4 @@
-"""A problem, run again and again through torch under oneDNN's log. Loads torch.
+"""Repeated runs of a problem by torch under oneDNN's log. Loads torch.
 
 `answer` runs one problem of the worker (`profiling.replay.torch_replay`).
 """
@@ -52,7 +52,7 @@ CPUS = Path("/sys/devices/system/cpu")
 
 
 def flusher(cpus: Path = CPUS) -> Callable[[], object]:
-    """Return a call that drives everything else out of the caches, on all compute threads.
+    """Return a function that evicts all other data from the caches, on all compute threads.
 
     It reads and writes twice as much as all last-level caches hold, or 256 MiB where the kernel
     does not tell their sizes. Each thread streams its part, so that its own caches go too.
@@ -85,7 +85,7 @@ def measure(
 def repeat(
     run: Callable[[], object], *, first: int, repeats: int, before: Callable[[], object] | None
 ) -> int:
-    """Run until there are enough or time is up, as steps from `first` on; return how often."""
+    """Repeat up to a count or a time limit, as steps from `first` on; return the count."""
 
     def mark(*, is_begin: bool) -> None:  # where oneDNN writes, which flushes each of its lines
         line = mark_line(Mark(time.time() * 1000, is_begin, first + done, None))

@@ -1,1 +1,1 @@
-"""`python -m profiling report`: everything that is known of a run, as one page for a browser."""
+"""`python -m profiling report`: all measurements of a run, as one HTML page."""

@@ -1,4 +1,4 @@
-"""Findings: what to look at next, each with an upper bound of the time that it could save.
+"""Findings of a report, each with an upper bound of the possible saving of time.
 
 Two findings may concern the same time, so their savings do not add up. Findings rest on
 the log's problems (reorders, fallbacks, float32, what is slower than the peaks allow), on the log
@@ -158,7 +158,7 @@ def fallbacks(measured: Measured) -> list[Advice]:
 def float32_beside_bf16(
     measured: Measured, *, instruction_sets: Sequence[str], peaks: Peaks | None
 ) -> Iterator[Advice]:
-    """Advise on arithmetic in float32 on a machine that has it in BF16."""
+    """Advise on float32 arithmetic on a machine with BF16 instructions."""
     rates = peaks.matrix_gflop_per_s if peaks else {}
     if peaks and rates.get("bf16", 0.0) < 1.2 * rates.get("f32", 0.0):
         return
@@ -190,7 +190,7 @@ def float32_beside_bf16(
 
 
 def saved_in_bf16(problems: Sequence[MeasuredProblem], peaks: Peaks) -> float | None:
-    """Return time beyond the roofline of the same problems in BF16."""
+    """Return the time above the roofline of the same problems in BF16. [ms]"""
     saved = 0.0
     for item in problems:
         memories = [replace(memory, type="bf16") if memory.type == "f32" else memory
@@ -258,7 +258,7 @@ def slow_convolutions(
 
 
 def why_slow(item: MeasuredProblem, alone_ms: float | None) -> str:
-    """Return the likely reason, from its sizes and the time of one call alone."""
+    """Return the likely reason why a convolution is slow."""
     if alone_ms is not None and alone_ms * item.calls < MUCH_FASTER * item.ms:
         return "The implementation is faster in isolation: other work or cold caches slow it down."
     sizes = named_sizes(item.problem.shape)
@@ -307,7 +307,7 @@ def mostly_outside(
 
 
 def repeated_creations(measured: Measured, log: OneDnnLog) -> Iterator[Advice]:
-    """Advise on primitives that are made again since the cache has lost them."""
+    """Advise on primitives that are created again because the primitive cache is too small."""
     misses = sum(count for state, count in log.creation_states.items() if "cache_miss" in state)
     total = sum(calls.total_ms for calls in log.creations.values())
     if misses > len(log.creations):
@@ -322,7 +322,7 @@ def repeated_creations(measured: Measured, log: OneDnnLog) -> Iterator[Advice]:
 
 
 def not_understood(log: OneDnnLog) -> Iterator[Advice]:
-    """Advise on lines that are in no number of the page."""
+    """Advise on lines that could not be parsed and are in no number of the page."""
     if log.not_understood_count:
         yield Advice(
             title="Lines of the log cannot be parsed",
@@ -406,12 +406,12 @@ def uneven_steps(log: OneDnnLog) -> Iterator[Advice]:
 
 
 def wall_ms_by_step(log: OneDnnLog) -> dict[Step, float]:
-    """Return the time from begin to end of each whole step. [milliseconds]"""
+    """Return the duration of each complete step. [milliseconds]"""
     return {where[:2]: ms for where, ms in log.phase_ms.items() if where.phase is None}
 
 
 def onednn_ms_by_step(log: OneDnnLog) -> dict[Step, float]:
-    """Return oneDNN's time in each whole step. [milliseconds]"""
+    """Return oneDNN's time in each complete step. [milliseconds]"""
     by_step = dict.fromkeys(wall_ms_by_step(log), 0.0)
     for where, problems in log.executions.items():
         if where[:2] in by_step:

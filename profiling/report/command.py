@@ -198,7 +198,7 @@ RANK = re.compile(r"rank(\d+)\.")
 
 
 class Inputs(NamedTuple):
-    """Paths; None or empty where there is nothing."""
+    """The paths of all inputs; None or empty if an input is missing."""
 
     logs: tuple[Path, ...]
     trace: Path | None
@@ -231,14 +231,14 @@ def find_inputs(paths: Sequence[Path], *, trace: Path | None, environment: Path 
 
 
 def of_same_rank(path: Path, files: list[Path]) -> list[Path]:
-    """Return all files for a folder; for one rank's log that rank's."""
+    """Return all files for a folder, or the file of one rank for its log."""
     return (
         files if path.is_dir() else [file for file in files if parse_rank(file) == parse_rank(path)]
     )
 
 
 def find_run(path: Path) -> Path | None:
-    """Return the run's folder of a path: itself, or of its logs or their folder."""
+    """Return the folder of the run that a path belongs to: a run, its logs, or their folder."""
     if path.is_dir() and is_run(path):
         return path
     folder = path if path.is_dir() else path.parent
@@ -246,12 +246,12 @@ def find_run(path: Path) -> Path | None:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a training wrote it."""
+    """Return whether a folder was written by a training run."""
     return any((folder / name).exists() for name in RUN_ENTRIES)
 
 
 def find_logs(path: Path) -> list[Path]:
-    """Return a log as it is, or a folder's. Raises InputError."""
+    """Return a log, or the logs of a folder. Raises InputError."""
     if not path.is_dir() or not is_run(path):
         return log_files(path)
     logs = files_by_rank(path / LOGS, (".log", ".log.gz"))

@@ -47,13 +47,13 @@ class MeasuredProblem:
 
     @property
     def lost_ms(self) -> float | None:
-        """Time beyond the roofline; 0 where caches made it faster than that."""
+        """The time above the roofline; 0 if caches made it faster."""
         return None if self.roofline_ms is None else max(0.0, self.ms - self.roofline_ms)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Everything that counts of a log: whole steps where it marks them, else all of it."""
+    """The analyzed part of a log: its complete steps if it has marks, else all of it."""
 
     problems: Sequence[MeasuredProblem]  # The costliest first
     steps: Steps
@@ -71,7 +71,7 @@ class Measured:
 
     @property
     def roofline_ms(self) -> float | None:
-        """oneDNN's time if every problem were at its roofline; as measured where it has none."""
+        """oneDNN's time with every problem at its roofline; as measured without one."""
         if all(problem.roofline_ms is None for problem in self.problems):
             return None
         return sum(problem.ms - (problem.lost_ms or 0.0) for problem in self.problems)
@@ -121,7 +121,7 @@ class Material:
 
 
 def summarize_log(log: OneDnnLog, peaks: Peaks | None) -> Measured:
-    """Sum up a log: a mean step where it has whole ones, over steps and ranks."""
+    """Summarize a log: the mean over complete steps and ranks, or the sum without steps."""
     steps = marked_steps(log)
     divisor = steps.count or 1
     merged = merge_equal(log.calls(steps.holds))
@@ -165,12 +165,12 @@ class MeasuredPart:
 
     @property
     def name(self) -> str:
-        """Such as `convolution backward data`."""
+        """The kind and direction, such as `convolution backward data`."""
         return kind_and_direction(self.kind, self.direction)
 
 
 def sum_problems(kind: str, direction: str, problems: Sequence[MeasuredProblem]) -> MeasuredPart:
-    """Sum problems up."""
+    """Sum up problems."""
     counted = [(p.gflop_per_s, p.ms) for p in problems if p.gflop_per_s is not None]
     counted_ms = sum(ms for _, ms in counted)
     return MeasuredPart(

@@ -1,4 +1,4 @@
-"""Sections of the page that need more than a log; without it each has the command that makes it.
+"""Sections of the page with additional inputs; without an input, the command that creates it.
 
 A replay (the run's primitives against the same ones alone), a reference (another log), a trace of
 torch.profiler, and perf's counters beside the ranks' steps.
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 def run_against_replay(material: Material) -> list[Block]:
-    """Return ratios by kind, and a step at each speed."""
+    """Return ratios by kind, and projected step times."""
     efficiency = material.efficiency
     if efficiency is None:
         text = (
@@ -91,7 +91,7 @@ def run_against_replay(material: Material) -> list[Block]:
 
 
 def efficiency_texts(efficiency: Efficiency) -> list[str]:
-    """Return the ratio, how it was taken, and what it leaves out."""
+    """Return the ratio, how it was measured, and what it excludes."""
     hot, cold = hot_ratio(efficiency.total), cold_ratio(efficiency.total)
     replay = efficiency.replay
     text = (
@@ -111,7 +111,7 @@ def efficiency_texts(efficiency: Efficiency) -> list[str]:
 
 
 def projection_table(projection: Projection) -> Table:
-    """Return a step at each speed."""
+    """Return a table of projected step times."""
     rows = [
         (speed.name, speed.onednn_s * 1000, None if speed.step_s is None else speed.step_s * 1000,
          speed.images_per_s)

@@ -1,4 +1,4 @@
-"""A page of sections: one HTML file that loads nothing and runs nothing but its own script.
+"""A page of sections: one HTML file without external resources, with a single script.
 
 Sections are plain values, no HTML: tables (`common.charts`), charts, facts, texts. They may hold
 anything that a log holds; rendering makes it harmless.
@@ -84,7 +84,7 @@ class Section(NamedTuple):
 
 
 def render_page(sections: Sequence[Section], *, title: str, summary: Sequence[str]) -> str:
-    """Return the whole page as HTML; `summary`: sentences at the top."""
+    """Return the page as HTML; `summary`: sentences at the top."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -121,7 +121,7 @@ def harmless(value: object) -> object:
 
 
 def with_code(text: str) -> Markup:
-    """Return text in which `what stands between backticks` is code; everything is escaped."""
+    """Return escaped HTML in which `text between backticks` is code."""
     pieces = enumerate(printable(text).split("`"))
     marked = (
         Markup("<code>{}</code>" if place % 2 else "{}").format(piece) for place, piece in pieces
@@ -145,7 +145,7 @@ def three(value: float) -> str:
 
 
 def count(value: float) -> str:
-    """Format a number of calls, which is a mean if it is not whole."""
+    """Format a number of calls, with decimals for a mean."""
     return f"{value:,.0f}" if value == round(value) else three(value)
 
 
@@ -212,7 +212,7 @@ def inline_svg(figure: "Figure", *, name: str, label: str) -> str:
 
 
 def clean(element: ET.Element, name: str) -> None:
-    """Remove everything that is not allowed from an element and its descendants, in place."""
+    """Remove disallowed elements and attributes from an element and its descendants, in place."""
     element.tag = local_name(element.tag)
     assert element.tag in ELEMENTS, f"<{element.tag}> is not an element of charts"
     attributes = {local_name(key): value for key, value in element.attrib.items()}

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 
 def all_sections(material: Material, advice: Sequence[Advice]) -> list[Section]:
-    """Return what ran, where time goes, what it could be, what to look at next, and all numbers."""
+    """Return all sections: the run, times, projections, findings, and all numbers."""
     sections: dict[str, tuple[str, Callable[[Material], Sequence[Block]]]] = {
         "what-ran": ("Run and machine", run_and_machine),
         "phases": ("Time of a step, by phase", time_by_phase),
@@ -149,7 +149,7 @@ def run_and_machine(material: Material) -> list[Block]:
 
 
 def format_value(value: object) -> str:
-    """Return a value of JSON for a person; nothing for null."""
+    """Format a JSON value for people; null is an empty text."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "" if value is None else str(value)[:300]
@@ -263,7 +263,7 @@ DOTS = 1000  # Problems in the roofline chart, the costliest
 
 
 def roofline_blocks(material: Material) -> list[Block]:
-    """Return the roofline, and what is lost against it."""
+    """Return the roofline, and the losses against it."""
     measured, peaks = material.measured, material.peaks
     blocks: list[Block] = []
     if peaks is None:
@@ -349,7 +349,7 @@ def lost_chart(parts: Sequence[MeasuredPart], unit: str) -> Chart:
 
 
 def lost_table(parts: Sequence[MeasuredPart], measured: Measured) -> Table:
-    """Return the same in numbers, most lost first."""
+    """Return a table of the losses, the largest first."""
     rows: list[tuple[object, ...]] = []
     for part in sorted(parts, key=lambda part: -part.lost_ms):
         ideal = part.bounded_ms - part.lost_ms

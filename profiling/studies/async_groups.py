@@ -52,7 +52,7 @@ def groups_command(
     cold_start: int,
     whole: bool,
 ) -> int:
-    """Find which groups and momentum to take, and print them; returns the exit code."""
+    """Select the number of groups and momentum, and print them; return the exit code."""
     settings = load_config(config, overrides)
     choose_mpirun(mpirun)  # refuses at once where there is none
     console = make_console(pipe_width=140)
@@ -90,7 +90,7 @@ def groups_command(
 def run_probes(
     job: Job, results: Results, *, seconds: int, cold_seconds: int, console: Console
 ) -> None:
-    """Probe what the search asks for and has not been probed; adds to the results."""
+    """Run the probes that are still missing; adds to the results."""
     with progress(console, "cold start, seconds", total=cold_seconds) as advance:
         after_step = study.cold_start(job, seconds=cold_seconds, advance=advance)
     for setting in study.search(
@@ -112,7 +112,7 @@ def run_probes(
 
 
 def train_whole(job: Job, results: Results, settings: Config, *, console: Console) -> None:
-    """Train to the target what has not been: one group, tuned groups, and these untuned.
+    """Run the missing trainings to the target: one group, tuned groups, and untuned groups.
 
     Each with the learning rate after its best probe's, see `for_whole`; untuned is the momentum.
     """
@@ -197,7 +197,7 @@ def add_groups(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def several(text: str) -> int:
-    """Return a whole number above 1."""
+    """Parse an integer above 1."""
     count = positive(text)
     if count == 1:
         raise argparse.ArgumentTypeError("groups need at least 2 ranks")
@@ -243,7 +243,7 @@ def print_probes(job: Job, probes: Sequence[Probed], *, title: str, console: Con
 
 
 def format_choice(probes: Sequence[Probed]) -> str:
-    """Return which setting to take, and how it compares with plain training (or with groups)."""
+    """Format the selected setting, and its comparison with plain training (or with groups)."""
     of_probes, chosen = study.losses(probes), best(probes)
     is_plain = chosen.groups == 1
     other = best([probed for probed in probes if probed.is_grouped == is_plain])
@@ -258,7 +258,7 @@ def format_choice(probes: Sequence[Probed]) -> str:
 
 
 def print_trained(trained: Sequence[Trained], file: Path, *, title: str, console: Console) -> None:
-    """Print the whole trainings, the soonest first, and draw them into a file."""
+    """Print the complete trainings, the fastest first, and draw them to a file."""
     write_whole(file, map_chart(trained, title=title))
     columns = (
         *SETTING_COLUMNS,
@@ -278,12 +278,12 @@ def print_trained(trained: Sequence[Trained], file: Path, *, title: str, console
 
 
 def in_order(trained: Sequence[Trained]) -> list[Trained]:
-    """Return those that reached the target first, the soonest before the others."""
+    """Return the trainings that reached the target, the fastest first, then the others."""
     return sorted(trained, key=lambda result: (not result.is_reached, result.seconds))
 
 
 def compare_trained(trained: Sequence[Trained]) -> Iterator[str]:
-    """Yield which was the soonest at the target, and by how much, in a line for each."""
+    """Yield a line for each training: its time to the target, compared with the fastest."""
     first, *others = in_order(trained)
     if not first.is_reached:
         yield "no training reached the target: increase training.epochs"

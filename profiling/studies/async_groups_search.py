@@ -64,12 +64,12 @@ class Setting:
 
     @property
     def groups_title(self) -> str:
-        """Such as `2 groups`."""
+        """The number of groups, such as `2 groups`."""
         return "1 group" if self.groups == 1 else f"{self.groups} groups"
 
     @property
     def title(self) -> str:
-        """Such as `2 groups, beta1 0.3, learning rate × 0.1`."""
+        """The title, such as `2 groups, beta1 0.3, learning rate × 0.1`."""
         rate = "" if self.rate == 1 else f", learning rate × {self.rate:g}"
         return f"{self.groups_title}, beta1 {self.beta1:g}{rate}"
 
@@ -83,7 +83,7 @@ class Setting:
 
 
 def for_whole(setting: Setting) -> Setting:
-    """Return what a whole training takes if this probe was the best: the next larger learning rate.
+    """Return the setting of the training after the best probe: the next larger learning rate.
 
     A short probe favours small ones, whose loss falls at once; larger ones pay off when they have
     fallen (Wu et al. 2018, "Understanding Short-Horizon Bias", arXiv 1803.02021).
@@ -93,7 +93,7 @@ def for_whole(setting: Setting) -> Setting:
 
 
 def settings_grid(groups: int) -> list[Setting]:
-    """Return the grid of a number of groups. One group is plain training, with its own momentum."""
+    """Return the grid of settings for a number of groups. One group is plain training."""
     betas = {*BETAS, explicit_momentum(groups)} if groups > 1 else {DEFAULT_BETA1}
     return [Setting(groups, beta1, rate) for beta1 in sorted(betas) for rate in RATES]
 
@@ -114,7 +114,7 @@ def search(ranks: int, *, choose_best: Callable[[Sequence[Setting]], Setting]) -
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """How trainings are started."""
+    """The commands and folders of the trainings."""
 
     ranks: int
     config: str
@@ -130,7 +130,7 @@ class Job:
 
 
 def cold_start(job: Job, *, seconds: float, advance: Advance) -> int:
-    """Train synchronously for some seconds of steps, or go on; returns the number of steps.
+    """Train synchronously for a number of seconds, or resume; return the number of steps.
 
     Raises:
         InputError: The training did not end well.
@@ -161,7 +161,7 @@ def probe(
 
 
 def whole(job: Job, setting: Setting, *, advance: Advance) -> list[dict[str, Any]]:
-    """Train to the end of the configuration, or go on; returns the run's records.
+    """Train to the end of the configuration, or resume; return the run's records.
 
     Groups begin where the cold start has ended, whose steps are theirs too: it is the first part
     of such a training. What has finished is not run again.
@@ -187,7 +187,7 @@ def whole(job: Job, setting: Setting, *, advance: Advance) -> list[dict[str, Any
 
 
 def copy_cold_start(job: Job, run: Path) -> None:
-    """Make the cold start a run of another name, which then continues it; whole or not at all."""
+    """Copy the cold start, atomically, to a run of another name that continues it."""
     begun = run.with_name(f"{run.name}.begun")
     shutil.rmtree(begun, ignore_errors=True)
     shutil.copytree(job.folder / COLD_START, begun, symlinks=True)
@@ -203,7 +203,7 @@ def train_for(
     after_step: int,
     advance: Advance,
 ) -> list[dict[str, Any]]:
-    """Start or continue a run, and stop it after so many seconds of steps, which it returns."""
+    """Start or resume a run, and stop it after a number of seconds of steps; return the seconds."""
 
     def seconds_done() -> float:
         points = step_points(read_records(run), after_step=after_step)
@@ -233,7 +233,7 @@ def train(
     look: Callable[["subprocess.Popen[str]"], None],
     expected: int,
 ) -> None:
-    """Train a run and call `look` now and then; the output goes to a file beside its folder.
+    """Train a run and call `look` periodically; the output goes to a file beside its folder.
 
     Ctrl-C and SIGTERM let it write a checkpoint first. Another exit code than the expected one is
     an InputError with the run's own last line.
@@ -261,7 +261,7 @@ def train(
 
 
 def log_file(run: Path) -> Path:
-    """Return the file that holds what a run printed."""
+    """Return the file with the output of a run."""
     return run.with_name(f"{run.name}.log")
 
 
@@ -272,7 +272,7 @@ def read_records(run: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A training step of a group, done so long after the first step that counts began."""
+    """A training step of a group, with its time since the beginning of the first counted step."""
 
     seconds: float
     loss: float
@@ -326,7 +326,7 @@ def step_points(records: Sequence[dict[str, Any]], *, after_step: int = 0) -> li
 
 
 def map_curve(records: Sequence[dict[str, Any]]) -> list[Evaluated]:
-    """Return the evaluations of a run, in order; a metric that does not exist counts as 0."""
+    """Return the evaluations of a run, in order; a missing metric is 0."""
     curve, evaluating = [], 0.0
     for place, record in enumerate(records):
         if record["kind"] != "evaluation":
@@ -373,7 +373,7 @@ class Probed:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether it is not plain training."""
+        """Whether the probe has several groups."""
         return self.setting.groups > 1
 
 
@@ -396,7 +396,7 @@ def best(probes: Sequence[Probed]) -> Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """The result of a whole training, until the target or the end."""
+    """The result of a complete training, until the target or the end."""
 
     setting: Setting
     curve: list[Evaluated]  # At least one
@@ -411,7 +411,7 @@ class Trained:
 
     @property
     def epochs(self) -> float:
-        """The epochs that it took."""
+        """The number of epochs."""
         return self.curve[-1].epoch
 
     @property
@@ -427,7 +427,7 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """All results so far; a command that is `about` other options cannot continue from them."""
+    """All results so far; only a command with equal options (`about`) can continue from them."""
 
     about: dict[str, Any]
     probes: list[Probed]
@@ -442,7 +442,7 @@ SCHEMA = TypeAdapter(Results)
 
 
 def read_results(folder: Path, about: Mapping[str, Any]) -> Results:
-    """Return the results that a folder holds; none if it is new.
+    """Return the results in a folder; empty for a new one.
 
     Raises:
         InputError: They were made with other settings, or the file is something else.

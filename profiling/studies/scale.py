@@ -271,7 +271,7 @@ def put_out_study(
     ended_by: str,
     other_cores: float,
 ) -> None:
-    """Print what was measured, of which there is something, and write the JSON.
+    """Print the measurements and write the JSON.
 
     `combinations` are all that were asked for; `other_cores` are cores of this host that other work
     kept busy meanwhile, where all ranks ran here.
@@ -364,7 +364,7 @@ def step_table(measured: Sequence[Measured], *, weak: bool) -> Table:
 
 
 def ways(measured: Sequence[Measured]) -> list[str]:
-    """Return how gradients travelled, over all combinations of several ranks."""
+    """Return the gradient exchanges of all combinations of several ranks."""
     return sorted({job[0].way for result in measured for job in result.jobs if len(job) > 1})
 
 
@@ -406,7 +406,7 @@ def combinations_json(
 
 
 def chart_title(measured: Sequence[Measured], *, config: Config, global_batch: int | None) -> str:
-    """Return what was measured, on what."""
+    """Return the title of the chart: what was measured, and on which processor."""
     images = f"{measured[0].combination.batch_size} images per rank and step"
     if global_batch:
         images = f"{global_batch} images per step"

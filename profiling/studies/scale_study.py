@@ -53,12 +53,12 @@ class Combination:
 
     @property
     def name(self) -> str:
-        """Such as `2 ranks × 1 thread`."""
+        """The name, such as `2 ranks × 1 thread`."""
         return f"{count_ranks(self.ranks)} × {count_threads(self.threads)}"
 
     @property
     def shape(self) -> str:
-        """Such as `2 × 1`."""
+        """The ranks and threads, such as `2 × 1`."""
         return f"{self.ranks} × {self.threads}"
 
     @property
@@ -196,7 +196,7 @@ class Rounds:
 
     @property
     def order(self) -> list[tuple[int, Combination]]:
-        """Every job with its round, from 1: forwards, then backwards, and so on."""
+        """All jobs with their rounds, from 1; the order alternates from round to round."""
         return [
             (number, combination)
             for number in range(1, self.rounds + 1)
@@ -226,7 +226,7 @@ def run_rounds(
     console: Console,
     keep: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the jobs that have not run, and note what they measured.
+    """Run the remaining jobs, and record their measurements.
 
     Threads and batch size of the template are each combination's. `keep` is called after each job.
 
@@ -266,15 +266,15 @@ def run_rounds(
 
 
 def smallest(measured: Sequence[Measured]) -> Measured:
-    """Return that of the fewest ranks, and of these of the fewest threads: 1.00 in the table."""
+    """Return the combination with the fewest ranks, then the fewest threads: 1.00 in the table."""
     return min(measured, key=lambda each: (each.combination.ranks, each.combination.threads))
 
 
 def efficiency(result: Measured, measured: Sequence[Measured]) -> float | None:
-    """Return the weak-scaling efficiency, of which 1 is ideal.
+    """Return the weak-scaling efficiency; 1 is ideal.
 
-    It is the throughput over that of the fewest ranks with as many threads, times as many. None
-    where nothing with fewer ranks and as many threads was measured.
+    The reference is the throughput of the fewest ranks with the same number of threads, scaled to
+    this number of ranks. None if no such combination with fewer ranks was measured.
     """
     threads = result.combination.threads
     base = smallest([other for other in measured if other.combination.threads == threads])
@@ -283,7 +283,7 @@ def efficiency(result: Measured, measured: Sequence[Measured]) -> float | None:
 
 
 def times_the_throughput(result: Measured, other: Measured) -> Ratio:
-    """Return the ratio of all steps' medians, with the lowest and the highest of a round."""
+    """Return the ratio of the median steps, with the lowest and the highest ratio of a round."""
     rounds = [
         replace(result, jobs=[job]).images_per_second
         / replace(other, jobs=[other_job]).images_per_second
@@ -294,14 +294,14 @@ def times_the_throughput(result: Measured, other: Measured) -> Ratio:
 
 
 def is_standard(config: Config) -> bool:
-    """Return whether the targets are for this workload."""
+    """Return whether the targets apply to this workload."""
     return config.data.image_size == STANDARD_SIZE and config.engine.precision == "bf16"
 
 
 def findings(
     measured: Sequence[Measured], *, config: Config, global_batch: int | None
 ) -> list[Finding]:
-    """Compare more ranks with fewer on as many cores, and find the largest communication shares.
+    """Compare numbers of ranks on equal cores, and find the largest communication shares.
 
     `global_batch` are the images of all ranks in a step, where it is the same for all combinations.
     """

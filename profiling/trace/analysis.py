@@ -50,7 +50,7 @@ class Cost:
 
 @dataclass
 class Analysis:
-    """Sums over all steps that count. Times in ns."""
+    """Sums over all analyzed steps. Times in ns."""
 
     trace: Trace
     steps: Steps
@@ -76,12 +76,12 @@ class Analysis:
 
     @property
     def operator_ns(self) -> int:
-        """Time in which an operator runs."""
+        """The time in which an operator runs."""
         return sum(cost.own_ns for cost in self.operators.values())
 
     @property
     def gaps_ns(self) -> dict[str, int]:
-        """Time in which no operator runs on any training thread, by phase."""
+        """The time in which no operator runs on any training thread, by phase."""
         return {phase: self._gap_ns(phase) for phase in self.steps.phases}
 
     @property
@@ -298,7 +298,7 @@ def gap_share(analysis: Analysis) -> float:
 
 
 def fragmentation_verdict(analysis: Analysis) -> str:
-    """Return whether operators should be merged, in a sentence."""
+    """Return a sentence on whether operators should be merged."""
     share = short_share(analysis)
     degree = next(name for least, name in DEGREES if share >= least)
     text = f"{degree}: pieces shorter than 0.1 ms are {share:.1%} of operator time"
@@ -318,7 +318,7 @@ def onednn_verdict(analysis: Analysis, log_ms: float | None = None) -> str:
 
 
 def verdicts(analysis: Analysis, beside: "MatchedLog | None") -> list[str]:
-    """Return both verdicts."""
+    """Return the verdicts on fragmentation and on oneDNN's share."""
     log_ms = beside.total_ms if beside else None
     return [onednn_verdict(analysis, log_ms), fragmentation_verdict(analysis)]
 

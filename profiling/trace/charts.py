@@ -233,7 +233,7 @@ def busiest(starts: Sequence[int], window: Window) -> Window:
 
 
 def densest(starts: Sequence[int], length: int) -> tuple[int, int]:
-    """Return where most of the starts fit into a length, and how many those are."""
+    """Return the window of a length with most starts, and their number."""
     best, most, first = 0, 0, 0
     for place, start in enumerate(starts):
         while starts[first] <= start - length:
@@ -244,7 +244,7 @@ def densest(starts: Sequence[int], length: int) -> tuple[int, int]:
 
 
 def draw_closer(axes: "Axes", analysis: Analysis, closer: Window, window: Window) -> None:
-    """Draw spans of the main thread one below the other, as they call each other."""
+    """Draw spans of the main thread, callees below their callers."""
     trace, origins, spans = analysis.trace, analysis.origins, analysis.trace.operators
     depth: dict[int, int] = {}
     whole = closer.end - closer.start
@@ -273,7 +273,7 @@ def draw_closer(axes: "Axes", analysis: Analysis, closer: Window, window: Window
 
 
 def label(axes: "Axes", name: str, *, left: float, depth: int, width: float, share: float) -> None:
-    """Write as much of a span's name as fits in it: lying, upright, or nothing."""
+    """Write a span's name in it: horizontal, vertical, or omitted if it does not fit."""
     upright, lying = LABELLED
     if share >= lying:
         axes.text(left, depth, f" {name[: int(LETTERS * share)]}", va="center", fontsize=7,

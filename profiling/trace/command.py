@@ -103,7 +103,7 @@ def trace_command(
     overwrite: bool,
     json_file: Path | None,
 ) -> int:
-    """Read, print, write; return the exit code."""
+    """Read the trace, print tables, write files; return the exit code."""
     console = make_console()
     require_free_json(json_file)
     if out is not None:
@@ -136,7 +136,7 @@ def trace_command(
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Return different whole numbers, ascending."""
+    """Parse distinct integers; return them in ascending order."""
     fields = text.split(",")
     if not all(field.isdigit() for field in fields):
         raise argparse.ArgumentTypeError(f"expected numbers such as 20,21, got {text!r}")
@@ -288,7 +288,7 @@ OPERATOR_COLUMNS = (
 def as_json(
     analysis: Analysis, rows: Sequence[Row], beside: MatchedLog | None, moved: BytesMoved | None
 ) -> dict[str, Any]:
-    """Return everything for programs: means over the steps, in milliseconds; shares 0 to 1."""
+    """Return the results as JSON values: means over the steps [ms], shares from 0 to 1."""
     steps, count = analysis.steps, analysis.count
     content: dict[str, Any] = {
         "file": str(analysis.trace.file),

@@ -267,7 +267,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Steps:
-    """The part of a trace that counts."""
+    """The analyzed part of a trace."""
 
     cells: tuple[Cell, ...]  # By time; together they cover the steps, and nothing twice
     main_thread: int  # The thread that takes the steps
@@ -296,7 +296,7 @@ class Steps:
 
 
 def find_steps(trace: Trace, chosen: Sequence[int] | None = None) -> Steps:
-    """Return the steps and phases that annotations mark, or the whole trace.
+    """Return the steps and phases marked by annotations, or the complete trace.
 
     Where no phases are marked: backward is from the first node that autograd runs to the last
     before another operator; optimizer and data are torch's own annotations; forward is the rest.
@@ -379,7 +379,7 @@ OF_DATA = "enumerate(DataLoader)#"
 def unmarked_phases(
     trace: Trace, main: int, training: Sequence[int]
 ) -> Iterator[tuple[int, int, str]]:
-    """Yield begin, end and name of backward, optimizer and data, by what torch itself records."""
+    """Yield begin, end and name of backward, optimizer and data from torch's annotations."""
     for mark in trace.annotations:
         if mark.thread == main and mark.text.startswith((*OF_OPTIMIZER, OF_DATA)):
             phase = "data" if mark.text.startswith(OF_DATA) else "optimizer"

@@ -133,7 +133,7 @@ class BytesMoved(NamedTuple):
 
 
 def parse_bytes_moved(content: Any, file: Path) -> BytesMoved | None:
-    """Return what a trace's file holds under `KEY`; None where it holds nothing."""
+    """Return the value of `KEY` in a trace; None if there is none."""
     if content is None:
         return None
     try:
@@ -163,7 +163,7 @@ class Trace:
 
     @cached_property
     def by_thread(self) -> ByThread:
-        """The operators of each thread, see `Spans.by_thread`; first used when all are read."""
+        """The operators of each thread, see `Spans.by_thread`; use it after reading all events."""
         return self.operators.by_thread()
 
 
@@ -295,7 +295,7 @@ def stretches(spans: Spans, ordered: Sequence[int]) -> Iterator[Stretch]:
 
 
 def overlay(over: Iterator[Stretch], under: Iterator[Stretch]) -> Iterator[Stretch]:
-    """Yield all of `over`, and what of `under` lies where `over` has nothing; all are by time."""
+    """Yield `over`, and the parts of `under` that `over` does not cover, in order of time."""
     below = next(under, None)
     free_from = 0
     for stretch in over:
@@ -355,7 +355,7 @@ class TraceEvents:
             raise InputError(f"{self._file}: cannot be read: {error.strerror or error}") from error
 
     def _more(self) -> bool:
-        """Read on, and drop what was decoded."""
+        """Read the next part, and drop decoded text."""
         chunk = next(self._chunks, None)
         if chunk is None:
             return False
@@ -454,7 +454,7 @@ GZIP_WINDOW = 31  # zlib's number for gzip with its header
 
 
 def text_chunks(file: IO[bytes], advance: Callable[[int, str], None]) -> Iterator[str]:
-    """Yield UTF-8 text, plain or in gzip; a packed file gives what precedes its damage."""
+    """Yield UTF-8 text, plain or in gzip; of a damaged gzip file the part before the damage."""
 
     def read() -> Iterator[bytes]:
         done = 0

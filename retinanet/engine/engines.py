@@ -1,4 +1,4 @@
-"""The engines behind one interface: what runs a model's arithmetic and updates its weights.
+"""The engines, which compute a model and update its weights, behind one interface.
 
 One is torch with this package's forward pass, the other Intel's extension for PyTorch (IPEX), the
 engine of the paper. IPEX is imported in this file only, and only if `engine.name` is `ipex`: it

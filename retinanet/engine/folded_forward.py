@@ -92,7 +92,7 @@ class FoldedForward:
         return maps
 
     def _block(self, block: Bottleneck, features: Tensor) -> Tensor:
-        """Return the block's result from that of the one before, whose only reader it is."""
+        """Return the block's output from the previous block's, which has no other reader."""
         with self.around(block):
             inner, shortcut = self._normed(
                 features, block.conv1, block.bn1, relu=True, gated=True, passes=True
@@ -225,7 +225,7 @@ class RunningStatistics:
     """The running statistics of a model's norms, saved before a step; a few hundred KB."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Find the norms whose statistics move in the mode that the model is in."""
+        """Find the norms whose statistics are updated in the model's present mode."""
         self._statistics: list[Tensor] = [
             statistic
             for module in model.modules()
@@ -235,11 +235,11 @@ class RunningStatistics:
         self._saved = [torch.empty_like(statistic) for statistic in self._statistics]
 
     def keep(self) -> None:
-        """Save them as they are."""
+        """Save the statistics."""
         if self._statistics:
             torch._foreach_copy_(self._saved, self._statistics)
 
     def put_back(self) -> None:
-        """Restore what was saved."""
+        """Restore the saved statistics."""
         if self._statistics:
             torch._foreach_copy_(self._statistics, self._saved)

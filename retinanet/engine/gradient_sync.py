@@ -38,7 +38,7 @@ class MappedMemory(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """A part of the gradients that this rank has written, and others may not have."""
+    """A part of the gradients that this rank has written, and other ranks may not have written."""
 
     gradients: Tensor
     bucket: int
@@ -120,7 +120,7 @@ class SharedGradients:
         return bool(up)
 
     def _values(self, rank: int, start: int) -> int:
-        """Return the address at which a rank writes in this exchange: two halves take turns.
+        """Return the address at which a rank writes in this exchange; two halves alternate.
 
         No rank writes to a half that another still reads: to be there, it has waited for all in the
         exchange between, and they had read the one before.
@@ -156,7 +156,7 @@ class GradientExchange:
         weight: float | None = None,
         ranks: dist.ProcessGroup | None = None,
     ) -> None:
-        """Wrap the model, equal on all ranks, in DDP, which owns its gradients from now on.
+        """Wrap the model, equal on all ranks, in DDP, which then owns its gradients.
 
         Args:
             model: The model.
@@ -199,7 +199,7 @@ class GradientExchange:
 
     @contextmanager
     def held_back(self) -> Iterator[None]:
-        """Let backward passes add to this rank's own gradients; the next one after averages all.
+        """Accumulate gradients on this rank in the context; the next backward pass averages them.
 
         Not DDP's `no_sync`: with a static graph, torch 2.8's stops averaging for good.
         """
@@ -300,14 +300,14 @@ NAME_BYTES = 16
 
 
 class SharedMemory:
-    """A piece of memory that others map by its `place`.
+    """Shared memory that other processes map by its `place`.
 
     It has no file, so that nothing is left when the processes end, however they do; and it is not
     on /dev/shm, which containers keep small. Its first `LINE` bytes are taken by its name.
     """
 
     def __init__(self, size: int) -> None:
-        """Make it, all zeros; `size` in bytes includes the name.
+        """Create the memory, all zeros; `size` in bytes includes the name.
 
         Raises:
             OSError: There is not so much memory.
@@ -320,16 +320,16 @@ class SharedMemory:
 
     @property
     def place(self) -> MemoryPlace:
-        """Return the place at which others find it, until it is closed."""
+        """Return the name by which other processes map the memory until it is closed."""
         return f"/proc/{os.getpid()}/fd/{self._file}", self._name
 
     def close(self) -> None:
-        """End new mappings; those that exist stay valid."""
+        """Prevent new mappings; existing ones remain valid."""
         os.close(self._file)
 
 
 def map_memory(place: MemoryPlace, size: int) -> MappedMemory:
-    """Map a piece of memory that some process of this host has made.
+    """Map memory that a process of this host has created.
 
     Raises:
         OSError: It cannot be seen from here, or its number is another process's: containers may

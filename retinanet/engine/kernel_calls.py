@@ -59,7 +59,7 @@ class Kernels:
     """The functions of one C++ file, which is compiled and loaded the first time it is needed."""
 
     def __init__(self, source: Path, **signatures: str) -> None:
-        """Declare functions; nothing is compiled.
+        """Declare the functions, without compiling.
 
         A signature has the `CODES` of the arguments and, behind `->`, of the result: `"Pq->q"`.
         """
@@ -140,7 +140,7 @@ Level = c_struct("P input output gate", "q images height width")
 def level_records(
     inputs: Sequence[Tensor], outputs: Sequence[Tensor], gates: Sequence[Tensor | None]
 ) -> ctypes.Array[Record]:
-    """Return each level's addresses and sizes; `gates` is empty, or holds one for each level."""
+    """Return each level's addresses and sizes; `gates` is empty, or has one entry per level."""
     levels = zip(inputs, outputs, gates or [None] * len(inputs), strict=True)
     records = [Level(level, out, gate, len(level), *level.shape[2:]) for level, out, gate in levels]
     return (Level * len(records))(*records)
@@ -179,19 +179,19 @@ def float32_or_none(vector: Tensor | None) -> Tensor | None:
 
 
 def is_one_block(tensor: Tensor) -> bool:
-    """Return whether the values fill a piece of memory without gaps, as a model's weights do."""
+    """Return whether the values are contiguous in memory, in any order of dimensions."""
     return tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def have_same_layout(first: Tensor, second: Tensor) -> bool:
-    """Return whether equal places of two tensors of one shape are equally far into their memory."""
+    """Return whether two tensors of one shape have the same strides."""
     strides = zip(first.shape, first.stride(), second.stride(), strict=True)
     # The stride of a dimension of size 1 is never used, and torch gives it any.
     return first.stride() == second.stride() or all(size == 1 or a == b for size, a, b in strides)
 
 
 def match_memory_format(parameter: Tensor, tensor: Tensor) -> Tensor:
-    """Return the tensor in the parameter's memory layout; itself if it is so already.
+    """Return the tensor in the parameter's memory layout, copied only if necessary.
 
     A fused optimizer walks through a parameter, its gradient and its state place by place in
     memory: one in another layout would be taken for other weights', without an error. The tensor

@@ -141,7 +141,7 @@ class Lamb(Optimizer):
         weight_decay: float = 0.0,
         fused: bool = True,
     ) -> None:
-        """Keep the settings; nothing is computed or compiled.
+        """Store the settings, without computing or compiling.
 
         `lr` is the length of a step as a share of the norm of the weights; `eps` is added to the
         root of the second average; `weight_decay` is the share of a weight that is added to its
@@ -253,12 +253,12 @@ def next_update(
 
 
 def can_step(parameter: Tensor) -> bool:
-    """Return whether the C++ takes a parameter: float32 values that fill a piece of memory."""
+    """Return whether the C++ supports a parameter: contiguous float32 values."""
     return parameter.dtype == torch.float32 and parameter.is_cpu and is_one_block(parameter)
 
 
 def native_step(function: str, updates: Sequence[TensorUpdate], group: Mapping[str, Any]) -> None:
-    """Take the steps of parameters that `can_step`, on as many threads as torch has.
+    """Update the parameters that `can_step`, on torch's number of threads.
 
     `function` is `adam_step` or `lamb_step`; `group` has `lr`, `betas` and `eps`.
     """
@@ -287,7 +287,7 @@ def native_step(function: str, updates: Sequence[TensorUpdate], group: Mapping[s
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
-    """Return the L2 norm of all gradients together.
+    """Return the L2 norm of all gradients.
 
     It is infinite or NaN where a gradient is, and where the squares leave float32's range: Adam's
     second average would be infinite then.
@@ -300,7 +300,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
 def clip_gradients(
     parameters: Iterable[nn.Parameter], *, norm: float, longest: float | None
 ) -> None:
-    """Shorten all gradients by one factor, so that their norm is `longest`; shorter ones stay.
+    """Scale all gradients by one factor so that their norm is at most `longest`.
 
     `norm` is the parameters' `gradient_norm`, and finite.
     """

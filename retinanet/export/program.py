@@ -175,7 +175,7 @@ torch.library.define(OPERATOR, "(Tensor boxes, Tensor scores) -> Tensor")
 
 
 def selected_shape(boxes: Tensor, scores: Tensor) -> Tensor:
-    """Return an int64 [M, 3] of unknown M (image, class and box to keep), for exporting."""
+    """Return an int64 [M, 3] of unknown M (image, class and kept box), for export."""
     number = torch.library.get_ctx().new_dynamic_size()
     return torch.empty(number, 3, dtype=torch.int64)
 
@@ -320,7 +320,7 @@ def load_torch(file: Path) -> Detector:
 
 
 def load_onnx(file: Path) -> Detector:
-    """Load ONNX as a user does, with as many threads as torch."""
+    """Load ONNX as a user does, with torch's number of threads."""
     import onnxruntime  # noqa: PLC0415
 
     options = onnxruntime.SessionOptions()

@@ -167,7 +167,7 @@ def one_hot_targets(logits: Tensor, classes: Tensor) -> Tensor:
 
 
 class PaperFocalLoss(torch.autograd.Function):
-    """Equation (3) and its derivative; nothing is saved that the derivative does not need."""
+    """Equation (3) and its derivative, which saves only what the derivative needs."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, classes: Tensor, alpha: float, gamma: float) -> Tensor:

@@ -26,7 +26,7 @@ FOCAL_LOSS = Kernels(
 
 
 def allocate(logits: Tensor, *, reduce: bool, with_gradient: bool) -> tuple[Tensor, Tensor]:
-    """Return memory for the loss, [] or [N, A, K], and the gradient, [N, A, K] or nothing."""
+    """Allocate the loss, [] or [N, A, K], and the gradient, [N, A, K] or None."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
     loss = logits.new_empty(() if reduce else logits.shape, dtype=dtype)
     return loss, logits.new_empty(logits.shape if with_gradient else (0,))

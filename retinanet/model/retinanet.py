@@ -153,7 +153,7 @@ def _convolve_evenly(convolution: nn.Conv2d, features: Tensor) -> Tensor:
 
 
 def padded_to_even(tensor: Tensor, *, dim: int) -> Tensor:
-    """Return a tensor with channels along `dim`, and one of zeros behind if their number is odd.
+    """Return a tensor padded with a channel of zeros along `dim` if their number is odd.
 
     This works around oneDNN 3.7 (torch 2.8), whose BF16 backward-data convolution takes output
     channels in pairs: where the last is single, it multiplies what follows the gradient in memory
@@ -209,7 +209,7 @@ _PYRAMID = re.compile(r"(backbone\.fpn\.(?:inner|layer)_blocks\.\d+)\.0\.(weight
 
 
 def current_key(key: str) -> str:
-    """Return today's spelling of a parameter's name; one that is not old is returned as it is.
+    """Return the present spelling of a parameter's name.
 
     Old are `module.` in front (written by DistributedDataParallel), towers in which convolutions
     and ReLUs were counted together (`conv.2.weight`, today `conv.1.0.weight`) and pyramid blocks

@@ -28,7 +28,7 @@ from retinanet.training.run_folder import holds_work
 
 @dataclass(kw_only=True)
 class Job:
-    """A run's configuration and command line, on so many ranks, to be checked."""
+    """A run to be checked: its configuration, command line and number of ranks."""
 
     config: Config
     arguments: argparse.Namespace  # Of the command line: `resume`, `auto_resume`, `overwrite`
@@ -38,23 +38,23 @@ class Job:
 
     @cached_property
     def known(self) -> run.KnownData:
-        """The sizes of its data, as far as they are known."""
+        """The known sizes of the run's data."""
         return run.known_data(self.config)
 
     @cached_property
     def sizes(self) -> ModelBytes:
-        """The sizes of its model; with one class if their number is not known yet."""
+        """The sizes of the run's model; with one class if their number is unknown."""
         model, training = self.config.model, self.config.training
         return model_bytes(model, training, num_classes=self.known.classes)
 
     @property
     def folder(self) -> Path:
-        """The run's."""
+        """The folder of the run."""
         return self.config.run.root / self.config.run.name
 
     @property
     def resumes(self) -> bool:
-        """Whether it resumes an earlier run."""
+        """Whether the job resumes an earlier run."""
         arguments = self.arguments
         return arguments.resume or (arguments.auto_resume and holds_work(self.folder))
 
@@ -62,7 +62,7 @@ class Job:
 def check(
     config: Config, arguments: argparse.Namespace, *, group: ProcessGroup, place: RankContext
 ) -> int:
-    """Check all that a run needs, print it, and return the exit code; nothing is left behind.
+    """Run and print all checks of a run, and return the exit code; leaves no files.
 
     Each rank of the group calls this.
     """
@@ -177,7 +177,7 @@ def cheap_host_findings(job: Job, *, engine: str, backend: str) -> list[Finding]
 
 
 def cheap_run_findings(job: Job) -> list[Finding]:
-    """Make the cheap checks of the run as a whole: write access and disk space."""
+    """Make the cheap checks of the run: write access and disk space."""
     writing = run.check_writing(job.folder)
     if writing.level == "failure":
         return [writing]

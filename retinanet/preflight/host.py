@@ -39,7 +39,7 @@ PLACEMENT = "placement"
 
 
 def check_placement(config: Config, ranks: Ranks) -> list[Finding]:
-    """Plan the ranks of this host as they will place themselves, and warn of idle cores."""
+    """Plan the placement of this host's ranks, and warn about idle cores."""
     try:
         plan = plan_of_host(config, ranks)
     except InputError as error:
@@ -80,7 +80,7 @@ MARGIN = 2
 def check_memory(
     need: MemoryNeed, *, ranks: int, once: int, not_started: int, free: FreeMemory | None
 ) -> Finding:
-    """Compare an estimate of each rank's need with what processes of this host may still take.
+    """Compare the estimated memory of the ranks with the free memory of this host.
 
     Only what no step can do without is a failure. One rank takes `once` besides, for checkpoints;
     ranks that are not there yet take `not_started` before they begin. [bytes]
@@ -110,7 +110,7 @@ def check_memory(
 def check_counts(
     config: Config, known: KnownData, *, engine: str, ranks: int, free: FreeMemory | None
 ) -> list[Finding]:
-    """Return a failure for each batch or number of loading processes that no such host can hold."""
+    """Return a failure for each batch size or number of workers that exceeds the host's memory."""
     if free is None:
         return []
     workers = 0 if config.data.workers == "auto" else config.data.workers
@@ -143,7 +143,7 @@ AHEAD = 2  # Batches that each process of torch's DataLoader loads ahead
 
 
 def waiting_batches(config: Config, size: Callable[[int], int]) -> int:
-    """Sum a size of batches over those that loading processes may have handed over at one time.
+    """Return the total size of the batches that may be in shared memory at one time.
 
     These wait or are in use, of training and of the evaluation that follows.
     """
@@ -161,7 +161,7 @@ def bytes_of_batch(images: int, image_size: int) -> int:
 
 
 def check_shared_memory(config: Config, *, ranks: int, folder: Path = SHARED) -> Finding:
-    """Compare the batches that loading processes hand over with the room in /dev/shm.
+    """Compare the batches in shared memory with the free space in /dev/shm.
 
     Gradients need none of it: `retinanet.engine.gradient_sync` takes memory without a name. With
     data.workers=auto processes may load or not, and too little room is a warning.
@@ -193,7 +193,7 @@ def check_shared_memory(config: Config, *, ranks: int, folder: Path = SHARED) ->
 
 
 def docker_size(size: int) -> str:
-    """Return a size as docker takes it, in whole powers of two: `256m`, `2g`."""
+    """Format a size as a docker option, rounded up to a power of two: `256m`, `2g`."""
     megabytes = 64
     while megabytes < size / 2**20:
         megabytes *= 2

@@ -1,4 +1,4 @@
-"""Check a run as a whole: its folder, the disk, weights, ranks and data; nothing is changed."""
+"""Check a run: its folder, disk space, weights, ranks and data; nothing is changed."""
 
 import math
 import os
@@ -36,7 +36,7 @@ from retinanet.training.run_folder import LOCK, holds_work, notes_on_folder, pro
 
 @dataclass(frozen=True, kw_only=True)
 class KnownData:
-    """Sizes of a run's data; None where only the run itself finds out."""
+    """The sizes of a run's data; None if unknown before the run."""
 
     num_classes: int | None
     train_images: int | None
@@ -75,7 +75,7 @@ RUN_FOLDER = "run folder"
 
 
 def check_run_folder(path: Path, config: Config, *, resume: bool, overwrite: bool) -> Finding:
-    """Check the folder `runs/NAME`, and the newest checkpoint in it; nothing there is changed."""
+    """Check the folder `runs/NAME`, and its newest checkpoint; nothing is changed."""
     if is_locked(path / LOCK):
         fix = "set run.name, or wait for its end"
         return failure(RUN_FOLDER, f"{path}: another run is writing there", fix=fix)
@@ -126,7 +126,7 @@ WRITTEN_TO = ("checkpoints", "eval", "pictures", "tensorboard")
 
 
 def check_writing(folder: Path) -> Finding:
-    """Write a file into a run's folder, or the nearest one above that exists; nothing is left.
+    """Check write access to a run's folder, or its nearest existing parent, with a temporary file.
 
     Modes alone do not show it: root may write where they forbid it, and read-only mounts exist.
     """
@@ -157,7 +157,7 @@ def check_writing(folder: Path) -> Finding:
 
 
 def existing(path: Path) -> Path:
-    """Return the path itself, or the nearest above it that exists; absolute.
+    """Return the absolute path, or its nearest existing parent.
 
     Raises:
         OSError: A folder on the way may not be entered.
@@ -177,7 +177,7 @@ FILES_OF_A_CHECKPOINT = 5
 
 @dataclass(frozen=True, kw_only=True)
 class DiskNeed:
-    """The space that a run will need: so many checkpoints at a time, and results. [bytes]"""
+    """The disk space that a run needs for checkpoints and results. [bytes]"""
 
     checkpoint: int
     checkpoints: int
@@ -190,7 +190,7 @@ class DiskNeed:
 
 
 def disk_need(config: Config, sizes: ModelBytes, known: KnownData, *, ranks: int) -> DiskNeed:
-    """Estimate what a run of so many ranks writes, results at the most."""
+    """Estimate the disk space of a run on a number of ranks, with an upper bound of results."""
     training, scenes = config.training, config.data.scenes
     batch = training.batch_size * training.gradient_accumulation
     steps = training.epochs * max(1, (known.train_images or 0) // batch)
@@ -215,7 +215,7 @@ class FreeSpace:
 
 
 def free_space(folder: Path) -> FreeSpace:
-    """Return what is free on a folder's file system. A quota that it does not report is not seen.
+    """Return the free space of a folder's file system, without quotas that it does not report.
 
     Raises:
         OSError: The file system does not answer.
@@ -228,7 +228,7 @@ def free_space(folder: Path) -> FreeSpace:
 
 
 def check_disk(place: Path, *, free: FreeSpace, need: DiskNeed, held: int, freed: int) -> Finding:
-    """Compare what a run will write, beside what it has `held`, with the room there is. [bytes]"""
+    """Compare the space that a run needs beyond `held` with the free space. [bytes]"""
     room = free.size + freed
     wanted = max(0, need.all - held)
     parts = f"{need.checkpoints} checkpoints of {amount(need.checkpoint)}"
@@ -288,19 +288,19 @@ def check_weights(settings: ModelConfig) -> Finding:
 
 
 def check_batch_split(config: Config, *, ranks: int) -> list[Finding]:
-    """Check whether batches can be split among so many ranks; nothing where they are even."""
+    """Check whether batches can be split among the ranks; no finding for even batches."""
     split, batch_size = config.distributed.batch_split, config.training.batch_size
     return planned("batches", partial(planned_split, split, batch_size=batch_size, ranks=ranks))
 
 
 def check_groups(config: Config, *, ranks: int) -> list[Finding]:
-    """Check whether so many ranks can be grouped; nothing where there is one group."""
+    """Check whether the ranks can be grouped; no finding for a single group."""
     groups = config.distributed.groups
     return planned("compute groups", partial(planned_groups, groups, ranks=ranks))
 
 
 def planned(subject: str, plan: Callable[[], str]) -> list[Finding]:
-    """Return the text of a plan, if any, or why there is none."""
+    """Return a finding with the text of a plan, or with the reason why there is none."""
     try:
         text = plan()
     except InputError as error:
@@ -315,7 +315,7 @@ VERIFY_ALL = "`python -m data verify` checks all"
 
 
 def check_data(config: Config, *, ranks: int) -> list[Finding]:
-    """Check both splits for a job of so many ranks, without making an index."""
+    """Check both splits for a job of a number of ranks, without creating an index."""
     settings = config.data
     try:
         decoder = resolve_decoder(settings.decoder)
@@ -405,7 +405,7 @@ def sampled(count: int) -> Sequence[int]:
 
 
 def bad_images(problems: Sequence[str], settings: DataConfig) -> Finding:
-    """Return the finding on images that cannot be read: they end a run, or others stand in."""
+    """Return the finding on unreadable images: they end a run, or are replaced."""
     others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     detail = f"{problems[0]}{others}"
     if settings.on_bad_image == "skip":
@@ -415,7 +415,7 @@ def bad_images(problems: Sequence[str], settings: DataConfig) -> Finding:
 
 
 def check_steps(config: Config, images: int, *, ranks: int) -> Finding:
-    """Check whether an epoch of so many images has a step."""
+    """Check whether an epoch of a number of images has at least one step."""
     batch_size, accumulated = config.training.batch_size, config.training.gradient_accumulation
     batches = steps_per_epoch(images, batch_size=batch_size, ranks=ranks)
     if batches < accumulated:

@@ -1,1 +1,1 @@
-"""Training, and what a run leaves behind: checkpoints, metrics, curves."""
+"""Training, and the files of a run: checkpoints, metrics, curves."""

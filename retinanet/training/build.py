@@ -151,7 +151,7 @@ def read_backbone_weights(pretrained_backbone: str) -> dict[str, Tensor]:
 
 
 def dropped_parts(weights: Mapping[str, Tensor]) -> str:
-    """Return the parts of a whole detector that are not used; empty for a classifier's weights."""
+    """Return the unused parts of a complete detector; empty for a classifier's weights."""
     dropped = [name for name in weights if not name.startswith(IN_DETECTOR)]
     if len(dropped) == len(weights):
         return ""
@@ -314,7 +314,7 @@ def _size(value: Tensor) -> int:
 
 
 def dense(value: Tensor, name: str, file: Path, limit: int) -> Tensor:
-    """Return a tensor as safetensors holds it: contiguous, its memory shared with no other.
+    """Return a tensor in the form of safetensors: contiguous, without shared memory.
 
     Raises:
         InputError: It is sparse or quantized, or needs more bytes than `limit`, the file's.

@@ -60,7 +60,7 @@ class BackgroundEvaluation:
         detection_seconds: float,
         work: MetricWork | None,
     ) -> None:
-        """Describe the evaluation of the weights at `position`, after so many `epochs`.
+        """Describe the evaluation of the weights at `position`, after `epochs` epochs.
 
         `work` is what the metric is computed from, None on ranks other than 0.
         """
@@ -124,7 +124,7 @@ class BackgroundEvaluation:
             raise InputError(answer)
 
     def _next_answer(self) -> Any:
-        """Return what the process sends next; None where it has died, or there is none."""
+        """Return the process's next response; None if it has ended, or there is no process."""
         if self._answers is None:
             return None
         with suppress(EOFError, OSError):

@@ -81,7 +81,7 @@ class StepResult:
 
     @property
     def images_per_second(self) -> float:
-        """Speed of the whole run."""
+        """The throughput of the complete run."""
         return self.images / self.run_seconds
 
 
@@ -99,7 +99,7 @@ class StepProfiler(Protocol):
         return []
 
     def step(self, number: int, prepared: PreparedTraining) -> AbstractContextManager[object]:
-        """Return the context of a step of this model, counted from 1 over the whole run."""
+        """Return the context of a step of this model, counted from 1 in the run."""
         return NOTHING
 
     def phase(self, name: str) -> AbstractContextManager[object]:
@@ -108,7 +108,7 @@ class StepProfiler(Protocol):
 
 
 class NullProfiler(StepProfiler):
-    """A profiler that measures nothing."""
+    """A profiler without any effect."""
 
 
 NO_PROFILER = NullProfiler()

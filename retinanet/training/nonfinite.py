@@ -47,7 +47,7 @@ class BatchTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class NonFiniteStep:
-    """A rank's record of a step that was not finite and changed nothing.
+    """A rank's record of a skipped step with a non-finite loss or gradient.
 
     Gradients are averages over the ranks; if a loss was not finite, none of them is.
     """
@@ -90,7 +90,7 @@ def require_finite_tensors(tensors: Mapping[str, Tensor], *, file: Path | str) -
 
 @dataclass(frozen=True, kw_only=True)
 class NonFiniteReport:
-    """A step of all ranks that was not finite."""
+    """The report of a step with a non-finite loss or gradient, over all ranks."""
 
     content: dict[str, Any]  # The whole report, for JSON: see `describe_step`
     line: str  # The most important of it

@@ -44,7 +44,7 @@ STEPS_AVERAGED = 20  # Window of the means of speed and loss on the console
 
 
 class Recorder:
-    """Writes below the run's folder and on the console; decides nothing about the training."""
+    """Writes to the run's folder and the console, without influence on the training."""
 
     def __init__(
         self, folder: RunFolder, *, console: Console, first_step: int, target_map: float | None
@@ -72,7 +72,7 @@ class Recorder:
         return f"{images / seconds:.2f} images/s  loss {loss:.4f}"
 
     def record(self, kind: str, content: dict[str, Any]) -> None:
-        """Write a line: an image that could not be read, or a skipped step."""
+        """Write a record of an unreadable image or a skipped step."""
         with self._tolerating_full_disk():
             self._metrics.record(kind, content)
 
@@ -124,7 +124,7 @@ class Recorder:
 
     @contextmanager
     def _tolerating_full_disk(self) -> Iterator[None]:
-        """Turn a full or missing disk into an occasional warning: it must not end a training.
+        """Turn disk errors into occasional warnings, so that they do not end a training.
 
         `metrics.jsonl` gets its lines once there is space; detections and pictures are omitted.
         """
@@ -177,7 +177,7 @@ class NullRecorder:
     """The recorder of ranks other than 0, which write nothing."""
 
     def step(self, *arguments: Any, **named: Any) -> str:
-        """Return no text."""
+        """Return an empty text."""
         return ""
 
     def ignore(self, *arguments: Any, **named: Any) -> None:
@@ -303,7 +303,7 @@ class MetricsLog:
         self._tensorboard.write(lambda to: to.add_image(name, pixels, step, dataformats="HWC"))
 
     def close(self) -> None:
-        """Write what is buffered."""
+        """Flush buffered records."""
         self._lines.close()
         self._tensorboard.close()
 
@@ -345,7 +345,7 @@ class TensorBoardLog:
         self.write(lambda to: [to.add_scalar(name, value, step) for name, value in values.items()])
 
     def close(self) -> None:
-        """Write what is buffered."""
+        """Flush buffered records."""
         writer, self._writer = self._writer, None
         with suppress(OSError):
             if writer is not None:
@@ -353,7 +353,7 @@ class TensorBoardLog:
         threading.excepthook = self._previous_hook
 
     def write(self, action: Callable[[SummaryWriter], object]) -> None:
-        """Write something; OSError if it could not be written."""
+        """Write an event; raise OSError if it could not be written."""
         if self._writer is None:
             if time.monotonic() < self._next_try:
                 return

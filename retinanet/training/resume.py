@@ -32,7 +32,7 @@ DEFAULT_SETUP: dict[str, Any] = {SPLIT: EVEN, GROUPS: 1, BETA1: DEFAULT_BETA1}
 def checkpoint_to_resume(
     folder: RunFolder, config: Config, *, console: Console
 ) -> Checkpoint | None:
-    """Return the newest whole checkpoint of a run; None if the run ended before its first one.
+    """Return the newest complete checkpoint of a run; None if the run ended before its first one.
 
     A warning on the console names newer ones, which are damaged.
 
@@ -103,7 +103,7 @@ def format_finished(step: int, best_map: float | None, *, is_reached: bool) -> s
 def describe_setup(
     config: Config, *, ranks: int, engine: str, exchange: str, split: Sequence[int]
 ) -> dict[str, Any]:
-    """Return what the next steps depend on, beside configuration and checkpoint.
+    """Return the conditions of the next steps besides configuration and checkpoint.
 
     `exchange` is the backend of gradient averaging, `none` for one rank; `split` has the images of
     each rank in a batch.

@@ -192,7 +192,7 @@ def remove_if_nothing_began(path: Path, new_folders: list[Path], *, lock: FileLo
 
 
 def take_lock(lock: FileLock, path: Path) -> None:
-    """Take the lock of a run's folder; InputError if another run holds it."""
+    """Lock a run's folder; raise InputError if another run has locked it."""
     try:
         lock.take()
     except LockHeldError as error:
@@ -285,7 +285,7 @@ def print_rows(console: Console, rows: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """Facts about a run, known before its first step."""
+    """The facts about a run that are available before its first step."""
 
     config: Config
     folder: RunFolder
@@ -360,7 +360,7 @@ def describe_ranks(facts: RunFacts) -> dict[str, object]:
 
 
 def ranks_as_json(facts: RunFacts) -> dict[str, Any]:
-    """Return the ranks for `environment.json`; rank 0's CPUs stand for all."""
+    """Return the ranks for `environment.json`, with the CPUs of rank 0."""
     context = facts.context
     return {
         "size": len(facts.hosts),

@@ -82,13 +82,13 @@ class StepPlan:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Whole batches of a rank in an epoch; at least one."""
+        """Full batches of a rank in an epoch; at least one."""
         # The sampler repeats images if an epoch has fewer than a batch.
         return max(self.images_per_epoch, self.images_per_batch) // self.images_per_batch
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole steps in an epoch."""
+        """Full steps in an epoch."""
         return self.batches_per_epoch // self.gradient_accumulation
 
     @property
@@ -99,7 +99,7 @@ class StepPlan:
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole run, those before the start included."""
+        """The steps of the complete run, including those before the start."""
         if self.start.epoch >= self.epochs:
             return self.start.step
         later_epochs = self.epochs - self.start.epoch - 1
@@ -131,7 +131,7 @@ class StepPlan:
         return self.schedule_step(step) / self.steps_per_epoch
 
     def schedule_step(self, step: int) -> int:
-        """Return the step at which a run that always had these batches is at the same position.
+        """Return the equivalent number of steps of a run that always had the present batch size.
 
         The learning rate is a function of it. If batches and ranks never changed, it is `step`.
         """

@@ -51,7 +51,7 @@ class StopRequest:
         return bool(self.name)
 
     def hold_back(self) -> None:
-        """From now on defer signals until the ranks agree, since there is something to save."""
+        """Defer signals until the ranks agree, once the run has progress to save."""
         self._raises = False
 
     def agree(self, received: Sequence[str]) -> None:

@@ -75,7 +75,7 @@ from retinanet.training.train_state import (
 
 
 class Trainer:
-    """Owns model, optimizer and the state of a run, and trains it to its end.
+    """Training of a run: model, optimizer, state, and the loop over epochs.
 
     Every rank has one, and calls all of its methods at the same steps.
     """
@@ -572,12 +572,12 @@ class Trainer:
             submit(self.folder.path, submission, console=self.console)
 
     def position(self) -> TrainingPosition:
-        """Return how far the run has come, as a checkpoint keeps it."""
+        """Return the progress of the run, as in a checkpoint."""
         parts = self.state.state_dict() | self.guard.state_dict()
         return TrainingPosition(**parts, images_per_epoch=self.plan.images_per_epoch)
 
     def setup(self) -> dict[str, object]:
-        """Return what the next steps depend on, beside configuration and checkpoint."""
+        """Return the conditions of the next steps besides configuration and checkpoint."""
         return describe_setup(
             self.config,
             ranks=self.group.size,

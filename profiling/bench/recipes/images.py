@@ -44,7 +44,7 @@ def prepare_decode(workload: Workload, *, photos: str, decoder: str) -> Prepared
 
 
 def prepare_resize(workload: Workload, *, photos: str, decoder: str) -> Prepared:
-    """Prepare the same, with a resize to squares."""
+    """Prepare decoding followed by a resize to squares."""
     keep_to_one_core()
     torch.set_num_threads(1)
     paths = read_list(photos)
@@ -132,7 +132,7 @@ def photo_dataset(photos: Sequence[Path], *, image_size: int, decoder: str) -> D
 def prepare_loader(
     workload: Workload, *, photos: str, decoder: str, batch_size: str, workers: str
 ) -> Prepared:
-    """Prepare a loader with so many processes."""
+    """Prepare a loader with a number of worker processes."""
     dataset = photo_dataset(read_list(photos), image_size=workload.image_size, decoder=decoder)
     loader = evaluation_loader(dataset, batch_size=int(batch_size), workers=int(workers))
     loader.start_workers()

@@ -1,4 +1,4 @@
-"""Recipes of training steps: ours, torchvision's, and what the machine can do at most.
+"""Recipes of training steps: ours, torchvision's, and the machine's ceiling.
 
 `step_torch` runs the functions that `train.py` runs. `step_submission` is a step through IPEX as in
 the only CPU submission to MLPerf Training (v3.0, Intel). `step_torchvision` has the backbone that
@@ -147,7 +147,7 @@ def prepared_steps(
 
 
 def compile_parts(model: Any) -> None:
-    """Compile a detector's backbone and head, each whole, by inductor; runs at their first call.
+    """Compile a detector's backbone and head with inductor, at their first call.
 
     The parts around them, such as matching, have shapes that change, on which Python spends more
     than on their operators. Inductor counts the bytes of each graph meanwhile.
@@ -164,7 +164,7 @@ def compile_parts(model: Any) -> None:
 
 
 def uncounted(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a compiled function that runs as such while bytes are counted, which it hides."""
+    """Return a compiled function that is excluded from the byte counter."""
 
     @functools.wraps(compiled)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,1 +1,1 @@
-"""`python -m launch tune`: the hosts, ranks, threads and batches that reach a target soonest."""
+"""`python -m launch tune`: the fastest allocation of hosts, ranks, threads and batches."""

@@ -54,7 +54,7 @@ NETWORK = re.compile(
 
 
 def tune_command(options: PlannerOptions) -> int:
-    """Find which allocation to take, and print it; returns the exit code."""
+    """Select an allocation and print it; return the exit code."""
     outputs = [options.chart, options.slurm, options.json_file]
     files = [file for file in outputs if file is not None]
     require_free(files, overwrite=False, advice="give another name")
@@ -99,7 +99,7 @@ def write_plan(
     options: PlannerOptions,
     console: Console,
 ) -> None:
-    """Print the winner's command, and write the files that were asked for."""
+    """Print the command of the best allocation, and write the requested files."""
     winner, batch_size = plan.winner, plan.winner.allocation.global_batch
     if measured.probes is None:
         expected = expectation(reference_points(options.rules), batch_size)
@@ -288,7 +288,7 @@ def parse_network(text: str) -> Network:
 
 
 def batch_sizes(text: str) -> tuple[int, ...]:
-    """Return at least two different ones, ascending."""
+    """Parse at least two distinct batch sizes; return them in ascending order."""
     sizes = tuple(sorted({positive(size) for size in text.split(",")}))
     if len(sizes) < 2:
         raise argparse.ArgumentTypeError(

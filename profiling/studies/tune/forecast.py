@@ -32,7 +32,7 @@ WORTH_SAYING = 0.05  # Share of a step spent waiting from which on it is part of
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Allocation:
-    """Alike hosts, each with ranks of one shape."""
+    """Equal hosts, each with ranks of one shape."""
 
     hosts: int
     on_host: Shape
@@ -50,7 +50,7 @@ class Allocation:
 
     @property
     def name(self) -> str:
-        """Such as `2 hosts × 1 rank × 28 threads, 4 images per rank`."""
+        """The name, such as `2 hosts × 1 rank × 28 threads, 4 images per rank`."""
         shape = self.on_host
         counts = (self.hosts, shape.ranks, shape.threads, shape.batch_size)
         hosts, ranks, threads, images = (
@@ -64,7 +64,7 @@ class Allocation:
 def allocations(
     shapes: Sequence[Shape], *, most_hosts: int, most_groups: int = 1
 ) -> Iterator[Allocation]:
-    """Yield every shape on `host_counts` hosts, in as many groups as divide them."""
+    """Yield every shape on `host_counts` hosts, with every number of groups that divides them."""
     for shape, hosts in product(shapes, host_counts(most_hosts)):
         for groups in range(1, min(hosts, most_groups) + 1):
             if hosts % groups == 0:
@@ -92,7 +92,7 @@ class HostModel:
     network: Network
 
     def exchange_seconds(self, allocation: Allocation, *, step: float) -> float:
-        """Return what exchanging gradients adds to a step that takes `step` seconds without it.
+        """Return the time that the gradient exchange adds to a step of `step` seconds. [s]
 
         On a host that is a share of the step. Between hosts the backward pass hides the exchange,
         but for the last bucket of gradients.
@@ -107,7 +107,7 @@ class HostModel:
         return added + max(last, whole - measured.backward_share * step)
 
     def update_seconds(self, groups: int, *, within: float, step: float) -> float:
-        """Return what a step of one of several groups takes longer, with the update of the weights.
+        """Return the time that the weight update adds to a step of one of several groups. [s]
 
         `within` is what the exchange within the group adds. Then the gradients are sent to rank 0,
         it runs the optimizer, and sends the weights back. It serves one group at a time, and so
@@ -145,7 +145,7 @@ class Forecast:
 
     @property
     def epochs_text(self) -> str:
-        """The epochs, with `*` where no known training had so large a global batch."""
+        """The epochs, with `*` beyond the largest global batch with known epochs."""
         return f"{self.epochs.middle:.2f}{'*' if self.is_extrapolated else ''}"
 
 
@@ -188,13 +188,13 @@ def forecast(
 
 @dataclass(frozen=True, kw_only=True)
 class Constraints:
-    """Limits that the choice has to keep; without any the soonest is taken."""
+    """The limits of the choice; without any, the fastest allocation is chosen."""
 
     deadline_hours: float | None = None
     budget_core_hours: float | None = None
 
     def allows(self, result: Forecast) -> bool:
-        """Return whether even the worst case keeps the limits."""
+        """Return whether the worst case is within the limits."""
         in_time = self.deadline_hours is None or result.hours.high <= self.deadline_hours
         paid = self.budget_core_hours is None or result.core_hours.high <= self.budget_core_hours
         return in_time and paid
@@ -202,7 +202,7 @@ class Constraints:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All forecasts, and which of them to take."""
+    """All forecasts, ranked."""
 
     fitted: Fitted
     network: Network
@@ -213,7 +213,7 @@ class Plan:
 
     @property
     def winner(self) -> Forecast:
-        """The best."""
+        """The best forecast."""
         return self.ranking[0]
 
 
@@ -267,7 +267,7 @@ def choose_allocation(
 
 
 def refuse(forecasts: Sequence[Forecast], constraints: Constraints) -> NoReturn:
-    """Report that no allocation keeps the limits, and what the nearest ones need.
+    """Raise InputError: no allocation is within the limits; name what the nearest ones need.
 
     Raises:
         InputError: Always.
@@ -289,7 +289,7 @@ def refuse(forecasts: Sequence[Forecast], constraints: Constraints) -> NoReturn:
 
 
 def soonest_by_hosts(forecasts: Sequence[Forecast]) -> list[Forecast]:
-    """Return the soonest of each number of hosts, by number."""
+    """Return the fastest forecast for each number of hosts, by number."""
     soonest: dict[int, Forecast] = {}
     for result in sorted(forecasts, key=lambda result: result.hours.middle):
         soonest.setdefault(result.allocation.hosts, result)
@@ -297,7 +297,7 @@ def soonest_by_hosts(forecasts: Sequence[Forecast]) -> list[Forecast]:
 
 
 def turning_point(by_hosts: Sequence[Forecast]) -> Forecast | None:
-    """Return the soonest, if more hosts make the training longer again; None if none does.
+    """Return the fastest forecast, if more hosts make the training longer; else None.
 
     The forecasts are of one shape of ranks, by number of hosts, ascending.
     """
@@ -306,7 +306,7 @@ def turning_point(by_hosts: Sequence[Forecast]) -> Forecast | None:
 
 
 def why_it_loses(result: Forecast, winner: Forecast) -> str:
-    """Return in a sentence what makes another allocation take longer than the winner."""
+    """Return a sentence on why an allocation takes longer than the best one."""
     times = result.hours.middle / winner.hours.middle
     throughput = result.images_per_second / winner.images_per_second
     cost = result.core_hours.middle / winner.core_hours.middle

@@ -1,4 +1,4 @@
-"""Gather what a plan rests on: what its file has, and what must be measured or trained first.
+"""Gather the measurements of a plan: from its file, or measured or trained first.
 
 Each part is in the plan's file as soon as it is there, so that the same command continues after an
 interruption: the measurements of this host, the network between named hosts, and the probe runs,
@@ -134,7 +134,7 @@ def gathered(options: PlannerOptions, *, console: Console) -> Measurements:
 
 
 def wanted_probes(options: PlannerOptions, stored: Stored, *, name: str) -> Probes | None:
-    """Return the probe runs that there are to be; None for data with MLPerf's reference points.
+    """Return the required probe runs; None for data with MLPerf's reference points.
 
     What the options leave open is as it was stored, or as configured.
     """
@@ -196,7 +196,7 @@ def probes_folder(plan: Path) -> Path:
 def measured_here(
     options: PlannerOptions, begun: PartialMeasurement | None, *, name: str, console: Console
 ) -> Measurements:
-    """Measure this host, or what an earlier command has left to measure."""
+    """Measure this host, or complete an earlier measurement."""
     mpirun = choose_mpirun(options.mpirun)
     data = trained_data(name, options.overrides, console=console)
     wanted = what_to_measure(data, overrides=options.overrides)
@@ -232,7 +232,7 @@ def measured_here(
 def with_probes(
     options: PlannerOptions, measured: Measurements, probes: Probes, *, console: Console
 ) -> Measurements:
-    """Return the measurements with all probe runs that are wanted."""
+    """Return the measurements with all required probe runs."""
     assert options.plan is not None
     missing = probes.missing
     if missing and options.probe is None:  # no training starts without --probe, as on a laptop
@@ -289,7 +289,7 @@ def train_probe(
     seed: int,
     show: Callable[[str], None],
 ) -> ProbeRun:
-    """Train with a global batch size, or go on where an earlier command stopped.
+    """Train with a global batch size, or resume an earlier run.
 
     Raises as `run_training`.
     """
@@ -323,7 +323,7 @@ def train_probe(
 
 
 def run_training(options: Sequence[str], *, show: Callable[[str], None]) -> None:
-    """Run `train.py`; Ctrl-C and SIGTERM let it write a checkpoint first."""
+    """Run `train.py`; on Ctrl-C and SIGTERM it writes a checkpoint first."""
     command = [sys.executable, str(REPOSITORY / "train.py"), *options]
     with running(command, patience_s=SECONDS_FOR_A_CHECKPOINT, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

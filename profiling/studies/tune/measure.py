@@ -124,7 +124,7 @@ class MeasurementPlan:
 
     @property
     def job_overrides(self) -> tuple[str, ...]:
-        """The user's, and synthetic data where there is no data set."""
+        """The user's overrides, and synthetic data if there is no data set."""
         return (*self.overrides, *synthetic_data(self.config, classes=self.data.classes))
 
     def facts(self) -> dict[str, Any]:
@@ -153,7 +153,7 @@ class MeasurementPlan:
         }
 
     def begin(self) -> PartialMeasurement:
-        """Return a measurement of which nothing is measured yet."""
+        """Return an empty measurement."""
         command = ("python", "-m", "launch", "tune", "--data", self.data.name, *self.overrides)
         return PartialMeasurement(
             command=shlex.join(command),
@@ -167,7 +167,7 @@ class MeasurementPlan:
 
 
 def what_to_measure(data: TrainedData, *, overrides: Sequence[str]) -> MeasurementPlan:
-    """Plan as much as the planner needs.
+    """Plan the measurements that the planner needs.
 
     Raises:
         InputError: A setting is wrong, or there is not enough memory.
@@ -226,10 +226,10 @@ def synthetic_data(config: Config, *, classes: int) -> tuple[str, ...]:
 
 
 def measured_pairs(shapes: Sequence[tuple[int, int]], *, most: int) -> list[tuple[int, int]]:
-    """Return ranks and threads to measure: at most so many of the host's, and that of most ranks.
+    """Return ranks and threads to measure: a limited number, and the one with most ranks.
 
-    And single ranks of their threads, which show what threads bring; several ranks take from each
-    other.
+    Also single ranks with these numbers of threads, to separate the effect of threads from that of
+    ranks that share memory bandwidth.
     """
     chosen = {*shapes[:: max(1, -(-len(shapes) // most))], shapes[-1]}
     return sorted(chosen | {(1, threads) for _, threads in chosen})
@@ -308,7 +308,7 @@ def finished(
     *,
     busy_cores: float,
 ) -> Measurements:
-    """Return what the planner keeps of a complete measurement."""
+    """Return the planner's measurements from a complete measurement."""
     names = (
         *("command", "environment", "shapes", "all_reduces", "all_reduces_over"),
         *("evaluation_seconds", "metric_seconds", "update_seconds"),
@@ -342,7 +342,7 @@ def measure_steps(
     before: Sequence[JobsOfShape] = (),
     keep: Callable[[Sequence[Measured]], None] = lambda measured: None,
 ) -> list[Measured]:
-    """Run a job for each shape in each round, but those that have run before.
+    """Run the missing jobs of each shape in each round.
 
     `keep` receives all that is measured after each job.
 
@@ -372,7 +372,7 @@ def to_shape(measured: Measured) -> Shape:
 
 
 def with_jobs(begun: PartialMeasurement, measured: Sequence[Measured]) -> PartialMeasurement:
-    """Return a measurement with these jobs in the place of those before."""
+    """Return a measurement with its jobs replaced."""
     jobs = (
         JobsOfShape(shape=to_shape(result), jobs=tuple(map(tuple, result.jobs)))
         for result in measured
@@ -388,7 +388,7 @@ def step_time(measured: Measured) -> StepTime:
 
 
 def added(measured: Sequence[Measured]) -> list[Added]:
-    """Return what the exchange added, for all combinations of several ranks.
+    """Return the time that the exchange added, for all combinations of several ranks.
 
     It is a share of the step without exchange; each step is compared with its neighbour.
     """
@@ -415,7 +415,7 @@ def all_reduces_of_host(
 
 
 def metric_seconds(images: int) -> float:
-    """Measure COCO's metric of the whole validation split, from a tenth of it."""
+    """Estimate the time of COCO's metric on the validation split from a tenth of it. [s]"""
     tenth = max(1, images // METRIC_SHARE)
     seconds: float = measured_metric("faster-coco-eval", images=tenth, found=FOUND).seconds
     return seconds * images / tenth

@@ -43,7 +43,7 @@ class ProbeRun:
 
     @property
     def name(self) -> str:
-        """Such as `global batch 16, seed 0`."""
+        """The name, such as `global batch 16, seed 0`."""
         return f"global batch {self.batch_size}, seed {self.seed}"
 
     @property
@@ -52,7 +52,7 @@ class ProbeRun:
         return max((evaluated.score for evaluated in self.evaluations), default=0.0)
 
     def epochs_until(self, target: float) -> float:
-        """Return where the line between two evaluations crosses the target; infinite: nowhere."""
+        """Return the interpolated epochs at which the mAP reaches the target; infinite if never."""
         before = Evaluated(epoch=0.0, score=0.0)
         for now in self.evaluations:
             if now.score >= target:
@@ -83,7 +83,7 @@ class RateRule:
 
 @dataclass(frozen=True, kw_only=True)
 class Probes:
-    """All probe runs of one configuration, and what they are for."""
+    """All probe runs of one configuration, and their purpose."""
 
     target_map: float = Field(gt=0, le=1)
     batch_sizes: tuple[int, ...] = Field(min_length=2)  # Global ones, ascending
@@ -95,12 +95,12 @@ class Probes:
 
     @property
     def wanted(self) -> list[tuple[int, int]]:
-        """Batch size and seed of each run, seed after seed: an early end leaves all sizes."""
+        """The batch size and seed of each run, ordered by seed, so that every size is run early."""
         return [(size, seed) for seed in range(self.seeds) for size in self.batch_sizes]
 
     @property
     def missing(self) -> list[tuple[int, int]]:
-        """Batch size and seed of the wanted runs that are not there or have to train on."""
+        """The batch size and seed of the missing and incomplete runs."""
         conclusive = [
             (run.batch_size, run.seed)
             for run in self.runs
@@ -110,7 +110,7 @@ class Probes:
 
 
 def epochs_of_probes(probes: Probes, *, config: str) -> EpochsModel:
-    """Return the epochs by batch size from probe runs, of which every wanted one is there.
+    """Return the epochs by batch size from complete probe runs.
 
     Raises:
         InputError: Some did not reach the target in all their epochs; has the best mAP of each, and
@@ -177,7 +177,7 @@ class BetweenHosts:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
-    """Everything that was measured of one host."""
+    """All measurements of one host."""
 
     command: str
     environment: Mapping[str, Any]
@@ -216,7 +216,7 @@ class Measurements:
 
 @dataclass(frozen=True, kw_only=True)
 class JobsOfShape:
-    """The jobs of a shape that have run: one of each round, in order."""
+    """The completed jobs of a shape: one of each round, in order."""
 
     shape: Shape
     jobs: tuple[tuple[RankSteps, ...], ...]
@@ -253,7 +253,7 @@ MAY_DIFFER = ("code", "kernel")
 
 
 def write_measurements(file: Path, measured: Measurements | PartialMeasurement) -> None:
-    """Write them as JSON, in place of an earlier state.
+    """Write the measurements as JSON; replaces an earlier state.
 
     Raises:
         InputError: The file cannot be written there.
@@ -283,7 +283,7 @@ def read_measurements(file: Path) -> Measurements | PartialMeasurement:
 
 
 def require_same(file: Path, begun: PartialMeasurement, now: PartialMeasurement) -> None:
-    """Refuse to continue the measurement of a file, `begun`, if it would differ here and now.
+    """Refuse to continue a measurement, `begun`, that was made under other conditions.
 
     Raises:
         InputError: Names the first thing that differs, as it was and as it is.

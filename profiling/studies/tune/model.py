@@ -127,13 +127,13 @@ class Fitted:
 
     @property
     def largest_error(self) -> float:
-        """The largest error of what was left out, or of all if nothing could be. As a share."""
+        """The largest relative error of held-out measurements, or of all if there are none."""
         tested = [check for check in self.checked if check.was_left_out] or self.checked
         return max(abs(check.error) for check in tested)
 
 
 def fitted_to(times: Sequence[StepTime], *, cores: int) -> Fitted:
-    """Fit without a third of the measurements and predict these; then fit to all."""
+    """Fit without a third of the measurements, to test the model on these; then fit to all."""
     left_out = held_out(times)
     others = [time for time in times if time not in left_out]
     if len(others) < LEAST_TO_FIT:
@@ -151,7 +151,7 @@ def fitted_to(times: Sequence[StepTime], *, cores: int) -> Fitted:
 
 
 def held_out(times: Sequence[StepTime]) -> list[StepTime]:
-    """Return about a third of the measurements, to compare with what a fit without them predicts.
+    """Return about a third of the measurements, to test a fit without them.
 
     As in a Latin square: of each pair of ranks and threads another batch size, so that the others
     still have every batch size and every pair.
@@ -174,7 +174,7 @@ class Network:
     source: str
 
     def all_reduce_seconds(self, size: int, *, ranks: int) -> float:
-        """Return the time for so many bytes over a ring of ranks, host after host."""
+        """Return the time of an all-reduce over a ring of ranks, host after host. [s]"""
         messages, transferred = ring(ranks, size)
         return messages * self.latency + transferred / self.bandwidth
 
@@ -185,7 +185,7 @@ def rank_counts(most: int) -> list[int]:
 
 
 def rank_counts_of_host(cores: int, *, sockets: int) -> list[int]:
-    """Return those up to 8 that share a host's cores evenly; and 2."""
+    """Return 2 and the numbers of ranks up to 8 that divide a host's cores evenly."""
     return [
         count
         for count in rank_counts(MOST_ON_HOST)
@@ -240,18 +240,18 @@ class Runs:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A quantity that is known only within a range."""
+    """A quantity with a range of uncertainty."""
 
     low: float
     middle: float
     high: float
 
     def times(self, factor: float) -> "Estimate":
-        """Return so many times as much; the factor is not negative."""
+        """Return the estimate times a factor that is not negative."""
         return Estimate(low=factor * self.low, middle=factor * self.middle, high=factor * self.high)
 
     def widened(self, share: float) -> "Estimate":
-        """Return the range if the quantity may also be wrong by a share, to either side."""
+        """Return the range widened by a relative error to either side."""
         low, high = self.low * (1 - share), self.high * (1 + share)
         return Estimate(low=low, middle=self.middle, high=high)
 
@@ -304,7 +304,7 @@ def epochs_of_mlperf(rules: Rules) -> EpochsModel:
 
 @dataclass(frozen=True, kw_only=True)
 class WithGroups:
-    """Compute groups that a user allows, and what they cost."""
+    """The compute groups that a user allows, and their factor on the number of epochs."""
 
     most: int = 1  # Compute groups, each of whole hosts
     epochs: float = 1.0

@@ -97,7 +97,7 @@ def print_plan(
 
 
 def fit_table(fitted: Fitted) -> Table:
-    """Return each measured step beside the model's; what was left out of the fit is marked."""
+    """Return each measured step beside the model's; held-out measurements are marked."""
     columns = (
         Column("ranks", name="time.shape.ranks"),
         Column("threads", name="time.shape.threads"),
@@ -142,7 +142,7 @@ def network_table(times: Sequence[AllReduceTime], network: Network) -> Table:
 
 
 def choice_table(ranking: Sequence[Forecast], *, target: str) -> Table:
-    """Return the best allocations, then the best of other numbers of hosts, one a row."""
+    """Return the best allocations, then the best of other numbers of hosts, one per row."""
     best = list(ranking[:BEST_SHOWN])
     others = [result for result in soonest_by_hosts(ranking) if result not in best]
     chosen = best + others[:: max(1, len(others) // OTHERS_SHOWN)]
@@ -177,7 +177,7 @@ def format_range(hours: Estimate) -> str:
 
 
 def turning_points(forecasts: Sequence[Forecast], winner: Forecast) -> Iterator[str]:
-    """Yield where more hosts take longer, for each local batch and the winner's ranks."""
+    """Yield the number of hosts beyond which training takes longer, by local batch."""
     for size in sorted({result.allocation.on_host.batch_size for result in forecasts}):
         shape = replace(winner.allocation.on_host, batch_size=size)
         of_shape = [
@@ -216,7 +216,7 @@ def draw_by_hosts(
     *,
     value: Callable[[Forecast], float],
 ) -> None:
-    """Draw a line for each local batch, dotted where no known training had so large a batch."""
+    """Draw a line for each local batch, dotted beyond the largest batch with known epochs."""
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter  # noqa: PLC0415
 
     def draw(line: Sequence[Forecast], **style: Any) -> None:

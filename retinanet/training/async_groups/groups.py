@@ -138,7 +138,7 @@ class ComputeGroups:
         return self.all_ranks.store
 
     def ranks_at_work(self) -> list[int]:
-        """Return the job's ranks that have not ended, as far as this rank's watchdog knows."""
+        """Return the job's running ranks, according to this rank's watchdog."""
         lost = self.all_ranks.watch.lost if self.all_ranks.watch else set()
         return [rank for rank in range(self.all_ranks.size) if rank not in lost]
 

@@ -185,7 +185,7 @@ def count_values(parameters: Sequence[nn.Parameter]) -> int:
 
 
 def count_lines(count: int) -> int:
-    """Return `count` rounded up to whole cache lines of numbers."""
+    """Return `count` rounded up to full cache lines of numbers."""
     return -(-count // VALUES_OF_A_LINE) * VALUES_OF_A_LINE
 
 
@@ -211,7 +211,7 @@ class ServedWeights:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Do nothing: rank 0 holds the lock while it takes a step or reads."""
+        """Do nothing: rank 0 locks the weights in its steps and reads."""
         yield
 
     def step(self, gradients: Sequence[Tensor], *, learning_rate: float) -> int:
