@@ -1,19 +1,37 @@
+"""Environment of a rank: variables, preloaded allocators, and the kernel's memory policy."""
+
+import errno
+import json
 import os
+import platform
+import shutil
+import signal
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from common.errors import InputError
 from launch import environment
 from launch.environment import (
+    ALLOCATORS,
     BINDING_VARIABLES,
+    STARTED_AGAIN,
+    find,
     installed_backend,
+    prefer_memory,
+    preloading,
     rank_environment,
     use_environment,
 )
 from launch.shares import Share
+from tests.launch.denied_calls import DENY
+from tests.launch.ranks import REPOSITORY, run_python
+from tests.support.fast_precision import FAST_PRECISION
 
-SHARE = Share(
+BOUND = Share(
     socket=0,
     nodes=(0,),
     cpus=(4, 5, 8),
@@ -22,49 +40,36 @@ SHARE = Share(
     threads=3,
     floating=False,
 )
-FLOATING = Share(
-    socket=0, nodes=(0,), cpus=(0, 1, 2, 3), comm_cpus=(), loader_cpus=(), threads=2, floating=True
-)
+FLOATING = replace(BOUND, cpus=(0, 1, 2, 3), comm_cpus=(), loader_cpus=(), threads=2, floating=True)
 
 
 def variables(share: Share, *, openmp: str = "gnu", backend: str = "gloo") -> dict[str, str]:
     return rank_environment(share, openmp=openmp, backend=backend, local_rank=1, local_ranks=3)
 
 
-def test_gnu_threads_have_one_core_each() -> None:
-    assert variables(SHARE) == {"OMP_NUM_THREADS": "3", "GOMP_CPU_AFFINITY": "4 5 8"}
+INTEL = {"KMP_AFFINITY": "granularity=fine,explicit,proclist=[4,5,8]", "KMP_BLOCKTIME": "1"}
+GNU = {"OMP_NUM_THREADS": "3", "GOMP_CPU_AFFINITY": "4 5 8"}
+UNBOUND = {"OMP_NUM_THREADS": "2", "OMP_PROC_BIND": "false"}
+CCL = {"CCL_PROCESS_LAUNCHER": "none", "CCL_LOCAL_RANK": "1", "CCL_LOCAL_SIZE": "3"}
+TWO_WORKERS = {"CCL_WORKER_COUNT": "2", "CCL_WORKER_AFFINITY": "9,10,9,10,9,10"}
+LAST_CORE = {"CCL_WORKER_COUNT": "1", "CCL_WORKER_AFFINITY": "3,3,3"}  # for each local rank
 
 
-def test_intel_threads_have_one_core_each_and_sleep_early() -> None:
-    assert variables(SHARE, openmp="intel") == {
-        "OMP_NUM_THREADS": "3",
-        "KMP_AFFINITY": "granularity=fine,explicit,proclist=[4,5,8]",
-        "KMP_BLOCKTIME": "1",
-    }
-
-
-def test_floating_threads_are_bound_by_neither_library() -> None:
-    assert variables(FLOATING) == {"OMP_NUM_THREADS": "2", "OMP_PROC_BIND": "false"}
-    assert variables(FLOATING, openmp="intel") == {
-        "OMP_NUM_THREADS": "2",
-        "OMP_PROC_BIND": "false",
-        "KMP_BLOCKTIME": "1",
-    }
-
-
-def test_ccl_worker_cores_are_repeated_for_each_local_rank() -> None:
-    ccl = variables(SHARE, backend="ccl")
-    assert ccl["CCL_WORKER_COUNT"] == "2"
-    workers = ccl["CCL_WORKER_AFFINITY"].split(",")
-    assert workers == ["9", "10", "9", "10", "9", "10"]  # 3 local ranks × 2 workers
-    assert (ccl["CCL_PROCESS_LAUNCHER"], ccl["CCL_LOCAL_RANK"]) == ("none", "1")
-    assert ccl["CCL_LOCAL_SIZE"] == "3"
-    assert ccl["GOMP_CPU_AFFINITY"] == "4 5 8"
-
-
-def test_ccl_without_reserved_cores_uses_the_last_core() -> None:
-    ccl = variables(FLOATING, backend="ccl")
-    assert (ccl["CCL_WORKER_COUNT"], ccl["CCL_WORKER_AFFINITY"]) == ("1", "3,3,3")
+@pytest.mark.parametrize(
+    ("share", "openmp", "backend", "expected"),
+    [
+        (BOUND, "gnu", "gloo", GNU),
+        (BOUND, "intel", "gloo", {"OMP_NUM_THREADS": "3", **INTEL}),
+        (FLOATING, "gnu", "gloo", UNBOUND),
+        (FLOATING, "intel", "gloo", UNBOUND | {"KMP_BLOCKTIME": "1"}),
+        (BOUND, "gnu", "ccl", GNU | CCL | TWO_WORKERS),
+        (FLOATING, "gnu", "ccl", UNBOUND | CCL | LAST_CORE),
+    ],
+)
+def test_variables_of_a_rank(
+    share: Share, openmp: str, backend: str, expected: dict[str, str]
+) -> None:
+    assert variables(share, openmp=openmp, backend=backend) == expected
 
 
 @pytest.mark.parametrize(
@@ -98,7 +103,7 @@ def test_backend_is_ccl_if_its_bindings_are_installed(
 
 @pytest.fixture
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*BINDING_VARIABLES, *variables(SHARE, openmp="intel", backend="ccl")):
+    for name in (*BINDING_VARIABLES, *variables(BOUND, openmp="intel", backend="ccl")):
         monkeypatch.setenv(name, "")  # so that it is as before after the test
         monkeypatch.delenv(name)
 
@@ -107,7 +112,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_default_of_torchrun_is_replaced_without_note(monkeypatch: pytest.MonkeyPatch) -> None:
     for launcher, value, notes in (("torchrun", "1", 0), ("torchrun", "2", 1), ("mpich", "1", 1)):
         monkeypatch.setenv("OMP_NUM_THREADS", value)
-        lines = use_environment(variables(SHARE), bound=True, launcher=launcher)
+        lines = use_environment(variables(BOUND), bound=True, launcher=launcher)
         assert len(lines) == notes
         assert os.environ["OMP_NUM_THREADS"] == "3"
 
@@ -117,7 +122,7 @@ def test_variables_of_the_user_that_bind_nothing_are_kept(monkeypatch: pytest.Mo
     monkeypatch.setenv("KMP_BLOCKTIME", "200")
     monkeypatch.setenv("CCL_PROCESS_LAUNCHER", "hydra")
     monkeypatch.setenv("CCL_WORKER_COUNT", "4")
-    planned = variables(SHARE, openmp="intel", backend="ccl")
+    planned = variables(BOUND, openmp="intel", backend="ccl")
     [note] = use_environment(planned, bound=True, launcher="mpich")
     assert "CCL_WORKER_COUNT=4" in note and "launch.comm_cores" in note
     assert os.environ["KMP_BLOCKTIME"] == "200"
@@ -131,3 +136,224 @@ def test_unbound_rank_keeps_the_users_binding(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("KMP_AFFINITY", "compact")
     assert use_environment({"OMP_NUM_THREADS": "2"}, bound=False, launcher="none") == []
     assert (os.environ["KMP_AFFINITY"], os.environ["OMP_NUM_THREADS"]) == ("compact", "2")
+
+
+FAULTS_OF_TEN_TENSORS = """
+import sys
+from launch.environment import set_allocator
+from common.machine import page_faults
+set_allocator(sys.argv[1])
+import torch
+torch.set_num_threads(1)
+for _ in range(25):  # the heap takes four to eight rounds to grow as far as it has to
+    torch.ones(25_000_000)
+before = page_faults()
+for _ in range(10):
+    torch.ones(25_000_000)
+print(page_faults() - before)
+"""
+
+PROCESS = """
+import json, os, sys
+from launch.environment import set_allocator
+from common.cli import run_command
+def main():
+    set_allocator(sys.argv[1])
+    maps = open("/proc/self/maps").read()
+    print(json.dumps({
+        "pid": os.getpid(),
+        "arguments": sys.argv[1:],
+        "flags": [sys.flags.utf8_mode, sys.warnoptions],
+        "environment": dict(os.environ),
+        "loaded": [name for name in ("tcmalloc", "jemalloc") if f"/lib{name}" in maps],
+        "pipe": os.read(int(sys.argv[2]), 5).decode() if len(sys.argv) > 2 else None,
+    }))
+    return 0
+sys.exit(run_command(main))
+"""
+
+
+def faults(policy: str) -> int:
+    done = run_python(FAULTS_OF_TEN_TENSORS, policy)
+    assert done.code == 0, done.errors
+    return int(done.output)
+
+
+@pytest.fixture(scope="module")
+def faults_of_system() -> int:
+    return faults("system")
+
+
+def installed(name: str) -> bool:
+    """Return whether the allocator is installed; if not, check the error of the command."""
+    if find(ALLOCATORS[name]) is not None:
+        return True
+    done = run_python(PROCESS, name)
+    assert done.code == 2 and done.errors.count("\n") == 1, done.errors
+    assert f"error: engine.allocator: {name}: its library is not installed" in done.errors
+    assert f"apt-get install {ALLOCATORS[name].package}" in done.errors
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["tuned", *ALLOCATORS])
+def test_allocator_causes_few_page_faults(policy: str, faults_of_system: int) -> None:
+    if policy == "tuned" and platform.libc_ver()[0] != "glibc":
+        pytest.skip("the policy is glibc's")
+    if policy == "tuned" or installed(policy):
+        assert faults(policy) < faults_of_system / 20
+
+
+@pytest.mark.parametrize("name", ALLOCATORS)
+def test_restarted_command_is_unchanged(name: str) -> None:
+    if not installed(name):
+        return
+    read, write = os.pipe()
+    os.write(write, b"hello")
+    flags = ["-X", "utf8", "-W", "error::UserWarning"]
+    process = subprocess.Popen(
+        [sys.executable, *flags, "-c", PROCESS, name, str(read), "a b", "--c=ü"],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        pass_fds=[read],
+    )
+    output, _ = process.communicate(timeout=60)
+    result = json.loads(output)
+    assert result["loaded"] == [name]
+    assert result["pid"] == process.pid
+    assert result["arguments"] == [name, str(read), "a b", "--c=ü"]
+    assert result["flags"] == [1, ["error::UserWarning"]]
+    assert result["pipe"] == "hello"  # as mpirun's processes have one
+    for setting, value in ALLOCATORS[name].settings.items():
+        assert result["environment"][setting] == value
+    assert STARTED_AGAIN not in result["environment"]  # children would inherit it
+
+
+@pytest.mark.parametrize("name", ALLOCATORS)
+def test_library_preloaded_by_the_user_is_kept(name: str, tmp_path: Path) -> None:
+    library = find(ALLOCATORS[name])
+    if not installed(name) or library is None:
+        return
+    done = run_python(PROCESS, name, LD_PRELOAD=library)
+    variables = json.loads(done.output)["environment"]
+    assert variables["LD_PRELOAD"] == library
+    assert not set(ALLOCATORS[name].settings) & set(variables)
+
+
+def test_settings_of_the_user_have_priority() -> None:
+    given = {"LD_PRELOAD": "/lib/other.so", "MALLOC_CONF": "narenas:1", "HOME": "/root"}
+    settings = {"MALLOC_CONF": "thp:always", "MORE": "1"}
+    assert preloading(given, "libjemalloc.so.2", settings) == {
+        "LD_PRELOAD": "libjemalloc.so.2:/lib/other.so",
+        "MALLOC_CONF": "narenas:1",
+        "MORE": "1",
+        "HOME": "/root",
+    }
+
+
+@pytest.mark.parametrize("name", ALLOCATORS)
+def test_library_that_the_linker_refuses_is_an_error(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    (folder / f"lib{ALLOCATORS[name].libraries[0]}.so.9").write_text("no library")
+    text = f"import sys; sys.prefix = {str(tmp_path)!r}\n{PROCESS}"
+    done = run_python(text, name)
+    assert done.code == 2, done.errors
+    last = done.errors.splitlines()[-1]  # the linker complains first, in its own words
+    assert last.startswith(f"error: engine.allocator: {name}: {folder}/lib")
+    assert "cannot be preloaded; apt-get install" in last
+
+
+def test_missing_library_is_an_error_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "find_library", lambda name: None)
+    monkeypatch.setattr(environment, "is_loaded", lambda allocator: False)
+    monkeypatch.setattr(sys, "prefix", "/nowhere")
+    with pytest.raises(InputError, match="apt-get install libjemalloc2") as caught:
+        environment.preload("jemalloc")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ALLOCATORS)
+def test_training_and_signals_under_a_preloaded_allocator(name: str, tmp_path: Path) -> None:
+    if not installed(name):
+        return
+    overrides = ["data.scenes.train=8", "data.scenes.validation=2", "data.image_size=64"]
+    overrides += ["training.batch_size=2", "training.epochs=1000", "evaluation.every=1000"]
+    overrides += [f"engine.precision={FAST_PRECISION}"]
+    command = [sys.executable, "train.py", *overrides, f"run.root={tmp_path}"]
+    process = subprocess.Popen(
+        [*command, f"engine.allocator={name}"],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("epoch"):  # the first step is done
+            break
+    assert f"/lib{name}" in Path(f"/proc/{process.pid}/maps").read_text()
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (75, "")
+    shutil.rmtree(tmp_path)
+
+
+def test_pinning_and_environment_load_neither_torch_nor_numpy() -> None:
+    text = "import sys, launch.pinning; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
+    assert run_python(text).code == 0
+
+
+PRINT_POLICY = """
+import ctypes, os, platform
+from launch.environment import MPOL_PREFERRED_MANY, SYSTEM_CALLS, set_policy
+from launch.environment import prefer_memory as prefer
+def policy():
+    call = {"x86_64": 239, "aarch64": 236}[platform.machine()]
+    mode, nodes = ctypes.c_int(), (ctypes.c_ulong * 16)()
+    if ctypes.CDLL(None, use_errno=True).syscall(
+        ctypes.c_long(call), ctypes.byref(mode), nodes, ctypes.c_ulong(1024), None, ctypes.c_long(0)
+    ):
+        raise OSError(ctypes.get_errno())
+    bits = sum(word << 64 * place for place, word in enumerate(nodes))
+    return mode.value, [node for node in range(1024) if bits >> node & 1]
+"""
+
+CHILD = "print(prefer([0], allowed=[0, 1]), policy(), flush=True); os.fork() or print(policy())"
+DENIED = f"{DENY}deny(SYSTEM_CALLS[platform.machine()])\nprint(prefer([0, 1], allowed=[0, 1, 2]))"
+SINGLE = "print(prefer([0], allowed=[0]), prefer([0], allowed=[]), policy())"
+UNKNOWN = "memory node 900: the memory policy cannot be set (Invalid argument)"
+
+
+@pytest.mark.skipif(
+    platform.machine() not in environment.SYSTEM_CALLS, reason="the call's number is not known"
+)
+@pytest.mark.parametrize(
+    ("program", "output"),
+    [
+        (CHILD, "None (1, [0])\n(1, [0])"),  # MPOL_PREFERRED
+        ("print(set_policy(MPOL_PREFERRED_MANY, [0]), policy())", "None (5, [0])"),
+        (SINGLE, "None None (0, [])"),
+        ("print(prefer([900], allowed=[0, 900]))", UNKNOWN),
+        (DENIED, "memory nodes 0, 1: the memory policy is not permitted"),
+    ],
+    ids=["child", "several", "single", "unknown", "denied"],
+)
+def test_memory_policy_of_a_process(program: str, output: str) -> None:
+    done = run_python(f"{PRINT_POLICY}{program}")
+    assert done.code == 0, done.errors
+    if done.output.startswith(str(errno.EINVAL)):
+        pytest.skip("the kernel is older than 5.15")
+    assert done.output.startswith(output)
+    assert ("--cap-add SYS_NICE" in done.output) == (program == DENIED)
+
+
+def test_nodes_that_are_not_allowed_are_omitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    preferred: list[list[int]] = []
+    monkeypatch.setattr(environment, "set_preferred", preferred.append)
+    assert prefer_memory([2, 3], allowed=[0, 3, 4]) is None
+    assert preferred == [[3]]
+    note = prefer_memory([2], allowed=[0, 1])
+    assert note is not None and note.startswith("memory node 2: not allowed")
+    assert preferred == [[3]]

@@ -150,14 +150,8 @@ TASKS_ON_SOCKETS = [SOCKETS[0], SOCKETS[1], SOCKETS[0], SOCKETS[1]]
 CORE = frozenset({0, 56})
 
 
-def make_rank(local_rank: int, local_size: int, launcher: str = "open-mpi") -> Ranks:
-    return Ranks(
-        rank=local_rank,
-        size=local_size,
-        local_rank=local_rank,
-        local_size=local_size,
-        launcher=launcher,
-    )
+def make_rank(place: int, count: int, launcher: str = "open-mpi") -> Ranks:
+    return Ranks(rank=place, size=count, local_rank=place, local_size=count, launcher=launcher)
 
 
 def connected_part(
@@ -258,27 +252,28 @@ def affinity() -> frozenset[int]:
     return frozenset(os.sched_getaffinity(0))
 
 
-def test_cpus_of_a_host_are_those_of_the_launcher(tmp_path: Path, affinity: frozenset[int]) -> None:
-    write_process(tmp_path / "self", name="python", parent=30, cpus="0")
-    write_process(tmp_path / "30", name="bash", parent=20, cpus="0-3")  # a wrapper
-    write_process(tmp_path / "20", name="hydra_pmi_proxy", parent=10, cpus="0-7")
-    write_process(tmp_path / "10", name="mpirun", parent=1, cpus="0-111")
-    offered = affinity | frozenset(range(8))
-    assert host_cpus(make_rank(0, 2, "mpich"), processes=tmp_path) == offered
-    write_process(tmp_path / "self", name="python", parent=1, cpus="0")  # in a container
-    write_process(tmp_path / "1", name="prterun", parent=0, cpus="0-7")
-    assert host_cpus(make_rank(0, 2), processes=tmp_path) == offered
+BELOW_MPIRUN = "self python 30 0, 30 bash 20 0-3, 20 hydra_pmi_proxy 10 0-7, 10 mpirun 1 0-111"
 
 
-def test_without_a_launcher_the_host_is_what_this_process_has(
-    tmp_path: Path, affinity: frozenset[int]
+@pytest.mark.parametrize(
+    ("processes", "launcher", "cpus_of_launcher"),
+    [
+        (BELOW_MPIRUN, "mpich", 8),  # bash is a wrapper
+        ("self python 1 0, 1 prterun 0 0-7", "open-mpi", 8),  # in a container
+        ("self python 0 0", "open-mpi", 0),  # hidden
+        ("none python 0 0", "open-mpi", 0),
+        ("self python 9 0, 9 slurmstepd 1 0-111", "none", 0),
+    ],
+)
+def test_cpus_of_a_host_are_those_of_the_launcher_and_of_this_process(
+    tmp_path: Path, affinity: frozenset[int], processes: str, launcher: str, cpus_of_launcher: int
 ) -> None:
-    write_process(tmp_path / "self", name="python", parent=0, cpus="0")
-    assert host_cpus(make_rank(0, 2), processes=tmp_path) == affinity  # hidden
-    assert host_cpus(make_rank(0, 2), processes=tmp_path / "nowhere") == affinity
-    write_process(tmp_path / "self", name="python", parent=9, cpus="0")
-    write_process(tmp_path / "9", name="slurmstepd", parent=1, cpus="0-111")
-    assert host_cpus(make_rank(0, 1, "none"), processes=tmp_path) == affinity
+    for process in processes.split(", "):
+        folder, name, parent, cpus = process.split()
+        write_process(tmp_path / folder, name=name, parent=int(parent), cpus=cpus)
+    ranks = make_rank(0, 1 if launcher == "none" else 2, launcher)
+    expected = affinity | frozenset(range(cpus_of_launcher))
+    assert host_cpus(ranks, processes=tmp_path) == expected
 
 
 @pytest.mark.parametrize(

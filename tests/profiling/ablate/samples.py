@@ -42,33 +42,20 @@ def result(runs: Mapping[str, Sequence[Run]], **fields: Any) -> Result:
     rounds = tuple(
         dict(zip(runs, round_runs, strict=True)) for round_runs in zip(*runs.values(), strict=True)
     )
-    variant = {
-        "recipe": RECIPE,
-        "options": {"ranks": 1, "threads": 1},
-        "allocator": "tuned",
-        "pinned": True,
-        "huge_pages": False,
-        "memory": None,
-        "pillow_simd": False,
+    variant = {"recipe": RECIPE, "allocator": "tuned", "pinned": True, "huge_pages": False}
+    variant |= {"options": {"ranks": 1, "threads": 1}, "memory": None, "pillow_simd": False}
+    sizes = {"workload": {"image_size": 320, "images": 1}, "warm_up": 2, "settling": 0}
+    definition = {**sizes, "photos": None, "variants": {name: {**variant} for name in runs}}
+    made = {
+        "ablation": "made",
+        "size": "quick",
+        "command": "python -m profiling ablate run made --quick",
+        "environment": {"cpu": "a processor", "cores": 2, "torch": "2.8.0"},
+        "definition": definition,
+        "left_out": {},
+        "rounds_wanted": len(rounds),
+        "rounds": rounds,
+        "began": "2026-01-01T00:00:00+00:00",
+        "ended": "2026-01-01T00:01:00+00:00",
     }
-    return Result(
-        **{
-            "ablation": "made",
-            "size": "quick",
-            "command": "python -m profiling ablate run made --quick",
-            "environment": {"cpu": "a processor", "cores": 2, "torch": "2.8.0"},
-            "definition": {
-                "workload": {"image_size": 320, "images": 1},
-                "warm_up": 2,
-                "settling": 0,
-                "photos": None,
-                "variants": {name: {**variant} for name in runs},
-            },
-            "left_out": {},
-            "rounds_wanted": len(rounds),
-            "rounds": rounds,
-            "began": "2026-01-01T00:00:00+00:00",
-            "ended": "2026-01-01T00:01:00+00:00",
-            **fields,
-        }
-    )
+    return Result(**{**made, **fields})

@@ -1,6 +1,5 @@
 """Ratios with intervals, and the outcome of a comparison."""
 
-from itertools import pairwise
 from math import comb
 
 import numpy as np
@@ -11,7 +10,6 @@ from profiling.ablate.analysis import (
     Interval,
     Outcome,
     Ratio,
-    are_alike,
     by_reason,
     compare_variants,
     confidence,
@@ -44,6 +42,8 @@ def test_interval_leaves_out_extremes_from_nine_rounds_on() -> None:
     left_out = 1 + comb(9, 1)
     assert nine == Interval(2, 8, 1 - 2 * left_out / 2**9)
     assert interval_of_median([1.3]) == Interval(1.3, 1.3, 0.0)
+    forty = interval_of_median(list(range(1, 41)))
+    assert (forty.low, forty.high) == (15, 26) and 0.9 < forty.confidence < 0.92
 
 
 def test_interval_contains_the_median_with_its_confidence() -> None:
@@ -52,16 +52,6 @@ def test_interval_contains_the_median_with_its_confidence() -> None:
     intervals = [interval_of_median(list(sample)) for sample in samples]
     held = np.mean([interval.low <= 1 <= interval.high for interval in intervals])
     assert held == pytest.approx(intervals[0].confidence, abs=0.02)
-
-
-def test_more_rounds_narrow_the_interval() -> None:
-    values = list(np.random.default_rng(1).lognormal(size=40))
-    widths = []
-    for count in (5, 10, 20, 40):
-        interval = interval_of_median(values[:count])
-        assert interval.confidence >= 0.9
-        widths.append(interval.high - interval.low)
-    assert all(later <= earlier for earlier, later in pairwise(widths))
 
 
 def test_a_ratio_is_taken_round_by_round() -> None:
@@ -92,7 +82,6 @@ def test_clear_difference_is_neither_chance_nor_small(measured: Ratio, is_clear:
         (ratio(1.1, 1.06, 1.2), ratio(0.95, 0.9, 1.0), False),  # another sign
         (ratio(1.1, 1.06, 1.2), ratio(1.06, 0.9, 1.2), True),  # the same one, less sure
         (ratio(1.01, 0.99, 1.02), ratio(0.99, 0.97, 1.01), True),  # nothing twice
-        (ratio(1.1, 0.8, 1.3), ratio(0.9, 0.7, 1.2), True),
         (ratio(0.98, 0.96, 1.02), ratio(1.2, 1.1, 1.3), False),  # nothing, then something
         (ratio(1.1, 0.7, 1.3), ratio(0.7, 0.6, 1.2), False),  # neither is sure, and far apart
     ],
@@ -101,11 +90,6 @@ def test_conclusion_holds_with_equal_sign_and_similar_size(
     first: Ratio, second: Ratio, holds: bool
 ) -> None:
     assert still_holds(first, second) is holds
-
-
-def test_alike_is_symmetric() -> None:
-    assert are_alike(1.0, 1.14) and are_alike(1.14, 1.0)
-    assert not are_alike(1.0, 1.16) and not are_alike(1.16, 1.0)
 
 
 def outcome(slow: list[float], quick: list[float], **comparison: object) -> Outcome:
@@ -128,30 +112,26 @@ def test_ratio_depends_on_its_terms() -> None:
 
 
 @pytest.mark.parametrize(
-    ("paper", "relation", "why"),
-    [(1.5, "alike", "It is alike."), (1.2, "more", "It is more."), (2.0, "less", "It is less.")],
-)
-def test_sentence_depends_on_the_relation_to_the_paper(
-    paper: float, relation: str, why: str
-) -> None:
-    measured = outcome([3.0] * 5, [2.0] * 5, paper=paper, remark="In any case.", **SENTENCES)
-    assert measured.beside_paper == relation
-    assert measured.why == f"{why} In any case."
-
-
-@pytest.mark.parametrize(
-    ("seconds", "relation"),
+    ("seconds", "paper", "relation"),
     [
-        ([2.8, 2.9, 3.0, 3.1, 3.2], "alike"),
-        ([0.9, 2.0, 3.1, 3.2, 4.0], "unsure"),  # the paper's figure, or none at all
-        ([1.5, 1.6, 1.7, 1.8, 4.0], "unsure"),  # the interval has it, the median is far from it
-        ([1.5, 1.6, 1.7, 1.8, 2.0], "less"),
+        ([3.0] * 5, 3.0, "alike"),
+        ([3.0] * 5, 3.4, "alike"),
+        ([3.0] * 5, 2.65, "alike"),
+        ([3.0] * 5, 2.4, "more"),
+        ([3.0] * 5, 3.6, "less"),
+        ([2.8, 2.9, 3.0, 3.1, 3.2], 3.0, "alike"),
+        ([0.9, 2.0, 3.1, 3.2, 4.0], 3.0, "unsure"),  # the paper's figure, or none at all
+        ([1.5, 1.6, 1.7, 1.8, 4.0], 3.0, "unsure"),  # the interval has it, the median is far off
+        ([1.5, 1.6, 1.7, 1.8, 2.0], 3.0, "less"),
     ],
 )
-def test_scattered_rounds_allow_no_conclusion(seconds: list[float], relation: str) -> None:
-    measured = outcome(seconds, [1.0] * 5, paper=3.0, **SENTENCES)
+def test_sentence_depends_on_the_relation_to_the_paper(
+    seconds: list[float], paper: float, relation: str
+) -> None:
+    measured = outcome(seconds, [1.0] * 5, paper=paper, remark="In any case.", **SENTENCES)
     assert measured.beside_paper == relation
-    assert ("vary too much" in measured.why) is (relation == "unsure")
+    assert measured.why.endswith(" In any case.")
+    assert measured.why.startswith(SENTENCES.get(relation, "The rounds vary too much"))
 
 
 def test_verdict_has_ratio_interval_and_paper() -> None:
@@ -183,12 +163,9 @@ def test_second_run_confirms_or_not() -> None:
 def test_figures_are_formatted_in_their_terms() -> None:
     assert format_figure(1.298, "times as fast") == "1.30×"
     assert format_figure(12345.6, "times as much") == "12,346×"
-    assert format_figure(0.33, "share") == "33%"
-    assert format_figure(0.0123, "share") == "1.23%"
+    assert [format_figure(part, "share") for part in (0.33, 0.0123)] == ["33%", "1.23%"]
 
 
 def test_variants_are_grouped_by_reason() -> None:
-    assert by_reason({"a": "few cores", "b": "no IPEX", "c": "few cores"}) == {
-        "few cores": ["a", "c"],
-        "no IPEX": ["b"],
-    }
+    reasons = {"a": "few cores", "b": "no IPEX", "c": "few cores"}
+    assert by_reason(reasons) == {"few cores": ["a", "c"], "no IPEX": ["b"]}

@@ -16,7 +16,6 @@ from profiling.ablate.measure import (
     Photos,
     begun_result,
     compare_calls,
-    fresh_result,
     measure,
     measured_on,
     summarize_job,
@@ -108,10 +107,8 @@ def test_result_of_other_conditions_is_refused(tmp_path: Path) -> None:
 
 
 def test_result_without_variants_has_the_reasons(tmp_path: Path) -> None:
-    variants = {
-        "slow": {"about": "", "options": {"ranks": 10**6}},
-        "quick": {"about": "", "options": {"ranks": 10**6}},
-    }
+    too_many = {"about": "", "options": {"ranks": 10**6}}
+    variants = {"slow": too_many, "quick": too_many}
     result = measured(make_plan(definition=ablation(variants=variants)), tmp_path / "result.json")
     assert result.is_complete and not result.rounds
     assert "requires more than" in result.left_out["slow"]
@@ -147,7 +144,6 @@ def test_logs_show_the_backward_calls_of_frozen_layers(tmp_path: Path) -> None:
 def test_stopped_measurement_has_its_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = resolve_plan("frozen-layers", read_all()["frozen-layers"], size="quick", rounds=1)
     plan = replace(plan, workload=Workload(images=1, image_size=128, classes=5), warm_up=1)
-    console = make_console(quiet=True)
 
     def stopped(file: Path, result: Result) -> None:
         write_result(file, result)
@@ -156,13 +152,7 @@ def test_stopped_measurement_has_its_logs(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(measure_module, "write_result", stopped)
     file = tmp_path / "result.json"
     with pytest.raises(KeyboardInterrupt):
-        measure(
-            plan,
-            fresh_result(plan, command="made", on={}),
-            file,
-            photos=Photos(None, tmp_path, console),
-            console=console,
-        )
+        measured(plan, file)
     stored = read_result(file)
     assert stored.is_complete and stored.calls is not None
     assert all((tmp_path / log).stat().st_size for log in stored.calls["logs"])
@@ -174,37 +164,22 @@ def test_calls_need_both_variants(tmp_path: Path) -> None:
 
 
 def test_job_is_summarized_by_its_slowest_rank() -> None:
-    run = summarize_job(
-        [
-            rank_steps(0, [2.0, 2.2, 4.0], data=[0.1] * 3, exchange=[0.3, 0.1, 0.5]),
-            rank_steps(1, [1.9, 2.4, 2.1], data=[0.1] * 3, exchange=[0.2, 0.4, 0.6]),
-        ],
-        images=3,
-        faults=7,
-    )
-    assert run.seconds == 2.4
-    assert run.page_faults == 7
-    assert run.details == {
-        "images a second": pytest.approx(2 * 3 / 2.4),
-        "waiting for data": 0.1,
-        "waiting for gradients": 0.2,
-    }
-
-
-def job(folder: Path, **options: int | str) -> JobRunner:
-    variant = Variant(
-        name="some",
-        about="",
-        recipe="mpirun",
-        options={"ranks": 2, "threads": 1, "precision": "float32", "steps": 2, **options},
-    )
-    workload = Workload(images=1, image_size=64)
-    return JobRunner(variant, workload, scenes=folder / "scenes", print_line=lambda line: None)
+    data = [0.1] * 3
+    first = rank_steps(0, [2.0, 2.2, 4.0], data=data, exchange=[0.3, 0.1, 0.5])
+    second = rank_steps(1, [1.9, 2.4, 2.1], data=data, exchange=[0.2, 0.4, 0.6])
+    run = summarize_job([first, second], images=3, faults=7)
+    rate = pytest.approx(2 * 3 / 2.4)
+    parts = {"waiting for data": 0.1, "waiting for gradients": 0.2}
+    assert (run.seconds, run.page_faults) == (2.4, 7)
+    assert run.details == {"images a second": rate, **parts}
 
 
 @pytest.mark.exhaustive
 @pytest.mark.whole_machine
 def test_two_real_ranks_train(tmp_path: Path) -> None:
-    run = job(tmp_path, warm_up_steps=1).run()
+    sizes = {"ranks": 2, "threads": 1, "steps": 2, "warm_up_steps": 1}
+    variant = Variant("some", "", "mpirun", options={**sizes, "precision": "float32"})
+    workload, scenes = Workload(images=1, image_size=64), tmp_path / "scenes"
+    run = JobRunner(variant, workload, scenes=scenes, print_line=lambda line: None).run()
     assert run.details["images a second"] == pytest.approx(2 / run.seconds)
     assert 0 < run.details["waiting for gradients"] < run.seconds

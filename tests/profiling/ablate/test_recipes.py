@@ -216,16 +216,12 @@ def operators(recipe: str, **options: str | bool) -> tuple[dict[str, float], str
 @pytest.mark.exhaustive
 @needs_ipex
 def test_ipex_has_the_same_loss_with_either_norm() -> None:
-    losses = {}
-    names = {}
-    for norm in ("own", "torchvision"):
-        details, names[norm] = operators(
-            "training_step", engine="ipex", precision="float32", norm=norm
-        )
-        losses[norm] = details["loss value"]
-    assert losses["torchvision"] == pytest.approx(losses["own"], rel=1e-3)
-    assert "torch_ipex::frozen_batch_norm" in names["own"]
-    assert "torch_ipex::frozen_batch_norm" not in names["torchvision"]
+    options = {"engine": "ipex", "precision": "float32"}
+    own, own_names = operators("training_step", **options, norm="own")
+    theirs, names = operators("training_step", **options, norm="torchvision")
+    assert theirs["loss value"] == pytest.approx(own["loss value"], rel=1e-3)
+    norm = "torch_ipex::frozen_batch_norm"
+    assert norm in own_names and norm not in names
 
 
 @pytest.mark.exhaustive

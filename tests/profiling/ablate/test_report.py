@@ -1,6 +1,7 @@
 """The report: pictures, both pages, the page in a browser, and the reports in docs/ablations."""
 
 import re
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -58,23 +59,27 @@ def test_picture_has_the_figure_of_the_paper() -> None:
     assert "the paper" not in texts_of_picture(ablation(), result(PARTS))
 
 
-def test_shares_add_up_to_100_percent() -> None:
-    definition = ablation(chart={"kind": "shares", "of": "primitive: "})
-    runs = {
-        name: [run(1.0, **{"primitive:_convolution_forward": 3.0, "primitive:_elsewhere": 1.0})]
-        for name in ("slow", "quick")
-    }
-    texts = texts_of_picture(definition, result(runs))
-    assert "75%" in texts and "25%" in texts and "convolution forward" in texts
-
-
-def test_curves_have_their_steps() -> None:
-    definition = ablation(chart={"kind": "curves", "of": "loss at ", "unit": "loss"})
-    runs = {
-        name: [run(1.0, loss_at_00010=2.0, loss_at_00020=1.0)] * 2 for name in ("slow", "quick")
-    }
-    texts = texts_of_picture(definition, result(runs))
-    assert "steps" in texts and "slow" in texts
+@pytest.mark.parametrize(
+    ("chart", "details", "expected"),
+    [
+        (
+            {"kind": "shares", "of": "primitive: "},
+            {"primitive:_convolution_forward": 3.0, "primitive:_elsewhere": 1.0},
+            ("75%", "25%", "convolution forward"),
+        ),
+        (
+            {"kind": "curves", "of": "loss at ", "unit": "loss"},
+            {"loss_at_00010": 2.0, "loss_at_00020": 1.0},
+            ("steps", "slow"),
+        ),
+    ],
+)
+def test_shares_and_curves(
+    chart: dict[str, str], details: dict[str, float], expected: tuple[str, ...]
+) -> None:
+    runs = {name: [run(1.0, **details)] * 2 for name in ("slow", "quick")}
+    texts = texts_of_picture(ablation(chart=chart), result(runs))
+    assert all(text in texts for text in expected)
 
 
 def test_grid_is_relative_to_the_smallest_combination() -> None:
@@ -96,23 +101,17 @@ def test_grid_is_relative_to_the_smallest_combination() -> None:
 
 
 def test_points_show_each_batch_size() -> None:
+    terms = {"of": "epochs at 00512", "baseline_of": "epochs at 00256", "ratio": "times as much"}
     definition = ablation(
         variants={"only": {"about": ""}},
-        comparisons=[
-            {
-                "change": "only",
-                "baseline": "only",
-                "of": "epochs at 00512",
-                "baseline_of": "epochs at 00256",
-                "ratio": "times as much",
-            }
-        ],
+        comparisons=[{"change": "only", "baseline": "only", **terms}],
         chart={"kind": "points", "of": "epochs at ", "unit": "epochs"},
     )
+    epochs = {"00256": 4.0, "00512": 5.0}
     details = {
-        f"{word}epochs_at_{size:05}": epochs
-        for size, epochs in ((256, 4.0), (512, 5.0))
-        for word in ("least_", "", "most_")
+        f"{least}epochs_at_{size}": epochs[size]
+        for size in epochs
+        for least in ("least_", "", "most_")
     }
     texts = texts_of_picture(definition, result({"only": [run(0.0, **details)]}))
     assert "256" in texts and "512" in texts and "1.25×" in texts
@@ -152,31 +151,17 @@ def pages() -> tuple[str, str]:
 
 
 def test_pages_have_all_parts() -> None:
+    measured = ("Is it faster?", "1.51×", "1.20×", "It is more.", "a processor", "tuned")
+    missing = ("cores, and this process may use 2", COMMAND, "0.40 cores busy")
     for page in pages():
-        for word in (
-            "Is it faster?",
-            "1.51×",
-            "1.20×",
-            "It is more.",
-            "a processor",
-            "python -m profiling ablate run made --quick",
-            "cores, and this process may use 2",
-            COMMAND,
-            "0.40 cores busy",
-            "tuned",
-        ):
-            assert word in page, word
+        for text in (*measured, *missing, "python -m profiling ablate run made --quick"):
+            assert text in page, text
 
 
 def test_tables_of_the_markdown_are_complete() -> None:
     _, page = pages()
-    width = 0
-    for line in page.splitlines():
-        if not line.startswith("|"):
-            width = 0
-            continue
-        width = width or line.count("|")
-        assert line.count("|") == width, line
+    for is_table, lines in groupby(page.splitlines(), lambda line: line.startswith("|")):
+        assert not is_table or len({line.count("|") for line in lines}) == 1
     assert "![" in page and "](pictures/measured.png)" in page
 
 

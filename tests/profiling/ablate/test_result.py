@@ -4,6 +4,8 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,7 @@ from profiling.ablate.result import (
     write_result,
 )
 from profiling.bench.variant import Workload
-from tests.profiling.ablate.samples import ablation, result, run
+from tests.profiling.ablate.samples import RECIPE, ablation, result, run
 
 RESULT = result({"slow": [run(3.0, loss=0.1), run(3.5, loss=0.2)], "quick": [run(2.0), run(2.5)]})
 
@@ -51,96 +53,61 @@ def test_sizes_and_rounds_have_defaults() -> None:
     assert (full.rounds, full.warm_up) == (9, 0)
 
 
-def test_impossible_variant_is_left_out_with_the_reason() -> None:
-    cores = len(os.sched_getaffinity(0))
-    definition = ablation(
-        variants={
-            "one": {"about": ""},
-            "two": {"about": "", "options": {"ranks": 2 * cores, "threads": 3}},
-            "three": {"about": ""},
-        },
-        comparisons=[{"change": "two", "baseline": "one"}, {"change": "three", "baseline": "one"}],
-    )
+CORES = len(os.sched_getaffinity(0))
+TOO_MANY = f"requires more than the {CORES} cores available to this process"
+ALONE = "none of the variants that it is compared with can run here"
+
+
+@pytest.mark.parametrize(
+    ("impossible", "comparisons", "left_out"),
+    [
+        ("b", ("b", "c"), {"b": TOO_MANY}),
+        ("b", ("b",), {"a": ALONE, "b": TOO_MANY}),
+        ("", ("b",), {}),  # c is in no comparison
+    ],
+)
+def test_impossible_variants_and_those_without_counterpart_are_left_out(
+    impossible: str, comparisons: tuple[str, ...], left_out: dict[str, str]
+) -> None:
+    names = ("a", *comparisons) if impossible else ("a", "b", "c")
+    variants: dict[str, Any] = {name: {"about": ""} for name in names}
+    if impossible:
+        variants[impossible]["options"] = {"ranks": 2 * CORES, "threads": 3}
+    compared = [{"change": name, "baseline": "a"} for name in comparisons]
+    definition = ablation(variants=variants, comparisons=compared)
     plan = resolve_plan("made", definition, size="quick")
-    assert list(plan.variants) == ["one", "three"]
-    assert plan.left_out == {
-        "two": f"requires more than the {cores} cores available to this process"
-    }
-
-
-def test_variant_without_counterpart_is_left_out() -> None:
-    definition = ablation(
-        variants={"slow": {"about": ""}, "quick": {"about": "", "options": {"ranks": 10**6}}}
-    )
-    plan = resolve_plan("made", definition, size="quick")
-    assert not plan.variants
-    assert plan.left_out["slow"] == "none of the variants that it is compared with can run here"
-
-
-def test_variant_without_comparison_runs() -> None:
-    variants = {name: {"about": ""} for name in ("slow", "quick", "other")}
-    assert list(resolve_plan("made", ablation(variants=variants), size="quick").variants) == [
-        "slow",
-        "quick",
-        "other",
-    ]
-
-
-def without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result_module, "cpu_flags", lambda: {"avx512f"})
+    assert plan.left_out == left_out
+    assert list(plan.variants) == [name for name in names if name not in left_out]
 
 
 def test_missing_requirement_is_named_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    def reason(options: dict[str, str] | None = None, **fields: object) -> str | None:
+    def reason(options: dict[str, str] | None = None, **fields: object) -> str:
         variant = ablation(variants={"slow": {"about": "", **fields}, "quick": {"about": ""}})
         slow = variant.variants["slow"]
-        return lacking(slow, options or {}, allocator=slow.allocator or "tuned")
+        return str(lacking(slow, options or {}, allocator=slow.allocator or "tuned"))
 
-    assert reason() is None
-    without_bf16(monkeypatch)
-    assert reason(needs=["bf16"]) == (
-        "the processor has no instructions for BF16 (amx_bf16 or avx512_bf16)"
-    )
+    assert reason() == "None"
+    monkeypatch.setattr(result_module, "cpu_flags", lambda: {"avx512f"})
+    assert "amx_bf16 or avx512_bf16" in reason(needs=["bf16"])
     monkeypatch.setattr(result_module, "find", lambda allocator: None)
-    assert reason(allocator="jemalloc") == (
-        "jemalloc is not installed (apt-get install libjemalloc2)"
-    )
+    assert "apt-get install libjemalloc2" in reason(allocator="jemalloc")
     monkeypatch.setattr(result_module, "pillow_simd_folder", lambda: None)
-    assert "./setup.sh simd-beside" in str(reason(pillow_simd=True))
-    assert str(reason({"decoder": "accimage"})).startswith("accimage is not installed")
-
-
-def test_memory_policy_needs_two_nodes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    variant = ablation(variants={"slow": {"about": "", "memory": "local"}, "quick": {"about": ""}})
-
-    class Allowance:
-        memory_nodes = frozenset({0})
-
-    monkeypatch.setattr(result_module, "read_allowance", Allowance)
-    reason = lacking(variant.variants["slow"], {}, allocator="tuned")
-    assert reason == "requires two memory nodes (two sockets), this machine has 1"
-    Allowance.memory_nodes = frozenset({0, 1})
-    assert lacking(variant.variants["slow"], {}, allocator="tuned") is None
+    assert "./setup.sh simd-beside" in reason(pillow_simd=True)
+    assert reason({"decoder": "accimage"}).startswith("accimage is not installed")
+    for nodes, expected in (({0}, "requires two memory nodes"), ({0, 1}, "None")):
+        allowance = SimpleNamespace(memory_nodes=nodes)
+        monkeypatch.setattr(result_module, "read_allowance", lambda allowance=allowance: allowance)
+        assert reason(memory="local").startswith(expected)
 
 
 def test_definition_has_no_path_of_this_machine() -> None:
-    variants = {
-        "slow": {"about": ""},
-        "quick": {"about": "", "huge_pages": True, "allocator": "system"},
-    }
+    quick = {"about": "", "huge_pages": True, "allocator": "system"}
+    variants = {"slow": {"about": ""}, "quick": quick}
     plan = resolve_plan("made", ablation(variants=variants), size="quick")
     assert str(Path.cwd()) not in str(plan.definition)
-    assert plan.definition["variants"]["slow"] == {
-        "recipe": "tests.profiling.ablate.counting_recipe",
-        "options": {},
-        "allocator": "tuned",
-        "pinned": True,
-        "huge_pages": False,
-        "memory": None,
-        "pillow_simd": False,
-    }
+    expected = {"recipe": RECIPE, "options": {}, "allocator": "tuned", "pinned": True}
+    expected |= {"huge_pages": False, "memory": None, "pillow_simd": False}
+    assert plan.definition["variants"]["slow"] == expected
 
 
 def test_threads_are_pinned_except_in_jobs() -> None:
@@ -154,21 +121,10 @@ def test_threads_are_pinned_except_in_jobs() -> None:
 
 def test_result_is_read_back(tmp_path: Path) -> None:
     file = tmp_path / "some" / "result.json"
-    calls: ComparedCalls = {
-        "first": "slow",
-        "second": "quick",
-        "logs": ["slow.log", "quick.log"],
-        "kinds": [
-            {
-                "kind": "convolution forward",
-                "first_calls": 90.0,
-                "second_calls": 80.0,
-                "first_ms": 2.5,
-                "second_ms": 2.0,
-            }
-        ],
-        "only_one": [],
-    }
+    counts = {"first_calls": 90.0, "second_calls": 80.0, "first_ms": 2.5, "second_ms": 2.0}
+    kinds: Any = [{"kind": "convolution forward", **counts}]
+    logs = ["slow.log", "quick.log"]
+    calls = ComparedCalls(first="slow", second="quick", logs=logs, kinds=kinds, only_one=[])
     whole = replace(RESULT, busy_cores=(0.1, 0.2), calls=calls, facts={"slow": {"a": 1}})
     write_result(file, whole)
     assert read_result(file) == whole

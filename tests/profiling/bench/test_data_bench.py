@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from profiling.bench.data_bench import (
 )
 from profiling.bench.recipes import images
 from profiling.bench.recipes.images import Stopwatch
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, error_line
 
 QUIET = Console(quiet=True)
 
@@ -40,22 +41,17 @@ def make_folder(folder: Path, *names: str) -> Path:
     return folder
 
 
-def find(scratch: Path, *overrides: str, limit: int = 3, **options: object) -> Source:
-    given: dict[str, object] = {"images": None, "config": None, "image_size": None, **options}
-    return find_source(scratch, overrides=overrides, limit=limit, console=QUIET, **given)  # type: ignore[arg-type]
+def find(scratch: Path, *overrides: str, **options: Any) -> Source:
+    given = {"images": None, "config": None, "image_size": None, **options}
+    return find_source(scratch, overrides=overrides, limit=3, console=QUIET, **given)
 
 
 def test_limit_selects_images_from_the_whole_folder(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "photos", *(f"{number:02}.png" for number in range(20)))
-    names = [photo.name for photo in photos_in(folder, limit=4)]
-    assert names == ["00.png", "05.png", "10.png", "15.png"]
-    assert len(photos_in(folder, limit=100)) == 20
-
-
-def test_only_image_files_are_read(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "photos", "a.JPG", "b.webp")
+    names = [*(f"{number:02}.png" for number in range(18)), "a.JPG", "b.webp"]
+    folder = make_folder(tmp_path / "photos", *names)
     (folder / "notes.txt").write_text("no image")
-    assert [photo.name for photo in photos_in(folder, limit=9)] == ["a.JPG", "b.webp"]
+    assert [photo.name for photo in photos_in(folder, limit=4)] == names[::5]
+    assert [photo.name for photo in photos_in(folder, limit=100)] == names
 
 
 def test_missing_or_empty_folder_is_named(tmp_path: Path) -> None:
@@ -144,9 +140,6 @@ def test_both_pipelines_make_the_same_batch_up_to_rounding(
     assert batch.dtype == expected.dtype == torch.float32
     level = 1 / (255 * min(IMAGENET_STD))
     assert (batch - expected).abs().max() <= 1.5 * level
-    assert list(ours.seconds) == ["decode, resize, mirror", "collate", "normalize"]
-    stages = ["decode", "to float", "mirror", "normalize", "resize", "collate"]
-    assert list(theirs.seconds) == stages
     assert min(*ours.seconds.values(), *theirs.seconds.values()) > 0
 
 
@@ -156,8 +149,8 @@ def test_all_variants_are_measured_printed_and_written(
 ) -> None:
     file = tmp_path / "numbers.json"
     sizes = ("--image-size=64", "--rounds=2", "--limit=4", "--batch-size=3", "--workers=1")
-    options = (f"--images={photos[0].parent}", "--decoders=pillow", *sizes, f"--json={file}")
-    done = run_here(main, "bench", *options)
+    options = (f"--images={photos[0].parent}", "--decoders=pillow", f"--json={file}")
+    done = run_here(main, "bench", *options, *sizes)
     assert done.returncode == 0, done.stderr
     assert "4 images of" in done.stdout and "64×64; 2 rounds" in done.stdout
     assert "pipeline-pillow against mlperf" in done.stdout
@@ -165,8 +158,7 @@ def test_all_variants_are_measured_printed_and_written(
     content = json.loads(file.read_text())
     assert list(content["decoders"]) == ["pillow"]
     variants = content["contestants"]
-    names = ["decode-pillow", "resize-pillow", "pipeline-pillow", "mlperf", "loader-1"]
-    assert list(variants) == names
+    assert len(variants) == 5
     for variant in variants.values():
         for seconds, rate in zip(variant["runs_s"], variant["images_per_s_of_runs"], strict=True):
             assert rate == pytest.approx(4 / seconds)
@@ -199,6 +191,4 @@ def test_damaged_photo_is_one_line(run_here: RunHere, photos: list[Path]) -> Non
     ],
 )
 def test_wrong_arguments_are_one_line(arguments: list[str], error: str, run_here: RunHere) -> None:
-    done = run_here(main, "bench", *arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {error}") and done.stderr.count("\n") == 1
+    assert error_line(run_here(main, "bench", *arguments)).startswith(f"error: {error}")

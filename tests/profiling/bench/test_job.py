@@ -1,9 +1,10 @@
 """Measured jobs: what the ranks report, and how a rank times its steps."""
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,19 @@ def test_steps_are_reported_and_returned(monkeypatch: pytest.MonkeyPatch) -> Non
     assert command[-1] == "data.image_size=64" and {"--alternate", "--own-model"} <= set(command)
 
 
-def test_jobs_without_results_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "measure",
+    [
+        partial(measure_ranks, JOB, advance=print, print_line=print),
+        partial(measure_all_reduces, sizes=(8,), ranks=2),
+    ],
+)
+def test_job_without_results_has_failed(
+    measure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     replace_messages(monkeypatch)
-    mpirun: Any = None
     with pytest.raises(JobFailedError, match="exit status 1"):
-        measure_ranks(JOB, mpirun=mpirun, advance=print, print_line=print)
-    with pytest.raises(JobFailedError, match="exit status 1"):
-        measure_all_reduces(sizes=(8,), ranks=2, mpirun=mpirun)
+        measure(mpirun=None)
 
 
 @pytest.mark.parametrize(("hosts", "network"), [(1, "sockets of one host"), (2, "2 hosts")])
@@ -87,6 +94,14 @@ class FakeExchange:
         self.is_held_back = False
 
 
+def make_step(number: int) -> StepResult:
+    memory: dict[str, Any] = {"page_faults": 0, "resident_mb": 1.0, "peak_resident_mb": 1.0}
+    return StepResult(
+        step=number, losses={}, gradient_norm=1.0, learning_rate=1e-6, images=4,
+        seconds=float(number), data_seconds=0.5, **memory,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("alternate", [False, True])
 def test_rank_times_steps_after_the_warm_up(alternate: bool) -> None:
     exchange: Any = FakeExchange()
@@ -95,18 +110,7 @@ def test_rank_times_steps_after_the_warm_up(alternate: bool) -> None:
     def steps() -> Iterator[StepResult]:
         for number in range(1, 100):
             held_back.append(exchange.is_held_back)
-            yield StepResult(
-                step=number,
-                losses={},
-                gradient_norm=1.0,
-                learning_rate=1e-6,
-                images=4,
-                seconds=float(number),
-                data_seconds=0.5,
-                page_faults=0,
-                resident_mb=1.0,
-                peak_resident_mb=1.0,
-            )
+            yield make_step(number)
 
     messages: list[Any] = []
     arguments = Namespace(warm_up=2, steps=2, alternate=alternate)

@@ -12,27 +12,18 @@ from profiling.__main__ import main
 from profiling.bench import jobs
 from profiling.bench.job import JobFailedError, MeasuredJob, RankSteps
 from profiling.bench.jobs import batch_split_findings, batch_split_table, waiting_table
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, error_line
 from tests.support.fast_precision import FAST_PRECISION
 from tests.support.rank_steps import rank_steps
 
-SMALL = [
-    "data.scenes.train=8",
-    "data.scenes.validation=1",
-    "data.image_size=64",
-    "training.batch_size=2",
-    f"engine.precision={FAST_PRECISION}",
-]
+SMALL = ["data.scenes={train: 8, validation: 1}", "data.image_size=64", "training.batch_size=2"]
+SMALL += [f"engine.precision={FAST_PRECISION}"]
 
 
 def two_ranks(images: tuple[int, int], alone: tuple[float, float], step: float) -> list[RankSteps]:
     """Return a job of two ranks; `alone`: seconds of a step without exchange."""
-    return [
-        rank_steps(
-            rank, [step] * 2, data=[0.01] * 2, held_back=[alone[rank]] * 2, images=images[rank]
-        )
-        for rank in (0, 1)
-    ]
+    parts: list[Any] = [{"held_back": [time] * 2, "data": [0.01] * 2} for time in alone]
+    return [rank_steps(rank, [step] * 2, images=images[rank], **parts[rank]) for rank in (0, 1)]
 
 
 ROUND = {
@@ -93,10 +84,7 @@ def test_waiting_runs_a_job_for_each_number_of_workers(
 
 
 def test_batch_split_disturbs_rank_1_in_all_but_the_first_job(
-    run_here: RunHere,
-    tmp_path: Path,
-    started: list[MeasuredJob],
-    monkeypatch: pytest.MonkeyPatch,
+    run_here: RunHere, tmp_path: Path, started: list[MeasuredJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy: list[int] = []
 
@@ -174,6 +162,4 @@ def test_error_of_a_rank_is_one_line(
 def test_wrong_arguments_are_one_line(
     run_here: RunHere, arguments: list[str], expected: str
 ) -> None:
-    done = run_here(main, "bench", *arguments)
-    assert done.returncode == 2
-    assert expected in done.stderr and done.stderr.count("\n") == 1
+    assert expected in error_line(run_here(main, "bench", *arguments))

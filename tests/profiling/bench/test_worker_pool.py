@@ -114,14 +114,13 @@ def test_variants_run_in_turn_after_the_warm_up() -> None:
     assert all(isinstance(worker, FakeWorker) and worker.is_closed for worker in workers)
     order = [(done, note.split()[-3 if done > 2 else -1]) for done, note in notes]
     assert order == [(0, "one"), (2, "other"), (5, "one"), (6, "other"), (7, "one"), (8, "other")]
-    for name in ("one", "other"):
-        assert [run.details["runs"] for run in runs[name]] == [3, 4]
-
-
-def test_settling_runs_are_not_counted() -> None:
+    assert {name: [run.details["runs"] for run in runs[name]] for name in runs} == {
+        "one": [3, 4],
+        "other": [3, 4],
+    }
     with fake_pool(lambda: 1e6, []) as pool:
-        [runs] = run_interleaved(pool, [variant("one")], rounds=1, advance=no_advance, settling=2)
-    assert runs["one"].details["runs"] == 5
+        [settled] = run_interleaved(pool, variants[:1], rounds=1, advance=no_advance, settling=2)
+    assert settled["one"].details["runs"] == 5
 
 
 def test_without_memory_only_the_running_worker_is_alive() -> None:
@@ -163,23 +162,16 @@ def test_death_of_a_worker_ends_the_others() -> None:
 
 @pytest.mark.slow
 def test_cache_folder_is_removed_with_its_worker() -> None:
+    recipe = {"recipe": "tests.profiling.bench.example_recipe", "options": {"behaviour": "works"}}
+    start: dict[str, Any] = {"allocator": "system", "memory": None, "pinned": False, "workload": {}}
     worker = Worker(
         "one",
         module="profiling.bench.worker",
-        specification={
-            "recipe": "tests.profiling.bench.example_recipe",
-            "allocator": "system",
-            "memory": None,
-            "pinned": False,
-            "options": {"behaviour": "works"},
-            "workload": {},
-        },
+        specification=recipe | start,
         cache_variable="CACHE_OF_TESTS",
     )
     environment = Path(f"/proc/{worker.pid}/environ").read_text().split("\0")
-    [folder] = [
-        entry.partition("=")[2] for entry in environment if entry.startswith("CACHE_OF_TESTS=")
-    ]
+    [folder] = [entry[15:] for entry in environment if entry.startswith("CACHE_OF_TESTS=")]
     assert Path(folder).is_dir()
     worker.close()
     assert not Path(folder).exists()

@@ -7,13 +7,7 @@ import torch
 
 from profiling.onednn_log.log import read_logs
 from profiling.replay import torch_runs
-from profiling.replay.torch_runs import (
-    LEAST_RUNS,
-    WARM_UP,
-    WITHOUT_KNOWN_CACHES,
-    flusher,
-    measure,
-)
+from profiling.replay.torch_runs import LEAST_RUNS, WARM_UP, WITHOUT_KNOWN_CACHES, flusher, measure
 
 
 class CountedConvolution:

@@ -79,9 +79,7 @@ def test_probe_continues_a_copy_of_the_cold_start(begun: tuple[Job, int]) -> Non
 
 @pytest.mark.exhaustive
 @pytest.mark.whole_machine
-def test_whole_training_continues_the_cold_start_to_the_end(
-    begun: tuple[Job, int],
-) -> None:
+def test_whole_training_continues_the_cold_start_to_the_end(begun: tuple[Job, int]) -> None:
     job, cold = begun
     epochs = 2 * cold // 16 + 1  # a step of the cold start has two images, an epoch 16
     ended = (f"training.epochs={epochs}", f"evaluation.every={epochs}")

@@ -179,9 +179,7 @@ def test_ranks_under_mpirun_are_measured(study: tuple[str, dict[str, Any], Path]
 
 
 @pytest.mark.whole_machine
-def test_misfit_is_a_dash_with_its_reason(
-    study: tuple[str, dict[str, Any], Path],
-) -> None:
+def test_misfit_is_a_dash_with_its_reason(study: tuple[str, dict[str, Any], Path]) -> None:
     output, _, chart = study
     row = next(line for line in output.splitlines() if line.startswith("│              1"))
     assert row.split("│")[2].strip() == "1.00" and row.split("│")[4].strip() == "–"

@@ -26,10 +26,7 @@ from tests.support.rank_steps import rank_steps
 TWO_CORES = cores_in_a_row((0, 2, 0, 0))
 
 STANDARD = ("data.image_size=800", "distributed.compress=bf16")
-SAME_CORES = [
-    measured(1, 2, 2.0, batch_size=2),
-    measured(2, 1, 1.6, batch_size=1, without=0.98),
-]
+SAME_CORES = [measured(1, 2, 2.0, batch_size=2), measured(2, 1, 1.6, batch_size=1, without=0.98)]
 TWO_RANKS = Measured(
     combination=Combination(ranks=2, threads=1, batch_size=3),
     jobs=[

@@ -162,11 +162,7 @@ def job(folder: Path) -> MeasuredJob:
 @pytest.mark.whole_machine
 def test_steps_of_each_shape_are_measured_without_their_exchange(tmp_path: Path) -> None:
     measured = measure_steps(
-        SHAPES,
-        job(tmp_path),
-        rounds=1,
-        mpirun=choose_mpirun(MPIRUN),
-        console=QUIET,
+        SHAPES, job(tmp_path), rounds=1, mpirun=choose_mpirun(MPIRUN), console=QUIET
     )
     times = [step_time(result) for result in measured]
     assert [time.shape for time in times] == SHAPES

@@ -90,11 +90,7 @@ def test_only_the_same_machine_versions_and_training_continue(
 
 @pytest.mark.parametrize(
     ("scores", "epochs"),
-    [
-        ([(1, 0.1), (2, 0.2), (3, 0.4)], 2.5),
-        ([(1, 0.6)], 0.5),
-        ([(1, 0.1), (2, 0.29)], math.inf),
-    ],
+    [([(1, 0.1), (2, 0.2), (3, 0.4)], 2.5), ([(1, 0.6)], 0.5), ([(1, 0.1), (2, 0.29)], math.inf)],
 )
 def test_target_is_reached_between_two_evaluations(
     scores: list[tuple[float, float]], epochs: float
