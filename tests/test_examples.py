@@ -136,9 +136,9 @@ def test_patch_of_the_worked_example_computes_the_last_layer_in_float32(
     model = RetinaNet(num_classes=3, norm="batch", trainable_layers=5)
     head = model.head.classification_head
     levels = [torch.randn(1, 256, 2, 2, dtype=torch.bfloat16)]
-    found = {}
+    logits = {}
     for name, module in (("ours", folded_forward), ("patched", patched_network(tmp_path))):
         forward = module.FoldedForward(model, precision="bf16", convolutions="onednn")
-        [found[name]] = forward._tower(levels, head.conv, head.cls_logits)
-    assert found["ours"].dtype == torch.bfloat16 and found["patched"].dtype == torch.float32
-    torch.testing.assert_close(found["ours"].float(), found["patched"], rtol=0.02, atol=0.02)
+        [logits[name]] = forward._tower(levels, head.conv, head.cls_logits)
+    assert logits["ours"].dtype == torch.bfloat16 and logits["patched"].dtype == torch.float32
+    torch.testing.assert_close(logits["ours"].float(), logits["patched"], rtol=0.02, atol=0.02)

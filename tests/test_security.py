@@ -23,9 +23,9 @@ def test_pillow_is_one_without_the_holes_of_those_before_13() -> None:
 def test_nothing_is_called_that_has_a_known_hole() -> None:
     calls = {file.name: re.findall(HOLED, file.read_text(encoding="utf-8")) for file in CODE}
     assert len(calls) > 100
-    assert {name: found for name, found in calls.items() if found} == {}
+    assert {name: names for name, names in calls.items() if names} == {}
 
 
 @pytest.mark.parametrize(("call", "file"), [("torch.load(", "build.py")])
 def test_pickles_are_read_in_one_place(call: str, file: str) -> None:
-    assert {one.name for one in CODE if call in one.read_text(encoding="utf-8")} == {file}
+    assert {item.name for item in CODE if call in item.read_text(encoding="utf-8")} == {file}

@@ -36,7 +36,7 @@ def test_program_of_the_page_finds_the_boxes_of_predict(tmp_path: Path, run_here
     )
     assert user.returncode == 0, user.stderr
     shown = [LINE.fullmatch(line) for line in user.stdout.splitlines()]
-    found = [(one[1], [float(edge) for edge in one[3].split()]) for one in shown if one]
+    found = [(item[1], [float(edge) for edge in item[3].split()]) for item in shown if item]
     wanted = json.loads(boxes.read_text())
     assert len(found) == len(shown) and len(wanted) > 10
     assert {name for name, _ in found} <= set(NAMES)

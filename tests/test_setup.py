@@ -55,7 +55,7 @@ def set_up(programs: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def asked(programs: Path) -> list[str]:
+def requested(programs: Path) -> list[str]:
     """The last words of apt-get's calls."""
     file = programs / "asked"
     return [line.split()[-1] for line in file.read_text().splitlines()] if file.exists() else []
@@ -66,7 +66,7 @@ def test_a_browser_that_is_there_is_all_that_is_needed(programs: Path) -> None:
     apt_get(programs, installs="*")
     done = set_up(programs, "browser")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert asked(programs) == []
+    assert requested(programs) == []
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_root_gets_the_smaller_package_that_there_is(
     assert (done.returncode, done.stderr) == (0, "")
     assert "installing Chromium by apt-get" in done.stdout
     assert SKIPPED not in done.stdout
-    assert asked(programs) == calls
+    assert requested(programs) == calls
 
 
 def test_a_notice_in_a_browsers_place_is_none(programs: Path) -> None:
@@ -104,7 +104,7 @@ def test_where_nothing_can_be_installed_a_line_says_so_and_nothing_fails(program
     done = set_up(programs, "browser")
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
     assert SKIPPED in done.stdout
-    assert asked(programs) == []
+    assert requested(programs) == []
 
 
 def test_words_that_are_not_known_are_named(programs: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_compiler_that_is_there_is_all_that_is_needed(programs: Path) -> None:
     apt_get(programs, installs="*")
     done = set_up(programs, "compiler")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert asked(programs) == []
+    assert requested(programs) == []
 
 
 def test_root_gets_a_compiler(programs: Path) -> None:
@@ -165,7 +165,7 @@ def test_root_gets_a_compiler(programs: Path) -> None:
     done = set_up(programs, "compiler")
     assert (done.returncode, done.stderr) == (0, "")
     assert "installing g++ by apt-get" in done.stdout
-    assert asked(programs) == ["update", "g++"]
+    assert requested(programs) == ["update", "g++"]
 
 
 def test_where_there_is_no_compiler_and_none_can_be_had_one_line_says_what_to_install(
@@ -182,7 +182,7 @@ def test_root_gets_what_tests_call(programs: Path) -> None:
     apt_get(programs, installs="git")
     done = set_up(programs, "tools")  # procps brings no program of that name: none is made here
     assert "installing git by apt-get, for tests" in done.stdout
-    assert asked(programs) == ["update", "git", "update", "procps"]
+    assert requested(programs) == ["update", "git", "update", "procps"]
     assert done.returncode == 2
     for name in ("pgrep", "ip"):
         program(programs / name, "exit 0")

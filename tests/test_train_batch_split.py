@@ -75,7 +75,7 @@ def listed(root: Path) -> Ended:
 
 
 def test_slower_rank_gets_fewer_images(slowed: Ended, root: Path) -> None:
-    line = next(one for one in slowed.output.splitlines() if one.startswith("batches "))
+    line = next(row for row in slowed.output.splitlines() if row.startswith("batches "))
     text = "3 images on rank 0, 1 on rank 1, by measured speed "
     assert line.removeprefix("batches").strip().startswith(text)
 
@@ -100,17 +100,17 @@ def test_measuring_and_resuming_do_not_change_the_weights(
     whole, pieces = (root / name / "checkpoints" / "last" for name in ("listed", "by-speed"))
     for part in ("model.safetensors", "optimizer.safetensors", "ranks.safetensors"):
         assert (pieces / part).read_bytes() == (whole / part).read_bytes(), part
-    expected, found = (read_checkpoint(one).state for one in (whole, pieces))
-    assert found.position == expected.position and found.position.step == 4
-    assert found.random_states == expected.random_states
-    assert found.setup == expected.setup and found.setup["split of batches"] == [3, 1]
+    expected, actual = (read_checkpoint(folder).state for folder in (whole, pieces))
+    assert actual.position == expected.position and actual.position.step == 4
+    assert actual.random_states == expected.random_states
+    assert actual.setup == expected.setup and actual.setup["split of batches"] == [3, 1]
 
 
 @pytest.mark.exhaustive
 def test_split_keeps_the_global_batch_size(listed: Ended, root: Path) -> None:
     lines = (root / "listed" / "metrics.jsonl").read_text().splitlines()
-    steps = [one for one in map(json.loads, lines) if one["kind"] == "step"]
-    images = [one["images_per_second"] * one["seconds"] for one in steps]
+    steps = [record for record in map(json.loads, lines) if record["kind"] == "step"]
+    images = [record["images_per_second"] * record["seconds"] for record in steps]
     assert images == [pytest.approx(8)] * 4
     assert "batches  3 images on rank 0, 1 on rank 1\n" in listed.output
 
@@ -143,7 +143,7 @@ def test_list_with_a_wrong_sum_is_refused_before_anything_is_written(
     arguments = (*SETTINGS, f"run.root={root}", "run.name=wrong", "distributed.batch_split=[3, 2]")
     job = run_ranks(2, "train.py", *arguments, *flags)
     assert job.code == 2
-    [line] = [one for one in job.errors.splitlines() if "error: " in one]
+    [line] = [line for line in job.errors.splitlines() if "error: " in line]
     expected = "expected 2 numbers with the sum 4 (ranks × training.batch_size=2), even or speed"
     assert line.endswith(f"distributed.batch_split: {expected}, found [3, 2]")
     assert not (root / "wrong").exists()

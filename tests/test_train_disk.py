@@ -49,16 +49,16 @@ def test_training_goes_on_on_a_full_disk_and_fails_at_its_end(
     disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(disk, monkeypatch) == 2
-    told = capsys.readouterr()
-    shown = " ".join(told.out.split())
+    written = capsys.readouterr()
+    shown = " ".join(written.out.split())
     assert "the checkpoint after step 3 could not be written: " in shown
     assert "No space left on device" in shown and "step-000001 is kept, training continues" in shown
-    [line] = told.err.splitlines()
+    [line] = written.err.splitlines()
     assert "the checkpoint after step 3 could not be written" in line
     assert "free disk space, then continue with: " in line and line.endswith("--resume")
-    found, problems = newest_whole(disk / "full" / "checkpoints")
-    assert found is not None and found.position.step == 1 and problems == []
+    newest, problems = newest_whole(disk / "full" / "checkpoints")
+    assert newest is not None and newest.position.step == 1 and problems == []
     subprocess.run(["mount", "-o", "remount,size=2g", str(disk)], check=True)
     assert train(disk, monkeypatch, "--resume") == 0
-    found, _ = newest_whole(disk / "full" / "checkpoints")
-    assert found is not None and found.position.step == 3
+    newest, _ = newest_whole(disk / "full" / "checkpoints")
+    assert newest is not None and newest.position.step == 3

@@ -48,9 +48,9 @@ def steps_of(run: Path) -> list[int]:
     """Return the sorted step numbers of a run; within a group they must be in order."""
     steps = read_records(run, kind="step")
     for group in (0, 1):
-        own = [one["step"] for one in steps if one.get("group") == group]
-        assert own == sorted(own)
-    return sorted(one["step"] for one in steps)
+        numbers = [record["step"] for record in steps if record.get("group") == group]
+        assert numbers == sorted(numbers)
+    return sorted(record["step"] for record in steps)
 
 
 def parent_of(process: int) -> int:
@@ -59,17 +59,17 @@ def parent_of(process: int) -> int:
 
 
 def process_of(rank: int, run: Path) -> int:
-    """The rank's own, not its keeper's, which all ranks have but those of the first group."""
+    """Return the process of a rank. Ranks outside the first group have a supervisor process too."""
     processes = set()
     for process in processes_with(f"run.name={run.name}"):
         variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
         if b"PMI_RANK=%d" % rank in variables:
             processes.add(process)
-    [eldest] = [one for one in processes if parent_of(one) not in processes]
+    [eldest] = [process for process in processes if parent_of(process) not in processes]
     if rank == 0:
         return eldest
-    [checkpoint] = [one for one in processes if parent_of(one) == eldest]
-    return checkpoint
+    [child] = [process for process in processes if parent_of(process) == eldest]
+    return child
 
 
 def last_checkpoint(run: Path) -> dict[str, Any]:
@@ -96,9 +96,13 @@ def test_groups_take_every_step_once(whole: Ended, root: Path) -> None:
     run = root / "whole"
     assert steps_of(run) == list(range(1, TOTAL + 1))
     steps = read_records(run, kind="step")
-    assert {one["group"] for one in steps} == {0, 1}
-    assert max(one["staleness"] for one in steps) > 0 <= min(one["staleness"] for one in steps)
-    assert [one["step"] for one in read_records(run, kind="evaluation")] == [EPOCH, TOTAL]
+    assert {record["group"] for record in steps} == {0, 1}
+    assert (
+        max(record["staleness"] for record in steps)
+        > 0
+        <= min(record["staleness"] for record in steps)
+    )
+    assert [record["step"] for record in read_records(run, kind="evaluation")] == [EPOCH, TOTAL]
     assert whole.output.count(f"finished after {TOTAL} steps") == 1
 
 
@@ -164,7 +168,7 @@ class Pieces:
 
     def has_finite_weights(self) -> bool:
         weights = load_file(self.run / "checkpoints" / "last" / "model.safetensors")
-        return all(bool(torch.isfinite(one).all()) for one in weights.values())
+        return all(bool(torch.isfinite(value).all()) for value in weights.values())
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +207,9 @@ def test_run_of_groups_resumes_synchronously_and_reports_the_change(
     message = " ".join(without_groups.output.split())
     assert "compute groups was 2, is now 1" in message and "beta1 was 0.4, is now 0.9" in message
     steps = read_records(pieces.run, kind="step")
-    assert [("group" in one, "staleness" in one) for one in steps[-2:]] == [(False, False)] * 2
+    assert [("group" in record, "staleness" in record) for record in steps[-2:]] == [
+        (False, False)
+    ] * 2
     assert steps_of(pieces.run) == list(range(1, pieces.step + 1))
 
 
@@ -225,7 +231,7 @@ def test_unreadable_image_of_one_group_stops_all_after_a_checkpoint(
     image, job = unreadable
     assert "compute groups was 1, is now 2" in " ".join(job.output.split())
     assert job.code == 2
-    [line] = [one for one in job.errors.splitlines() if "error: " in one]
+    [line] = [line for line in job.errors.splitlines() if "error: " in line]
     assert image in line and "then continue with: mpirun -np 2 " in line
     assert steps_of(pieces.run)[: pieces.step] == list(range(1, pieces.step + 1))
 
@@ -260,7 +266,7 @@ def test_skipped_step_is_recorded_and_all_others_are_taken_once(
     assert (job.code, job.errors) == (0, "")
     assert steps_of(pieces.run) == list(range(1, end + 1))
     [report] = read_records(pieces.run, kind="nonfinite")
-    [step] = [one for one in read_records(pieces.run, kind="step") if one["loss"] is None]
+    [step] = [record for record in read_records(pieces.run, kind="step") if record["loss"] is None]
     assert report["step"] == step["step"] and step["group"] == 1
     assert job.output.count("; the step was skipped, training continues\n") == 1
     assert pieces.has_finite_weights()
@@ -282,9 +288,9 @@ def test_other_groups_finish_the_run_after_a_rank_is_killed(root: Path) -> None:
     assert warning.endswith(": group 1 (rank 1) ends, the other groups continue")
     steps = steps_of(run)
     assert steps[-1] == TOTAL and len(steps) == len(set(steps)) > TOTAL / 2
-    assert [one["step"] for one in read_records(run, kind="evaluation")] == [EPOCH, TOTAL]
-    message = [one["problem"] for one in read_records(run, kind="bad_image")]
-    assert [any(image.name in one for one in message) for image in images] == [True] * 3
+    assert [record["step"] for record in read_records(run, kind="evaluation")] == [EPOCH, TOTAL]
+    problems = [record["problem"] for record in read_records(run, kind="bad_image")]
+    assert [any(image.name in problem for problem in problems) for image in images] == [True] * 3
     assert last_checkpoint(run)["setup"]["ranks"] == 1
     wait_until_gone(f"run.name={run.name}")
 
@@ -360,7 +366,7 @@ def test_unequal_groups_are_refused_before_anything_is_written(
 ) -> None:
     job = run_ranks(3, "train.py", *arguments_of(root, "wrong"), *flags)
     assert job.code in (2, signal.SIGKILL)  # mpirun may tell how it ended the others
-    [line] = [one for one in job.errors.splitlines() if "of equal size" in one]
+    [line] = [line for line in job.errors.splitlines() if "of equal size" in line]
     message = "2 groups cannot be of equal size: there are 3 ranks; use 1 or 3"
     assert line.endswith(f"distributed.groups: {message}")
     assert not (root / "wrong").exists()

@@ -55,8 +55,8 @@ def test_evaluations_and_loading_processes_bring_no_page_faults_back(tmp_path: P
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     lines = (tmp_path / "demo" / "metrics.jsonl").read_text().splitlines()
-    steps = [one for one in map(json.loads, lines) if one["kind"] == "step"]
-    faults = [one["page_faults"] for one in steps]
+    steps = [record for record in map(json.loads, lines) if record["kind"] == "step"]
+    faults = [record["page_faults"] for record in steps]
     assert faults[0] > 100_000  # the first step takes what the others use again
     after_the_first_evaluation = faults[STEPS_PER_EPOCH:]
     assert max(after_the_first_evaluation) < 30_000, faults

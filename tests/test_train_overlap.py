@@ -67,15 +67,17 @@ def wait_until_pending(run: Path) -> None:
 def assert_same_run(run: Path, other: Path) -> None:
     """Assert equal weights, optimizer states, evaluations and evaluation files."""
     for part in ("model.safetensors", "optimizer.safetensors"):
-        ours, theirs = (one / "checkpoints" / "last" / part for one in (run, other))
+        ours, theirs = (folder / "checkpoints" / "last" / part for folder in (run, other))
         assert ours.read_bytes() == theirs.read_bytes(), part
-    positions = [read_checkpoint(one / "checkpoints" / "best").position for one in (run, other)]
+    positions = [
+        read_checkpoint(folder / "checkpoints" / "best").position for folder in (run, other)
+    ]
     assert positions[0] == positions[1]
     names = sorted(file.name for file in (other / "eval").iterdir())
     assert sorted(file.name for file in (run / "eval").iterdir()) == names and len(names) == 6
     for name in names:
         assert (run / "eval" / name).read_bytes() == (other / "eval" / name).read_bytes(), name
-    evaluations = [read_records(one, kind="evaluation") for one in (run, other)]
+    evaluations = [read_records(folder, kind="evaluation") for folder in (run, other)]
     for record in (*evaluations[0], *evaluations[1]):
         del record["seconds"]
     assert evaluations[0] == evaluations[1] and len(evaluations[0]) == 2
@@ -126,8 +128,8 @@ def test_run_stopped_during_the_evaluation_resumes_exactly(
 def test_killed_metric_process_is_replaced_by_the_run(waiting: Path, root: Path) -> None:
     process = start(root, "alone", OVERLAP)
     wait_until_pending(root / "alone")
-    [beside] = [one for one in children_of(process.pid) if is_metric(one)]
-    os.kill(beside, signal.SIGKILL)
+    [metric] = [child for child in children_of(process.pid) if is_metric(child)]
+    os.kill(metric, signal.SIGKILL)
     output_of(process)
     assert_same_run(root / "alone", waiting)
     shutil.rmtree(root / "alone")

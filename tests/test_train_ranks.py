@@ -116,15 +116,15 @@ def test_overlapped_evaluation_gives_the_same_run(finished: Ended, root: Path) -
     for part in ("model.safetensors", "optimizer.safetensors"):
         assert (kept / part).read_bytes() == (whole / part).read_bytes(), part
     for name in ("step-000004.json", "step-000006.json"):
-        found, expected = (root / run / "eval" / name for run in ("beside", "whole"))
-        assert found.read_bytes() == expected.read_bytes()
-    assert [one["step"] for one in read_records(root / "beside", kind="evaluation")] == [4, 6]
+        actual, expected = (root / run / "eval" / name for run in ("beside", "whole"))
+        assert actual.read_bytes() == expected.read_bytes()
+    assert [record["step"] for record in read_records(root / "beside", kind="evaluation")] == [4, 6]
     shutil.rmtree(root / "beside")
 
 
 def test_every_image_is_evaluated_once(finished: Ended, root: Path) -> None:
-    found = json.loads((root / "whole" / "eval" / "step-000006.json").read_text())
-    ids = [box["image_id"] for box in found]
+    actual = json.loads((root / "whole" / "eval" / "step-000006.json").read_text())
+    ids = [box["image_id"] for box in actual]
     assert ids == sorted(ids) and set(ids) <= {1, 2, 3}
 
 
@@ -205,11 +205,13 @@ def test_run_resumes_exactly_after_a_rank_is_killed_while_writing_or_evaluating(
     resumed = run_ranks(2, "train.py", *arguments, "--resume")
     assert resumed.code == 0, resumed.errors
     for part in ("model.safetensors", "optimizer.safetensors"):
-        left, whole = (root / one / "checkpoints" / "last" / part for one in (name, "whole"))
-        assert left.read_bytes() == whole.read_bytes(), part
+        resumed_file, whole = (
+            root / run / "checkpoints" / "last" / part for run in (name, "whole")
+        )
+        assert resumed_file.read_bytes() == whole.read_bytes(), part
     steps = [record["step"] for record in read_records(root / name, kind="step")]
     assert steps == list(range(1, STEPS + 1))
-    assert [one["step"] for one in read_records(root / name, kind="evaluation")] == [4, 6]
+    assert [record["step"] for record in read_records(root / name, kind="evaluation")] == [4, 6]
     shutil.rmtree(root / name)
 
 
