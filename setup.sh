@@ -1,14 +1,12 @@
 #!/usr/bin/env bash
-# Make .venv with the packages of requirements.txt and requirements-dev.txt; `./setup.sh ipex` adds those of
-# requirements-ipex.txt; `./setup.sh serving` those of requirements-serving.txt; `./setup.sh fuzz` those
-# of requirements-fuzz.txt; `./setup.sh simd` puts
-# Pillow-SIMD in Pillow's place, and `./setup.sh pillow` puts Pillow back; `./setup.sh simd-beside`
-# puts it into .venv/simd-beside, where only a comparison of the two finds it; `./setup.sh browser`
-# looks for the browser that a test needs, and installs one where it may; `./setup.sh compiler` does so
-# for the C++ compiler that the fast kernels need; `./setup.sh tools` for that and what else tests call;
-# `./setup.sh latest` makes
-# .venv-latest, another environment, in which requirements-latest.txt is in the place of torch's lines.
-# `make demo` and `make test` call this; a second call finds everything in place and returns at once.
+# Create .venv with the packages of requirements.txt and requirements-dev.txt. `make demo` and `make test`
+# call this script; a second call finds everything in place and returns at once. An argument adds more:
+#   ipex, serving, fuzz  the packages of requirements-ipex.txt, -serving.txt, -fuzz.txt
+#   simd, pillow         replace Pillow by Pillow-SIMD, and put Pillow back
+#   simd-beside          install Pillow-SIMD into .venv/simd-beside, for a comparison of the two
+#   browser, compiler    look for a browser or a C++ compiler, and install one as root on Debian
+#   tools                the compiler and the other programs that tests call
+#   latest               .venv-latest, with requirements-latest.txt in place of torch's lines
 # Settings, from the environment:
 #   PYTHON       a Python 3.11 (default: python3.11, else python3 if that is one)
 #   TORCH_INDEX  a package index with CPU-only wheels of torch and torchvision
@@ -253,7 +251,7 @@ wait_for_other() {
     held=0
     flock --nonblock 9 2>/dev/null || held=$?
     [ "$held" = 1 ] || return 0 # ours, or a file system without locks
-    echo "setup: another set-up is at work in this folder; waiting for it"
+    echo "setup: another set-up is running in this folder; waiting for it"
     flock 9
 }
 

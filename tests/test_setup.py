@@ -1,4 +1,4 @@
-"""`setup.sh browser`, with stand-ins for apt-get and for who we are: nothing is installed."""
+"""setup.sh with stand-ins for apt-get and id: nothing is installed."""
 
 import errno
 import fcntl
@@ -16,7 +16,7 @@ SKIPPED = "the test of the report's page will be skipped; install one"
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
-    """All that is on PATH: what the script itself needs."""
+    """Return the only folder on PATH, with the programs that the script itself needs."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("bash", "sh", "dirname", "chmod"):
@@ -31,7 +31,7 @@ def program(file: Path, text: str) -> None:
 
 
 def apt_get(programs: Path, *, installs: str) -> None:
-    """Notes what it is asked for, and makes the package's program if it has it."""
+    """Write an apt-get that records its arguments and creates the program of a known package."""
     program(
         programs / "apt-get",
         f"""echo "$*" >>{programs}/asked
@@ -56,12 +56,12 @@ def set_up(programs: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def requested(programs: Path) -> list[str]:
-    """The last words of apt-get's calls."""
+    """Return the last argument of each call of apt-get."""
     file = programs / "asked"
     return [line.split()[-1] for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def test_a_browser_that_is_there_is_all_that_is_needed(programs: Path) -> None:
+def test_installed_browser_is_used(programs: Path) -> None:
     program(programs / "chromium", "exit 0")
     apt_get(programs, installs="*")
     done = set_up(programs, "browser")
@@ -76,7 +76,7 @@ def test_a_browser_that_is_there_is_all_that_is_needed(programs: Path) -> None:
         ("chromium", ["update", "chromium-headless-shell", "chromium"]),
     ],
 )
-def test_root_gets_the_smaller_package_that_there_is(
+def test_root_installs_the_smallest_available_browser(
     programs: Path, package: str, calls: list[str]
 ) -> None:
     apt_get(programs, installs=package)
@@ -87,14 +87,14 @@ def test_root_gets_the_smaller_package_that_there_is(
     assert requested(programs) == calls
 
 
-def test_a_notice_in_a_browsers_place_is_none(programs: Path) -> None:
+def test_placeholder_script_is_not_taken_for_a_browser(programs: Path) -> None:
     program(programs / "chromium-browser", "echo needs snap >&2; exit 1")
     done = set_up(programs, "browser")
     assert (done.returncode, done.stdout.count("\n")) == (0, 1)
     assert SKIPPED in done.stdout
 
 
-def test_where_nothing_can_be_installed_a_line_says_so_and_nothing_fails(programs: Path) -> None:
+def test_missing_browser_is_reported_without_failing(programs: Path) -> None:
     apt_get(programs, installs="nothing")
     done = set_up(programs, "browser")
     assert done.returncode == 0
@@ -107,7 +107,7 @@ def test_where_nothing_can_be_installed_a_line_says_so_and_nothing_fails(program
     assert requested(programs) == []
 
 
-def test_words_that_are_not_known_are_named(programs: Path) -> None:
+def test_unknown_argument_is_named(programs: Path) -> None:
     done = set_up(programs, "browsers")
     assert done.returncode == 2
     assert (
@@ -117,7 +117,7 @@ def test_words_that_are_not_known_are_named(programs: Path) -> None:
     )
 
 
-def test_two_set_ups_at_once_take_turns(programs: Path, tmp_path: Path) -> None:
+def test_second_set_up_waits_for_the_first(programs: Path, tmp_path: Path) -> None:
     program(programs / "chromium", "exit 0")
     (programs / "flock").symlink_to(shutil.which("flock") or "flock")
     script = tmp_path / "setup.sh"
@@ -131,13 +131,13 @@ def test_two_set_ups_at_once_take_turns(programs: Path, tmp_path: Path) -> None:
             text=True,
         )
         assert waiting.stdout is not None
-        assert "another set-up is at work" in waiting.stdout.readline()
+        assert "another set-up is running" in waiting.stdout.readline()
         assert waiting.poll() is None
         fcntl.flock(other, fcntl.LOCK_UN)
         assert waiting.wait(timeout=30) == 0
 
 
-def test_a_file_system_without_locks_is_no_obstacle(programs: Path, tmp_path: Path) -> None:
+def test_set_up_works_on_a_file_system_without_locks(programs: Path, tmp_path: Path) -> None:
     program(programs / "chromium", "exit 0")
     (programs / "flock").symlink_to(shutil.which("flock") or "flock")
     refused = without_locks(built_library(tmp_path), errno.ENOSYS)
@@ -152,7 +152,7 @@ def test_a_file_system_without_locks_is_no_obstacle(programs: Path, tmp_path: Pa
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_compiler_that_is_there_is_all_that_is_needed(programs: Path) -> None:
+def test_installed_compiler_is_used(programs: Path) -> None:
     program(programs / "c++", "exit 0")
     apt_get(programs, installs="*")
     done = set_up(programs, "compiler")
@@ -160,7 +160,7 @@ def test_a_compiler_that_is_there_is_all_that_is_needed(programs: Path) -> None:
     assert requested(programs) == []
 
 
-def test_root_gets_a_compiler(programs: Path) -> None:
+def test_root_installs_a_compiler(programs: Path) -> None:
     apt_get(programs, installs="g++")
     done = set_up(programs, "compiler")
     assert (done.returncode, done.stderr) == (0, "")
@@ -168,7 +168,7 @@ def test_root_gets_a_compiler(programs: Path) -> None:
     assert requested(programs) == ["update", "g++"]
 
 
-def test_where_there_is_no_compiler_and_none_can_be_had_one_line_says_what_to_install(
+def test_missing_compiler_is_one_line_with_the_package(
     programs: Path,
 ) -> None:
     program(programs / "id", "echo 1000")
@@ -177,7 +177,7 @@ def test_where_there_is_no_compiler_and_none_can_be_had_one_line_says_what_to_in
     assert "apt-get install g++" in done.stderr
 
 
-def test_root_gets_what_tests_call(programs: Path) -> None:
+def test_root_installs_the_programs_that_tests_call(programs: Path) -> None:
     program(programs / "c++", "exit 0")
     apt_get(programs, installs="git")
     done = set_up(programs, "tools")  # procps brings no program of that name: none is made here
@@ -193,7 +193,7 @@ def test_root_gets_what_tests_call(programs: Path) -> None:
 @pytest.mark.parametrize(
     ("missing", "package"), [("git", "git"), ("pgrep", "procps"), ("ip", "iproute2")]
 )
-def test_who_is_not_root_is_told_what_tests_need(
+def test_missing_program_is_named_to_a_user_who_is_not_root(
     programs: Path, missing: str, package: str
 ) -> None:
     program(programs / "id", "echo 1000")

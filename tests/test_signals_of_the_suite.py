@@ -1,4 +1,4 @@
-"""What the suite's caller ignores must not reach the programs that tests send signals to."""
+"""Signals ignored by the caller of the tests are not ignored by the programs that tests start."""
 
 import signal
 import subprocess
@@ -15,7 +15,7 @@ print(subprocess.check_output(["cat", "/proc/self/status"], text=True))
 
 
 @pytest.mark.parametrize("signals", ["HUP", "INT,QUIT", "TERM,USR1"])
-def test_a_signal_that_the_caller_ignores_or_blocks_is_not_ignored_by_what_tests_start(
+def test_children_do_not_inherit_ignored_or_blocked_signals(
     signals: str,
 ) -> None:
     status = subprocess.check_output(

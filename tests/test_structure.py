@@ -31,19 +31,19 @@ def test_files_are_chapters() -> None:
     assert sum(file.lines < SMALL for file in chapters) <= 15
 
 
-def test_an_import_in_a_function_goes_against_the_order_too(tmp_path: Path) -> None:
+def test_import_within_a_function_counts(tmp_path: Path) -> None:
     late = "def f():\n    from retinanet.config import Config\n"
     write_product(tmp_path, data__dataset=late, retinanet__config="import data.dataset\n")
     pair = ("data.dataset", "retinanet.config")
     assert backward_imports(read_product(tmp_path)) == [pair]
 
 
-def test_packages_of_one_level_do_not_import_each_other(tmp_path: Path) -> None:
+def test_packages_of_one_level_must_not_import_each_other(tmp_path: Path) -> None:
     write_product(tmp_path, data__dataset="import launch.ranks\n", launch__ranks="")
     assert backward_imports(read_product(tmp_path)) == [("data.dataset", "launch.ranks")]
 
 
-def test_an_import_for_types_makes_a_circle_too(tmp_path: Path) -> None:
+def test_import_for_types_counts_in_a_circle(tmp_path: Path) -> None:
     typed = "if TYPE_CHECKING:\n    from retinanet.b import B\n"
     write_product(tmp_path, retinanet__a=typed, retinanet__b="from retinanet import a\n")
     assert set(import_circle(read_product(tmp_path))) == {"retinanet.a", "retinanet.b"}

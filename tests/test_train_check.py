@@ -1,4 +1,4 @@
-"""`train.py --check`, and what every start looks at before it writes."""
+"""`train.py --check`, and the checks of every start before anything is written."""
 
 import signal
 import sys
@@ -25,7 +25,7 @@ SETTINGS = (
 
 
 class Outcome(NamedTuple):
-    """How a command ended."""
+    """The exit status and the output of a command."""
 
     code: int
     output: str
@@ -37,7 +37,7 @@ Command = Callable[..., Outcome]
 
 @pytest.fixture
 def train(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command line within this process."""
+    """Run train.py within this process."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
     def command(*arguments: str) -> Outcome:

@@ -1,4 +1,4 @@
-"""Training on a disk that is full: nothing that was good is lost, and the end tells."""
+"""Training on a full disk keeps the last good checkpoint and fails at its end."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ SETTINGS = (
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """Room for one checkpoint of 383 MB, not for two."""
+    """Return a file system with room for one checkpoint of 383 MB, not for two."""
     mount = ["mount", "-t", "tmpfs", "-o", "size=600m", "tmpfs", str(tmp_path)]
     if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("a disk of its own takes root, and the right to mount")
@@ -45,7 +45,7 @@ def train(disk: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return run_command(main)
 
 
-def test_training_goes_on_on_a_full_disk_and_fails_at_its_end(
+def test_training_continues_on_a_full_disk_and_fails_at_its_end(
     disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(disk, monkeypatch) == 2

@@ -1,4 +1,4 @@
-"""Memory of a real run, between whose steps images are loaded and evaluated."""
+"""Memory of a real run with loading processes and evaluations."""
 
 import json
 import shutil
@@ -23,19 +23,19 @@ STEPS_PER_EPOCH = 4
 
 
 def check_estimates(words: list[str], peak_resident_mb: float, checkpoint: Path) -> None:
-    """Hold what is foretold before a run (`train.py --check`) against what this one took."""
+    """Compare the estimates of `train.py --check` with the memory and disk that the run used."""
     config = load_config("demo.yaml", words)
     known = known_data(config)
     classes, images = known.classes, known.validation_images
     sizes = model_bytes(config.model, config.training, num_classes=classes)
     need = memory_need(config, sizes, num_classes=classes, engine="torch", validation_images=images)
-    foretold = LOADED + need.all - need.loading + sizes.checkpoint
-    assert peak_resident_mb == pytest.approx(foretold / 1e6, rel=0.25)
+    estimate = LOADED + need.all - need.loading + sizes.checkpoint
+    assert peak_resident_mb == pytest.approx(estimate / 1e6, rel=0.25)
     written = sum(file.stat().st_size for file in checkpoint.iterdir())
     assert written == pytest.approx(sizes.checkpoint, rel=0.01)
 
 
-def test_evaluations_and_loading_processes_bring_no_page_faults_back(tmp_path: Path) -> None:
+def test_evaluations_and_loading_processes_cause_no_page_faults(tmp_path: Path) -> None:
     """Weights, gradients and Adam's averages alone are 140,000 pages that a step writes."""
     words = [
         f"data.scenes.train={3 * STEPS_PER_EPOCH}",

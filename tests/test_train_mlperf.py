@@ -1,4 +1,4 @@
-"""Runs from end to end as MLCommons' own checkers see them."""
+"""Whole runs, checked by MLCommons' own checkers."""
 
 import json
 import shutil
@@ -50,7 +50,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
 
 
 def train(*words: str, program: tuple[str, ...] = ("train.py",)) -> str:
-    """In its own process; returns what it printed."""
+    """Run train.py in a process of its own; return its output."""
     command = [sys.executable, *program, *words, "launch.threads=1", "evaluation.pictures=0"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -61,7 +61,7 @@ def times_of(lines: list[LogLine]) -> dict[str, int]:
     return {line.key: line.time_ms for line in lines}
 
 
-def test_no_file_of_the_data_is_opened_before_run_start(root: Path) -> None:
+def test_data_files_are_opened_after_run_start(root: Path) -> None:
     data = root / "data"
     make_synthetic_data(data, seed=0, train=4, validation=2)
     train(
@@ -77,7 +77,7 @@ def test_no_file_of_the_data_is_opened_before_run_start(root: Path) -> None:
     assert started <= 1000 * min(when for when, _ in opened)
 
 
-def test_a_run_that_reaches_its_target_succeeds_and_joins_its_submission(
+def test_run_that_reaches_its_target_is_added_to_the_submission(
     run_here: RunHere, root: Path
 ) -> None:
     out = root / "submission"
@@ -98,7 +98,9 @@ def test_a_run_that_reaches_its_target_succeeds_and_joins_its_submission(
     assert done.returncode == 0 and "success" in done.stdout
 
 
-def test_a_closed_run_has_no_fault_but_accuracy_and_data_set(run_here: RunHere, root: Path) -> None:
+def test_closed_division_run_lacks_only_accuracy_and_data_set(
+    run_here: RunHere, root: Path
+) -> None:
     torch.manual_seed(0)
     backbone = root / "backbone.safetensors"
     save_file(dict(resnext50_32x4d(weights=None).state_dict()), backbone)
