@@ -365,9 +365,9 @@ def leaves_folder(name: str) -> bool:
 
 
 def image_path(folder: Path, name: str) -> Path:
-    """Return the file of an image; raise InputError if the name leads out of the folder."""
+    """Return the file of an image; raise InputError if the name is outside of the folder."""
     if leaves_folder(name):
-        raise InputError(f"annotations: file_name {shown(name)}: leads out of {folder}")
+        raise InputError(f"annotations: file_name {shown(name)}: is outside of {folder}")
     return folder / name
 
 

@@ -230,7 +230,7 @@ def decode_by_torchvision(content: bytes) -> NDArray[np.uint8]:
 def decode_by_accimage(content: bytes) -> NDArray[np.uint8]:
     """Decode a JPEG; raise OSError if it is none, ValueError if truncated (else grey)."""
     if not has_end_of_image(content):
-        raise ValueError("the JPEG has no end")
+        raise ValueError("the JPEG has no end marker")
     image = import_module("accimage").Image(content)
     planes = np.empty((image.channels, image.height, image.width), dtype=np.uint8)
     image.copyto(planes)

@@ -13,11 +13,11 @@ COMMANDS = {
     ),
     "tune": (
         "profiling.studies.tune.command:add_tune",
-        "the planner: find the hosts, ranks, threads and batch that reach the target soonest",
+        "the planner: find the fastest allocation of hosts, ranks, threads and batch for a target",
     ),
     "groups": (
         "profiling.studies.async_groups:add_groups",
-        "measure which number of compute groups, with which momentum, trains soonest",
+        "find the number of compute groups and the momentum that train fastest",
     ),
 }
 

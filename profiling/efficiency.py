@@ -58,7 +58,7 @@ measured, at the replay's speed, and at the machine's peaks."""
 FILES = """\
 files in --out DIR:
   efficiency.csv      a row for each problem, the largest loss first, not replayed ones last
-  efficiency.png      ratios by kind and direction, and a step at each speed; also .svg
+  efficiency.png      ratios by kind and direction, and projected step times; also .svg
   replay.json         the replay, if this command ran it; reuse it with --replay
   peaks.json          the peaks, if this command measured them"""
 

@@ -267,7 +267,7 @@ def add_convert(commands: Commands) -> None:
         "--detector",
         type=Path,
         metavar="FILE.pth",
-        help="PyTorch file of a whole RetinaNet-ResNeXt50, such as a checkpoint of torchvision's "
+        help="PyTorch file of a full RetinaNet-ResNeXt50, such as a checkpoint of torchvision's "
         "or MLPerf's scripts; --out is then the folder of the new checkpoint",
     )
     add(

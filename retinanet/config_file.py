@@ -296,10 +296,10 @@ def parse_run_arguments(description: str) -> argparse.Namespace:
     existing.add_argument(
         "--auto-resume",
         action="store_true",
-        help="resume if the run exists, else start it: for jobs that a batch system requeues",
+        help="resume the run if it exists, else start it (for requeued batch jobs)",
     )
     existing.add_argument(
-        "--overwrite", action="store_true", help="remove the files of an earlier run and start anew"
+        "--overwrite", action="store_true", help="remove the files of an earlier run and start over"
     )
     arguments = parser.parse_intermixed_args()
     if arguments.check_ranks and not arguments.check:

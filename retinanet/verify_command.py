@@ -40,7 +40,7 @@ def add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--config",
         required=True,
         metavar="NAME",
-        help="a YAML file, or a name in configs/, as train.py takes it",
+        help="a YAML file, or a name in configs/, as for train.py",
     )
     add_overrides(parser)
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Print how the product is laid out, in numbers: `python -m tests.structure`.
+"""Print statistics of the product's layout: `python -m tests.structure`.
 
 What counts: every Python file of `train.py` and the packages, `__init__` included, every line of
 it. An import counts wherever it stands, at the top, in a function, or under `TYPE_CHECKING`.
@@ -73,7 +73,7 @@ def imported_names(tree: ast.Module) -> Iterator[str]:
 
 
 def backward_imports(files: list[SourceFile]) -> list[tuple[str, str]]:
-    """Return pairs of modules, importing and imported, that go against the order of packages."""
+    """Return pairs of modules (importing, imported) that violate the order of packages."""
     return [
         (file.module, imported)
         for file in files

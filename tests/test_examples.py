@@ -89,7 +89,7 @@ maps.float().sum().backward()
 
 
 def patched_file(folder: Path) -> Path:
-    """`retinanet/engine/folded_forward.py` with the patch of the worked example."""
+    """Return `retinanet/engine/folded_forward.py` with the patch of the worked example."""
     place = Path("retinanet") / "engine" / "folded_forward.py"
     (folder / place).parent.mkdir(parents=True)
     shutil.copy(REPOSITORY / place, folder / place)

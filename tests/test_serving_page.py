@@ -46,7 +46,7 @@ def test_program_of_the_page_finds_the_boxes_of_predict(tmp_path: Path, run_here
 
 
 def is_near(box: dict[str, Any], name: str, edges: list[float]) -> bool:
-    """Whether the page's program has printed this box."""
+    """Return whether the page's program has printed this box."""
     x, y, width, height = box["bbox"]
     difference = np.abs(np.array([x, y, x + width, y + height]) - edges)
     return box["category"] == name and difference.max() < 2

@@ -1,4 +1,4 @@
-"""Packages import one way, without circles, and files stay chapters."""
+"""Packages import in one direction, without circles, and files have a reasonable size."""
 
 from pathlib import Path
 from statistics import median

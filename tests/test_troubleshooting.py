@@ -105,8 +105,8 @@ def test_quoted_message_is_in_the_sources(message: str) -> None:
 
 def test_unprinted_message_is_detected() -> None:
     text = texts_of_sources()["retinanet/training/run_folder.py"]
-    assert is_made_of("holds another run's work; give --resume", text)
-    assert not is_made_of("holds another run's work; give --force", text)
+    assert is_made_of("contains another run; give --resume", text)
+    assert not is_made_of("contains another run; give --force", text)
 
 
 # Many messages are provoked: the command must print what the page quotes.
@@ -182,7 +182,7 @@ PROVOKED: dict[str, Provoke] = {
     "no image has a box": own_data("a.jpg", iscrowd=1),
     "model.num_classes is": own_data("a.jpg", "model.num_classes=7"),
     "launch.threads=… requests more": train("launch.threads=4096", "--dry-run"),
-    "holds another run's work": occupied,
+    "contains another run": occupied,
     "holds no run to resume": train("--resume", "run.name=new", "launch.pin=false"),
     "does not exist; give runs/NAME": lambda folder: [
         "retinanet",

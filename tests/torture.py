@@ -58,11 +58,11 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """Where it writes."""
+        """The folder of the run."""
         return self.root / self.name
 
-    def words(self) -> list[str]:
-        """Its configuration. An epoch has 8 steps; a checkpoint is nearly always being written."""
+    def arguments(self) -> list[str]:
+        """The configuration: 8 steps per epoch; a checkpoint is nearly always being written."""
         return [
             *("--config", "demo.yaml", f"run.root={self.root}", f"run.name={self.name}"),
             *("data.scenes.train=16", "data.scenes.validation=4", "data.image_size=64"),
@@ -73,26 +73,26 @@ class Run:
         ]
 
     def start(self, *changes: str) -> subprocess.Popen[str]:
-        """Begin, or go on."""
+        """Start or resume the run."""
         resume = ["--resume"] if (self.folder / "config.yaml").exists() else ["--overwrite"]
-        return start_ranks(2, "train.py", *self.words(), *changes, *resume)
+        return start_ranks(2, "train.py", *self.arguments(), *changes, *resume)
 
     def last_step(self) -> int:
-        """The newest whole line's."""
+        """The step in the last complete line of the metrics."""
         file = self.folder / "metrics.jsonl"
         lines = file.read_text().split("\n")[:-1] if file.exists() else []
         steps = [json.loads(line)["step"] for line in lines]
         return max(steps, default=0)
 
-    def left(self) -> dict[str, object]:
-        """What the last checkpoint says of its parts, its place and its random states."""
+    def final_state(self) -> dict[str, object]:
+        """The parts, position and random states in the last checkpoint."""
         state = json.loads((self.folder / "checkpoints" / "last" / "state.json").read_text())
         return {name: state[name] for name in ("parts", "position", "random_states")}
 
 
 @dataclass
 class Outcome:
-    """What a torture came to."""
+    """The result of a torture test."""
 
     kills: int = 0
     runs: int = 0
@@ -103,14 +103,14 @@ class Outcome:
 
 
 def undisturbed(run: Run) -> dict[str, object]:
-    """Run it to its end."""
+    """Train the run to its end without interruptions."""
     job = ended(run.start(), timeout=1800)
     assert job.code == 0, job.errors
-    return run.left()
+    return run.final_state()
 
 
 def life(run: Run, *, seconds: float, victim: str, outcome: Outcome) -> bool:
-    """One life of the run; returns whether it came to its end before it was killed."""
+    """Run until killed at a random moment; return whether the run had ended before."""
     before = run.last_step()
     job = run.start()
     try:
@@ -133,7 +133,7 @@ def life(run: Run, *, seconds: float, victim: str, outcome: Outcome) -> bool:
 
 
 def moment_of(run: Run, *, since: int) -> str:
-    """What a live run is at, as far as its folder tells."""
+    """Return the present phase of a run, according to its folder."""
     checkpoints = run.folder / "checkpoints"
     if checkpoints.exists() and any(checkpoints.glob(".step-*")):
         return "writing a checkpoint"
@@ -144,7 +144,7 @@ def moment_of(run: Run, *, since: int) -> str:
 
 
 def kill(job: subprocess.Popen[str], run: Run, victim: str) -> None:
-    """SIGKILL; processes that have gone by themselves do not matter."""
+    """Send SIGKILL to processes; ignore those that have ended."""
     if victim == "mpirun":
         job.kill()
         return
@@ -166,7 +166,7 @@ def signal_ranks(run: Run, ranks: Sequence[int], number: signal.Signals) -> None
 def torture(
     root: Path, *, kills: int, precision: str, steps: int, longest_s: float, seed: int
 ) -> Outcome:
-    """Kill runs so often, and compare each end with the undisturbed one's."""
+    """Kill runs a number of times, and compare each result with the undisturbed run's."""
     draw = random.Random(seed)
     outcome = Outcome()
     expected = undisturbed(Run(root, "undisturbed", precision, steps))
@@ -178,7 +178,7 @@ def torture(
         while not is_over and outcome.kills < kills:
             seconds, victim = draw.uniform(0.5, longest_s), draw.choice(VICTIMS)
             is_over = life(run, seconds=seconds, victim=victim, outcome=outcome)
-        left = run.left() if is_over else undisturbed(run)
+        left = run.final_state() if is_over else undisturbed(run)
         outcome.differing += [
             f"{run.name}: {name}" for name in left if left[name] != expected[name]
         ]
@@ -188,7 +188,7 @@ def torture(
 
 
 def seconds_to_end(root: Path, *, rank: int, timeout_s: float, precision: str) -> float:
-    """Stop a rank of a run, and return how long after it was noticed everything was gone.
+    """Stop a rank of a run; return the seconds from its detection to the end of all processes.
 
     Returns:
         Seconds; infinity if anything was left `SECONDS_TO_END` later.
@@ -216,7 +216,7 @@ def seconds_to_end(root: Path, *, rank: int, timeout_s: float, precision: str) -
 
 
 def descendants_of(process: int) -> list[int]:
-    """Process numbers of all that a process has started, directly or not."""
+    """Return the process numbers of all descendants of a process."""
     children = children_of(process)
     return children + [one for child in children for one in descendants_of(child)]
 

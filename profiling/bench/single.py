@@ -291,7 +291,7 @@ def bench_log(*, lines: int, problems: int, json_file: Path | None) -> int:
     put_out(findings, "log", workload, with_targets=lines == LINES, json_file=json_file)
     if not math.isclose(read["total_ms"], written_ms, rel_tol=1e-12) or read["not_understood"]:
         console.print(
-            f"WRONG: {written_ms} ms were written, but the reader returned {read}", soft_wrap=True
+            f"error: {written_ms} ms were written, but the reader returned {read}", soft_wrap=True
         )
         return OUR_BUG
     return FINISHED

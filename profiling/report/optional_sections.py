@@ -127,7 +127,7 @@ def projection_table(projection: Projection) -> Table:
     if projection.elsewhere_s is not None:
         elsewhere = three(projection.elsewhere_s * 1000)
         notes = [f"The time outside oneDNN is constant: {elsewhere} ms."]
-    return Table("A step at each speed", columns, rows, notes=notes)
+    return Table("Projected step times", columns, rows, notes=notes)
 
 
 MOST_PAIRS = 100  # Rows of a table of questions

@@ -140,7 +140,7 @@ def draw_timeline(analysis: Analysis, *, title: str) -> "Figure":
         upper.tick_params(bottom=False, labelbottom=False)
     strip.set_xlim(0, whole_ms)
     density.set_xlabel(
-        "time since the begin of the step [ms]; height of a colour: its share of each "
+        "time since the beginning of the step [ms]; height of a colour: its share of each "
         f"{whole_ms / SLIVERS:.2g} ms"
     )
     left, right = ((edge - window.start) / 1e6 for edge in closer)

@@ -143,7 +143,7 @@ def parse_bytes_moved(content: Any, file: Path) -> BytesMoved | None:
         ]
         return BytesMoved(int(content["step"]), sorted(rows, key=lambda row: -row.total))
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{file}: {KEY}: not in the form that profile.trace writes") from error
+        raise InputError(f"{file}: {KEY}: not in the format of profile.trace") from error
 
 
 @dataclass

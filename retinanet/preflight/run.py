@@ -283,7 +283,7 @@ def check_weights(settings: ModelConfig) -> Finding:
     except InputError as error:
         return failure(WEIGHTS, str(error))
     dropped = dropped_parts(weights)
-    unused = f"; a whole detector, not used: {dropped}" if dropped else ""
+    unused = f"; a complete detector, not used: {dropped}" if dropped else ""
     return ok(WEIGHTS, f"{source}: loaded into the model{unused}")
 
 

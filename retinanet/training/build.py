@@ -165,7 +165,7 @@ def notes_on_backbone(source: str | None, weights: Mapping[str, Tensor] | None) 
     if not dropped:
         return []
     return [
-        f"model.pretrained_backbone: {source} is a whole detector; only its backbone is used, "
+        f"model.pretrained_backbone: {source} is a complete detector; only its backbone is used, "
         f"dropped (number of tensors): {dropped}"
     ]
 
@@ -268,9 +268,9 @@ def unpickle_weights(content: bytes, file: Path) -> PickledWeights:
     given = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
     dropped += [str(name) for name in entries if name not in given]
     if not given or not all(isinstance(name, str) for name in given):
-        raise InputError(f"{file}: holds no state_dict; save model.state_dict()")
+        raise InputError(f"{file}: contains no state_dict; save model.state_dict()")
     if sum(min(_size(value), limit) for value in given.values()) > LARGEST_RATIO * limit:
-        raise InputError(f"{file}: its tensors claim to be larger than the file; it is damaged")
+        raise InputError(f"{file}: declared size of tensors exceeds the file; it is damaged")
     names = {name: current_key(name) for name in given}
     if len(set(names.values())) < len(names):
         names = {name: name for name in given}  # both spellings: keep them, the model refuses one
@@ -322,7 +322,7 @@ def dense(value: Tensor, name: str, file: Path, limit: int) -> Tensor:
     if value.layout != torch.strided or value.is_quantized or value.is_meta:
         raise InputError(f"{file}: {name}: not a dense tensor; save the model's plain state_dict()")
     if _size(value) > limit:
-        raise InputError(f"{file}: {name}: claims to be larger than the file; it is damaged")
+        raise InputError(f"{file}: {name}: its declared size exceeds the file; it is damaged")
     return value.detach().clone(memory_format=torch.contiguous_format)
 
 

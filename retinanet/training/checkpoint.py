@@ -335,7 +335,7 @@ def find_checkpoint(path: Path) -> Path:
         for candidate in (path, path.parent, *below):
             if (candidate / STATE_FILE).is_file():
                 return candidate
-    reason = "holds no checkpoint" if path.exists() else "does not exist"
+    reason = "contains no checkpoint" if path.exists() else "does not exist"
     raise InputError(f"{path}: {reason}; give runs/NAME/checkpoints/best or a folder like it")
 
 

@@ -128,7 +128,7 @@ def detector_tensors(given: Mapping[str, Tensor], *, source: str) -> dict[str, T
     }
     if LOGITS not in tensors or tensors[LOGITS].dim() != 4:
         raise InputError(
-            f"{source}: holds no RetinaNet: {LOGITS} is missing; give the file of a whole "
+            f"{source}: contains no RetinaNet: {LOGITS} is missing; give the file of a complete "
             "detector, or convert a backbone without --detector"
         )
     with torch.device("meta"):
@@ -196,7 +196,7 @@ def read_class_map(file: Path, *, outputs: int) -> ClassMap:
     """
     ids, names = read_categories(file, outputs)
     if not len(ids):
-        raise InputError(f"{file}: names no class")
+        raise InputError(f"{file}: contains no class names")
     if ids.min() >= 0 and ids.max() < outputs:
         return ClassMap.by_category_id(ids, names, outputs)
     if len(ids) == outputs:

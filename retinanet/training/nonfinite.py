@@ -85,7 +85,9 @@ def require_finite_tensors(tensors: Mapping[str, Tensor], *, file: Path | str) -
     for name, tensor in tensors.items():
         # `aminmax` propagates NaN and, unlike `isfinite`, allocates no tensor of the same size.
         if tensor.numel() and not all(map(math.isfinite, map(float, tensor.float().aminmax()))):
-            raise InputError(f"{file}: {name} holds a value that is not finite (NaN or infinite)")
+            raise InputError(
+                f"{file}: {name} contains a value that is not finite (NaN or infinite)"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

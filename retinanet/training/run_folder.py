@@ -138,7 +138,7 @@ def claim_run_folder(
         raise InputError(problem)
     if holds_work(path) and not (resume or auto_resume or overwrite):
         raise InputError(
-            f"{path}: holds another run's work; give --resume, --overwrite, or run.name=NEW"
+            f"{path}: contains another run; give --resume, --overwrite, or run.name=NEW"
         )
     notes = notes_on_folder(path)
     lock, removing = None, threading.Lock()

@@ -45,7 +45,7 @@ def draw_bars(*bars: Bar, **options: float) -> Axes:
 
 
 def extents(axes: Axes) -> list[tuple[float, float, float]]:
-    """Return left end, length and middle of each piece of a bar."""
+    """Return the left end, length and middle of each piece of a bar."""
     boxes = [bar.get_path().get_extents(bar.get_patch_transform()) for bar in axes.patches]
     return [(box.x0, box.width, (box.y0 + box.y1) / 2) for box in boxes]
 

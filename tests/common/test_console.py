@@ -12,7 +12,7 @@ from common.console import clock, make_console, progress, significant
 
 
 class Clock:
-    """A clock that the test sets; the real one would make the test wait."""
+    """A clock that the test sets, so that it does not wait."""
 
     def __init__(self) -> None:
         self.now = 1000.0

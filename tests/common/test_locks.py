@@ -111,7 +111,7 @@ def test_one_of_several_processes_gets_the_lock(hold: Hold, stale: bool, tmp_pat
 
 
 def other_host(path: Path, *, seconds: float) -> Path:
-    """An owner file of a process on another host, last renewed so many seconds ago."""
+    """Return the owner file of a process on another host, last renewed some seconds ago."""
     owner = owner_file(path)
     owner.write_text(json.dumps({**this_process(), "host": "elsewhere"}))
     changed = owner.stat().st_mtime - seconds

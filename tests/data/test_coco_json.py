@@ -15,7 +15,7 @@ from tests.data.samples import write_json
 
 
 def small() -> dict[str, Any]:
-    """Three images; boxes out of image order; the second image has none."""
+    """Return three images; boxes are not in image order; the second image has none."""
     return {
         "images": [
             {"id": 30, "file_name": "c.jpg", "width": 40, "height": 20},

@@ -57,7 +57,7 @@ def make(
 
 
 def key_seeds(dataset: DetectionDataset) -> tuple[int, int]:
-    """A seed that leaves the first image as it is, and one that mirrors it."""
+    """Return a seed that leaves the first image unchanged, and one that mirrors it."""
     plain = make_plain(dataset)
     seeds: dict[bool, int] = {}
     for seed in range(100):

@@ -64,7 +64,7 @@ def test_unknown_decoder_is_refused() -> None:
 def test_decoder_without_its_compiled_part_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
-    """Otherwise Pillow would decode every image, without a message."""
+    """Without the error, Pillow would silently decode every image."""
     (tmp_path / "accimage.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     hide(monkeypatch, "accimage")  # monkeypatch then removes the module imported here
@@ -101,7 +101,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def picture(height: int = 61, width: int = 83) -> Image.Image:
-    """Colours that change smoothly, with some noise: its JPEG has all frequencies."""
+    """Return smooth colours with some noise: its JPEG has all frequencies."""
     rows, columns = np.mgrid[:height, :width]
     noise = np.random.default_rng(0).integers(-20, 20, (height, width, 3))
     smooth = np.dstack([rows * 3, columns * 2, 255 - rows - columns])

@@ -91,7 +91,7 @@ def link_or_copy(source: Path | str, target: Path | str) -> None:
 
 
 def copy_of(name: str) -> Make:
-    """Return what makes a copy of another fixture, or of a part of it."""
+    """Return a function that copies another fixture, or a part of it."""
 
     def make(path: Path, made: Path) -> None:
         root = next(known for known in FIXTURES if name == known or name.startswith(f"{known}/"))
@@ -122,7 +122,7 @@ def make_openimages(path: Path, _: Path) -> None:
 
 
 def make_coco(path: Path, made: Path) -> None:
-    """Write the same in COCO's layout."""
+    """Write synthetic data in COCO's layout."""
     make_openimages(path, made)
     (path / "annotations").mkdir()
     for split, name in (("train", "train2017"), ("validation", "val2017")):
@@ -231,7 +231,7 @@ def copy_ablation_results(path: Path, _: Path) -> None:
 
 
 def train_demo(path: Path, _: Path) -> None:
-    """Train the demo in small, with log, trace and counters of its last steps."""
+    """Train a small version of the demo, with log, trace and counters of its last steps."""
     settings = [*SCENES, *SMALL, "training.max_steps=4", "profile.perf=true"]
     settings += ["profile.onednn.steps=3-4", "profile.trace.steps=3-4"]
     settings += [f"run.root={path.parent}", f"run.name={path.name}"]
@@ -259,7 +259,7 @@ def train_one_step(path: Path, made: Path) -> None:
 
 
 def train_on_own_photos(_: Path, made: Path) -> None:
-    """Train the tutorial's run in small."""
+    """Train a small version of the tutorial's run."""
     for part in OWN_PHOTOS:
         make_once(part, made)
     config = REPOSITORY / "docs/examples/my-photos.yaml"
@@ -267,7 +267,7 @@ def train_on_own_photos(_: Path, made: Path) -> None:
 
 
 def train_the_example(path: Path, made: Path) -> None:
-    """Train the worked example in small."""
+    """Train a small version of the worked example."""
     config = REPOSITORY / "docs/examples/profiled.yaml"
     run_ours(f"train.py --config {config} run.name={path.name} {LOGGED}", made)
 
@@ -293,7 +293,7 @@ def make_video(path: Path, made: Path) -> None:
 
 
 def detect(source: str) -> Make:
-    """Return what writes the detections in images or a video."""
+    """Return a function that writes the detections in images or a video."""
 
     def make(path: Path, made: Path) -> None:
         make_once("runs/demo", made)

@@ -1,4 +1,4 @@
-"""Compare the output that a page shows with a real one: the words, not the numbers."""
+"""Compare the words of the output shown on a page with those of real output, without numbers."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""How each command of README and docs is tested. A command without a rule fails its test.
+"""The rules by which commands of README and docs are tested; a command without a rule fails.
 
 Commands run as the pages have them, except for what `CHANGES` replaces (paths, placeholders, sizes
 that take hours) and what a rule appends (`more`: smaller images, fewer rounds).
@@ -13,7 +13,7 @@ from tests.docs.pages import Command
 
 
 class How(Enum):
-    """How a test runs a command."""
+    """The way in which a test runs a command."""
 
     RUN = "in the tests' process"
     BASH = "in a process of its own, by bash"

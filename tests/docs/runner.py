@@ -25,7 +25,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_PROXY": "*"}
 
 
 class ParsedError(Exception):
-    """Ends a command after its options were read."""
+    """Raised to end a command after its options were parsed."""
 
 
 def run_by_bash(text: str, folder: Path, **variables: str) -> CompletedProcess[str]:
@@ -67,7 +67,7 @@ def run_in_process(command: Sequence[str], folder: Path) -> CompletedProcess[str
 
 
 def parse_only(command: Sequence[str], folder: Path) -> CompletedProcess[str]:
-    """Read a command's options, and do nothing else."""
+    """Parse a command's options only."""
     with stopped_after_parsing(), contextlib.suppress(ParsedError):
         return run_in_process(command, folder)
     return CompletedProcess(command, 0, "", "")

@@ -38,7 +38,7 @@ def all_commands() -> dict[str, list[Command]]:
 
 
 def changed(command: Command) -> str:
-    """Return the command that is run in its place."""
+    """Return the modified command of a test."""
     rule = rule_of(command)
     text = plain(command.text)
     for pattern, other in (*CHANGES, *(rule.instead if rule else ())):
@@ -66,7 +66,7 @@ def parameters() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of what many commands need."""
+    """Return the folder of files that several commands need."""
     path = tmp_path_factory.mktemp("made")
     yield path
     shutil.rmtree(path)
@@ -74,7 +74,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A checkout in which a command may write."""
+    """Return a checkout in which a command may write."""
     checkout(tmp_path)
     yield tmp_path
     shutil.rmtree(tmp_path)  # a checkpoint has 400 MB

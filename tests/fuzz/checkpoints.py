@@ -91,7 +91,7 @@ def checkpoint_files() -> dict[str, bytes]:
 
 
 def check_checkpoint(data: bytes, folder: Path) -> None:
-    """The number of a file, then its content; read with the old and with matching hashes."""
+    """Check a file's number and content, read with the old and with matching hashes."""
     content = dict(checkpoint_files())
     if data:
         content[NAMES[data[0] % len(NAMES)]] = data[1:]

@@ -259,7 +259,7 @@ def test_a_name_in_an_index_cannot_leave_the_folder_of_images(tmp_path: Path) ->
     assert files.endswith(b"a/1.jpg2.png")
     found = open_index(index_with(tmp_path, file_names=files[:-12] + b"../1jpg2.png"))
     classes = ClassMap.contiguous(found.category_ids, found.category_names)
-    with pytest.raises(InputError, match=r'file_name "\.\./1jpg": leads out of'):
+    with pytest.raises(InputError, match=r'file_name "\.\./1jpg": is outside of'):
         DetectionDataset(found, tmp_path, classes, image_size=64, train=True)
 
 

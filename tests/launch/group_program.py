@@ -22,7 +22,7 @@ LONG = 100.0
 
 
 def stop_for(seconds: float) -> None:
-    """Suspend this process, as a slow rank."""
+    """Suspend this process to simulate a slow rank."""
     subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
     os.kill(os.getpid(), signal.SIGSTOP)
 

@@ -225,7 +225,7 @@ def test_pinning_after_torch_is_a_bug() -> None:
 
 @pytest.fixture
 def with_intel_openmp(tmp_path: Path) -> str:
-    """Python code that makes a folder this environment, in which a libiomp5 lies.
+    """Return Python code that replaces the environment by a folder with a libiomp5.
 
     It is an empty library: the linker accepts it, and torch still uses libgomp.
     """

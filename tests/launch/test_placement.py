@@ -31,7 +31,7 @@ def refusal(
 
 
 def describe(share: Share) -> str:
-    """Return such as `0/0-1: 0-7 comm 8 load 9,17`: socket, nodes and CPUs."""
+    """Describe a share as `0/0-1: 0-7 comm 8 load 9,17`: socket, nodes and CPUs."""
     text = f"{share.socket}/{format_cpu_list(share.nodes)}: "
     text += format_cpu_list(share.cpus)
     text += f" comm {format_cpu_list(share.comm_cpus)}" if share.comm_cpus else ""

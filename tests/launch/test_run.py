@@ -283,7 +283,7 @@ def hosts(tmp_path: Path) -> Iterator[TwoHosts]:
 
 
 def run_monitored(hosts: TwoHosts, mark: str) -> Ended:
-    """Ranks that run longer than the limit; `mark` is in their command lines."""
+    """Start ranks that run longer than the limit; `mark` is in their command lines."""
     flags = ["-bind-to", "none", "-hosts", "left:1,right:1", "-np", "2"]
     command = [sys.executable, "-c", MONITORED, str(MPIRUN), *flags]
     command += [sys.executable, "-c", SLEEP, mark]

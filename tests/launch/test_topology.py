@@ -27,7 +27,7 @@ def read_lscpu(folder: Path, text: str) -> Topology:
 
 
 def write_sysfs(system: Path, *, online: str, cores: dict[int, tuple[int, int, int]]) -> None:
-    """CPUs with (socket, die, core id) below a folder such as /sys/devices/system."""
+    """Write CPUs with (socket, die, core id) to a folder such as /sys/devices/system."""
     for cpu, (socket, die, core) in cores.items():
         folder = system / "cpu" / f"cpu{cpu}" / "topology"
         folder.mkdir(parents=True)

@@ -50,7 +50,7 @@ def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TwoHosts]:
 
 @pytest.fixture
 def debian_hosts(tmp_path: Path) -> Iterator[TwoHosts]:
-    """To each its own name is 127.0.1.1, which the other cannot reach."""
+    """Both hosts resolve their own names to 127.0.1.1, which the other cannot reach."""
     with two_hosts(tmp_path, names_are_loopback=True) as both:
         yield both
 

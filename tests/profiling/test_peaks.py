@@ -84,7 +84,7 @@ def measure_on_one_core(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_worker_measures_on_one_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real process, with small work."""
+    """The real worker process, with small work."""
     worker = "tests.profiling.small_peaks_worker"
     real = peaks_module.JsonWorker
     monkeypatch.setattr(peaks_module, "JsonWorker", lambda _, share: real(worker, share))
@@ -97,7 +97,7 @@ def test_worker_measures_real_sizes(tmp_path: Path) -> None:
 
 
 def test_measurement_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small work, with a type that torch does not support and one that is emulated."""
+    """The measurement skips a type that torch does not support and one that is emulated."""
 
     def small_works(type_name: str, *, threads: int) -> dict[str, peaks_measure.Work]:
         if type_name == "s8":

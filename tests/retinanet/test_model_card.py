@@ -62,7 +62,7 @@ def facts(**changes: Any) -> CardFacts:
 
 
 def parse(text: str) -> tuple[Any, str]:
-    """The header as read from YAML, and the body as HTML."""
+    """Return the header as read from YAML, and the body as HTML."""
     opening, head, body = text.split("---\n", maxsplit=2)
     assert opening == ""
     return YAML(typ="safe").load(head), MarkdownIt("commonmark").enable("table").render(body)

@@ -1,4 +1,4 @@
-"""A browser for tests that look at a page: whatever Chromium is installed; none is ever fetched."""
+"""A browser for tests of pages: an installed Chromium; nothing is downloaded."""
 
 import shutil
 import subprocess
@@ -9,7 +9,7 @@ NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chro
 
 
 def chromium() -> str:
-    """The path of one that starts; a test without it is skipped, and says so."""
+    """Return the path of a working browser; skip the test if there is none."""
     for name in NAMES:
         path = shutil.which(name)
         if path and starts(path):
@@ -18,6 +18,6 @@ def chromium() -> str:
 
 
 def starts(path: str) -> bool:
-    """Some distributions' packages are no more than a notice."""
-    asked = subprocess.run([path, "--version"], capture_output=True, timeout=60, check=False)
-    return asked.returncode == 0
+    """Return whether a browser starts; some distributions' packages only print a notice."""
+    completed = subprocess.run([path, "--version"], capture_output=True, timeout=60, check=False)
+    return completed.returncode == 0

@@ -1,4 +1,4 @@
-"""What a test asks of the processor that it runs on."""
+"""Requirements of tests on the processor."""
 
 import pytest
 

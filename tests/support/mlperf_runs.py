@@ -1,4 +1,4 @@
-"""Runs' folders with a real `mlperf.log`, by what training writes it with, but without steps."""
+"""Folders of runs with an `mlperf.log` written by the real logger, without training."""
 
 import json
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ CLOSED = (
 
 
 def closed_config(*changes: str) -> Config:
-    """MLPerf's own settings."""
+    """Return a configuration of the closed division."""
     return load_config("openimages.yaml", [*CLOSED, *changes])
 
 
 def write_run(folder: Path, config: Config, *, accuracies: Sequence[float]) -> Path:
-    """A run that was evaluated after each epoch, with these mAPs; the target ends it."""
+    """Write a run with an evaluation after each epoch; it ends at the target mAP."""
     folder.mkdir(parents=True)
     model = nn.Linear(1, 1)
     optimizer = Adam(model.parameters())

@@ -1,4 +1,4 @@
-"""File systems that a test mounts for itself; only root can."""
+"""File systems that tests mount; requires root."""
 
 import os
 import subprocess
@@ -15,8 +15,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a
 def tmpfs(folder: Path, *options: str) -> Iterator[Path]:
     """A file system in memory, such as of `size=8m`, while the context lasts."""
     folder.mkdir(exist_ok=True)
-    words = ["mount", "-t", "tmpfs", "-o", ",".join(options), "none", str(folder)]
-    mounted = subprocess.run(words, capture_output=True, text=True, check=False)
+    arguments = ["mount", "-t", "tmpfs", "-o", ",".join(options), "none", str(folder)]
+    mounted = subprocess.run(arguments, capture_output=True, text=True, check=False)
     if mounted.returncode:
         pytest.skip(f"nothing can be mounted here: {mounted.stderr.strip()}")
     try:

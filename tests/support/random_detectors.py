@@ -1,4 +1,4 @@
-"""Checkpoints of detectors that were not trained, and yet find boxes in whatever they see."""
+"""Checkpoints of untrained detectors that return boxes for any image."""
 
 from pathlib import Path
 
@@ -52,8 +52,8 @@ def write_detector(
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir(parents=True)
     model = random_detector(norm=norm, image_size=image_size, score=score)
-    words = [f"model.norm={norm}", "model.trainable_layers=0", f"data.image_size={image_size}"]
-    words += ["engine.precision=float32"]
+    overrides = [f"model.norm={norm}", "model.trainable_layers=0", f"data.image_size={image_size}"]
+    overrides += ["engine.precision=float32"]
     state = State(
         model=ModelDescription(
             num_classes=len(NAMES),
@@ -67,7 +67,7 @@ def write_detector(
             step=7, epoch=1, images=0, images_per_epoch=9, map_here=0.25, best_map=0.25
         ),
         setup={"ranks": 1},
-        config=config_to_tree(load_config("demo.yaml", words)),
+        config=config_to_tree(load_config("demo.yaml", overrides)),
         random_states=[random_states()],
         parts={},
     )

@@ -1,4 +1,4 @@
-"""Results of training steps, for tests of what is done with them."""
+"""Results of training steps for tests."""
 
 from typing import Any
 

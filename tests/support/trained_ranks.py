@@ -1,4 +1,4 @@
-"""`train.py` as it is; at the run's end each rank saves its weights: trained_ranks.py FOLDER …"""
+"""Run `train.py`; each rank saves its weights at the end: trained_ranks.py FOLDER …"""
 
 import sys
 from pathlib import Path

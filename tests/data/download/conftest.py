@@ -3,5 +3,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy of the environment would be asked for 127.0.0.1 too."""
+    """Remove proxies from the environment, which would also be used for 127.0.0.1."""
     monkeypatch.setenv("NO_PROXY", "*")

@@ -18,7 +18,7 @@ SILENCE = 0.9
 
 
 def bomb() -> bytes:
-    """50 MB of zeros as gzip writes them: 50 kB."""
+    """Return 50 MB of zeros compressed by gzip to 50 kB."""
     packer = zlib.compressobj(wbits=31)
     return b"".join([*(packer.compress(bytes(1_000_000)) for _ in range(50)), packer.flush()])
 
@@ -50,7 +50,7 @@ class Server:
         self.url = ""
 
     def misbehave(self, faults: tuple[str, ...], *, most: int, seed: int) -> None:
-        """Up to `most` faults for every file."""
+        """Assign up to `most` random faults to every file."""
         chance = random.Random(seed)
         for path in sorted(self.files):
             self.faults[path] = chance.choices(faults, k=chance.randint(0, most))
@@ -61,7 +61,7 @@ class Server:
 
 @contextmanager
 def serving(files: dict[str, bytes]) -> Iterator[Server]:
-    """A server at `server.url` while the context lasts."""
+    """Run a server at `server.url` in the context."""
     server = Server(files)
 
     class BoundHandler(Handler):
@@ -159,7 +159,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(206, body[start:], Content_Range=f"bytes {start}-{last}/{len(body)}")
 
     def slow(self, body: bytes) -> None:
-        """In four parts, within a fifth of a second."""
+        """Send the file in four parts, within a fifth of a second."""
         self.answer(200, b"", length=len(body))
         step = -(-len(body) // 4)
         for start in range(0, len(body), step):
@@ -183,7 +183,7 @@ class Handler(BaseHTTPRequestHandler):
         self.hang_up()
 
     def cut_off(self, body: bytes) -> None:
-        """Half of the requested bytes, then nothing."""
+        """Send half of the requested bytes, then nothing."""
         start = int(re.sub(r"\D", "", self.headers.get("Range", "")) or 0)
         part = body[start:]
         place = {"Content_Range": f"bytes {start}-{len(body) - 1}/{len(body)}"} if start else {}
@@ -191,7 +191,7 @@ class Handler(BaseHTTPRequestHandler):
         self.hang_up()
 
     def cut_off_whole(self, body: bytes) -> None:
-        """The same, by a server without ranges."""
+        """Send half of the file, as a server without ranges."""
         self.answer(200, body[: len(body) // 2], length=len(body))
         self.hang_up()
 
@@ -217,7 +217,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(206, body[start:], Content_Range=place)
 
     def control_characters(self, body: bytes) -> None:
-        """A reason that would clear a terminal and forge a line of a list."""
+        """Send a reason phrase that would clear a terminal and forge a line of a list."""
         self.send_response(503, "no\x1b[2J\tforged\x85line\u00a0" + "x" * 5000)
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -244,7 +244,7 @@ class Handler(BaseHTTPRequestHandler):
         self.hang_up()
 
     def sent_on_with_a_bomb(self, body: bytes) -> None:
-        """A redirection to the same path."""
+        """Redirect to the same path, with a compressed bomb as body."""
         self.answer(302, bomb(), Content_Encoding="gzip", Location=self.path)
 
 

@@ -117,7 +117,7 @@ def test_image_is_downloaded_after_faults(server: Server, client: Client, fault:
 
 @pytest.mark.parametrize("fault", FILE_FAULTS)
 def test_long_file_is_downloaded_after_faults(server: Server, client: Client, fault: str) -> None:
-    """The second fault meets a partial download."""
+    """The second fault occurs in a resumed download."""
     server.faults["/long"] = [fault, "cut_off", fault, "cut_off"]
     client.get_long(attempts=8)
     assert client.long.read_bytes() == LONG

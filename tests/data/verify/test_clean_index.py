@@ -1,4 +1,4 @@
-"""`--write-clean`: what remains is what training can use, and training takes it."""
+"""`--write-clean`: the remaining entries are those that training can use."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from tests.data.verify.small_set import (
 
 
 def spoiled_content() -> Content:
-    """Image 10 and 16's boxes are fine; everything else has something."""
+    """Return content in which only the boxes of images 10 and 16 are valid."""
     content = small_content()
     boxes = content["annotations"]
     boxes[1]["bbox"] = [1, float("nan"), 3, 4]  # image 11 keeps its second box, annotation 7
@@ -101,7 +101,7 @@ def test_index_can_be_cleaned_again(tmp_path: Path) -> None:
 
 
 def test_images_without_boxes_are_kept(tmp_path: Path) -> None:
-    """They are no mistake; whether they are trained on is the configuration's matter."""
+    """Images without boxes are valid; the configuration selects whether they are used."""
     content = small_content()
     content["annotations"] = [e for e in content["annotations"] if e["image_id"] != 12]
     config, *_ = write_splits(tmp_path, content, content)
@@ -110,7 +110,7 @@ def test_images_without_boxes_are_kept(tmp_path: Path) -> None:
 
 
 def test_image_is_removed_with_its_last_box(tmp_path: Path) -> None:
-    """Else it would teach that nothing is in it: also if the box could not even be read."""
+    """An image whose boxes are all invalid would be a false negative example."""
     content = small_content()
     content["annotations"][2]["bbox"] = [1, 2, 0, 4]
     content["annotations"][8]["bbox"] = "none"

@@ -87,7 +87,7 @@ def test_bad_input_is_one_line_and_exit_status_2(
 
 @pytest.mark.slow
 def test_command_does_not_load_torch(tmp_path: Path) -> None:
-    """Torch takes 400 MB of memory and seconds to load."""
+    """Loading torch takes 400 MB of memory and several seconds."""
     program = (
         "import sys\nfrom data.__main__ import main\ncode = main()\n"
         "sys.exit(9 if 'torch' in sys.modules else code)"

@@ -50,7 +50,7 @@ def fill_with_text(path: Path) -> None:
 
 
 def declare_too_many_pixels(path: Path) -> None:
-    """A small PNG whose header says that it is 60,000 pixels wide and high."""
+    """Write a small PNG whose header declares 60,000 × 60,000 pixels."""
     to_png(path)
     content = bytearray(path.read_bytes())
     struct.pack_into(">II", content, 16, 60_000, 60_000)
@@ -70,7 +70,7 @@ def with_orientation(orientation: int) -> Image.Exif:
 
 
 def store_turned(path: Path) -> None:
-    """As a phone held upright stores it; the annotations are of what it displays."""
+    """Store an image as a phone held upright; the annotations fit the displayed image."""
     with Image.open(path) as image:
         image.rotate(90, expand=True).save(path, exif=with_orientation(6))
 
@@ -81,7 +81,7 @@ def store_upside_down(path: Path) -> None:
 
 
 def add_orientation_tag(path: Path) -> None:
-    """The annotations are of the pixels as stored."""
+    """Add an EXIF orientation; the annotations fit the stored pixels."""
     with Image.open(path) as image:
         image.save(path, exif=with_orientation(6))
 
@@ -97,7 +97,7 @@ def to_png(path: Path) -> None:
 
 
 def fill_the_end_with_zeros(path: Path) -> None:
-    """Zeros at the end, as a file system leaves them after a power failure."""
+    """Overwrite the end with zeros, as after a power failure."""
     content = path.read_bytes()
     path.write_bytes(content[: -len(content) // 4].ljust(len(content), b"\0"))
 

@@ -82,7 +82,7 @@ def test_all_reduces_name_their_network(
 
 
 class FakeExchange:
-    """Notes in which steps gradients stay with their rank."""
+    """Records the steps without gradient exchange."""
 
     way = "gloo"
     is_held_back = False

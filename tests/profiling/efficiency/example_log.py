@@ -45,7 +45,7 @@ def execution(line: str, milliseconds: float) -> str:
 
 
 def log_text(*, rank: int | None = None, marks: bool = True, facts: bool = True) -> str:
-    """Two steps, and one execution before them."""
+    """Return a log of two steps, and one execution before them."""
     text = HEADER
     if facts:
         about = {"rank": rank or 0, "ranks": 2, "images_a_step": 8, "threads": 2}

@@ -76,7 +76,7 @@ def raw_facts(problem: Problem) -> tuple[str, str, str, tuple[str, ...]]:
 
 
 def raw_facts_of_lines(text: str) -> set[tuple[str, str, str, tuple[str, ...]]]:
-    """Return the same of each executed line, parsed independently."""
+    """Return the facts of each executed line, parsed independently."""
     facts = set()
     for line in text.splitlines():
         if ",exec,cpu," in line:

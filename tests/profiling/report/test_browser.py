@@ -27,7 +27,7 @@ def browser() -> Iterator[Browser]:
 
 
 class Opened:
-    """A page with its messages and requests."""
+    """An open page with its console messages and requests."""
 
     def __init__(self, browser: Browser, file: Path, **options: object) -> None:
         self.page: Page = browser.new_page(**options)  # type: ignore[arg-type]
@@ -49,7 +49,7 @@ class Opened:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page of 40 problems; the n-th takes n milliseconds, so the last is the costliest."""
+    """Return a page of 40 problems; the n-th takes n milliseconds, so the last is the costliest."""
     folder = tmp_path_factory.mktemp("many")
     log = folder / "many.log"
     directions = ("forward_training", "backward_data")

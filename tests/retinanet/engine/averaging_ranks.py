@@ -32,7 +32,7 @@ def main(context: RankContext, results: Path, cases: list[str]) -> None:
     from retinanet.training.loop import accumulate_gradients, batch_losses
 
     def make_batch(first: int, last: int) -> Batch:
-        """Images of noise, a box each; the one numbered 1 has none."""
+        """Return images of noise with a box each; image 1 has none."""
         generator = torch.Generator().manual_seed(1)
         shape = (IMAGES, 3, SIZE, SIZE)
         pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
@@ -94,7 +94,7 @@ def main(context: RankContext, results: Path, cases: list[str]) -> None:
     def norm_after_broken_batch(
         prepared: PreparedTraining, exchange: GradientExchange, batches: int, *, rank: int
     ) -> str:
-        """Rank 1's first batch has an infinite loss, whose gradients are finite."""
+        """Return a rank's gradient norm after an infinite loss on rank 1 with finite gradients."""
         bias = prepared.model.get_parameter("head.regression_head.bbox_reg.bias")
         if rank == 1:
             bias.data.fill_(3e38)

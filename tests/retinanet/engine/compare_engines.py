@@ -29,7 +29,7 @@ OPTIMIZERS = ["adam", "lamb", "sgd"]
 
 
 class Case(NamedTuple):
-    """What is trained, and in which precision."""
+    """The trained model and its precision."""
 
     norm: str
     num_classes: int
@@ -117,7 +117,7 @@ def only(state: dict[str, Tensor], slot: str) -> dict[str, Tensor]:
 
 
 def losses_before_and_after_evaluating(case: Case) -> list[float]:
-    """IPEX's network takes other weights in evaluation mode; training goes on unharmed."""
+    """IPEX's network uses other weights in evaluation mode; training is not affected."""
     model = make_model(case)
     optimizer = SGD(parameters_that_train(model), lr=0.0)
     prepared: PreparedTraining = prepare_training(

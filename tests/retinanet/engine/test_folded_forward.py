@@ -20,7 +20,7 @@ from tests.retinanet.engine.kernels import assert_equal, distance
 
 
 def make_model(*, norm: str, trainable_layers: int, num_classes: int = 5) -> RetinaNet:
-    """Weights and norm statistics that keep activations of order one and tell channels apart."""
+    """Return weights and norm statistics with activations of order one and different channels."""
     torch.manual_seed(3)
     model = RetinaNet(num_classes=num_classes, norm=norm, trainable_layers=trainable_layers)
     for module in model.modules():
@@ -43,7 +43,7 @@ def images(count: int = 2) -> Tensor:
 
 
 def weighted_sum(outputs: HeadOutputs) -> Tensor:
-    """A scalar in which every output counts differently."""
+    """Return a sum in which every output has a different weight."""
     generator = torch.Generator().manual_seed(7)
     parts = [*outputs.cls_logits, *outputs.bbox_regression]
     terms = [

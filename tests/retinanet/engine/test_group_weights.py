@@ -58,7 +58,7 @@ def make_views(
 
 
 def take_step(optimizer: Optimizer, model: nn.Module, *, step: int) -> None:
-    """Take a step of the plain optimizer."""
+    """Run a step of the plain optimizer."""
     gradients = random_gradients(trainable(model), seed=step)
     for parameter, gradient in zip(trainable(model), gradients, strict=True):
         parameter.grad = gradient

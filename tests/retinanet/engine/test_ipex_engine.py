@@ -59,14 +59,14 @@ def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProce
 
 @pytest.fixture(scope="module")
 def steps() -> dict[str, Any]:
-    """What `compare_engines.py` prints."""
+    """Return the output of `compare_engines.py`."""
     outcome = run_python(str(Path(__file__).with_name("compare_engines.py")))
     assert outcome.returncode == 0, outcome.stderr
     return json.loads(outcome.stdout)
 
 
 def assert_equal_but_for_rounding(errors: dict[str, float]) -> None:
-    """One activation that rounding puts on the other side of zero is seen in a few gradients."""
+    """An activation rounded to the other side of zero changes a few gradients."""
     assert len(errors) > 50
     assert median(errors.values()) < 3e-4  # 1.6e-4 with oneDNN's kernels for AVX2
     assert not {name: error for name, error in errors.items() if not error < 0.03}

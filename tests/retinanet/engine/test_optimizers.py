@@ -178,7 +178,7 @@ def make_parameters() -> list[nn.Parameter]:
 
 
 def algorithm_2(weight: Array, gradients: list[Array], *, decay: float, adapt: bool) -> Array:
-    """The paper's formulas in float64, written down again."""
+    """Compute the paper's formulas in float64."""
     m, v = np.zeros_like(weight), np.zeros_like(weight)
     for t, gradient in enumerate(gradients, start=1):
         m = 0.9 * m + 0.1 * gradient

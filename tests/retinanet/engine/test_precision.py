@@ -42,7 +42,7 @@ def draw_sample(random: Random) -> Sample:
 
 
 def train_losses(*, precision: str, convolutions: str = "auto") -> list[float]:
-    """MLPerf's recipe: frozen norms, three trainable layers, Adam, a warm-up over all the steps."""
+    """Train with MLPerf's recipe: frozen norms, three trainable layers, Adam, warm-up."""
     torch.manual_seed(0)
     model = RetinaNet(num_classes=6, norm="frozen", trainable_layers=3)
     for name, buffer in model.named_buffers():

@@ -99,7 +99,7 @@ def test_threads_and_repetition_change_nothing() -> None:
 @pytest.mark.usefixtures("threads_restored")
 @pytest.mark.parametrize("out_channels", [16, 600])
 def test_weight_gradient_shared_by_many_threads(out_channels: int) -> None:
-    """Then each takes a part of the pixels, and of many channels a block."""
+    """With many threads, each computes a part of the pixels, and a block of many channels."""
     sizes = [(41, 33), (20, 17), (9, 5)]
     maps = make_levels(sizes, images=2, channels=40)
     given = make_levels(sizes, images=2, channels=out_channels)

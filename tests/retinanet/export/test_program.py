@@ -103,10 +103,10 @@ NO_DETECTIONS = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dty
     ],
 )
 def test_compare(
-    first: Detections, second: Detections, same: int, differing: int, edge: int
+    first: Detections, second: Detections, equal: int, differing: int, edge: int
 ) -> None:
     compared = compare(first, second, score_threshold=0.1)
-    assert (compared.equal, compared.differing, compared.at_the_edge) == (same, differing, edge)
+    assert (compared.equal, compared.differing, compared.at_the_edge) == (equal, differing, edge)
 
 
 def test_box_near_the_suppression_iou_may_be_missing() -> None:

@@ -22,7 +22,7 @@ def levels(*, num_classes: int = 37, dtype: torch.dtype = torch.float32) -> list
 
 
 def random_classes(logits: list[Tensor]) -> list[Tensor]:
-    """Cut from one tensor, as they are in training: background, ignored and every label."""
+    """Return views of one tensor, as in training: background, ignored and every label."""
     sizes = [level.shape[1] for level in logits]
     classes = torch.randint(-2, logits[0].shape[2], (2, sum(sizes)))
     return list(classes.split(sizes, dim=1))
@@ -31,7 +31,7 @@ def random_classes(logits: list[Tensor]) -> list[Tensor]:
 def by_torchvision(
     logits: list[Tensor], classes: list[Tensor], alpha: float, gamma: float
 ) -> list[Tensor]:
-    """For each image the losses of the anchors that count, in float64, on all levels together."""
+    """Return the loss of each image's counted anchors over all levels, in float64."""
     together, wanted = torch.cat(logits, dim=1).double(), torch.cat(classes, dim=1)
     losses = []
     for image_logits, image_classes in zip(together, wanted, strict=True):

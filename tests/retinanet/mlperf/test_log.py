@@ -14,7 +14,7 @@ from tests.support.mlperf_runs import closed_config, write_run
 
 
 def event_keys(lines: list[LogLine]) -> list[str]:
-    """Keys, with the epoch if there is one."""
+    """Return the keys of events, with the epoch if there is one."""
     epochs = [line.metadata.get("epoch_num") for line in lines]
     return [
         line.key if epoch is None else f"{line.key} {epoch}"
@@ -23,7 +23,7 @@ def event_keys(lines: list[LogLine]) -> list[str]:
 
 
 def write_log(config: Config, file: Path, *, step: int, is_evaluated: bool = True) -> None:
-    """Log a start with one step and an evaluation."""
+    """Log a start, one step and an evaluation."""
     with running_log(config, group=ProcessGroup(), local_rank=0) as log:
         log.write_to(file, step=step, is_evaluated=is_evaluated)
         log.evaluation_started(epoch=step + 1, step=step + 1)

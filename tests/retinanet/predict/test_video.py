@@ -52,7 +52,7 @@ def write_video(
 
 
 def read_video(file: Path) -> tuple[list[np.ndarray], list[float], Any]:
-    """Frames, their times after the first, and facts about the stream."""
+    """Return frames, their times after the first, and facts about the stream."""
     with av.open(str(file)) as container:
         stream: Any = container.streams.video[0]
         decoded: list[Any] = list(container.decode(video=0))

@@ -97,7 +97,7 @@ WHOLE = save({"a": torch.zeros(1000)})
         (b"PK\x03\x04 cut", "cannot be read"),
         (b"hello" * 9, "cannot be read"),
         (WHOLE[: len(WHOLE) // 2], "cannot be read"),
-        (save({"bn1.bias": torch.tensor([0, torch.nan])}), "bn1.bias holds a value that is not"),
+        (save({"bn1.bias": torch.tensor([0, torch.nan])}), "bn1.bias contains a value that is not"),
         (save({"conv1.weight": torch.zeros(64, 3, 7, 7)}), "key bn1.weight is missing"),
     ],
 )

@@ -92,7 +92,7 @@ def new_model(*, num_classes: int = 2, trainable_layers: int = 0) -> tuple[Retin
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Saved]:
-    """After two steps with made-up gradients."""
+    """Return a checkpoint after two steps with generated gradients."""
     root = tmp_path_factory.mktemp("run")
     states = random_states()
     seed_everything(5)
@@ -229,7 +229,7 @@ def test_best_checkpoint_comes_before_the_last(tmp_path: Path) -> None:
 
 
 def test_path_without_checkpoint_is_refused(tmp_path: Path) -> None:
-    for path, reason in ((tmp_path, "holds no checkpoint"), (tmp_path / "no", "does not exist")):
+    for path, reason in ((tmp_path, "contains no checkpoint"), (tmp_path / "no", "does not exist")):
         with pytest.raises(InputError, match=reason) as caught:
             read_checkpoint(path)
         assert str(caught.value).startswith(f"{path}: ")
@@ -351,7 +351,7 @@ def test_value_that_is_not_finite_is_refused_with_the_tensors_name(
     name = next(name for name, tensor in reversed(tensors.items()) if tensor.dim() == 4)
     tensors[name].flatten()[-1] = value
     part_with(copy, file, save(tensors))
-    assert f": {name} holds a value that is not finite" in refusal(copy, file)
+    assert f": {name} contains a value that is not finite" in refusal(copy, file)
     _, [problem] = newest_whole(in_checkpoints(copy))
     assert problem.startswith(f"{copy.with_name('step-000012') / file}: {name} ")
 

@@ -132,7 +132,7 @@ def test_writing_does_not_block_training(writer: Writer, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Writer]:
-    """Space for two checkpoints of 100 000 values, not for three."""
+    """Mount a disk for two checkpoints of 100 000 values, not for three."""
     with tmpfs(tmp_path / "disk", "size=2m") as disk:
         (disk / "checkpoints").mkdir()
         yield Writer(disk / "checkpoints")

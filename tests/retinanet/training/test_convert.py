@@ -231,7 +231,7 @@ def test_other_networks_are_refused(torchvision_model: TorchvisionRetinaNet) -> 
     state = torchvision_model.state_dict()
     other = retinanet_resnet50_fpn(weights=None, weights_backbone=None).state_dict()
     assert "backbone.body.layer1.0.conv1.weight has shape [64, 64, 1, 1]" in refused(dict(other))
-    assert "holds no RetinaNet" in refused(dict(resnext50_32x4d(weights=None).state_dict()))
+    assert "contains no RetinaNet" in refused(dict(resnext50_32x4d(weights=None).state_dict()))
     key = "backbone.fpn.extra_blocks.p6.weight"
     assert f"{key} has shape" in refused({**state, key: torch.zeros(256, 2048, 3, 3)})
     assert f"{key} is missing" in refused({k: v for k, v in state.items() if k != key})
@@ -391,7 +391,7 @@ def test_broken_file_is_refused(content: bytes, tmp_path: Path) -> None:
         ({1: torch.zeros(3)}, "no state_dict"),
         (torch.zeros(3), "no state_dict"),
         ({"a": torch.eye(3).to_sparse()}, "a: not a dense tensor"),
-        ({"a": torch.zeros(1).expand(10**15)}, "a: claims to be larger than the file"),
+        ({"a": torch.zeros(1).expand(10**15)}, "a: its declared size exceeds the file"),
     ],
     ids=["list", "number", "empty", "number as a name", "tensor", "sparse", "larger than the file"],
 )

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """One thread, so that sums have one order."""
+    """Use one thread, so that sums have one order."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -99,7 +99,7 @@ def test_copied_run_can_be_resumed(marks: list[str], tmp_path: Path) -> None:
     for name in marks:
         (tmp_path / name).touch()
     claim(tmp_path, resume=True)
-    with pytest.raises(InputError, match="holds another run's work"):
+    with pytest.raises(InputError, match="contains another run"):
         claim(tmp_path)
 
 
