@@ -91,7 +91,7 @@ NO_DETECTIONS = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dty
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "same", "differing", "edge"),
+    ("first", "second", "equal", "differing", "edge"),
     [
         (detection([0, 0, 9, 9], 0.5), detection([0, 0, 9, 9.01], 0.5002), 1, 0, 0),
         (detection([0, 0, 9, 9], 0.5), detection([0, 0, 9, 9.2], 0.5), 0, 2, 0),
