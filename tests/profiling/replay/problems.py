@@ -1,10 +1,19 @@
-"""Problems from lines of oneDNN logs."""
+"""Problems from lines of oneDNN logs, and the program that runs them."""
 
+import shutil
 from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
 
 from profiling.onednn_log.log import Calls
 from profiling.onednn_log.parse import parse_head, split_head
 from profiling.onednn_log.work import Problem
+
+BENCHDNN = Path(shutil.which("benchdnn") or "/none")
+needs_benchdnn = pytest.mark.skipif(
+    not BENCHDNN.exists(), reason="no benchdnn on PATH; docs/profiling.md describes how to build it"
+)
 
 
 def parse_problem(line: str) -> Problem:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,7 +27,8 @@ from profiling.replay.benchdnn import (
 from profiling.replay.benchdnn_fields import Dialect
 from profiling.replay.benchdnn_problems import write_problem_files
 from profiling.replay.replay import Conditions
-from tests.profiling.replay.problems import by_kind
+from tests.profiling.onednn_log.logs import FIXTURES
+from tests.profiling.replay.problems import BENCHDNN, by_kind, needs_benchdnn
 
 CPU = min(os.sched_getaffinity(0))
 PRINT_ENVIRONMENT = """\
@@ -157,26 +157,17 @@ ZEROS = "profilednn,0,0,--mode=P --fix-times-per-prb=3 --matmul 16x32:32x64\n"
 HOT = [RUN.format(time) for time in ("8.01709", "7.93701", "7.90991", "11.9241")]
 COLD = [RUN.format(time) for time in ("7.99219", "4.83984", "11.907", "7.9502")]
 HOT_RUNS, COLD_RUNS = (7.93701, 7.90991, 11.9241), (4.83984, 11.907, 7.9502)
-ONE = MEASURED.format(1, 1)
+ONE, TWO = MEASURED.format(1, 1), MEASURED.format(4.9, 8.3)
+REFUSED = "benchdnn: SKIPPED (Invalid case)"
 
 
 @pytest.mark.parametrize(
     ("parts", "driver", "expected", "refused"),
     [
         # the runs before each line of the template count, and the warm-up does not
-        (
-            [FILL, *HOT, TEMPLATE, ONE, FILL, *COLD, MEASURED.format(4.9, 8.3)],
-            "conv",
-            [HOT_RUNS, COLD_RUNS],
-            None,
-        ),
-        ([SKIPPED, TEMPLATE, ZEROS], "matmul", [], "benchdnn: SKIPPED (Invalid case)"),
-        (
-            [*HOT, TEMPLATE, ONE, SKIPPED, ZEROS],
-            "conv",
-            [HOT_RUNS],
-            "benchdnn: SKIPPED (Invalid case)",
-        ),
+        ([FILL, *HOT, TEMPLATE, ONE, FILL, *COLD, TWO], "conv", [HOT_RUNS, COLD_RUNS], None),
+        ([SKIPPED, TEMPLATE, ZEROS], "matmul", [], REFUSED),
+        ([*HOT, TEMPLATE, ONE, SKIPPED, ZEROS], "conv", [HOT_RUNS], REFUSED),
         ([*HOT, ONE, RUN.format(1)[:60]], "conv", [HOT_RUNS], None),  # the output was truncated
     ],
 )
@@ -219,7 +210,6 @@ def test_typical_is_the_median_unless_times_are_near_the_clocks_resolution() -> 
     assert typical(steps) == pytest.approx(0.0015)
 
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "onednn"
 DRIVERS = sorted(log.stem.rpartition("-")[2] for log in FIXTURES.glob("benchdnn-*.log"))
 KINDS = {
     "bnorm": "batch_normalization",
@@ -230,10 +220,6 @@ KINDS = {
     "lnorm": "layer_normalization",
     "pool": "pooling",
 }
-BENCHDNN = Path(shutil.which("benchdnn") or "/none")
-needs_benchdnn = pytest.mark.skipif(
-    not BENCHDNN.exists(), reason="no benchdnn on PATH; docs/profiling.md describes how to build it"
-)
 
 
 def read_calls(driver: str, log: Path | None = None) -> dict[Problem, Calls]:

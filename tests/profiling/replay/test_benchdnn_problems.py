@@ -62,13 +62,13 @@ def test_version_2_scale_and_shift_become_two_flags() -> None:
     assert "--flags=CH " in to_line(log_line)
 
 
+CHOSEN_LAYOUT = "a convolution whose weights' layout the library chose"
+
+
 @pytest.mark.parametrize(
     ("title", "options"),
     [
-        (
-            "a convolution whose weights' layout the library chose",
-            "--stag=any --wtag=any --dtag=any",
-        ),
+        (CHOSEN_LAYOUT, "--stag=any --wtag=any --dtag=any"),
         ("a reorder into a layout with blocks", "--stag=acdb --dtag=AcdB32a2b"),
         ("a convolution with a source that is not dense", "--stag=any"),
     ],

@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,15 +16,12 @@ from common.console import make_console
 from profiling.bench.worker_pool import busy_cores
 from profiling.replay.command import add_benchdnn, make_rows, print_replay
 from profiling.replay.replay import Conditions, Replay, ReplayTime, load_replay
-from tests.profiling.replay.problems import make_calls, parse_v3
+from tests.launch.ranks import REPOSITORY
+from tests.profiling.onednn_log.logs import FIXTURES
+from tests.profiling.replay.problems import make_calls, needs_benchdnn, parse_v3
+from tests.support.processes import children_of, processes_with
 
-REPOSITORY = Path(__file__).parents[3]
-FIXTURES = REPOSITORY / "tests" / "fixtures" / "onednn"
 POOLING = FIXTURES / "benchdnn-3.7.2-pool.log"
-needs_benchdnn = pytest.mark.skipif(
-    shutil.which("benchdnn") is None,
-    reason="no benchdnn on PATH; docs/profiling.md describes how to build it",
-)
 
 
 def call(*arguments: object) -> int:
@@ -82,9 +78,7 @@ def test_replay_is_printed_and_saved(tmp_path: Path, capsys: pytest.CaptureFixtu
     replay = load_replay(tmp_path / "out" / "replay.json")
     assert (replay.runner, len(replay.times), replay.not_replayed) == ("benchdnn", 4, {})
     rows = json.loads(numbers.read_text())["problems"]
-    assert [row["total_ms"] for row in rows] == sorted(
-        (row["total_ms"] for row in rows), reverse=True
-    )
+    assert rows == sorted(rows, key=lambda row: -row["total_ms"])
     assert {row["hot_ms"] for row in rows} == {time.hot_ms for time in replay.times.values()}
 
 
@@ -137,17 +131,10 @@ def test_ctrl_c_saves_finished_problems_and_leaves_no_process(tmp_path: Path) ->
 def wait_for_child(parent: int) -> int:
     """Return the process that measures, once it has started."""
     end = time.monotonic() + 60
-    while time.monotonic() < end:
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                arguments = (entry / "cmdline").read_bytes().split(b"\0")
-                status = (entry / "status").read_text()
-            except OSError:
-                continue
-            if b"--mode=P" in arguments and f"PPid:\t{parent}\n" in status:
-                return int(entry.name)
+    while not (processes := {*processes_with("--mode=P")} & {*children_of(parent)}):
+        assert time.monotonic() < end, "no benchdnn was started"
         time.sleep(0.05)
-    raise AssertionError("no benchdnn was started")
+    return processes.pop()
 
 
 def test_problems_without_a_time_are_printed_with_share_and_reason(
@@ -168,7 +155,6 @@ def test_problems_without_a_time_are_printed_with_share_and_reason(
     assert [row.ratio for row in rows] == [3.0, None, None]
     print_replay(make_console(), rows)
     printed = capsys.readouterr().out
-    assert "a → another" in printed
-    assert "1 of 3 problems, 60.0% of their time" in printed
-    assert "1 (pooling), 30.00% of the time: benchdnn: UNIMPLEMENTED" in printed
-    assert "1 (pooling), 10.00% of the time: not run" in printed
+    assert "a → another" in printed and "1 of 3 problems, 60.0%" in printed
+    assert "30.00% of the time: benchdnn: UNIMPLEMENTED" in printed
+    assert "10.00% of the time: not run" in printed

@@ -1,7 +1,9 @@
 """A replay: its conditions, its file, and which lines of logs are the same work."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +26,9 @@ from tests.profiling.replay.problems import parse_problem, parse_v3
 
 ALLOWED = sorted(os.sched_getaffinity(0))
 FIRST = ALLOWED[0]
-RANK = {"threads": 1, "cpus": str(FIRST)}
+RANK: dict[str, Any] = {"threads": 1, "cpus": str(FIRST)}
+ON_FIRST, ON_ALL = Conditions(threads=1, cpus=(FIRST,)), Conditions(threads=len(ALLOWED))
+TWO_RANKS: dict[LogPosition, Any] = {LogPosition(0): {}, LogPosition(1): {}}
 
 
 @pytest.mark.parametrize(
@@ -33,38 +37,24 @@ RANK = {"threads": 1, "cpus": str(FIRST)}
         (  # facts take precedence over the header
             OneDnnLog(threads=[64], facts=[{**RANK, "memory_nodes": "0"}]),
             {},
-            Conditions(threads=1, cpus=(FIRST,), memory_nodes=(0,)),
+            replace(ON_FIRST, memory_nodes=(0,)),
             [],
         ),
         (OneDnnLog(threads=[1, 7]), {}, Conditions(threads=1), []),
-        (OneDnnLog(), {}, Conditions(threads=len(ALLOWED)), []),
-        (OneDnnLog(threads=[4096]), {}, Conditions(threads=len(ALLOWED)), ["4096 threads"]),
-        (
-            OneDnnLog(facts=[{**RANK, "cpus": f"{FIRST},99999"}]),
-            {},
-            Conditions(threads=1, cpus=(FIRST,)),
-            [f"CPUs {FIRST},99999 in the log, {FIRST} used"],
-        ),
-        (  # options take precedence over the log
-            OneDnnLog(threads=[64], facts=[{"threads": 64, "cpus": "99999"}]),
-            {"threads": 1, "cpus": str(FIRST)},
-            Conditions(threads=1, cpus=(FIRST,)),
-            [],
-        ),
-        (
-            OneDnnLog(facts=[RANK, RANK], executions={LogPosition(0): {}, LogPosition(1): {}}),
-            {},
-            Conditions(threads=1, cpus=(FIRST,)),
-            ["2 ranks"],
-        ),
+        (OneDnnLog(), {}, ON_ALL, []),
+        (OneDnnLog(threads=[4096]), {}, ON_ALL, ["4096 threads"]),
+        (OneDnnLog(facts=[{**RANK, "cpus": f"{FIRST},99999"}]), {}, ON_FIRST, [f"{FIRST},99999"]),
+        # options take precedence over the log
+        (OneDnnLog(threads=[64], facts=[{"threads": 64, "cpus": "99999"}]), RANK, ON_FIRST, []),
+        (OneDnnLog(facts=[RANK, RANK], executions=TWO_RANKS), {}, ON_FIRST, ["2 ranks"]),
     ],
 )
 def test_conditions(
-    log: OneDnnLog, options: dict[str, object], expected: Conditions, notes: list[str]
+    log: OneDnnLog, options: dict[str, Any], expected: Conditions, notes: list[str]
 ) -> None:
     printed: list[str] = []
-    arguments = {"threads": None, "cpus": None, **options}
-    assert replay_conditions(log, **arguments, warn=printed.append) == expected  # type: ignore[arg-type]
+    arguments: dict[str, Any] = {"threads": None, "cpus": None, **options}
+    assert replay_conditions(log, **arguments, warn=printed.append) == expected
     assert len(printed) == len(notes)
     assert all(note in line for note, line in zip(notes, printed, strict=True))
 
@@ -108,23 +98,20 @@ def test_loaded_replay_equals_the_saved_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (None, "cannot be read: No such file"),
         ("", "is not JSON"),
         ("[1]", "JSON object"),
         ('{"format": "something else"}', "is not a replay"),
         ('{"format": "profilednn replay 1"}', "is damaged: KeyError"),
     ],
 )
-def test_other_file_is_refused_in_one_line(
-    content: str | None, reason: str, tmp_path: Path
-) -> None:
+def test_other_file_is_refused_in_one_line(content: str, reason: str, tmp_path: Path) -> None:
     file = tmp_path / "replay.json"
-    if content is not None:
-        file.write_text(content)
+    with pytest.raises(InputError, match="cannot be read: No such file"):
+        load_replay(file)
+    file.write_text(content)
     with pytest.raises(InputError, match=reason) as error:
         load_replay(file)
-    assert str(error.value).startswith(f"{file}: ")
-    assert "\n" not in str(error.value)
+    assert str(error.value).startswith(f"{file}: ") and "\n" not in str(error.value)
 
 
 TENSORS = "src:bf16::blocked:acdb::f0 wei:bf16:a:blocked:AcdB64a2b::f0 bia:undef::undef::: "
@@ -179,43 +166,36 @@ DATA = "data:f32::blocked:abcd::f0"
 BLOCKED = "AcdB64a2b"
 
 
+ROW, IMAGE = (
+    "mb2_ic8oc16_iw20ow18kw3sw1dw0pw0",
+    "mb2_ic8oc16_ih1oh1kh1sh1dh0ph0_iw20ow18kw3sw1dw0pw0",
+)
+BACKWARD = convolution(implementation="brg_conv_bwd:avx512", direction="backward_data")
+SUM = product(attributes="attr-scratchpad:user attr-post-ops:sum")
+OTHER_WEIGHTS = f"{TENSORS.replace(BLOCKED, 'aBcd16b')}dst:bf16::blocked:acdb::f0"
+TWO_TENSORS = "src:f32::blocked:abcd::f0 dst:f32::blocked:abcd::f0"
+
+
 @pytest.mark.parametrize(
     ("first", "second", "is_same"),
     [
-        (
-            OLD_CONVOLUTION,
-            convolution(implementation="brg_conv_bwd:avx512", direction="backward_data"),
-            True,
-        ),
-        (OLD_PRODUCT, product(attributes="attr-scratchpad:user attr-post-ops:sum"), True),
-        (  # the layout of weights is the library's choice
-            convolution(),
-            convolution(
-                memories=TENSORS.replace(BLOCKED, "aBcd16b") + "dst:bf16::blocked:acdb::f0"
-            ),
-            True,
-        ),
-        (  # a row of pixels is an image of height 1
-            convolution(shape="mb2_ic8oc16_iw20ow18kw3sw1dw0pw0"),
-            convolution(shape="mb2_ic8oc16_ih1oh1kh1sh1dh0ph0_iw20ow18kw3sw1dw0pw0"),
-            True,
-        ),
-        (product(), product(), True),
+        (OLD_CONVOLUTION, BACKWARD, True),
+        (OLD_PRODUCT, SUM, True),
+        (convolution(), convolution(memories=OTHER_WEIGHTS), True),  # the library's choice
+        (convolution(shape=ROW), convolution(shape=IMAGE), True),  # an image of height 1
         (product(), product(weights="ab"), False),
         (product(), product(attributes="attr-post-ops:sum"), False),
-        (reorder("acdb", BLOCKED), reorder("acdb", BLOCKED), True),
         (reorder("acdb", BLOCKED), reorder("acdb", "ABcd8a16b2a"), False),
         # the place of a dimension makes a difference only if it is larger than 1
         (reorder("acdb", BLOCKED), reorder("abcd", BLOCKED), True),
         (reorder("acdb", BLOCKED, "64x32x3x3"), reorder("abcd", BLOCKED, "64x32x3x3"), False),
-        (relu(DATA), relu("src:f32::blocked:abcd::f0 dst:f32::blocked:abcd::f0"), True),
+        (relu(DATA), relu(TWO_TENSORS), True),
         (relu(DATA), relu(DATA, algorithm="tanh"), False),
     ],
 )
 def test_same_work(first: Problem, second: Problem, is_same: bool) -> None:
-    assert (
-        normalize_work(first) == normalize_work(second) and same_layouts(first, second)
-    ) == is_same
+    is_equal = normalize_work(first) == normalize_work(second)
+    assert (is_equal and same_layouts(first, second)) == is_same
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Findings: when each appears, and how much time it could save."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 
@@ -77,16 +78,13 @@ def test_kinds_far_from_the_roofline() -> None:
     assert first.title.startswith("convolution backward weights: 4.33 times")
     assert second.title.startswith("convolution forward training: 1.20 times")
     assert (first.saves_ms, second.saves_ms) == (30.0, 10.0)
-    assert "39.0 ms in the log in 4 calls; 9.00 ms at the peaks" in first.evidence
     assert not list(advice.far_from_roofline(measured(row(problem(), 60.0))))
 
 
-def test_reorders_above_5_percent() -> None:
-    finding = only(advice.reorders(measured(row(problem(), 92.0), row(problem("reorder"), 8.0))))
-    assert finding.saves_ms == 8.0
-    assert "8.00 ms in the log in 2 calls, 8.0% of oneDNN's time" in finding.evidence
-    few = measured(row(problem(), 92.0), row(problem("reorder"), 4.0))
-    assert not list(advice.reorders(few))
+@pytest.mark.parametrize(("ms", "savings"), [(8.0, [8.0]), (4.0, [])])
+def test_reorders_above_5_percent(ms: float, savings: list[float]) -> None:
+    findings = advice.reorders(measured(row(problem(), 92.0), row(problem("reorder"), ms)))
+    assert [finding.saves_ms for finding in findings] == savings
 
 
 @pytest.mark.parametrize(
@@ -154,10 +152,9 @@ def test_float32_on_a_machine_with_bf16() -> None:
 @pytest.mark.parametrize(
     ("instruction_set", "has_bf16"),
     [
-        ("Intel AVX-512 with Intel DL Boost and bfloat16 support", True),
-        ("Intel AVX-512 with float16, Intel DL Boost and Intel AMX", True),
-        ("Intel AVX-512 with Intel DL Boost", False),
-        ("Intel AVX2", False),
+        ("AVX-512 with Intel DL Boost and bfloat16 support", True),
+        ("AVX-512 with float16, Intel DL Boost and Intel AMX", True),
+        ("AVX-512 with Intel DL Boost", False),
     ],
 )
 def test_instruction_set_implies_bf16_without_peaks(instruction_set: str, has_bf16: bool) -> None:
@@ -179,9 +176,7 @@ def marked(*steps: tuple[int, int, float, float]) -> OneDnnLog:
 def test_more_time_outside_onednn_than_inside() -> None:
     log, step = marked((0, 1, 100.0, 40.0)), measured(row(problem(), 40.0), wall_ms=100.0)
     finding = only(advice.mostly_outside(step, log))
-    assert finding.saves_ms == 60.0
-    assert "60.0 ms of a step of 100 ms" in finding.evidence
-    assert "forward, 59.0 ms" in finding.evidence
+    assert finding.saves_ms == 60.0 and "forward, 59.0 ms" in finding.evidence
     assert "profile.trace.steps" in finding.todo
     traced = only(advice.mostly_outside(step, log, operators=[("aten::add (forward)", 30.0)]))
     assert "aten::add (forward) 30.0 ms" in traced.todo
@@ -200,17 +195,26 @@ def test_primitives_created_repeatedly() -> None:
     assert not list(advice.repeated_creations(measured(row(problem(), 1.0)), log))
 
 
-def test_slow_rank_and_slow_step() -> None:
-    even = marked((0, 1, 100.0, 50.0), (1, 1, 101.0, 51.0))
-    assert not list(advice.uneven_ranks(even))
-    assert not list(advice.uneven_ranks(marked((0, 1, 100.0, 50.0), (0, 2, 300.0, 99.0))))
-    slow = marked((0, 1, 100.0, 50.0), (1, 1, 100.0, 70.0))  # Rank 0 waits: equal wall times
-    finding = only(advice.uneven_ranks(slow))
-    assert finding.title.startswith("Rank 1 is slower") and finding.saves_ms == 10.0
-    steps = marked((0, 1, 100.0, 50.0), (0, 2, 100.0, 50.0), (0, 3, 160.0, 50.0))
-    finding = only(advice.uneven_steps(steps))
-    assert finding.title.startswith("Step 3 of rank 0") and finding.saves_ms == 20.0
-    assert not list(advice.uneven_steps(marked((0, 1, 100.0, 50.0), (0, 2, 110.0, 50.0))))
+STEPS_OF_A_RANK = ((0, 1, 100.0, 50.0), (0, 2, 100.0, 50.0))
+
+
+@pytest.mark.parametrize(
+    ("find", "steps", "title", "saves_ms"),
+    [
+        # Rank 0 waits: equal wall times.
+        (advice.uneven_ranks, ((0, 1, 100.0, 50.0), (1, 1, 100.0, 70.0)), "Rank 1 is slower", 10.0),
+        (advice.uneven_ranks, ((0, 1, 100.0, 50.0), (1, 1, 101.0, 51.0)), "", None),
+        (advice.uneven_ranks, ((0, 1, 100.0, 50.0), (0, 2, 300.0, 99.0)), "", None),
+        (advice.uneven_steps, (*STEPS_OF_A_RANK, (0, 3, 160.0, 50.0)), "Step 3 of rank 0", 20.0),
+        (advice.uneven_steps, ((0, 1, 100.0, 50.0), (0, 2, 110.0, 50.0)), "", None),
+    ],
+)
+def test_slow_rank_and_slow_step(
+    find: Callable[[OneDnnLog], Iterable[Advice]], steps: Any, title: str, saves_ms: float | None
+) -> None:
+    findings = list(find(marked(*steps)))
+    assert [finding.saves_ms for finding in findings] == ([saves_ms] if saves_ms else [])
+    assert all(finding.title.startswith(title) for finding in findings)
 
 
 def test_unparsed_lines_and_page_faults() -> None:

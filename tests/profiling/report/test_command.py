@@ -14,7 +14,7 @@ from profiling.__main__ import main
 from profiling.onednn_log.log import read_logs
 from profiling.peaks import save
 from profiling.replay.replay import Conditions, Replay, ReplayTime, save_replay
-from profiling.report.command import find_inputs
+from profiling.report.command import Inputs, find_inputs
 from tests.profiling.onednn_log.example_lines import UNLIKE_OTHERS
 from tests.profiling.onednn_log.logs import FIXTURES, plain_sum
 from tests.profiling.report.example_logs import (
@@ -26,7 +26,7 @@ from tests.profiling.report.example_logs import (
     write_run,
 )
 from tests.profiling.trace import example_traces
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, error_line
 
 CAPTION = "oneDNN's problems, the costliest first"
 
@@ -116,21 +116,13 @@ def test_page_of_a_run_with_all_inputs(tmp_path: Path) -> None:
     assert kinds["convolution backward weights"] == ["1", "49.5"]
     assert kinds["all"] == ["4", "81.5"]
     findings = " ".join(page.sections["next"].split())
-    for text in (
-        "Convolution backward weights: the reference makes fewer calls At most 49.5 ms per step",
-        "Rank 1 is slower than the others",
-        "rank 0 75.0 ms, rank 1 88.0 ms; average 81.5 ms",
-        "Reorders: layouts or types change between operators At most 10.0 ms per step, 10.0%",
-        "Arithmetic in float32 on a machine with BF16",
-        "45,000 page faults per step",
-        "Primitives are slower in the run than in isolation",
-    ):
+    titles = ("fewer calls At most 49.5 ms per step", "Rank 1 is slower", "Reorders: ", "float32")
+    for text in (*titles, "45,000 page faults", "slower in the run than in isolation"):
         assert text in findings
     savings = [float(number) for number in re.findall(r"At most ([\d.]+) ms", findings)]
     assert savings == sorted(savings, reverse=True)
-    log = page.sections["log"]
     for text in ("1 nested_cache_miss", "unsupported isa", "out of memory", "rank0.log:"):
-        assert text in log
+        assert text in page.sections["log"]
 
 
 @pytest.mark.slow
@@ -212,10 +204,8 @@ def test_invalid_input_is_one_line(
     log, wrong = hostile_log(tmp_path / "a.log"), tmp_path / "wrong.json"
     wrong.write_text(content)
     options = [option, wrong] if option == "--peaks" else [option, wrong, "--peaks", "none"]
-    done = run_here(main, "report", log, *options, "--out", tmp_path / "page.html")
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {wrong}") and done.stderr.count("\n") == 1
-    assert reason in done.stderr
+    error = error_line(run_here(main, "report", log, *options, "--out", tmp_path / "page.html"))
+    assert error.startswith(f"error: {wrong}") and reason in error
     assert not (tmp_path / "page.html").exists()
 
 
@@ -230,58 +220,56 @@ def test_damaged_counters_name_their_file(tmp_path: Path, run_here: RunHere, con
     file = run / "perf" / "rank0.json"
     file.write_text(content)
     done = run_here(main, "report", run, "--peaks", "none", "--out", tmp_path / "page.html")
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {file}: ") and done.stderr.count("\n") == 1
+    assert error_line(done).startswith(f"error: {file}: ")
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run with files of three ranks, and two files that are no input."""
     folder = tmp_path / "coco"
-    for name in ("onednn", "trace", "perf"):
-        (folder / name).mkdir(parents=True)
+    files = ["trace/.partial-rank0.json.gz", "onednn/notes.txt", "environment.json"]
     for rank in (10, 0, 2):
-        (folder / "onednn" / f"rank{rank}.log").touch()
-        (folder / "trace" / f"rank{rank}.json.gz").touch()
-        (folder / "perf" / f"rank{rank}.json").touch()
-    (folder / "trace" / ".partial-rank0.json.gz").touch()
-    (folder / "onednn" / "notes.txt").touch()
-    (folder / "environment.json").touch()
+        files += [f"onednn/rank{rank}.log", f"trace/rank{rank}.json.gz", f"perf/rank{rank}.json"]
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
     return folder
 
 
+def inputs_of(*files: Path, trace: Path | None = None, environment: Path | None = None) -> Inputs:
+    return find_inputs(list(files), trace=trace, environment=environment)
+
+
 def test_inputs_of_a_run_are_in_order_of_ranks(run: Path, tmp_path: Path) -> None:
-    inputs = find_inputs([run], trace=None, environment=None)
+    inputs = inputs_of(run)
     assert [file.name for file in inputs.logs] == ["rank0.log", "rank2.log", "rank10.log"]
     assert inputs.trace == run / "trace" / "rank0.json.gz"
-    assert inputs.environment == run / "environment.json"
     assert [file.name for file in inputs.counters] == ["rank0.json", "rank2.json", "rank10.json"]
     trace, environment = tmp_path / "t.json", tmp_path / "e.json"
-    given = find_inputs([run], trace=trace, environment=environment)
+    given = inputs_of(run, trace=trace, environment=environment)
     assert (given.trace, given.environment) == (trace, environment)
-    folder = find_inputs([run / "onednn"], trace=None, environment=None)
-    assert folder.environment == run / "environment.json"
+    folder = inputs_of(run / "onednn")
+    assert inputs.environment == folder.environment == run / "environment.json"
     assert len(folder.logs) == 3
 
 
 def test_inputs_of_one_rank(run: Path) -> None:
-    inputs = find_inputs([run / "onednn" / "rank2.log"], trace=None, environment=None)
+    log, counters = run / "onednn" / "rank2.log", run / "perf" / "rank2.json"
+    inputs = inputs_of(log)
     assert inputs.environment == run / "environment.json"
-    assert inputs.logs == (run / "onednn" / "rank2.log",)
+    assert (inputs.logs, inputs.counters) == ((log,), (counters,))
     assert inputs.trace == run / "trace" / "rank2.json.gz"
-    assert inputs.counters == (run / "perf" / "rank2.json",)
 
 
 def test_inputs_of_other_logs(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.touch()
-    alone = find_inputs([log], trace=None, environment=None)
+    alone = inputs_of(log)
     assert (alone.trace, alone.environment, alone.counters) == (None, None, ())
     (tmp_path / "environment.json").touch()
-    beside = find_inputs([log], trace=None, environment=None)
-    assert beside.environment == tmp_path / "environment.json"
+    assert inputs_of(log).environment == tmp_path / "environment.json"
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").touch()
     with pytest.raises(InputError, match="train with profile"):
-        find_inputs([run], trace=None, environment=None)
+        inputs_of(run)

@@ -25,29 +25,19 @@ from profiling.studies.async_groups_search import (
     whole,
 )
 from tests.launch.ranks import REPOSITORY
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, error_line
 from tests.support.processes import wait_until_gone
 
 SMALL = (
-    "data.scenes.train=16",
-    "data.scenes.validation=2",
-    "data.image_size=64",
-    "training.batch_size=1",
-    "engine.precision=float32",
-    "training.warmup_epochs=0",
-    "launch.threads=1",
-    "distributed.timeout_s=60",
+    *("data.scenes={train: 16, validation: 2}", "data.image_size=64", "training.batch_size=1"),
+    *("engine.precision=float32", "training.warmup_epochs=0"),
+    *("launch.threads=1", "distributed.timeout_s=60"),
 )
 
 
-def job_in(folder: Path, *changes: str) -> Job:
+def job_in(folder: Path) -> Job:
     return Job(
-        ranks=2,
-        config="demo.yaml",
-        overrides=(*SMALL, *changes),
-        learning_rate=3e-4,
-        where=(),
-        folder=folder,
+        ranks=2, config="demo.yaml", overrides=SMALL, learning_rate=3e-4, where=(), folder=folder
     )
 
 
@@ -82,10 +72,8 @@ def test_probe_continues_a_copy_of_the_cold_start(begun: tuple[Job, int]) -> Non
 def test_whole_training_continues_the_cold_start_to_the_end(begun: tuple[Job, int]) -> None:
     job, cold = begun
     epochs = 2 * cold // 16 + 1  # a step of the cold start has two images, an epoch 16
-    ended = (f"training.epochs={epochs}", f"evaluation.every={epochs}")
-    records = whole(
-        replace(job, overrides=(*job.overrides, *ended)), Setting(2, 0.4), advance=nothing
-    )
+    overrides = (*SMALL, f"training.epochs={epochs}", f"evaluation.every={epochs}")
+    records = whole(replace(job, overrides=overrides), Setting(2, 0.4), advance=nothing)
     steps = [record for record in records if record["kind"] == "step"]
     assert [step["step"] for step in steps if "group" not in step] == list(range(1, cold + 1))
     assert sum(step["images"] for step in steps) == 16 * epochs
@@ -192,15 +180,12 @@ def test_folder_of_other_probes_is_refused(run_here: RunHere, tmp_path: Path) ->
     content = {"about": {"config": "coco.yaml"}, "probes": [], "trained": []}
     (tmp_path / "probes.json").write_text(json.dumps(content))
     done = run_here(main, "groups", "--np", "2", "--out", tmp_path)
-    assert done.returncode == 2
-    assert "config was coco.yaml, is now demo.yaml" in done.stderr
+    assert "config was coco.yaml, is now demo.yaml" in error_line(done)
 
 
 def test_file_instead_of_a_folder_is_one_line(run_here: RunHere, tmp_path: Path) -> None:
     file = tmp_path / "notes"
     file.write_text("mine")
     done = run_here(main, "groups", "--np", "2", "--out", file)
-    assert done.returncode == 2
-    [line] = done.stderr.splitlines()
-    assert line.startswith(f"error: {file}/probes.json: cannot be written: ")
+    assert error_line(done).startswith(f"error: {file}/probes.json: cannot be written: ")
     assert file.read_text() == "mine"

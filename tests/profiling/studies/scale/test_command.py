@@ -20,7 +20,7 @@ from profiling.bench.job import JobFailedError, MeasuredJob, RankSteps
 from profiling.studies import scale_study
 from profiling.studies.scale import draw_chart, print_study
 from profiling.studies.scale_study import Combination, Measured
-from tests.launch.ranks import MPIRUN, REPOSITORY, ended
+from tests.launch.ranks import MPIRUN, REPOSITORY, ended, run_python
 from tests.launch.two_hosts import two_hosts
 from tests.profiling.studies.scale.samples import measured
 from tests.support.commands import RunHere
@@ -35,9 +35,12 @@ SMALL = (
 ONE, TWO_THREADS = measured(1, 1, 2.0), measured(1, 2, 1.25)
 TWO_RANKS = measured(2, 1, 2.5, without=0.96)
 MISFITS = [
-    Combination(ranks=2, threads=2, batch_size=2, misfit="too few cores"),
-    Combination(ranks=4, threads=1, batch_size=2, misfit="4 are too many"),
-    Combination(ranks=4, threads=2, batch_size=2, misfit="4 are too many"),
+    Combination(ranks=ranks, threads=threads, batch_size=2, misfit=misfit)
+    for ranks, threads, misfit in (
+        (2, 2, "too few cores"),
+        (4, 1, "4 are too many"),
+        (4, 2, "4 are too many"),
+    )
 ]
 COMBINATIONS = [ONE.combination, TWO_THREADS.combination, TWO_RANKS.combination, *MISFITS]
 
@@ -58,13 +61,10 @@ def test_tables_of_a_study() -> None:
     assert "– 2 × 2: too few cores" in lines and "– 4 × 1, 4 × 2: 4 are too many" in lines
 
 
-def test_no_efficiency_without_weak_scaling() -> None:
+def test_tables_without_weak_scaling_and_without_a_measurement() -> None:
     lines = printed(ONE, TWO_RANKS, weak=False)
     assert "2 1 4 2.5 s 1.6 0.0% 1.0% 4.0%" in lines
     assert not any("efficiency" in line for line in lines)
-
-
-def test_missing_measurement_is_a_question_mark() -> None:
     lines = printed(ONE)
     assert "1 1.00 ? –" in lines and "2 ? – –" in lines
 
@@ -129,34 +129,25 @@ def test_study_keeps_what_was_measured_before_an_error(
     assert {job.overrides[-2:] for job in jobs} == {("launch.threads=1", "training.batch_size=1")}
     content = json.loads(file.read_text())["workload"]
     [combination, misfit] = content["combinations"]
-    count = 1 if failure else 3
-    assert len(combination["jobs"]) == count and content["complete"] == (not failure)
+    assert len(combination["jobs"]) == (1 if failure else 3)
+    assert content["complete"] == (not failure)
     assert not misfit["fits"] and "jobs" not in misfit
     assert combination["images_per_s"] == pytest.approx(0.5 if failure else 1.0)
     assert file.with_suffix(".png").stat().st_size > 10_000
-    if failure is not None:
-        assert reason in done.stderr and "1 of 3 jobs" in done.stderr
-
-
-def start(*arguments: str | Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "launch", "scale", *map(str, arguments)],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    assert reason in done.stderr and ("1 of 3 jobs" in done.stderr) == bool(failure)
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
     """Run a small study; return its output, its JSON and its chart."""
     file = tmp_path_factory.mktemp("study") / "small.json"
-    options = ("--ranks", "1,2,4096", "--threads", "1", "--rounds", "1", "--steps", "2")
-    process = start(*options, "--json", file, *SMALL)
-    output, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    return output, json.loads(file.read_text()), file.with_suffix(".png")
+    command = [sys.executable, "-m", "launch", "scale", "--json", str(file), *SMALL]
+    command += ["--ranks", "1,2,4096", "--threads", "1", "--rounds", "1", "--steps", "2"]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(file.read_text()), file.with_suffix(".png")
 
 
 @pytest.mark.whole_machine
@@ -193,17 +184,8 @@ def test_misfit_is_a_dash_with_its_reason(study: tuple[str, dict[str, Any], Path
 def test_ranks_on_two_hosts_are_measured(tmp_path: Path) -> None:
     file = tmp_path / "hosts.json"
     options = ("--hosts", "left,right", "--ranks", "1,2", "--threads", "1", "--rounds", "1")
-    command = [
-        sys.executable,
-        "-m",
-        "launch",
-        "scale",
-        *options,
-        "--steps",
-        "1",
-        "--json",
-        str(file),
-    ]
+    command = [sys.executable, "-m", "launch", "scale", *options, "--steps", "1"]
+    command += ["--json", str(file)]
     with two_hosts(tmp_path, names_are_loopback=True) as hosts:
         done = ended(hosts.start_on_left([*command, *SMALL], environment=os.environ))
     assert done.code == 0, done.errors
@@ -237,10 +219,5 @@ def test_wrong_arguments_are_refused(
 
 @pytest.mark.slow
 def test_command_line_loads_neither_torch_nor_matplotlib() -> None:
-    program = (
-        "import sys, launch.__main__; print({'torch', 'numpy', 'matplotlib'} & {*sys.modules})"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "set()\n"
+    loaded = "{'torch', 'numpy', 'matplotlib'} & {*sys.modules}"
+    assert run_python(f"import sys, launch.__main__; print({loaded})").output == "set()\n"

@@ -15,7 +15,7 @@ from common.errors import BAD_INPUT, InputError
 from launch.mpirun import choose_mpirun
 from launch.placement import fitting_shapes
 from launch.shares import CoreRequest
-from launch.topology import Cpu, Socket, Topology, list_sockets
+from launch.topology import Socket, list_sockets
 from profiling.bench.job import MeasuredJob, measure_all_reduces
 from profiling.studies.tune.measure import (
     NETWORK_SIZES,
@@ -37,6 +37,7 @@ from profiling.studies.tune.measurements import Measurements, read_measurements,
 from profiling.studies.tune.model import Shape, fit_network
 from retinanet.config_file import load_config
 from tests.launch.ranks import MPIRUN, Ended, ended
+from tests.launch.topologies import cores_in_a_row
 from tests.launch.two_hosts import TwoHosts, two_hosts
 from tests.profiling.studies.tune.samples import measurements
 from tests.support.fast_precision import FAST_PRECISION
@@ -53,13 +54,7 @@ LIMIT, BYTES_PER_SECOND = "400mbit", 50e6
 
 
 def host(sockets: int, cores: int) -> Sequence[Socket]:
-    topology = Topology(
-        tuple(
-            Cpu(number, core=number, socket=number // cores, node=number // cores)
-            for number in range(sockets * cores)
-        )
-    )
-    return list_sockets(topology)
+    return list_sockets(cores_in_a_row(*((n * cores, cores, n, n) for n in range(sockets))))
 
 
 def test_shapes_fit_evenly_and_within_sockets() -> None:
@@ -105,15 +100,10 @@ def custom_data(folder: Path) -> tuple[str, ...]:
     (folder / "0.jpg").touch()
     train = annotations(folder / "train.json", images=5, with_boxes=3)
     validation = annotations(folder / "validation.json", images=2, with_boxes=2)
-    return (
-        "data.root=null",
-        f"data.train_annotations={train}",
-        f"data.train_images={folder}",
-        f"data.validation_annotations={validation}",
-        f"data.validation_images={folder}",
-        "data.class_indices=contiguous",
-        "model.num_classes=null",
-    )
+    files = (f"data.train_annotations={train}", f"data.validation_annotations={validation}")
+    folders = (f"data.train_images={folder}", f"data.validation_images={folder}")
+    classes = ("data.class_indices=contiguous", "model.num_classes=null")
+    return ("data.root=null", *files, *folders, *classes)
 
 
 def test_custom_data_has_its_images_and_classes(tmp_path: Path) -> None:
@@ -145,34 +135,23 @@ def test_openimages_needs_no_data_set() -> None:
     assert settings[0] == "data.root=null" and "model.num_classes=264" in settings
 
 
-def job(folder: Path) -> MeasuredJob:
-    return MeasuredJob(
-        ranks=1,
-        config="demo.yaml",
-        overrides=SMALL,
-        warm_up=WARM_UP,
-        steps=STEPS,
-        alternate=True,
-        scenes=folder / "scenes",
-        own_model=True,
-    )
-
-
 @pytest.mark.exhaustive
 @pytest.mark.whole_machine
 def test_steps_of_each_shape_are_measured_without_their_exchange(tmp_path: Path) -> None:
-    measured = measure_steps(
-        SHAPES, job(tmp_path), rounds=1, mpirun=choose_mpirun(MPIRUN), console=QUIET
-    )
-    times = [step_time(result) for result in measured]
-    assert [time.shape for time in times] == SHAPES
+    job = MeasuredJob(
+        ranks=1, config="demo.yaml", overrides=SMALL, warm_up=WARM_UP, steps=STEPS,
+        alternate=True, own_model=True, scenes=tmp_path / "scenes",
+    )  # fmt: skip
+    mpirun = choose_mpirun(MPIRUN)
+    measured = measure_steps(SHAPES, job, rounds=1, mpirun=mpirun, console=QUIET)
+    first, second = (step_time(result) for result in measured)
+    assert [first.shape, second.shape] == SHAPES
     (one,), (two,) = (result.jobs for result in measured)
-    assert min(one[0].seconds) <= times[0].seconds <= max(one[0].seconds)
+    assert min(one[0].seconds) <= first.seconds <= max(one[0].seconds)
     held_back = [seconds for rank in two for seconds in rank.held_back_seconds]
-    assert min(held_back) <= times[1].seconds <= max(held_back)
-    assert all(
-        0 < part < whole for part, whole in zip(one[0].forward_seconds, one[0].seconds, strict=True)
-    )
+    assert min(held_back) <= second.seconds <= max(held_back)
+    parts = zip(one[0].forward_seconds, one[0].seconds, strict=True)
+    assert all(0 < forward < step for forward, step in parts)
     assert [(share.ranks, share.batch_size) for share in added(measured)] == [(2, 1)]
 
 
@@ -265,8 +244,3 @@ def test_hosts_are_given_as_for_launch_run(tmp_path: Path) -> None:
     assert named_hosts("node[1-3]", None) == ("node1", "node2", "node3")
     assert named_hosts("a:2,b:2", None) == ("a", "b")
     assert named_hosts(None, None) == ()
-
-
-def test_one_host_has_no_network() -> None:
-    with pytest.raises(InputError, match="--measure-hosts a: a network needs at least two hosts"):
-        named_hosts("a", None)

@@ -69,22 +69,19 @@ def test_missing_or_endlessly_nested_file_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        (
-            {"environment": {"cpu": "another", "torch": "2.8.0"}},
-            "cpu a processor, now it is another",
-        ),
-        ({"environment": {"cpu": "a processor", "torch": "3"}}, "torch 2.8.0, now it is 3"),
-        ({"question": {"image_size": 96}}, "image_size 64, now it is 96"),
+        ({"environment": {"cpu": "another", "torch": "2.8.0"}}, "cpu a processor, .* another"),
+        ({"environment": {"cpu": "a processor", "torch": "3"}}, "torch 2.8.0, .* 3"),
+        ({"question": {"image_size": 96}}, "image_size 64, .* 96"),
     ],
 )
 def test_only_the_same_machine_versions_and_training_continue(
     changes: dict[str, Any], error: str
 ) -> None:
     file = Path("here.json")
-    require_same(file, BEGUN, BEGUN)
     other_kernel = replace(BEGUN, environment={**BEGUN.environment, "kernel": "6.1"})
-    require_same(file, other_kernel, BEGUN)
-    with pytest.raises(InputError, match=f"^here.json: the measurement was started .*{error}"):
+    for continued in (BEGUN, other_kernel):
+        require_same(file, continued, BEGUN)
+    with pytest.raises(InputError, match=f"^here.json: .*{error}"):
         require_same(file, BEGUN, replace(BEGUN, **changes))
 
 

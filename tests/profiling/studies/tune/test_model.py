@@ -50,11 +50,9 @@ def test_estimate_is_scaled_and_widened() -> None:
 
 
 def step_times(noise: float = 0.0) -> list[StepTime]:
-    chance = random.Random(0)
-    return [
-        StepTime(shape=shape, seconds=STEP.seconds(shape) * (1 + chance.uniform(-noise, noise)))
-        for shape in SHAPES
-    ]
+    noises = random.Random(0)
+    times = [STEP.seconds(shape) * (1 + noises.uniform(-noise, noise)) for shape in SHAPES]
+    return [StepTime(shape=shape, seconds=time) for shape, time in zip(SHAPES, times, strict=True)]
 
 
 def test_fit_finds_the_parameters_of_the_step() -> None:
@@ -119,6 +117,10 @@ def test_ranks_of_a_host_share_its_cores_evenly(
     assert rank_counts_of_host(cores, sockets=sockets) == counts
 
 
+def all_reduces(*measured: tuple[int, float]) -> list[AllReduceTime]:
+    return [AllReduceTime(ranks=2, size=size, seconds=seconds) for size, seconds in measured]
+
+
 def test_fit_finds_latency_and_bandwidth() -> None:
     times = [
         AllReduceTime(ranks=ranks, size=size, seconds=NETWORK.all_reduce_seconds(size, ranks=ranks))
@@ -128,22 +130,16 @@ def test_fit_finds_latency_and_bandwidth() -> None:
     fit = fit_network(times, source="measured")
     assert fit.latency == pytest.approx(NETWORK.latency, rel=1e-6)
     assert fit.bandwidth == pytest.approx(NETWORK.bandwidth, rel=1e-6)
-
-
-def test_small_message_counts_as_much_as_a_large_one() -> None:
-    measured = [(8, 1e-4), (10**8, 0.1), (10**8, 0.11)]
-    times = [AllReduceTime(ranks=2, size=size, seconds=seconds) for size, seconds in measured]
-    fit = fit_network(times, source="measured")
+    # A small message counts as much as a large one.
+    fit = fit_network(all_reduces((8, 1e-4), (10**8, 0.1), (10**8, 0.11)), source="measured")
     assert fit.all_reduce_seconds(8, ranks=2) == pytest.approx(1e-4, rel=0.01)
 
 
 def test_buffered_message_does_not_make_the_link_fast() -> None:
     """Measured over a link of 50 MB/s that lets 64 KiB pass at once."""
-    measured = {2**12: 1.98e-3, 2**16: 0.42e-3, 2**20: 21.1e-3, 2**23: 175e-3, 2**25: 703e-3}
-    times = [
-        AllReduceTime(ranks=2, size=size, seconds=seconds) for size, seconds in measured.items()
-    ]
-    assert fit_network(times, source="").bandwidth == pytest.approx(50e6, rel=0.05)
+    small, large = ((2**12, 1.98e-3), (2**16, 0.42e-3)), ((2**23, 175e-3), (2**25, 703e-3))
+    fit = fit_network(all_reduces(*small, (2**20, 21.1e-3), *large), source="")
+    assert fit.bandwidth == pytest.approx(50e6, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +152,7 @@ def test_buffered_message_does_not_make_the_link_fast() -> None:
 )
 def test_network_is_parsed(text: str, bandwidth: float, latency: float) -> None:
     network = parse_network(text)
-    assert network.bandwidth == pytest.approx(bandwidth)
-    assert network.latency == pytest.approx(latency)
+    assert (network.bandwidth, network.latency) == pytest.approx((bandwidth, latency))
 
 
 @pytest.mark.parametrize("text", ["", "25", "25Gbit/s", "0Gbit/s,20us", "25Gbit/s,20", "fast,20us"])
@@ -178,10 +173,7 @@ def test_wrong_network_is_refused_with_an_example(text: str) -> None:
 def test_epochs_are_interpolated(batch_size: int, low: float, middle: float, high: float) -> None:
     estimate = EPOCHS.epochs(batch_size)
     assert (estimate.low, estimate.middle, estimate.high) == pytest.approx((low, middle, high))
-
-
-def test_two_runs_are_both_counted() -> None:
-    assert Runs(batch_size=8, epochs=(1.0, 3.0)).mean_epochs == 2.0
+    assert Runs(batch_size=8, epochs=(1.0, 3.0)).mean_epochs == 2.0  # of two runs both count
 
 
 @pytest.mark.parametrize("batch_size", [100, 256, 448, 1536, 4096])
