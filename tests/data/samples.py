@@ -1,13 +1,14 @@
 """Small data sets in COCO's format."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from data.annotations import ClassMap
+from data.annotations import Annotations, ClassMap
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset
 
@@ -64,3 +65,12 @@ def one_box_dataset(
     annotations = read_annotations(write_json(folder / "labels.json", content))
     classes = ClassMap.contiguous(annotations.category_ids, annotations.category_names)
     return cls(annotations, folder, classes, image_size=32, **options)
+
+
+def assert_same_annotations(opened: Annotations, expected: Annotations) -> None:
+    """Compare all columns, and their types."""
+    for field in fields(Annotations):
+        a, b = getattr(opened, field.name), getattr(expected, field.name)
+        if isinstance(b, np.ndarray):
+            assert a.dtype == b.dtype and a.shape == b.shape, field.name
+        assert np.array_equal(np.asarray(a), np.asarray(b)), field.name

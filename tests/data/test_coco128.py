@@ -23,10 +23,7 @@ ROOT = Path(__file__).parents[3] / "shared" / "data" / "coco128"
 JSON, PHOTOS = ROOT / "annotations" / "instances_train2017.json", ROOT / "train2017"
 PHOTO_FILES = sorted(PHOTOS.glob("*.jpg"))
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not JSON.is_file(), reason=f"{JSON} is missing"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not JSON.is_file(), reason=f"{JSON} is missing")]
 
 
 @pytest.fixture(scope="module")

@@ -38,11 +38,7 @@ BOXES: list[dict[str, Any]] = [
 
 
 def make(
-    folder: Path,
-    *,
-    train: bool,
-    size: int = 64,
-    images: list[dict[str, Any]] = IMAGES,
+    folder: Path, *, train: bool, size: int = 64, images: list[dict[str, Any]] = IMAGES
 ) -> DetectionDataset:
     random = np.random.default_rng(0)
     for image in images:
@@ -141,11 +137,7 @@ def test_wrong_image_folder_is_refused(tmp_path: Path) -> None:
     dataset = make(tmp_path, train=True)
     with pytest.raises(InputError, match=r"nowhere/wide\.png: no such image file"):
         DetectionDataset(
-            dataset.annotations,
-            tmp_path / "nowhere",
-            dataset.class_map,
-            image_size=64,
-            train=True,
+            dataset.annotations, tmp_path / "nowhere", dataset.class_map, image_size=64, train=True
         )
 
 

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from common.errors import InputError
 from data.annotations import Annotations
 from data.coco_json import read_annotations
 from data.index import find_or_make_index, open_annotations, open_index, write_index
-from tests.data.samples import random_content, write_json
+from tests.data.samples import assert_same_annotations, random_content, write_json
 
 
 def random_annotations(tmp_path: Path, *, images: int = 30, boxes: int = 200) -> Annotations:
@@ -25,25 +24,17 @@ def random_annotations(tmp_path: Path, *, images: int = 30, boxes: int = 200) ->
     return read_annotations(write_json(tmp_path / "labels.json", content))
 
 
-def assert_same(opened: Annotations, expected: Annotations) -> None:
-    for field in fields(Annotations):
-        a, b = getattr(opened, field.name), getattr(expected, field.name)
-        if isinstance(b, np.ndarray):
-            assert a.dtype == b.dtype and a.shape == b.shape, field.name
-        assert np.array_equal(np.asarray(a), np.asarray(b)), field.name
-
-
 def test_index_round_trip(tmp_path: Path) -> None:
     annotations = random_annotations(tmp_path)
     write_index(tmp_path / "index", annotations, made_from="labels.json")
-    assert_same(open_index(tmp_path / "index"), annotations)
+    assert_same_annotations(open_index(tmp_path / "index"), annotations)
 
 
 def test_index_without_boxes(tmp_path: Path) -> None:
     annotations = random_annotations(tmp_path, boxes=0)
     write_index(tmp_path / "index", annotations, made_from="labels.json")
     opened = open_index(tmp_path / "index")
-    assert_same(opened, annotations)
+    assert_same_annotations(opened, annotations)
     assert opened.images_with_objects().tolist() == []
 
 
@@ -95,7 +86,7 @@ def test_existing_index_is_not_overwritten(tmp_path: Path) -> None:
     write_index(tmp_path / "index", annotations, made_from="labels.json")
     with pytest.raises(OSError, match="not empty"):
         write_index(tmp_path / "index", annotations, made_from="other.json")
-    assert_same(open_index(tmp_path / "index"), annotations)
+    assert_same_annotations(open_index(tmp_path / "index"), annotations)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "labels.json"]
 
 

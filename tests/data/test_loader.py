@@ -218,9 +218,7 @@ def test_workers_run_on_the_reserved_cores(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_batches_do_not_depend_on_the_loading_process(
-    tmp_path: Path,
-) -> None:
+def test_batches_do_not_depend_on_the_loading_process(tmp_path: Path) -> None:
     dataset = one_box_dataset(tmp_path, train=True)
     batches = TrainingBatches(NUM_IMAGES, batch_size=2, seed=4)
     expected = list(DetectionLoader(dataset, batches))

@@ -3,10 +3,11 @@ silently.
 """
 
 import io
+import itertools
 import json
 import os
 import time
-import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from common.errors import InputError
 from data.annotations import ClassMap
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset, make_class_map
-from data.decoding import decode_image, installed_decoders
+from data.decoding import decode_image
 from data.index import open_annotations, open_index
 from launch.hosts import expand_hosts, read_hostfile
 from launch.limits import cpus_of_job, read_memory_nodes, read_quota
@@ -43,67 +44,48 @@ CONVOLUTION = (
 )
 
 
+SLURM = {"SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_NODEID": "0"}
+ADDRESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+JOB = {"SLURM_STEP_NODELIST": "a", "SLURM_JOB_ID": "²"}
+COUNTS = {"SLURM_LOCALID": "0", "SLURM_TASKS_PER_NODE": "2(x99999999999)"}
+PORTS = ["²", "0", "65536", "-1", "9" * 5000, ""]
+ADDRESSES = ["300.300.300.300", "a" * 300, "a\0b", "a..b", "\udc80"]
+
+
 @pytest.mark.parametrize(
-    ("variables", "named"),
+    ("read", "variables", "named"),
     [
-        ({"PMI_RANK": "0", "PMI_SIZE": "9" * 5000}, "PMI_SIZE="),
-        ({"RANK": "0", "WORLD_SIZE": "1" + "0" * 12}, "WORLD_SIZE="),
-        (
-            {"SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_NODEID": "0"}
-            | {"SLURM_LOCALID": "0", "SLURM_TASKS_PER_NODE": "2(x99999999999)"},
-            "SLURM_TASKS_PER_NODE=",
-        ),
+        (read_ranks, {"PMI_RANK": "0", "PMI_SIZE": "9" * 5000}, "PMI_SIZE="),
+        (read_ranks, {"RANK": "0", "WORLD_SIZE": "1" + "0" * 12}, "WORLD_SIZE="),
+        (read_ranks, SLURM | COUNTS, "SLURM_TASKS_PER_NODE="),
+        (cpus_of_job, {"SLURM_JOB_CPUS_PER_NODE": "4(x0)"}, "SLURM_JOB_CPUS_PER_NODE="),
+        (slurm_rendezvous, JOB, "SLURM_JOB_ID"),
+        *((master_rendezvous, ADDRESS | {"MASTER_PORT": port}, "MASTER_PORT: ") for port in PORTS),
+        *((master_rendezvous, ADDRESS | {"MASTER_ADDR": a}, "MASTER_ADDR: ") for a in ADDRESSES),
     ],
-    ids=["5000 digits", "a billion ranks and more", "a host's count, very often"],
+    ids=itertools.count(),
 )
-def test_numbers_of_launchers_are_bounded(variables: dict[str, str], named: str) -> None:
+def test_bad_variable_of_a_launcher_is_named(
+    read: Callable[[dict[str, str]], object], variables: dict[str, str], named: str
+) -> None:
     with pytest.raises(InputError, match=named):
-        read_ranks(variables)
-
-
-def test_a_count_of_no_host_is_refused() -> None:
-    with pytest.raises(InputError, match="SLURM_JOB_CPUS_PER_NODE="):
-        cpus_of_job({"SLURM_JOB_CPUS_PER_NODE": "4(x0)"})
-
-
-@pytest.mark.parametrize("port", ["²", "0", "65536", "-1", "9" * 5000, ""])
-def test_a_port_is_one(port: str) -> None:
-    with pytest.raises(InputError, match=r"MASTER_PORT: .* is not a port"):
-        master_rendezvous({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
-
-
-@pytest.mark.parametrize("address", ["300.300.300.300", "a" * 300, "a\0b", "a..b", "\udc80"])
-def test_an_address_that_leads_nowhere_is_named(address: str) -> None:
-    with pytest.raises(InputError, match=r"MASTER_ADDR: .* is not a known address"):
-        master_rendezvous({"MASTER_ADDR": address, "MASTER_PORT": "29500"})
-
-
-def test_a_job_number_is_made_of_plain_digits() -> None:
-    with pytest.raises(InputError, match="SLURM_JOB_ID"):
-        slurm_rendezvous({"SLURM_STEP_NODELIST": "a", "SLURM_JOB_ID": "²"})
+        read(variables)
 
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "-oProxyCommand",
-        "-F/tmp/other",
-        "node1:00",
-        "node1:9999999",
-        "node1:" + "9" * 5000,
-        "ho\x1bst",
-    ],
+    ["-oProxyCommand", "-F/a", "node1:00", "node1:9999999", "node1:" + "9" * 5000, "ho\x1bst"],
 )
 def test_a_hostfiles_line_that_could_harm_is_refused(line: str, tmp_path: Path) -> None:
     file = write_file(tmp_path / "hosts", line.encode())
-    with pytest.raises(InputError, match="hosts:1: found") as caught:
+    with pytest.raises(InputError, match="hosts:1: ") as caught:
         read_hostfile(file)
     assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("hosts", ["[0-999999]", "a[0-99999],b[0-99999]", "-F/tmp/other"])
 def test_a_list_of_hosts_is_bounded(hosts: str) -> None:
-    with pytest.raises(InputError, match="expected a list such as"):
+    with pytest.raises(InputError):
         expand_hosts(hosts)
 
 
@@ -143,10 +125,10 @@ def test_another_programs_verbose_lines_are_passed_over(tmp_path: Path) -> None:
     "line",
     [
         CONVOLUTION.format(shape="mb2_g0ic64oc64_ih9oh9kh3_iw9ow9kw3"),
-        MATMUL.format(shape=f"{'9' * 400}x5:5x6"),
-        MATMUL.format(shape=f"{'9' * 5000}x5:5x6"),
+        MATMUL.format(shape=f"{'9' * 400}x5:5x6"),  # more than a float holds
+        MATMUL.format(shape=f"{'9' * 5000}x5:5x6"),  # more digits than are read
     ],
-    ids=["no group", "more than a float holds", "more digits than are read"],
+    ids=itertools.count(),
 )
 def test_work_that_cannot_be_counted_is_not(line: str, tmp_path: Path) -> None:
     [row] = make_rows(read_logs([write_file(tmp_path / "a.log", line.encode())]).calls())
@@ -155,8 +137,8 @@ def test_work_that_cannot_be_counted_is_not(line: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ['profilednn_facts,{"a":' * 1 + "[" * 5000, "profilednn_mark,nan,begin,1"],
-    ids=["nested too deep", "a time that is none"],
+    ['profilednn_facts,{"a":' + "[" * 5000, "profilednn_mark,nan,begin,1"],
+    ids=["nested too deep", "not a time"],
 )
 def test_a_line_of_ours_that_is_broken_is_counted(line: str, tmp_path: Path) -> None:
     text = line + "\n" + MATMUL.format(shape="4x5:5x6")
@@ -164,15 +146,11 @@ def test_a_line_of_ours_that_is_broken_is_counted(line: str, tmp_path: Path) -> 
     assert log.not_understood_count == 1 and not log.facts and not log.phase_ms
 
 
-def annotations_with(changes: dict[str, Any], folder: Path) -> Path:
-    box = {**COCO["annotations"][0], **changes}
-    return write_file(folder / "a.json", json.dumps({**COCO, "annotations": [box]}).encode())
-
-
 @pytest.mark.parametrize("bbox", [[1e308, 0, 1e308, 1], [0, 0, 1e10, 1], [-1e300, 0, 1, 1]])
 def test_a_box_beyond_any_picture_is_refused(bbox: list[float], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"annotations\[0\]\.bbox: expected .* none beyond 1e\+09"):
-        read_annotations(annotations_with({"bbox": bbox}, tmp_path))
+    content = {**COCO, "annotations": [{**COCO["annotations"][0], "bbox": bbox}]}
+    with pytest.raises(InputError, match=r"annotations\[0\]\.bbox: "):
+        read_annotations(write_file(tmp_path / "a.json", json.dumps(content).encode()))
 
 
 def test_a_value_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
@@ -203,46 +181,39 @@ def array(values: Any, kind: str) -> bytes:
     return buffer.getvalue()
 
 
+HEIGHTS = index_files()["heights.npy"]
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("column", "content"),
     [
-        {"box_offsets": array([0, 10**12, 3], "int64")},
-        {"box_offsets": array([0, 2, 1], "int64")},
-        {"file_names_starts": array([0, -1, 12], "int64")},
-        {"boxes": array([1, 2, 3], "float64")},
-        {"widths": array([1.5, 2.5], "float64")},
-        {"image_ids": array([{"a": 1}, 2], "object")},
-        {"heights": index_files()["heights.npy"].replace(b"(2,), }", b"(2,,,(( ")},
-        {"heights": index_files()["heights.npy"].replace(b"(2,)", b"(9999999999,)")},
+        ("box_offsets", array([0, 10**12, 3], "int64")),
+        ("box_offsets", array([0, 2, 1], "int64")),
+        ("file_names_starts", array([0, -1, 12], "int64")),
+        ("boxes", array([1, 2, 3], "float64")),
+        ("widths", array([1.5, 2.5], "float64")),
+        ("image_ids", array([{"a": 1}, 2], "object")),
+        ("heights", HEIGHTS.replace(b"(2,), }", b"(2,,,(( ")),
+        ("heights", HEIGHTS.replace(b"(2,)", b"(9999999999,)")),
     ],
-    ids=[
-        "far",
-        "falling",
-        "negative",
-        "no boxes",
-        "fractions",
-        "pickled",
-        "no header",
-        "announced",
-    ],
+    ids=itertools.count(),
 )
 def test_an_index_whose_columns_do_not_fit_is_refused(
-    changes: dict[str, bytes], tmp_path: Path
+    column: str, content: bytes, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match="damaged index"):
-        open_index(index_with(tmp_path, **changes))
+        open_index(index_with(tmp_path, **{column: content}))
 
 
 @pytest.mark.parametrize(
     "description",
     [b'{"format": 1}', b'{"format": 1, "categories": [], "images": 2, "boxes": 3}', b"[" * 10**5],
+    ids=itertools.count(),
 )
-def test_an_index_that_does_not_say_what_it_holds_is_refused(
-    description: bytes, tmp_path: Path
-) -> None:
+def test_a_damaged_description_of_an_index_is_refused(description: bytes, tmp_path: Path) -> None:
     folder = index_with(tmp_path)
     write_file(folder / "index.json", description)
-    with pytest.raises(InputError, match=r"index\.json is missing or damaged"):
+    with pytest.raises(InputError, match=r"index\.json"):
         open_index(folder)
 
 
@@ -254,73 +225,31 @@ def test_the_current_index_is_one_in_its_folder(name: object, tmp_path: Path) ->
         open_annotations(tmp_path / "a.json.index")
 
 
-def test_a_name_in_an_index_cannot_leave_the_folder_of_images(tmp_path: Path) -> None:
+def test_a_name_in_an_index_may_be_anything(tmp_path: Path) -> None:
     files = index_files()["file_names.npy"]
     assert files.endswith(b"a/1.jpg2.png")
+    found = open_index(index_with(tmp_path, file_names=files[:-12] + b"\xff/1.jpg2.png"))
+    assert list(found.file_names) == ["�/1.jpg", "2.png"]
     found = open_index(index_with(tmp_path, file_names=files[:-12] + b"../1jpg2.png"))
     classes = ClassMap.contiguous(found.category_ids, found.category_names)
     with pytest.raises(InputError, match=r'file_name "\.\./1jpg": is outside of'):
         DetectionDataset(found, tmp_path, classes, image_size=64, train=True)
 
 
-def test_names_in_an_index_may_be_no_text(tmp_path: Path) -> None:
-    files = index_files()["file_names.npy"]
-    found = open_index(index_with(tmp_path, file_names=files[:-12] + b"\xff/1.jpg2.png"))
-    assert list(found.file_names) == ["�/1.jpg", "2.png"]
-
-
-def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("read", [decode_image, open_annotations])
+def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(
+    read: Callable[[Path], object], tmp_path: Path
+) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="not a regular file"):
-        decode_image(tmp_path / "pipe")
-    with pytest.raises(InputError, match="not a regular file"):
-        open_annotations(tmp_path / "pipe")
-
-
-def bomb(kind: str) -> bytes:
-    """A picture of a pixel that says it had 60,000 by 60,000, and for WebP, which has no such,
-    16,383 by 16,383."""
-    buffer = io.BytesIO()
-    side = 60_000
-    Image.new("L" if kind != "WEBP" else "RGB", (3, 3)).save(buffer, kind)
-    data = bytearray(buffer.getvalue())
-    if kind == "PNG":
-        data[16:24] = side.to_bytes(4, "big") * 2
-        data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
-    elif kind == "GIF":
-        data[6:10] = side.to_bytes(2, "little") * 2
-    elif kind == "BMP":
-        data[18:26] = side.to_bytes(4, "little") * 2
-    elif kind == "JPEG":
-        place = data.index(b"\xff\xc0") + 5
-        data[place : place + 4] = side.to_bytes(2, "big") * 2
-    elif kind == "TIFF":
-        for tag in (b"\x00\x01\x04\x00\x01", b"\x01\x01\x04\x00\x01"):  # width and height
-            place = data.index(tag) + 8
-            data[place : place + 4] = side.to_bytes(4, "little")
-    else:
-        place = data.index(b"\x9d\x01\x2a") + 3
-        data[place : place + 4] = (16_383).to_bytes(2, "little") * 2
-    return bytes(data)
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP"])
-def test_an_image_bomb_is_refused_before_it_is_decoded(kind: str, tmp_path: Path) -> None:
-    file = write_file(tmp_path / "bomb", bomb(kind))
-    for decoder in installed_decoders():
-        for upright in (False, True):
-            with pytest.raises(InputError, match=r"too large|limit") as caught:
-                begin = time.monotonic()
-                decode_image(file, decoder=decoder, apply_exif_orientation=upright)
-            assert time.monotonic() - begin < 1 and str(file) in str(caught.value)
+        read(tmp_path / "pipe")
 
 
 def test_a_line_of_pixels_longer_than_any_pictures_is_refused(tmp_path: Path) -> None:
-    buffer = io.BytesIO()
-    Image.new("RGB", (1, 1)).save(buffer, "BMP")
-    data = bytearray(buffer.getvalue())
+    Image.new("RGB", (1, 1)).save(tmp_path / "line.bmp")
+    data = bytearray((tmp_path / "line.bmp").read_bytes())
     data[22:26] = (150_000_000).to_bytes(4, "little")
-    with pytest.raises(InputError, match="a side of 65535 is the limit"):
+    with pytest.raises(InputError, match="65535"):
         decode_image(write_file(tmp_path / "line.bmp", bytes(data)))
 
 

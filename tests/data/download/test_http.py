@@ -3,9 +3,10 @@
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -69,25 +70,15 @@ class Client:
         self.connection = Connection(session, options, threading.Event())
         self.retries: list[tuple[str, float]] = []
 
-    def get(
-        self,
-        path: Path,
-        check: Check,
-        *,
-        url: str,
-        attempts: int,
-        resume: bool,
-        limit: int = 1_000_000,
-    ) -> int:
-        options = self.connection.options._replace(attempts=attempts)
+    def get(self, path: Path, check: Check, *, url: str, attempts: int, **options: Any) -> int:
+        http_options = self.connection.options._replace(attempts=attempts)
         return fetch(
             self.url + url,
             path,
             check=check,
-            limit=limit,
-            connection=self.connection._replace(options=options),
-            resume=resume,
+            connection=self.connection._replace(options=http_options),
             retried=lambda reason, pause: self.retries.append((reason, pause)),
+            **({"limit": 1_000_000} | options),
         )
 
     def get_image(self, url: str = "/image.jpg", *, attempts: int = 4, resume: bool = False) -> int:
@@ -145,6 +136,17 @@ def test_part_of_an_earlier_call_is_continued(server: Server, client: Client) ->
     assert server.requests[-1].range.startswith("bytes=") and client.long.read_bytes() == LONG
 
 
+def test_only_attempts_without_progress_are_counted(server: Server, client: Client) -> None:
+    server.faults["/long"] = ["cut_off"] * 4
+    client.get_long(attempts=2)
+    assert len(server.requests) == 5
+    client.long.unlink()
+    server.fallback = lambda path: "cut_off_whole"
+    with pytest.raises(FetchError, match="tried 3 times"):
+        client.get_long(attempts=3)
+    assert len(server.requests) <= 5 + 5
+
+
 @pytest.mark.parametrize(
     ("part", "version", "ranges"),
     [
@@ -166,19 +168,6 @@ def test_part_is_continued_only_if_it_fits(
     assert client.long.read_bytes() == LONG
 
 
-def test_progress_resets_the_count_of_attempts(server: Server, client: Client) -> None:
-    server.faults["/long"] = ["cut_off"] * 4
-    client.get_long(attempts=2)
-    assert len(server.requests) == 5
-
-
-def test_attempts_without_progress_end(server: Server, client: Client) -> None:
-    server.fallback = lambda path: "cut_off_whole"
-    with pytest.raises(FetchError, match="tried 3 times"):
-        client.get_long(attempts=3)
-    assert len(server.requests) <= 5
-
-
 @pytest.mark.parametrize("resume", [True, False])
 def test_missing_file_is_requested_once(server: Server, client: Client, resume: bool) -> None:
     with pytest.raises(MissingFileError, match=r"/none\.jpg: 404 Not Found"):
@@ -193,13 +182,15 @@ def test_missing_file_is_requested_once(server: Server, client: Client, resume: 
         ("html", 4, r"not an image: '<!DOCTYPE html>.*; tried 4 times$"),
     ],
 )
-def test_last_reason_is_reported(
+def test_last_reason_is_reported_and_the_old_file_kept(
     server: Server, client: Client, fault: str, requests_made: int, match: str
 ) -> None:
+    client.image.write_bytes(b"old")
     server.fallback = lambda path: fault
     with pytest.raises(FetchError, match=match):
         client.get_image()
-    assert len(server.requests) == requests_made and not list(client.folder.iterdir())
+    assert len(server.requests) == requests_made and client.image.read_bytes() == b"old"
+    assert len(list(client.folder.iterdir())) == 1
 
 
 @pytest.mark.slow
@@ -223,16 +214,6 @@ def test_stop_ends_a_pause(server: Server, client: Client) -> None:
     with pytest.raises(StoppedError):
         client.get_image()
     assert time.monotonic() - began < 0.8 and not list(client.folder.iterdir())
-
-
-def test_existing_file_is_kept_until_the_new_one_is_complete(
-    server: Server, client: Client
-) -> None:
-    client.image.write_bytes(b"old")
-    server.fallback = lambda path: "truncated"
-    with pytest.raises(FetchError):
-        client.get_image(attempts=1)
-    assert client.image.read_bytes() == b"old"
 
 
 @pytest.mark.parametrize("resume", [False, True], ids=["an image", "a long file"])
@@ -273,41 +254,40 @@ def make_response(status: int = 200, url: str = "https://a/b", **headers: str) -
     return response
 
 
+PAST, FUTURE = "Wed, 21 Oct 2015 07:28:00 GMT", formatdate(time.time() + 3600, usegmt=True)
+
+
 @pytest.mark.parametrize(
-    ("text", "least", "most"),
-    [
-        ("7", 7, 7),
-        ("86400", LONGEST_WAIT, LONGEST_WAIT),
-        ("-5", 0, 0),
-        ("soon", 0, 0),
-        ("", 0, 0),
-        ("1.5", 0, 0),
-        ("Wed, 21 Oct 2015 07:28:00 GMT", 0, 0),
-    ],
+    ("text", "seconds"),
+    [("7", 7), ("86400", LONGEST_WAIT), (FUTURE, LONGEST_WAIT)]
+    + [(text, 0) for text in ("-5", "soon", "", "1.5", PAST)],
 )
-def test_retry_after_header(text: str, least: float, most: float) -> None:
-    assert least <= seconds_to_wait(make_response(503, Retry_After=text)) <= most
-
-
-def test_retry_after_as_a_future_date() -> None:
-    date = formatdate(time.time() + 60, usegmt=True)
-    assert 50 <= seconds_to_wait(make_response(503, Retry_After=date)) <= 60
+def test_retry_after_header(text: str, seconds: float) -> None:
+    assert seconds_to_wait(make_response(503, Retry_After=text)) == seconds
 
 
 def test_redirection_from_https_to_http_is_refused() -> None:
-    with pytest.raises(FetchError, match="which is not HTTPS"):
+    with pytest.raises(FetchError, match="not HTTPS"):
         check_status(make_response(url="http://elsewhere/b"), url="https://a/b")
     check_status(make_response(url="https://elsewhere/b"), url="https://a/b")
     check_status(make_response(url="http://elsewhere/b"), url="http://a/b")
 
 
+RANGES = ["", "bytes 5-9/*", "bytes 5-8/10", "bytes 5-12/10", "5-9/10", "bytes -5-9/10"]
+
+
 @pytest.mark.parametrize(
-    "text",
-    ["", "bytes 5-9/*", "bytes 5-8/10", "bytes 5-12/10", "5-9/10", "bytes -5-9/10", "bytes ٥-9/10"],
+    ("read", "header", "text"),
+    [
+        *((content_range, "Content_Range", text) for text in (*RANGES, "bytes ٥-9/10")),
+        *((file_length, "Content_Length", text) for text in ("", "-1", "1e3", "٣")),
+    ],
 )
-def test_invalid_ranges_are_refused(text: str) -> None:
+def test_invalid_header_is_refused(
+    read: Callable[[requests.Response], object], header: str, text: str
+) -> None:
     with pytest.raises(AttemptError):
-        content_range(make_response(206, Content_Range=text))
+        read(make_response(206 if read is content_range else 200, **{header: text}))
 
 
 def test_body_starts_at_the_offset_or_at_0() -> None:
@@ -319,16 +299,9 @@ def test_body_starts_at_the_offset_or_at_0() -> None:
             body_start(part, offset=offset)
 
 
-@pytest.mark.parametrize("length", ["", "-1", "1e3", "٣"])
-def test_body_without_a_length_is_refused(length: str) -> None:
-    with pytest.raises(AttemptError):
-        file_length(make_response(Content_Length=length))
-
-
 def test_version_is_a_strong_etag_or_a_date() -> None:
-    date = "Wed, 21 Oct 2015 07:28:00 GMT"
-    assert response_version(make_response(ETag='"abc"', Last_Modified=date)) == '"abc"'
-    assert response_version(make_response(ETag='W/"abc"', Last_Modified=date)) == date
+    assert response_version(make_response(ETag='"abc"', Last_Modified=PAST)) == '"abc"'
+    assert response_version(make_response(ETag='W/"abc"', Last_Modified=PAST)) == PAST
     assert response_version(make_response(ETag='W/"abc"')) == ""
 
 
@@ -337,6 +310,6 @@ def test_unreachable_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
     with serving({}) as server:
         check_reachable(f"{server.url}/none", timeout=1)
         assert server.heads == 1
-    with pytest.raises(InputError, match="cannot be reached: Connection refused") as caught:
+    with pytest.raises(InputError, match=rf"^{server.url}.*: Connection refused.*") as caught:
         check_reachable(f"{server.url}/none", timeout=1)
-    assert str(caught.value).startswith(server.url) and "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value)

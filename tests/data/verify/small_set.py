@@ -1,6 +1,7 @@
 """A small data set for tests of `python -m data verify`, and ways to run it."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ruamel.yaml import YAML
 from data.annotations import Split
 from data.dataset import SampleKey, open_data
 from retinanet.verify_command import run
+from tests.data.samples import write_json
 
 WIDTH, HEIGHT, IMAGES = 64, 48, 6
 IMAGE_SIZE = 64
@@ -45,9 +47,7 @@ def write_split(folder: Path, content: object) -> Split:
     for n in range(IMAGES):
         pixels = random.integers(0, 256, size=(HEIGHT, WIDTH, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / "images" / f"{n}.jpg")
-    text = content if isinstance(content, str) else json.dumps(content)
-    (folder / "labels.json").write_text(text, encoding="utf-8")
-    return Split(folder / "labels.json", folder / "images")
+    return Split(write_json(folder / "labels.json", content), folder / "images")
 
 
 def write_splits(
@@ -99,16 +99,21 @@ def entries(report: Content, name: str, split: str = "train") -> list[str]:
     return [place["entry"] for each in findings if each["name"] == name for place in each["places"]]
 
 
-def train_on(train: Split, validation: Split, **options: Any) -> int:
+def train_on(
+    train: Split,
+    validation: Split,
+    *,
+    note: Callable[[tuple[str, ...]], object] = lambda bad_images: None,
+    **options: Any,
+) -> int:
     """Read all samples of both splits as a run does; returns how many boxes they have."""
-    settings: dict[str, Any] = {
-        "class_indices": "contiguous",
-        "num_classes": None,
-        "skip_images_without_boxes": True,
-    }
-    opened = open_data(train, validation, image_size=IMAGE_SIZE, **(settings | options))
-    return sum(
-        len(dataset[SampleKey(index, 0)].target["labels"])
-        for dataset in (opened.train, opened.validation)
-        for index in range(len(dataset))
-    )
+    settings: dict[str, Any] = {"class_indices": "contiguous", "num_classes": None}
+    settings |= {"skip_images_without_boxes": True, **options}
+    opened = open_data(train, validation, image_size=IMAGE_SIZE, **settings)
+    boxes = 0
+    for dataset in (opened.train, opened.validation):
+        for index in range(len(dataset)):
+            sample = dataset[SampleKey(index, index)]
+            note(sample.bad_images)
+            boxes += len(sample.target["labels"])
+    return boxes

@@ -22,12 +22,18 @@ def event_keys(lines: list[LogLine]) -> list[str]:
     ]
 
 
-def write_log(config: Config, file: Path, *, step: int, is_evaluated: bool = True) -> None:
-    """Log a start, one step and an evaluation."""
+def write_log(config: Config, file: Path, *, step: int, is_evaluated: bool = True) -> list[LogLine]:
+    """Log a start with one step and an evaluation; return all events of the file."""
     with running_log(config, group=ProcessGroup(), local_rank=0) as log:
         log.write_to(file, step=step, is_evaluated=is_evaluated)
         log.evaluation_started(epoch=step + 1, step=step + 1)
         log.evaluated(0.1, epoch=step + 1, step=step + 1)
+    return read_events(file)
+
+
+def epoch_events(epoch: int) -> list[str]:
+    names = "epoch_start", "tracked_stats", "epoch_stop", "eval_start", "eval_accuracy", "eval_stop"
+    return [f"{name} {epoch}" for name in names]
 
 
 def test_events_have_mlperfs_order_with_data_after_run_start(tmp_path: Path) -> None:
@@ -36,21 +42,7 @@ def test_events_have_mlperfs_order_with_data_after_run_start(tmp_path: Path) -> 
     keys = event_keys(lines)
     begin = ["init_start", "cache_clear", "init_stop", "run_start", "train_samples", "eval_samples"]
     assert [key for key in keys if key in begin] == begin
-    assert keys[-13:] == [
-        "epoch_start 1",
-        "tracked_stats 1",
-        "epoch_stop 1",
-        "eval_start 1",
-        "eval_accuracy 1",
-        "eval_stop 1",
-        "epoch_start 2",
-        "tracked_stats 2",
-        "epoch_stop 2",
-        "eval_start 2",
-        "eval_accuracy 2",
-        "eval_stop 2",
-        "run_stop",
-    ]
+    assert keys[-13:] == [*epoch_events(1), *epoch_events(2), "run_stop"]
     assert lines[-1].metadata["status"] == "success"
     values = {line.key: line.value for line in lines}
     assert values["tracked_stats"] == {"throughput": 128.0}
@@ -65,26 +57,18 @@ def test_events_have_mlperfs_order_with_data_after_run_start(tmp_path: Path) -> 
 def test_resumed_run_has_one_start_one_end_and_each_evaluation_once(tmp_path: Path) -> None:
     config, file = closed_config(), tmp_path / "mlperf.log"
     write_log(config, file, step=0)
-    write_log(config, file, step=1)
-    first = read_events(file)
-    assert [key for key in event_keys(first) if key.startswith("eval")] == [
-        *("eval_start 1", "eval_accuracy 1", "eval_stop 1"),
-        *("eval_start 2", "eval_accuracy 2", "eval_stop 2"),
-    ]
+    first = write_log(config, file, step=1)
+    evaluations = epoch_events(1)[3:] + epoch_events(2)[3:]
+    assert [key for key in event_keys(first) if key.startswith("eval")] == evaluations
     for key in ("init_start", "run_start", "seed", "run_stop", "opt_name", "cache_clear"):
         assert event_keys(first).count(key) == 1, key
     # Resume again from step 1, whose evaluation is not in the checkpoint.
-    write_log(config, file, step=1, is_evaluated=False)
-    again = read_events(file)
-    assert [key for key in event_keys(again) if key == "eval_accuracy 1"] == []
-    assert (
-        event_keys(again).count("eval_accuracy 2") == 1 and event_keys(again).count("run_stop") == 1
-    )
+    again = write_log(config, file, step=1, is_evaluated=False)
+    keys = ("eval_accuracy 1", "eval_accuracy 2", "run_stop")
+    assert [event_keys(again).count(key) for key in keys] == [0, 1, 1]
     # The clock starts at the first start.
-    assert (
-        next(line for line in again if line.key == "run_start").time_ms
-        == next(line for line in first if line.key == "run_start").time_ms
-    )
+    starts = [line.time_ms for line in first + again if line.key == "run_start"]
+    assert len(starts) == 2 and starts[0] == starts[1]
 
 
 def test_repeated_epochs_are_logged_once(tmp_path: Path) -> None:
@@ -103,9 +87,8 @@ def test_repeated_epochs_are_logged_once(tmp_path: Path) -> None:
 def test_setting_changed_on_resume_is_logged_again(tmp_path: Path) -> None:
     file = tmp_path / "mlperf.log"
     write_log(closed_config(), file, step=0)
-    write_log(closed_config("training.gradient_accumulation=64"), file, step=1)
-    sizes = [line.value for line in read_events(file) if line.key == "global_batch_size"]
-    assert sizes == [256, 128]
+    lines = write_log(closed_config("training.gradient_accumulation=64"), file, step=1)
+    assert [line.value for line in lines if line.key == "global_batch_size"] == [256, 128]
 
 
 def test_truncated_line_is_removed_on_resume(tmp_path: Path) -> None:
@@ -113,30 +96,25 @@ def test_truncated_line_is_removed_on_resume(tmp_path: Path) -> None:
     write_log(closed_config(), file, step=0)
     text = file.read_text()
     file.write_text(text[: text.rindex("run_stop") + 4])
-    write_log(closed_config(), file, step=1)
+    assert event_keys(write_log(closed_config(), file, step=1)).count("run_stop") == 1
     assert all(line.startswith(":::MLLOG {") for line in file.read_text().splitlines())
-    assert event_keys(read_events(file)).count("run_stop") == 1
 
 
-def test_run_that_ends_with_an_error_is_aborted(tmp_path: Path) -> None:
-    file = tmp_path / "mlperf.log"
-    with (
-        pytest.raises(RuntimeError),
-        running_log(closed_config(), group=ProcessGroup(), local_rank=0) as log,
-    ):
-        log.write_to(file, step=0, is_evaluated=False)
-        raise RuntimeError
-    last = read_events(file)[-1]
-    assert (last.key, last.metadata["status"]) == ("run_stop", "aborted")
-
-
-def test_without_a_folder_nothing_is_written(
+def test_run_that_ends_with_an_error_is_aborted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with running_log(closed_config(), group=ProcessGroup(), local_rank=0):
-        pass
-    assert list(tmp_path.iterdir()) == []
+    for file in (None, tmp_path / "mlperf.log"):  # without a folder nothing is written
+        assert list(tmp_path.iterdir()) == []
+        with (
+            pytest.raises(RuntimeError),
+            running_log(closed_config(), group=ProcessGroup(), local_rank=0) as log,
+        ):
+            if file:
+                log.write_to(file, step=0, is_evaluated=False)
+            raise RuntimeError
+    last = read_events(tmp_path / "mlperf.log")[-1]
+    assert (last.key, last.metadata["status"]) == ("run_stop", "aborted")
 
 
 def test_full_disk_loses_no_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,19 +151,16 @@ def test_page_cache_is_dropped_only_if_configured(
     switch = tmp_path / "drop_caches"
     switch.write_text("0\n")
     monkeypatch.setattr("retinanet.mlperf.log.DROP_CACHES", switch)
-    results = []
-    for number, overrides in enumerate(([], ["mlperf.clear_caches=true"])):
-        file = tmp_path / f"{number}.log"
-        write_log(load_config("demo.yaml", overrides), file, step=0)
-        [value] = [line.value for line in read_events(file) if line.key == "cache_clear"]
-        results.append((value, switch.read_text()))
-    assert results == [(False, "0\n"), (True, "3\n")]
+    for overrides, value, text in (([], False, "0\n"), (["mlperf.clear_caches=true"], True, "3\n")):
+        lines = write_log(load_config("demo.yaml", overrides), tmp_path / f"{value}.log", step=0)
+        assert [line.value for line in lines if line.key == "cache_clear"] == [value]
+        assert switch.read_text() == text
 
 
-def test_benchmark_is_named_ssd_in_older_rules(tmp_path: Path) -> None:
-    names = []
-    for rules in ("5.1.0", "4.1.0", "2.1.0"):
-        run = write_run(tmp_path / rules, closed_config(f"mlperf.rules={rules}"), accuracies=[0.4])
-        lines = (run / "mlperf.log").read_text().splitlines()
-        names.append(json.loads(lines[0].removeprefix(":::MLLOG "))["value"])
-    assert names == ["retinanet", "ssd", "ssd"]
+@pytest.mark.parametrize(
+    ("rules", "name"), [("5.1.0", "retinanet"), ("4.1.0", "ssd"), ("2.1.0", "ssd")]
+)
+def test_benchmark_is_named_ssd_in_older_rules(rules: str, name: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", closed_config(f"mlperf.rules={rules}"), accuracies=[0.4])
+    first = (run / "mlperf.log").read_text().splitlines()[0]
+    assert json.loads(first.removeprefix(":::MLLOG "))["value"] == name

@@ -94,14 +94,8 @@ def test_equal_seeds_are_found_by_the_official_checker(submit: Submit, tmp_path:
 
 @pytest.mark.slow
 def test_one_run_may_miss_the_target(submit: Submit, tmp_path: Path) -> None:
-    failed = [
-        write_run(
-            tmp_path / f"failed{seed}",
-            closed_config(PLATFORM, f"run.seed={seed}"),
-            accuracies=[0.1],
-        )
-        for seed in (11, 12)
-    ]
+    configs = [closed_config(PLATFORM, f"run.seed={seed}") for seed in (11, 12)]
+    failed = [write_run(tmp_path / f"failed{n}", configs[n], accuracies=[0.1]) for n in (0, 1)]
     code, output, _ = submit(*write_runs(tmp_path, 4), failed[0])
     assert code == 0 and "5 of 5 runs" in output
     assert "1 file does not comply, accepting this under olympic scoring" in output
@@ -116,7 +110,7 @@ def test_unsuitable_runs_are_not_added(tmp_path: Path) -> None:
     add_run(out, run)
     before = read_files(out)
     for path, reason in (
-        (other, "submission_org is Them, but"),
+        (other, "submission_org"),
         (tmp_path / "none", "cannot be read"),
         (run / "mlperf.log", "environment.json"),
     ):
