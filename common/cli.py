@@ -99,7 +99,7 @@ def add_command(
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """Add `section.field=value` to a command's own parser, anywhere among the options.
+    """Add `section.field=value` arguments to a command's parser, anywhere among the options.
 
     argparse takes positional arguments from one place only, and its intermixed parsing does not
     support subcommands.

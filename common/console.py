@@ -150,7 +150,7 @@ SMALLEST = 1e-4  # below it numbers are written with an exponent, as `1.2e-05`
 
 
 def significant(value: float, digits: int = 4) -> str:
-    """Return a number with so many significant digits and no zeros at its end, such as `0.25`.
+    """Return a number with `digits` significant digits, without trailing zeros, such as `0.25`.
 
     Digits before the point are never dropped: 10,130.4 is `10,130`, where `format` has `1.013e+04`.
     """
@@ -205,7 +205,7 @@ def discard_output() -> Iterator[None]:
 
 @contextmanager
 def separate_python_output() -> Iterator[None]:
-    """Give Python's own stdout another descriptor of the same terminal, file or pipe.
+    """Give Python's stdout a separate descriptor of the same terminal, file or pipe.
 
     So descriptor 1 can be `redirected` to a log that gets neither what this program prints nor the
     progress bar, which a thread draws. If stdout is not on descriptor 1, nothing changes.

@@ -1,7 +1,7 @@
 """Errors that end a command, exit statuses, and one-line messages.
 
 Text in messages comes from files, logs and the environment, and is made printable. A data-loading
-process that was killed, such as by the kernel for want of memory, raises a RuntimeError of torch at
+process that was killed, such as by the kernel when out of memory, raises a RuntimeError of torch at
 whatever line the main thread is; its message is made clear here.
 """
 

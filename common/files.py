@@ -226,7 +226,7 @@ class LineFile:
 
 
 def read_json_lines(file: Path) -> list[dict[str, Any]]:
-    """Return a file's JSON objects, one a line; a last line cut short by a crash is left out."""
+    """Return a file's JSON objects, one per line; a last line truncated by a crash is ignored."""
     records = []
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
         try:

@@ -54,7 +54,7 @@ def cpu_field(names: tuple[str, ...]) -> str:
 
 
 def bf16_flag(flags: Collection[str]) -> str | None:
-    """Return the processor's instructions for BF16; None where it has none."""
+    """Return the name of the processor's BF16 instructions; None if there are none."""
     return next((flag for flag in BF16_FLAGS if flag in flags), None)
 
 

@@ -50,7 +50,7 @@ def start_process(
     stdin: int | None = subprocess.DEVNULL,
     **options: Any,
 ) -> subprocess.Popen[str]:
-    """Start a command in a process group of its own, which a terminal's Ctrl-C does not reach.
+    """Start a command in a separate process group, which does not receive a terminal's Ctrl-C.
 
     `environment` holds all variables (None: those of this process); `options` are those of
     `subprocess.Popen`, such as `stdout` and `cwd`. Raises OSError if the command cannot be started.

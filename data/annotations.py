@@ -306,7 +306,7 @@ class Split(NamedTuple):
 
 
 def known_trees(root: Path, split: SplitName) -> dict[str, Split]:
-    """Return where a split lies in MLPerf's OpenImages tree and in COCO 2017's, by tree name."""
+    """Return a split's paths in the trees of MLPerf's OpenImages and COCO 2017, by tree name."""
     coco = {"train": "train2017", "validation": "val2017"}[split]
     return {
         "MLPerf's OpenImages": Split(

@@ -305,7 +305,7 @@ CROWD_FLAGS = (
 )
 
 # In the order in which faults of one part are found. Strings as ids, as OpenImages' own image ids,
-# are refused: pycocotools and MLPerf's JSON want integers.
+# are refused: pycocotools and MLPerf's JSON require integers.
 FIELDS = {
     "categories": (ID, Field("name", texts, "category_name_invalid", TEXT)),
     "images": (
@@ -475,7 +475,7 @@ class Window:
             self.peek()
             try:
                 value, end = self.decode(self.text, self.position)
-                # A number near the window's end may go on behind it: 1.5 of "1.5e" and "3".
+                # A number near the window's end may continue after it: 1.5 of "1.5e" and "3".
                 may_go_on = isinstance(value, int | float) and not isinstance(value, bool)
                 if self.at_end or not (may_go_on and end > len(self.text) - NEAR_THE_END):
                     self.position = end

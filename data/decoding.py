@@ -68,7 +68,7 @@ def decode_image(
     A `decoder` other than `pillow` decodes RGB and grey JPEGs; Pillow decodes all other files and
     those in which the decoder finds a fault. So every decoder gives the same pixels and errors.
 
-    `apply_exif_orientation` turns a photo as its EXIF orientation says, for display.
+    `apply_exif_orientation` rotates a photo by its EXIF orientation, for display.
     With `annotated_size`, (height, width), a photo is turned if its annotations fit only then:
     labelling tools annotate photos as displayed, COCO and OpenImages as stored. Where the size
     does not show it (a square photo, one turned by 180° or only mirrored) it is read as stored, as

@@ -160,7 +160,7 @@ def map_array(folder: Path, name: str) -> NDArray[Any]:
 
 
 def check_lengths(columns: dict[str, Any], categories: int, images: int, boxes: int) -> None:
-    """Refuse columns that do not belong together."""
+    """Raise ValueError for columns of inconsistent lengths."""
     row_counts = {"category": categories, "box": boxes}
     for name, column in columns.items():
         expected = row_counts.get(name.partition("_")[0], images)

@@ -1,4 +1,4 @@
-"""Images and boxes together: to the fixed square, mirrored, and normalized.
+"""Transforms of images and boxes: resized to the fixed square, mirrored, and normalized.
 
 Shapes: N images, S the side of the square in pixels, B boxes (xyxy).
 """
@@ -17,7 +17,7 @@ CACHED_FLOATS = 1 << 18  # 1 MB, as a core's second-level cache has or nearly so
 
 
 def resize_image(image: NDArray[np.uint8], size: int) -> Tensor:
-    """Resize `[H, W, 3]` uint8 to `[3, S, S]` uint8, the aspect ratio not kept.
+    """Resize `[H, W, 3]` uint8 to `[3, S, S]` uint8, without keeping the aspect ratio.
 
     Plain bilinear without antialiasing, `align_corners=False`, as the MLPerf reference and
     torchvision's GeneralizedRCNNTransform do. Integer arithmetic: within one level of float's.

@@ -68,7 +68,7 @@ def pin(
     `enabled=False` binds nothing and sets only the number of threads.
 
     Raises:
-        InputError: The ranks do not fit on this host, or what the launcher left makes no sense.
+        InputError: The ranks do not fit on this host, or the launcher's binding is invalid.
     """
     assert not enabled or "torch" not in sys.modules, "torch has made its threads already"
     allowance, topology, host = read_allowance(), read_topology(), limits.host_cpus(ranks)

@@ -184,7 +184,7 @@ def used_cells(host: HostPlan) -> dict[int, Cell]:
 
 
 def row_length(cells: int, *, most: int) -> int:
-    """Return the longest row that leaves no shorter last one, or if that is short, the longest."""
+    """Return the longest row length without a shorter last row; if short, the longest."""
     even = [length for length in range(1, most + 1) if cells % length == 0 and 2 * length >= most]
     return min(cells, max(even, default=most))
 

@@ -15,7 +15,7 @@ BATCH_STEPS = 0xFFFFFFF0
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """This process among those that train together."""
+    """The rank of this process and the number of ranks."""
 
     rank: int
     size: int

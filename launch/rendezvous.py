@@ -1,4 +1,4 @@
-"""How the ranks of a job find each other before torch is loaded, and how early errors end them.
+"""The rendezvous of a job's ranks before torch is loaded, and early errors that end them.
 
 Ranks meet through mpirun's own library, or as the environment directs. MPI is used for rendezvous
 only and finalized before torch is imported.

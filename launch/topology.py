@@ -63,7 +63,7 @@ def read_topology(path: Path | None = None) -> Topology:
 
 
 def read_this_machine(sysfs: Path = SYSFS) -> Topology:
-    """Read sysfs; where a sandbox hides it, every CPU counts as a core of one socket."""
+    """Read the topology from sysfs; if it is hidden, every CPU is a core of one socket."""
     if any((sysfs / "cpu").glob("cpu[0-9]*/topology/core_id")):
         return make_topology(read_sysfs(sysfs / "cpu"))
     return Topology(

@@ -1,4 +1,4 @@
-"""Ranks that end together: each is informed that another has failed, died or become silent.
+"""Watch the ranks of a job, and end all of them if one fails, dies or hangs.
 
 Every rank keeps a connection to rank 0 and sends a beat over it. A rank that fails sends why; a
 killed one's connection is closed by the kernel; one that is stopped, or whose host is gone, sends

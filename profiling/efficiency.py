@@ -298,7 +298,7 @@ def part_rows(efficiency: Efficiency, *, divisor: float = 1) -> list[list[object
 
 
 def print_not_replayed(console: Console, efficiency: Efficiency) -> None:
-    """Print how much has no replay, and why: problems of the same kind and reason together."""
+    """Print the time without a replay, and the reasons, grouped by kind and reason."""
     count = len(efficiency.not_replayed)
     if not count:
         return

@@ -18,7 +18,7 @@ from profiling.replay.replay import Replay, ReplayTime, mismatches
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Problems together: those of a kind and direction, or all. [milliseconds]"""
+    """The sum of problems of a kind and direction, or of all. [milliseconds]"""
 
     kind: str
     direction: str

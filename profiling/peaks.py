@@ -98,7 +98,7 @@ class Peaks:
     bandwidths: Mapping[str, float] = field(default_factory=dict)  # GB/s of each way to move memory
     left_out: Mapping[str, str] = field(default_factory=dict)  # Types that have no peak, and why
     other_cores: float = 0.0
-    """Cores that other work kept busy meanwhile: more than a tenth, and peaks are too low."""
+    """The cores that other processes kept busy: above 0.1, the peaks are too low."""
     notes: tuple[str, ...] = ()  # Steps that were not possible, such as binding threads to cores
 
     def best(self, type_name: str) -> str:
@@ -108,7 +108,7 @@ class Peaks:
 
     @property
     def are_disturbed(self) -> bool:
-        """Whether other work kept cores busy while the peaks were measured."""
+        """Whether other processes kept cores busy while the peaks were measured."""
         return self.other_cores > DISTURBING_CORES
 
 
@@ -262,7 +262,7 @@ LARGEST_SHARE = 1 / 8  # Share of the memory that is free: there are two buffers
 
 
 def last_level_bytes(cpus: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Return the size of all last-level caches together; 0 if the kernel hides them."""
+    """Return the total size of all last-level caches; 0 if the kernel hides them."""
     caches: dict[frozenset[int], tuple[int, int]] = {}
     for folder in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
         level, size = (read_proc_text(folder / name).strip() for name in ("level", "size"))

@@ -244,7 +244,7 @@ def parameter_rows(calls: Mapping[Problem, Calls]) -> Iterator[tuple[object, ...
 
 
 def parameters_of_problem(problem: Problem) -> tuple[str, ...]:
-    """Return all columns but `calls`; empty where a problem has none."""
+    """Return all columns except `calls`; empty if a problem has no value."""
     listed = problem.shape[:1].isdigit()  # sizes without names: all of it is the input
     sizes = {} if listed else dict(re.findall(r"([a-z]+)(\d+)", problem.shape))
 

@@ -1,7 +1,7 @@
-"""Print how code and docs read, in numbers: `python -m tests.language`.
+"""Print statistics on the language of code and docs: `python -m tests.language`.
 
-Docstrings by their first word, comments per line of code, variables and functions with names that
-say nothing, and the longest sentences of the docs. `make test` prints durations.
+Docstrings by their first word, comments per line of code, variables and functions with vague
+names, and the longest sentences of the docs. `make test` prints durations.
 """
 
 import ast

@@ -124,7 +124,7 @@ def write_annotations(
     """Write a split's JSON: unchanged from the zip, or the selected part.
 
     A part has the first `limit` images by file name, of those with a box of the `classes` (names of
-    categories), their boxes of the classes, and these as categories; None stands for all. In the
+    categories), their boxes of the classes, and these as categories; None: all. In the
     zip it is `annotations/` and the name of `path`. It is written unless it exists.
     Returns the images' file names, sorted.
 
@@ -283,7 +283,7 @@ def download_openimages(request: Request, console: Console) -> dict[str, str]:
 
 
 def table(out: Path, name: str) -> Path:
-    """Return where a CSV file goes."""
+    """Return the target path of a CSV file."""
     return out / "csv" / Path(name).name
 
 

@@ -320,7 +320,7 @@ def response_version(response: requests.Response) -> str:
 
 
 def describe_error(error: requests.RequestException) -> str:
-    """Return a connection error in a few words; requests' own text fills half a screen."""
+    """Return a short text for a connection error; that of requests is very long."""
     if isinstance(error, requests.ConnectTimeout):
         return "connection timed out"
     cause: BaseException | None = error

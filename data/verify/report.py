@@ -50,7 +50,7 @@ def require_free_outputs(
 
 
 def index_folder(folder: Path, split: str) -> Path:
-    """Return where a split's clean index goes."""
+    """Return the path of a split's clean index."""
     return folder / f"{split}.index"
 
 

@@ -121,7 +121,7 @@ class Outcome:
 
     @property
     def what(self) -> str:
-        """Title, such as `frozen against all-layers` or `frozen against all-layers, forward`."""
+        """The title: `frozen against all-layers`, or `frozen against all-layers, forward`."""
         comparison = self.comparison
         change, baseline, quantity = comparison.change, comparison.baseline, comparison.of
         if change == baseline:

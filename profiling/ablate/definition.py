@@ -1,6 +1,6 @@
 """An ablation, as defined by its file in configs/ablations.
 
-One question, the variants that run, what is compared with what, and what the paper says.
+It has a question, variants, comparisons, and the paper's statement.
 """
 
 import difflib

@@ -153,7 +153,7 @@ def measure(plan: Plan, begun: Result, file: Path, *, photos: Photos, console: C
     In the scratch folder of `photos` is also what ablations share.
 
     Raises:
-        WorkerDiedError, JobFailedError: A variant could not go on.
+        WorkerDiedError, JobFailedError: A variant failed.
         InputError: The file cannot be written.
     """
     started = now()
@@ -320,7 +320,7 @@ def compare_calls(
 
 @contextmanager
 def alone_on_this_machine() -> Iterator[None]:
-    """Hold the machine, against others of this user, while the context lasts.
+    """Lock the machine against other measurements of this user in the context.
 
     Raises:
         InputError: Another measurement holds it, or the file system has no locks.

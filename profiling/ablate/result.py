@@ -1,9 +1,9 @@
 """The plan of an ablation on this machine, its result, and the result file.
 
-`resolve_plan` decides which variants of an ablation can run here, on what workload and how often,
-and why others cannot. A `Result` is JSON that says on what, with what and by which command it was
-measured. It is written anew after every round, so that an interrupted measurement goes on from
-there.
+`resolve_plan` selects the variants of an ablation that can run here, the workload and the number
+of rounds, with reasons for other variants. A `Result` is stored as JSON with the machine, the
+packages and the command. It is written after every round, so that an interrupted measurement can
+continue.
 """
 
 import os
@@ -259,7 +259,7 @@ class Result:
 
     ablation: str
     size: SizeName
-    command: str  # The command that goes on with it, or repeats it
+    command: str  # The command that continues or repeats it
     environment: Mapping[str, Any]  # Processor, cores, kernel, packages, code
     definition: Definition
     left_out: Mapping[str, str]  # Variants that could not run here, and why

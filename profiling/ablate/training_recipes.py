@@ -112,7 +112,7 @@ def prepare_training_step(
 
 
 class PhaseStopwatch(StepProfiler):
-    """A profiler of a training loop that keeps the last step's seconds."""
+    """A profiler of a training loop that stores the times of the last step."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
@@ -141,7 +141,7 @@ class PhaseStopwatch(StepProfiler):
         return {name: seconds for name, seconds in self._seconds.items() if name != "data"}
 
     def watching(self, forward: Forward) -> Forward:
-        """Return `forward` with a note of when the backward pass comes to the first of its outputs.
+        """Return `forward`, recording when the backward pass reaches its first output.
 
         autograd takes what was computed last first, so that the loss's part is over by then. A hook
         runs when its tensor's turn comes, and not when its gradient is there: the first one counts.

@@ -97,7 +97,7 @@ def add_variants_benchmark(kinds: Benchmarks, benchmark: Benchmark) -> None:
 
 
 def image_side(text: str) -> int:
-    """Return a side in pixels that all levels of the pyramid divide alike, for every variant."""
+    """Parse an image side in pixels that is a multiple of 32, for every variant."""
     if not text.isdigit() or int(text) < 64 or int(text) % 32 != 0:
         raise argparse.ArgumentTypeError(f"expected a multiple of 32, at least 64, found {text!r}")
     return int(text)

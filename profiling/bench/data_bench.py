@@ -297,7 +297,7 @@ DATA = Benchmark(
 
 
 def print_results(results: Results, *, source: Source, decoders: Mapping[str, str]) -> None:
-    """Print all rates, where the pipelines' time goes, and the comparisons."""
+    """Print all rates, the time of the pipelines' stages, and the comparisons."""
     console = make_console(pipe_width=PIPE_WIDTH)
     side = source.image_size
     rounds = len(results.runs[MLPERF])

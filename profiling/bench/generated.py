@@ -57,7 +57,7 @@ def write_annotations(path: Path, *, images: int, boxes: int, advance: Advance) 
 
 
 def write_list(file: TextIO, name: str, blocks: Iterable[list[str]]) -> None:
-    """Write a member of the object that holds the entries of all blocks."""
+    """Write a list of entries, given in blocks, as a member of a JSON object."""
     file.write(f', "{name}": [')
     separator = ""
     for texts in filter(None, blocks):

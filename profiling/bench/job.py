@@ -212,7 +212,7 @@ def measure_all_reduces(
     `print_line` is called with each other line that the ranks print.
 
     Raises:
-        JobFailedError: A rank could not go on; it has printed why.
+        JobFailedError: A rank failed; it has printed the reason.
     """
     options = [text for size in sizes for text in ("--all-reduce", str(size))]
     command = [sys.executable, "-m", MODULE, *options]

@@ -157,7 +157,7 @@ def waiting_jobs(
 
 
 def waiting_share(rank: RankSteps) -> float:
-    """Return the share of all steps together that was waiting for data."""
+    """Return the share of the total time of all steps spent waiting for data."""
     return sum(rank.data_seconds) / sum(rank.seconds)
 
 

@@ -118,7 +118,7 @@ def time_steps(
     group: ProcessGroup,
     report: Callable[[object], None],
 ) -> RankSteps:
-    """Time counted steps after a warm-up, each of which all ranks begin together.
+    """Time steps after a warm-up; all ranks begin each step together.
 
     Otherwise a rank that was ready early would spend the next step's exchange waiting for the
     others. With `alternate`, each counted step is followed by one whose gradients stay with their
@@ -217,7 +217,7 @@ def operator_seconds(run: Callable[[], object]) -> dict[str, float]:
 
 @contextmanager
 def kernel_seconds() -> Iterator[dict[str, float]]:
-    """Add up the seconds in kernels of csrc, by name, while the context lasts."""
+    """Sum the time in kernels of csrc, by name, in the context. [s]"""
     seconds: dict[str, float] = defaultdict(float)
 
     def add(call: KernelCall) -> None:

@@ -28,7 +28,7 @@ PIPE_WIDTH = 140  # A pipe gets room for whole lines
 
 
 def print_results(results: Results, findings: Sequence[Finding]) -> None:
-    """Print the variants, then the findings, then where the time goes if that was measured."""
+    """Print the variants, then the findings, then times by operator if measured."""
     console = make_console(pipe_width=PIPE_WIDTH)
     console.print(variants_table(results).for_console())
     if disturbed := disturbance(results.other_cores):
@@ -101,7 +101,7 @@ def findings_table(findings: Sequence[Finding], *, with_targets: bool) -> Table:
 
 
 def where_table(name: str, results: Results) -> rich_table.Table:
-    """Return where a variant's time goes: oneDNN's primitives, then torch's operators."""
+    """Return a variant's time by operator: oneDNN's primitives, then torch's operators."""
     table = rich_table.Table(title=f"time of {name} by operator", title_justify="left")
     table.add_column("oneDNN primitive, or torch operator x calls")
     table.add_column("time [s]", justify="right")

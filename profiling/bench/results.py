@@ -82,7 +82,7 @@ class BytesMoved(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """Measurements by variant's name; the runs of a round stand at the same place of every list."""
+    """Measurements by variant's name; the runs of a round have the same index in every list."""
 
     workload: Workload
     variants: Sequence[Variant]
@@ -354,7 +354,7 @@ def _busy_by_others() -> float:
 
 
 def disturbance(cores: float) -> str:
-    """Return a sentence about cores that other work kept busy; empty if it does not matter."""
+    """Return a sentence about cores kept busy by other processes; empty if negligible."""
     if cores <= DISTURBING_CORES:
         return ""
     return (

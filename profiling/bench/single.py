@@ -1,9 +1,9 @@
 """Benchmarks without variants, with targets: checkpoint, index, log and metric.
 
-- `checkpoint`: what saving costs a training: copying stops it, writing goes on beside it.
-- `index`: what annotations of OpenImages' size cost, converted once and opened in every rank.
-- `log`: what reading a long oneDNN log costs.
-- `metric`: what COCO's metric costs on a split of OpenImages' size, and whether its numbers are
+- `checkpoint`: the cost of saving: training waits for the copy, and continues during the write.
+- `index`: the cost of annotations of OpenImages' size, converted once and opened in every rank.
+- `log`: the cost of reading a long oneDNN log.
+- `metric`: the cost of COCO's metric on a split of OpenImages' size, and whether its values equal
   pycocotools'.
 """
 

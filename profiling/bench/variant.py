@@ -89,10 +89,10 @@ STANDARD = Workload()  # The workload that targets are given for
 
 @dataclass(frozen=True)
 class Prepared:
-    """Something that can be run again and again."""
+    """A prepared recipe that can be run repeatedly."""
 
     run: Callable[[], Mapping[str, float]]
-    """Runs once; returns what is worth keeping beside the time."""
+    """Runs once; returns details beside the time."""
     facts: Mapping[str, float] = field(default_factory=dict)
     phase: Callable[[], str] = str
     """Returns the name of the phase that runs, such as `forward`; empty outside of all phases."""
@@ -107,7 +107,7 @@ class Run:
 
     seconds: float
     page_faults: int
-    """Pages that the kernel had to give to the process meanwhile, without reading a disk."""
+    """The minor page faults of the process during the run."""
     rss_mb: float  # Resident memory afterwards. [MB, 10⁶ bytes]
     peak_rss_mb: float  # Largest resident memory of the process since its start. [MB]
     details: dict[str, float]  # What the recipe returned

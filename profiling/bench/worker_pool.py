@@ -1,9 +1,9 @@
 """Workers that run variants in turn: A B C, A B C, …, one at a time.
 
-A variant is prepared in a process of its own (`Worker`). A pool keeps as many of them alive as fit
-into memory. `run_interleaved` is the loop of rounds: when the machine is slower for a while, it is
-so for all variants, and their times can be compared round by round. `busy_cores` keeps cores busy
-meanwhile, for measurements beside another load.
+Each variant has a separate process (`Worker`). A pool keeps as many of them alive as fit into
+memory. `run_interleaved` is the loop of rounds: a temporary slowdown of the machine affects all
+variants, and their times can be compared round by round. `busy_cores` keeps cores busy for
+measurements beside another load.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ SPARE_MB = 1000.0  # Memory that stays free for the rest of the machine
 
 
 class Runner(Protocol):
-    """Something that can be run again and again, such as a worker's process."""
+    """An object that can be run repeatedly, such as a worker's process."""
 
     rss_mb: float  # Resident memory after its last run. [10⁶ bytes]
     facts: dict[str, Any]

@@ -36,7 +36,7 @@ class ProfilerHook:
     """Watches some steps and writes one file.
 
     Training computes between the calls of its methods, never within one. They raise OSError,
-    InputError or PerfFailedError if the hook cannot go on.
+    InputError or PerfFailedError if the hook cannot continue.
     """
 
     name = ""  # Its section of the configuration: `profile.onednn`
@@ -237,7 +237,7 @@ SECONDS_TO_ANSWER = 10
 
 
 class PerfFailedError(RuntimeError):
-    """perf cannot count on this machine; the message is perf's own."""
+    """perf cannot count on this machine; the message is perf's."""
 
 
 class PerfStat:

@@ -89,10 +89,10 @@ class Moved:
 
 
 class ByteCounter(TorchDispatchMode):
-    """Counts while its context lasts, in the thread that entered it.
+    """Counts the bytes of operators in its context, in the thread that entered it.
 
     On CPUs autograd runs the backward pass in the thread that called it, so that all of a step is
-    counted. `torch.compile` compiles nothing meanwhile.
+    counted. `torch.compile` compiles nothing in this context.
     """
 
     def __init__(self, phase: Callable[[], str] = lambda: "") -> None:

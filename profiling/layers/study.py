@@ -42,7 +42,9 @@ CONVOLUTIONS = ("Conv2d", "Conv3d", "Conv1d", "ConvTranspose2d")
 class Configuration:
     """One of the ways to run the network that are compared."""
 
-    onednn: bool  # The optimized engine; else torch's operators do without oneDNN, and without ours
+    onednn: (
+        bool  # The optimized engine; else torch's operators without oneDNN and without our kernels
+    )
     threads: int  # Compute threads, one a core
     memory: str | None = None  # The memory policy, as numactl names it; None leaves it
     huge_pages: bool = False  # Whether the C library requests huge pages from the kernel
@@ -59,7 +61,7 @@ class Statistic:
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer, or the loss, or what lies between them."""
+    """A layer, the loss, or the time between layers."""
 
     name: str
     type: str  # The module's class; `loss`, or empty between layers
@@ -187,7 +189,7 @@ def passes_ms(iteration: Mapping[str, Any]) -> float:
 
 
 def statistic(values: Sequence[float]) -> Statistic:
-    """Return the statistic of at least one value."""
+    """Return mean, median and standard deviation of at least one value."""
     return Statistic(fmean(values), median(values), pstdev(values))
 
 

@@ -1,10 +1,10 @@
 """Time each layer's forward and backward pass without changing the computation.
 
-Forward, a layer's time is between its module's hooks. Every node of autograd's graph that is made
-meanwhile is the layer's; nodes carry the number of their making. Backward, its time is that of its
-nodes, each between hooks of the node, and of adding its weights' gradients to `grad`. So nothing
-is wrapped: operators that overwrite their input, modules that run several times and functions of
-our own are timed as they are. https://docs.pytorch.org/docs/stable/autograd.html#autograd-graph
+In the forward pass, a layer's time is between its module's hooks. Nodes of autograd's graph that
+are created there belong to the layer; nodes have sequence numbers. In the backward pass, its time
+is that of its nodes, between their hooks, and of adding its weights' gradients to `grad`. Nothing
+is wrapped: operators that overwrite their input, modules that run several times and our own
+functions are timed unchanged. https://docs.pytorch.org/docs/stable/autograd.html#autograd-graph
 
 Networks (`timed_model`) have the same random weights and batches every time; no weights change. The
 worker's questions are `warm-up N`, `measure N` and `primitives 1` (`prepare_timing`).
@@ -130,7 +130,7 @@ class Recorder:
         self._begun.append((layer, self.clock.stamp(), autograd._get_sequence_nr()))
 
     def end(self) -> None:
-        """End the layer that began last."""
+        """End the innermost active layer."""
         end = self.clock.stamp()
         layer, start, first = self._begun.pop()
         self.spans.append(Span(layer, "forward", start, end))

@@ -386,7 +386,7 @@ def readable(problem: Problem) -> str:
 
 
 def kind_and_direction(kind: str, direction: str) -> str:
-    """Return such as `convolution backward data`; training and inference are kept apart."""
+    """Return the name, such as `convolution backward data`; training and inference differ."""
     return f"{kind}{'' if direction == 'undef' else f' {direction}'}".replace("_", " ")
 
 

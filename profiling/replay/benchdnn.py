@@ -393,8 +393,8 @@ FINE_MS = 0.01  # From here on the resolution of the log's clock does not matter
 def typical(milliseconds: Sequence[float]) -> float:
     """Return the median; of runs shorter than 0.01 ms, the mean of the middle half.
 
-    oneDNN writes times as differences of milliseconds since 1970, whose last digit is about a
-    microsecond, so that a median of short runs would be one of few steps.
+    oneDNN computes times as differences of milliseconds since 1970, with a resolution of about a
+    microsecond, which is too coarse for the median of short runs.
     """
     middle = median(milliseconds)
     if middle >= FINE_MS or len(milliseconds) < 4:

@@ -326,7 +326,7 @@ def softmax_algorithm(problem: Problem, _: Dialect) -> list[str]:
 
 
 class Driver(NamedTuple):
-    """How benchdnn runs one kind of primitive: its options in their order, then the sizes."""
+    """The command line of benchdnn for a kind of primitive: options in order, then sizes."""
 
     tensors: Option
     directed: bool = False  # Whether `--dir` stands before the tensors
@@ -408,7 +408,7 @@ def problem_line(problem: Problem, dialect: Dialect) -> ProblemLine:
     """Return a problem as benchdnn's driver reads it.
 
     Raises:
-        NotExpressibleError: benchdnn cannot run it; the message says why.
+        NotExpressibleError: benchdnn cannot run it; the message has the reason.
     """
     if problem.component in OTHER_COMPONENTS:
         raise NotExpressibleError(OTHER_COMPONENTS[problem.component])

@@ -54,7 +54,7 @@ class Replay:
     not_replayed: dict[Problem, str] = field(default_factory=dict)
     """Why a problem has no time, in one line."""
     other_cores: float = 0.0
-    """Cores that other work kept busy meanwhile; 0 where a file does not have it."""
+    """The cores that other processes kept busy; 0 if not in the file."""
 
 
 FORMAT = "profilednn replay 1"
@@ -254,7 +254,7 @@ def normalize_role(memory: MemoryDescriptor) -> str:
 
 
 def same_layouts(wanted: Problem, ran: Problem) -> bool:
-    """Return whether layouts are alike, as far as torch and not the library chooses them.
+    """Return whether layouts are equal, ignoring those chosen by the library.
 
     A reorder is its two layouts, and a product runs along its operands' rows or columns. Of all
     others, channels must be innermost in both or in neither: blocks, and the layout of weights, are

@@ -73,7 +73,7 @@ def make_tensor(dims: Sequence[int], memory: MemoryDescriptor) -> Tensor:
 
 
 def make_opaque(dims: Sequence[int], memory: MemoryDescriptor) -> Tensor:
-    """Return a tensor of oneDNN's own kind, for which torch calls oneDNN where it has a choice."""
+    """Return an mkldnn tensor, for which torch calls oneDNN if it has a choice."""
     if is_plain(memory.tag) and memory.tag != "".join(sorted(memory.tag)):
         raise NotReachedError(f"torch's oneDNN tensors are stored row by row, not as {memory.tag}")
     return torch.empty(tuple(dims), dtype=torch_type(memory)).normal_().to_mkldnn()
@@ -284,7 +284,7 @@ def choose(problem: Problem, calls: Mapping[str, Run], *, of: str = "") -> Run:
 
 
 def prepare_pooling(problem: Problem) -> Run:
-    """Return the largest or the mean of windows, forward or backward."""
+    """Return max or average pooling, forward or backward."""
     require_plain(problem)
     sizes, aten = geometry(problem.shape), torch.ops.aten
     spatial = len(sizes.input)
@@ -460,7 +460,7 @@ def prepare(problem: Problem) -> Run:
     """Build a problem's tensors; return the function that runs it once.
 
     Raises:
-        NotReachedError: torch has no call for it; the message says why.
+        NotReachedError: torch has no call for it; the message has the reason.
     """
     if problem.kind not in OPERATORS:
         raise NotReachedError(f"torch does not call oneDNN's {problem.kind}")

@@ -54,8 +54,8 @@ CPUS = Path("/sys/devices/system/cpu")
 def flusher(cpus: Path = CPUS) -> Callable[[], object]:
     """Return a function that evicts all other data from the caches, on all compute threads.
 
-    It reads and writes twice as much as all last-level caches hold, or 256 MiB where the kernel
-    does not tell their sizes. Each thread streams its part, so that its own caches go too.
+    It reads and writes twice the size of all last-level caches, or 256 MiB if the kernel does not
+    list their sizes. Each thread streams its part, so that its private caches are evicted too.
     """
     size = TIMES_THE_CACHES * last_level_bytes(cpus) or WITHOUT_KNOWN_CACHES
     buffer = torch.zeros(size // 4)
@@ -65,7 +65,7 @@ def flusher(cpus: Path = CPUS) -> Callable[[], object]:
 def measure(
     run: Callable[[], object], log: Path, *, repeats: int, flush: Callable[[], object] | None
 ) -> dict[str, int]:
-    """Run hot, then cold if there is a `flush`, and let oneDNN write each run into `log`.
+    """Run with hot caches, then cold if there is a `flush`; oneDNN writes each run to `log`.
 
     Each run is a step of the log, counted from 0, so that a reader can separate them. Return how
     often it ran `hot` and `cold`.

@@ -218,7 +218,7 @@ class Phase:
 
 
 def find_phases(log: OneDnnLog) -> list[Phase]:
-    """Return phases in the order of a step, last what lies between them; none without marks."""
+    """Return phases in the order of a step, finally the time between them; none without marks."""
     steps = marked_steps(log)
     if not steps.count or steps.wall_ms is None:
         return []

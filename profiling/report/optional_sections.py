@@ -276,7 +276,7 @@ MOST_OPERATORS = 100  # Rows of the table of operators
 
 
 def operators_of_trace(material: Material) -> list[Block]:
-    """Return operators of a step: phases, one step in time, what costs most outside oneDNN."""
+    """Return operators of a step: phases, the timeline of a step, the costliest outside oneDNN."""
     traced = material.traced
     if traced is None:
         text = (

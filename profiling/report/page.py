@@ -31,7 +31,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 class Chart(NamedTuple):
-    """A chart, as `chart` makes it."""
+    """A chart created by `chart`."""
 
     svg: str
     caption: str  # What it shows and how to read it
@@ -57,7 +57,7 @@ class Missing(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """One finding: something to look at next."""
+    """A finding with its evidence and advice."""
 
     title: str
     evidence: str  # The numbers that it rests on
@@ -196,7 +196,7 @@ DECIMALS = re.compile(r"(\.\d\d)\d+")
 
 
 def inline_svg(figure: "Figure", *, name: str, label: str) -> str:
-    """Return a figure as markup for the middle of a page; `name` goes before all its ids."""
+    """Return a figure as inline SVG; all its ids get the prefix `name`."""
     root = ET.fromstring(NOT_XML.sub("�", as_svg(figure)))
     clean(root, name)
     width = float(root.attrib.pop("width").removesuffix("pt"))

@@ -359,7 +359,7 @@ def loss_at(points: Sequence[Point], seconds: float) -> Loss:
 
 
 def images_per_second(points: Sequence[Point]) -> float:
-    """Return the throughput of all groups together."""
+    """Return the total throughput of all groups."""
     return sum(point.images for point in points) / points[-1].seconds if points else 0.0
 
 
@@ -378,7 +378,7 @@ class Probed:
 
 
 def common_seconds(probes: Sequence[Probed]) -> float:
-    """Return the time until which all have trained."""
+    """Return the longest time that all probes have trained. [s]"""
     return min(probed.points[-1].seconds if probed.points else 0.0 for probed in probes)
 
 

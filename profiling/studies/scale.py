@@ -273,8 +273,8 @@ def put_out_study(
 ) -> None:
     """Print the measurements and write the JSON.
 
-    `combinations` are all that were asked for; `other_cores` are cores of this host that other work
-    kept busy meanwhile, where all ranks ran here.
+    `combinations` are all requested ones; `other_cores` is the number of cores of this host that
+    other processes kept busy, if all ranks ran here.
     """
     console = make_console()
     measured, weak = study.measured, options.global_batch is None

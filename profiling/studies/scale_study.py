@@ -146,7 +146,7 @@ class Measured:
 
     @property
     def images_per_second(self) -> float:
-        """Throughput of all ranks together."""
+        """Throughput of all ranks."""
         return self.combination.images / self.step_seconds
 
     @property

@@ -164,10 +164,10 @@ def working_spans(
 ) -> tuple["array[int]", bytes]:
     """Return the places of the spans that work, and the kind of piece that each span is in.
 
-    A span works if at least half of its duration is its own, in which none of its children runs,
-    and it lies in no other that does: a convolution works, and the allocations inside are parts of
-    its work; `aten::conv2d` around it only calls. `CALLING` stands for all that only call, however
-    long. `around` is the caller of each span, or -1.
+    A span works if its self time is at least half of its duration, and it is not inside of another
+    working span: a convolution works, and the allocations inside are parts of its work;
+    `aten::conv2d` around it only calls. All spans that only call are `CALLING`, however long.
+    `around` is the caller of each span, or -1.
     """
     self_ns = array("q", bytes(8 * len(spans)))
     pieces = bytearray(len(spans))
@@ -403,7 +403,7 @@ def unmarked_phases(
 def cut(
     windows: dict[int | None, tuple[int, int]], phases: Sequence[tuple[int, int, str]], between: str
 ) -> Iterator[Cell]:
-    """Cut the steps into phases; where several overlap, the last to begin counts.
+    """Divide the steps into phases; of overlapping ones the last to begin is used.
 
     `phases` are begin, end and name; `between` is the name of time in none of them.
     """

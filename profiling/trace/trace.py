@@ -26,7 +26,7 @@ OPERATOR = ("cpu_op", "Operator")  # Categories of operators; the second is that
 MODULE = "nn.Module: "  # How names of modules begin in traces `with_stack`
 OPTIMIZER_STEP = "Optimizer.step#"
 OUR_OPTIMIZERS = ("OnePassAdam", "Lamb")
-"""Optimizers of retinanet/engine whose kernel no operator of the trace stands for."""
+"""Optimizers of retinanet/engine whose kernels are not operators of the trace."""
 
 
 class Annotation(NamedTuple):
@@ -272,7 +272,7 @@ def parents(spans: Spans, ordered: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def stretches(spans: Spans, ordered: Sequence[int]) -> Iterator[Stretch]:
-    """Cut a thread's time up by the innermost span: the last to begin of those that still run.
+    """Divide a thread's time by the innermost running span.
 
     Over a span's stretches the time adds up to its duration minus its children's. Times in which no
     span runs are left out. The spans are in the order of `Spans.by_thread`.

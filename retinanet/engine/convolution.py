@@ -35,7 +35,7 @@ from retinanet.model.retinanet import padded_to_even
 
 
 class ConvParams(NamedTuple):
-    """How a convolution's window moves; (rows, columns)."""
+    """The stride, padding and groups of a convolution; pairs are (rows, columns)."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]

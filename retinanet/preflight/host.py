@@ -284,7 +284,7 @@ OPENMP = ("libgomp", "libiomp5", "libomp")
 
 
 def check_conflicts(*, engine: str, backend: str) -> list[Finding]:
-    """Look for packages, installed or loaded, that are known not to work together."""
+    """Check for incompatible packages, installed or loaded."""
     versions = installed_versions(LOOKED_AT)
     required = requires("torchvision") or [] if "torchvision" in versions else []
     # The version that Pillow's compiled part was built as, whatever packages are noted.

@@ -265,7 +265,7 @@ WEIGHTS = "weights"
 
 
 def check_weights(settings: ModelConfig) -> Finding:
-    """Read the pretrained backbone and put it into a model; a download is not begun."""
+    """Load the pretrained backbone into a model, without downloading it."""
     from torchvision.models import ResNeXt50_32X4D_Weights  # noqa: PLC0415
 
     source, cache = settings.pretrained_backbone, torch.hub.get_dir()

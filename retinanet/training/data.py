@@ -159,7 +159,7 @@ class Loading:
 
 @dataclass
 class LoadingWatch:
-    """With `data.workers=auto`: moves loading out of the training process if it is too slow.
+    """Starts a loading process if loading is too slow, with `data.workers=auto`.
 
     A loading process needs the same core time as loading in the training process. It saves time if
     loading waits for a disk or a network, or if training leaves a core idle. It never costs time

@@ -77,7 +77,7 @@ class StepPlan:
 
     @property
     def images_per_step(self) -> int:
-        """Images of all ranks together."""
+        """Images per step of all ranks."""
         return self.images_per_batch * self.gradient_accumulation
 
     @property
@@ -116,7 +116,7 @@ class StepPlan:
         return Position(step, self.start.epoch + 1 + epochs, steps * self.images_per_step)
 
     def end_of_epoch(self, step: int) -> int:
-        """Return the last step of the epoch that step `step + 1` is of, or of the run."""
+        """Return the last step of the epoch of step `step + 1`, or of the run."""
         end = self.start.step + self.first_steps
         if step >= end:
             end += ((step - end) // self.steps_per_epoch + 1) * self.steps_per_epoch

@@ -104,7 +104,7 @@ def check_image(data: bytes, folder: Path) -> None:
 
 
 def check_log(data: bytes, folder: Path) -> None:
-    """oneDNN's log, up to the rows of its table."""
+    """Read oneDNN's log, up to the rows of its table."""
     file = write_file(folder / "fuzzed.log", data)
     log = value_or_error(lambda: read_logs([file]), str(file))
     if log is not None:

@@ -149,8 +149,8 @@ def prepared_steps(
 def compile_parts(model: Any) -> None:
     """Compile a detector's backbone and head with inductor, at their first call.
 
-    The parts around them, such as matching, have shapes that change, on which Python spends more
-    than on their operators. Inductor counts the bytes of each graph meanwhile.
+    Other parts, such as matching, have variable shapes, and their overhead in Python exceeds the
+    time of their operators. Inductor counts the bytes of each graph as it compiles.
     """
     # Inductor counts bytes only while this log is enabled; its lines are not wanted.
     torch._logging.set_logs(inductor_metrics=True)

@@ -272,7 +272,7 @@ def add_data_and_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_network(text: str) -> Network:
-    """Return a network such as `25Gbit/s,20us`: each host's link, and the latency of a message."""
+    """Parse a network such as `25Gbit/s,20us`: bandwidth per host, and latency of a message."""
     match = NETWORK.fullmatch(text.strip())
     if match is None or not float(match[1]):
         raise argparse.ArgumentTypeError(
@@ -298,7 +298,7 @@ def batch_sizes(text: str) -> tuple[int, ...]:
 
 
 def share(text: str) -> float:
-    """Return a number above 0, and at most 1."""
+    """Parse a number above 0 and at most 1."""
     value = positive_number(text)
     if value > 1:
         raise argparse.ArgumentTypeError(
@@ -308,7 +308,7 @@ def share(text: str) -> float:
 
 
 def groups(text: str) -> WithGroups:
-    """Return groups and their epochs, such as `4,1.2`."""
+    """Parse a number of groups and their factor on the epochs, such as `4,1.2`."""
     most, comma, times = text.partition(",")
     if not comma:
         raise argparse.ArgumentTypeError(

@@ -1,8 +1,8 @@
 """Forecast the training on every allocation of hosts, ranks, threads and images, and choose one.
 
-An allocation is a number of alike hosts, each with ranks of one shape. From a host's measurements
-and the epochs until the target come the time until the target and its cost. Chosen is the soonest;
-with a deadline the cheapest that keeps it, with a budget the soonest that it pays for.
+An allocation is a number of equal hosts, each with ranks of one shape. The time to the target and
+its cost follow from a host's measurements and the number of epochs. The fastest allocation is
+chosen; with a deadline the cheapest within it, with a budget the fastest within it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -228,12 +228,12 @@ def choose_allocation(
 ) -> Plan:
     """Forecast every allocation of up to `hosts` hosts, all like the measured one, and rank them.
 
-    With a deadline the cheapest comes first, else the soonest; of equal ones that of the fewest
+    With a deadline the cheapest is first, else the fastest; of equal ones that with the fewest
     hosts.
 
     Raises:
-        InputError: Groups are asked for, and the measurements lack what they need; or no allocation
-            keeps the limits; names the field, and what would.
+        InputError: Groups are requested, and measurements for them are missing; or no allocation
+            is within the limits; names the field, and what would be.
     """
     fitted = fitted_to(measured.steps, cores=measured.cores)
     host = HostModel(measured=measured, fitted=fitted, network=network)

@@ -94,8 +94,8 @@ def gathered(options: PlannerOptions, *, console: Console) -> Measurements:
     Raises:
         InputError: An option does not fit the plan, the network or the epochs are not known, or a
             file cannot be read or written.
-        JobFailedError, WorkerDiedError: A measurement could not go on.
-        KeyboardInterrupt: Ctrl-C, after a line that says what is kept.
+        JobFailedError, WorkerDiedError: A measurement failed.
+        KeyboardInterrupt: Ctrl-C, after a line about the stored results.
     """
     plan = options.plan
     stored = read_measurements(plan) if plan is not None and plan.exists() else None

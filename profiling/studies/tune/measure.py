@@ -257,7 +257,7 @@ def measure_host(
     `keep` is called after every job, and after every other part.
 
     Raises:
-        JobFailedError: Ranks could not go on; they have printed why.
+        JobFailedError: Ranks failed; they have printed the reason.
         WorkerDiedError: The evaluation could not.
         KeyboardInterrupt: Ctrl-C.
     """

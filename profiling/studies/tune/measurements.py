@@ -64,7 +64,7 @@ class ProbeRun:
 
 @dataclass(frozen=True, kw_only=True)
 class RateRule:
-    """How the learning rate follows from the global batch size."""
+    """The rule for the learning rate, given the global batch size."""
 
     rate: float = Field(gt=0)  # The configuration's, for `batch_size` images
     batch_size: int = Field(gt=0)

@@ -272,9 +272,9 @@ class EpochsModel:
     def epochs(self, batch_size: int) -> Estimate:
         """Return mean, best and worst run, between two batch sizes on straight lines.
 
-        Below the smallest batch size its epochs are taken: that fewer suffice is not known. Beyond
-        the largest the last straight line goes on, as the epochs of large batches grow in
-        proportion to them (McCandlish et al. 2018, from steps traded against samples).
+        Below the smallest batch size, its epochs are used, as fewer may not suffice. Above the
+        largest, the last line is extrapolated, as the epochs of large batches grow in proportion to
+        them (McCandlish et al. 2018, from steps traded against samples).
         """
         sizes = self.batch_sizes
 

@@ -196,7 +196,7 @@ def turning_points(forecasts: Sequence[Forecast], winner: Forecast) -> Iterator[
 def landscape(forecasts: Sequence[Forecast], winner: Forecast, *, title: str) -> bytes:
     """Return a PNG: hours until the target (left) and core-hours (right) by number of hosts.
 
-    Drawn are, for each local batch, the soonest of each number of hosts; the winner is marked.
+    For each local batch, the fastest allocation of each number of hosts; the best is marked.
     """
     figure = new_figure(width=13, height=5.4)
     time, cost = figure.subplots(1, 2)
