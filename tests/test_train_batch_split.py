@@ -80,9 +80,8 @@ def test_slower_rank_gets_fewer_images(slowed: Ended, root: Path) -> None:
     assert line.removeprefix("batches").strip().startswith(text)
 
 
-def test_a_run_resumed_at_another_speed_keeps_its_split_and_says_so(
-    resumed: Ended, root: Path
-) -> None:
+@pytest.mark.exhaustive
+def test_resumed_run_keeps_its_split(resumed: Ended, root: Path) -> None:
     assert (
         "3 images on rank 0, 1 on rank 1, by the speed measured at an earlier start"
         in resumed.output

@@ -52,6 +52,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, int]:
     return job, cold_start(job, seconds=1, advance=nothing)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.whole_machine
 def test_probe_continues_a_copy_of_the_cold_start(begun: tuple[Job, int]) -> None:
     job, step = begun
