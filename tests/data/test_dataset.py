@@ -1,6 +1,6 @@
 """Samples of a data set, replacement of unreadable images, and the opening of both splits."""
 
-import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,25 +52,11 @@ def make(
     return DetectionDataset(annotations, folder, classes, image_size=size, train=train)
 
 
-def key_seeds(dataset: DetectionDataset) -> tuple[int, int]:
-    """Return a seed that leaves the first image unchanged, and one that mirrors it."""
-    plain = make_plain(dataset)
-    seeds: dict[bool, int] = {}
-    for seed in range(100):
-        mirrored = not torch.equal(dataset[SampleKey(0, seed)].image, plain)
-        seeds.setdefault(mirrored, seed)
-    return seeds[False], seeds[True]
-
-
-def make_plain(dataset: DetectionDataset) -> torch.Tensor:
-    evaluation = DetectionDataset(
-        dataset.annotations,
-        dataset.image_folder,
-        dataset.class_map,
-        image_size=dataset.image_size,
-        train=False,
-    )
-    return evaluation[SampleKey(0, 0)].image
+def other(dataset: DetectionDataset, **changes: Any) -> DetectionDataset:
+    """Return the same data set with other arguments."""
+    names = ("annotations", "image_folder", "class_map", "image_size")
+    arguments = {name: getattr(dataset, name) for name in names} | {"train": True} | changes
+    return DetectionDataset(**arguments)
 
 
 def test_sample_has_scaled_clipped_boxes_and_labels_without_crowds(tmp_path: Path) -> None:
@@ -94,20 +80,18 @@ def test_image_without_boxes_is_kept(tmp_path: Path) -> None:
     assert sample.target["boxes"].dtype == torch.float32
 
 
-def test_training_flips_image_and_boxes_together(tmp_path: Path) -> None:
-    dataset = make(tmp_path, train=True)
-    plain_seed, mirrored_seed = key_seeds(dataset)
-    plain, mirrored = dataset[SampleKey(0, plain_seed)], dataset[SampleKey(0, mirrored_seed)]
-    assert torch.equal(mirrored.image, plain.image.flip(-1))
-    back = mirrored.target["boxes"].clone()
-    back[:, [0, 2]] = 64 - back[:, [2, 0]]
-    torch.testing.assert_close(back, plain.target["boxes"])
-
-
-def test_half_of_the_seeds_flip(tmp_path: Path) -> None:
+def test_half_of_the_seeds_flip_image_and_boxes_together(tmp_path: Path) -> None:
     dataset = make(tmp_path, train=True, size=16)
-    plain = make_plain(dataset)
-    mirrored = sum(not torch.equal(dataset[SampleKey(0, s)].image, plain) for s in range(200))
+    plain = other(dataset, train=False)[SampleKey(0, 0)]
+    mirrored = 0
+    for seed in range(200):
+        image, target = dataset[SampleKey(0, seed)][:2]
+        boxes = target["boxes"].clone()
+        if not torch.equal(image, plain.image):
+            assert torch.equal(image.flip(-1), plain.image)
+            boxes[:, [0, 2]] = 16 - boxes[:, [2, 0]]
+            mirrored += 1
+        torch.testing.assert_close(boxes, plain.target["boxes"])
     assert 70 <= mirrored <= 130
 
 
@@ -133,20 +117,12 @@ def test_collate_keeps_order_and_is_channels_last(tmp_path: Path) -> None:
     assert [len(target["labels"]) for target in batch.targets] == [0, 2]
 
 
-def test_wrong_image_folder_is_refused(tmp_path: Path) -> None:
+def test_folder_or_classes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     dataset = make(tmp_path, train=True)
     with pytest.raises(InputError, match=r"nowhere/wide\.png: no such image file"):
-        DetectionDataset(
-            dataset.annotations, tmp_path / "nowhere", dataset.class_map, image_size=64, train=True
-        )
-
-
-def test_category_without_a_class_is_refused(tmp_path: Path) -> None:
-    dataset = make(tmp_path, train=True)
+        other(dataset, image_folder=tmp_path / "nowhere")
     with pytest.raises(InputError, match="category id 4 "):
-        DetectionDataset(
-            dataset.annotations, tmp_path, ClassMap((9,), ("nine",)), image_size=64, train=True
-        )
+        other(dataset, class_map=ClassMap((9,), ("nine",)))
 
 
 def test_rotated_image_is_refused_and_resized_copy_accepted(tmp_path: Path) -> None:
@@ -163,43 +139,31 @@ def test_rotated_image_is_refused_and_resized_copy_accepted(tmp_path: Path) -> N
         dataset[SampleKey(0, 0)]
 
 
-def skipping(dataset: DetectionDataset, *, box_is_crowd: list[bool]) -> DetectionDataset:
-    """The same images in training, with other boxes being groups; skips images without boxes."""
-    return DetectionDataset(
-        replace(dataset.annotations, box_is_crowd=np.array(box_is_crowd)),
-        dataset.image_folder,
-        dataset.class_map,
-        image_size=64,
-        train=True,
-        skip_images_without_boxes=True,
-    )
-
-
 def test_images_without_boxes_are_skipped_on_request(tmp_path: Path) -> None:
     images = list(reversed(IMAGES))  # the image without boxes comes first
     full = make(tmp_path, train=True, images=images)
-    dataset = skipping(full, box_is_crowd=[False] * len(BOXES))
+
+    def skipping(*, crowds: bool) -> DetectionDataset:
+        changed = replace(full.annotations, box_is_crowd=np.full(len(BOXES), crowds))
+        return other(full, annotations=changed, skip_images_without_boxes=True)
+
+    dataset = skipping(crowds=False)
     assert (len(full), len(dataset)) == (2, 1)
     sample = dataset[SampleKey(0, 0)]
     assert sample.image_id == 11 and len(sample.target["boxes"]) > 0
-
-
-def test_images_with_groups_only_are_skipped(tmp_path: Path) -> None:
-    full = make(tmp_path, train=True)
     with pytest.raises(InputError, match="no image has a box"):
-        skipping(full, box_is_crowd=[True] * len(BOXES))
+        skipping(crowds=True)
 
 
 NUM_IMAGES = 12
 
 
 def spoiled(
-    folder: Path, *, bad: set[int], train: bool, replace_bad: bool = True
+    folder: Path, *, bad: Iterable[int], train: bool, replace_bad: bool = True
 ) -> DetectionDataset:
     """Return a data set in which the images of these indices are truncated."""
-    dataset = one_box_dataset(
-        folder, images=NUM_IMAGES, train=train, replace_bad_images=replace_bad
-    )
+    options: dict[str, Any] = {"train": train, "replace_bad_images": replace_bad}
+    dataset = one_box_dataset(folder, images=NUM_IMAGES, **options)
     for index in bad:
         path = folder / f"{index}.png"
         path.write_bytes(path.read_bytes()[:200])
@@ -214,10 +178,7 @@ def test_bad_image_is_replaced_and_reported(tmp_path: Path) -> None:
     assert problem.startswith(f"{tmp_path / '5.png'}: damaged image") and "\n" not in problem
     good = dataset[SampleKey(sample.image_id - 100, 77)]
     assert torch.equal(sample.image, good.image) and good.bad_images == ()
-
-
-def test_replacement_depends_on_the_key_alone(tmp_path: Path) -> None:
-    dataset = spoiled(tmp_path, bad={5}, train=True)
+    # The replacement depends on the key alone.
     first, second = ([dataset[SampleKey(5, seed)].image_id for seed in range(20)] for _ in "ab")
     assert first == second and len(set(first)) > 3
 
@@ -226,11 +187,11 @@ def test_replacement_depends_on_the_key_alone(tmp_path: Path) -> None:
     ("bad", "replace_bad", "match"),
     [
         ({5}, False, r"5\.png: damaged image"),
-        (set(range(NUM_IMAGES)), True, f"{REPLACEMENTS_TRIED} images before it"),
+        (range(NUM_IMAGES), True, f"{REPLACEMENTS_TRIED} images before it"),
     ],
 )
 def test_bad_image_that_cannot_be_replaced_is_an_error(
-    tmp_path: Path, bad: set[int], replace_bad: bool, match: str
+    tmp_path: Path, bad: Iterable[int], replace_bad: bool, match: str
 ) -> None:
     dataset = spoiled(tmp_path, bad=bad, train=True, replace_bad=replace_bad)
     with pytest.raises(InputError, match=match):
@@ -253,100 +214,69 @@ def test_batches_report_bad_images(tmp_path: Path, workers: int) -> None:
 
 
 CATEGORIES = [{"id": 7, "name": "seven"}, {"id": 2, "name": "two"}]
+IMAGE = {"id": 5, "file_name": "0.png", "width": 80, "height": 40}
 
 
-def split(folder: Path, *, categories: list[dict[str, Any]] = CATEGORIES) -> Split:
+def split(folder: Path, categories: list[dict[str, Any]] = CATEGORIES, **changes: Any) -> Split:
+    """Write a split of one image with one box; the changes replace lists of its JSON."""
     folder.mkdir()
     Image.fromarray(np.zeros((40, 80, 3), np.uint8)).save(folder / "0.png")
-    content = {
-        "images": [{"id": 5, "file_name": "0.png", "width": 80, "height": 40}],
-        "annotations": [
-            {"id": 1, "image_id": 5, "category_id": categories[0]["id"], "bbox": [1, 2, 30, 20]}
-        ],
-        "categories": categories,
-    }
+    box = {"id": 1, "image_id": 5, "category_id": categories[0]["id"], "bbox": [1, 2, 30, 20]}
+    content = {"images": [IMAGE], "annotations": [box], "categories": categories} | changes
     return Split(write_json(folder / "labels.json", content), folder)
 
 
 def opened(train: Split, validation: Split, **options: Any) -> DetectionData:
-    settings: dict[str, Any] = {
-        "class_indices": "contiguous",
-        "num_classes": None,
-        "skip_images_without_boxes": False,
-    }
-    return open_data(train, validation, image_size=64, **(settings | options))
+    settings: dict[str, Any] = {"class_indices": "contiguous", "num_classes": None}
+    settings |= {"skip_images_without_boxes": False, **options}
+    return open_data(train, validation, image_size=64, **settings)
 
 
 def test_both_splits_share_the_training_splits_classes(tmp_path: Path) -> None:
-    train = split(tmp_path / "train")
-    validation = split(tmp_path / "validation", categories=CATEGORIES[::-1])
+    train, validation = split(tmp_path / "train"), split(tmp_path / "other", CATEGORIES[::-1])
     data = opened(train, validation)
     assert data.classes.category_ids == (7, 2) and data.classes.names == ("seven", "two")
     assert data.train.class_map == data.validation.class_map == data.classes
     assert data.train.train and not data.validation.train
     assert data.train.image_size == data.validation.image_size == 64
+    for num_classes, outputs in ((None, 8), (8, 8), (91, 91)):
+        by_id = opened(train, validation, class_indices="category_id", num_classes=num_classes)
+        assert by_id.classes.num_classes == outputs
+        assert by_id.classes.names[7] == "seven" and by_id.classes.names[3] == "N/A"
 
 
-@pytest.mark.parametrize(("num_classes", "outputs"), [(None, 8), (8, 8), (91, 91)])
-def test_category_ids_as_class_indices(
-    num_classes: int | None, outputs: int, tmp_path: Path
+SURROGATE = [{"id": 1, "name": "cat"}, {"id": 2, "name": "half a \ud83d"}]
+LONG_NAME = {"images": [IMAGE | {"file_name": "ü" * 128 + ".png"}]}
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "options", "file", "match"),
+    [
+        ({}, {}, {"class_indices": "category_id", "num_classes": 7}, "train", r"0\]\.id: 7 \(sev"),
+        ({}, {}, {"num_classes": 1}, "train", "2 categories, model.num_classes is 1"),
+        ({}, {}, {"num_classes": 3}, "train", "2 categories, model.num_classes is 3"),
+        ({}, {"categories": [{"id": 7, "name": "other"}]}, {}, "validation", "same categories"),
+        (
+            {"categories": SURROGATE},
+            {"categories": SURROGATE},
+            {},
+            "train",
+            r"categories\[1\]\.name",
+        ),
+        ({"annotations": []}, {}, {"skip_images_without_boxes": True}, "train", "images_without_b"),
+        (LONG_NAME, {}, {}, "train", r"File name too long; .*file_name"),
+    ],
+)
+def test_splits_that_cannot_be_opened_are_refused(
+    tmp_path: Path,
+    *,
+    train: dict[str, Any],
+    validation: dict[str, Any],
+    options: dict[str, Any],
+    file: str,
+    match: str,
 ) -> None:
-    data = opened(
-        split(tmp_path / "train"),
-        split(tmp_path / "validation"),
-        class_indices="category_id",
-        num_classes=num_classes,
-    )
-    assert data.classes.num_classes == outputs
-    assert data.classes.names[7] == "seven" and data.classes.names[3] == "N/A"
-
-
-def test_category_id_out_of_range_is_refused_with_file_and_entry(tmp_path: Path) -> None:
-    train, validation = split(tmp_path / "train"), split(tmp_path / "validation")
-    with pytest.raises(InputError, match=r"categories\[0\]\.id: 7 \(seven\)") as caught:
-        opened(train, validation, class_indices="category_id", num_classes=7)
-    assert str(caught.value).startswith(f"{train.annotations}: ")
-
-
-@pytest.mark.parametrize("num_classes", [1, 3])
-def test_num_classes_must_equal_the_number_of_contiguous_categories(
-    num_classes: int, tmp_path: Path
-) -> None:
-    train, validation = split(tmp_path / "train"), split(tmp_path / "validation")
-    with pytest.raises(InputError, match=f"has 2 categories, model.num_classes is {num_classes}"):
-        opened(train, validation, num_classes=num_classes)
-
-
-def test_splits_of_different_categories_are_refused(tmp_path: Path) -> None:
-    train = split(tmp_path / "train")
-    validation = split(tmp_path / "validation", categories=[{"id": 7, "name": "other"}])
-    with pytest.raises(InputError, match="same categories") as caught:
-        opened(train, validation)
-    assert str(caught.value).startswith(f"{validation.annotations}: ")
-
-
-def test_class_name_with_a_lone_surrogate_is_refused(tmp_path: Path) -> None:
-    names = [{"id": 1, "name": "cat"}, {"id": 2, "name": "half a \ud83d"}]
-    train = split(tmp_path / "train", categories=names)
-    with pytest.raises(InputError) as caught:
-        opened(train, split(tmp_path / "validation", categories=names))
-    assert str(caught.value).startswith(f"{train.annotations}: categories[1].name: ")
-
-
-def test_annotations_without_boxes_are_refused(tmp_path: Path) -> None:
-    train = split(tmp_path / "train")
-    content = json.loads(train.annotations.read_text())
-    write_json(train.annotations, content | {"annotations": []})
-    validation = split(tmp_path / "validation")
-    with pytest.raises(InputError, match=r"data\.images_without_boxes") as caught:
-        opened(train, validation, skip_images_without_boxes=True)
-    assert str(caught.value).startswith(f"{train.annotations}: ")
-
-
-def test_too_long_file_name_is_refused(tmp_path: Path) -> None:
-    train = split(tmp_path / "train")
-    content = json.loads(train.annotations.read_text())
-    content["images"][0]["file_name"] = "ü" * 128 + ".png"
-    train.annotations.write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"File name too long; .*file_name"):
-        opened(train, split(tmp_path / "validation"))
+    splits = split(tmp_path / "train", **train), split(tmp_path / "validation", **validation)
+    with pytest.raises(InputError, match=match) as caught:
+        opened(*splits, **options)
+    assert str(caught.value).startswith(f"{tmp_path / file}/")

@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import itertools
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -37,26 +38,15 @@ def hide(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 
 def test_auto_selects_the_fastest_installed_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert resolve_decoder("auto") == "simplejpeg"
-    hide(monkeypatch, "simplejpeg")
-    assert resolve_decoder("auto") == "torchvision"
-    hide(monkeypatch, "torchvision")
-    assert resolve_decoder("auto") == "pillow"
-
-
-def test_installed_decoders_are_listed_fastest_first(monkeypatch: pytest.MonkeyPatch) -> None:
     hide(monkeypatch, "accimage")
     assert installed_decoders() == ["simplejpeg", "torchvision", "pillow"]
-
-
-@pytest.mark.parametrize("name", ["simplejpeg", "torchvision", "accimage"])
-def test_missing_decoder_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    hide(monkeypatch, name)
-    assert refusal(name).startswith(f"data.decoder: {name} is not installed: ")
-    assert "auto" in refusal(name)
-
-
-def test_unknown_decoder_is_refused() -> None:
+    for fastest in ("simplejpeg", "torchvision"):
+        assert resolve_decoder("auto") == fastest
+        hide(monkeypatch, fastest)
+    assert resolve_decoder("auto") == "pillow"
+    for name in ("simplejpeg", "torchvision", "accimage"):
+        assert refusal(name).startswith(f"data.decoder: {name} is not installed: ")
+        assert "auto" in refusal(name)
     assert refusal("opencv").startswith("data.decoder: opencv ")
 
 
@@ -119,12 +109,6 @@ def by_pillow(content: bytes) -> list[object]:
         return np.asarray(image.convert("RGB")).tolist()
 
 
-def written(folder: Path, content: bytes) -> Path:
-    path = folder / "a.jpg"
-    path.write_bytes(content)
-    return path
-
-
 def outcome(path: Path, decoder: str) -> object:
     """Return the pixels, or the error message."""
     try:
@@ -133,105 +117,76 @@ def outcome(path: Path, decoder: str) -> object:
         return str(error)
 
 
+SIZES = [(1, 1), (7, 300), (16, 16)]
+CONTENTS = {
+    **{kind: jpeg(**options) for kind, options in KINDS.items()},
+    **{f"size {size}": jpeg(picture(*size)) for size in SIZES},
+    "grey": jpeg(picture().convert("L")),
+}
+
+
 @pytest.mark.parametrize("decoder", OTHERS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_pixels_equal_pillows(decoder: str, kind: str) -> None:
-    content = jpeg(**KINDS[kind])
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+def test_pixels_equal_pillows(
+    tmp_path: Path, decoder: str, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pixels = JPEG_DECODERS[decoder](content)
-    assert pixels.dtype == np.uint8 and pixels.shape == (61, 83, 3)
+    assert pixels.dtype == np.uint8 and pixels.tolist() == by_pillow(content)
     assert pixels.flags.writeable and pixels.flags.c_contiguous  # torch.from_numpy wants both
-    assert pixels.tolist() == by_pillow(content)
-
-
-@pytest.mark.parametrize("decoder", OTHERS)
-@pytest.mark.parametrize("size", [(1, 1), (7, 300), (16, 16)])
-def test_any_image_size(decoder: str, size: tuple[int, int]) -> None:
-    content = jpeg(picture(*size))
-    assert JPEG_DECODERS[decoder](content).tolist() == by_pillow(content)
-
-
-@pytest.mark.parametrize("decoder", OTHERS)
-def test_grey_jpeg(decoder: str) -> None:
-    content = jpeg(picture().convert("L"))
-    assert JPEG_DECODERS[decoder](content).tolist() == by_pillow(content)
-
-
-@pytest.mark.parametrize("decoder", OTHERS)
-def test_intact_jpeg_is_not_decoded_by_pillow(
-    tmp_path: Path, decoder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = written(tmp_path, jpeg())
-    monkeypatch.delattr("data.decoding.to_rgb")
-    assert decode_image(path, decoder=decoder).shape == (61, 83, 3)
+    monkeypatch.delattr("data.decoding.to_rgb")  # an intact JPEG is not decoded by Pillow
+    (tmp_path / "a.jpg").write_bytes(content)
+    assert outcome(tmp_path / "a.jpg", decoder) == pixels.tolist()
     with pytest.raises(NameError):
-        decode_image(path, decoder="pillow")
+        decode_image(tmp_path / "a.jpg", decoder="pillow")
 
 
-@pytest.mark.parametrize("decoder", OTHERS)
-def test_cmyk_is_decoded_by_pillow(tmp_path: Path, decoder: str) -> None:
-    path = written(tmp_path, jpeg(picture().convert("CMYK")))
-    assert outcome(path, decoder) == outcome(path, "pillow")
-
-
-@pytest.mark.parametrize("decoder", OTHERS)
-@pytest.mark.parametrize("suffix", ["png", "gif"])
-def test_other_formats_are_decoded_by_pillow_whatever_the_suffix(
-    tmp_path: Path, decoder: str, suffix: str
-) -> None:
+def in_format(form: str, mode: str = "RGB", **options: Any) -> bytes:
     buffer = io.BytesIO()
-    picture().save(buffer, format=suffix)
-    path = written(tmp_path, buffer.getvalue())
-    pixels = outcome(path, decoder)
-    assert isinstance(pixels, list) and pixels == outcome(path, "pillow")
+    picture().convert(mode).save(buffer, format=form, **options)
+    return buffer.getvalue()
+
+
+SECOND = Image.new("RGB", (8, 8), (0, 0, 250))
+BASELINE, PROGRESSIVE, LARGE = jpeg(), jpeg(progressive=True), jpeg(picture(100, 150))
+MIDDLE = len(LARGE) // 2
+DECODED = {
+    "CMYK": in_format("JPEG", "CMYK"),
+    "png": in_format("PNG"),
+    "gif": in_format("GIF"),
+    "first of two pictures": in_format("MPO", save_all=True, append_images=[SECOND]),
+    "garbage after its end": LARGE + b"garbage" * 30,
+    "other bytes in its middle": LARGE[:MIDDLE] + bytes(range(40)) + LARGE[MIDDLE + 40 :],
+    "its end too early": LARGE[:MIDDLE] + b"\xff\xd9",
+}
+TRUNCATED = [
+    content[: int(share * len(content)) if share > 0 else int(share)]
+    for content in (BASELINE, PROGRESSIVE)
+    for share in (0.1, 0.5, 0.99, -10, -1)
+]
+OTHER = [b"", b"\xff\xd8", b"\xff\xd8\xff\xe0", b"<html></html>"]
 
 
 @pytest.mark.parametrize("decoder", OTHERS)
-def test_first_picture_of_a_multi_picture_jpeg(tmp_path: Path, decoder: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        *((content, None) for content in DECODED.values()),
+        *((content, "damaged image: ") for content in TRUNCATED),
+        *((content, "") for content in OTHER),
+    ],
+    ids=itertools.count(),
+)
+def test_other_or_damaged_file_is_read_as_by_pillow(
+    tmp_path: Path, decoder: str, content: bytes, reason: str | None
+) -> None:
     path = tmp_path / "a.jpg"
-    second = Image.new("RGB", (8, 8), (0, 0, 250))
-    picture().save(path, format="MPO", save_all=True, append_images=[second])
-    assert outcome(path, decoder) == outcome(path, "pillow")
-    assert decode_image(path, decoder=decoder).shape == (61, 83, 3)
-
-
-@pytest.mark.parametrize("decoder", OTHERS)
-@pytest.mark.parametrize("options", [{}, {"progressive": True}])
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.99, -10, -1])
-def test_truncated_jpeg_is_refused_with_pillows_message(
-    tmp_path: Path, decoder: str, options: dict[str, Any], share: float
-) -> None:
-    content = jpeg(**options)
-    end = int(share * len(content)) if share > 0 else int(share)
-    path = written(tmp_path, content[:end])
-    refusal = outcome(path, decoder)
-    assert isinstance(refusal, str) and refusal.startswith(f"{path}: damaged image: ")
-    assert refusal == outcome(path, "pillow")
-
-
-@pytest.mark.parametrize("decoder", OTHERS)
-@pytest.mark.parametrize("content", [b"", b"\xff\xd8", b"\xff\xd8\xff\xe0", b"<html></html>"])
-def test_other_content_is_refused_with_pillows_message(
-    tmp_path: Path, decoder: str, content: bytes
-) -> None:
-    path = written(tmp_path, content)
-    refusal = outcome(path, decoder)
-    assert isinstance(refusal, str) and refusal == outcome(path, "pillow")
-
-
-@pytest.mark.parametrize("decoder", OTHERS)
-def test_damage_that_pillow_tolerates_gives_pillows_pixels(tmp_path: Path, decoder: str) -> None:
-    content = jpeg(picture(100, 150))
-    middle = len(content) // 2
-    damaged = {
-        "garbage after its end": content + b"garbage" * 30,
-        "other bytes in its middle": content[:middle] + bytes(range(40)) + content[middle + 40 :],
-        "its end too early": content[:middle] + b"\xff\xd9",
-    }
-    for what, damaged_content in damaged.items():
-        path = written(tmp_path, damaged_content)
-        pixels = outcome(path, decoder)
-        assert isinstance(pixels, list), what
-        assert pixels == outcome(path, "pillow"), what
+    path.write_bytes(content)
+    result = outcome(path, decoder)
+    assert result == outcome(path, "pillow")
+    if reason is None:
+        assert isinstance(result, list)
+    else:
+        assert isinstance(result, str) and result.startswith(f"{path}: {reason}")
 
 
 class AccimageStandIn:

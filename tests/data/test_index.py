@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +20,55 @@ from data.index import find_or_make_index, open_annotations, open_index, write_i
 from tests.data.samples import assert_same_annotations, random_content, write_json
 
 
-def random_annotations(tmp_path: Path, *, images: int = 30, boxes: int = 200) -> Annotations:
+def random_annotations(folder: Path, *, images: int = 30, boxes: int = 200) -> Annotations:
     content = random_content(images=images, boxes=boxes)
-    return read_annotations(write_json(tmp_path / "labels.json", content))
+    return read_annotations(write_json(folder / "labels.json", content))
 
 
-def test_index_round_trip(tmp_path: Path) -> None:
-    annotations = random_annotations(tmp_path)
-    write_index(tmp_path / "index", annotations, made_from="labels.json")
-    assert_same_annotations(open_index(tmp_path / "index"), annotations)
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    write_index(tmp_path / "index", random_annotations(tmp_path), made_from="labels.json")
+    return tmp_path / "index"
 
 
-def test_index_without_boxes(tmp_path: Path) -> None:
-    annotations = random_annotations(tmp_path, boxes=0)
+@pytest.mark.parametrize("boxes", [0, 200])
+def test_index_round_trip(tmp_path: Path, boxes: int) -> None:
+    annotations = random_annotations(tmp_path, boxes=boxes)
     write_index(tmp_path / "index", annotations, made_from="labels.json")
     opened = open_index(tmp_path / "index")
     assert_same_annotations(opened, annotations)
-    assert opened.images_with_objects().tolist() == []
+    assert bool(opened.images_with_objects().tolist()) == bool(boxes)
+    with pytest.raises(OSError, match="not empty"):  # an index is never overwritten
+        write_index(tmp_path / "index", annotations, made_from="other.json")
+    assert_same_annotations(open_index(tmp_path / "index"), annotations)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "labels.json"]
 
 
-def test_columns_are_memory_mapped_and_read_only(tmp_path: Path) -> None:
-    write_index(tmp_path / "index", random_annotations(tmp_path), made_from="labels.json")
-    boxes = open_index(tmp_path / "index").boxes
+def test_columns_are_memory_mapped_and_read_only(index: Path) -> None:
+    boxes = open_index(index).boxes
     assert isinstance(boxes.base, np.memmap)
     with pytest.raises(ValueError, match="read-only"):
         boxes[0] = 0
+
+
+@pytest.mark.parametrize("name", ["boxes.npy", "file_names.npy", "image_ids.npy"])
+def test_truncated_file_is_refused(index: Path, name: str) -> None:
+    os.truncate(index / name, (index / name).stat().st_size - 8)
+    with pytest.raises(InputError, match=r"index: damaged index \(.+\)"):
+        open_index(index)
+
+
+def test_damaged_index_is_refused(index: Path) -> None:
+    np.save(index / "widths.npy", np.ones(7, dtype=np.int32))
+    with pytest.raises(InputError, match=r"widths has 7 rows, expected 30"):
+        open_index(index)
+    (index / "box_areas.npy").unlink()
+    with pytest.raises(InputError, match=r"damaged index .*box_areas\.npy"):
+        open_index(index)
+    description = index / "index.json"
+    description.write_text(description.read_text().replace('"format": 1', '"format": 99'))
+    with pytest.raises(InputError, match="format 99"):
+        open_index(index)
 
 
 def test_images_with_objects_equal_those_of_a_plain_loop(tmp_path: Path) -> None:
@@ -57,46 +82,20 @@ def test_images_with_objects_equal_those_of_a_plain_loop(tmp_path: Path) -> None
     assert 0 < len(expected) < 300
 
 
-@pytest.mark.parametrize("name", ["boxes.npy", "file_names.npy", "image_ids.npy"])
-def test_truncated_file_is_refused(tmp_path: Path, name: str) -> None:
-    write_index(tmp_path / "index", random_annotations(tmp_path), made_from="labels.json")
-    content = (tmp_path / "index" / name).read_bytes()
-    (tmp_path / "index" / name).write_bytes(content[:-8])
-    with pytest.raises(InputError, match=r"index: damaged index \(.+\)"):
-        open_index(tmp_path / "index")
-
-
-def test_damaged_index_is_refused(tmp_path: Path) -> None:
-    index = tmp_path / "index"
-    write_index(index, random_annotations(tmp_path), made_from="labels.json")
-    np.save(index / "widths.npy", np.ones(7, dtype=np.int32))
-    with pytest.raises(InputError, match=r"widths has 7 rows, expected 30"):
-        open_index(index)
-    (index / "box_areas.npy").unlink()
-    with pytest.raises(InputError, match=r"damaged index .*box_areas\.npy"):
-        open_index(index)
-    description = index / "index.json"
-    description.write_text(description.read_text().replace('"format": 1', '"format": 99'))
-    with pytest.raises(InputError, match="format 99, this program reads format 1"):
-        open_index(index)
-
-
-def test_existing_index_is_not_overwritten(tmp_path: Path) -> None:
-    annotations = random_annotations(tmp_path)
-    write_index(tmp_path / "index", annotations, made_from="labels.json")
-    with pytest.raises(OSError, match="not empty"):
-        write_index(tmp_path / "index", annotations, made_from="other.json")
-    assert_same_annotations(open_index(tmp_path / "index"), annotations)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "labels.json"]
-
-
 ROOT = Path(__file__).parents[2]
 
 
-def labels(folder: Path, *, boxes: int = 50, seed: int = 0) -> Path:
+def labels(folder: Path, *, boxes: int = 50) -> Path:
     folder.mkdir(exist_ok=True)
-    content = random_content(images=20, boxes=boxes, seed=seed)
-    return write_json(folder / "labels.json", content)
+    return write_json(folder / "labels.json", random_content(images=20, boxes=boxes))
+
+
+def indexed(folder: Path) -> tuple[Path, Path]:
+    """Write a JSON file and its index; return the paths of both."""
+    path = labels(folder)
+    index = find_or_make_index(path)
+    assert index.was_made and index.folder
+    return path, index.folder
 
 
 def refuse_to_read(*_arguments: object, **_options: object) -> None:
@@ -104,98 +103,75 @@ def refuse_to_read(*_arguments: object, **_options: object) -> None:
 
 
 def test_json_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = labels(tmp_path)
-    first = find_or_make_index(path)
-    assert first.was_made and first.folder and first.folder.parent == tmp_path / "labels.json.index"
+    path, folder = indexed(tmp_path)
+    assert folder.parent == tmp_path / "labels.json.index"
     monkeypatch.setattr(data.index, "read_annotations", refuse_to_read)
-    monkeypatch.setattr(data.index, "digest", refuse_to_read)
-    second = find_or_make_index(path)
-    assert not second.was_made and second.folder == first.folder
-    assert second.annotations.box_ids.tolist() == first.annotations.box_ids.tolist()
+    with monkeypatch.context() as unread:
+        unread.setattr(data.index, "digest", refuse_to_read)
+        second = find_or_make_index(path)
+    assert not second.was_made and second.folder == folder and len(second.annotations.boxes) == 50
+    # A touched or copied file keeps its index.
+    os.utime(path, (1, 1))
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    os.utime(tmp_path / "copy" / "labels.json", (2, 2))
+    for parent in (tmp_path, tmp_path / "copy"):
+        assert not find_or_make_index(parent / "labels.json").was_made
 
 
 def test_changed_content_replaces_the_index(tmp_path: Path) -> None:
-    before = find_or_make_index(labels(tmp_path, boxes=50)).folder
-    after = find_or_make_index(labels(tmp_path, boxes=51))
-    assert before and after.folder and len(after.annotations.boxes) == 51
+    _, before = indexed(tmp_path)
+    path = labels(tmp_path, boxes=51)
+    after = find_or_make_index(path)
+    assert after.folder and len(after.annotations.boxes) == 51
     assert not before.exists()
-
-
-def test_changed_content_of_equal_size_is_detected(tmp_path: Path) -> None:
-    path = labels(tmp_path)
-    open_annotations(path)
-    text = path.read_text()
-    path.write_text(text.replace('"kind 90"', '"KIND 90"'))
+    path.write_text(path.read_text().replace('"kind 90"', '"KIND 90"'))  # of equal size
     assert open_annotations(path).category_names[0] == "KIND 90"
 
 
-def test_touched_or_copied_file_keeps_its_index(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = labels(tmp_path / "a")
-    open_annotations(path)
-    os.utime(path, (1, 1))
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    os.utime(tmp_path / "b" / "labels.json", (2, 2))
-    monkeypatch.setattr(data.index, "read_annotations", refuse_to_read)
-    for folder in ("a", "b"):
-        assert not find_or_make_index(tmp_path / folder / "labels.json").was_made
-
-
-@pytest.mark.parametrize("damage", ["cut short", "removed", "description"])
-def test_damaged_index_is_created_again(tmp_path: Path, damage: str) -> None:
-    path = labels(tmp_path)
-    folder = find_or_make_index(path).folder
-    assert folder
-    if damage == "cut short":
-        os.truncate(folder / "boxes.npy", 100)
-    elif damage == "removed":
-        (folder / "widths.npy").unlink()
-    else:
-        (folder / "index.json").write_text("{")
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: os.truncate(folder / "boxes.npy", 100),
+        lambda folder: (folder / "widths.npy").unlink(),
+        lambda folder: (folder / "index.json").write_text("{"),
+    ],
+    ids=["cut short", "removed", "description"],
+)
+def test_damaged_index_is_created_again(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    path, folder = indexed(tmp_path)
+    damage(folder)
     index = find_or_make_index(path)
     assert index.was_made and len(index.annotations.boxes) == 50
 
 
 def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
-    path = labels(tmp_path)
     home = tmp_path / "labels.json.index"
     (home / ".0123-format1.abc" / "index").mkdir(parents=True)
     (home / ".current.json.4711").write_text("{")
-    folder = find_or_make_index(path).folder
-    assert folder
+    _, folder = indexed(tmp_path)
     assert {entry.name for entry in home.iterdir()} == {folder.name, "current.json", ".lock"}
 
 
 def test_index_is_in_the_cache_if_the_folder_is_read_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = labels(tmp_path / "data")
-    # Root may write anywhere, so a file stands where the folder would be.
-    (tmp_path / "data" / "labels.json.index").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    index = find_or_make_index(path)
-    assert index.folder and index.folder.is_relative_to(tmp_path / "cache/retinanet-cpu/indexes")
-    assert not find_or_make_index(path).was_made
-
-
-def test_json_is_read_if_no_folder_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = labels(tmp_path)
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    # Root may write anywhere, so a file stands where the folder would be.
     (tmp_path / "labels.json.index").write_text("")
-    (tmp_path / "cache").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path, folder = indexed(tmp_path)
+    assert folder.is_relative_to(cache / "retinanet-cpu/indexes")
+    assert not find_or_make_index(path).was_made
+    shutil.rmtree(cache)
+    cache.write_text("")
     index = find_or_make_index(path)
     assert index.folder is None and len(index.annotations.boxes) == 50
     assert "cannot write an index" in capsys.readouterr().out
 
 
 def test_index_folders_can_be_opened_directly(tmp_path: Path) -> None:
-    path = labels(tmp_path)
-    folder = find_or_make_index(path).folder
+    path, folder = indexed(tmp_path)
     path.unlink()
-    assert folder
     for named in (folder, folder.parent):
         assert len(open_annotations(named).boxes) == 50
     with pytest.raises(InputError, match="neither a JSON file nor an index"):
@@ -225,13 +201,15 @@ print(len(data.index.open_annotations(Path(sys.argv[1])).boxes))
 """
 
 
+def start_to_open(path: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", OPEN, str(path)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
 @pytest.mark.slow
 def test_one_of_several_processes_creates_the_index(tmp_path: Path) -> None:
     path = labels(tmp_path)
-    command = [sys.executable, "-c", OPEN, str(path)]
-    processes = [
-        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(3)
-    ]
+    processes = [start_to_open(path) for _ in range(3)]
     outputs = [process.communicate(timeout=120)[0].splitlines() for process in processes]
     assert [lines[-1] for lines in outputs] == ["50"] * 3
     assert sum("read" in lines for lines in outputs) == 1
@@ -242,9 +220,7 @@ def test_one_of_several_processes_creates_the_index(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_killed_process_does_not_block_the_next_one(tmp_path: Path) -> None:
     path = labels(tmp_path)
-    process = subprocess.Popen(
-        [sys.executable, "-c", OPEN, str(path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
+    process = start_to_open(path)
     assert process.stdout
     while "read" not in process.stdout.readline():
         assert process.poll() is None

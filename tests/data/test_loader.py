@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Never
@@ -64,11 +64,14 @@ def test_batches_do_not_depend_on_workers(tmp_path: Path) -> None:
     assert len(set(flipped)) == 2  # both are in the comparison
 
 
+@pytest.fixture
+def images(tmp_path: Path) -> DetectionDataset:
+    return one_box_dataset(tmp_path, train=False)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-def test_evaluation_reads_each_image_once(tmp_path: Path, workers: int) -> None:
-    loader = evaluation_loader(
-        one_box_dataset(tmp_path, train=False), batch_size=4, workers=workers
-    )
+def test_evaluation_reads_each_image_once(images: DetectionDataset, workers: int) -> None:
+    loader = evaluation_loader(images, batch_size=4, workers=workers)
     loader.start_workers()  # does nothing without workers
     for _ in range(2):
         batches = list(loader)
@@ -109,10 +112,6 @@ def test_workers_use_one_thread(tmp_path: Path) -> None:
     assert [batch.image_ids for batch in batches] == [[1] * 5, [1] * 5]
 
 
-def processes() -> set[int]:
-    return {child.pid for child in multiprocessing.active_children() if child.pid}
-
-
 class ProcessDataset(DetectionDataset):
     """Reports the id of the reading process in place of the image's id."""
 
@@ -120,13 +119,19 @@ class ProcessDataset(DetectionDataset):
         return super().__getitem__(key)._replace(image_id=os.getpid())
 
 
+def start(loader: DetectionLoader) -> set[int]:
+    """Start the workers; return their ids."""
+    others = {child.pid for child in multiprocessing.active_children()}
+    loader.start_workers()
+    children = {child.pid for child in multiprocessing.active_children()} - others
+    return {pid for pid in children if pid}
+
+
 @pytest.mark.slow
 def test_started_workers_read_everything_in_each_pass(tmp_path: Path) -> None:
     dataset = one_box_dataset(tmp_path, cls=ProcessDataset, train=False)
     loader = evaluation_loader(dataset, batch_size=4, workers=2)
-    others = processes()
-    loader.start_workers()
-    started = processes() - others
+    started = start(loader)
     for _ in range(2):
         batches = list(loader)
         assert [len(batch.images) for batch in batches] == [4, 4, 2]
@@ -134,8 +139,8 @@ def test_started_workers_read_everything_in_each_pass(tmp_path: Path) -> None:
     assert len(started) == 2
 
 
-def test_unfinished_pass_leaves_nothing_for_the_next(tmp_path: Path) -> None:
-    loader = evaluation_loader(one_box_dataset(tmp_path, train=False), batch_size=2, workers=1)
+def test_unfinished_pass_leaves_nothing_for_the_next(images: DetectionDataset) -> None:
+    loader = evaluation_loader(images, batch_size=2, workers=1)
     loader.start_workers()
     next(iter(loader))
     [first, *_] = list(loader)
@@ -143,12 +148,11 @@ def test_unfinished_pass_leaves_nothing_for_the_next(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_workers_ignore_signals_of_other_processes(tmp_path: Path) -> None:
-    loader = evaluation_loader(one_box_dataset(tmp_path, train=False), batch_size=2, workers=2)
-    others = processes()
+def test_workers_ignore_signals_of_other_processes(images: DetectionDataset) -> None:
+    loader = evaluation_loader(images, batch_size=2, workers=2)
+    workers = start(loader)
     stream = iter(loader)
     batches = [next(stream), next(stream)]  # one of each: both are ready
-    workers = processes() - others
     for name in ("INT", "TERM", "USR1"):  # from another process: workers obey this one
         subprocess.run(["bash", "-c", f"kill -{name} {' '.join(map(str, workers))}"], check=True)
     batches += list(stream)
@@ -181,9 +185,7 @@ def test_process_with_live_workers_can_end(tmp_path: Path) -> None:
 
 def start_workers_and_wait(folder: Path, started: Connection) -> None:
     loader = evaluation_loader(one_box_dataset(folder, train=False), batch_size=2, workers=2)
-    before = processes()
-    loader.start_workers()
-    started.send(processes() - before)
+    started.send(start(loader))
     time.sleep(60)
 
 
@@ -205,15 +207,11 @@ def test_workers_end_with_a_killed_process(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_workers_run_on_the_reserved_cores(tmp_path: Path) -> None:
+def test_workers_run_on_the_reserved_cores(images: DetectionDataset) -> None:
     core = max(os.sched_getaffinity(0))
-    dataset = one_box_dataset(tmp_path, train=False)
-    loader = evaluation_loader(dataset, batch_size=5, workers=2, cores=[core])
-    others = processes()  # of tests before, in this process
-    loader.start_workers()
-    workers = processes() - others
-    assert len(list(loader)) == 2
-    assert len(workers) == 2
+    loader = evaluation_loader(images, batch_size=5, workers=2, cores=[core])
+    workers = start(loader)
+    assert len(list(loader)) == len(workers) == 2
     assert all(os.sched_getaffinity(child) == {core} for child in workers)
 
 
@@ -239,26 +237,17 @@ def indices(batches: list[list[SampleKey]]) -> list[int]:
     return [key.index for batch in batches for key in batch]
 
 
-def epoch_keys(
-    epoch: int, *, num_images: int = 23, seed: int = 5, first: int = 0
-) -> list[list[SampleKey]]:
-    keys = training_keys(num_images, seed=seed, epoch=epoch, batch_size=4, first=first)
-    return list(keys)
-
-
-def test_epoch_has_whole_batches_of_different_images() -> None:
-    batches = epoch_keys(0)
-    assert [len(batch) for batch in batches] == [4] * 5
-    assert len(set(indices(batches))) == 20 and set(indices(batches)) <= set(range(23))
+def epoch_keys(epoch: int, *, seed: int = 5, first: int = 0) -> list[list[SampleKey]]:
+    return list(training_keys(23, seed=seed, epoch=epoch, batch_size=4, first=first))
 
 
 def test_order_depends_on_seed_and_epoch() -> None:
+    batches = epoch_keys(0)
+    assert [len(batch) for batch in batches] == [4] * 5
+    assert len(set(indices(batches))) == 20 and set(indices(batches)) <= set(range(23))
     assert epoch_keys(3) == epoch_keys(3)
     orders = [indices(epoch_keys(e, seed=s)) for e, s in itertools.product(range(3), range(3))]
     assert len({tuple(order) for order in orders}) == 9
-
-
-def test_every_key_has_its_own_seed() -> None:
     seeds = [key.seed for epoch in range(4) for batch in epoch_keys(epoch) for key in batch]
     assert len(set(seeds)) == len(seeds)
 
@@ -359,26 +348,16 @@ def test_chosen_batches(rank: int, first: int) -> None:
     expected = list(keys)
     batches.chosen = iter([4, 0, 5])
     assert list(batches) == [expected[number] for number in (4, 0, 5)]
-    batches.chosen = range(len(expected))
-    assert list(batches) == expected
-    batches.chosen = None
-    assert list(batches) == expected
+    for chosen in (range(len(expected)), None):
+        batches.chosen = chosen
+        assert list(batches) == expected
 
 
 def test_batches_are_chosen_lazily() -> None:
-    batches = TrainingBatches(67, batch_size=4, seed=9)
-    chosen = []
-
-    def numbers() -> Iterator[int]:
-        for number in range(9):
-            chosen.append(number)
-            yield number
-
-    batches.chosen = numbers()
-    stream = iter(batches)
-    assert chosen == []
-    next(stream)
-    assert chosen == [0]
+    batches, numbers = TrainingBatches(67, batch_size=4, seed=9), iter(range(9))
+    batches.chosen = numbers
+    next(iter(batches))
+    assert list(numbers) == list(range(1, 9))
 
 
 @pytest.mark.parametrize(("num_images", "ranks"), [(10, 3), (4, 1)])
@@ -414,15 +393,12 @@ def test_killed_worker_is_reported_with_cause_and_fix(message: str, cause: str, 
     assert exit_code_for(error) == OUR_BUG
 
 
-def test_signal_is_taken_from_the_chained_error() -> None:
+def test_only_errors_of_killed_workers_are_reported() -> None:
     error = RuntimeError("DataLoader worker (pid(s) 123) exited unexpectedly")
     error.__cause__ = RuntimeError(KILLED)
     assert "SIGKILL" in (killed_worker(error) or "")
-
-
-def test_other_errors_keep_their_traceback() -> None:
-    for error in (RuntimeError("CUDA"), ValueError(KILLED)):
-        assert killed_worker(error) is None and format_error(error) is None
+    for other in (RuntimeError("CUDA"), ValueError(KILLED)):
+        assert killed_worker(other) is None and format_error(other) is None
 
 
 def killed_while_read(process: int) -> Never:
