@@ -1,8 +1,8 @@
 """Output to a terminal: printable text, progress, numbers for people, redirected output.
 
 Text from files and logs is printed literally: no markup, no control characters. Progress on long
-work is a bar on a terminal, and plain lines elsewhere. What C code writes to a file descriptor can
-be redirected.
+work is a bar on a terminal, and plain lines elsewhere. Output of C code to a file descriptor can be
+redirected.
 """
 
 import ctypes

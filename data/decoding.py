@@ -70,7 +70,7 @@ def decode_image(
 
     `apply_exif_orientation` rotates a photo by its EXIF orientation, for display.
     With `annotated_size`, (height, width), a photo is turned if its annotations fit only then:
-    labelling tools annotate photos as displayed, COCO and OpenImages as stored. Where the size
+    labelling tools annotate photos as displayed, COCO and OpenImages as stored. If the size
     does not show it (a square photo, one turned by 180° or only mirrored) it is read as stored, as
     MLPerf's reference and pycocotools do.
 

@@ -300,7 +300,7 @@ def make_index(path: Path, stamp: Stamp, home: Path, *, console: Console) -> Fou
             try:
                 write_index(folder, annotations, made_from=str(path.resolve()))
             except OSError:
-                # Where the file system has no locks another process may have been faster.
+                # If the file system has no locks another process may have been faster.
                 index = usable_index(folder)
                 if index is None:
                     raise

@@ -178,7 +178,7 @@ def host_cpus(
 ) -> frozenset[int]:
     """Return the CPUs that this host offers the job: those of the launcher's process.
 
-    Slurm's is outside of the job's control group, whose CPUs count there. Where no launcher can be
+    Slurm's is outside of the job's control group, whose CPUs count there. If no launcher can be
     seen, as from inside a container, they are this process's own.
     """
     affinity = frozenset(os.sched_getaffinity(0))
@@ -218,7 +218,8 @@ def given_part(
     """Return the CPUs on which this rank was started, and its index among ranks that share them.
 
     `host` has the CPUs that the host offers the job, `affinities` those of each rank of this host,
-    in order of local rank. Where they are None, CPUs fewer than the host's are this rank's alone.
+    in order of local rank. If they are None, a proper subset of the host's CPUs is this rank's
+    alone.
     """
     if affinities is None and affinity >= host:
         return Part(cpus=affinity, place=ranks.local_rank, ranks=ranks.local_size)

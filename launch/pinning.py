@@ -202,7 +202,7 @@ def take_cores(share: Share, *, allocator: str = "tuned") -> list[str]:
 def check_cores(share: Share, *, openmp: str | None = None, bound: bool = True) -> list[str]:
     """Load torch, check that its threads are where they should be, and return notes.
 
-    `openmp` is the library that was planned with; None: the one that is loaded. Where threads are
+    `openmp` is the library that was planned with; None: the one that is loaded. If threads are
     not bound to cores, only their number is checked.
     """
     # Here, because it loads torch.

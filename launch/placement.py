@@ -26,7 +26,7 @@ def place_ranks(
     """Place ranks on a host: none over two sockets, nor over memory nodes if there are enough.
 
     Ranks up to the number of sockets have one each, more are a multiple of it, and the same holds
-    for the memory nodes of a socket. Beyond that, ranks share the cores of a node. Where sockets or
+    for the memory nodes of a socket. Beyond that, ranks share the cores of a node. If sockets or
     nodes differ in size, larger ones may take more ranks. All ranks have as many cores as each
     other; what is left over stays idle, up to `MOST_IDLE` of all. A core is a physical one; the
     lowest of its allowed CPUs computes. Of a rank's cores the first compute, the next communicate,
@@ -204,8 +204,8 @@ def fitting_shapes(
 ) -> list[tuple[int, int]]:
     """Return the numbers of ranks that are worth choosing, ascending, with the threads of each.
 
-    Unless the threads are given, these leave no core idle. Where that would be whole sockets and
-    single cores only, the most ranks of each number of threads come with them.
+    Unless the threads are given, these leave no core idle. If only full sockets and single
+    cores would remain, the largest number of ranks for each number of threads is added.
     """
     fits = fits_by_ranks(sockets, request=request, quota=quota)
     shapes = [(ranks, fit.threads) for ranks, fit in fits.items()]

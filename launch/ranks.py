@@ -32,7 +32,7 @@ class Ranks:
 def read_ranks(environment: Mapping[str, str]) -> Ranks:
     """Read the variables of Intel MPI, MPICH, Open MPI, srun and torchrun.
 
-    Where one launcher started another, the inner one counts: torchrun on each host of an srun, or
+    If one launcher started another, the inner one counts: torchrun on each host of an srun, or
     mpirun inside a Slurm job. `RANK` and `WORLD_SIZE` alone, which jobs in clusters often carry,
     count only where there is no MPI. Empty variables are as good as none.
 

@@ -80,7 +80,7 @@ def divide_host(
 ) -> list[NodeGroup] | None:
     """Return the groups of nodes that ranks share, in order of rank.
 
-    On a uniform host every socket has as many ranks as another, and every node too. Where nodes
+    On a uniform host every socket has as many ranks as another, and every node too. If nodes
     differ in size, which offline cores and cpusets bring about, a larger node may take more ranks
     than a smaller one if each rank then has more cores. `cores_each` is enough for each rank.
 
@@ -130,7 +130,7 @@ def form_groups(socket: Socket, *, size: int) -> list[NodeGroup]:
     """Return the groups of nodes, each with the number of ranks of `size` cores that fit.
 
     A node that has room for a rank is a group by itself; smaller ones are put together until one
-    rank has room. What is left over at the end is in no group.
+    rank has room. Remaining nodes are in no group.
     """
     groups = []
     small: list[Node] = []

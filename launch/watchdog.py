@@ -319,7 +319,7 @@ class RankSupervisor:
 def supervise_this_rank(*, launcher: int | None, silence_s: float) -> RankSupervisor:
     """Continue in a child process; this process remains as a small supervisor until it has ended.
 
-    Where the `launcher` process ends, the supervisor does. A rank that has not beaten for
+    If the `launcher` process ends, the supervisor does. A rank that has not beaten for
     `silence_s` has been given up, and is killed.
     """
     signals = {*STOPS, signal.SIGCHLD}
@@ -372,7 +372,7 @@ def wait_for_rank(
 def launcher_process(ranks: Ranks, environment: Mapping[str, str]) -> int | None:
     """Return the launcher's process on this host; None where it may end before the ranks.
 
-    Such as a script that starts ranks with `RANK` and `WORLD_SIZE`.
+    A script that starts ranks with `RANK` and `WORLD_SIZE` may end before them.
     """
     stays = ranks.launcher in (*MPI_LAUNCHERS, "slurm") or "TORCHELASTIC_RUN_ID" in environment
     return os.getppid() if stays else None
@@ -386,7 +386,7 @@ def is_gone(launcher: int | None) -> bool:
 def stop_without_launcher() -> None:
     """Send this rank the SIGTERM that its launcher would have sent.
 
-    What it prints goes nowhere from now on: the launcher's pipes are broken, and a line of progress
+    Its output is discarded from now on: the launcher's pipes are broken, and a line of progress
     would end the run before its checkpoint.
     """
     with suppress(OSError):  # at once: lines of two ranks do not mix

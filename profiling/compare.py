@@ -362,7 +362,7 @@ def kind_rows(
 ) -> list[list[object]]:
     """Return name, calls and times of both sides and their ratio by kind, the sum as last row.
 
-    Where only one side has calls, its name from `names` stands in place of the ratio. `total` is
+    If only one side has calls, its name from `names` stands in place of the ratio. `total` is
     the name of the last row, and `not_called` the time of a side without calls.
     """
     kinds = sum_by_kind(comparison.pairs)

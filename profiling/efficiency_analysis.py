@@ -2,7 +2,7 @@
 
 "benchDNN.sh runs each primitive operation multiple times and takes the average; efficiency.py takes
 a weighted sum of all operations' time by the number of calls and produces an efficiency ratio"
-(Fu et al. 2023, section 2.3). Where a log marks its steps, only whole steps count. The ratios give
+(Fu et al. 2023, section 2.3). If a log marks its steps, only whole steps count. The ratios give
 what a step would take if oneDNN's primitives ran at another speed.
 """
 
@@ -121,7 +121,7 @@ class Efficiency:
 def analyze_efficiency(log: OneDnnLog, replay: Replay, *, peaks: Peaks | None) -> Efficiency:
     """Compare a log with its replay; `peaks` are for the roofline.
 
-    Where the log marks its steps, only what ran inside whole steps counts.
+    If the log marks its steps, only what ran inside whole steps counts.
     """
     steps = marked_steps(log)
     problems, not_replayed = [], []

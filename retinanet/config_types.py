@@ -171,7 +171,7 @@ def largest_batch(split: BatchSplit, *, batch_size: int) -> int:
 def describe_split(images: Sequence[int], speeds: Sequence[float] = ()) -> str:
     """Describe the images of each rank in a batch, and their speeds where measured. [images/s]
 
-    Such as `3 images on rank 0, 1 on ranks 1-2, by measured speed 2.10 and 0.68–0.71 images/s`.
+    Example: `3 images on rank 0, 1 on ranks 1-2, by measured speed 2.10 and 0.68–0.71 images/s`.
     """
     ranks_by_images = {
         count: [rank for rank, n in enumerate(images) if n == count] for count in images

@@ -7,7 +7,7 @@ python -m tests.torture --stopped-rank 1                 # 50 runs in which rank
 A life of the run begins by mpirun and ends by SIGKILL to one rank, to all, or to mpirun alone, at a
 random moment: while it starts, in a step, while a checkpoint is written or an old one removed, in
 an evaluation. The next life resumes it. What the last one leaves (weights, optimizer, random
-states, running statistics) must be that of a run that nobody disturbed, bit for bit. Where a run
+states, running statistics) must be that of a run that nobody disturbed, bit for bit. If a run
 ends before there were enough kills, another one follows. The exit status is 1 if anything differs.
 
 With --stopped-rank N a rank gets SIGSTOP in a step instead, under bare mpirun and with several

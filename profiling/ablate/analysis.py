@@ -103,7 +103,7 @@ def are_alike(ratio: float, other: float, *, factor: float = ALIKE) -> bool:
 def still_holds(first: Ratio, second: Ratio) -> bool:
     """Return whether a second measurement has the sign and the approximate size of the first.
 
-    Where neither finds a difference there is no sign that could be another.
+    If neither finds a difference, the signs are not compared.
     """
     neither = not first.is_clear and not second.is_clear
     same_sign = neither or (first.median > 1) == (second.median > 1)

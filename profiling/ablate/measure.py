@@ -175,7 +175,7 @@ def measure(plan: Plan, begun: Result, file: Path, *, photos: Photos, console: C
             variant = replace(variant, options=options)
         return variant_worker(variant, workload)
 
-    # Where a run draws random numbers, each round has its own, resumed or not.
+    # If a run draws random numbers, each round has its own, resumed or not.
     workload = replace(plan.workload, seed=len(result.rounds))
     total = len(variants) * (plan.warm_up + missing)
     with (

@@ -128,7 +128,7 @@ class Results:
     def passes_share(self, name: str) -> float | None:
         """Return the share of a run in ReLU, sums, masks, casts and reorders; None if not timed.
 
-        What a convolution does of it as it writes its result is not counted.
+        Such operations fused into a convolution are not counted.
         """
         primitives, operators = self.primitives.get(name), self.operators.get(name)
         if primitives is None or operators is None:

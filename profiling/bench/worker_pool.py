@@ -136,7 +136,7 @@ def variant_worker(variant: Variant, workload: Workload) -> Worker:
 class WorkerPool:
     """Warmed-up workers by variant; leaving the context ends them all.
 
-    Where there is not enough memory for all at once, some are ended, and started again at their
+    If there is not enough memory for all at once, some are ended, and started again at their
     next turn.
     """
 

@@ -1,7 +1,7 @@
 """Bytes that the operators of a training step read and write, counted from their tensors.
 
-What counts, for every operator that torch dispatches below autograd and autocast (so composite
-operators count as their parts, and casts as operators of their own):
+Counted are, for every operator that torch dispatches below autograd and autocast (so composite
+operators count as their parts, and casts as separate operators):
 
 - each tensor argument once as read, also where it is passed twice; each result once as written;
 - an argument that is changed in place as both, unless it is only overwritten (`out=`, `copy_`,

@@ -276,7 +276,7 @@ PassTimes = Mapping[tuple[int, str], float]  # Milliseconds by configuration's n
 def draw_layers(measured: Sequence[Measured], *, title: str) -> "Figure":
     """Draw totals above, layers below: the forward pass on the left, the backward on the right.
 
-    Where there are several configurations, each has a bar in every layer.
+    If there are several configurations, each has a bar in every layer.
     """
     rows = chart_rows(measured)
     totals = 1.0 + 0.32 * len(measured)

@@ -1,8 +1,8 @@
 """A study of a network's layers: configurations run in turn, each in a separate process.
 
-What is timed is a `Subject`; the ways to run it are `Configuration`s, whose iterations are in
-`Measured`. This module loads no torch: it is also the worker (`prepare`), which takes cores and
-memory first. `profiling.layers.timing` has the worker's questions, and what they do.
+A `Subject` is timed in several `Configuration`s, whose iterations are in `Measured`. This module
+loads no torch: it is also the worker (`prepare`), which sets cores and memory first.
+`profiling.layers.timing` handles the worker's requests.
 """
 
 import ctypes

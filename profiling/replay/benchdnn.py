@@ -356,7 +356,7 @@ def run_batch(
 ) -> ReplayTime | str:
     """Measure a batch, hot and then cold; where it cannot be, return why in one line.
 
-    Where benchdnn fails to fill a problem's tensors with numbers, as that of 3.7.2 does for layer
+    If benchdnn fails to fill a problem's tensors with numbers, as that of 3.7.2 does for layer
     normalization in inference, it is run again with one number in all of them.
     """
     line, runs = batch.line, batch.runs

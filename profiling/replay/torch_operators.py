@@ -57,7 +57,7 @@ def torch_type(memory: MemoryDescriptor) -> torch.dtype:
 def make_tensor(dims: Sequence[int], memory: MemoryDescriptor) -> Tensor:
     """Return a tensor of the descriptor's type and layout.
 
-    Where the library chose the layout (property `a`, or blocks), torch stores it row by row.
+    If the library chose the layout (property `a`, or blocks), torch stores it row by row.
     """
     dtype = torch_type(memory)
     if memory.strides:
@@ -94,7 +94,7 @@ def prepare_convolution(problem: Problem) -> Run:
     shape = (sizes.channels_out, sizes.channels_in)[:: -1 if is_transposed else 1]
     dtype = torch_type(require_memory(problem, "wei"))
     weight = torch.empty(shape[0], shape[1] // sizes.groups, *sizes.kernel, dtype=dtype).normal_()
-    # Weights lie as torch stores them beside such an input. Where the library chose the input's
+    # Weights lie as torch stores them beside such an input. If the library chose the input's
     # layout, torch had given it row by row.
     is_given = "a" not in source_memory.properties
     if is_channels_last(source_memory.tag) and is_given and weight.dim() > 3:

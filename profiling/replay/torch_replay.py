@@ -89,8 +89,8 @@ def replay_with_torch(
     """Run each problem alone, and take its time from oneDNN's log of that run.
 
     torch's own work around a primitive does not count, nor do reorders that it adds: each line of
-    the log is a problem of its own, also those of reorders inside an operator. What runs with
-    another shape, type or layout than was requested is not a replay.
+    the log is a separate problem, also those of reorders inside an operator. A run with another
+    shape, type or layout than requested is not a replay.
 
     Each problem runs `repeats` times, fewer where two seconds do not do, but at least 3; `cold`:
     as often again with nothing of it in the caches. `progress` gets the number of problems done,

@@ -513,8 +513,8 @@ def memory_traffic(
 ) -> Iterator[Advice]:
     """Advise on the bytes that a step's operators read and write, at the memory's bandwidth.
 
-    What could be saved is the traffic of operators that neither multiply matrices nor are our own
-    kernels: fused with what makes their arguments, they need not read them.
+    The possible saving is the traffic of operators that neither multiply matrices nor are our own
+    kernels: fused with the producers of their arguments, they need not read them.
     """
     if moved is None or not bandwidth_gb_per_s or not step_ms:
         return

@@ -1,11 +1,10 @@
 """The study of compute groups: the settings to probe, the trainings, and their results.
 
 As in Omnivore (Hadjis et al. 2016, arXiv 1606.04487, section 4.2, algorithm 1), the search begins
-with as many groups as there can be and a grid of momentum and learning rate. Where no momentum at
-all is the best of the grid, the gradients are later than is good: half as many groups are tried,
-and so on. Every training is a run of `train.py` in a folder of the study; progress and results are
-read from its `metrics.jsonl`. Results are kept in a file after each training, so that a repeated
-command continues.
+with the largest number of groups and a grid of momentum and learning rate. If zero momentum is the
+best of the grid, the staleness is too high: half as many groups are tried, and so on. Every
+training is a run of `train.py` in a folder of the study; progress and results are read from its
+`metrics.jsonl`. Results are stored after each training, so that a repeated command continues.
 """
 
 import math
@@ -164,7 +163,7 @@ def whole(job: Job, setting: Setting, *, advance: Advance) -> list[dict[str, Any
     """Train to the end of the configuration, or resume; return the run's records.
 
     Groups begin where the cold start has ended, whose steps are theirs too: it is the first part
-    of such a training. What has finished is not run again.
+    of such a training. A finished training is not run again.
 
     Raises:
         InputError: The training did not end well.

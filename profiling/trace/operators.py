@@ -298,7 +298,7 @@ class Steps:
 def find_steps(trace: Trace, chosen: Sequence[int] | None = None) -> Steps:
     """Return the steps and phases marked by annotations, or the complete trace.
 
-    Where no phases are marked: backward is from the first node that autograd runs to the last
+    If no phases are marked: backward is from the first node that autograd runs to the last
     before another operator; optimizer and data are torch's own annotations; forward is the rest.
     `chosen` are numbers of steps; None: all that are marked.
 

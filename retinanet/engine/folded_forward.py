@@ -30,7 +30,7 @@ class FoldedForward:
     """`FoldedForward(model, …)(images)` is `model(images)`, faster, with equal gradients.
 
     Constant norms and ReLUs are folded into their convolutions, residual sums overwrite one of
-    their terms, and weights are cast once a step. What belongs to frozen layers is folded and cast
+    their terms, and weights are cast once a step. Weights of frozen layers are folded and cast
     only once. The model keeps its parameters, and may be trained, loaded into and saved in between.
     """
 

@@ -165,10 +165,10 @@ class GradientExchange:
             shared: Made for the same `compress`, where all ranks are on one host; else gradients go
                 by the process group's backend.
             weight: This rank's part of all images; None: all ranks have as many.
-            ranks: Those that average; None: all of the job.
+            ranks: The averaging ranks; None: all of the job.
         """
         self.exposed_seconds = self._last_ready = 0.0
-        """Of the last backward pass: from the last gradient until all were averaged."""
+        """The time in the last backward pass from the last gradient until all were averaged."""
         self._shared, self._ranks = shared, ranks
         self._weight = 1 / dist.get_world_size(ranks) if weight is None else weight
         self._compresses, self._holds_back = compress == "bf16", False

@@ -46,7 +46,7 @@ def make_optimizer(
     Args:
         model: Its parameters keep their memory layout; the optimizer's state takes it over.
         name: `adam`, `sgd` or `lamb`. Adam's and LAMB's second beta is 0.999.
-        learning_rate: Of the first step; the training loop sets each step's own.
+        learning_rate: That of the first step; the training loop sets each step's own.
         momentum: SGD's.
         beta1: Adam's and LAMB's first beta.
         weight_decay: Joins the gradient (L2) for adam and sgd, as in torch, and the update
@@ -88,7 +88,7 @@ def native_steps_work() -> bool:
 class OnePassAdam(torch.optim.Adam):
     """torch's Adam, with the step of all tensors in one call of C++; its state is torch's.
 
-    Where a parameter is not float32 in a piece of CPU memory, the step is torch's `fused=True`.
+    If a parameter is not float32 in a piece of CPU memory, the step is torch's `fused=True`.
     """
 
     def __init__(

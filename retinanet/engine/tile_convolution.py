@@ -133,7 +133,7 @@ def tile_convolve(
 ) -> list[Tensor]:
     """Return the results of a 3×3 convolution for each level; `bias` is float32 [O].
 
-    `gates`: maps that a ReLU returned. Where they are not positive the result is zero, which makes
+    `gates`: maps that a ReLU returned. The result is zero where they are not positive, which makes
     a gradient that of the ReLU's input.
     """
     inputs = [channels_last(level) for level in inputs]

@@ -3,9 +3,9 @@
 `boxes_by_class` takes a split's boxes class after class. The library gets only boxes that overlap a
 true box of their image enough to be matched at all; other boxes cannot change any match.
 
-Detections of an image and of a whole split are columns of numpy arrays. Of 7 million boxes, columns
-take 0.3 GB and dicts 7 GB: `true_box_dicts` and `detection_dicts` build a dict per box, as COCO's
-tools and files need it, only where one is needed.
+Detections of an image and of a whole split are columns of numpy arrays. For 7 million boxes,
+columns take 0.3 GB and dicts 7 GB: `true_box_dicts` and `detection_dicts` build a dict per box only for
+COCO's tools and files.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

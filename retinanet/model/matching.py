@@ -45,8 +45,8 @@ def match_anchors(
     overlaps most if their IoU is at least `foreground_iou`; below `background_iou` it is
     BACKGROUND (-1), in between IGNORED (-2). An anchor that is the best (or as good) for some box
     gets the box it overlaps most whatever the IoU, so that no box is without an anchor
-    (torchvision's Matcher with allow_low_quality_matches). Where torchvision lets a box that
-    touches no anchor at all turn every such anchor into foreground, such a box is left out here.
+    (torchvision's Matcher with allow_low_quality_matches). Unlike in torchvision, a box that
+    overlaps no anchor is ignored; there it makes all anchors foreground.
     """
     best_iou = anchors.new_zeros(len(anchors))
     matches = torch.zeros(len(anchors), dtype=torch.int64, device=anchors.device)

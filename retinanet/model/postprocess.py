@@ -73,7 +73,7 @@ def postprocess(
 def _largest_logits(logits: Tensor) -> Tensor:
     """Return each anchor's largest logit over its classes: [N, A] of [N, A, K].
 
-    Where one is NaN, the result is NaN or the largest of the others.
+    If one is NaN, the result is NaN or the largest of the others.
     """
     if logits.dtype != torch.bfloat16:
         return logits.amax(dim=-1)

@@ -238,7 +238,7 @@ def rename_old_keys(
 ) -> None:
     """Rename old spellings in place, among the keys that start with `prefix`: a hook of loading.
 
-    Where both spellings of a name are there the old one stays, for strict loading to object to.
+    If both spellings of a name are there the old one stays, for strict loading to object to.
     """
     for key in [key for key in state_dict if key.startswith(prefix)]:
         new_key = prefix + current_key(key.removeprefix(prefix))

@@ -62,7 +62,7 @@ class Checkpoint:
 
     def require_whole(self) -> None:
         """Check that all parts needed to resume are there and undamaged."""
-        # Where norms train, each rank has running statistics of its own.
+        # If norms train, each rank has running statistics of its own.
         needs_ranks = self.model.norm == "batch" and len(self.state.random_states) > 1
         ranks = (RANKS_FILE,) if needs_ranks else ()
         for name in dict.fromkeys((MODEL_FILE, OPTIMIZER_FILE, *ranks, *self.state.parts)):

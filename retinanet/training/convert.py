@@ -189,7 +189,7 @@ def read_class_map(file: Path, *, outputs: int) -> ClassMap:
     """Return the category of each of an anchor's `outputs`.
 
     The file has COCO-format annotations, an object with `categories` alone, or a list of names: a
-    JSON list or a line of text each, from output 0 on. Where all category ids are below `outputs`,
+    JSON list or a line of text each, from output 0 on. If all category ids are below `outputs`,
     they are the outputs' indices, as torchvision's and MLPerf's scripts train: COCO's ids 1 to 90
     are among 91 outputs, and the outputs between them are unnamed. Otherwise there must be a
     category for each output, in the order of the file.

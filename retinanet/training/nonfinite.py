@@ -180,7 +180,7 @@ def describe_step(ranks: Sequence[NonFiniteStep], annotations: Annotations) -> d
     first = ranks[0]  # weights and averaged gradients are the same on all ranks
     return {
         "loss_is_finite": loss_is_finite,
-        # Where a loss is not finite, no gradient is.
+        # If a loss is not finite, no gradient is.
         "gradients_not_finite": asdict(first.gradients) if loss_is_finite else None,
         "weights_not_finite_before": asdict(first.weights),
         "ranks": [

@@ -109,9 +109,9 @@ class HostModel:
     def update_seconds(self, groups: int, *, within: float, step: float) -> float:
         """Return the time that the weight update adds to a step of one of several groups. [s]
 
-        `within` is what the exchange within the group adds. Then the gradients are sent to rank 0,
-        it runs the optimizer, and sends the weights back. It serves one group at a time, and so
-        holds steps up where groups are many.
+        `within` is the time of the exchange within the group. After it, the gradients are sent to
+        rank 0, which runs the optimizer and sends the weights back. Rank 0 serves one group at a
+        time, which delays steps if there are many groups.
         """
         measured, network = self.measured, self.network
         assert measured.update_seconds is not None

@@ -136,7 +136,7 @@ def gathered(options: PlannerOptions, *, console: Console) -> Measurements:
 def wanted_probes(options: PlannerOptions, stored: Stored, *, name: str) -> Probes | None:
     """Return the required probe runs; None for data with MLPerf's reference points.
 
-    What the options leave open is as it was stored, or as configured.
+    Values that the options do not set are the stored or configured ones.
     """
     if name == OPENIMAGES:
         for field in ("probe", "probe_target", "probe_seeds"):

@@ -1,9 +1,9 @@
 """Measure this host and its network for the planner, part after part, in minutes.
 
 A measurement has training steps by ranks, threads and local batch, all-reduces between ranks of the
-host, evaluation, COCO's metric and the optimizer's step. Each part is handed on as soon as it is
-measured, so that an interrupted measurement continues. What is trained is MLPerf's part of
-OpenImages, or the data of any configuration; where there is no data set, steps are measured on
+host, evaluation, COCO's metric and the optimizer's step. Each part is stored as soon as it is
+measured, so that an interrupted measurement can continue. The data set is MLPerf's part of
+OpenImages, or that of any configuration; without a data set, steps are measured on
 synthetic data. The network between named hosts is measured by all-reduces over a rank on each.
 """
 

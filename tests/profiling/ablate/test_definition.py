@@ -39,7 +39,7 @@ def test_each_has_a_question_and_comparisons(name: str) -> None:
     assert ablation.comparisons
     for comparison in ablation.comparisons:
         sentences = (comparison.more, comparison.alike, comparison.less)
-        # Where there is a figure to differ from, there is a sentence for however it comes out.
+        # If there is a figure to differ from, there is a sentence for however it comes out.
         assert all(sentences) == any(sentences) == (comparison.paper is not None)
 
 

@@ -18,7 +18,7 @@ KERNELS = (
     tile_convolution.CONVOLUTION,
     tile_convolution.WEIGHT_GRADIENT,
 )
-# Where the processor computes tiles, "vectors" covers the same packing code.
+# If the processor computes tiles, "vectors" covers the same packing code.
 EMULATED = pytest.param(
     "emulated", marks=[pytest.mark.exhaustive] if "avx512_bf16" in cpu_flags() else []
 )

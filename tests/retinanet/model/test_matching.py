@@ -87,7 +87,7 @@ def boxes_of_all_kinds(anchors: torch.Tensor, seed: int) -> torch.Tensor:
     between = some[:4] + torch.tensor([8.0, 0.0, 8.0, 0.0])  # as near to two anchors
     thin = torch.tensor([[3.0, 3.0, 3.001, 600.0], [100.25, 100.0, 100.251, 100.001]])
     whole = torch.tensor([[0.0, 0.0, 800.0, 640.0]])
-    # Where only the largest anchors reach, and a few of float32's last digits beyond.
+    # If only the largest anchors reach, and a few of float32's last digits beyond.
     largest_square = anchors[-4, 2:].repeat(2)
     corner = largest_square[None] + torch.tensor([-100.0, -100.0, 50.0, 50.0])
     right = float(anchors[:, 2].max())
