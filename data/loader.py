@@ -194,7 +194,7 @@ class DetectionLoader(DataLoader[Sample]):
 class HeldBackBatches(Sampler[list[SampleKey]]):
     """A batch sampler that is empty while paused.
 
-    Workers read ahead as soon as they are started; what they read would wait in shared memory.
+    Workers prefetch as soon as they are started; prefetched batches would occupy shared memory.
     """
 
     def __init__(self, batches: Sampler[list[SampleKey]]) -> None:

@@ -73,9 +73,9 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 def interval_of_median(values: Sequence[float]) -> Interval:
     """Return the narrowest range between two values that holds the median with 90 % confidence.
 
-    From the sign test, which assumes nothing of how values scatter: among n values the median lies
-    between the k-th smallest and the k-th largest unless k - 1 or fewer lie on one side of it. With
-    so few values that no range is that sure (4 or fewer), it is the smallest and the largest.
+    It follows from the sign test, without assumptions on the distribution: the median of n values is
+    between the k-th smallest and the k-th largest unless k - 1 or fewer are on one side of it. For
+    4 or fewer values, which are too few for 90 %, it is the range of all values.
     """
     ordered = sorted(values)
     count = len(ordered)

@@ -290,7 +290,7 @@ class Evaluated:
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """The mean loss over the last steps until some time, and its standard error."""
+    """The mean loss over the steps before a given time, and its standard error."""
 
     mean: float
     error: float

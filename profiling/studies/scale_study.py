@@ -1,4 +1,4 @@
-"""The scaling study: combinations of ranks and threads, their jobs, and the numbers made of them.
+"""The scaling study: combinations of ranks and threads, their jobs, and the derived numbers.
 
 Every combination that fits the host is a job of its own. The jobs run one after another in rounds,
 forwards and backwards, so that what changes steadily, as a machine that warms up, affects all
@@ -134,7 +134,7 @@ def misfits(combinations: Sequence[Combination]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The jobs of one combination, and the numbers made of them."""
+    """The jobs of one combination, and the numbers derived from them."""
 
     combination: Combination
     jobs: Sequence[Job]  # One of each round, in order; at least one
@@ -231,7 +231,7 @@ def run_rounds(
     Threads and batch size of the template are each combination's. `keep` is called after each job.
 
     Raises:
-        JobFailedError: A job did not end well; its ranks have printed why.
+        JobFailedError: A job failed; its ranks have printed the reason.
         KeyboardInterrupt: Ctrl-C.
     """
     jobs = {

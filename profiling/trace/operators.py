@@ -354,7 +354,7 @@ def find_windows(
     training: Sequence[int],
     chosen: Sequence[int] | None,
 ) -> dict[int | None, tuple[int, int]]:
-    """Return begin and end of each step that counts, by number."""
+    """Return begin and end of each analyzed step, by number."""
     operators = trace.operators
     if chosen is not None and not marked:
         raise InputError(f"--step: {trace.file} has no marks of steps; remove --step")

@@ -4,8 +4,8 @@
 true box of their image enough to be matched at all; other boxes cannot change any match.
 
 Detections of an image and of a whole split are columns of numpy arrays. For 7 million boxes,
-columns take 0.3 GB and dicts 7 GB: `true_box_dicts` and `detection_dicts` build a dict per box only for
-COCO's tools and files.
+columns take 0.3 GB and dicts 7 GB: `true_box_dicts` and `detection_dicts` build a dict per box only
+for COCO's tools and files.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

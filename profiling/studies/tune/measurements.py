@@ -1,9 +1,9 @@
 """The measurements of a host, and the probe runs, in a file that the planner reads.
 
-The file also serves on a laptop: other options need no other measurement. While a host is measured,
-the file holds a partial measurement, from which the next command continues. MLPerf's points hold
-for OpenImages; on other data `train.py` itself is run until a target, at several global batch sizes
-from several seeds, and the evaluations of these probe runs are kept.
+The file can be used on another machine: other options need no new measurement. While a host is
+measured, the file has a partial measurement, from which the next command continues. MLPerf's points
+are for OpenImages; on other data `train.py` is run until a target, with several global batch sizes
+and seeds, and the evaluations of these probe runs are stored.
 """
 
 import json
