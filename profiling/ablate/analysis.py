@@ -73,8 +73,8 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 def interval_of_median(values: Sequence[float]) -> Interval:
     """Return the narrowest range between two values that holds the median with 90 % confidence.
 
-    It follows from the sign test, without assumptions on the distribution: the median of n values is
-    between the k-th smallest and the k-th largest unless k - 1 or fewer are on one side of it. For
+    It follows from the sign test, without assumptions on the distribution: the median is between
+    the k-th smallest and the k-th largest value unless k - 1 or fewer are on one side of it. For
     4 or fewer values, which are too few for 90 %, it is the range of all values.
     """
     ordered = sorted(values)
