@@ -7,7 +7,6 @@ import pytest
 from common.errors import InputError
 from profiling.ablate.definition import (
     FOLDER,
-    Ablation,
     SizeName,
     chosen,
     measured_by,
@@ -26,14 +25,10 @@ def test_places_are_unique_and_ordered() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_each_file_begins_with_its_command(name: str) -> None:
+def test_each_has_its_command_a_question_and_comparisons(name: str) -> None:
     comment = (FOLDER / f"{name}.yaml").read_text().split("\n\n", 1)[0]
     assert f"python -m profiling ablate run {name} " in comment
     assert all(line.startswith("#") for line in comment.splitlines())
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_each_has_a_question_and_comparisons(name: str) -> None:
     ablation = ALL[name]
     assert ablation.question.endswith("?") and ablation.source and ablation.says
     assert ablation.comparisons
@@ -78,15 +73,6 @@ comparisons: [{change: quick, baseline: slow}]
 """
 
 
-def written(folder: Path, text: str) -> Path:
-    (folder / "wrong.yaml").write_text(text)
-    return folder / "wrong.yaml"
-
-
-def test_a_good_file_is_read(tmp_path: Path) -> None:
-    assert isinstance(read_ablation(written(tmp_path, GOOD)), Ablation)
-
-
 @pytest.mark.parametrize(
     ("old", "new", "error"),
     [
@@ -101,11 +87,13 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_error_names_file_and_field(tmp_path: Path, old: str, new: str, error: str) -> None:
-    file = written(tmp_path, GOOD.replace(old, new))
+    file = tmp_path / "some.yaml"
+    file.write_text(GOOD)
+    read_ablation(file)
+    file.write_text(GOOD.replace(old, new))
     with pytest.raises(InputError) as caught:
         read_ablation(file)
-    assert str(caught.value).startswith(str(file))
-    assert error in str(caught.value)
+    assert str(caught.value).startswith(str(file)) and error in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from profiling.onednn_log.log import Calls, read_logs
 from profiling.onednn_log.work import Problem
 from profiling.replay.benchdnn import (
     Ended,
+    Timed,
     find_benchdnn,
     probe_benchdnn,
     read_timed,
@@ -121,12 +123,10 @@ def test_end_is_described(text: str, ended: Ended, tmp_path: Path) -> None:
     ("text", "reason"), [("exit 3", "ended with status 3"), ("echo hello", "is not benchdnn")]
 )
 def test_other_program_is_refused(text: str, reason: str, tmp_path: Path) -> None:
+    program = write_program(tmp_path, text)
     with pytest.raises(InputError, match=reason):
-        probe_benchdnn(write_program(tmp_path, text), Conditions(1))
-
-
-def test_path_without_a_program_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "benchdnn").write_text("text")
+        probe_benchdnn(program, Conditions(1))
+    program.rename(tmp_path / "benchdnn").chmod(0o644)
     with pytest.raises(InputError, match=r"--benchdnn: .*benchdnn is not an executable"):
         find_benchdnn(tmp_path)
     with pytest.raises(InputError, match=r"--benchdnn: .*nowhere does not exist"):
@@ -161,6 +161,13 @@ ONE, TWO = MEASURED.format(1, 1), MEASURED.format(4.9, 8.3)
 REFUSED = "benchdnn: SKIPPED (Invalid case)"
 
 
+def read_output(folder: Path, parts: list[str], driver: str) -> tuple[list[Timed], str | None]:
+    """Read what benchdnn printed; return the measured problems and a refusal."""
+    output = folder / "output"
+    output.write_text("".join(parts))
+    return read_timed(output, driver=driver, runs=3), refusal(output)
+
+
 @pytest.mark.parametrize(
     ("parts", "driver", "expected", "refused"),
     [
@@ -172,19 +179,12 @@ REFUSED = "benchdnn: SKIPPED (Invalid case)"
     ],
 )
 def test_output_is_read(
-    parts: list[str],
-    driver: str,
-    expected: list[tuple[float, ...]],
-    refused: str | None,
-    tmp_path: Path,
+    parts: list[str], driver: str, expected: list[Any], refused: str | None, tmp_path: Path
 ) -> None:
-    output = tmp_path / "output"
-    output.write_text("".join(parts))
-    timed = read_timed(output, driver=driver, runs=3)
-    assert [measured.milliseconds for measured in timed] == expected
+    timed, reason = read_output(tmp_path, parts, driver)
+    assert ([measured.milliseconds for measured in timed], reason) == (expected, refused)
     implementations = {measured.problem.implementation for measured in timed}
     assert implementations <= {"brg_conv_fwd:avx512_core_bf16"}
-    assert refusal(output) == refused
 
 
 @pytest.mark.parametrize(
@@ -197,10 +197,8 @@ def test_output_is_read(
 def test_unexpected_output_is_an_error(
     parts: list[str], driver: str, reason: str, tmp_path: Path
 ) -> None:
-    output = tmp_path / "output"
-    output.write_text("".join(parts))
     with pytest.raises(ValueError, match=reason):
-        read_timed(output, driver=driver, runs=3)
+        read_output(tmp_path, parts, driver)
 
 
 def test_typical_is_the_median_unless_times_are_near_the_clocks_resolution() -> None:
@@ -211,15 +209,9 @@ def test_typical_is_the_median_unless_times_are_near_the_clocks_resolution() -> 
 
 
 DRIVERS = sorted(log.stem.rpartition("-")[2] for log in FIXTURES.glob("benchdnn-*.log"))
-KINDS = {
-    "bnorm": "batch_normalization",
-    "conv": "convolution",
-    "deconv": "deconvolution",
-    "gnorm": "group_normalization",
-    "ip": "inner_product",
-    "lnorm": "layer_normalization",
-    "pool": "pooling",
-}
+KINDS = {"bnorm": "batch_normalization", "conv": "convolution", "deconv": "deconvolution"}
+KINDS |= {"gnorm": "group_normalization", "ip": "inner_product", "lnorm": "layer_normalization"}
+KINDS |= {"pool": "pooling"}
 
 
 def read_calls(driver: str, log: Path | None = None) -> dict[Problem, Calls]:
@@ -240,15 +232,12 @@ def requested(problem: Problem) -> tuple[object, ...]:
 
 def run_real(mode: str, driver: str, file: Path) -> str:
     """Return what benchdnn prints for a problem file."""
+    command = [str(BENCHDNN), mode, f"--{driver}", f"--batch={file}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ONEDNN_VERBOSE": "1"}
     finished = subprocess.run(
-        [BENCHDNN, mode, f"--{driver}", f"--batch={file}"],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "ONEDNN_VERBOSE": "1"},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-        timeout=120,
-    )
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        check=False, timeout=120,
+    )  # fmt: skip
     return finished.stdout
 
 

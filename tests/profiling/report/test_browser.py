@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page
 
 from tests.profiling.report.example_logs import convolution, hostile_log, write_page, write_run
-from tests.support.browsers import chromium
+from tests.support.browsers import Opened, started_browser
 
 pytestmark = pytest.mark.exhaustive
 
@@ -19,32 +19,8 @@ FIRST = 12
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    path = chromium()
-    with sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+    with started_browser() as started:
         yield started
-        started.close()
-
-
-class Opened:
-    """An open page with its console messages and requests."""
-
-    def __init__(self, browser: Browser, file: Path, **options: object) -> None:
-        self.page: Page = browser.new_page(**options)  # type: ignore[arg-type]
-        self.messages: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("console", lambda message: self.messages.append(message.text))
-        self.page.on("pageerror", lambda error: self.messages.append(str(error)))
-        self.page.on("dialog", lambda dialog: self.messages.append(f"dialog: {dialog.message}"))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.address = file.as_uri()
-        self.page.goto(self.address)
-
-    def close(self) -> None:
-        """Close the page; it must have loaded nothing but itself, without messages."""
-        assert self.messages == []
-        assert [url for url in self.requests if not url.startswith("data:")] == [self.address]
-        self.page.close()
 
 
 @pytest.fixture(scope="module")

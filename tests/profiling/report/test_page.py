@@ -124,24 +124,21 @@ def test_chart_texts_are_escaped() -> None:
 @pytest.mark.parametrize(
     "markup",
     [
-        "<svg><script/></svg>",
-        '<svg onload="x"/>',
-        "<svg><foreignObject/></svg>",
-        '<svg><use href="https://example.org/#a"/></svg>',
+        "<script/>",
+        '<g onload="x"/>',
+        "<foreignObject/>",
+        '<use href="https://example.org/#a"/>',
     ],
 )
 def test_unknown_elements_and_attributes_of_charts_fail(markup: str) -> None:
     with pytest.raises(AssertionError):
-        clean(ET.fromstring(markup), "a")
+        clean(ET.fromstring(f"<svg>{markup}</svg>"), "a")
 
 
 def test_numbers_have_three_digits_and_no_exponent() -> None:
     values = (0, 0.0004, 0.0123, 1.234, 12.34, 123.4, 1234567.8, -12.34)
     texts = ["0", "< 0.001", "0.012", "1.23", "12.3", "123", "1,234,568", "-12.3"]
     assert list(map(three, values)) == texts
-
-
-def test_texts_with_numbers() -> None:
     assert (count(3.0), count(2.5)) == ("3", "2.50")
     assert [times(1), times(2.5)] == ["1 call", "2.5 calls"]
     assert listed(["a", "b", "c"], 2) == "a, b and 1 more"
