@@ -254,7 +254,7 @@ class JobRunner:
         """Run a job from start to end.
 
         Raises:
-            JobFailedError: It did not end well; its ranks have printed why.
+            JobFailedError: It failed; its ranks have printed the reason.
         """
         faults = page_faults()
         ranks = measure_ranks(

@@ -89,7 +89,7 @@ def measure_ranks(
     `advance` receives the number of steps done, `print_line` each other line of the ranks.
 
     Raises:
-        JobFailedError: It did not end well.
+        JobFailedError: It failed.
     """
     measured: list[RankSteps] = []
     messages = rank_messages(

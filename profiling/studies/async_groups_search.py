@@ -132,7 +132,7 @@ def cold_start(job: Job, *, seconds: float, advance: Advance) -> int:
     """Train synchronously for a number of seconds, or resume; return the number of steps.
 
     Raises:
-        InputError: The training did not end well.
+        InputError: The training failed.
     """
     options = (*FOR_PROBES, "distributed.groups=1", "--auto-resume")
     run = job.folder / COLD_START
@@ -146,7 +146,7 @@ def probe(
     """Continue the cold start for some seconds of steps; returns the records of these steps.
 
     Raises:
-        InputError: The training did not end well.
+        InputError: The training failed.
     """
     run = job.folder / setting.name
     # An interrupted probe starts again: it must train for its whole time in one go.
@@ -166,7 +166,7 @@ def whole(job: Job, setting: Setting, *, advance: Advance) -> list[dict[str, Any
     of such a training. A finished training is not run again.
 
     Raises:
-        InputError: The training did not end well.
+        InputError: The training failed.
     """
     run = job.folder / f"whole-{setting.name}"
     if setting.groups > 1 and not run.exists():

@@ -37,7 +37,7 @@ CUT = b"\x00\x00"
 
 
 def check_config(data: bytes, folder: Path) -> None:
-    """A YAML file, then `section.field=value` pairs."""
+    """Read a YAML file, then `section.field=value` pairs."""
     text, *pairs = data.split(CUT)
     file = write_file(folder / "fuzzed.yaml", text)
     overrides = [pair.decode("utf-8", "surrogateescape") for pair in pairs]
@@ -48,7 +48,7 @@ def check_config(data: bytes, folder: Path) -> None:
 
 
 def check_annotations(data: bytes, folder: Path) -> None:
-    """A COCO-format JSON file."""
+    """Read a COCO-format JSON file."""
     file = write_file(folder / "fuzzed.json", data)
     content = value_or_error(lambda: read_annotations(file), str(file))
     if content is not None:
@@ -58,7 +58,7 @@ def check_annotations(data: bytes, folder: Path) -> None:
 
 
 def check_index(data: bytes, folder: Path) -> None:
-    """An index with one file replaced: the number of the file, then its content."""
+    """Read an index with one file replaced: the number of the file, then its content."""
     names = sorted(index_files())
     index = folder / "fuzzed.index"
     if not index.exists():
@@ -75,7 +75,7 @@ def check_index(data: bytes, folder: Path) -> None:
 
 
 def check_openimages(data: bytes, folder: Path) -> None:
-    """The CSV files of boxes and of classes and a list of images, all with the same bytes."""
+    """Read the CSV files of boxes and of classes and a list of images, all with the same bytes."""
     file = write_file(folder / "fuzzed.csv", data)
     labels = {"/m/cat": 0, "/m/dog": 1}
     columns = ("ImageID", "LabelName", "XMin", "XMax", "YMin", "YMax", *FLAG_COLUMNS)
@@ -94,7 +94,7 @@ FLAG_COLUMNS = ("IsOccluded", "IsTruncated", "IsGroupOf", "IsDepiction", "IsInsi
 
 
 def check_image(data: bytes, folder: Path) -> None:
-    """An image file, with every installed decoder, with and without EXIF rotation."""
+    """Read an image file, with every installed decoder, with and without EXIF rotation."""
     file = write_file(folder / "fuzzed.image", data)
     for decoder, upright in itertools.product(installed_decoders(), (False, True)):
         read = partial(decode_image, file, decoder=decoder, apply_exif_orientation=upright)
@@ -113,7 +113,7 @@ def check_log(data: bytes, folder: Path) -> None:
 
 
 def check_mlperf_log(data: bytes, folder: Path) -> None:
-    """A run's `mlperf.log`, with the official checkers, and as the log of a resumed run."""
+    """Read a run's `mlperf.log`, with the official checkers, and as the log of a resumed run."""
     file = write_file(folder / "mlperf.log", data)
     value_or_error(lambda: check(path=file, rules=None, json_file=None), str(file))
     copies = [write_file(folder / f"{number}.log", data) for number in range(FEWEST)]
@@ -123,7 +123,7 @@ def check_mlperf_log(data: bytes, folder: Path) -> None:
 
 
 def check_hosts(data: bytes, folder: Path) -> None:
-    """A hostfile, and the same text as `--hosts`."""
+    """Read a hostfile, and the same text as `--hosts`."""
     file = write_file(folder / "hosts", data)
     hosts: tuple[Host, ...] | None = value_or_error(lambda: read_hostfile(file), str(file))
     if hosts is not None:
@@ -136,7 +136,7 @@ def check_hosts(data: bytes, folder: Path) -> None:
 
 
 def check_topology(data: bytes, folder: Path) -> None:
-    """`--topology` as lscpu's output, as files of sysfs, and the files of control groups."""
+    """Read `--topology` as lscpu's output, as files of sysfs, and the files of control groups."""
     file = write_file(folder / "lscpu.txt", data)
     copy = folder / "sys"
     for name in ("cpu/online", "cpu/cpu0/topology/core_id", "node/node0/cpulist"):
@@ -158,7 +158,7 @@ VARIABLES = ("RANK", "SIZE", "PMI_", "MPI_", "SLURM_", "MASTER_", "hosts ")
 
 
 def check_environment(data: bytes, folder: Path) -> None:
-    """Environment variables, one `NAME=value` per line."""
+    """Read environment variables, one `NAME=value` per line."""
     pairs = (line.partition("=") for line in data.decode("utf-8", "surrogateescape").split("\n"))
     environment = {name: value for name, equals, value in pairs if equals}
     ranks: Ranks | None = value_or_error(lambda: read_ranks(environment), *VARIABLES)

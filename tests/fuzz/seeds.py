@@ -49,7 +49,7 @@ ENVIRONMENTS = (
 
 
 def configs() -> list[bytes]:
-    """The files in configs/, and one with overrides."""
+    """Return the files in configs/, and one with overrides."""
     files = [file.read_bytes() for file in sorted((REPOSITORY / "configs").glob("**/*.yaml"))]
     pairs = (b"training.batch_size=4", b"data.scenes.train=20", b"engine=torch", b"run.name=x")
     merged = b"a: &a {x: 1}\nb: &b {<<: [*a, *a]}\nc: {<<: [*b, *b], y: [*a, *b]}\n"
@@ -62,7 +62,7 @@ def configs() -> list[bytes]:
 
 
 def mlperf_logs() -> list[bytes]:
-    """The log of a converged run, and its lines in another order."""
+    """Return the log of a converged run, and its lines in another order."""
     config = load_config("demo.yaml")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "mlperf.log"
@@ -80,7 +80,7 @@ def mlperf_logs() -> list[bytes]:
 
 
 def annotations() -> list[bytes]:
-    """COCO's format, complete and in parts."""
+    """Return annotations in COCO's format, complete and in parts."""
     whole = json.dumps(COCO).encode()
     return [
         whole,
@@ -92,7 +92,7 @@ def annotations() -> list[bytes]:
 
 @functools.cache
 def index_files() -> dict[str, bytes]:
-    """The files of a small index, by name."""
+    """Return the files of a small index, by name."""
     with tempfile.TemporaryDirectory() as folder:
         source, index = Path(folder, "a.json"), Path(folder, "index")
         source.write_text(json.dumps(COCO), encoding="utf-8")
@@ -101,12 +101,12 @@ def index_files() -> dict[str, bytes]:
 
 
 def indexes() -> list[bytes]:
-    """Each file of the index, unchanged."""
+    """Return each file of the index, unchanged."""
     return [bytes([place]) + content for place, content in enumerate(index_files().values())]
 
 
 def csv_files() -> list[bytes]:
-    """Boxes, classes and image ids."""
+    """Return boxes, classes and image ids."""
     return [
         BOXES,
         b"LabelName,DisplayName\n/m/cat,Cat\n/m/dog,Dog\n",
@@ -116,7 +116,7 @@ def csv_files() -> list[bytes]:
 
 
 def images() -> list[bytes]:
-    """A small picture in every supported format, and in modes that are converted."""
+    """Return a small picture in every supported format, and in modes that are converted."""
     contents = []
     for name, mode, options in (
         ("JPEG", "RGB", {}),
@@ -142,7 +142,7 @@ def images() -> list[bytes]:
 
 
 def logs() -> list[bytes]:
-    """The first lines of real benchdnn logs, and our marks."""
+    """Return the first lines of real benchdnn logs, and our marks."""
     files = sorted((REPOSITORY / "tests" / "fixtures" / "onednn").glob("*.log"))
     heads = [b"\n".join(file.read_bytes().split(b"\n")[:14]) + b"\n" for file in files]
     marks = (
@@ -158,7 +158,7 @@ def logs() -> list[bytes]:
 
 
 def hostfiles() -> list[bytes]:
-    """The formats of MPICH, Open MPI, batch systems, and Slurm."""
+    """Return the formats of MPICH, Open MPI, batch systems, and Slurm."""
     return [
         b"node1:8\nnode2:8 # the second\n",
         b"node1 slots=8 max_slots=9\nnode2 slots = 8\n",
@@ -169,11 +169,11 @@ def hostfiles() -> list[bytes]:
 
 
 def topologies() -> list[bytes]:
-    """lscpu's output, a list of CPUs, and files of control groups."""
+    """Return lscpu's output, a list of CPUs, and files of control groups."""
     return [LSCPU, b"0-1\n", b"0", b"100000 100000", b"max 100000", b"Mems_allowed_list:\t0-1\n",
             b"0::/a/b\n1:cpu,cpuacct:/x\n"]  # fmt: skip
 
 
 def environments() -> list[bytes]:
-    """The variables that each launcher sets."""
+    """Return the variables that each launcher sets."""
     return list(ENVIRONMENTS)

@@ -347,7 +347,7 @@ def measure_steps(
     `keep` receives all that is measured after each job.
 
     Raises:
-        JobFailedError: A job did not end well; its ranks have printed why.
+        JobFailedError: A job failed; its ranks have printed the reason.
         KeyboardInterrupt: Ctrl-C.
     """
     study = Rounds(

@@ -214,8 +214,8 @@ def test_each_learning_rate_has_a_panel() -> None:
     probes = [
         Probed(setting=Setting(2, 0.4, rate), points=points, staleness=1.0) for rate in (1, 0.3)
     ]
-    one, two = (loss_chart(probes[:count], probes[0].setting, title="x") for count in (1, 2))
-    assert picture_width(one) < picture_width(two)
+    single, pair = (loss_chart(probes[:count], probes[0].setting, title="x") for count in (1, 2))
+    assert picture_width(single) < picture_width(pair)
     for target in (None, 0.5):
         training = replace(sample_results().trained[0], target=target)
         assert picture_width(map_chart([training], title="x")) > 0

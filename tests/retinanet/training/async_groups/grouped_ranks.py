@@ -78,17 +78,17 @@ if __name__ == "__main__":
         everybody.barrier()
         return weights
 
-    def update_from_queue(everybody: ProcessGroup, own: ProcessGroup) -> dict[str, Any]:
+    def update_from_queue(everybody: ProcessGroup, members: ProcessGroup) -> dict[str, Any]:
         """Take steps that add powers of four to the weights, so that their sum shows which ones."""
         parameters = [nn.Parameter(torch.zeros(3, dtype=torch.float32))]
         weights = shared_weights(everybody, parameters)
-        update = GroupUpdate(weights, parameters, group=own, is_in_memory=True)
+        update = GroupUpdate(weights, parameters, group=members, is_in_memory=True)
         assert everybody.store is not None
-        number = everybody.rank // own.size
+        number = everybody.rank // members.size
         queue = BatchQueue(
-            everybody.store, stretch=1, steps=STEPS, group=number, group_size=own.size
+            everybody.store, stretch=1, steps=STEPS, group=number, group_size=members.size
         )
-        if not own.is_first:
+        if not members.is_first:
             time.sleep(LATE_S)  # the group's first rank must wait for it
         update.begin()
         staleness: list[int] = []
@@ -97,7 +97,7 @@ if __name__ == "__main__":
             parameters[0].grad = torch.full((3,), float(-(4**step)))
             update(1.0)
             staleness.append(update.staleness)
-            read: list[Tensor] = own.all_gather(parameters[0].detach())
+            read: list[Tensor] = members.all_gather(parameters[0].detach())
             equal.append(all(torch.equal(weights, read[0]) for weights in read))
         everybody.barrier()
         weights.copy_to(parameters)
@@ -125,16 +125,16 @@ if __name__ == "__main__":
     with joined(place, timeout_s=TIMEOUT_S) as group:
         torch.set_num_threads(1)
         comm_cpus = tuple(os.sched_getaffinity(0))
-        own = compute_group(group, GROUPS, comm_cpus=comm_cpus, timeout_s=TIMEOUT_S)
+        members = compute_group(group, GROUPS, comm_cpus=comm_cpus, timeout_s=TIMEOUT_S)
         results: dict[str, Any] = {
             "job rank": group.rank,
-            "rank": own.rank,
-            "first of its group": own.from_first(lambda: group.rank),
-            "gathered": own.gather(group.rank),
-            "gloo": averages(own, shared=False, compress="none"),
-            "gloo, bf16": averages(own, shared=False, compress="bf16"),
-            "shared": averages(own, shared=True, compress="none"),
-            "updates": update_from_queue(group, own),
+            "rank": members.rank,
+            "first of its group": members.from_first(lambda: group.rank),
+            "gathered": members.gather(group.rank),
+            "gloo": averages(members, shared=False, compress="none"),
+            "gloo, bf16": averages(members, shared=False, compress="bf16"),
+            "shared": averages(members, shared=True, compress="none"),
+            "updates": update_from_queue(group, members),
         }
         if group.rank != 2:
             results["remaining"] = remaining_ranks(group)
