@@ -41,10 +41,25 @@ def test_labels_by_category_id_equal_the_ids() -> None:
     assert BY_ID.category_ids[12] == 12
 
 
-@pytest.mark.parametrize(("ids", "invalid"), [([1, 91], "91"), ([1, -1], "-1")])
-def test_category_id_outside_the_classes_is_refused(ids: list[int], invalid: str) -> None:
-    with pytest.raises(InputError, match=rf"^a\.json: categories\[1\]\.id: {invalid} .*0 to 90"):
-        ClassMap.by_category_id(np.array(ids), ("a", "b"), 91, source="a.json")
+def test_category_id_outside_the_classes_is_refused() -> None:
+    for invalid in (91, -1):
+        with pytest.raises(
+            InputError, match=rf"^a\.json: categories\[1\]\.id: {invalid} .*0 to 90"
+        ):
+            ClassMap.by_category_id(np.array([1, invalid]), ("a", "b"), 91, source="a.json")
+    for unknown in (-5, 4, 1000):
+        with pytest.raises(InputError, match=f"category id {unknown} "):
+            CONTIGUOUS.to_labels(np.array([3, unknown]))
+
+
+@pytest.mark.parametrize(
+    ("ids", "names"),
+    [([1, 2], ["a"]), ([1, 1], ["a", "b"]), (["1"], ["a"]), ([1], [None]), ([[1]], ["a"])],
+)
+def test_damaged_dict_is_refused(ids: list[object], names: list[object]) -> None:
+    for content in ({}, {"category_ids": ids, "names": names}):
+        with pytest.raises(InputError, match=r"^classes: "):
+            ClassMap.from_json(content)
 
 
 @pytest.mark.parametrize("classes", [CONTIGUOUS, BY_ID])
@@ -52,28 +67,6 @@ def test_round_trips(classes: ClassMap) -> None:
     assert ClassMap.from_json(json.loads(json.dumps(classes.to_json()))) == classes
     labels = np.arange(classes.num_classes)
     assert classes.to_labels(classes.to_category_ids(labels)).tolist() == labels.tolist()
-
-
-@pytest.mark.parametrize("unknown", [-5, 4, 1000])
-def test_unknown_category_id_is_refused(unknown: int) -> None:
-    with pytest.raises(InputError, match=f"category id {unknown} "):
-        CONTIGUOUS.to_labels(np.array([3, unknown]))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        {},
-        {"category_ids": [1, 2], "names": ["a"]},
-        {"category_ids": [1, 1], "names": ["a", "b"]},
-        {"category_ids": ["1"], "names": ["a"]},
-        {"category_ids": [1], "names": [None]},
-        {"category_ids": [[1]], "names": ["a"]},
-    ],
-)
-def test_damaged_dict_is_refused(content: dict[str, object]) -> None:
-    with pytest.raises(InputError, match=r"^classes: expected"):
-        ClassMap.from_json(content)
 
 
 @pytest.mark.parametrize("classes", [CONTIGUOUS, BY_ID])
@@ -110,18 +103,18 @@ def make_tree(root: Path, name: str) -> None:
         annotations.write_text("{}")
 
 
+OPENIMAGES, COCO = "MLPerf's OpenImages", "COCO's"
+NONE = {"annotations": "none.json"}
+LABELS = "labels/openimages-mlperf.json"
+
+
 @pytest.mark.parametrize(
     ("tree", "split", "annotations", "images"),
     [
-        ("MLPerf's OpenImages", "train", "train/labels/openimages-mlperf.json", "train/data"),
-        (
-            "MLPerf's OpenImages",
-            "validation",
-            "validation/labels/openimages-mlperf.json",
-            "validation/data",
-        ),
-        ("COCO's", "train", "annotations/instances_train2017.json", "train2017"),
-        ("COCO's", "validation", "annotations/instances_val2017.json", "val2017"),
+        (OPENIMAGES, "train", f"train/{LABELS}", "train/data"),
+        (OPENIMAGES, "validation", f"validation/{LABELS}", "validation/data"),
+        (COCO, "train", "annotations/instances_train2017.json", "train2017"),
+        (COCO, "validation", "annotations/instances_val2017.json", "val2017"),
     ],
 )
 def test_known_tree_is_found(
@@ -146,30 +139,27 @@ def test_given_paths_override_the_tree(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("root", "split", "annotations", "parts"),
+    ("root", "split", "given", "parts"),
     [
-        (None, "validation", None, ["data.root: not set", "data.validation_annotations"]),
-        (None, "validation", None, ["data.validation_images"]),
-        ("empty", "train", None, ["data.root: {}/empty ", "/train/labels/openimages-mlperf.json"]),
-        ("empty", "train", None, ["/annotations/instances_train2017", "data.train_annotations"]),
-        ("none", "train", None, ["data.root: {}/none is not a folder"]),
-        ("half", "validation", None, ["data.validation_images: {}/half/val2017 does not exist"]),
-        ("half", "train", "none.json", ["data.train_annotations: {}/none.json does not exist"]),
-        (None, "train", "none.json", ["data.root: not set; set it, or data.train_images"]),
+        (None, "validation", {}, ["data.root: not set", "data.validation_annotations"]),
+        (None, "validation", {}, ["data.validation_images"]),
+        ("empty", "train", {}, ["data.root: {}/empty ", "/train/labels/openimages-mlperf.json"]),
+        ("empty", "train", {}, ["/annotations/instances_train2017", "data.train_annotations"]),
+        ("none", "train", {}, ["data.root: {}/none is not a folder"]),
+        ("half", "validation", {}, ["data.validation_images: {}/half/val2017 does not exist"]),
+        ("half", "train", NONE, ["data.train_annotations: {}/none.json does not exist"]),
+        (None, "train", NONE, ["data.root: not set; set it, or data.train_images"]),
     ],
 )
 def test_missing_path_is_reported_with_its_field(
-    tmp_path: Path, root: str | None, split: SplitName, annotations: str | None, parts: list[str]
+    tmp_path: Path, root: str | None, split: SplitName, given: dict[str, str], parts: list[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
-    make_tree(tmp_path / "half", "COCO's")
+    make_tree(tmp_path / "half", COCO)
     (tmp_path / "half" / "val2017").rmdir()
+    paths: dict[str, Path | None] = {"annotations": None, "images": None}
+    paths |= {name: tmp_path / file for name, file in given.items()}
     with pytest.raises(InputError) as caught:
-        find_split(
-            root and tmp_path / root,  # type: ignore[arg-type]
-            split,
-            annotations=annotations and tmp_path / annotations,  # type: ignore[arg-type]
-            images=None,
-        )
+        find_split(tmp_path / root if root else None, split, **paths)
     text = str(caught.value)
     assert "\n" not in text and all(part.format(tmp_path) in text for part in parts)

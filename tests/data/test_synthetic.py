@@ -1,7 +1,5 @@
 """Synthetic data: the images, the data set of the demo, and `python -m data scenes`."""
 
-import hashlib
-import json
 from pathlib import Path
 from random import Random
 
@@ -11,7 +9,7 @@ from PIL import Image, ImageDraw
 
 import data.synthetic
 from data.__main__ import main
-from data.annotations import find_split
+from data.annotations import SplitName, find_split
 from data.coco_json import read_annotations
 from data.synthetic import (
     KINDS,
@@ -24,15 +22,10 @@ from data.synthetic import (
     overlap_share,
     place_box,
 )
+from tests.data.download.samples import tree
 from tests.support.commands import RunHere
 
-
-def digests(folder: Path) -> dict[str, str]:
-    return {
-        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(folder.rglob("*"))
-        if file.is_file()
-    }
+SPLITS: tuple[SplitName, ...] = ("train", "validation")
 
 
 def make(root: Path, *, seed: int = 0, train: int = 3, validation: int = 2) -> bool:
@@ -42,50 +35,46 @@ def make(root: Path, *, seed: int = 0, train: int = 3, validation: int = 2) -> b
 def test_images_depend_on_the_seed_alone(tmp_path: Path) -> None:
     for name, seed in (("first", 5), ("second", 5), ("other", 6)):
         assert make(tmp_path / name, seed=seed)
-    first, other = digests(tmp_path / "first"), digests(tmp_path / "other")
-    assert first == digests(tmp_path / "second")
-    assert first.keys() == other.keys()
+    first, other = tree(tmp_path / "first"), tree(tmp_path / "other")
+    assert first == tree(tmp_path / "second") and first.keys() == other.keys()
     assert not set(first.values()) & set(other.values())
-
-
-def test_splits_differ_and_a_larger_one_begins_with_the_same_images(tmp_path: Path) -> None:
-    make(tmp_path / "small", train=2)
-    make(tmp_path / "large", train=4)
-    small, large = digests(tmp_path / "small"), digests(tmp_path / "large")
-    assert len(set(large.values())) == len(large) == 4 + 2 + 2 + 1
-    images = [name for name in small if name.endswith(".jpg")]
-    assert len(images) == 4 and all(small[name] == large[name] for name in images)
-
-
-def test_existing_data_are_not_drawn_again(tmp_path: Path) -> None:
-    root = tmp_path / "scenes"
-    assert make(root)
-    before = {file: file.stat().st_mtime_ns for file in root.rglob("*")}
-    assert not make(root)
-    assert {file: file.stat().st_mtime_ns for file in root.rglob("*")} == before
+    # A larger split begins with the same images.
+    make(tmp_path / "large", seed=5, train=5)
+    large = tree(tmp_path / "large")
+    assert len(set(large.values())) == len(large) == 5 + 2 + 2 + 1
+    images = [name for name in first if name.endswith(".jpg")]
+    assert len(images) == 5 and all(first[name] == large[name] for name in images)
 
 
 def test_data_of_another_recipe_are_replaced(tmp_path: Path) -> None:
     root = tmp_path / "scenes"
-    make(root, train=4)
-    assert make(root, train=2)
-    assert make(root, seed=1, train=2)
+    assert make(root, train=4)
+    before = {file: file.stat().st_mtime_ns for file in root.rglob("*")}
+    assert not make(root, train=4)
+    assert {file: file.stat().st_mtime_ns for file in root.rglob("*")} == before
+    assert make(root, train=2) and make(root, seed=1, train=2)
     make(tmp_path / "fresh", seed=1, train=2)
-    assert digests(root) == digests(tmp_path / "fresh")
+    assert tree(root) == tree(tmp_path / "fresh")
 
 
-def test_tree_is_mlperfs_openimages(tmp_path: Path) -> None:
-    root = tmp_path / "scenes"
-    make(root, train=4, validation=3)
-    for split, count in (("train", 4), ("validation", 3)):
-        paths = find_split(root, split, annotations=None, images=None)  # type: ignore[arg-type]
+def test_tree_is_mlperfs_openimages_with_the_drawn_boxes(tmp_path: Path) -> None:
+    root, counts = tmp_path / "scenes", {"train": 4, "validation": 3}
+    make(root, seed=3, **counts)
+    for split in SPLITS:
+        paths = find_split(root, split, annotations=None, images=None)
         annotations = read_annotations(paths.annotations)
-        assert len(annotations) == count
+        assert len(annotations) == counts[split]
         assert annotations.category_names == tuple(kind.name for kind in KINDS)
         for index, name in enumerate(annotations.file_names):
             with Image.open(paths.images / name) as picture:
                 size = int(annotations.widths[index]), int(annotations.heights[index])
                 assert picture.size == size and size in SIZES
+            rows, image_id = annotations.box_slice(index), annotations.image_ids[index]
+            _, objects = draw_scene(Random(f"3 {split} {image_id - 1}"))
+            labels = annotations.box_category_ids[rows].tolist()
+            assert labels == [label + 1 for label, _ in objects]
+            for box, (_, drawn) in zip(annotations.boxes[rows].tolist(), objects, strict=True):
+                assert box == pytest.approx(drawn)
 
 
 @pytest.mark.parametrize("has_old_data", [False, True])
@@ -100,20 +89,19 @@ def test_interruption_leaves_no_partial_tree(tmp_path: Path, has_old_data: bool)
     root = tmp_path / "scenes"
     if has_old_data:
         make(root, seed=9)
-    before = digests(root)
+    before = tree(root)
     with pytest.raises(KeyboardInterrupt):
         make_synthetic_data(root, seed=0, train=3, validation=2, advance=interrupt)
     assert calls == [1, 2, 3, 4]
-    assert root.exists() == has_old_data and digests(root) == before
-    assert make(root)
-    make(tmp_path / "fresh")
-    assert digests(root) == digests(tmp_path / "fresh")
+    assert root.exists() == has_old_data and tree(root) == before
+    assert make(root) and make(tmp_path / "fresh")
+    assert tree(root) == tree(tmp_path / "fresh")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fresh", "scenes"]
 
 
 def test_boxes_are_inside_the_image_and_overlap_little() -> None:
-    seen = set()
-    for seed in range(40):
+    seen, counts = set(), []
+    for seed in range(120):
         picture, objects = draw_scene(Random(seed))
         for label, (left, top, right, bottom) in objects:
             assert 0 <= left < right <= picture.width
@@ -123,25 +111,10 @@ def test_boxes_are_inside_the_image_and_overlap_little() -> None:
         boxes = [box for _, box in objects]
         shares = [overlap_share(a, b) for a in boxes for b in boxes if a is not b]
         assert all(share <= LARGEST_OVERLAP + 0.01 for share in shares)
+        counts.append(len(objects))
     assert seen == set(range(len(KINDS)))
-
-
-def test_number_of_objects_per_image() -> None:
-    counts = [len(draw_scene(Random(seed))[1]) for seed in range(120)]
     assert 0 in counts and max(counts) == 5
     assert counts.count(0) < 15 and 2 < sum(counts) / len(counts) < 4
-
-
-def test_json_boxes_are_those_drawn(tmp_path: Path) -> None:
-    make(tmp_path / "scenes", seed=3, train=5)
-    labels = tmp_path / "scenes/train/labels/openimages-mlperf.json"
-    content = json.loads(labels.read_text())
-    for image in content["images"]:
-        _, objects = draw_scene(Random(f"3 train {image['id'] - 1}"))
-        entries = [box for box in content["annotations"] if box["image_id"] == image["id"]]
-        assert [box["category_id"] for box in entries] == [label + 1 for label, _ in objects]
-        for box, (_, (left, top, right, bottom)) in zip(entries, objects, strict=True):
-            assert box["bbox"] == pytest.approx([left, top, right - left, bottom - top])
 
 
 def test_overlap_share() -> None:

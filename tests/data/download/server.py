@@ -128,6 +128,7 @@ class Handler(BaseHTTPRequestHandler):
     def answer(
         self, status: int, body: bytes, *, length: int | None = None, **headers: str
     ) -> None:
+        """Send a response; a shorter body than `length` ends the connection."""
         self.send_response(status)
         self.send_header("Content-Length", str(len(body) if length is None else length))
         self.send_header("ETag", f'"{self.state.tag}"')
@@ -135,6 +136,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         self.wfile.write(body)
+        if length is not None and length > len(body) > 0:
+            self.hang_up()
 
     def start_chunks(self) -> None:
         self.send_response(200)
@@ -155,8 +158,7 @@ class Handler(BaseHTTPRequestHandler):
         elif start >= len(body):
             self.answer(416, b"", Content_Range=f"bytes */{len(body)}")
         else:
-            last = len(body) - 1
-            self.answer(206, body[start:], Content_Range=f"bytes {start}-{last}/{len(body)}")
+            self.answer(206, body[start:], Content_Range=range_from(start, body))
 
     def slow(self, body: bytes) -> None:
         """Send the file in four parts, within a fifth of a second."""
@@ -173,9 +175,6 @@ class Handler(BaseHTTPRequestHandler):
 
     # Faults
 
-    def no_answer(self, body: bytes) -> None:
-        self.hang_up()
-
     def silent(self, body: bytes) -> None:
         self.answer(200, body[:10], length=len(body))
         self.wfile.flush()
@@ -186,22 +185,12 @@ class Handler(BaseHTTPRequestHandler):
         """Send half of the requested bytes, then nothing."""
         start = int(re.sub(r"\D", "", self.headers.get("Range", "")) or 0)
         part = body[start:]
-        place = {"Content_Range": f"bytes {start}-{len(body) - 1}/{len(body)}"} if start else {}
+        place = {"Content_Range": range_from(start, body)} if start else {}
         self.answer(206 if start else 200, part[: len(part) // 2], length=len(part), **place)
-        self.hang_up()
-
-    def cut_off_whole(self, body: bytes) -> None:
-        """Send half of the file, as a server without ranges."""
-        self.answer(200, body[: len(body) // 2], length=len(body))
-        self.hang_up()
 
     def chunked_cut_off(self, body: bytes) -> None:
         self.start_chunks()
         self.wfile.write(b"%x\r\n%b" % (len(body), body[: len(body) // 2]))
-        self.hang_up()
-
-    def length_too_long(self, body: bytes) -> None:
-        self.answer(200, body, length=len(body) + 10)
         self.hang_up()
 
     def no_length(self, body: bytes) -> None:
@@ -210,11 +199,6 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body[: len(body) // 2])
         self.hang_up()
-
-    def another_range(self, body: bytes) -> None:
-        start = len(body) // 3
-        place = f"bytes {start}-{len(body) - 1}/{len(body)}"
-        self.answer(206, body[start:], Content_Range=place)
 
     def control_characters(self, body: bytes) -> None:
         """Send a reason phrase that would clear a terminal and forge a line of a list."""
@@ -229,10 +213,6 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
         self.hang_up()
 
-    def range_of_many_digits(self, body: bytes) -> None:
-        many = "9" * 5000
-        self.answer(206, body, Content_Range=f"bytes 5-{many}/{many}")
-
     def chunks_without_end(self, body: bytes) -> None:
         self.start_chunks()
         while True:
@@ -243,12 +223,26 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"-5\r\n" + body)
         self.hang_up()
 
-    def sent_on_with_a_bomb(self, body: bytes) -> None:
-        """Redirect to the same path, with a compressed bomb as body."""
-        self.answer(302, bomb(), Content_Encoding="gzip", Location=self.path)
+
+def range_from(start: int, body: bytes) -> str:
+    return f"bytes {start}-{len(body) - 1}/{len(body)}"
 
 
 RESPONSES: dict[str, Callable[[Handler, bytes], None]] = {
+    "no_answer": lambda handler, body: handler.hang_up(),
+    "cut_off_whole": lambda handler, body: handler.answer(
+        200, body[: len(body) // 2], length=len(body)
+    ),
+    "length_too_long": lambda handler, body: handler.answer(200, body, length=len(body) + 10),
+    "another_range": lambda handler, body: handler.answer(
+        206, body[len(body) // 3 :], Content_Range=range_from(len(body) // 3, body)
+    ),
+    "range_of_many_digits": lambda handler, body: handler.answer(
+        206, body, Content_Range=f"bytes 5-{'9' * 5000}/{'9' * 5000}"
+    ),
+    "sent_on_with_a_bomb": lambda handler, body: handler.answer(
+        302, bomb(), Content_Encoding="gzip", Location=handler.path
+    ),
     "error_500": lambda handler, body: handler.answer(500, b"oops"),
     "error_503": lambda handler, body: handler.answer(503, b"busy", Retry_After="0"),
     "error_429": lambda handler, body: handler.answer(
@@ -273,27 +267,10 @@ RESPONSES: dict[str, Callable[[Handler, bytes], None]] = {
 """The faults that are a single response."""
 
 FAULTS = (
-    "slow",
-    "error_500",
-    "error_503",
-    "error_429",
-    "no_answer",
-    "cut_off",
-    "chunked_cut_off",
-    "length_too_long",
-    "length_too_short",
-    "no_length",
-    "html",
-    "garbage",
-    "truncated",
-    "empty",
-    "compressed",
-    "another_range",
-    "nonsense_range",
-    "control_characters",
-    "too_many_digits",
-    "range_of_many_digits",
-    "compressed_bomb",
+    *("slow", "error_500", "error_503", "error_429", "no_answer", "cut_off"),
+    *("chunked_cut_off", "length_too_long", "length_too_short", "no_length", "html"),
+    *("garbage", "truncated", "empty", "compressed", "another_range", "nonsense_range"),
+    *("control_characters", "too_many_digits", "range_of_many_digits", "compressed_bomb"),
 )
 IMAGE_FAULTS = (*FAULTS, "chunked", "silent", "without_its_end")
 FILE_FAULTS = (*FAULTS, "cut_off_whole", "whole_for_a_part", "nothing_left")
