@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Never
+from typing import Any, Never
 
 import pytest
 import torch
@@ -270,12 +270,14 @@ def test_fewer_images_than_a_batch_are_repeated() -> None:
     assert len({key.seed for key in batch}) == 8
 
 
+def of_ranks(num_images: int, *, ranks: int) -> list[TrainingBatches]:
+    options: dict[str, Any] = {"batch_size": 4, "seed": 9, "ranks": ranks}
+    return [TrainingBatches(num_images, rank=n, **options) for n in range(ranks)]
+
+
 @pytest.mark.parametrize(("num_images", "ranks"), [(23, 2), (23, 3), (5, 4), (64, 4)])
 def test_ranks_share_one_order(num_images: int, ranks: int) -> None:
-    parts = [
-        list(TrainingBatches(num_images, batch_size=4, seed=9, rank=rank, ranks=ranks))
-        for rank in range(ranks)
-    ]
+    parts = [list(batches) for batches in of_ranks(num_images, ranks=ranks)]
     whole = list(TrainingBatches(num_images, batch_size=4 * ranks, seed=9))
     assert {len(part) for part in parts} == {len(whole)}
     for step, batch in enumerate(whole):
@@ -285,8 +287,7 @@ def test_ranks_share_one_order(num_images: int, ranks: int) -> None:
 @pytest.mark.parametrize("first", [0, 8, 24, 60])
 def test_samples_do_not_depend_on_the_number_of_ranks(first: int) -> None:
     """The remaining images and their augmentations are in the same order."""
-    alone = TrainingBatches(64, batch_size=4, seed=9)
-    three = [TrainingBatches(64, batch_size=4, seed=9, rank=rank, ranks=3) for rank in range(3)]
+    [alone], three = of_ranks(64, ranks=1), of_ranks(64, ranks=3)
     for batches in (alone, *three):
         batches.set_position(1, first)
     remaining = list(itertools.chain(*alone))
@@ -296,11 +297,19 @@ def test_samples_do_not_depend_on_the_number_of_ranks(first: int) -> None:
     assert read == remaining[: len(read)]
 
 
-@pytest.mark.parametrize(("num_images", "ranks"), [(10, 3), (24781, 8), (2, 4), (16, 4)])
-def test_evaluation_of_ranks_has_no_padding(num_images: int, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("num_images", "ranks", "remaining"),
+    [(10, 3, 3), (24781, 8, 8), (2, 4, 4), (16, 4, 4), (10, 4, 3), (4, 4, 1)],
+)
+def test_evaluation_of_ranks_has_no_padding(num_images: int, ranks: int, remaining: int) -> None:
     parts = [
         EvaluationBatches(num_images, batch_size=4, rank=rank, ranks=ranks) for rank in range(ranks)
     ]
+    if remaining < ranks:
+        del parts[1]  # its rank ended: the others share its images
+        parts = parts[:remaining]
+        for rank, part in enumerate(parts):
+            part.share(rank=rank, ranks=remaining)
     read = [indices(list(part)) for part in parts]
     assert list(itertools.chain(*read)) == list(range(num_images))
     assert max(map(len, read)) - min(map(len, read)) <= 1
@@ -358,16 +367,6 @@ def test_batches_are_chosen_lazily() -> None:
     batches.chosen = numbers
     next(iter(batches))
     assert list(numbers) == list(range(1, 9))
-
-
-@pytest.mark.parametrize(("num_images", "ranks"), [(10, 3), (4, 1)])
-def test_evaluation_is_shared_among_remaining_ranks(num_images: int, ranks: int) -> None:
-    parts = [EvaluationBatches(num_images, batch_size=4, rank=rank, ranks=4) for rank in (0, 2, 3)]
-    remaining = parts[:ranks]
-    for rank, part in enumerate(remaining):
-        part.share(rank=rank, ranks=ranks)
-    assert indices([batch for part in remaining for batch in part]) == list(range(num_images))
-    assert [len(part) for part in remaining] == [len(list(part)) for part in remaining]
 
 
 KILLED = "DataLoader worker (pid 123) is killed by signal: Killed. "

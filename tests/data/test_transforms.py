@@ -36,14 +36,10 @@ def test_resize_is_within_one_level_of_float_bilinear(shape: tuple[int, int], si
 def test_resize_uses_no_antialiasing() -> None:
     """Halving twice over: bilinear looks at 2×2 of each 4×4 pixels, here all black."""
     image = np.full((64, 64, 3), 255, dtype=np.uint8)
-    for row in (1, 2):
-        for column in (1, 2):
-            image[row::4, column::4] = 0
-    assert resize_image(image, 16).max() == 0
-
-
-def test_resized_images_are_channels_last() -> None:
-    assert resize_image(noise(20, 30), 16).stride() == (1, 48, 3)
+    for row, column in ((1, 1), (1, 2), (2, 1), (2, 2)):
+        image[row::4, column::4] = 0
+    resized = resize_image(image, 16)
+    assert resized.max() == 0 and resized.stride() == (1, 48, 3)
 
 
 @pytest.mark.parametrize(
@@ -81,26 +77,25 @@ def test_flip_twice_is_identity() -> None:
     assert not torch.equal(once_image, image) and once_image.stride() == image.stride()
     twice_image, twice_boxes = flip(once_image, once_boxes)
     assert torch.equal(twice_image, image) and torch.equal(twice_boxes, boxes)
+    assert flip(image, torch.zeros(0, 4))[1].shape == (0, 4)
 
 
-def test_flip_without_boxes() -> None:
-    assert flip(resize_image(noise(4, 4), 4), torch.zeros(0, 4))[1].shape == (0, 4)
-
-
-def test_boxes_are_clipped_and_marked_without_area() -> None:
-    boxes = torch.tensor(
-        [
-            [-5.0, -5, 10, 10],
-            [4, 4, 4.0005, 9],
-            [4, 4, 9, 4],
-            [60, 60, 70, 64],
-            [64, 0, 70, 9],
-            [4, 4, 4.1, 4.1],
-        ]
-    )
-    clipped, keep = clip_boxes(boxes, size=64)
-    assert clipped[0].tolist() == [0, 0, 10, 10] and clipped[3].tolist() == [60, 60, 64, 64]
-    assert keep.tolist() == [True, False, False, True, False, True]
+@pytest.mark.parametrize(
+    ("box", "expected", "keep"),
+    [
+        ([-5.0, -5, 10, 10], [0, 0, 10, 10], True),
+        ([60.0, 60, 70, 64], [60, 60, 64, 64], True),
+        ([4, 4, 4.1, 4.1], [4, 4, 4.1, 4.1], True),
+        ([4, 4, 4.0005, 9], [4, 4, 4.0005, 9], False),
+        ([4.0, 4, 9, 4], [4, 4, 9, 4], False),
+        ([64.0, 0, 70, 9], [64, 0, 64, 9], False),
+    ],
+)
+def test_boxes_are_clipped_and_marked_without_area(
+    box: list[float], expected: list[float], keep: bool
+) -> None:
+    clipped, kept = clip_boxes(torch.tensor([box]), size=64)
+    assert clipped[0].tolist() == pytest.approx(expected) and kept.tolist() == [keep]
 
 
 def test_normalize_agrees_with_torchvision_and_keeps_the_layout() -> None:

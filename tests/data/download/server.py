@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import zlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -43,7 +43,6 @@ class Server:
         self.tag = "1"
         self.requests: list[RequestSeen] = []
         self.heads = 0
-        self.served: Counter[str] = Counter()
         self.active = 0
         self.most_active = 0
         self.lock = threading.Lock()
@@ -123,7 +122,6 @@ class Handler(BaseHTTPRequestHandler):
         finally:
             with self.state.lock:
                 self.state.active -= 1
-                self.state.served[self.path] += 1
 
     def answer(
         self, status: int, body: bytes, *, length: int | None = None, **headers: str
