@@ -51,9 +51,14 @@ ROWS = [
 """Images out of order, several boxes an image, groups, unknown flags, an image (2) all of whose
 boxes are of another class, a box without width."""
 
-NO_FLAGS = dict.fromkeys(
-    ["IsOccluded", "IsInside", "IsDepiction", "IsTruncated", "IsGroupOf"], False
-)
+FLAGS = ("IsOccluded", "IsInside", "IsDepiction", "IsTruncated", "IsGroupOf")
+
+
+def annotation(number: int, image: int, category: int, bbox: list[float], *flags: str) -> Any:
+    """Return a box as MLPerf's JSON has it; the area is that of the box."""
+    ids = {"id": number, "image_id": image, "category_id": category}
+    box = {"bbox": bbox, "area": bbox[2] * bbox[3], "iscrowd": int("IsGroupOf" in flags)}
+    return ids | box | {name: name in flags for name in FLAGS}
 
 
 def export(
@@ -94,20 +99,10 @@ def test_every_field(tmp_path: Path) -> None:
     flat = [0.6 * 41, 15.5, 0.0, 7.75]
     group = [0.1 * 43, 0.2 * 33, (0.3 - 0.1) * 43, (0.7 - 0.2) * 33]
     assert content["annotations"] == [
-        {"id": 1, "image_id": 1, "category_id": 0, "bbox": dog, "area": dog[2] * 31, "iscrowd": 0}
-        | NO_FLAGS
-        | {"IsOccluded": True, "IsTruncated": True, "IsDepiction": True},
-        {"id": 2, "image_id": 1, "category_id": 1, "bbox": flat, "area": 0.0, "iscrowd": 1}
-        | NO_FLAGS
-        | {"IsGroupOf": True},
-        {"id": 3, "image_id": 2, "category_id": 1, "bbox": group, "iscrowd": 1}
-        | {"area": group[2] * group[3]}
-        | NO_FLAGS
-        | {"IsGroupOf": True},
-        {"id": 4, "image_id": 2, "category_id": 1, "bbox": [0, 0, 43, 33], "iscrowd": 0}
-        | {"area": 43 * 33}
-        | NO_FLAGS
-        | {"IsInside": True},
+        annotation(1, 1, 0, dog, "IsOccluded", "IsTruncated", "IsDepiction"),
+        annotation(2, 1, 1, flat, "IsGroupOf"),
+        annotation(3, 2, 1, group, "IsGroupOf"),
+        annotation(4, 2, 1, [0, 0, 43, 33], "IsInside"),
     ]
 
 
@@ -118,21 +113,13 @@ def expected_annotations(boxes_csv: Path, names: list[str]) -> list[dict[str, An
     image_ids = sorted({row["ImageID"] for row in rows})
     rows.sort(key=lambda row: row["ImageID"])
     annotations: list[dict[str, Any]] = []
-    for row in rows:
+    for number, row in enumerate(rows, start=1):
         width, height = size_of(int(row["ImageID"], 16))
         left, right, top, bottom = (float(row[name]) for name in ("XMin", "XMax", "YMin", "YMax"))
         bbox = [left * width, top * height, (right - left) * width, (bottom - top) * height]
-        annotations.append(
-            {
-                "id": len(annotations) + 1,
-                "image_id": image_ids.index(row["ImageID"]) + 1,
-                "category_id": names.index(LABELS[row["LabelName"]]),
-                "bbox": bbox,
-                "area": bbox[2] * bbox[3],
-                "iscrowd": int(bool(int(row["IsGroupOf"]))),
-                **{name: bool(int(row[name])) for name in NO_FLAGS},
-            }
-        )
+        image, category = image_ids.index(row["ImageID"]) + 1, names.index(LABELS[row["LabelName"]])
+        flags = (name for name in FLAGS if int(row[name]))
+        annotations.append(annotation(number, image, category, bbox, *flags))
     return annotations
 
 
