@@ -107,7 +107,7 @@ def patched_network(folder: Path) -> ModuleType:
     return module
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_compare_reports_the_patched_layer(tmp_path: Path, run_here: RunHere) -> None:
     ours = REPOSITORY / "retinanet" / "engine" / "folded_forward.py"
     logs = {}

@@ -434,6 +434,7 @@ def test_run_without_a_complete_checkpoint_is_not_restarted(
     assert snapshot(run) == before
 
 
+@pytest.mark.exhaustive
 def test_starting_a_loading_process_within_an_epoch_keeps_the_losses(
     root: Path, train: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -482,7 +483,14 @@ def test_folder_of_a_running_training_is_refused(tmp_path: Path, train: Command)
     assert [file.name for file in (tmp_path / "live").iterdir()] == [".lock"]
 
 
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+@pytest.mark.parametrize(
+    "number",
+    [
+        errno.ENOLCK,
+        pytest.param(errno.ENOSYS, marks=pytest.mark.exhaustive),
+        pytest.param(errno.EOPNOTSUPP, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_configuration_error_leaves_no_lock_file_on_a_file_system_without_locks(
     number: int, without_locks_library: Path, tmp_path: Path
 ) -> None:
@@ -493,6 +501,7 @@ def test_configuration_error_leaves_no_lock_file_on_a_file_system_without_locks(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.exhaustive
 def test_second_run_is_refused_on_a_file_system_without_locks(
     without_locks_library: Path, tmp_path: Path
 ) -> None:
@@ -545,6 +554,7 @@ def test_nonfinite_losses_are_skipped_up_to_the_limit(
     assert "nan" in batch["losses"].values() and len(batch["images"]) == 2
 
 
+@pytest.mark.exhaustive
 def test_run_resumed_after_a_skipped_step_is_bit_identical(
     root: Path, train: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

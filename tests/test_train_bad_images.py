@@ -106,6 +106,7 @@ def test_bad_image_stops_the_run_which_resumes_after_repair(dataset: Path) -> No
     assert len(records(dataset, "evaluation")) == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("clean_up")
 def test_more_bad_images_than_the_limit_end_the_run(dataset: Path) -> None:
     for index in range(0, NUM_IMAGES, 2):

@@ -140,6 +140,7 @@ def is_metric(process: int) -> bool:
     return b"spawn_main" in Path(f"/proc/{process}/cmdline").read_bytes()
 
 
+@pytest.mark.exhaustive
 def test_weights_that_reached_the_target_are_restored(root: Path) -> None:
     images = ("data.scenes.train=32", "data.scenes.validation=8", "training.batch_size=8")
     arguments = (OVERLAP, *images, "training.epochs=40", "training.target_map=1e-9")

@@ -236,7 +236,7 @@ def test_setup_without_python_prints_the_quoted_message(tmp_path: Path) -> None:
     assert pattern_of(quoted).match(done.stderr)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_openmp_prints_the_quoted_message() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import torch"],

@@ -194,7 +194,7 @@ def allocator(request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the policy is glibc's")
 def test_tuned_allocator_causes_few_page_faults(faults_of_system: int) -> None:
     assert faults("tuned") < faults_of_system / 20

@@ -229,7 +229,7 @@ def test_rank_0_names_the_missing_ranks() -> None:
     assert facts[1:] == [[1], [2], [3], [4]]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_missing_ranks_end_the_others() -> None:
     first, second, *others = start_apart(5, PROGRAM, "exchange", str(TIMEOUT_S), started=2)
     assert not others

@@ -290,7 +290,7 @@ def run_monitored(hosts: TwoHosts, mark: str) -> Ended:
     return ended(hosts.start_on_left(command, environment=os.environ), timeout=60)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_firewall_before_the_start_ends_the_job(hosts: TwoHosts, tmp_path: Path) -> None:
     hosts.drop_everything()
     begin = time.monotonic()

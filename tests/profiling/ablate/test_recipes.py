@@ -173,7 +173,7 @@ def test_convergence_points_are_the_published_ones() -> None:
         assert low <= middle == point.mean_epochs <= high
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_short_trainings_differ_by_the_loss_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"TRAIN": 24, "HELD_OUT": 8}.items():
         monkeypatch.setattr(training, name, value)

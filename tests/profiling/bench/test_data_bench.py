@@ -143,7 +143,7 @@ def test_both_pipelines_make_the_same_batch_up_to_rounding(
     assert min(*ours.seconds.values(), *theirs.seconds.values()) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_variants_are_measured_printed_and_written(
     run_here: RunHere, photos: list[Path], tmp_path: Path
 ) -> None:

@@ -68,7 +68,7 @@ def test_generated_annotations_have_the_requested_size(tmp_path: Path) -> None:
     assert len(set(annotations.file_names)) == 300 and progress[-1] == 300
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_index_is_opened_by_processes_and_removed(tmp_path: Path) -> None:
     options = ["--images", "50", "--boxes", "200", "--ranks", "2", "--folder", str(tmp_path)]
     file = tmp_path / "numbers.json"

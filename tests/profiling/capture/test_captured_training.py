@@ -212,6 +212,7 @@ def test_summary_names_the_files_and_the_commands_that_read_them(runs: Runs) -> 
     assert f"python -m profiling trace {trace} --out {trace.with_name('tables')}\n" in summary
 
 
+@pytest.mark.exhaustive
 def test_signal_within_the_profiled_steps_leaves_whole_files(tmp_path: Path) -> None:
     settings = ("training.max_steps=9999", "training.epochs=9999", "evaluation.every=9999")
     window = ("profile.onednn.steps=2-9999", "profile.trace.steps=2-9999")

@@ -203,6 +203,7 @@ def test_missing_pyav_is_an_error(
     assert "a.mp4: av not installed; run `make serving`" in done.stderr
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_leaves_a_playable_video(detector: Path, tmp_path: Path) -> None:
     video = write_video(tmp_path / "a.mp4", frames=900, size=(64, 48))
     boxes = tmp_path / "boxes.json"

@@ -124,7 +124,7 @@ def test_missing_shared_memory_matters_only_with_workers(tmp_path: Path) -> None
 
 
 @needs_root
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_mounted_dev_shm_is_checked() -> None:
     program = """
 import subprocess

@@ -189,7 +189,7 @@ def step_numbers(run: Path) -> list[int]:
     return [json.loads(line)["step"] for line in lines if '"kind": "step"' in line]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_real_probe_run_resumes_from_its_checkpoint(probed_plan: Path, tmp_path: Path) -> None:
     run = tmp_path / "plan-probes" / "batch-2-seed-0"
     probes = ("--probe", "2,4", "--probe-seeds", "1", "--probe-target", "0.9")

@@ -164,7 +164,7 @@ def test_larger_all_reduces_take_longer() -> None:
     assert result.over == "measured over sockets of one host, gloo"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_evaluation_uses_the_configured_model() -> None:
     overrides = ("model.norm=batch", *SMALL)
     data = TrainedData(

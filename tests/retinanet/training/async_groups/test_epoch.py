@@ -110,7 +110,7 @@ def test_next_stretch_starts_at_zero(store: dist.TCPStore) -> None:
     assert take_all(second) == [0, 1, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_store_does_not_grow_with_steps(store: dist.TCPStore) -> None:
     [ranks] = queues_of(store, groups=1, group_size=2, steps=20)
     before = store.num_keys()
