@@ -119,6 +119,7 @@ def test_failed_job_gives_its_exit_status(
 
 
 @pytest.mark.whole_machine
+@pytest.mark.exhaustive
 def test_real_ranks_train_with_even_and_uneven_batches(run_here: RunHere, tmp_path: Path) -> None:
     file = tmp_path / "numbers.json"
     options = ["--rounds", "1", "--steps", "1", "--json", file, *SMALL]
