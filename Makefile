@@ -1,6 +1,6 @@
 # make demo    train on synthetic images, evaluate, draw pictures: minutes on two cores
-# make test-fast    tests of less than half a second each: two minutes on two cores
-# make test    all that proves the product, real mpirun included: 12 minutes on two cores
+# make test-fast    tests of less than half a second each: a minute on two cores
+# make test    all that proves the product, real mpirun included: 11 minutes on two cores
 # make test-all    the whole suite, with IPEX, a browser and all commands of the docs; then make test-latest
 # make test-latest    make test with the newest torch and torchvision, in .venv-latest
 # make ipex    add the paper's engine, Intel's extension for PyTorch, to .venv
