@@ -7,6 +7,7 @@ names, and the longest sentences of the docs. `make test` prints durations.
 import ast
 import io
 import re
+import sys
 import tokenize
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -98,8 +99,8 @@ def print_ratio(label: str, comments: int, code: int) -> None:
     print(f"  {label:40} {comments:5} {ratio}")
 
 
-def main() -> None:
-    """Print all counts."""
+def main() -> int:
+    """Print all counts; return the exit status."""
     for label, folders in (("product", PRODUCT), ("tests", ("tests",))):
         files = source_files(folders)
         print(f"{label}: {sum(len(file.read_text().splitlines()) for file in files):,} lines")
@@ -122,7 +123,8 @@ def main() -> None:
     )
     for count, sentence, page in longest[:SENTENCES]:
         print(f"  {count:3} words, {page}: {sentence[:100]}…")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
