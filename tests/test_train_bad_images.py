@@ -1,16 +1,17 @@
 """Training on a data set with images that cannot be read."""
 
-import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from tests.data.samples import write_json
 from tests.support.fast_precision import FAST_PRECISION
+from tests.support.training_runs import read_records
 
 pytestmark = pytest.mark.slow
 
@@ -62,9 +63,8 @@ def train(dataset: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def records(dataset: Path, kind: str) -> list[dict[str, object]]:
-    lines = (dataset.parent / "runs/bad/metrics.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+def records(dataset: Path, kind: str) -> list[dict[str, Any]]:
+    return read_records(dataset.parent / "runs" / "bad", kind=kind)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from profiling.bench.worker_pool import busy_cores
 from retinanet.config_file import load_config
 from retinanet.training.checkpoint import read_checkpoint
 from tests.launch.ranks import Ended, run_ranks
+from tests.support.training_runs import read_records
 
 pytestmark = pytest.mark.whole_machine
 
@@ -107,8 +108,7 @@ def test_measuring_and_resuming_do_not_change_the_weights(
 
 @pytest.mark.exhaustive
 def test_split_keeps_the_global_batch_size(listed: Ended, root: Path) -> None:
-    lines = (root / "listed" / "metrics.jsonl").read_text().splitlines()
-    steps = [record for record in map(json.loads, lines) if record["kind"] == "step"]
+    steps = read_records(root / "listed", kind="step")
     images = [record["images_per_second"] * record["seconds"] for record in steps]
     assert images == [pytest.approx(8)] * 4
     assert "batches  3 images on rank 0, 1 on rank 1\n" in listed.output

@@ -1,6 +1,5 @@
 """Memory of a real run with loading processes and evaluations."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from retinanet.config_file import load_config
 from retinanet.memory import LOADED, memory_need, model_bytes
 from retinanet.preflight.run import known_data
 from tests.support.fast_precision import FAST_PRECISION
+from tests.support.training_runs import read_records
 
 pytestmark = pytest.mark.slow
 
@@ -54,8 +54,7 @@ def test_evaluations_and_loading_processes_cause_no_page_faults(tmp_path: Path) 
     command = [sys.executable, "train.py", *words]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    lines = (tmp_path / "demo" / "metrics.jsonl").read_text().splitlines()
-    steps = [record for record in map(json.loads, lines) if record["kind"] == "step"]
+    steps = read_records(tmp_path / "demo", kind="step")
     faults = [record["page_faults"] for record in steps]
     assert faults[0] > 100_000  # the first step takes what the others use again
     after_the_first_evaluation = faults[STEPS_PER_EPOCH:]

@@ -1,6 +1,5 @@
 """Ranks of one job on two hosts."""
 
-import json
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 from tests.launch.ranks import MPIRUN, ended
 from tests.launch.two_hosts import ADDRESSES, TwoHosts, two_hosts
 from tests.support.processes import processes_with, wait_until_gone
+from tests.support.training_runs import read_records, wait_for_steps
 
 pytestmark = pytest.mark.whole_machine
 
@@ -93,11 +93,6 @@ def test_mpirun_connects_one_rank_on_each_host(hosts: TwoHosts, tmp_path: Path) 
     assert f"{MPIRUN} -bind-to none -hosts left:1,right:1 -np 2 {sys.executable}" in done.errors
 
 
-def steps_of(run: Path) -> list[str]:
-    file = run / "metrics.jsonl"
-    return [line for line in file.read_text().splitlines() if '"step"' in line.split(",")[0]]
-
-
 def weights_of(run: Path) -> bytes:
     return (run / "checkpoints" / "last" / "model.safetensors").read_bytes()
 
@@ -111,12 +106,12 @@ def test_training_on_two_hosts_ends_with_the_weights_of_one_host(
     assert (alone.code, both.code) == (0, 0), alone.errors + both.errors
     assert both.output.count(f"finished after {STEPS} steps") == 1
     assert "left" in both.output and "right" in both.output
-    assert len(steps_of(tmp_path / "two")) == STEPS
+    assert len(read_records(tmp_path / "two", kind="step")) == STEPS
     assert weights_of(tmp_path / "two") == weights_of(tmp_path / "one")
 
 
 def groups_of_steps(run: Path) -> list[int]:
-    return [json.loads(line)["group"] for line in steps_of(run)]
+    return [record["group"] for record in read_records(run, kind="step")]
 
 
 @pytest.mark.exhaustive
@@ -140,13 +135,6 @@ def test_compute_groups_survive_the_loss_of_a_host(debian_hosts: TwoHosts, tmp_p
     wait_until_gone(f"run.name={run.name}")
 
 
-def wait_for_steps(run: Path, job: subprocess.Popen[str], *, count: int) -> None:
-    end = time.monotonic() + 90
-    while not (run / "metrics.jsonl").exists() or len(steps_of(run)) < count:
-        assert time.monotonic() < end and job.poll() is None
-        time.sleep(0.05)
-
-
 @pytest.mark.exhaustive
 def test_signal_and_cut_cable_end_both_hosts_and_one_host_resumes(
     debian_hosts: TwoHosts, tmp_path: Path
@@ -162,7 +150,7 @@ def test_signal_and_cut_cable_end_both_hosts_and_one_host_resumes(
     assert stopped.code == 75, stopped.errors
     assert stopped.output.count("SIGTERM: checkpoint written") == 1
 
-    steps = len(steps_of(run))
+    steps = len(read_records(run, kind="step"))
     changes = ["distributed.timeout_s=5", "checkpoint.every=1 steps"]
     job = start_on_both(debian_hosts, *train, many, *changes, "--resume")
     wait_for_steps(run, job, count=steps + 3)
@@ -179,8 +167,8 @@ def test_signal_and_cut_cable_end_both_hosts_and_one_host_resumes(
     wait_until_gone(f"run.name={run.name}")
     assert cut.errors.count("error: rank 1 on right sent no heartbeat for 4 s") == 1, cut.errors
 
-    done = len(steps_of(run))
+    done = len(read_records(run, kind="step"))
     limit = f"training.max_steps={done + 1}"
     resumed = ended(start_on_one(*train, limit, "--resume"))
     assert resumed.code == 0, resumed.errors
-    assert len(steps_of(run)) == done + 1
+    assert len(read_records(run, kind="step")) == done + 1

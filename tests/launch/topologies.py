@@ -38,27 +38,10 @@ TWO_SOCKETS_PAIRED = host(
 """2×28 cores; CPU 2n and 2n + 1 are one core."""
 
 EIGHT_SOCKETS = cores_in_a_row(
-    (0, 28, 0, 0),
-    (28, 28, 1, 1),
-    (56, 28, 2, 2),
-    (84, 28, 3, 3),
-    (112, 28, 4, 4),
-    (140, 28, 5, 5),
-    (168, 28, 6, 6),
-    (196, 28, 7, 7),
-    sibling_offset=224,
+    *((28 * socket, 28, socket, socket) for socket in range(8)), sibling_offset=224
 )
 
-FOUR_NODES_A_SOCKET = cores_in_a_row(
-    (0, 14, 0, 0),
-    (14, 14, 0, 1),
-    (28, 14, 0, 2),
-    (42, 14, 0, 3),
-    (56, 14, 1, 4),
-    (70, 14, 1, 5),
-    (84, 14, 1, 6),
-    (98, 14, 1, 7),
-)
+FOUR_NODES_A_SOCKET = cores_in_a_row(*((14 * node, 14, node // 4, node) for node in range(8)))
 """2 sockets of 4 nodes of 14 cores, as Xeon Max with four clusters a socket."""
 
 MANY_NODES = cores_in_a_row(

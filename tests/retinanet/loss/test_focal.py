@@ -7,9 +7,10 @@ from torch import Tensor
 from torchvision.ops import sigmoid_focal_loss
 
 from common.errors import InputError
-from common.native import find_compiler, load_library
+from common.native import find_compiler
 from retinanet.loss.focal import FORMS, focal_loss, level_loss, try_kernel
 from retinanet.loss.focal_kernel import FOCAL_LOSS
+from tests.support.no_compiler import no_compiler
 
 every_form = pytest.mark.parametrize("form", FORMS)
 
@@ -192,18 +193,12 @@ def test_auto_is_the_kernel_if_there_is_a_compiler(capfd: pytest.CaptureFixture[
 
 
 @pytest.fixture
-def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setattr(FOCAL_LOSS, "_loaded", {})
-    caches = (load_library.cache_clear, try_kernel.cache_clear)
-    for clear in caches:
-        clear()
-    yield
-    for clear in caches:
-        clear()
+def without_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with no_compiler(monkeypatch, FOCAL_LOSS, try_kernel.cache_clear):
+        yield
 
 
-@pytest.mark.usefixtures("no_compiler")
+@pytest.mark.usefixtures("without_compiler")
 def test_without_a_compiler_auto_is_another_form_with_one_warning(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

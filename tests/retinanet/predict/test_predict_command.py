@@ -49,17 +49,7 @@ def test_picture_is_drawn_and_its_boxes_are_written(
     detector: Path, tmp_path: Path, run_here: RunHere
 ) -> None:
     file, out, boxes = write_picture(tmp_path / "a.png"), tmp_path / "out", tmp_path / "boxes.json"
-    arguments = [
-        "--checkpoint",
-        detector,
-        file,
-        "--out",
-        out,
-        "--json",
-        boxes,
-        "--score",
-        "0.1",
-    ]
+    arguments = ["--checkpoint", detector, file, "--out", out, "--json", boxes, "--score", "0.1"]
     done = run_here(main, "predict", *arguments)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"{file} → {out / 'a.boxes.png'}: " in done.stdout and "1 picture, " in done.stdout

@@ -80,17 +80,7 @@ def test_any_video_becomes_an_mp4_for_browsers(
     rate = Fraction(25) if name == "a.mjpeg" else Fraction(10)
     video = write_video(tmp_path / name, codec=codec, frames=5, rate=rate)
     out, boxes = tmp_path / "out", tmp_path / "boxes.json"
-    arguments = [
-        "--checkpoint",
-        detector,
-        video,
-        "--out",
-        out,
-        "--json",
-        boxes,
-        "--score",
-        "0.1",
-    ]
+    arguments = ["--checkpoint", detector, video, "--out", out, "--json", boxes, "--score", "0.1"]
     done = run_here(main, "predict", *arguments, "--batch-size", "2")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"{video} → {out / 'a.boxes.mp4'}: 5 frames processed" in done.stdout
