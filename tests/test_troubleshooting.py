@@ -183,7 +183,7 @@ PROVOKED: dict[str, Provoke] = {
     "model.num_classes is": own_data("a.jpg", "model.num_classes=7"),
     "launch.threads=… requests more": train("launch.threads=4096", "--dry-run"),
     "contains another run": occupied,
-    "holds no run to resume": train("--resume", "run.name=new", "launch.pin=false"),
+    "the folder contains no run": train("--resume", "run.name=new", "launch.pin=false"),
     "does not exist; give runs/NAME": lambda folder: [
         "retinanet",
         "evaluate",

@@ -37,18 +37,19 @@ def checkpoint_to_resume(
     A warning on the console names newer ones, which are damaged.
 
     Raises:
-        InputError: There are checkpoints, but none is whole; or it does not fit the configuration.
+        InputError: All checkpoints are damaged, or the one to resume from does not fit.
     """
     checkpoint, problems = newest_whole(folder.checkpoints)
     if checkpoint is None and problems:
         raise InputError(
-            f"{problems[0]}; no checkpoint in {folder.checkpoints} is whole; give --overwrite to "
-            "start anew, or another run.name"
+            f"{folder.checkpoints}: all checkpoints are damaged ({problems[0]}); give --overwrite "
+            "to start from step 0, or set run.name"
         )
     for problem in problems:
         console.print(f"warning: {problem}; skipped", soft_wrap=True, markup=False)
     if checkpoint is None:
-        console.print(f"{folder.path}: no checkpoint yet: the run starts anew", soft_wrap=True)
+        text = f"{folder.path}: contains no checkpoint yet; the run starts from step 0"
+        console.print(text, soft_wrap=True, markup=False)
         return None
     require_same_settings(checkpoint, config)
     return checkpoint
@@ -96,7 +97,7 @@ def format_finished(step: int, best_map: float | None, *, is_reached: bool) -> s
     fields = "training.target_map" if is_reached else "training.epochs or training.max_steps"
     return (
         f"finished after step {step}; {best}increase {fields} to continue, or give --overwrite "
-        "to start anew"
+        "to start from step 0"
     )
 
 

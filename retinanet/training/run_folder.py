@@ -212,15 +212,14 @@ def problem_of_folder(path: Path, *, resume: bool, overwrite: bool) -> str | Non
         if link.is_symlink() and not link.exists():
             target = link.readlink()
             return (
-                f"{link}: is a link to {target}, which does not exist; make that folder, or set "
-                "run.root"
+                f"{link}: is a link to {target}, which does not exist; create it, or set run.root"
             )
     if resume and not holds_work(path):
-        return f"{path}: holds no run to resume; omit --resume, or set run.name"
+        return f"{path}: --resume: the folder contains no run; omit --resume, or set run.name"
     if overwrite and path.is_symlink() and holds_work(path):
         return (
-            f"{path}: is a link to {path.readlink()}, whose run --overwrite would remove; name "
-            "that folder by run.root and run.name, or set another run.name"
+            f"{path}: --overwrite: the folder is a link to {path.readlink()}, which contains a "
+            "run; set run.root and run.name to that folder, or set another run.name"
         )
     # Folders, and files named like a run's, show that the folder has another purpose. Other files
     # are accepted: they may be a batch system's or a shell's, such as the log of this command.
@@ -228,7 +227,7 @@ def problem_of_folder(path: Path, *, resume: bool, overwrite: bool) -> str | Non
     entries = visible_entries(path) if path.is_dir() and not holds_run(path) else []
     foreign = [entry.name for entry in entries if entry.name in names or entry.is_dir()]
     if foreign:
-        return f"{path}: holds no run, but {format_names(foreign)}; set run.name or run.root"
+        return f"{path}: contains {format_names(foreign)}, but no run; set run.name or run.root"
     return None
 
 
@@ -244,12 +243,12 @@ def notes_on_folder(path: Path) -> tuple[str, ...]:
     """Return notes on a usable folder: that it is a link, or has files of other programs."""
     notes = []
     if path.is_symlink() or path.parent.is_symlink():
-        notes.append(f"{path} leads to {path.resolve()}")
+        notes.append(f"{path}: is or contains a link; the run writes to {path.resolve()}")
     if path.is_dir() and not holds_run(path):
         files = [entry.name for entry in visible_entries(path)]
         if files:
             names = format_names(files)
-            notes.append(f"{path} holds other files, which are not touched: {names}")
+            notes.append(f"{path}: contains other files, which are not changed: {names}")
     return tuple(notes)
 
 
