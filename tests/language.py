@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from common.cli import run_command
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 PRODUCT = ("train.py", "common", "data", "launch", "retinanet", "profiling")
 VAGUE_NAMES = ("one", "found", "own", "kept", "asked", "left", "rest", "told", "said")
@@ -127,4 +129,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -110,8 +110,8 @@ def main() -> int:
     print(f"below {SMALL} lines, without __init__ {sum(f.lines < SMALL for f in chapters):5}")
     print(f"product lines                     {sum(file.lines for file in files)}")
     for package in LEVELS:
-        own = [file for file in files if file.package == package]
-        print(f"    {package:<10} {len(own):4} files {sum(file.lines for file in own):7} lines")
+        lines = [file.lines for file in files if file.package == package]
+        print(f"    {package:<10} {len(lines):4} files {sum(lines):7} lines")
     back = backward_imports(files)
     print(f"imports against the order         {len(back)}")
     for importing, imported in back:

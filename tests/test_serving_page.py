@@ -36,13 +36,13 @@ def test_program_of_the_page_finds_the_boxes_of_predict(tmp_path: Path, run_here
     )
     assert user.returncode == 0, user.stderr
     shown = [LINE.fullmatch(line) for line in user.stdout.splitlines()]
-    found = [(item[1], [float(edge) for edge in item[3].split()]) for item in shown if item]
+    printed = [(item[1], [float(edge) for edge in item[3].split()]) for item in shown if item]
     wanted = json.loads(boxes.read_text())
-    assert len(found) == len(shown) and len(wanted) > 10
-    assert {name for name, _ in found} <= set(NAMES)
-    near = sum(any(is_near(box, *other) for other in found) for box in wanted)
+    assert len(printed) == len(shown) and len(wanted) > 10
+    assert {name for name, _ in printed} <= set(NAMES)
+    near = sum(any(is_near(box, *other) for other in printed) for box in wanted)
     # Pillow rounds a level otherwise here and there: near 0.4 a box may come or go.
-    assert near >= 0.9 * len(wanted) and abs(len(found) - len(wanted)) <= 0.1 * len(wanted)
+    assert near >= 0.9 * len(wanted) and abs(len(printed) - len(wanted)) <= 0.1 * len(wanted)
 
 
 def is_near(box: dict[str, Any], name: str, edges: list[float]) -> bool:

@@ -42,7 +42,7 @@ def trained(root: Path, name: str, *changes: str) -> Ended:
     return job
 
 
-def ranks_of(run: Path) -> dict[str, Any]:
+def read_ranks(run: Path) -> dict[str, Any]:
     """Return the description of the ranks in a run's environment.json."""
     ranks: dict[str, Any] = json.loads((run / "environment.json").read_text())["ranks"]
     return ranks
@@ -88,7 +88,7 @@ def test_resumed_run_keeps_its_split(resumed: Ended, root: Path) -> None:
         in resumed.output
     )
     assert "other conditions" not in resumed.output
-    ranks = ranks_of(root / "by-speed")
+    ranks = read_ranks(root / "by-speed")
     assert ranks["images_of_a_batch"] == [3, 1]
     assert ranks["measured_images_per_second"] is None
 

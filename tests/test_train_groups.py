@@ -40,11 +40,11 @@ LONG = ("training.epochs=100000", "evaluation.every=100000")
 TOTAL = 2 * EPOCH
 
 
-def arguments_of(root: Path, name: str, *changes: str) -> list[str]:
+def run_arguments(root: Path, name: str, *changes: str) -> list[str]:
     return [*SETTINGS, f"run.root={root}", f"run.name={name}", *changes]
 
 
-def steps_of(run: Path) -> list[int]:
+def step_numbers(run: Path) -> list[int]:
     """Return the sorted step numbers of a run; within a group they must be in order."""
     steps = read_records(run, kind="step")
     for group in (0, 1):
@@ -53,22 +53,22 @@ def steps_of(run: Path) -> list[int]:
     return sorted(record["step"] for record in steps)
 
 
-def parent_of(process: int) -> int:
+def parent_process(process: int) -> int:
     stat = Path(f"/proc/{process}/stat").read_text()
     return int(stat.rpartition(")")[2].split()[1])
 
 
-def process_of(rank: int, run: Path) -> int:
+def rank_process(rank: int, run: Path) -> int:
     """Return the process of a rank. Ranks outside the first group have a supervisor process too."""
     processes = set()
     for process in processes_with(f"run.name={run.name}"):
         variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
         if b"PMI_RANK=%d" % rank in variables:
             processes.add(process)
-    [eldest] = [process for process in processes if parent_of(process) not in processes]
+    [eldest] = [process for process in processes if parent_process(process) not in processes]
     if rank == 0:
         return eldest
-    [child] = [process for process in processes if parent_of(process) == eldest]
+    [child] = [process for process in processes if parent_process(process) == eldest]
     return child
 
 
@@ -87,14 +87,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def whole(root: Path) -> Ended:
     """Return the outcome of an undisturbed run; each rank's final weights are in `root`."""
-    arguments = arguments_of(root, "whole", "checkpoint.every=3 steps", "checkpoint.keep=9")
+    arguments = run_arguments(root, "whole", "checkpoint.every=3 steps", "checkpoint.keep=9")
     return run_ranks(2, "tests/support/trained_ranks.py", str(root), *arguments)
 
 
 def test_groups_take_every_step_once(whole: Ended, root: Path) -> None:
     assert (whole.code, whole.errors) == (0, "")
     run = root / "whole"
-    assert steps_of(run) == list(range(1, TOTAL + 1))
+    assert step_numbers(run) == list(range(1, TOTAL + 1))
     steps = read_records(run, kind="step")
     assert {record["group"] for record in steps} == {0, 1}
     assert (
@@ -112,8 +112,8 @@ def test_all_ranks_end_with_the_weights_of_the_last_checkpoint(whole: Ended, roo
     assert first.keys() == second.keys() == checkpoint.keys()
     assert any(name.endswith("running_var") for name in first)
     for name, value in first.items():
-        own = name.endswith("num_batches_tracked")  # of no use, and a group's own
-        assert own or torch.equal(value, second[name]), name
+        is_per_group = name.endswith("num_batches_tracked")  # without use in training
+        assert is_per_group or torch.equal(value, second[name]), name
         assert torch.equal(value, checkpoint[name]), name
     assert last_checkpoint(root / "whole")["position"]["step"] == TOTAL
 
@@ -154,7 +154,7 @@ class Pieces:
 
     def resume(self, *changes: str, steps: int, nan_at: int = 0) -> Ended:
         """Resume up to step `steps`; batch number `nan_at` of rank 1 has a NaN (0: none)."""
-        arguments = arguments_of(
+        arguments = run_arguments(
             self.root, "pieces", *LONG, f"training.max_steps={steps}", *changes
         )
         program = ("tests/support/nan_in_groups.py", "1", str(nan_at)) if nan_at else ("train.py",)
@@ -179,7 +179,7 @@ def pieces(root: Path) -> Pieces:
 @pytest.fixture(scope="module")
 def interrupted(pieces: Pieces) -> Ended:
     """SIGTERM after some steps."""
-    job = start_ranks(2, "train.py", *arguments_of(pieces.root, "pieces", *LONG))
+    job = start_ranks(2, "train.py", *run_arguments(pieces.root, "pieces", *LONG))
     wait_for_steps(pieces.run, job, count=3)
     job.send_signal(signal.SIGTERM)
     return ended(job)
@@ -197,7 +197,7 @@ def test_sigterm_writes_a_checkpoint_of_all_groups_steps(
     assert interrupted.code == 75, interrupted.errors
     message = "SIGTERM: checkpoint written; continue with: mpirun -np 2 "
     assert interrupted.output.count(message) == 1
-    assert steps_of(pieces.run)[:3] == [1, 2, 3]
+    assert step_numbers(pieces.run)[:3] == [1, 2, 3]
 
 
 def test_run_of_groups_resumes_synchronously_and_reports_the_change(
@@ -210,7 +210,7 @@ def test_run_of_groups_resumes_synchronously_and_reports_the_change(
     assert [("group" in record, "staleness" in record) for record in steps[-2:]] == [
         (False, False)
     ] * 2
-    assert steps_of(pieces.run) == list(range(1, pieces.step + 1))
+    assert step_numbers(pieces.run) == list(range(1, pieces.step + 1))
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +233,7 @@ def test_unreadable_image_of_one_group_stops_all_after_a_checkpoint(
     assert job.code == 2
     [line] = [line for line in job.errors.splitlines() if "error: " in line]
     assert image in line and "then continue with: mpirun -np 2 " in line
-    assert steps_of(pieces.run)[: pieces.step] == list(range(1, pieces.step + 1))
+    assert step_numbers(pieces.run)[: pieces.step] == list(range(1, pieces.step + 1))
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +254,7 @@ def test_nonfinite_loss_of_one_group_stops_all_after_a_checkpoint(
     assert line.startswith("error: loss not finite at step ")
     assert "training.on_nonfinite=skip; the current weights are in a checkpoint" in line
     assert line.endswith("--resume")
-    assert steps_of(pieces.run)[: pieces.step] == list(range(1, pieces.step + 1))
+    assert step_numbers(pieces.run)[: pieces.step] == list(range(1, pieces.step + 1))
 
 
 @pytest.mark.exhaustive
@@ -264,7 +264,7 @@ def test_skipped_step_is_recorded_and_all_others_are_taken_once(
     end = pieces.step + EPOCH
     job = pieces.resume("training.on_nonfinite=skip", steps=end, nan_at=2)
     assert (job.code, job.errors) == (0, "")
-    assert steps_of(pieces.run) == list(range(1, end + 1))
+    assert step_numbers(pieces.run) == list(range(1, end + 1))
     [report] = read_records(pieces.run, kind="nonfinite")
     [step] = [record for record in read_records(pieces.run, kind="step") if record["loss"] is None]
     assert report["step"] == step["step"] and step["group"] == 1
@@ -274,19 +274,19 @@ def test_skipped_step_is_recorded_and_all_others_are_taken_once(
 
 def test_other_groups_finish_the_run_after_a_rank_is_killed(root: Path) -> None:
     run = root / "killed"
-    arguments = arguments_of(root, "killed", "data.on_bad_image=skip", "data.bad_image_limit=9")
+    arguments = run_arguments(root, "killed", "data.on_bad_image=skip", "data.bad_image_limit=9")
     job = start_ranks(2, "train.py", *arguments)
     wait_for_steps(run, job, count=3)
     images = sorted((run / "scenes" / "validation" / "data").iterdir())
     for image in images:  # so that each evaluated image is reported
         image.write_bytes(b"no image")
-    os.kill(process_of(1, run), signal.SIGKILL)
+    os.kill(rank_process(1, run), signal.SIGKILL)
     outcome = ended(job)
     assert outcome.code == 0, outcome.errors
     [warning] = outcome.errors.splitlines()
     assert warning.startswith("warning: rank 1 on ")
     assert warning.endswith(": group 1 (rank 1) ends, the other groups continue")
-    steps = steps_of(run)
+    steps = step_numbers(run)
     assert steps[-1] == TOTAL and len(steps) == len(set(steps)) > TOTAL / 2
     assert [record["step"] for record in read_records(run, kind="evaluation")] == [EPOCH, TOTAL]
     problems = [record["problem"] for record in read_records(run, kind="bad_image")]
@@ -299,9 +299,9 @@ def test_other_groups_finish_the_run_after_a_rank_is_killed(root: Path) -> None:
 @pytest.mark.parametrize("victim", ["rank 0", "mpirun"])
 def test_killed_rank_0_or_launcher_ends_all_processes(root: Path, victim: str) -> None:
     run = root / f"killed-{victim.replace(' ', '-')}"
-    job = start_ranks(2, "train.py", *arguments_of(root, run.name, *LONG))
+    job = start_ranks(2, "train.py", *run_arguments(root, run.name, *LONG))
     wait_for_steps(run, job, count=2)
-    os.kill(process_of(0, run) if victim == "rank 0" else job.pid, signal.SIGKILL)
+    os.kill(rank_process(0, run) if victim == "rank 0" else job.pid, signal.SIGKILL)
     outcome = ended(job)
     assert outcome.code not in (0, 75)
     wait_until_gone(f"run.name={run.name}", seconds=20)
@@ -312,16 +312,16 @@ def test_killed_rank_ends_its_group_of_two_ranks(root: Path) -> None:
     run = root / "four"
     epoch = 12  # long enough that rank 3 ends within it: where groups come together all need all
     arguments = (f"data.scenes.train={2 * epoch}", "launch.pin=false")
-    job = start_ranks(4, "train.py", *arguments_of(root, run.name, *arguments))
+    job = start_ranks(4, "train.py", *run_arguments(root, run.name, *arguments))
     wait_for_steps(run, job, count=1)
-    os.kill(process_of(3, run), signal.SIGKILL)
+    os.kill(rank_process(3, run), signal.SIGKILL)
     outcome = ended(job)
     assert outcome.code == 0, outcome.errors
     [warning] = outcome.errors.splitlines()
     assert warning.startswith("warning: rank 3 on ")
     assert warning.endswith(": group 1 (ranks 2-3) ends, the other groups continue")
     assert "groups  2 of 2 ranks, asynchronous; beta1 0.4" in outcome.output
-    steps = steps_of(run)
+    steps = step_numbers(run)
     assert steps[-1] == 2 * epoch and len(steps) == len(set(steps))
     assert last_checkpoint(run)["setup"]["ranks"] == 2
     wait_until_gone(f"run.name={run.name}")
@@ -330,7 +330,7 @@ def test_killed_rank_ends_its_group_of_two_ranks(root: Path) -> None:
 @pytest.mark.exhaustive
 def test_unreadable_images_of_all_groups_count_towards_one_limit(root: Path) -> None:
     """Rank 0 alone knows of all: those that share its group must not be left waiting for it."""
-    arguments = arguments_of(
+    arguments = run_arguments(
         root, "unreadable", *LONG, "launch.pin=false", "distributed.timeout_s=30"
     )
     skips = ("data.on_bad_image=skip", "data.bad_image_limit=1", "data.workers=1")
@@ -364,7 +364,7 @@ def test_dry_run_prints_the_groups() -> None:
 def test_unequal_groups_are_refused_before_anything_is_written(
     root: Path, flags: list[str]
 ) -> None:
-    job = run_ranks(3, "train.py", *arguments_of(root, "wrong"), *flags)
+    job = run_ranks(3, "train.py", *run_arguments(root, "wrong"), *flags)
     assert job.code in (2, signal.SIGKILL)  # mpirun may tell how it ended the others
     [line] = [line for line in job.errors.splitlines() if "of equal size" in line]
     message = "2 groups cannot be of equal size: there are 3 ranks; use 1 or 3"

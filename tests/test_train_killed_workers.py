@@ -10,7 +10,7 @@ import pytest
 
 from tests.launch.ranks import REPOSITORY, ended, start_ranks
 from tests.support.fast_precision import FAST_PRECISION
-from tests.support.processes import children_of, wait_until_ended, wait_until_gone
+from tests.support.processes import child_processes, wait_until_ended, wait_until_gone
 from tests.support.training_runs import wait_for_steps
 
 pytestmark = pytest.mark.slow
@@ -52,7 +52,7 @@ def test_a_killed_loading_process_ends_a_run_with_one_line(which: int, tmp_path:
         start_new_session=True,
     )
     wait_for_steps(tmp_path / "alone", job, count=1)
-    workers = sorted(children_of(job.pid))
+    workers = sorted(child_processes(job.pid))
     os.kill(workers[which], signal.SIGKILL)
     outcome = ended(job, timeout=60)
     assert outcome.code == 1
@@ -65,9 +65,9 @@ def test_a_killed_loading_process_ends_a_run_with_one_line(which: int, tmp_path:
 def test_a_killed_loading_process_of_one_rank_ends_all_ranks_with_one_line(tmp_path: Path) -> None:
     job = start_ranks(2, "train.py", *SETTINGS, f"run.root={tmp_path}", "run.name=ranks")
     wait_for_steps(tmp_path / "ranks", job, count=1)
-    [proxy] = children_of(job.pid)
-    _, second = sorted(children_of(proxy))
-    worker = min(children_of(second))
+    [proxy] = child_processes(job.pid)
+    _, second = sorted(child_processes(proxy))
+    worker = min(child_processes(second))
     os.kill(worker, signal.SIGKILL)
     outcome = ended(job, timeout=60)
     assert outcome.code not in (0, 2, 3, 75)

@@ -57,7 +57,7 @@ def train(*words: str, program: tuple[str, ...] = ("train.py",)) -> str:
     return done.stdout
 
 
-def times_of(lines: list[LogLine]) -> dict[str, int]:
+def event_times(lines: list[LogLine]) -> dict[str, int]:
     return {line.key: line.time_ms for line in lines}
 
 
@@ -73,7 +73,7 @@ def test_data_files_are_opened_after_run_start(root: Path) -> None:
     opened = json.loads((root / "opened.json").read_text())
     names = {Path(name).suffix for _, name in opened}
     assert {".json", ".jpg"} <= names
-    started = times_of(read_events(root / "a" / "mlperf.log"))["run_start"]
+    started = event_times(read_events(root / "a" / "mlperf.log"))["run_start"]
     assert started <= 1000 * min(when for when, _ in opened)
 
 
@@ -88,7 +88,7 @@ def test_run_that_reaches_its_target_is_added_to_the_submission(
     )
     lines = read_events(root / "a" / "mlperf.log")
     assert lines[-1].metadata["status"] == "success"
-    times = times_of(lines)
+    times = event_times(lines)
     assert 0 <= times["run_stop"] - times["eval_stop"] < 1000  # pictures are not on the clock
     assert check_compliance(root / "a" / "mlperf.log", rules="5.1.0").passed
     assert "1 of 5 runs" in shown and "Incorrect number of files" in shown

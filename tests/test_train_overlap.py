@@ -15,7 +15,7 @@ import pytest
 from retinanet.mlperf.log import read_events
 from retinanet.mlperf.official import check_compliance
 from retinanet.training.checkpoint import read_checkpoint
-from tests.support.processes import children_of, wait_until_ended
+from tests.support.processes import child_processes, wait_until_ended
 from tests.support.training_runs import read_records
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ def start(root: Path, name: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def output_of(process: subprocess.Popen[str], *, code: int = 0) -> str:
+def wait_for_output(process: subprocess.Popen[str], *, code: int = 0) -> str:
     output, errors = process.communicate(timeout=180)
     assert (process.returncode, errors) == (code, "")
     return output
@@ -86,22 +86,22 @@ def assert_same_run(run: Path, other: Path) -> None:
 @pytest.fixture(scope="module")
 def waiting(root: Path) -> Path:
     """Return a run without overlap."""
-    output_of(start(root, "waiting"))
+    wait_for_output(start(root, "waiting"))
     return root / "waiting"
 
 
 def test_overlapped_run_equals_a_run_without_overlap(waiting: Path, root: Path) -> None:
     process = start(root, "beside", OVERLAP)
     wait_until_pending(root / "beside")
-    output_of(process)
+    wait_for_output(process)
     assert_same_run(root / "beside", waiting)
     lines = (root / "beside" / "metrics.jsonl").read_text().splitlines()
     kinds = [json.loads(line)["kind"] for line in lines]
     assert kinds.index("evaluation") > STEPS_OF_EPOCH and kinds[-1] == "evaluation"
     log = root / "beside" / "mlperf.log"
     assert check_compliance(log, rules="5.1.0").passed
-    said = [(line.key, line.metadata.get("epoch_num")) for line in read_events(log)]
-    assert said.index(("epoch_start", 2)) < said.index(("eval_accuracy", 1))
+    events = [(line.key, line.metadata.get("epoch_num")) for line in read_events(log)]
+    assert events.index(("epoch_start", 2)) < events.index(("eval_accuracy", 1))
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def test_run_stopped_during_the_evaluation_resumes_exactly(
 ) -> None:
     process = start(root, how.name, OVERLAP)
     wait_until_pending(root / how.name)
-    beside = children_of(process.pid)
+    beside = child_processes(process.pid)
     process.send_signal(how)
     process.communicate(timeout=60)
     assert process.returncode == (75 if how == signal.SIGTERM else -signal.SIGKILL)
     wait_until_ended(beside)
     known = how == signal.SIGTERM  # then it is waited for
     assert bool(read_records(root / how.name, kind="evaluation")) == known
-    output_of(start(root, how.name, OVERLAP, "--resume"))
+    wait_for_output(start(root, how.name, OVERLAP, "--resume"))
     assert_same_run(root / how.name, waiting)
     shutil.rmtree(root / how.name)
 
@@ -128,9 +128,9 @@ def test_run_stopped_during_the_evaluation_resumes_exactly(
 def test_killed_metric_process_is_replaced_by_the_run(waiting: Path, root: Path) -> None:
     process = start(root, "alone", OVERLAP)
     wait_until_pending(root / "alone")
-    [metric] = [child for child in children_of(process.pid) if is_metric(child)]
+    [metric] = [child for child in child_processes(process.pid) if is_metric(child)]
     os.kill(metric, signal.SIGKILL)
-    output_of(process)
+    wait_for_output(process)
     assert_same_run(root / "alone", waiting)
     shutil.rmtree(root / "alone")
 
@@ -144,7 +144,7 @@ def is_metric(process: int) -> bool:
 def test_weights_that_reached_the_target_are_restored(root: Path) -> None:
     images = ("data.scenes.train=32", "data.scenes.validation=8", "training.batch_size=8")
     arguments = (OVERLAP, *images, "training.epochs=40", "training.target_map=1e-9")
-    shown = output_of(start(root, "target", *arguments))
+    shown = wait_for_output(start(root, "target", *arguments))
     run = root / "target"
     reached = read_records(run, kind="evaluation")[-1]["step"]
     last = read_records(run, kind="step")[-1]["step"]
@@ -155,6 +155,6 @@ def test_weights_that_reached_the_target_are_restored(root: Path) -> None:
         position = read_checkpoint(run / "checkpoints" / name).position
         assert position.step == reached and position.map_here == position.best_map
     assert read_events(run / "mlperf.log")[-1].metadata["status"] == "success"
-    again = output_of(start(root, "target", *arguments, "--resume"))
+    again = wait_for_output(start(root, "target", *arguments, "--resume"))
     assert f"finished after step {reached}" in again
     shutil.rmtree(run)

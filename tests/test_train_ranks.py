@@ -58,11 +58,11 @@ def finished(root: Path) -> Ended:
 
 def test_both_ranks_end_with_the_weights_of_the_checkpoint(finished: Ended, root: Path) -> None:
     first, second = (torch.load(root / f"rank{rank}.pt") for rank in (0, 1))
-    kept = load_file(root / "whole" / "checkpoints" / "last" / "model.safetensors")
-    assert first.keys() == second.keys() == kept.keys()
+    checkpoint = load_file(root / "whole" / "checkpoints" / "last" / "model.safetensors")
+    assert first.keys() == second.keys() == checkpoint.keys()
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
-        assert torch.equal(value, kept[name]), name
+        assert torch.equal(value, checkpoint[name]), name
 
 
 def test_the_run_has_one_log_and_one_set_of_checkpoints(finished: Ended, root: Path) -> None:
@@ -112,9 +112,9 @@ def test_the_official_checker_accepts_the_log_of_two_ranks(finished: Ended, root
 def test_overlapped_evaluation_gives_the_same_run(finished: Ended, root: Path) -> None:
     job = run_ranks(2, "train.py", *settings_in(root, "beside", "evaluation.overlap=true"))
     assert (job.code, job.errors) == (0, "")
-    kept, whole = (root / name / "checkpoints" / "last" for name in ("beside", "whole"))
+    overlapped, whole = (root / name / "checkpoints" / "last" for name in ("beside", "whole"))
     for part in ("model.safetensors", "optimizer.safetensors"):
-        assert (kept / part).read_bytes() == (whole / part).read_bytes(), part
+        assert (overlapped / part).read_bytes() == (whole / part).read_bytes(), part
     for name in ("step-000004.json", "step-000006.json"):
         actual, expected = (root / run / "eval" / name for run in ("beside", "whole"))
         assert actual.read_bytes() == expected.read_bytes()
@@ -160,14 +160,14 @@ def test_sigterm_writes_one_checkpoint_and_all_ranks_resume_from_it(root: Path) 
 def test_sigterm_to_one_rank_stops_all_ranks(root: Path) -> None:
     job = start_ranks(2, "train.py", *settings_in(root, "signalled", *MANY_STEPS))
     wait_for_steps(root / "signalled", job, count=2)
-    os.kill(process_of(1, root / "signalled"), signal.SIGTERM)
+    os.kill(rank_process(1, root / "signalled"), signal.SIGTERM)
     assert ended(job).code == 75
 
 
 def test_rank_killed_during_a_step_ends_the_job(root: Path) -> None:
     job = start_ranks(2, "train.py", *settings_in(root, "killed", *MANY_STEPS))
     wait_for_steps(root / "killed", job, count=2)
-    os.kill(process_of(1, root / "killed"), signal.SIGKILL)
+    os.kill(rank_process(1, root / "killed"), signal.SIGKILL)
     begin = time.monotonic()
     outcome = ended(job)
     assert time.monotonic() - begin < 30
@@ -199,7 +199,7 @@ def test_run_resumes_exactly_after_a_rank_is_killed_while_writing_or_evaluating(
     while not moment(root / name):
         assert time.monotonic() < end
         time.sleep(0.01)
-    os.kill(process_of(victim, root / name), signal.SIGKILL)
+    os.kill(rank_process(victim, root / name), signal.SIGKILL)
     assert ended(job).code not in (0, 75)
     wait_until_gone(f"run.name={name}", seconds=30)
     resumed = run_ranks(2, "train.py", *arguments, "--resume")
@@ -215,7 +215,7 @@ def test_run_resumes_exactly_after_a_rank_is_killed_while_writing_or_evaluating(
     shutil.rmtree(root / name)
 
 
-def process_of(rank: int, run: Path) -> int:
+def rank_process(rank: int, run: Path) -> int:
     """Return the process number of a rank of a run."""
     for process in processes_with(f"run.name={run.name}"):
         variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")

@@ -56,7 +56,7 @@ def texts_of_sources() -> dict[str, str]:
     return texts | {"setup.sh": (REPOSITORY / "setup.sh").read_text()}
 
 
-def is_made_of(message: str, text: str) -> bool:
+def is_composed_from(message: str, text: str) -> bool:
     """Return whether a message consists of pieces of a text of at least `SHORTEST` characters.
 
     Two pieces may be joined by a colon, as `Finding` joins its subject and its text.
@@ -81,7 +81,7 @@ def fragments(message: str) -> list[str]:
     return [piece for piece in pieces if len(piece) >= SHORTEST]
 
 
-def pattern_of(message: str) -> re.Pattern[str]:
+def message_pattern(message: str) -> re.Pattern[str]:
     """Return what a printed message must match."""
     return re.compile(".*?".join(map(re.escape, message.split(PLACEHOLDER))))
 
@@ -98,15 +98,15 @@ def test_quoted_message_is_in_the_sources(message: str) -> None:
     files = [
         file
         for file, text in texts_of_sources().items()
-        if all(is_made_of(piece, text) for piece in parts)
+        if all(is_composed_from(piece, text) for piece in parts)
     ]
     assert files, f"no file prints all of {parts}"
 
 
 def test_unprinted_message_is_detected() -> None:
     text = texts_of_sources()["retinanet/training/run_folder.py"]
-    assert is_made_of("contains another run; give --resume", text)
-    assert not is_made_of("contains another run; give --force", text)
+    assert is_composed_from("contains another run; give --resume", text)
+    assert not is_composed_from("contains another run; give --force", text)
 
 
 # Many messages are provoked: the command must print what the page quotes.
@@ -217,7 +217,7 @@ def test_command_prints_the_quoted_message(part: str, tmp_path: Path, run_here: 
     program, *arguments = PROVOKED[part](tmp_path)
     done = run_here(mains()[program], *arguments)
     assert done.returncode == 2
-    assert pattern_of(quoted).match(done.stderr), done.stderr
+    assert message_pattern(quoted).match(done.stderr), done.stderr
 
 
 def test_setup_without_python_prints_the_quoted_message(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_setup_without_python_prints_the_quoted_message(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     [quoted] = [message for message in OURS if "needs Python 3.11" in message]
-    assert pattern_of(quoted).match(done.stderr)
+    assert message_pattern(quoted).match(done.stderr)
 
 
 @pytest.mark.exhaustive

@@ -34,7 +34,7 @@ from pathlib import Path
 from common.machine import fastest_precision
 from tests.launch.ranks import ended, start_ranks
 from tests.support.processes import (
-    children_of,
+    child_processes,
     processes_with,
     wait_until_ended,
     wait_until_gone,
@@ -120,7 +120,7 @@ def life(run: Run, *, seconds: float, victim: str, outcome: Outcome) -> bool:
     else:
         assert job.returncode == 0, job.stderr
         return True
-    moment = moment_of(run, since=before)
+    moment = run_phase(run, since=before)
     kill(job, run, victim)
     reached = run.last_step()
     job.communicate(timeout=120)
@@ -132,7 +132,7 @@ def life(run: Run, *, seconds: float, victim: str, outcome: Outcome) -> bool:
     return False
 
 
-def moment_of(run: Run, *, since: int) -> str:
+def run_phase(run: Run, *, since: int) -> str:
     """Return the present phase of a run, according to its folder."""
     checkpoints = run.folder / "checkpoints"
     if checkpoints.exists() and any(checkpoints.glob(".step-*")):
@@ -178,9 +178,9 @@ def torture(
         while not is_over and outcome.kills < kills:
             seconds, victim = draw.uniform(0.5, longest_s), draw.choice(VICTIMS)
             is_over = life(run, seconds=seconds, victim=victim, outcome=outcome)
-        left = run.final_state() if is_over else undisturbed(run)
+        state = run.final_state() if is_over else undisturbed(run)
         outcome.differing += [
-            f"{run.name}: {name}" for name in left if left[name] != expected[name]
+            f"{run.name}: {name}" for name in state if state[name] != expected[name]
         ]
         print(f"{run.name}: {'differs' if outcome.differing else 'the same, bit for bit'}")
         shutil.rmtree(run.folder)
@@ -198,7 +198,7 @@ def seconds_to_end(root: Path, *, rank: int, timeout_s: float, precision: str) -
     while run.last_step() < 2:
         assert job.poll() is None, job.communicate()
         time.sleep(0.1)
-    processes = descendants_of(job.pid)
+    processes = descendant_processes(job.pid)
     signal_ranks(run, [rank], signal.SIGSTOP)
     noticed = time.monotonic() + 0.8 * timeout_s
     try:
@@ -215,21 +215,21 @@ def seconds_to_end(root: Path, *, rank: int, timeout_s: float, precision: str) -
     return seconds
 
 
-def descendants_of(process: int) -> list[int]:
+def descendant_processes(process: int) -> list[int]:
     """Return the process numbers of all descendants of a process."""
-    children = children_of(process)
-    return children + [one for child in children for one in descendants_of(child)]
+    children = child_processes(process)
+    return children + [below for child in children for below in descendant_processes(child)]
 
 
 def stop_ranks(root: Path, *, rank: int, trials: int, precision: str) -> int:
     """Stop a rank in many runs; return how many did not end in time."""
-    found = [
+    durations = [
         seconds_to_end(
             root, rank=rank, timeout_s=TIMEOUTS_S[trial % len(TIMEOUTS_S)], precision=precision
         )
         for trial in range(trials)
     ]
-    in_time = sum(seconds < math.inf for seconds in found)
+    in_time = sum(seconds < math.inf for seconds in durations)
     print(f"rank {rank} stopped: {in_time} of {trials} runs ended within {SECONDS_TO_END:g} s")
     return trials - in_time
 

@@ -71,19 +71,19 @@ def stopped() -> Iterator[Sleeper]:
     process.wait()
 
 
-def identity_of(process: Sleeper) -> ProcessIdentity:
+def process_identity(process: Sleeper) -> ProcessIdentity:
     current, started = own_process(), start_time(process.pid)
     assert current is not None and started is not None
     return replace(current, number=process.pid, started=started)
 
 
 def test_stopped_process_is_killed(stopped: Sleeper) -> None:
-    kill_if_local(identity_of(stopped))
+    kill_if_local(process_identity(stopped))
     assert stopped.wait(timeout=20) == -signal.SIGKILL
 
 
 def test_other_process_of_the_same_number_is_not_killed(stopped: Sleeper) -> None:
-    target = identity_of(stopped)
+    target = process_identity(stopped)
     kill_if_local(replace(target, started=target.started - 1))
     kill_if_local(replace(target, namespace="another boot pid:[1]"))
     with pytest.raises(subprocess.TimeoutExpired):
@@ -92,7 +92,7 @@ def test_other_process_of_the_same_number_is_not_killed(stopped: Sleeper) -> Non
 
 def test_ended_unknown_or_own_process_is_ignored() -> None:
     ended = subprocess.Popen(["sleep", "100"])
-    target = identity_of(ended)
+    target = process_identity(ended)
     ended.kill()
     ended.wait()
     kill_if_local(target)
@@ -107,7 +107,7 @@ def test_own_identity_equals_that_seen_by_others() -> None:
     )
     assert process.stdout is not None
     printed = process.stdout.readline().decode().strip()
-    assert printed == str(identity_of(process))
+    assert printed == str(process_identity(process))
     process.communicate(b"\n", timeout=20)
 
 

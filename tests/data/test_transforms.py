@@ -94,8 +94,8 @@ def test_flip_twice_is_identity() -> None:
 def test_boxes_are_clipped_and_marked_without_area(
     box: list[float], expected: list[float], keep: bool
 ) -> None:
-    clipped, kept = clip_boxes(torch.tensor([box]), size=64)
-    assert clipped[0].tolist() == pytest.approx(expected) and kept.tolist() == [keep]
+    clipped, has_area = clip_boxes(torch.tensor([box]), size=64)
+    assert clipped[0].tolist() == pytest.approx(expected) and has_area.tolist() == [keep]
 
 
 def test_normalize_agrees_with_torchvision_and_keeps_the_layout() -> None:

@@ -23,7 +23,7 @@ from profiling.peaks import Peaks, save
 from profiling.studies.tune.measurements import write_measurements
 from retinanet.model.retinanet import RetinaNet
 from tests.data.download.samples import openimages
-from tests.docs.pages import REPOSITORY, commands_of
+from tests.docs.pages import REPOSITORY, page_commands
 from tests.docs.rules import (
     BACKBONE,
     COPIED,
@@ -90,7 +90,7 @@ def link_or_copy(source: Path | str, target: Path | str) -> None:
         os.link(source, target)
 
 
-def copy_of(name: str) -> Make:
+def copy_fixture(name: str) -> Make:
     """Return a function that copies another fixture, or a part of it."""
 
     def make(path: Path, made: Path) -> None:
@@ -240,7 +240,7 @@ def train_demo(path: Path, _: Path) -> None:
 
 def remove_calls(path: Path, made: Path) -> None:
     """Copy the demo, without the log's calls of layers that another run may freeze."""
-    copy_of("runs/demo")(path, made)
+    copy_fixture("runs/demo")(path, made)
     log = path / "onednn" / "rank0.log"
     lines = log.read_text().splitlines(keepends=True)
     frozen = ("backward_weights", "kh3")
@@ -287,7 +287,7 @@ def make_video(path: Path, made: Path) -> None:
     """Run the page's program that makes a video."""
     page = (REPOSITORY / "docs" / "serving.md").read_text("utf-8")
     make_once("runs/demo", made)
-    commands = (command.text for command in commands_of(page, "serving.md"))
+    commands = (command.text for command in page_commands(page, "serving.md"))
     program = next(text for text in commands if path.name in text)
     run_shell(program.replace(".venv/bin/", ""), made)
 
@@ -322,9 +322,9 @@ FIXTURES: dict[str, Make] = {
     "sets/openimages": make_openimages,
     "sets/coco": make_coco,
     "coco128": make_coco,
-    "photos": copy_of("sets/openimages/train/data"),
-    "train.json": copy_of(LABELS),
-    "val.json": copy_of(LABELS),
+    "photos": copy_fixture("sets/openimages/train/data"),
+    "train.json": copy_fixture(LABELS),
+    "val.json": copy_fixture(LABELS),
     "oidv6-train-annotations-bbox.csv": write_table,
     "class-descriptions-boxable.csv": write_table,
     **dict.fromkeys((*OWN_PHOTOS, "my-photos/annotations"), make_own_photos),
@@ -346,13 +346,13 @@ FIXTURES: dict[str, Make] = {
     "runs/my-photos": train_on_own_photos,
     "runs/before": train_the_example,
     "runs/after": train_the_patched_example,
-    "runs/mended": copy_of("runs/before"),  # the mended program is the one before the patch
+    "runs/mended": copy_fixture("runs/before"),  # the mended program is the one before the patch
     "runs/efficiency/replay.json": partial(replay_log, run="runs/after"),
     "predictions/scenes.mp4": make_video,
     "predictions/found.json": detect("runs/demo/scenes/validation/data"),
     "predictions/video.json": detect("predictions/scenes.mp4"),
     "runs/three": remove_calls,
-    **dict.fromkeys(DEMOS, copy_of("runs/demo")),
+    **dict.fromkeys(DEMOS, copy_fixture("runs/demo")),
     **dict.fromkeys(CLOSED_RUNS, write_closed_run),
     "runs/ablations/quick": copy_ablation_results,
 }

@@ -31,11 +31,11 @@ def is_printed(line: str, lines: Sequence[str], words: set[str]) -> bool:
     """Return whether the output has a shown line."""
     if COLUMNS in line:
         return set(re.findall(r"[A-Za-z]{3,}", line)) <= words
-    opening = first_words(line)
+    opening = text_before_number(line)
     return not opening or any(printed.startswith(opening) for printed in lines)
 
 
-def first_words(line: str) -> str:
+def text_before_number(line: str) -> str:
     """Return the words before the first number."""
     whole = " ".join(line.split())
     cut = NUMBERS.sub("", whole)

@@ -66,7 +66,7 @@ def blocks_and_prose(text: str) -> tuple[list[Block], list[tuple[int, str]]]:
     return blocks, prose
 
 
-def commands_of(text: str, page: str) -> Iterator[Command]:
+def page_commands(text: str, page: str) -> Iterator[Command]:
     """Yield a page's commands: in shell blocks, behind prompts, below `next:`, in sentences."""
     blocks, prose = blocks_and_prose(text)
     for block in blocks:
@@ -98,12 +98,12 @@ def commands_of_shell_block(block: Block, page: str) -> Iterator[Command]:
             continue
         first = first if begun else number
         begun.append(line)
-        if line == last_line_of(begun[0]) or not last_line_of(begun[0]):
+        if line == closing_line(begun[0]) or not closing_line(begun[0]):
             yield Command("\n".join(begun), f"{page}:{first}")
             begun = []
 
 
-def last_line_of(line: str) -> str:
+def closing_line(line: str) -> str:
     """Return the line that ends a command of several lines; empty for one of a single line."""
     if line.startswith(("for ", "while ")):
         return "done"

@@ -442,7 +442,7 @@ RULES = (
 )
 
 
-def rule_of(command: Command) -> Rule | None:
+def matching_rule(command: Command) -> Rule | None:
     """Return the first rule that matches."""
     text = plain(command.text)
     return next((rule for rule in RULES if re.fullmatch(rule.pattern, text, re.DOTALL)), None)

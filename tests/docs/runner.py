@@ -60,7 +60,7 @@ def run_in_process(command: Sequence[str], folder: Path) -> CompletedProcess[str
     ):
         os.environ.pop("FORCE_COLOR", None)
         try:
-            code = run_command(main_of(program))
+            code = run_command(main_function(program))
         except SystemExit as ended:  # argparse's
             code = int(ended.code or 0)
     return CompletedProcess(command, code, output.getvalue(), errors.getvalue())
@@ -104,7 +104,7 @@ def split_command(command: Sequence[str]) -> tuple[dict[str, str], str, list[str
     return variables, remaining[0], remaining[1:]
 
 
-def main_of(program: str) -> Callable[[], int]:
+def main_function(program: str) -> Callable[[], int]:
     """Return the function that `python PROGRAM` or `python -m PROGRAM` calls."""
     module = importlib.import_module(program.removesuffix(".py"))
     if hasattr(module, "__path__"):

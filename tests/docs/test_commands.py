@@ -20,8 +20,8 @@ from tests.data.download.samples import coco, openimages
 from tests.data.download.server import serving
 from tests.docs.fixtures import FIXTURES, checkout, put_in_place
 from tests.docs.output import missing_lines
-from tests.docs.pages import REPOSITORY, Command, all_pages, commands_of, unmarked_commands
-from tests.docs.rules import CHANGES, RULES, How, Rule, is_a_name, plain, rule_of
+from tests.docs.pages import REPOSITORY, Command, all_pages, page_commands, unmarked_commands
+from tests.docs.rules import CHANGES, RULES, How, Rule, is_a_name, matching_rule, plain
 from tests.docs.runner import parse_only, run_by_bash, run_in_process
 
 PAGES = {str(page.relative_to(REPOSITORY)): page.read_text("utf-8") for page in all_pages()}
@@ -31,7 +31,7 @@ def all_commands() -> dict[str, list[Command]]:
     """Return the commands to run, each once, with where they stand; names of commands are not."""
     commands: dict[str, list[Command]] = {}
     for page, text in PAGES.items():
-        for command in commands_of(text, page):
+        for command in page_commands(text, page):
             if not is_a_name(command):
                 commands.setdefault(changed(command), []).append(command)
     return commands
@@ -39,7 +39,7 @@ def all_commands() -> dict[str, list[Command]]:
 
 def changed(command: Command) -> str:
     """Return the modified command of a test."""
-    rule = rule_of(command)
+    rule = matching_rule(command)
     text = plain(command.text)
     for pattern, other in (*CHANGES, *(rule.instead if rule else ())):
         text = re.sub(pattern, other, text)
@@ -52,7 +52,7 @@ COMMANDS = all_commands()
 def parameters() -> Iterator[object]:
     """Yield a parameter for each command, with its markers."""
     for text, commands in COMMANDS.items():
-        rule, page = rule_of(commands[0]), commands[0].place.partition(":")[0]
+        rule, page = matching_rule(commands[0]), commands[0].place.partition(":")[0]
         how = rule.how if rule else How.CANNOT
         in_readme = any(command.place.startswith("README") for command in commands)
         is_main = in_readme and how is How.RUN and "--resume" not in text
@@ -85,7 +85,7 @@ def test_command_of_a_page_does_what_the_page_says(
     text: str, made: Path, folder: Path, record_property: Callable[[str, object], None]
 ) -> None:
     first = COMMANDS[text][0]
-    place, rule = first.place, rule_of(first)
+    place, rule = first.place, matching_rule(first)
     assert rule, f"{place}: no rule of tests/docs/rules.py is for: {first.text}"
     if rule.why:
         record_property(NOT_AS_WRITTEN, (rule.why, first.text))
@@ -106,8 +106,8 @@ def test_command_of_a_page_does_what_the_page_says(
 
 def test_every_command_has_a_rule_and_every_rule_a_command() -> None:
     commands = [command for group in COMMANDS.values() for command in group]
-    assert [command for command in commands if rule_of(command) is None] == []
-    used = {rule_of(command) for command in commands}
+    assert [command for command in commands if matching_rule(command) is None] == []
+    used = {matching_rule(command) for command in commands}
     assert [rule.pattern for rule in RULES if rule not in used] == []
 
 
@@ -179,7 +179,7 @@ def run_make(text: str, folder: Path) -> CompletedProcess[str]:
     done = run_by_bash(f"{text} --dry-run", folder)
     for line in done.stdout.splitlines():
         recipe = Command(line, "Makefile")
-        rule = rule_of(recipe)
+        rule = matching_rule(recipe)
         if rule and rule.how is not How.MAKE and "=" not in text:
             ended = run_command(changed(recipe), rule, folder)
             assert ended.returncode == rule.status, f"{line}\n{ended.stderr}"

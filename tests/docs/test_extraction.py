@@ -3,8 +3,8 @@
 import pytest
 
 from tests.docs.output import missing_lines
-from tests.docs.pages import Command, commands_of, unmarked_commands
-from tests.docs.rules import is_a_name, rule_of
+from tests.docs.pages import Command, page_commands, unmarked_commands
+from tests.docs.rules import is_a_name, matching_rule
 
 PAGE = """\
 # A page: `make demo`, then `python -m data verify --config NAME`, not `data/` nor `make_it`
@@ -37,7 +37,7 @@ next:
 
 
 def test_commands_are_extracted_from_blocks_prompts_and_sentences() -> None:
-    commands = list(commands_of(PAGE, "a.md"))
+    commands = list(page_commands(PAGE, "a.md"))
     assert {command.place: command.text for command in commands[:-2]} == {
         "a.md:4": "make test",
         "a.md:5": ".venv/bin/python train.py --config coco.yaml data.root=/data/coco",
@@ -58,7 +58,7 @@ def test_commands_are_extracted_from_blocks_prompts_and_sentences() -> None:
     "text", ["python -m data verfy x.json", "python train.yp", "make-believe", "docker-compose up"]
 )
 def test_unknown_command_has_no_rule(text: str) -> None:
-    assert rule_of(Command(text, "a.md:1")) is None
+    assert matching_rule(Command(text, "a.md:1")) is None
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from common.errors import InputError
 from profiling.ablate.definition import read_ablation
 from retinanet.config import SECTIONS, field_names
 from retinanet.config_file import load_config, read_yaml
-from tests.docs.pages import REPOSITORY, all_pages, blocks_and_prose, commands_of
+from tests.docs.pages import REPOSITORY, all_pages, blocks_and_prose, page_commands
 from tests.docs.rules import is_a_name, plain
 from tests.docs.runner import run_in_process
 
@@ -77,7 +77,7 @@ def options_of_program(program: str, folder: Path) -> set[str]:
     parser = catch_parser(program, folder)
     commands = [name for action in parser._actions for name in command_names(action)]
     loaded = [catch_parser(program, folder, name) for name in commands]
-    return set().union(*(options_of(parser) for parser in (parser, *loaded)))
+    return set().union(*(parser_options(parser) for parser in (parser, *loaded)))
 
 
 def command_names(action: argparse.Action) -> list[str]:
@@ -85,13 +85,13 @@ def command_names(action: argparse.Action) -> list[str]:
     return list(action.choices) if isinstance(action, argparse._SubParsersAction) else []
 
 
-def options_of(parser: argparse.ArgumentParser) -> set[str]:
+def parser_options(parser: argparse.ArgumentParser) -> set[str]:
     """Return the options of a parser and of all commands below it."""
     options = {option for action in parser._actions for option in action.option_strings}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
-                options |= options_of(command)
+                options |= parser_options(command)
     return options
 
 
@@ -99,7 +99,7 @@ NAMES = sorted(
     {
         plain(command.text).removesuffix(" …")
         for page, text in PAGES.items()
-        for command in commands_of(text, page)
+        for command in page_commands(text, page)
         if is_a_name(command) and "python -m " in command.text
     }
 )
@@ -134,7 +134,7 @@ TOP = "|".join(sorted({name.partition(".")[0] for name in SECTIONS}))
 FIELD = rf"(?:{TOP})(?:\.[a-z]\w*)+"
 
 
-def settings_of(text: str) -> Iterator[tuple[str, str]]:
+def named_settings(text: str) -> Iterator[tuple[str, str]]:
     """Yield fields that a page names (`data.root`), with their values, in blocks too."""
     blocks, _ = blocks_and_prose(text)
     code = list(inline_code(text))
@@ -150,7 +150,7 @@ def settings_of(text: str) -> Iterator[tuple[str, str]]:
 def test_named_settings_are_valid(page: str) -> None:
     known = {*field_names(), *SECTIONS}
     faults = []
-    for name, value in sorted(set(settings_of(PAGES[page]))):
+    for name, value in sorted(set(named_settings(PAGES[page]))):
         if name not in known:
             faults.append(f"{name}: no such field")
         elif not PLACEHOLDER.search(value) and f"{name}={value}" not in REFUSED:

@@ -162,9 +162,9 @@ def test_a_value_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
 
 def test_category_ids_that_would_need_a_billion_outputs_are_refused(tmp_path: Path) -> None:
     content = {**COCO, "annotations": [], "categories": [{"id": 2**62, "name": "far"}]}
-    found = read_annotations(write_file(tmp_path / "a.json", json.dumps(content).encode()))
+    annotations = read_annotations(write_file(tmp_path / "a.json", json.dumps(content).encode()))
     with pytest.raises(InputError, match=r"data\.class_indices=contiguous"):
-        make_class_map(found, source="a.json", class_indices="category_id", num_classes=None)
+        make_class_map(annotations, source="a.json", class_indices="category_id", num_classes=None)
 
 
 def index_with(folder: Path, **changes: bytes) -> Path:
@@ -228,12 +228,12 @@ def test_the_current_index_is_one_in_its_folder(name: object, tmp_path: Path) ->
 def test_a_name_in_an_index_may_be_anything(tmp_path: Path) -> None:
     files = index_files()["file_names.npy"]
     assert files.endswith(b"a/1.jpg2.png")
-    found = open_index(index_with(tmp_path, file_names=files[:-12] + b"\xff/1.jpg2.png"))
-    assert list(found.file_names) == ["�/1.jpg", "2.png"]
-    found = open_index(index_with(tmp_path, file_names=files[:-12] + b"../1jpg2.png"))
-    classes = ClassMap.contiguous(found.category_ids, found.category_names)
+    index = open_index(index_with(tmp_path, file_names=files[:-12] + b"\xff/1.jpg2.png"))
+    assert list(index.file_names) == ["�/1.jpg", "2.png"]
+    index = open_index(index_with(tmp_path, file_names=files[:-12] + b"../1jpg2.png"))
+    classes = ClassMap.contiguous(index.category_ids, index.category_names)
     with pytest.raises(InputError, match=r'file_name "\.\./1jpg": is outside of'):
-        DetectionDataset(found, tmp_path, classes, image_size=64, train=True)
+        DetectionDataset(index, tmp_path, classes, image_size=64, train=True)
 
 
 @pytest.mark.parametrize("read", [decode_image, open_annotations])

@@ -93,7 +93,7 @@ def test_mpirun_connects_one_rank_on_each_host(hosts: TwoHosts, tmp_path: Path) 
     assert f"{MPIRUN} -bind-to none -hosts left:1,right:1 -np 2 {sys.executable}" in done.errors
 
 
-def weights_of(run: Path) -> bytes:
+def read_weights(run: Path) -> bytes:
     return (run / "checkpoints" / "last" / "model.safetensors").read_bytes()
 
 
@@ -107,7 +107,7 @@ def test_training_on_two_hosts_ends_with_the_weights_of_one_host(
     assert both.output.count(f"finished after {STEPS} steps") == 1
     assert "left" in both.output and "right" in both.output
     assert len(read_records(tmp_path / "two", kind="step")) == STEPS
-    assert weights_of(tmp_path / "two") == weights_of(tmp_path / "one")
+    assert read_weights(tmp_path / "two") == read_weights(tmp_path / "one")
 
 
 def groups_of_steps(run: Path) -> list[int]:

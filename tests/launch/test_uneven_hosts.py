@@ -23,7 +23,7 @@ NodeSizes = list[list[int]]
 HOSTS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=4)
 
 
-def topology_of(sizes: NodeSizes) -> Topology:
+def make_topology(sizes: NodeSizes) -> Topology:
     rows = []
     first = node = 0
     for socket, nodes in enumerate(sizes):
@@ -37,53 +37,53 @@ def placed(topology: Topology, *, ranks: int, request: CoreRequest) -> list[Shar
     return fit_ranks(list_sockets(topology), ranks=ranks, request=request, quota=None)
 
 
-def cpus_of(share: Share) -> tuple[int, ...]:
+def all_cpus(share: Share) -> tuple[int, ...]:
     return (*share.cpus, *share.comm_cpus, *share.loader_cpus)
 
 
 @given(HOSTS, st.data())
 def test_placement_of_any_number_of_ranks(sizes: NodeSizes, data: st.DataObject) -> None:
-    topology = topology_of(sizes)
+    topology = make_topology(sizes)
     sockets = list_sockets(topology)
     ranks = data.draw(st.integers(1, count_cores(sockets)))
     chosen = choose_sockets(sockets, ranks)
     groups, even = divide_host(chosen, ranks), divide_evenly(chosen, ranks)
     if groups and even:
-        assert least_of(groups) >= least_of(even)
+        assert fewest_cores(groups) >= fewest_cores(even)
     request = CoreRequest(comm_cores=data.draw(st.integers(0, 1)), loader_cores=0)
     shares = placed(topology, ranks=ranks, request=request)
     if not request.comm_cores and groups is not None:
         cores = count_cores(chosen)
-        is_wasteful = cores - ranks * least_of(groups) > MOST_IDLE * cores
+        is_wasteful = cores - ranks * fewest_cores(groups) > MOST_IDLE * cores
         assert isinstance(shares, Misfit) == is_wasteful
     assert groups is not None or isinstance(shares, Misfit)
     if isinstance(shares, Misfit):
         return
-    taken = [cpu for share in shares for cpu in cpus_of(share)]
+    taken = [cpu for share in shares for cpu in all_cpus(share)]
     assert len(shares) == ranks and len(taken) == len(set(taken))
     assert len({(share.threads, len(share.cpus), len(share.comm_cpus)) for share in shares}) == 1
     place = {cpu.cpu: (cpu.socket, cpu.node) for cpu in topology.cpus}
     for share in shares:
-        assert {place[cpu][0] for cpu in cpus_of(share)} == {share.socket}
-        assert {place[cpu][1] for cpu in cpus_of(share)} <= set(share.nodes)
+        assert {place[cpu][0] for cpu in all_cpus(share)} == {share.socket}
+        assert {place[cpu][1] for cpu in all_cpus(share)} <= set(share.nodes)
         sharing = sum(bool(set(share.nodes) & set(other.nodes)) for other in shares)
         assert len(share.nodes) == 1 or sharing == 1  # a rank over several nodes has them alone
     assert [share.socket for share in shares] == sorted(share.socket for share in shares)
     placement_notes(topology, shares, request=request, quota=None)
 
 
-def least_of(groups: list[NodeGroup]) -> int:
+def fewest_cores(groups: list[NodeGroup]) -> int:
     return min(group.cores_each for group in groups)
 
 
 @given(HOSTS, st.data())
 def test_requested_threads_fit_if_nodes_have_room(sizes: NodeSizes, data: st.DataObject) -> None:
-    sockets = list_sockets(topology_of(sizes))
+    sockets = list_sockets(make_topology(sizes))
     threads = data.draw(st.integers(1, 9))
     ranks = sum(len(node.cores) // threads for socket in sockets for node in socket.nodes)
     different = len({len(node.cores) for socket in sockets for node in socket.nodes}) > 1
     if ranks >= len(sockets) and different:
-        shares = placed(topology_of(sizes), ranks=ranks, request=CoreRequest(threads=threads))
+        shares = placed(make_topology(sizes), ranks=ranks, request=CoreRequest(threads=threads))
         assert not isinstance(shares, Misfit)
 
 
@@ -125,7 +125,7 @@ def test_ranks_are_spread_evenly(rooms: list[int], data: st.DataObject) -> None:
 
 @given(HOSTS)
 def test_each_fitting_shape_can_be_placed(sizes: NodeSizes) -> None:
-    sockets: tuple[Socket, ...] = list_sockets(topology_of(sizes))
+    sockets: tuple[Socket, ...] = list_sockets(make_topology(sizes))
     for quota in (None, count_cores(sockets) / 2 + 0.5):
         request = CoreRequest()
         for ranks, threads in fitting_shapes(sockets, request=request, quota=quota):

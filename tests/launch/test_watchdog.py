@@ -16,7 +16,7 @@ from launch.ranks import Ranks
 from launch.watchdog import launcher_process
 from tests.launch.ranks import REPOSITORY, run_ranks
 from tests.launch.watch_program import SILENCE_S, TRACEBACK
-from tests.support.processes import children_of, wait_until_ended
+from tests.support.processes import child_processes, wait_until_ended
 
 GROUP_ENDS = "group 1 (ranks 2-3) ends, the other groups continue\n"
 NO_MESSAGE = "ended without a message (killed, or out of memory?)"
@@ -130,7 +130,7 @@ def start_supervised(
     return process
 
 
-def end_of(process: Supervised) -> tuple[str, int]:
+def output_and_code(process: Supervised) -> tuple[str, int]:
     output, _ = process.communicate(timeout=20)
     return output, process.returncode
 
@@ -159,50 +159,50 @@ def beating() -> Iterator[Supervised]:
     ],
 )
 def test_exit_code_of_a_supervised_rank(case: str, code: int) -> None:
-    assert end_of(start_supervised(case)) == ("", code)
+    assert output_and_code(start_supervised(case)) == ("", code)
 
 
 @pytest.mark.parametrize(("case", "code"), [("silent", 137), ("beats", 0)])
 def test_exit_code_of_a_killed_rank(case: str, code: int) -> None:
     process = start_supervised(case, silence_s=100 if case == "beats" else 0.1)
-    [rank] = children_of(process.pid)
+    [rank] = child_processes(process.pid)
     if case == "silent":  # no heartbeat has been sent: the limit does not count yet
         time.sleep(0.4)
-        assert process.poll() is None and children_of(process.pid) == [rank]
+        assert process.poll() is None and child_processes(process.pid) == [rank]
     os.kill(rank, signal.SIGKILL)
-    assert end_of(process) == ("", code)
+    assert output_and_code(process) == ("", code)
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
 def test_stop_signals_are_forwarded_to_the_rank(beating: Supervised, name: str) -> None:
     beating.send_signal(signal.Signals[name])
-    assert end_of(beating) == (f"got {name}\n", 75)
+    assert output_and_code(beating) == (f"got {name}\n", 75)
 
 
 @pytest.mark.slow
 def test_suspended_rank_is_killed_and_a_beating_one_is_not() -> None:
     process = start_supervised("beats on", silence_s=1)
-    [rank] = children_of(process.pid)
+    [rank] = child_processes(process.pid)
     time.sleep(1.5)
-    assert children_of(process.pid) == [rank]
+    assert child_processes(process.pid) == [rank]
     os.kill(rank, signal.SIGSTOP)
     begin = time.monotonic()
-    assert end_of(process) == ("", 0) and time.monotonic() - begin < 10
+    assert output_and_code(process) == ("", 0) and time.monotonic() - begin < 10
 
 
 def test_rank_notices_the_end_of_its_supervisor(beating: Supervised) -> None:
     beating.kill()
-    output, _ = end_of(beating)
+    output, _ = output_and_code(beating)
     assert output == "no supervisor\n"
 
 
 @pytest.mark.slow
 def test_supervisor_and_rank_end_after_their_launcher() -> None:
     launcher = start_supervised("beats on", before=("sh", "-c", '"$0" "$@"; true'))
-    [supervisor] = children_of(launcher.pid)
-    [rank] = children_of(supervisor)
+    [supervisor] = child_processes(launcher.pid)
+    [rank] = child_processes(supervisor)
     launcher.kill()
-    output, _ = end_of(launcher)  # until all that write to the pipe have ended
+    output, _ = output_and_code(launcher)  # until all that write to the pipe have ended
     assert output == "no supervisor\n"
     wait_until_ended([supervisor, rank])
 

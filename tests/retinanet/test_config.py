@@ -17,7 +17,7 @@ from retinanet.config_types import Resume
 SHIPPED_NAMES = sorted(str(path.relative_to(SHIPPED)) for path in SHIPPED.glob("*.yaml"))
 
 
-def message_of(load: Callable[[], object]) -> str:
+def error_message(load: Callable[[], object]) -> str:
     """Return the error message, which is one line."""
     with pytest.raises(InputError) as caught:
         load()
@@ -26,8 +26,8 @@ def message_of(load: Callable[[], object]) -> str:
     return message
 
 
-def error_of(*overrides: str, config: str = "demo.yaml") -> str:
-    return message_of(lambda: load_config(config, overrides))
+def config_error(*overrides: str, config: str = "demo.yaml") -> str:
+    return error_message(lambda: load_config(config, overrides))
 
 
 def written(folder: Path, text: str, *, name: str = "mine.yaml") -> str:
@@ -89,9 +89,9 @@ def test_path_takes_precedence_over_a_shipped_name(
 
 
 def test_missing_config_names_the_nearest_one() -> None:
-    assert "did you mean demo.yaml?" in message_of(lambda: load_config("dmeo"))
-    assert "did you mean coco.yaml?" in message_of(lambda: load_config("coco.yml"))
-    message = message_of(lambda: load_config("elsewhere/nothing"))
+    assert "did you mean demo.yaml?" in error_message(lambda: load_config("dmeo"))
+    assert "did you mean coco.yaml?" in error_message(lambda: load_config("coco.yml"))
+    message = error_message(lambda: load_config("elsewhere/nothing"))
     assert message.startswith("elsewhere/nothing: ")
     assert all(name in message for name in SHIPPED_NAMES)
 
@@ -121,7 +121,7 @@ def test_overrides_reach_nested_fields_with_their_types() -> None:
     ],
 )
 def test_contradicting_fields_are_refused(overrides: list[str], field: str, part: str) -> None:
-    message = error_of(*overrides, config="coco.yaml")
+    message = config_error(*overrides, config="coco.yaml")
     assert message.startswith(f"command line: {field}: ") and part in message
 
 
@@ -136,7 +136,7 @@ def test_fields_that_go_together_are_accepted() -> None:
 
 @pytest.mark.parametrize("file", ["a.pth", "weights.pt", "a.safetensors.pth", "weights"])
 def test_backbone_that_would_be_unpickled_is_refused(file: str) -> None:
-    message = error_of(f"model.pretrained_backbone={file}")
+    message = config_error(f"model.pretrained_backbone={file}")
     assert message.startswith("command line: model.pretrained_backbone: ") and repr(file) in message
     assert "python -m retinanet convert FILE.pth --out FILE.safetensors" in message
 
@@ -155,7 +155,7 @@ def test_window_of_steps(value: str, steps: range) -> None:
 @pytest.mark.parametrize("value", ["0", "0-3", "5-3", "-1", "1-", "20,21", "1.5", "true", "[1, 2]"])
 def test_invalid_window_of_steps_is_refused(value: str) -> None:
     for section in ("onednn", "trace"):
-        message = error_of(f"profile.{section}.steps={value}")
+        message = config_error(f"profile.{section}.steps={value}")
         assert message.startswith(f"command line: profile.{section}.steps: ")
         assert "such as 20-22 or 20" in message
 
@@ -169,7 +169,7 @@ COUNTS_WITHOUT_DEFAULT = (
 )
 
 
-def default_of(name: str) -> object:
+def default_value(name: str) -> object:
     """The value of a field in the demo's configuration."""
     value: object = config_to_tree(load_config("demo.yaml"))
     for part in name.split("."):
@@ -180,14 +180,14 @@ def default_of(name: str) -> object:
 @pytest.mark.slow
 @pytest.mark.parametrize("digits", [13, 5000])
 def test_every_count_and_amount_has_an_upper_bound(digits: int) -> None:
-    numbers = [name for name in field_names() if type(default_of(name)) in (int, float)]
+    numbers = [name for name in field_names() if type(default_value(name)) in (int, float)]
     assert len(numbers) > 20
     for name in {*numbers, *COUNTS_WITHOUT_DEFAULT} - UNBOUNDED:
-        assert f" {name}: " in error_of(f"{name}={'9' * digits}")
+        assert f" {name}: " in config_error(f"{name}={'9' * digits}")
     for name in ("profile.onednn.steps", "profile.trace.steps"):
-        assert f" {name}: " in error_of(f"{name}=1-{'9' * digits}")
-    assert " distributed.batch_split: " in error_of(f"distributed.batch_split=[{'9' * digits}]")
-    assert " run.name: " in error_of(f"run.name={'a' * 300}")
+        assert f" {name}: " in config_error(f"{name}=1-{'9' * digits}")
+    assert " distributed.batch_split: " in config_error(f"distributed.batch_split=[{'9' * digits}]")
+    assert " run.name: " in config_error(f"run.name={'a' * 300}")
 
 
 def test_overrides_may_remove_and_create_sections(tmp_path: Path) -> None:
@@ -212,11 +212,11 @@ def test_engine_given_as_one_word_is_its_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["engine", "engine.name"])
 def test_unknown_engine_is_refused_with_the_valid_names(name: str, tmp_path: Path) -> None:
-    message = error_of(f"{name}=tensorflow")
+    message = config_error(f"{name}=tensorflow")
     assert message.startswith("command line: engine.name: ") and "'tensorflow'" in message
     assert "'auto', 'torch' or 'ipex'" in message
     file = written(tmp_path, "engine: tensorflow\n")
-    assert message_of(lambda: load_config(file)).startswith(f"{file}: engine.name: ")
+    assert error_message(lambda: load_config(file)).startswith(f"{file}: engine.name: ")
 
 
 @pytest.mark.parametrize(
@@ -234,19 +234,19 @@ def test_unknown_engine_is_refused_with_the_valid_names(name: str, tmp_path: Pat
     ],
 )
 def test_misspelt_override_is_refused_with_the_nearest_field(pair: str, meant: str) -> None:
-    message = error_of(pair)
+    message = config_error(pair)
     assert message.startswith(f"command line: {pair.partition('=')[0]}: ")
     assert message.endswith(f"did you mean {meant}?")
 
 
 def test_unknown_name_points_to_the_help() -> None:
-    message = error_of("qqqq=1")
+    message = config_error("qqqq=1")
     assert message.startswith("command line: qqqq: ") and "--help" in message
 
 
 @pytest.mark.parametrize("pair", ["training.epochs", "=5", ""])
 def test_override_without_name_or_value_is_refused(pair: str) -> None:
-    message = error_of(pair)
+    message = config_error(pair)
     assert message.startswith("command line: ") and "section.field=value" in message
 
 
@@ -286,7 +286,7 @@ def test_override_without_name_or_value_is_refused(pair: str) -> None:
 def test_invalid_value_is_refused_with_field_expectation_and_value(
     name: str, value: str, expected: str
 ) -> None:
-    message = error_of(f"{name}={value}")
+    message = config_error(f"{name}={value}")
     assert message.startswith(f"command line: {name}: ")
     problem, _, actual = message.partition(", found ")
     assert expected in problem and actual
@@ -294,16 +294,16 @@ def test_invalid_value_is_refused_with_field_expectation_and_value(
 
 @pytest.mark.parametrize("value", ["[", "&a [*a]", "{[1, 2]: 3}", "!!python/name:os.system x"])
 def test_override_that_is_not_a_plain_value_is_refused(value: str) -> None:
-    message = error_of(f"training.epochs={value}")
+    message = config_error(f"training.epochs={value}")
     assert message.startswith("command line: training.epochs")
 
 
 def test_error_in_the_file_names_the_file(tmp_path: Path) -> None:
     file = written(tmp_path, "training: {epochs: two}\n")
-    message = message_of(lambda: load_config(file, ["training.batch_size=3"]))
+    message = error_message(lambda: load_config(file, ["training.batch_size=3"]))
     assert message.startswith(f"{file}: training.epochs: ")
     file = written(tmp_path, "trainig: {epochs: 2}\n")
-    assert message_of(lambda: load_config(file)) == (
+    assert error_message(lambda: load_config(file)) == (
         f"{file}: trainig: no such field; did you mean training?"
     )
 
@@ -321,7 +321,7 @@ def test_invalid_yaml_names_file_and_line(
     text: str, line: int, problem: str, tmp_path: Path
 ) -> None:
     file = written(tmp_path, text)
-    message = message_of(lambda: load_config(file))
+    message = error_message(lambda: load_config(file))
     assert message.startswith(f"{file}:{line}: ") and problem in message
 
 
@@ -330,7 +330,7 @@ def test_invalid_yaml_names_file_and_line(
 )
 def test_file_without_sections_is_refused(text: str, tmp_path: Path) -> None:
     file = written(tmp_path, text)
-    message = message_of(lambda: load_config(file))
+    message = error_message(lambda: load_config(file))
     assert message.startswith(f"{file}: ") and "sections" in message
 
 
@@ -381,18 +381,18 @@ def test_a_few_aliases_and_merge_keys_are_accepted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [".".join(["a"] * 5_000), "training." + ".".join(["a"] * 5_000)])
 def test_name_of_thousands_of_parts_is_refused(name: str) -> None:
-    message = error_of(f"{name}=1")
+    message = config_error(f"{name}=1")
     assert message.startswith("command line: ") and "no such field" in message
 
 
 def test_binary_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b'run: {name: "\xe9"}')
     file = str(tmp_path / "latin.yaml")
-    assert message_of(lambda: load_config(file)).startswith(f"{file}: cannot be read as text")
+    assert error_message(lambda: load_config(file)).startswith(f"{file}: cannot be read as text")
 
 
 def test_long_value_is_shortened() -> None:
-    assert len(error_of(f"training.epochs={'x' * 500}")) < 200
+    assert len(config_error(f"training.epochs={'x' * 500}")) < 200
 
 
 def test_help_lists_every_field_with_a_unit() -> None:

@@ -34,7 +34,7 @@ def wait_until_ended(processes: Iterable[int], *, seconds: float = 10) -> None:
         time.sleep(0.05)
 
 
-def children_of(process: int) -> list[int]:
+def child_processes(process: int) -> list[int]:
     """Return the running children of a process."""
     tasks = Path(f"/proc/{process}/task").glob("*/children")
     return [int(number) for task in tasks for number in task.read_text().split()]

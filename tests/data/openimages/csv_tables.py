@@ -62,14 +62,14 @@ def write_lines(path: Path, lines: Iterable[str]) -> Path:
 
 
 def write_photos(folder: Path, images: Iterable[int]) -> Path:
-    """Write photos `<ImageID>.jpg` of the sizes that `size_of` returns."""
+    """Write photos `<ImageID>.jpg` of the sizes that `photo_size` returns."""
     folder.mkdir(exist_ok=True)
     for image in images:
-        Image.new("RGB", size_of(image)).save(folder / f"{image:016x}.jpg")
+        Image.new("RGB", photo_size(image)).save(folder / f"{image:016x}.jpg")
     return folder
 
 
-def size_of(image: int) -> tuple[int, int]:
+def photo_size(image: int) -> tuple[int, int]:
     """Return width and height of a photo."""
     return 40 + image % 7, 30 + image % 5
 

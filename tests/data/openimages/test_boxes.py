@@ -49,7 +49,7 @@ def make_boxes(folder: Path, classes: ClassList, rows: list[Row], *, clicks: boo
     return read_boxes(write_boxes(folder / "boxes.csv", rows, clicks=clicks), classes)
 
 
-def error_of(read: Callable[[], object], path: Path) -> str:
+def error_message(read: Callable[[], object], path: Path) -> str:
     """Return the message, which begins with the file, without it."""
     with pytest.raises(InputError) as caught:
         read()
@@ -149,7 +149,7 @@ def test_bad_field_is_reported_with_line_and_column(
     monkeypatch.setattr(boxes_module, "CHARACTERS_AT_ONCE", characters)
     bad = Row(3)._replace(**{field: value})  # type: ignore[arg-type]
     rows = [*map(Row, range(8)), Row(2, x_min="0.5"), bad, Row(4)]
-    error = error_of(lambda: make_boxes(tmp_path, classes, rows), tmp_path / "boxes.csv")
+    error = error_message(lambda: make_boxes(tmp_path, classes, rows), tmp_path / "boxes.csv")
     assert error.startswith(f"line 11: {column}")
     assert ":" in column or error.endswith(f", found '{value}'")
 
@@ -161,7 +161,7 @@ def test_invalid_image_id(tmp_path: Path, classes: ClassList, image_id: str) -> 
     line = Row(1).line().replace(f"{1:016x}", image_id)
     path = write_lines(tmp_path / "boxes.csv", [HEADER, Row(1).line(), line])
     for read in (read_boxes, image_ids_with_boxes):
-        error = error_of(partial(read, path, classes), path)
+        error = error_message(partial(read, path, classes), path)
         assert error.startswith("line 3: ImageID: ") and error.endswith(f"found '{image_id}'")
 
 
@@ -183,7 +183,7 @@ def test_other_file_is_refused(
     path = tmp_path / "boxes.csv"
     if content is not None:
         path.write_bytes(content.encode(errors="surrogateescape"))
-    assert error_of(lambda: read_boxes(path, classes), path).startswith(expected)
+    assert error_message(lambda: read_boxes(path, classes), path).startswith(expected)
 
 
 @pytest.fixture
@@ -273,7 +273,7 @@ def test_invalid_descriptions_and_lists_of_images(
     tmp_path: Path, read: Callable[[Path], object], lines: list[str], expected: str
 ) -> None:
     path = write_lines(tmp_path / "a.csv", lines)
-    assert error_of(lambda: read(path), path).startswith(expected)
+    assert error_message(lambda: read(path), path).startswith(expected)
 
 
 def test_ambiguous_name_is_refused_if_selected(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ from data.openimages.export import Summary, list_images, read_sizes, write_coco_
 from tests.data.openimages.csv_tables import (
     LABELS,
     Row,
+    photo_size,
     random_rows,
-    size_of,
     write_boxes,
     write_descriptions,
     write_image_ids,
@@ -114,7 +114,7 @@ def expected_annotations(boxes_csv: Path, names: list[str]) -> list[dict[str, An
     rows.sort(key=lambda row: row["ImageID"])
     annotations: list[dict[str, Any]] = []
     for number, row in enumerate(rows, start=1):
-        width, height = size_of(int(row["ImageID"], 16))
+        width, height = photo_size(int(row["ImageID"], 16))
         left, right, top, bottom = (float(row[name]) for name in ("XMin", "XMax", "YMin", "YMax"))
         bbox = [left * width, top * height, (right - left) * width, (bottom - top) * height]
         image, category = image_ids.index(row["ImageID"]) + 1, names.index(LABELS[row["LabelName"]])
@@ -218,7 +218,9 @@ def test_old_output_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(exported(tmp_path)["annotations"]) == 1
 
 
-def sizes_of(folder: Path, images: Iterable[int], output: TextIO | None = None) -> list[list[int]]:
+def image_sizes(
+    folder: Path, images: Iterable[int], output: TextIO | None = None
+) -> list[list[int]]:
     console = Console(file=output or io.StringIO(), width=100)
     sizes = read_sizes(folder, np.array(list(images), dtype=np.uint64), console=console)
     assert sizes.shape[1:] == (2,)
@@ -239,13 +241,13 @@ def test_sizes_in_the_given_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(export_module, "FILES_AT_ONCE", 4)
     images, output = [5, 1, 30, 2, 9, 8, 7, 21, 22, 23], io.StringIO()
     write_photos(tmp_path, images)
-    assert sizes_of(tmp_path, images, output) == [list(size_of(image)) for image in images]
+    assert image_sizes(tmp_path, images, output) == [list(photo_size(image)) for image in images]
     assert "reading sizes of images 10/10" in output.getvalue()
-    assert sizes_of(tmp_path, []) == []
+    assert image_sizes(tmp_path, []) == []
     exif = Image.Exif()
     exif[0x0112] = 6  # turn by 90 degrees
     Image.new("RGB", (50, 20)).save(tmp_path / f"{1:016x}.jpg", exif=exif)
-    assert sizes_of(tmp_path, [1]) == [[50, 20]]
+    assert image_sizes(tmp_path, [1]) == [[50, 20]]
 
 
 def test_unreadable_images_are_reported(tmp_path: Path) -> None:
@@ -255,7 +257,7 @@ def test_unreadable_images_are_reported(tmp_path: Path) -> None:
     (tmp_path / f"{9:016x}.jpg").unlink()
     Image.new("RGB", (4, 4)).save(tmp_path / f"{8:016x}.jpg", format="PPM")
     with pytest.raises(InputError, match=r"4 of 10 images .* the first is 0{15}4\.jpg \(.*0{15}4"):
-        sizes_of(tmp_path, range(1, 11))
+        image_sizes(tmp_path, range(1, 11))
 
 
 ONE_BUSY_ONE_IDLE = """

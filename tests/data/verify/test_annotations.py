@@ -52,14 +52,14 @@ def box(value: object, *indices: int) -> list[Change]:
     return [put("annotations", index, "bbox", value) for index in indices]
 
 
-def without_boxes_of(*ids: int) -> Change:
+def remove_boxes(*ids: int) -> Change:
     def change(content: Content) -> None:
         content["annotations"] = [e for e in content["annotations"] if e["image_id"] not in ids]
 
     return change
 
 
-def crowds_of(*ids: int) -> Change:
+def mark_crowds(*ids: int) -> Change:
     def change(content: Content) -> None:
         for entry in content["annotations"]:
             entry["iscrowd"] = int(entry["image_id"] in ids)
@@ -113,7 +113,7 @@ STOPPING: list[tuple[str, Change, str]] = [
     ("area_invalid", put("annotations", 1, "area", -1), "annotations[1].area"),
     ("crowd_flag_invalid", put("annotations", 1, "iscrowd", 2), "annotations[1].iscrowd"),
     ("crowd_flag_invalid", attributes({"IsGroupOf": None}), "annotations[1].attributes.IsGroupOf"),
-    ("nothing_to_train_on", crowds_of(*range(10, 10 + IMAGES)), "annotations"),
+    ("nothing_to_train_on", mark_crowds(*range(10, 10 + IMAGES)), "annotations"),
     ("no_images", lambda content: content.update(images=[]), "images"),
     ("no_categories", lambda content: content.update(categories=[]), "categories"),
     ("annotations_unreadable", lambda content: content.pop("images"), "labels.json"),
@@ -128,8 +128,8 @@ HARMLESS: list[tuple[str, Change, str]] = [
     ("box_vanishes", bbox([-9, 5, 9.0001, 4]), BBOX),
     ("box_partly_outside", bbox([60, 5, 9, 4]), BBOX),
     ("box_partly_outside", bbox([5, -1.1, 9, 4]), BBOX),
-    ("image_without_boxes", without_boxes_of(12), "images[2]"),
-    ("image_with_crowds_only", crowds_of(12), "images[2]"),
+    ("image_without_boxes", remove_boxes(12), "images[2]"),
+    ("image_with_crowds_only", mark_crowds(12), "images[2]"),
     ("file_name_duplicate", put("images", 3, "file_name", "1.jpg"), "images[3].file_name"),
 ]
 
@@ -146,7 +146,7 @@ def verify_annotations(folder: Path, content: object) -> tuple[int, Content]:
     return verify(config, no_images=True)
 
 
-def splits_of(folder: Path) -> list[Split]:
+def both_splits(folder: Path) -> list[Split]:
     names = "train", "validation"
     return [Split(folder / name / "labels.json", folder / name / "images") for name in names]
 
@@ -170,9 +170,9 @@ def test_training_stops_at_the_faults_that_stop_it(
     assert report["stops_training"] == bool(code) == stops
     if stops:
         with pytest.raises(InputError):
-            train_on(*splits_of(tmp_path))
+            train_on(*both_splits(tmp_path))
         return
-    boxes = train_on(*splits_of(tmp_path))
+    boxes = train_on(*both_splits(tmp_path))
     if kind.startswith("box"):  # left out, or clipped
         assert boxes == 4 * IMAGES - (kind != "box_partly_outside")
     assert boxes > 0 and counts(report) == {kind: 1}
@@ -298,7 +298,7 @@ def test_number_of_places_is_limited(tmp_path: Path) -> None:
 
 
 def test_severity_of_images_without_boxes(tmp_path: Path) -> None:
-    config, *_ = write_splits(tmp_path, changed(without_boxes_of(12)))
+    config, *_ = write_splits(tmp_path, changed(remove_boxes(12)))
     for setting, severity in (("skip", "mended"), ("train", "note")):
         _, report = verify(config, f"data.images_without_boxes={setting}", no_images=True)
         assert [each["severity"] for each in train_findings(report)] == [severity]

@@ -92,7 +92,7 @@ ACCEPTED: list[tuple[Spoil, str | None]] = [
 ]
 
 
-def splits_of(folder: Path) -> tuple[Split, Split]:
+def both_splits(folder: Path) -> tuple[Split, Split]:
     train, validation = folder / "train", folder / "validation"
     return (
         Split(train / "labels.json", train / "images"),
@@ -101,7 +101,7 @@ def splits_of(folder: Path) -> tuple[Split, Split]:
 
 
 def trained(folder: Path, **options: Any) -> int:
-    return train_on(*splits_of(folder), **options)
+    return train_on(*both_splits(folder), **options)
 
 
 @pytest.mark.parametrize("decoder", ["simplejpeg", "pillow"])
@@ -220,7 +220,7 @@ def test_bad_image_limit_is_for_both_splits(tmp_path: Path, limit: int, code: in
     assert severities == dict.fromkeys(bad, "stops" if code else "mended")
     run = BadImages(limit)
     with pytest.raises(InputError) if code else nullcontext():
-        train_on(*splits_of(tmp_path), note=run.note, replace_bad_images=True)
+        train_on(*both_splits(tmp_path), note=run.note, replace_bad_images=True)
 
 
 def test_all_training_images_are_bad(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_each_has_its_command_a_question_and_comparisons(name: str) -> None:
         assert all(sentences) == any(sentences) == (comparison.paper is not None)
 
 
-def source_of(module: str) -> str:
+def read_source(module: str) -> str:
     return Path(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
 
 
@@ -52,7 +52,7 @@ def test_each_can_be_planned(name: str, size: SizeName) -> None:
         assert variant.options.get("precision") != "auto"
         if variant.recipe != JOBS:
             module = RECIPE_MODULES[variant.recipe]
-            assert f"def prepare_{variant.recipe.split('.')[-1]}(" in source_of(module)
+            assert f"def prepare_{variant.recipe.split('.')[-1]}(" in read_source(module)
 
 
 def test_figures_of_the_papers_are_complete() -> None:

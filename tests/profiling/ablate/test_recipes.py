@@ -217,11 +217,11 @@ def operators(recipe: str, **options: str | bool) -> tuple[dict[str, float], str
 @needs_ipex
 def test_ipex_has_the_same_loss_with_either_norm() -> None:
     options = {"engine": "ipex", "precision": "float32"}
-    own, own_names = operators("training_step", **options, norm="own")
-    theirs, names = operators("training_step", **options, norm="torchvision")
-    assert theirs["loss value"] == pytest.approx(own["loss value"], rel=1e-3)
+    ours, our_names = operators("training_step", **options, norm="own")
+    theirs, their_names = operators("training_step", **options, norm="torchvision")
+    assert theirs["loss value"] == pytest.approx(ours["loss value"], rel=1e-3)
     norm = "torch_ipex::frozen_batch_norm"
-    assert norm in own_names and norm not in names
+    assert norm in our_names and norm not in their_names
 
 
 @pytest.mark.exhaustive

@@ -38,11 +38,11 @@ TINY = Workload(images=2, image_size=64, classes=3)
 LIMITS = {"matrix product 4096³": 70.0, "large, forward": 80.0, "large, backward": 50.0}
 
 
-def run_of(seconds: float, **details: float) -> Run:
+def make_run(seconds: float, **details: float) -> Run:
     return Run(seconds=seconds, page_faults=7, rss_mb=1.0, peak_rss_mb=4.0, details=details)
 
 
-def results_of(**runs: list[Run]) -> Results:
+def make_results(**runs: list[Run]) -> Results:
     named = {name.replace("_", "-"): variant_runs for name, variant_runs in runs.items()}
     return Results(
         workload=TINY,
@@ -92,29 +92,31 @@ def test_target_is_met_or_missed(value: float, target: float | None, is_met: boo
 
 
 def test_findings_of_a_step() -> None:
-    results = results_of(
-        torch=[run_of(2.0), run_of(2.0)],
-        torchvision_tuned=[run_of(3.0), run_of(5.0)],
-        ceiling=[run_of(1.0, **LIMITS), run_of(1.0, **LIMITS)],
+    results = make_results(
+        torch=[make_run(2.0), make_run(2.0)],
+        torchvision_tuned=[make_run(3.0), make_run(5.0)],
+        ceiling=[make_run(1.0, **LIMITS), make_run(1.0, **LIMITS)],
     )
     speed_up, best, product, rate, ours, torchs, faults, memory = step_findings(results)
     assert (speed_up.value, best.value, product.value, rate.value) == (2.0, 80.0, 70.0, 50 / 80)
     assert (ours.value, torchs.value, faults.value, memory.value) == (0.75, 0.75, 7, 1.0)
-    alone = results_of(ceiling=[run_of(1.0, **LIMITS)])
+    alone = make_results(ceiling=[make_run(1.0, **LIMITS)])
     assert [finding.value for finding in step_findings(alone)] == [80.0, 70.0]
 
 
 @pytest.mark.parametrize("has_amx", [False, True])
 def test_targets_depend_on_amx(has_amx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("profiling.bench.benchmarks.has_amx", lambda: has_amx)
-    results = results_of(torch=[run_of(2.0)], ipex=[run_of(3.0)], ceiling=[run_of(1.0, **LIMITS)])
+    results = make_results(
+        torch=[make_run(2.0)], ipex=[make_run(3.0)], ceiling=[make_run(1.0, **LIMITS)]
+    )
     assert find(step_findings(results), "torch against ipex").at_least == (2.0 if has_amx else 1.7)
     targets = [finding.at_least for finding in step_findings(results) if "GFLOP" in finding.what]
     assert targets == [0.60 if has_amx else 0.75]
 
 
 def test_passes_over_memory_need_timed_operators() -> None:
-    results = results_of(torch=[run_of(2.0)])
+    results = make_results(torch=[make_run(2.0)])
     assert results.passes_share("torch") is None
     seconds = {"aten::add_ x7": 0.2, "aten::add_relu x1": 0.5, "aten::mul x2": 0.3, "Adam x1": 3.0}
     results = replace(results, operators={"torch": seconds})
@@ -126,13 +128,13 @@ def test_passes_over_memory_need_timed_operators() -> None:
 
 def test_slowdown_compares_runs_of_the_same_round() -> None:
     results = replace(
-        results_of(torch=[run_of(1.0), run_of(2.0), run_of(4.0)]),
-        loaded_runs={"torch": [run_of(2.0), run_of(5.0), run_of(8.0)]},
+        make_results(torch=[make_run(1.0), make_run(2.0), make_run(4.0)]),
+        loaded_runs={"torch": [make_run(2.0), make_run(5.0), make_run(8.0)]},
     )
     assert results.slowdown("torch") == (2.0, 2.0, 2.5)
     finding = find(step_findings(results), "busy")
     assert finding.value == 2.0 and finding.is_met
-    quiet = step_findings(results_of(torch=[run_of(1.0)]))
+    quiet = step_findings(make_results(torch=[make_run(1.0)]))
     assert not any("busy" in finding.what for finding in quiet)
 
 
@@ -146,7 +148,7 @@ def test_bytes_are_added_up_by_phase_and_compared_with_torchvision() -> None:
         "torchvision-tuned": [BytesMoved("backward", "aten::mul", 9, 20_000, 10_000)],
     }
     results = replace(
-        results_of(torch=[run_of(1.0)], torchvision_tuned=[run_of(2.0)]), bytes_moved=moved
+        make_results(torch=[make_run(1.0)], torchvision_tuned=[make_run(2.0)]), bytes_moved=moved
     )
     by_phase = results.gigabytes_by_phase("torch")
     assert list(by_phase) == ["forward", "optimizer", "between"]
@@ -157,13 +159,17 @@ def test_bytes_are_added_up_by_phase_and_compared_with_torchvision() -> None:
 
 
 def test_evaluation_optimizer_and_loss_compare_equal_work() -> None:
-    results = results_of(postprocess=[run_of(1.0)], torch=[run_of(2.0)], torchvision=[run_of(5.0)])
+    results = make_results(
+        postprocess=[make_run(1.0)], torch=[make_run(2.0)], torchvision=[make_run(5.0)]
+    )
     assert [finding.value for finding in EVALUATE.findings(results)] == [2.5]
-    optimizers = results_of(adam=[run_of(1.0)], adam_unfused=[run_of(3.0)], sgd=[run_of(1.0)])
+    optimizers = make_results(
+        adam=[make_run(1.0)], adam_unfused=[make_run(3.0)], sgd=[make_run(1.0)]
+    )
     [finding] = OPTIMIZER.findings(optimizers)
     assert (finding.value, finding.at_least) == (3.0, 2.0)
-    bandwidth = run_of(9.0, copy=40.0, **{"scale in place": 80.0})
-    losses = loss_findings(results_of(kernel=[run_of(2.0)], bandwidth=[bandwidth]))
+    bandwidth = make_run(9.0, copy=40.0, **{"scale in place": 80.0})
+    losses = loss_findings(make_results(kernel=[make_run(2.0)], bandwidth=[bandwidth]))
     [share] = [finding for finding in losses if finding.at_least]
     assert share.value == 60 / 2 / 40 and share.is_met
 

@@ -21,7 +21,7 @@ from profiling.bench.worker_pool import (
     runs_by_name,
     variant_worker,
 )
-from tests.support.processes import children_of, wait_until_ended
+from tests.support.processes import child_processes, wait_until_ended
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 WORKLOAD = Workload(images=3)
@@ -184,15 +184,15 @@ def seconds_used(process: int) -> float:
 
 def test_core_is_kept_busy_until_the_context_ends() -> None:
     cpu = max(os.sched_getaffinity(0))
-    before = set(children_of(os.getpid()))
+    before = set(child_processes(os.getpid()))
     with busy_cores([cpu]):
-        [loop] = set(children_of(os.getpid())) - before
+        [loop] = set(child_processes(os.getpid())) - before
         assert os.sched_getaffinity(loop) == {cpu}
         used, end = seconds_used(loop), time.monotonic() + 10
         while seconds_used(loop) - used <= 0.05:
             assert time.monotonic() < end
             time.sleep(0.02)
-    assert set(children_of(os.getpid())) == before
+    assert set(child_processes(os.getpid())) == before
 
 
 @pytest.mark.slow
@@ -207,6 +207,6 @@ with busy_cores([{min(os.sched_getaffinity(0))}]):
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE) as benchmark:
         assert benchmark.stdout is not None and benchmark.stdout.readline() == b"busy\n"
-        [loop] = children_of(benchmark.pid)
+        [loop] = child_processes(benchmark.pid)
         benchmark.send_signal(signal.SIGKILL)
     wait_until_ended([loop])

@@ -19,7 +19,7 @@ from profiling.replay.replay import Conditions, Replay, ReplayTime, load_replay
 from tests.launch.ranks import REPOSITORY
 from tests.profiling.onednn_log.logs import FIXTURES
 from tests.profiling.replay.problems import make_calls, needs_benchdnn, parse_v3
-from tests.support.processes import children_of, processes_with
+from tests.support.processes import child_processes, processes_with
 
 POOLING = FIXTURES / "benchdnn-3.7.2-pool.log"
 
@@ -131,7 +131,7 @@ def test_ctrl_c_saves_finished_problems_and_leaves_no_process(tmp_path: Path) ->
 def wait_for_child(parent: int) -> int:
     """Return the process that measures, once it has started."""
     end = time.monotonic() + 60
-    while not (processes := {*processes_with("--mode=P")} & {*children_of(parent)}):
+    while not (processes := {*processes_with("--mode=P")} & {*child_processes(parent)}):
         assert time.monotonic() < end, "no benchdnn was started"
         time.sleep(0.05)
     return processes.pop()

@@ -236,26 +236,28 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def inputs_of(*files: Path, trace: Path | None = None, environment: Path | None = None) -> Inputs:
+def collect_inputs(
+    *files: Path, trace: Path | None = None, environment: Path | None = None
+) -> Inputs:
     return find_inputs(list(files), trace=trace, environment=environment)
 
 
 def test_inputs_of_a_run_are_in_order_of_ranks(run: Path, tmp_path: Path) -> None:
-    inputs = inputs_of(run)
+    inputs = collect_inputs(run)
     assert [file.name for file in inputs.logs] == ["rank0.log", "rank2.log", "rank10.log"]
     assert inputs.trace == run / "trace" / "rank0.json.gz"
     assert [file.name for file in inputs.counters] == ["rank0.json", "rank2.json", "rank10.json"]
     trace, environment = tmp_path / "t.json", tmp_path / "e.json"
-    given = inputs_of(run, trace=trace, environment=environment)
+    given = collect_inputs(run, trace=trace, environment=environment)
     assert (given.trace, given.environment) == (trace, environment)
-    folder = inputs_of(run / "onednn")
+    folder = collect_inputs(run / "onednn")
     assert inputs.environment == folder.environment == run / "environment.json"
     assert len(folder.logs) == 3
 
 
 def test_inputs_of_one_rank(run: Path) -> None:
     log, counters = run / "onednn" / "rank2.log", run / "perf" / "rank2.json"
-    inputs = inputs_of(log)
+    inputs = collect_inputs(log)
     assert inputs.environment == run / "environment.json"
     assert (inputs.logs, inputs.counters) == ((log,), (counters,))
     assert inputs.trace == run / "trace" / "rank2.json.gz"
@@ -264,12 +266,12 @@ def test_inputs_of_one_rank(run: Path) -> None:
 def test_inputs_of_other_logs(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.touch()
-    alone = inputs_of(log)
+    alone = collect_inputs(log)
     assert (alone.trace, alone.environment, alone.counters) == (None, None, ())
     (tmp_path / "environment.json").touch()
-    assert inputs_of(log).environment == tmp_path / "environment.json"
+    assert collect_inputs(log).environment == tmp_path / "environment.json"
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").touch()
     with pytest.raises(InputError, match="train with profile"):
-        inputs_of(run)
+        collect_inputs(run)

@@ -103,9 +103,9 @@ class Errors(NamedTuple):
     autocast_median: float
 
 
-def gradient_errors(found: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
+def gradient_errors(actual: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
     """Return the median over the parameters of the gradient's error."""
-    return median(distance(found[name], reference[name]) for name in reference)
+    return median(distance(actual[name], reference[name]) for name in reference)
 
 
 @functools.cache

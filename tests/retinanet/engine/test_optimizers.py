@@ -340,7 +340,7 @@ def parameters_with_gradients(*, dtype: torch.dtype = torch.float32) -> list[nn.
     return parameters
 
 
-def gradients_of(parameters: list[nn.Parameter]) -> list[Tensor]:
+def list_gradients(parameters: list[nn.Parameter]) -> list[Tensor]:
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
@@ -350,25 +350,25 @@ def test_clipping_is_torchs_to_the_last_bit(longest: float) -> None:
     norm = gradient_norm(ours)
     clip_gradients(ours, norm=norm, longest=longest)
     assert norm == clip_grad_norm_(theirs, longest).item()
-    assert_equal(gradients_of(ours), gradients_of(theirs))
+    assert_equal(list_gradients(ours), list_gradients(theirs))
     assert gradient_norm(ours) == pytest.approx(min(norm, longest), rel=1e-5)
 
 
 def test_without_a_largest_norm_gradients_are_not_clipped() -> None:
     parameters = parameters_with_gradients()
     clip_gradients(parameters, norm=1e30, longest=None)
-    assert_equal(gradients_of(parameters), gradients_of(parameters_with_gradients()))
+    assert_equal(list_gradients(parameters), list_gradients(parameters_with_gradients()))
 
 
 def test_the_norm_of_bf16_gradients_is_not_rounded() -> None:
     rounded = parameters_with_gradients(dtype=torch.bfloat16)
-    squares = sum(float(gradient.double().square().sum()) for gradient in gradients_of(rounded))
+    squares = sum(float(gradient.double().square().sum()) for gradient in list_gradients(rounded))
     assert gradient_norm(rounded) == pytest.approx(math.sqrt(squares), rel=1e-6)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30])
 def test_a_value_whose_square_is_not_finite_makes_the_norm_so(value: float) -> None:
     parameters = parameters_with_gradients()
-    gradients_of(parameters)[0][7, 3, 2, 2] = value
+    list_gradients(parameters)[0][7, 3, 2, 2] = value
     assert not math.isfinite(gradient_norm(parameters))
     assert gradient_norm([nn.Parameter(torch.zeros(3))]) == 0  # without gradients

@@ -34,7 +34,7 @@ from retinanet.training.recorder import draw_curves, running_mean
 WHITE = np.full((500, 600, 3), 255, np.uint8)
 
 
-def boxes_of(*boxes: tuple[float, float, float, float]) -> NDArray[np.float64]:
+def box_array(*boxes: tuple[float, float, float, float]) -> NDArray[np.float64]:
     return np.array(boxes, dtype=np.float64).reshape(-1, 4)
 
 
@@ -64,7 +64,7 @@ def annotations(count: int, *, name: str = "four") -> Annotations:
         widths=np.full(count, 100, np.int32),
         heights=np.full(count, 50, np.int32),
         box_offsets=np.array([0, *([2] * count)]),
-        boxes=boxes_of((10, 10, 40, 30), (50, 5, 90, 45)),
+        boxes=box_array((10, 10, 40, 30), (50, 5, 90, 45)),
         box_category_ids=np.array([4, 4]),
         box_is_crowd=np.array([False, True]),
         box_areas=np.array([600.0, 1600.0]),
@@ -160,7 +160,7 @@ def test_spread_indices_are_distinct(total: int, count: int) -> None:
 
 def test_box_is_drawn_at_its_edges_on_a_copy() -> None:
     pixels = WHITE.copy()
-    drawn = draw_boxes(pixels, boxes_of((100, 200, 300, 400)), labels=["x"], colours=["#ff0000"])
+    drawn = draw_boxes(pixels, box_array((100, 200, 300, 400)), labels=["x"], colours=["#ff0000"])
     assert (pixels == 255).all()
     red = (drawn == (255, 0, 0)).all(axis=2)
     for row, column in ((300, 100), (300, 300), (200, 280), (400, 280)):
@@ -171,7 +171,7 @@ def test_box_is_drawn_at_its_edges_on_a_copy() -> None:
 
 def test_small_pictures_are_enlarged_with_their_boxes() -> None:
     drawn = draw_boxes(
-        WHITE[:48, :60], boxes_of((10, 20, 30, 40)), labels=["x"], colours=["#ff0000"]
+        WHITE[:48, :60], box_array((10, 20, 30, 40)), labels=["x"], colours=["#ff0000"]
     )
     assert drawn.shape == (480, 600, 3)
     red = (drawn == (255, 0, 0)).all(axis=2)
@@ -183,7 +183,7 @@ def test_small_pictures_are_enlarged_with_their_boxes() -> None:
     [((500, 600), (500, 600)), ((1, 60_000), (1, 60_000)), ((2, 1024), (8, 4096))],
 )
 def test_enlargement_is_limited(shape: tuple[int, int], enlarged: tuple[int, int]) -> None:
-    drawn = draw_boxes(np.full((*shape, 3), 255, np.uint8), boxes_of(), labels=[], colours=[])
+    drawn = draw_boxes(np.full((*shape, 3), 255, np.uint8), box_array(), labels=[], colours=[])
     assert drawn.shape == (*enlarged, 3) and (drawn == 255).all()
 
 
@@ -202,19 +202,19 @@ def test_enlargement_is_limited(shape: tuple[int, int], enlarged: tuple[int, int
     ],
 )
 def test_empty_and_outside_boxes_can_be_drawn(box: tuple[float, float, float, float]) -> None:
-    detections = image_detections(boxes_of(box))
+    detections = image_detections(box_array(box))
     drawn = draw_detections(WHITE, detections, names={4: "four"}, least_score=0.5)
     assert drawn.shape == WHITE.shape
 
 
 def test_detections_below_the_least_score_are_not_drawn() -> None:
-    unsure = image_detections(boxes_of((100, 200, 300, 400)), score=0.3)
+    unsure = image_detections(box_array((100, 200, 300, 400)), score=0.3)
     assert (draw_detections(WHITE, unsure, names={4: "four"}, least_score=0.4) == 255).all()
     assert (draw_detections(WHITE, unsure, names={4: "four"}, least_score=0.3) != 255).any()
 
 
 def test_number_of_drawn_detections_is_limited() -> None:
-    boxes = boxes_of(*[(10, 10, 100, 100)] * MOST_BOXES, (300, 300, 500, 480))
+    boxes = box_array(*[(10, 10, 100, 100)] * MOST_BOXES, (300, 300, 500, 480))
     drawn = draw_detections(WHITE, image_detections(boxes), names={4: "four"}, least_score=0)
     assert (drawn[10:101, 8:101] != 255).any() and (drawn[250:, 250:] == 255).all()
 
@@ -235,7 +235,9 @@ def test_sheet_has_two_images_per_row(count: int, rows: int, tmp_path: Path) -> 
     split = annotations(6)
     for name in split.file_names:
         Image.fromarray(np.full((50, 100, 3), 128, np.uint8)).save(tmp_path / name)
-    images = [image_detections(boxes_of((0, 0, 50, 50)), image_id=index + 10) for index in range(6)]
+    images = [
+        image_detections(box_array((0, 0, 50, 50)), image_id=index + 10) for index in range(6)
+    ]
     detections = SplitDetections.from_images(images)
     sheet = evaluation_sheet(split, tmp_path, detections, count=count)
     assert (None if sheet is None else sheet.shape) == ((430 * rows, 1600, 3) if rows else None)
@@ -254,7 +256,7 @@ def test_hostile_class_names_become_labels(name: str) -> None:
     grey = np.full((480, 480, 3), 128, dtype=np.uint8)
     label = category_names(annotations(1, name=name))[4]
     assert len(label) <= 60
-    drawn = draw_boxes(grey, boxes_of((10, 200, 100, 300)), labels=[label], colours=["#e6194b"])
+    drawn = draw_boxes(grey, box_array((10, 200, 100, 300)), labels=[label], colours=["#e6194b"])
     assert drawn.shape == grey.shape and (drawn != grey).any()
 
 

@@ -14,7 +14,7 @@ from tests.support.random_detectors import random_detector
 pytestmark = pytest.mark.slow
 
 
-def images_of(count: int, *, size: int = 64) -> Tensor:
+def random_images(count: int, *, size: int = 64) -> Tensor:
     generator = torch.Generator().manual_seed(5)
     shape = (count, 3, size, size)
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
@@ -29,7 +29,7 @@ def model() -> RetinaNet:
 def test_folding_norms_keeps_outputs(norm: str) -> None:
     model = random_detector(norm=norm)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    images = normalize(images_of(1))
+    images = normalize(random_images(1))
     with torch.no_grad():
         expected, actual = model(images), fold_norms(model)(images)
     assert not [name for name in fold_norms(model).state_dict() if "bn" in name]
@@ -39,7 +39,7 @@ def test_folding_norms_keeps_outputs(norm: str) -> None:
 
 @pytest.mark.parametrize("threshold", [0.01, 0.05, 0.2, 0.999])
 def test_program_equals_postprocess(model: RetinaNet, threshold: float) -> None:
-    images = images_of(3)
+    images = random_images(3)
     program = DetectorProgram(model, image_size=64, score_threshold=threshold)
     actual = split_detections(program(images))
     forward = torch_forward(model, precision="float32")
@@ -57,7 +57,7 @@ def test_program_equals_postprocess(model: RetinaNet, threshold: float) -> None:
 
 def test_unused_rows_are_marked(model: RetinaNet) -> None:
     program = DetectorProgram(model, image_size=64, score_threshold=0.4)
-    boxes, scores, labels = program(images_of(2))
+    boxes, scores, labels = program(random_images(2))
     empty = scores == 0
     assert empty.any() and not empty.all()
     assert (labels[empty] == -1).all() and (boxes[empty] == 0).all()
@@ -79,7 +79,7 @@ def test_program_of_another_model_differs(model: RetinaNet) -> None:
     with torch.no_grad():
         other.head.classification_head.cls_logits.weight[0] *= 1.2
     program = DetectorProgram(other, image_size=64, score_threshold=0.1)
-    compared = compare_program(model, program, images_of(2), score_threshold=0.1)
+    compared = compare_program(model, program, random_images(2), score_threshold=0.1)
     assert compared.differing > 0
 
 

@@ -21,7 +21,7 @@ def run(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run", closed_config(), accuracies=[0.2, 0.35])
 
 
-def faults_of(done: CompletedProcess[str]) -> list[str]:
+def fault_lines(done: CompletedProcess[str]) -> list[str]:
     return [line for line in done.stdout.splitlines() if "✗" in line]
 
 
@@ -60,7 +60,7 @@ def test_missed_target_is_the_only_fault(run_here: RunHere, tmp_path: Path) -> N
     run = write_run(tmp_path / "run", closed_config(), accuracies=[0.2, 0.3])
     numbers = tmp_path / "found.json"
     done = run_here(main, *CHECK, run, "--json", numbers)
-    [fault] = faults_of(done)
+    [fault] = fault_lines(done)
     assert done.returncode == 4 and "eval_accuracy" in fault and "0.340" in fault
     content = json.loads(numbers.read_text())
     assert (content["passed"], len(content["faults"]), content["rules"]) == (False, 1, "5.1.0")
@@ -74,7 +74,7 @@ def test_missed_target_is_the_only_fault(run_here: RunHere, tmp_path: Path) -> N
 def test_missing_key_is_a_fault(key: str, run: Path, run_here: RunHere) -> None:
     change_lines(run / "mlperf.log", lambda lines: [x for x in lines if f'"{key}"' not in x])
     done = run_here(main, *CHECK, run)
-    assert done.returncode == 4 and any(key in fault for fault in faults_of(done))
+    assert done.returncode == 4 and any(key in fault for fault in fault_lines(done))
 
 
 def test_remarks_on_what_a_submission_needs(run_here: RunHere, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_truncated_line_is_a_fault_with_its_number(
     change_lines(run / "mlperf.log", lambda lines: [*lines[:4], line, *lines[4:]])
     done = run_here(main, *CHECK, run)
     assert (done.returncode, done.stderr) == (4, "")
-    assert faults_of(done)[-1].endswith("line 5")
+    assert fault_lines(done)[-1].endswith("line 5")
     assert "success, mAP 0.350 after epoch 2" in done.stdout
 
 

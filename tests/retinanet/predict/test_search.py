@@ -22,8 +22,8 @@ def test_subfolders_are_repeated_below_out_in_order(tmp_path: Path) -> None:
     names = ("b.jpg", "a.PNG", "sub/a.jpg", "sub/deep/a.webp", "no.txt")
     photos = make_files(tmp_path / "photos", *names)
     sources = find_sources([photos], out=tmp_path / "out")
-    found = [str(source.file.relative_to(photos)) for source in sources.pictures]
-    assert found == ["a.PNG", "b.jpg", "sub/a.jpg", "sub/deep/a.webp"]
+    paths = [str(source.file.relative_to(photos)) for source in sources.pictures]
+    assert paths == ["a.PNG", "b.jpg", "sub/a.jpg", "sub/deep/a.webp"]
     assert drawn_paths(tmp_path / "out", photos) == [
         "photos/a.boxes.png",
         "photos/b.boxes.png",

@@ -76,7 +76,7 @@ def test_dropped_parts_of_a_whole_detector_are_noted(tmp_path: Path) -> None:
         assert part in note
 
 
-def error_of(settings: ModelConfig) -> str:
+def build_error(settings: ModelConfig) -> str:
     """Return the one-line error of building a model from a file."""
     with pytest.raises(InputError) as caught:
         build_model(settings, num_classes=3, weights=starting_weights(settings))
@@ -105,7 +105,7 @@ def test_unusable_weights_are_refused(content: bytes | None, problem: str, tmp_p
     file = tmp_path / "a.safetensors"
     if content is not None:
         file.write_bytes(content)
-    assert problem in error_of(ModelConfig(pretrained_backbone=str(file)))
+    assert problem in build_error(ModelConfig(pretrained_backbone=str(file)))
 
 
 def test_random_weights_need_no_file() -> None:

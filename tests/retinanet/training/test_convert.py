@@ -328,7 +328,7 @@ def saved(content: object, folder: Path) -> Path:
     return file
 
 
-def error_of(file: Path, out: Path, *, trust: bool = True) -> str:
+def convert_error(file: Path, out: Path, *, trust: bool = True) -> str:
     before = sorted(file.parent.iterdir())
     with pytest.raises(InputError) as caught:
         convert(file=file, out=out, trust=trust, overwrite=False)
@@ -371,7 +371,7 @@ def test_tensors_that_share_memory_are_copied(tmp_path: Path) -> None:
 
 
 def test_nothing_is_read_without_trust(tmp_path: Path) -> None:
-    message = error_of(saved(WEIGHTS, tmp_path), tmp_path / "a.safetensors", trust=False)
+    message = convert_error(saved(WEIGHTS, tmp_path), tmp_path / "a.safetensors", trust=False)
     assert "CVE-2026-24747" in message and "--trust" in message
 
 
@@ -379,7 +379,7 @@ def test_nothing_is_read_without_trust(tmp_path: Path) -> None:
 def test_broken_file_is_refused(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "broken.pth"
     file.write_bytes(content)
-    assert f"{file}: cannot be read" in error_of(file, tmp_path / "out.safetensors")
+    assert f"{file}: cannot be read" in convert_error(file, tmp_path / "out.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ def test_broken_file_is_refused(content: bytes, tmp_path: Path) -> None:
     ids=["list", "number", "empty", "number as a name", "tensor", "sparse", "larger than the file"],
 )
 def test_file_without_weights_is_refused(content: object, problem: str, tmp_path: Path) -> None:
-    assert problem in error_of(saved(content, tmp_path), tmp_path / "out.safetensors")
+    assert problem in convert_error(saved(content, tmp_path), tmp_path / "out.safetensors")
 
 
 def inflating(folder: Path) -> Path:
@@ -453,11 +453,11 @@ def test_file_that_needs_far_more_memory_than_its_size_is_refused_first(
 def test_existing_file_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
     file, out = saved(WEIGHTS, tmp_path), tmp_path / "a.safetensors"
     out.write_text("mine")
-    assert f"{out}: exists" in error_of(file, out)
+    assert f"{out}: exists" in convert_error(file, out)
     assert out.read_text() == "mine"
     assert convert(file=file, out=out, trust=True, overwrite=True) == 0
-    assert "ends in .safetensors" in error_of(file, tmp_path / "weights.pth")
-    assert "cannot be read: No such file" in error_of(
+    assert "ends in .safetensors" in convert_error(file, tmp_path / "weights.pth")
+    assert "cannot be read: No such file" in convert_error(
         tmp_path / "no.pth", tmp_path / "b.safetensors"
     )
 

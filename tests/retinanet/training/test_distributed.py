@@ -29,7 +29,7 @@ from retinanet.training.loop import StepResult, accumulate_gradients
 from retinanet.training.train_state import random_states
 from tests.launch.ranks import ended, run_ranks, start_apart
 from tests.retinanet.training.tiny_steps import SIZE, make_batch, prepared
-from tests.support.processes import children_of
+from tests.support.processes import child_processes
 from tests.support.step_results import step_result
 
 
@@ -160,9 +160,9 @@ CPU = max(os.sched_getaffinity(0))
 @pytest.fixture
 def busy_process() -> Iterator[int]:
     """Another process that keeps `CPU` busy."""
-    before = set(children_of(os.getpid()))
+    before = set(child_processes(os.getpid()))
     with busy_cores([CPU]):
-        [process] = set(children_of(os.getpid())) - before
+        [process] = set(child_processes(os.getpid())) - before
         yield process
 
 

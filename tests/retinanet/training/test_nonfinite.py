@@ -83,7 +83,7 @@ def with_nan(batch: Batch) -> Batch:
     return batch._replace(images=images)
 
 
-def state_of(training: PreparedTraining) -> dict[str, Tensor]:
+def training_state(training: PreparedTraining) -> dict[str, Tensor]:
     """Return what a step changes: weights, running statistics, the optimizer's averages."""
     state = copies(training.model.state_dict())
     for index, slots in training.optimizer.state_dict()["state"].items():
@@ -122,9 +122,9 @@ def set_infinite_gradient(model: RetinaNet) -> None:
 
 
 def assert_changes_nothing(training: PreparedTraining, batches: list[Batch]) -> StepResult:
-    before = state_of(training)
+    before = training_state(training)
     [result] = steps(training, batches, accumulation=len(batches))
-    assert_same_bits(state_of(training), before)
+    assert_same_bits(training_state(training), before)
     assert result.step == 17 and not math.isfinite(result.gradient_norm)
     assert all(parameter.grad is None for parameter in training.model.parameters())
     return result
@@ -178,7 +178,7 @@ def test_training_continues_as_if_the_skipped_batch_did_not_exist(model: RetinaN
         with changed_weights(model, lambda _: None):
             training = prepared(model, make_optimizer(model, name="adam", learning_rate=1e-6))
             taken += [(result.step, bool(result.nonfinite)) for result in steps(training, batches)]
-            states.append(state_of(training))
+            states.append(training_state(training))
     assert taken == [(17, False), (18, True), (19, False), (17, False), (18, False)]
     assert_same_bits(*states)
 

@@ -147,10 +147,10 @@ def test_ranks_under_mpirun_are_measured(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     workload, chart = json.loads(file.read_text())["workload"], file.with_suffix(".png")
-    one, two, misfit = workload["combinations"]
-    assert (one["fits"], two["fits"], misfit["fits"]) == (True, True, False)
+    single, two, misfit = workload["combinations"]
+    assert (single["fits"], two["fits"], misfit["fits"]) == (True, True, False)
     assert "jobs" not in misfit and workload["complete"]
-    ((alone,),) = one["jobs"]
+    ((alone,),) = single["jobs"]
     assert len(alone["seconds"]) == 2 and alone["held_back_seconds"] == []
     (ranks,) = two["jobs"]
     assert [rank["rank"] for rank in ranks] == [0, 1]
@@ -178,8 +178,8 @@ def test_ranks_on_two_hosts_are_measured(tmp_path: Path) -> None:
     with two_hosts(tmp_path, names_are_loopback=True) as hosts:
         done = ended(hosts.start_on_left([*command, *SMALL], environment=os.environ))
     assert done.code == 0, done.errors
-    one, two = json.loads(file.read_text())["workload"]["combinations"]
-    assert one["why_not"].startswith("--np 1: does not divide evenly among 2 hosts")
+    single, two = json.loads(file.read_text())["workload"]["combinations"]
+    assert single["why_not"].startswith("--np 1: does not divide evenly among 2 hosts")
     assert two["hosts"] == {"left": 1, "right": 1}
     ((first, second),) = two["jobs"]
     assert (first["host"], second["host"]) == ("left", "right")

@@ -126,21 +126,21 @@ def test_numbers_of_a_combination() -> None:
 
 
 def test_weak_scaling_efficiency_is_relative_to_the_fewest_ranks() -> None:
-    one, two, four = measured(1, 1, 2.0), measured(2, 1, 2.5), measured(4, 1, 4.0)
+    single, two, four = measured(1, 1, 2.0), measured(2, 1, 2.5), measured(4, 1, 4.0)
     other_threads = measured(1, 2, 1.0)
-    everything = [one, other_threads, two, four]
+    everything = [single, other_threads, two, four]
     assert efficiency(two, everything) == pytest.approx(0.8)
     assert efficiency(four, everything) == pytest.approx(0.5)
     assert efficiency(four, [two, four]) == pytest.approx(2.5 / 4)
-    assert efficiency(one, everything) is efficiency(other_threads, everything) is None
+    assert efficiency(single, everything) is efficiency(other_threads, everything) is None
     assert smallest([two, other_threads]) is other_threads  # the fewest ranks, then threads
 
 
 def test_throughputs_are_compared_by_all_steps_and_by_rounds() -> None:
     # As many images: 2 ranks of 1 against 1 rank of 2.
     two = measured(2, 1, 1.0, 2.0, batch_size=1)
-    one = measured(1, 2, 1.2, 1.8, batch_size=2)
-    ratio = times_the_throughput(two, one)
+    single = measured(1, 2, 1.2, 1.8, batch_size=2)
+    ratio = times_the_throughput(two, single)
     assert ratio.median == pytest.approx(1.5 / 1.5)
     assert (ratio.lowest, ratio.highest) == pytest.approx((1.8 / 2.0, 1.2 / 1.0))
 

@@ -146,11 +146,11 @@ def test_steps_of_each_shape_are_measured_without_their_exchange(tmp_path: Path)
     measured = measure_steps(SHAPES, job, rounds=1, mpirun=mpirun, console=QUIET)
     first, second = (step_time(result) for result in measured)
     assert [first.shape, second.shape] == SHAPES
-    (one,), (two,) = (result.jobs for result in measured)
-    assert min(one[0].seconds) <= first.seconds <= max(one[0].seconds)
-    held_back = [seconds for rank in two for seconds in rank.held_back_seconds]
+    (single_job,), (paired_job,) = (result.jobs for result in measured)
+    assert min(single_job[0].seconds) <= first.seconds <= max(single_job[0].seconds)
+    held_back = [seconds for rank in paired_job for seconds in rank.held_back_seconds]
     assert min(held_back) <= second.seconds <= max(held_back)
-    parts = zip(one[0].forward_seconds, one[0].seconds, strict=True)
+    parts = zip(single_job[0].forward_seconds, single_job[0].seconds, strict=True)
     assert all(0 < forward < step for forward, step in parts)
     assert [(share.ranks, share.batch_size) for share in added(measured)] == [(2, 1)]
 

@@ -25,7 +25,7 @@ def store() -> dist.TCPStore:
     return connect()
 
 
-def queues_of(
+def make_queues(
     store: dist.TCPStore, *, groups: int, group_size: int = 1, steps: int = 10**6
 ) -> list[list[BatchQueue]]:
     """Return the queues of all ranks by group, each with a connection of its own."""
@@ -62,7 +62,7 @@ def take_all(queue: BatchQueue) -> list[int]:
 def test_every_step_goes_to_one_group_and_all_its_ranks_in_order(
     store: dist.TCPStore, groups: int, group_size: int
 ) -> None:
-    queues = queues_of(store, groups=groups, group_size=group_size, steps=60)
+    queues = make_queues(store, groups=groups, group_size=group_size, steps=60)
     taken = on_all(queues, take_all)
     for ranks, views in zip(taken, queues, strict=True):
         assert all(numbers == ranks[0] for numbers in ranks)
@@ -72,7 +72,7 @@ def test_every_step_goes_to_one_group_and_all_its_ranks_in_order(
 
 
 def test_queue_is_empty_after_its_end(store: dist.TCPStore) -> None:
-    [[queue], [other]] = queues_of(store, groups=2, steps=2)
+    [[queue], [other]] = make_queues(store, groups=2, steps=2)
     assert take_all(queue) == [0, 1]
     assert [queue.take(2), queue.take(2), other.take(0), other.take(0)] == [None] * 4
     assert [queue.take(0), queue.take(1)] == [0, 1]  # earlier steps remain
@@ -84,7 +84,7 @@ def test_queue_is_empty_after_its_end(store: dist.TCPStore) -> None:
 def test_closed_queue_gives_no_more_steps_and_omits_none(
     store: dist.TCPStore, group_size: int
 ) -> None:
-    queues = queues_of(store, groups=2, group_size=group_size)
+    queues = make_queues(store, groups=2, group_size=group_size)
 
     def take_until_closed(queue: BatchQueue) -> list[int]:
         numbers: list[int] = []
@@ -112,14 +112,14 @@ def test_next_stretch_starts_at_zero(store: dist.TCPStore) -> None:
 
 @pytest.mark.exhaustive
 def test_store_does_not_grow_with_steps(store: dist.TCPStore) -> None:
-    [ranks] = queues_of(store, groups=1, group_size=2, steps=20)
+    [ranks] = make_queues(store, groups=1, group_size=2, steps=20)
     before = store.num_keys()
     on_all([ranks], take_all)
     assert store.num_keys() <= before + 1  # the count alone
 
 
 def test_batches_of_a_step_are_consecutive(store: dist.TCPStore) -> None:
-    [[queue], [other]] = queues_of(store, groups=2, steps=4)
+    [[queue], [other]] = make_queues(store, groups=2, steps=4)
     stream = queued_batches(queue, first=0, batches_a_step=3)
     assert [next(stream) for _ in range(4)] == [0, 1, 2, 3]  # it has taken step 1, too
     assert list(queued_batches(other, first=0, batches_a_step=3)) == [6, 7, 8, 9, 10, 11]
@@ -127,7 +127,7 @@ def test_batches_of_a_step_are_consecutive(store: dist.TCPStore) -> None:
 
 
 def test_untrained_steps_are_repeated(store: dist.TCPStore) -> None:
-    [[queue]] = queues_of(store, groups=1, steps=5)
+    [[queue]] = make_queues(store, groups=1, steps=5)
     ahead = queued_batches(queue, first=0, batches_a_step=2)
     for _ in range(7):
         next(ahead)
