@@ -50,6 +50,7 @@ def new_figure(*, width: float = 10.0, height: float) -> "Figure":
     from matplotlib.figure import Figure
 
     mpl.rcParams["text.parse_math"] = False  # a name in a log may hold a $
+    # Not pyplot, which keeps each figure until it is closed and may open a window system's backend.
     figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -107,7 +108,9 @@ def horizontal_bars(
         longest = max(longest, end)
     names = [bar.name for bar in bars[::bars_a_row]]
     axes.set_yticks(range(count), names, fontsize=name_size)
+    # The limits are in reverse order, so that row 0 is on top.
     axes.set_ylim(max(count, rows) - 0.5, -0.6)
+    # matplotlib warns about limits that are equal, as those of empty bars would be.
     axes.set_xlim(0, room * longest or 1.0)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -117,6 +120,7 @@ def text_colour_on(colour: Colour) -> str:
     from matplotlib.colors import to_rgba
 
     red, green, blue, opacity = to_rgba(colour)
+    # Luma with the weights of ITU-R BT.601 (0.299, 0.587, 0.114), blended with a white page.
     brightness = 1 - opacity * (1 - (0.3 * red + 0.59 * green + 0.11 * blue))
     return "black" if brightness > 0.7 else "white"
 
@@ -157,6 +161,8 @@ def as_svg(figure: "Figure") -> str:
     """Return the figure as SVG whose text is text, equal for equal figures."""
     import matplotlib as mpl
 
+    # By default matplotlib draws text as outlines. It also writes ids with a random salt and the
+    # time, which would differ between equal figures.
     svg = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "profiling"}):
         figure.savefig(svg, format="svg", metadata={"Date": None})
@@ -302,6 +308,7 @@ class Table:
 
 def shown(text: str) -> Text:
     """Return a text for the console, its lines without control characters."""
+    # A `Text` has no markup. In a plain string of a table rich may read `[red]` as a style.
     return Text("\n".join(map(printable, text.split("\n"))))
 
 

@@ -114,6 +114,8 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
 
     def parse_all(*arguments: Any) -> tuple[argparse.Namespace, list[str]]:
         options, others = parse(*arguments)
+        # Overrides behind an option are among the arguments that argparse could not place. Those
+        # with a dash are unknown options, which the caller reports.
         options.overrides += [argument for argument in others if not argument.startswith("-")]
         return options, [argument for argument in others if argument.startswith("-")]
 
@@ -149,6 +151,7 @@ def resuming_command(launcher: Sequence[str] = ()) -> str:
 
 def installed(program: str) -> str:
     """Return the path of a program of this environment as typed here: `.venv/bin/python`."""
+    # Links stay: `.venv/bin/python` is a link to an interpreter that lacks the packages of `.venv`.
     path = Path(sys.executable).with_name(program)
     folder = Path.cwd()
     return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
@@ -176,6 +179,8 @@ def number_that(is_valid: Callable[[float], bool], expected: str, text: str) -> 
     try:
         value = float(text)
     except ValueError:
+        # Comparisons with NaN are false, so that `is_valid` refuses it; `float` also reads the text
+        # `nan`.
         value = float("nan")
     if not is_valid(value):
         raise argparse.ArgumentTypeError(f"expected {expected}, found {text!r}")

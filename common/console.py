@@ -60,10 +60,13 @@ class PrintableSegments:
         self.inner = inner
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        # Segments hold colours apart from their text, and rich's cursor movements in `control`. So
+        # every control character in the text is foreign.
         for segment in console.render(self.inner, options):
             if segment.control or segment.text.isprintable():
                 yield segment
             else:
+                # A line break counts as unprintable, but belongs to the layout.
                 lines = map(printable, segment.text.split("\n"))
                 yield Segment("\n".join(lines), segment.style)
 
@@ -168,6 +171,8 @@ OUTPUT, ERRORS = 1, 2
 @contextmanager
 def redirected(descriptor: int, target: int) -> Iterator[None]:
     """Redirect one file descriptor to another, exact to the line; OSError if one is closed."""
+    # C's buffer for a file or pipe is written when it is full. What was written before must not
+    # reach the new target.
     flush_c()
     original = os.dup(descriptor)
     try:
@@ -198,6 +203,7 @@ def discard_errors() -> AbstractContextManager[None]:
 @contextmanager
 def discard_output() -> Iterator[None]:
     """Drop what C++ writes to stdout while the context lasts."""
+    # Python has a buffer of its own above C's, which would be written while output is discarded.
     sys.stdout.flush()
     with discarded(OUTPUT):
         yield

@@ -30,6 +30,8 @@ class WorkerDiedError(RuntimeError):
     """A worker's process ended before it answered; the message has the reason in one line."""
 
 
+# A BaseException, like KeyboardInterrupt: a signal handler raises it in any line, where an
+# `except Exception` would catch other errors.
 class StoppedBeforeStart(BaseException):
     """A signal ended a run before its first step; the message names the signal."""
 
@@ -83,6 +85,7 @@ def format_error(error: BaseException) -> str | None:
 
 LONGEST = 2000  # characters of a message
 END_LENGTH = 500  # of those, taken from the end, where the fix is
+# All characters at which `str.splitlines` ends a line.
 BREAKS = re.compile(r"\s*[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]\s*")
 
 
@@ -122,6 +125,8 @@ def killed_worker(error: BaseException | None) -> str | None:
     end = f"was killed by {name}" if name else "ended unexpectedly"
     fix = "reduce data.workers (0: load in the training process), or provide more memory"
     if name == signal.SIGBUS.name:
+        # Batches reach the training process through shared memory. The kernel finds out that it is
+        # full when a page is first written, and then sends SIGBUS.
         fix = "/dev/shm is full: use docker run --shm-size=1g (or --ipc=host), or data.workers=0"
     cause = " (out of memory?)" if name == signal.SIGKILL.name else ""
     return (

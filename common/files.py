@@ -67,6 +67,7 @@ def write_whole(file: Path, content: str | bytes) -> None:
 
 def write_parts(file: Path, parts: Iterable[bytes]) -> None:
     """Write a file like `write_whole`, in parts that need not be in memory at once."""
+    # In the same folder, since a rename is atomic within one file system only.
     partial = file.with_name(f".{file.name}.partial")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -204,6 +205,8 @@ class LineFile:
     """A file of complete lines; a line that could not be written is retried with the next one."""
 
     def __init__(self, file: Path) -> None:
+        # No buffered file: it would keep a line that could not be written, and write it again
+        # later.
         self._descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         self._waiting: deque[bytes] = deque()
 
@@ -213,6 +216,8 @@ class LineFile:
         while self._waiting:
             begin, written = os.fstat(self._descriptor).st_size, 0
             try:
+                # On an almost full disk `write` stores a part of the line, and only the next call
+                # fails.
                 while written < len(self._waiting[0]):
                     written += os.write(self._descriptor, self._waiting[0][written:])
             except OSError:

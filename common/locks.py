@@ -81,6 +81,8 @@ class FileLock:
             return
         self._released.set()
         has_owner = self._renewal is not None
+        # Removed before the lock is released, or another process could take it on this file in
+        # between. `take` of a process that has opened the file before finds that the name is gone.
         if has_owner or (remove and self._is_new and self._is_taken):
             with suppress(OSError):  # the folder may be gone
                 self.path.unlink()
@@ -94,6 +96,8 @@ class FileLock:
         while not self._released.wait(RENEWED_EVERY):
             with suppress(OSError):  # the server may answer later
                 if read_owner(owner) == this_process():
+                    # Without times the server of a network file system sets them by its own clock,
+                    # as `age` does.
                     os.utime(owner)
                 elif owner.exists() and not self._released.is_set():
                     # Both would write the same files.
@@ -145,6 +149,8 @@ def create_owner_file(owner: Path) -> None:
 
 def remove_stale(owner: Path) -> None:
     """Remove the file of an ended process; raise LockHeldError if another process is doing so."""
+    # One process at a time. Otherwise, of two that find the same stale file, the slower one would
+    # remove the file that the faster one has just created.
     turn = owner.with_name(f"{owner.name}.taken-over")
     with suppress(FileNotFoundError):
         if age(turn) > TAKING_OVER:  # its process was killed meanwhile
@@ -164,11 +170,14 @@ def is_alive(owner: Path) -> bool:
     """Return whether the process that an owner file names may still be running."""
     holder, current = read_owner(owner), this_process()
     try:
+        # The number of a process of another host, container or boot means nothing here. Then the
+        # only sign of life is that the file is renewed.
         if not all(holder.get(key) == current[key] for key in ("host", "processes")):
             return age(owner) <= LOST_AFTER
     except FileNotFoundError:
         return False
     pid = holder.get("pid")
+    # Numbers of processes are used again, so the start time must be the same too.
     started = start_time(pid) if isinstance(pid, int) else None
     return started is not None and started == holder.get("started")
 
@@ -198,6 +207,8 @@ def age(file: Path) -> float:
     """Return the seconds since a file's last change, by the clock that sets such times."""
     changed = file.stat().st_mtime
     try:
+        # A network file system sets times by its server's clock. A new file there has its present
+        # time.
         with tempfile.TemporaryFile(dir=file.parent) as probe:
             now = os.fstat(probe.fileno()).st_mtime
     except OSError:  # a read-only folder
@@ -218,8 +229,10 @@ def private_cache_folders() -> list[Path]:
     """Return the user's cache, then a folder of the user's own among the temporary files."""
     temporary = Path(tempfile.gettempdir()) / f"retinanet-cpu-{os.getuid()}"
     folders = [temporary]
+    # `exists` is false for a broken link.
     if temporary.is_symlink() or temporary.exists():
-        # Nobody else may have put something there.
+        # The name is predictable, and all users may write into the folder above. Libraries that
+        # another user has put there must not be loaded.
         status = temporary.lstat()
         is_our_own = status.st_uid == os.getuid() and not status.st_mode & 0o022
         folders = [temporary] if stat.S_ISDIR(status.st_mode) and is_our_own else []

@@ -25,6 +25,7 @@ BF16_FLAGS = ("amx_bf16", "avx512_bf16", "avx_ne_convert", "bf16")
 FLAGS = ("flags", "Features")  # names of their line: on x86, on ARM
 PACKAGES = ("torch", "torchvision", "intel-extension-for-pytorch")
 REPOSITORY = Path(__file__).resolve().parents[1]
+# Linux writes `kB` in /proc and means 1,024 bytes.
 KIB = 1024
 PROC = Path("/proc")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -204,6 +205,8 @@ def own_process() -> ProcessIdentity | None:
 
 def start_time(process: int) -> int | None:
     """Return when a process was started in clock ticks since boot, or None if it has ended."""
+    # The name, in parentheses, may itself hold spaces and parentheses. In the states Z and X the
+    # process has ended, but its parent has not yet asked for its status.
     fields = read_proc_text(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
     return int(fields[START_TIME]) if fields and fields[0] not in "ZX" else None
 
@@ -216,6 +219,7 @@ def kill_if_local(target: ProcessIdentity | None) -> None:
     if target.namespace != current.namespace:
         return
     with suppress(OSError):
+        # Between the message about a process and this call its number may have been used again.
         is_ours = Path(f"/proc/{target.number}").stat().st_uid == os.geteuid()
         if is_ours and start_time(target.number) == target.started:
             os.kill(target.number, signal.SIGKILL)
@@ -285,5 +289,6 @@ def is_descendant(process: int) -> bool:
     while process > 1:
         if process == os.getpid():
             return True
+        # 0 for a parent outside of this PID namespace, as in a container.
         process = int(read_status(PROC / str(process) / "status").get("PPid", "0"))
     return False

@@ -23,6 +23,7 @@ from common.locks import first_writable, one_process_at_a_time, private_cache_fo
 from common.machine import cpu_flags
 
 CPU_FLAGS_NEEDED = {
+    # Linux calls LZCNT `abm`.
     "x86-64-v3": {"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"},
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
 }
@@ -69,6 +70,8 @@ def load_library(source: Path, *, instruction_set: str | None = None) -> ctypes.
     compiler = find_compiler()
     compile_flags = COMPILE_FLAGS + MACHINE_FLAGS[instruction_set]
     link_flags = link_with_loaded_openmp()
+    # The name depends on the compiler's version and target. After an update, or on another machine
+    # that shares the cache, the source is compiled again.
     version = run_tool([*compiler, "--version"]) + run_tool([*compiler, "-dumpmachine"])
     key = [source_text(source), version]
     digest = hashlib.sha256("\0".join(key + compile_flags + link_flags).encode()).hexdigest()
@@ -82,6 +85,7 @@ def load_library(source: Path, *, instruction_set: str | None = None) -> ctypes.
     except OSError as error:
         raise NativeLibraryError(f"no folder for compiled code ({error})") from error
     with one_process_at_a_time(library.with_suffix(".lock")):
+        # Other ranks start at the same time: one of them may have compiled while this one waited.
         if not library.exists():
             compile_to(library, [*compiler, *compile_flags], source, link_flags)
     return open_library(library)
@@ -97,6 +101,7 @@ def source_text(source: Path) -> str:
 def library_ahead(source: Path, instruction_set: str) -> Path:
     """Return the path of a library compiled ahead: with any compiler, from this very source."""
     key = [source_text(source), *COMPILE_FLAGS, *MACHINE_FLAGS[instruction_set]]
+    # Names only, so that the digest does not depend on the folder of the environment.
     key += [Path(flag).name for flag in link_with_loaded_openmp()]
     digest = hashlib.sha256("\0".join(key).encode()).hexdigest()
     return COMPILED_AHEAD / f"{source.stem}-{instruction_set}-{digest[:16]}.so"
@@ -175,9 +180,12 @@ def mapped_files(*prefixes: str) -> set[Path]:
 
 def compile_to(library: Path, compiler: list[str], source: Path, link_flags: list[str]) -> None:
     """Compile and link; the library appears complete or not at all."""
+    # In the library's own folder, since a rename is atomic within one file system only.
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         part, whole = Path(folder, "part.o"), Path(folder, "whole.so")
         run_tool([*compiler, "-c", str(source), "-o", str(part)])
+        # At linking, -fopenmp would add the compiler's own libgomp to the one that torch has
+        # loaded.
         without_openmp = [flag for flag in compiler if flag != "-fopenmp"]
         run_tool([*without_openmp, "-shared", str(part), *link_flags, "-o", str(whole)])
         whole.replace(library)

@@ -79,6 +79,8 @@ def running(
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
+    # By default SIGTERM ends Python without its `finally` blocks. The command, in a group of its
+    # own, would then continue.
     previous = signal.signal(signal.SIGTERM, interrupt)
     try:
         process = start_process(command, **options)
@@ -112,6 +114,7 @@ def stop_process(process: "subprocess.Popen[Any]", *, patience_s: float = 0.0) -
                     process.wait(patience_s)
         finally:
             if process.poll() is None:
+                # The whole group, since a killed launcher leaves its children running.
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     for stream in (process.stdin, process.stdout, process.stderr):
@@ -156,7 +159,9 @@ class JsonWorker:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._prefix = f"{name}: " if name else ""
+        # A file and not a pipe: nobody reads while the worker runs, and a full pipe would block it.
         self._errors: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        # Answers have a pipe of their own, since libraries print to stdout, some of them from C.
         reading, writing = os.pipe()
         self._answers = os.fdopen(reading)
         try:
@@ -170,7 +175,8 @@ class JsonWorker:
                 pass_fds=[writing],
             )
         finally:
-            os.close(writing)  # the process has the only one now: when it dies, reading ends
+            # The process has the only writing end from here on: when it dies, reading ends.
+            os.close(writing)
         self.pid = self._process.pid
         try:
             self.facts = self._read()
@@ -252,7 +258,9 @@ def process_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
     )
     with signals_blocked():
         try:
-            pool.submit(os.getpid)  # the first task starts them all
+            # With `fork` the first task starts all processes, here, so that they inherit the
+            # blocked signals.
+            pool.submit(os.getpid)
             yield pool
         finally:
             pool.shutdown(cancel_futures=True)
@@ -266,6 +274,7 @@ def begin_process() -> None:
 
     def end_with_parent() -> None:
         parent.join()
+        # `sys.exit` would end this thread only.
         os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
@@ -294,7 +303,8 @@ def run_tasks(
             done, running = wait(
                 running, timeout=SECONDS_BETWEEN_SIGNALS, return_when=FIRST_COMPLETED
             )
-            try:  # deliver the signals sent meanwhile: Ctrl-C raises KeyboardInterrupt
+            # Signals sent meanwhile are delivered here: Ctrl-C raises KeyboardInterrupt.
+            try:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
             finally:
                 signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
@@ -324,11 +334,14 @@ def exit_with_parent(worker: int, *, parent: int) -> None:
     hosts would not notice its end while this process lives. `worker` is the number that a
     DataLoader gives to its `worker_init_fn`, `parent` a process number.
     """
+    # In this order: for a parent that has ended before the call, the kernel sends no signal.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it has ended before
         os._exit(1)
 
     def wait_for_sigterm() -> None:
+        # Launchers send SIGTERM to all processes of a run. Only the one that the training process
+        # sends ends a worker.
         while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
             pass
         os._exit(0)
