@@ -115,6 +115,8 @@ class ClassMap:
     def to_labels(self, category_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return labels [N] of category ids [N]. Raises InputError for an id that has no label."""
         known = np.array(self.category_ids, dtype=np.int64)
+        # searchsorted needs sorted ids. The place of an id above all others is outside the array:
+        # any valid place does, as the comparison below rejects the id.
         order = np.argsort(known)
         places = np.searchsorted(known[order], category_ids)
         labels = order[np.minimum(places, len(known) - 1)]
@@ -190,6 +192,7 @@ class TextColumn(Sequence[str]):
     @classmethod
     def of(cls, texts: Iterable[str]) -> "TextColumn":
         """Return a column of any texts, in their order."""
+        # JSON may contain half of a surrogate pair (\ud800), which plain UTF-8 cannot encode.
         encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
         starts = np.zeros(len(encoded) + 1, dtype=np.int64)
         np.cumsum([len(text) for text in encoded], out=starts[1:])
@@ -239,6 +242,8 @@ class GrowingArray:
         self.length = length
 
     def _resize(self, length: int) -> None:
+        # Safe only while no view of the array exists: the memory may move, and numpy's check for
+        # other references is off.
         self.array.resize((length, *self.array.shape[1:]), refcheck=False)
 
     def finish(self) -> NDArray[Any]:
@@ -258,6 +263,8 @@ class GrowingColumns:
         for name, part in parts.items():
             arrays = {name: part}
             if isinstance(part, TextColumn):
+                # Lengths are joined instead of starts: the starts of a later part would all have to
+                # be shifted.
                 arrays = {name: part.content, name + LENGTHS: np.diff(part.starts)}
             for key, array in arrays.items():
                 self.columns.setdefault(key, GrowingArray()).extend(array)
@@ -276,6 +283,7 @@ def positions_in(known: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np
     """Return the first row in `known` [K] of every id [N], int32; -1 for an unknown id."""
     if not len(known):
         return np.full(len(ids), -1, dtype=np.int32)
+    # Stable, so that a repeated id is found in its first row.
     order = np.argsort(known, kind="stable").astype(np.int32)
     in_order = known[order]
     rows = np.minimum(np.searchsorted(in_order, ids), len(known) - 1).astype(np.int32)
@@ -289,6 +297,7 @@ def repeated(ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the rows, in order, whose id [N] an earlier row has."""
     if bool((ids[1:] > ids[:-1]).all()):  # counted upwards, as most data sets' ids are
         return np.zeros(0, dtype=np.int64)
+    # Stable, so that the first of equal ids stays in front and only later rows are returned.
     order = np.argsort(ids, kind="stable")
     in_order = ids[order]
     return np.sort(order[1:][in_order[1:] == in_order[:-1]])
@@ -333,6 +342,7 @@ def find_split(
             raise InputError(f"data.root: not set; set it, or {missing}")
         trees = known_trees(root, split)
         for tree in trees.values():
+            # Half of a tree is enough here, so that the errors below name the half that is missing.
             if (annotations is None and tree.annotations.is_file()) or (
                 images is None and tree.images.is_dir()
             ):
@@ -360,6 +370,8 @@ def find_split(
 
 def leaves_folder(name: str) -> bool:
     """Return whether a file name, appended to a folder, may name a file outside of it."""
+    # The search for two dots is a fast filter, as nearly no name has them. A NUL would raise
+    # ValueError in open(), not OSError.
     upwards = ".." in name and ".." in PurePosixPath(name).parts
     return upwards or name.startswith("/") or "\0" in name
 

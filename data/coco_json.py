@@ -83,6 +83,7 @@ def read_annotations(path: Path, *, advance: Advance = lambda done: None) -> Ann
         boxes["image_id"], images["image_ids"], path=path, field="image_id"
     )
     boxes_per_image = np.bincount(image_of_box, minlength=len(images["image_ids"]))
+    # Stable, so that the boxes of an image stay in the JSON's order.
     by_image = np.argsort(image_of_box, kind="stable")
     del boxes["image_id"], image_of_box
     # Columns are removed one by one, so that only one of them is in memory twice at a time.
@@ -200,6 +201,7 @@ def field_values(entries: list[dict[str, Any]], name: str, default: Any) -> list
         parents = [entry.get(parent) for entry in entries]
         if not any(parents):
             return [default] * len(entries)
+        # `attributes` is an extension: of any other type than an object, it has no flag.
         entries = [parent if isinstance(parent, dict) else {} for parent in parents]
     return [entry.get(key, default) for entry in entries]
 
@@ -208,6 +210,7 @@ def integers(
     values: list[Any], minimum: int = -INT64_MAX, maximum: int = INT64_MAX
 ) -> NDArray[np.int64] | None:
     """Convert integers within the bounds. `true`, `1.0` and `"1"` are no integers."""
+    # Exact types, since bool is a subclass of int: `true` is no id.
     if values and not (
         set(map(type, values)) <= {int} and minimum <= min(values) <= max(values) <= maximum
     ):
@@ -262,6 +265,7 @@ def finite(values: list[Any]) -> NDArray[np.float64] | None:
     if not set(map(type, values)) <= {int, float}:
         return None
     try:
+        # JSON's integers have any length; one beyond the range of float64 raises OverflowError.
         array = np.array(values, dtype=np.float64)
     except OverflowError:
         return None
@@ -399,6 +403,7 @@ def stream_lists(
             read, is no object, lacks one of `names`, or has something else than a list there.
     """
     try:
+        # utf-8-sig: some tools write a byte order mark, which Python's JSON decoder refuses.
         with TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
             window = Window(path, file, advance)
             missing = set(names)
@@ -481,11 +486,13 @@ class Window:
                     self.position = end
                     return value
             except json.JSONDecodeError as error:
+                # An unterminated string is reported at its beginning, far from the window's end.
                 cut_off = error.msg.startswith("Unterminated")
                 cut_off |= error.pos > len(self.text) - NEAR_THE_END
                 if self.at_end or not cut_off:
                     self.fail(error.pos, error.msg)
             except (ValueError, RecursionError) as error:
+                # ValueError: an integer of more than 4,300 digits. RecursionError: too many levels.
                 raise InputError(f"{self.path}: cannot be parsed as JSON: {error}") from error
             if len(self.text) - self.position > LONGEST_VALUE:
                 self.fail(self.position, "a value has no end; a quote or bracket is missing")

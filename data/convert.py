@@ -185,6 +185,7 @@ def convert_json(path: Path, *, out: Path | None, overwrite: bool, console: Cons
             annotations = read_annotations(path, advance=lambda done: advance(done, ""))
         try:
             if out.exists():
+                # The old index is kept until the JSON has been read without a fault.
                 shutil.rmtree(out)
             write_index(out, annotations, made_from=str(path.resolve()))
         except OSError as error:
@@ -192,6 +193,7 @@ def convert_json(path: Path, *, out: Path | None, overwrite: bool, console: Cons
         folder, was_made, annotations = out, True, open_index(out)
     how = f"made in {clock(time.monotonic() - began)}" if was_made else "up to date"
     megabytes = sum(file.stat().st_size for file in folder.iterdir()) / MEGABYTE
+    # Linux has ru_maxrss in KiB (macOS in bytes).
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     crowds = int(annotations.box_is_crowd.sum())
     console.print(
@@ -242,6 +244,7 @@ def run_split(
     require_free_outputs(list(files.values()), overwrite=overwrite)
     read_annotations(annotations)  # checks the fields that training reads
     try:
+        # Parsed a second time, whole: the splits keep the fields that training does not read.
         content: Content = json.loads(read_bytes(annotations, most_bytes=MOST_BYTES))
     except OSError as error:
         raise InputError(f"{annotations}: cannot be read: {error.strerror}") from error
@@ -319,11 +322,13 @@ def stratified_rows(classes: Sequence[Set[int]], *, count: int, seed: int) -> se
     rows = random.sample(range(len(classes)), len(classes))
     rows_by_category: dict[int, list[int]] = {}
     for row in rows:
+        # Sorted, so that the result depends on the seed alone, not on the order of a set.
         for category in sorted(classes[row]):
             rows_by_category.setdefault(category, []).append(row)
     wanted = {}  # by class: how many images each side still needs
     for category, class_rows in rows_by_category.items():
         in_validation = len(class_rows) * (count / len(classes))
+        # A share of a rare class may be below one image: each side gets one nevertheless.
         if len(class_rows) >= len(SIDES):
             in_validation = min(max(in_validation, 1.0), len(class_rows) - 1.0)
         wanted[category] = [len(class_rows) - in_validation, in_validation]
@@ -342,6 +347,7 @@ def stratified_rows(classes: Sequence[Set[int]], *, count: int, seed: int) -> se
         lacking = [
             sum(wanted[category][VALIDATION] > 0 for category in classes[row]) for row in class_rows
         ]
+        # Sorted by the number alone: equal ones keep the random order of `rows`.
         for _, row in sorted(zip(lacking, class_rows, strict=True), key=itemgetter(0)):
             # The side that lacks most of the class, then the one with more space, then either.
             side = max(
@@ -354,6 +360,7 @@ def stratified_rows(classes: Sequence[Set[int]], *, count: int, seed: int) -> se
                 wanted[category][side] -= 1
                 remaining[category] -= 1
         remaining = {category: images for category, images in remaining.items() if images}
+    # Images without boxes are last and fill the places that are left.
     without_classes = [row for row in rows if row not in side_by_row]
     held_out = {row for row, side in side_by_row.items() if side == VALIDATION}
     return held_out | set(without_classes[: free[VALIDATION]])

@@ -80,10 +80,12 @@ class DetectionDataset(Dataset[Sample]):
         source: str = "annotations",
     ) -> None:
         try:
+            # Called for its check: an unknown category is an error now, not in a later step.
             class_map.to_labels(annotations.category_ids)
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
         if not replace_bad_images:
+            # One file is enough to notice a wrong folder; `python -m data verify` checks all.
             first = image_path(image_folder, annotations.file_names[0])
             advice = "check the folder of images and file_name"
             try:
@@ -134,6 +136,7 @@ class DetectionDataset(Dataset[Sample]):
             )
         image = resize_image(pixels, self.image_size)
         target = self._target(row)
+        # A generator for each sample, so that the flip does not depend on which process reads it.
         if self.train and np.random.default_rng(key.seed).random() < 0.5:
             image, target["boxes"] = flip(image, target["boxes"])
         return Sample(image, target, int(self.annotations.image_ids[row]), original_size)
@@ -142,6 +145,7 @@ class DetectionDataset(Dataset[Sample]):
         """Return another sample in training, a black one in evaluation, with the problems."""
         if not self.train:
             row = int(self.rows[key.index])
+            # The image keeps its boxes: they count as not found, so the mAP is not too high.
             black = torch.zeros(self.image_size, self.image_size, 3, dtype=torch.uint8)
             return Sample(
                 black.permute(2, 0, 1),
@@ -151,6 +155,7 @@ class DetectionDataset(Dataset[Sample]):
                 bad_images=(problem,),
             )
         problems = [problem]
+        # The 1 makes another stream than that of the flip, which has the seed alone.
         others = np.random.default_rng([key.seed, 1]).integers(len(self), size=REPLACEMENTS_TRIED)
         for index in others.tolist():
             try:
@@ -166,6 +171,7 @@ class DetectionDataset(Dataset[Sample]):
         """Return boxes on the square and labels, of single objects with an area."""
         rows = self.annotations.box_slice(row)
         single = ~self.annotations.box_is_crowd[rows]
+        # In float64 until clipped, as `data.verify` computes them: both leave out the same boxes.
         boxes = torch.from_numpy(self.annotations.boxes[rows][single]).to(torch.float64)
         labels = self.class_map.to_labels(self.annotations.box_category_ids[rows][single])
         size = self.annotations.image_size(row)
@@ -176,6 +182,7 @@ class DetectionDataset(Dataset[Sample]):
 
 def collate(samples: list[Sample]) -> Batch:
     """Join samples into a batch, the images channels_last."""
+    # torch.stack would return a contiguous [N, C, H, W], whatever the layout of the images.
     shape = (len(samples), *samples[0].image.shape)
     images = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
     for image, sample in zip(images, samples, strict=True):

@@ -140,6 +140,7 @@ def open_image(file: BinaryIO) -> Image.Image:
 def _stored_pixels(
     image: Image.Image, file: BinaryIO, *, decoder: str, report_damage: Callable[[str], None]
 ) -> NDArray[np.uint8]:
+    # MPO is Pillow's name for a JPEG with further pictures behind it, which many phones write.
     is_plain_jpeg = image.format in ("JPEG", "MPO") and image.mode in ("RGB", "L")
     if not is_plain_jpeg or decoder == "pillow":
         return to_rgb(image)
@@ -221,6 +222,7 @@ def decode_by_simplejpeg(content: bytes) -> NDArray[np.uint8]:
 def decode_by_torchvision(content: bytes) -> NDArray[np.uint8]:
     """Decode a JPEG; raise RuntimeError if it is none, or truncated."""
     torch, io = import_module("torch"), import_module("torchvision.io")
+    # A bytearray, since torch warns of a buffer that cannot be written, as bytes are.
     encoded = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     image = io.decode_jpeg(encoded, mode=io.ImageReadMode.RGB)  # [3, H, W], channels last in memory
     pixels: NDArray[np.uint8] = image.permute(1, 2, 0).numpy()
@@ -252,6 +254,7 @@ def has_end_of_image(content: bytes) -> bool:
 def to_rgb(image: Image.Image) -> NDArray[np.uint8]:
     """Return an image's pixels, uint8 `[H, W, 3]`; raise ValueError if they have 32 bits."""
     if image.mode.startswith("I;16"):
+        # 65,535 × 255 needs more than 16 bits. Adding 32,767 rounds to the nearest level.
         pixels = np.asarray(image).astype(np.uint32)
         grey = ((pixels * 255 + 32767) // 65535).astype(np.uint8)
         return np.repeat(grey[:, :, None], 3, axis=2)
@@ -262,6 +265,7 @@ def to_rgb(image: Image.Image) -> NDArray[np.uint8]:
         # By way of RGBA: a palette may have its transparency per entry, and the modes with
         # premultiplied alpha have no direct conversion.
         image = image.convert("LA" if image.mode == "La" else "RGBA")
+    # A copy: np.asarray of an image is read-only, and torch.from_numpy warns of that.
     return np.array(image.convert("RGB"))
 
 
@@ -279,6 +283,7 @@ def exif_orientation(image: Image.Image) -> int:
 def turn(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     """Return the pixels [H, W, 3] as displayed, given one of `QUARTER_TURNS`: [W, H, 3]."""
     transposed = pixels.transpose(1, 0, 2)
+    # 5 is the transposition alone; 6, 7 and 8 also reverse the columns, both, or the rows.
     flips = {5: (1, 1), 6: (1, -1), 7: (-1, -1), 8: (-1, 1)}
     down, right = flips[orientation]
     return np.ascontiguousarray(transposed[::down, ::right])
@@ -286,6 +291,8 @@ def turn(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 
 def is_resized_copy(decoded: tuple[int, int], annotated: tuple[int, int]) -> bool:
     """Return whether two (height, width) have one shape, so that boxes can be scaled."""
+    # A copy's sides are rounded by half a pixel at most, so the cross products differ by at most
+    # (width + height) / 2. They are integers, while quotients of sides would be rounded.
     excess = abs(decoded[0] * annotated[1] - decoded[1] * annotated[0])
     return excess <= max(annotated)
 

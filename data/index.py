@@ -83,6 +83,8 @@ def write_index(folder: Path, annotations: Annotations, *, made_from: str) -> No
     Raises OSError if it cannot be written.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, since a rename is atomic only within a file system. The index is a folder
+    # inside, as mkdtemp's own folder is private to the user.
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
         whole = Path(temporary, "index")
         whole.mkdir()
@@ -279,8 +281,10 @@ def make_for_all(path: Path, stamp: Stamp, home: Path, *, console: Console) -> F
 
     try:
         with one_process_at_a_time(home / LOCK, waiting=print_waiting):
+            # The process that held the lock before may have made the index meanwhile.
             return current_index(home, stamp) or make_index(path, stamp, home, console=console)
     except (InputError, KeyboardInterrupt):
+        # A folder with nothing but the lock was made by this attempt.
         if [entry.name for entry in home.iterdir()] == [LOCK]:
             shutil.rmtree(home, ignore_errors=True)
         raise
@@ -288,6 +292,7 @@ def make_for_all(path: Path, stamp: Stamp, home: Path, *, console: Console) -> F
 
 def make_index(path: Path, stamp: Stamp, home: Path, *, console: Console) -> FoundIndex:
     """Make a file's index, unless there is one of the same content, and note it as current."""
+    # The file is read twice: for a touched or copied one the hash is enough, without parsing.
     with progress_in_bytes(console, f"indexing {path.name}", total=2 * stamp.size) as advance:
         content = digest(path, advance=lambda done: advance(done, "hashing"))
         folder = home / f"{content[:16]}-format{FORMAT}"
@@ -304,11 +309,14 @@ def make_index(path: Path, stamp: Stamp, home: Path, *, console: Console) -> Fou
                 index = usable_index(folder)
                 if index is None:
                     raise
+            # The parsed columns are memory of this process alone; the mapped files are shared.
             del annotations
             index = index or FoundIndex(open_index(folder), folder, was_made=True)
         advance(2 * stamp.size, "")
+    # Content that changed after it was hashed would be kept under the wrong hash.
     if read_stamp(path) != stamp:
         raise InputError(f"{path}: changed while it was read; run the same command again")
+    # Written last and replaced atomically: other processes open what this file names.
     part = home / f".{CURRENT}.{os.getpid()}"
     part.write_text(json.dumps({"index": folder.name, **stamp._asdict()}), encoding="utf-8")
     part.replace(home / CURRENT)

@@ -90,6 +90,7 @@ class Kind:
 
 def place_box(kind: Kind, width: int, height: int, random: Random) -> Box:
     """Return a box (xyxy, pixels) for an object, inside an image of the given size."""
+    # With the square root of the ratio, width × height is side² for every shape.
     side = random.uniform(0.26, 0.5) * min(width, height)
     stretch = random.uniform(0.88, 1.14) * kind.width_over_height**0.5
     box_width, box_height = side * stretch, side / stretch
@@ -118,6 +119,7 @@ def draw_scene(random: Random) -> tuple[Image.Image, list[tuple[int, Box]]]:
     draw_background(draw, *large.size, random)
     count = 0 if random.random() < 0.03 else random.randint(1, 5)
     objects: list[tuple[int, Box]] = []
+    # A full scene may have no place left: after six attempts per object there are fewer objects.
     for _ in range(count * 6):
         if len(objects) == count:
             break
@@ -169,6 +171,7 @@ def make_synthetic_data(
             advance=partial(lambda before, drawn, note: advance(before + drawn, note), before),
         )
     (temporary / "recipe.json").write_text(json.dumps(recipe), encoding="utf-8")
+    # rename() does not replace a folder that has files, so the old one is removed first.
     shutil.rmtree(root, ignore_errors=True)
     temporary.rename(root)
     return True
@@ -187,6 +190,8 @@ def write_split(
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for index in range(count):
+        # A generator for each image: image N is the same, however many images are drawn. Seeds of
+        # text do not depend on PYTHONHASHSEED.
         picture, objects = draw_scene(Random(f"{seed} {name} {index}"))
         file_name = f"{name}-{index:05d}.jpg"
         picture.save(images_folder / file_name, quality=90)

@@ -184,6 +184,7 @@ seconds = partial(number_that, lambda x: 0 < x < float("inf"), "a number above 0
 def sigterm_interrupts() -> Iterator[None]:
     """Raise `KeyboardInterrupt(signal.SIGTERM)` on SIGTERM; for the main thread only."""
 
+    # By default SIGTERM ends a process without its `finally` blocks, which remove partial files.
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(signal.SIGTERM)
 

@@ -79,6 +79,7 @@ def _fetch_splits(
     splits: Sequence[Images], bytes_each: int, request: Request, console: Console
 ) -> Iterator[tuple[Images, dict[str, str]]]:
     """Fetch the images of each split; yield them with those that could not be downloaded."""
+    # All splits are counted before the first download, so that space is checked for all of them.
     present = [tidy(images.folder) for images in splits]
     missing_count = sum(len(set(i.names) - names) for i, names in zip(splits, present, strict=True))
     check_space(request.out, images=missing_count, bytes_each=bytes_each, console=console)
@@ -142,6 +143,7 @@ def write_annotations(
                     f"{archive}: {member.filename} has {member.file_size:,} bytes uncompressed, "
                     f"more than the limit of {LARGEST_JSON:,}; remove it, download again"
                 )
+            # A file as long as the zip's member is the whole split; a selection is shorter.
             if path.is_file() and path.stat().st_size == member.file_size:
                 source = path
             else:
@@ -267,6 +269,7 @@ def download_openimages(request: Request, console: Console) -> dict[str, str]:
     fetched = _fetch_splits(splits, OPENIMAGES_BYTES_PER_IMAGE, request, console)
     for split, (images, missing) in zip(request.splits, fetched, strict=True):
         failed |= {f"{split}/data/{name}": reason for name, reason in missing.items()}
+        # Without any image there is nothing to export, which write_coco_json refuses.
         if len(missing) < len(images.names):
             # Of all downloaded images, from this call and earlier ones.
             write_coco_json(
@@ -317,10 +320,13 @@ def check_zip(path: Path, *, members: Iterable[str], limit: int) -> None:
                         f"than the limit of {limit:,}"
                     )
                 with archive.open(name) as member:
+                    # zipfile compares the CRC-32 at a member's end. testzip() would also read the
+                    # members that are not used.
                     while member.read(1 << 20):
                         pass
     except KeyError as error:
         raise AttemptError(f"not the expected zip: {error.args[0]}") from error
+    # RuntimeError: an encrypted member or, as NotImplementedError, an unknown compression.
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
         raise AttemptError(f"damaged zip: {error}") from error
 
@@ -350,6 +356,7 @@ LONGEST_LINE = 4096
 def end_lines(path: Path) -> tuple[list[str], list[str]]:
     """Return the fields of a CSV file's first and last line; the file may be of gigabytes."""
     with path.open("rb") as file:
+        # A file without newlines must not be read as a whole.
         first = file.readline(LONGEST_LINE)
         file.seek(-min(LONGEST_LINE, path.stat().st_size), io.SEEK_END)
         last = file.read().splitlines()[-1:]

@@ -171,7 +171,9 @@ def receive(
     AttemptError's `keep_part` shows whether the part can be continued. Raises as `fetch`, too.
     """
     offset = part.size() if resume and part.version.is_file() else 0
+    # requests asks for gzip by default. Lengths and ranges would then be those of compressed bytes.
     headers = {"Accept-Encoding": "identity"}
+    # If the file has changed, If-Range makes the server send all of it, with status 200 (RFC 9110).
     if offset:
         headers |= {"Range": f"bytes={offset}-", "If-Range": part.version.read_text("latin-1")}
     try:
@@ -184,6 +186,8 @@ def receive(
         ) as response:
             check_status(response, url=url)
             if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                # `bytes */N` has the file's length: an earlier call ended between the last byte and
+                # the rename.
                 end = re.fullmatch(
                     rf"bytes \*/({LENGTH})", response.headers.get("Content-Range", ""), re.ASCII
                 )
@@ -237,6 +241,7 @@ def _write_body(
                 raise FetchError(f"{response.url}: more than the limit of {limit:,} bytes")
             file.write(chunk)
             received(size, total or 0)
+    # Fewer bytes can be continued; more than announced are not those of this file.
     if total is not None and size != total:
         raise AttemptError(f"received {size} of {total} bytes", keep_part=size < total)
 
@@ -261,6 +266,7 @@ def check_status(response: requests.Response, *, url: str) -> None:
 def seconds_to_wait(response: requests.Response) -> float:
     """Return Retry-After, given as seconds or a date; 0 if it is missing or invalid."""
     text = response.headers.get("Retry-After", "").strip()
+    # isdigit() alone accepts ², which float() refuses.
     if text.isascii() and text.isdigit():
         return min(float(text), LONGEST_WAIT)
     try:
@@ -290,6 +296,7 @@ def file_length(response: requests.Response) -> int | None:
     """Return the length in bytes, None if chunked; AttemptError if it cannot be known."""
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise AttemptError("the server compressed the file, which was not requested")
+    # Content-Length of a 206 is that of the range, not of the file.
     if response.status_code == HTTPStatus.PARTIAL_CONTENT:
         return content_range(response)[1]
     if "chunked" in response.headers.get("Transfer-Encoding", "").lower():
@@ -304,6 +311,7 @@ def content_range(response: requests.Response) -> tuple[int, int]:
     """Return the first byte and the total length, from `Content-Range: bytes 5-9/10`."""
     text = response.headers.get("Content-Range", "")
     match = re.fullmatch(rf"bytes ({LENGTH})-({LENGTH})/({LENGTH})", text.strip(), re.ASCII)
+    # The request has no end: a range that stops before the file's last byte is no valid answer.
     if match is None or int(match[3]) - 1 != int(match[2]):
         shown = text[:SHOWN_OF_A_HEADER]
         raise AttemptError(f"invalid Content-Range: {shown!r}")
@@ -325,6 +333,7 @@ def describe_error(error: requests.RequestException) -> str:
         return "connection timed out"
     cause: BaseException | None = error
     reason = ""
+    # The system's reason is deep inside: requests wraps urllib3's error, which wraps OSError.
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
             reason = cause.strerror
@@ -340,6 +349,7 @@ def describe_error(error: requests.RequestException) -> str:
 
 def is_unreachable(error: requests.RequestException) -> bool:
     """Return whether there was no connection: no such name, no server, no trust, no proxy."""
+    # requests has one class for a refused connection and a lost one; urllib3's reason differs.
     inner = error.args[0] if error.args else None
     return isinstance(
         error,
@@ -352,6 +362,7 @@ def check_reachable(url: str, *, timeout: float) -> None:
     reason = ""
     for pause in PAUSES:
         try:
+            # HEAD: a wrong name or proxy is reported in seconds, not after all attempts of `fetch`.
             requests.head(url, timeout=timeout).close()
         except requests.RequestException as error:
             if not is_unreachable(error):

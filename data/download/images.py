@@ -180,10 +180,12 @@ def _work(
     stop: threading.Event,
 ) -> None:
     """Fetch images, one after the other, over a connection of this thread's own."""
+    # requests does not promise that threads can share a Session.
     with requests.Session() as session:
         connection = Connection(session, options, stop)
         while not stop.is_set():
             try:
+                # popleft of a deque is atomic: the threads need no lock.
                 name = remaining.popleft()
             except IndexError:
                 return
@@ -316,6 +318,7 @@ def tidy(folder: Path) -> set[str]:
     folder.mkdir(parents=True, exist_ok=True)
     with os.scandir(folder) as entries:
         names = {entry.name for entry in entries}
+    # Images are never continued (`resume` is for single large files), so their parts are useless.
     for name in [name for name in names if name.endswith(PART_SUFFIX)]:
         (folder / name).unlink()
         names.remove(name)
@@ -341,6 +344,7 @@ def check_space(folder: Path, *, images: int, bytes_each: int, console: Console)
         f"{folder}: {images} images need about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "
         "free; free some space, set another --out, or download fewer images with --limit"
     )
+    # The estimate is a mean of the whole data set, so only a clear lack of space is an error.
     if free < needed / 2:
         raise InputError(f"--out: {text}")
     console.print(f"warning: {text}", soft_wrap=True)

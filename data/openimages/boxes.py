@@ -117,6 +117,7 @@ def read_lines(path: Path, *, columns: Sequence[str], advance: Advance) -> Itera
         header = file.readline().rstrip("\r\n").split(",")
         column_positions(columns, header=header, file=path)
         first, is_empty = 2, True
+        # readlines(n) returns whole lines, of about n characters together.
         while texts := file.readlines(CHARACTERS_AT_ONCE):
             read = len(texts)
             while texts and not texts[-1].strip():
@@ -125,6 +126,8 @@ def read_lines(path: Path, *, columns: Sequence[str], advance: Advance) -> Itera
                 is_empty = False
                 yield Lines(path, header, first, texts)
             first += read
+            # tell() of the text file raises OSError after its lines were iterated; the buffer's
+            # works.
             advance(file.buffer.tell(), "")
         if is_empty:
             refuse_empty(path)
@@ -158,6 +161,7 @@ def parse_names(
     digits = DIGIT_OF_BYTE[characters[:, :16]]
     if (digits == NO_DIGIT).any() or characters[:, 16].any():
         refuse_first(lines, *checks)
+    # Two digits are an octet; eight octets, the highest first, are one big-endian number.
     octets = digits[:, 0::2] << 4 | digits[:, 1::2]
     return octets.view(">u8").reshape(-1).astype(np.uint64), np.array(indices, dtype=np.int16)
 
@@ -203,8 +207,11 @@ NUMBER_CHECKS = (
 def parse_table(lines: Lines, dtypes: dict[str, str]) -> NDArray[np.void]:
     """Return the named columns as a structured array [N]; ValueError where a field is invalid."""
     separators = len(lines.header) - 1
+    # With `usecols` loadtxt ignores further fields: a line with too many would be accepted.
     if set(map(methodcaller("count", ","), lines.texts)) != {separators}:
         raise ValueError("a line with another number of fields")
+    # comments=None: # begins a comment by default. ndmin=1: one line would be an array of no
+    # dimension.
     return np.loadtxt(
         lines.texts,
         delimiter=",",

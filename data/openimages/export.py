@@ -98,6 +98,8 @@ def write_coco_json(
     sizes = read_sizes(images, present, console=console)
     # Boxes image by image, within each in the CSV's order; those of other images are left out.
     image_of_box = np.searchsorted(present, boxes.image_ids).astype(np.int32)
+    # The place of an id above all others is outside the array. Any valid row does, since the
+    # comparison in the next line leaves the box out.
     image_of_box[image_of_box == len(present)] = 0
     rows = np.flatnonzero(present[image_of_box] == boxes.image_ids)
     rows = rows[np.argsort(image_of_box[rows], kind="stable")]
@@ -159,6 +161,7 @@ def write_json(out: Path, names: Sequence[str], lists: dict[str, Blocks], *, sou
     part = out.with_name(f"{out.name}.part")
     try:
         with part.open("w", encoding="utf-8") as file:
+            # The object and its lists are left open, so that entries are written a block at a time.
             head = json.dumps({"info": info, "licenses": [], "categories": categories})
             file.write(head.removesuffix("}"))
             for name, blocks in lists.items():

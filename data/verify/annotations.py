@@ -157,6 +157,7 @@ class ListColumns:
         columns = checked_columns(self.name, entries, faults.append)
         rows = np.arange(len(entries), dtype=np.int32)
         if faults:
+            # Faults are found field by field, and reported in the order of the entries.
             for fault in sorted(faults, key=lambda fault: (fault.row, fault.field != "id")):
                 place = f"{self.name}[{self.length + fault.row}]"
                 field = f".{fault.field}" if fault.field else ""
@@ -166,6 +167,8 @@ class ListColumns:
                 for name, ids in self.unreadable_ids.items():
                     if integers([entry.get(name)]) is not None:
                         ids.add(entry[name])
+            # One invalid value makes its whole column unusable, so the good entries are converted
+            # again.
             rows = np.array([row for row in rows.tolist() if row not in bad], dtype=np.int32)
             columns = checked_columns(self.name, [entries[row] for row in rows], faults.append)
         self.readable += len(rows)
@@ -249,6 +252,7 @@ def box_kinds(
     entries: Entries, start: int, stop: int, *, image_size: int
 ) -> dict[str, NDArray[np.bool_]]:
     """Return for each kind of finding which of some boxes are of it."""
+    # A box without a known image has row -1, the last image's; `has_image` masks these results.
     boxes, images = entries.boxes[start:stop], entries.image_of_box[start:stop]
     sizes = np.stack([entries.widths[images], entries.heights[images]], axis=1).astype(np.float64)
     lower, upper = boxes[:, :2], boxes[:, 2:]
@@ -378,6 +382,8 @@ def count_classes(entries: Entries, findings: Findings) -> None:
     boxes = np.bincount(rows[known], minlength=classes)
     crowds = np.bincount(rows[known & entries.box_is_crowd], minlength=classes)
     with_image = known & (entries.image_of_box >= 0)
+    # A pair of image and class is one number, so that unique() counts an image once a class. int32
+    # could overflow: images × classes.
     pairs = entries.image_of_box[with_image].astype(np.int64) * classes + rows[with_image]
     images = np.bincount(np.unique(pairs) % classes, minlength=classes)
     findings.add_rows(
@@ -401,7 +407,9 @@ def clean_images(entries: Entries) -> NDArray[np.bool_]:
 def clean_annotations(entries: Entries) -> Annotations:
     """Return the good entries, boxes in the order of their images."""
     images = clean_images(entries)
+    # Row -1 (no known image) reads the last image's flag, but such boxes are never good.
     box_rows = np.flatnonzero(entries.good_boxes & images[entries.image_of_box])
+    # The number of images kept so far, less one, is an image's row among those kept.
     image_of_box = (np.cumsum(images) - 1)[entries.image_of_box[box_rows]]
     order = box_rows[np.argsort(image_of_box, kind="stable")]
     per_image = np.bincount(image_of_box, minlength=int(images.sum()))

@@ -217,6 +217,7 @@ def check_file(path: Path, *, decoder: str, annotated: tuple[int, int]) -> tuple
             report_orientation=lambda *noted: orientations.append(noted),
         )
     except InputError as error:
+        # decode_image raises one class of error; the kind of fault is in its cause.
         kinds = {
             FileNotFoundError: "image_missing",
             Image.UnidentifiedImageError: "image_other_format",
@@ -247,6 +248,7 @@ def add_image_findings(checked: Sequence[CheckedSplit], rules: TrainingRules) ->
         stopping = [f for f in split.file_faults if KINDS[f.kind].severity is Severity.STOPS]
         bad = sum(bool(entries.is_read[fault.row]) for fault in stopping)
         total += bad
+        # Unreadable images are replaced by others of the training split: one must be left.
         if split.name == "train" and bad >= entries.is_read.sum():
             are_replaced = False
     are_replaced = are_replaced and limit is not None and total <= limit
@@ -272,10 +274,13 @@ def find_unused_files(checked: Sequence[CheckedSplit]) -> None:
         sharing.setdefault(split.split.images.resolve(), []).append(split)
     for folder, sharers in sharing.items():
         readable = [split.entries for split in sharers if split.entries is not None]
+        # Without a split's annotations, all of its files would be reported as unused.
         if len(readable) < len(sharers):
             continue
+        # Names such as `a//b.jpg` or `./b.jpg` are valid too.
         named = {posixpath.normpath(name) for entries in readable for name in entries.file_names}
         for parent, folders, files in os.walk(folder):
+            # In place: os.walk visits subfolders in the order of this list.
             folders.sort()
             below = os.path.relpath(parent, folder)
             for name in sorted(files):
