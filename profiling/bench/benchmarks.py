@@ -55,6 +55,7 @@ def ceiling_findings(results: Results, compared: list[str]) -> list[Finding]:
     """Return the rates of the ceiling, and the share of the best one that each step reaches."""
     rates = results.details(CEILING)
     product = next(key for key in rates if key.startswith("matrix product"))
+    # Medians decide which convolution is the best; its share then uses the rates of each round.
     best = max((name for name in rates if "matrix" not in name), key=lambda name: rates[name])
     findings = [
         Finding(f"best large convolution: {best}", rates[best], f"{rates[best]:,.0f} GFLOP/s"),
@@ -128,7 +129,8 @@ def step_gflops(results: Results, name: str) -> float | None:
 
 IPEX = "intel_extension_for_pytorch"
 COMPILED: dict[str, Any] = {
-    "environment": {"TORCHINDUCTOR_COMPILE_THREADS": "1"},  # nothing is left when its process ends
+    # One thread compiles in the process itself: no compile workers are left when it ends.
+    "environment": {"TORCHINDUCTOR_COMPILE_THREADS": "1"},
     "cache_variable": "TORCHINDUCTOR_CACHE_DIR",
     "options": {"compiled": True},
     "by_default": False,
@@ -206,6 +208,7 @@ STEP = Benchmark(
             package=IPEX,
             pinned=True,
             needs_intel_openmp=True,
+            # As in the submission: threads of Intel's OpenMP spin for 1 ms after their work.
             environment={"KMP_BLOCKTIME": "1"},
             by_default=False,
         ),

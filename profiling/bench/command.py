@@ -98,6 +98,7 @@ def add_variants_benchmark(kinds: Benchmarks, benchmark: Benchmark) -> None:
 
 def image_side(text: str) -> int:
     """Parse an image side in pixels that is a multiple of 32, for every variant."""
+    # torchvision pads images to multiples of 32: its variants would compute on larger ones.
     if not text.isdigit() or int(text) < 64 or int(text) % 32 != 0:
         raise argparse.ArgumentTypeError(f"expected a multiple of 32, at least 64, found {text!r}")
     return int(text)

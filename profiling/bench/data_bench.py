@@ -121,6 +121,7 @@ def run(
         results = measure(DATA, on_a_core, workload, rounds, DATA.warm_up, console=console)
         if workers:
             # Separately: the CPU time of their worker processes would count as background load.
+            # Decoders are in order of their speed.
             fastest = next(iter(descriptions))
             loading = loaders(fastest, photos=photos, batch_size=batch_size, workers=workers)
             others = measure(DATA, loading, workload, rounds, DATA.warm_up, console=console)
@@ -169,6 +170,7 @@ def find_source(
         if settings.scenes is None:
             folder = configured_split(settings, "train", root=settings.root).images
             return Source(str(folder), photos_in(folder, limit=limit), size, is_synthetic=False)
+    # Also for a configuration with synthetic data, which has no folder of images yet.
     folder = draw(scratch, count=limit, console=console)
     return Source("synthetic images", photos_in(folder, limit=limit), size, is_synthetic=True)
 

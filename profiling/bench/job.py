@@ -47,6 +47,7 @@ class MeasuredJob:
     @property
     def all_steps(self) -> int:
         """Return the number of steps, including those that are not counted."""
+        # One rank has no exchange, and therefore no steps without it.
         return self.warm_up + self.steps * (2 if self.alternate and self.ranks > 1 else 1)
 
     @property
@@ -122,6 +123,7 @@ def rank_messages(
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(REPOSITORY), environment.get("PYTHONPATH", "")])
     )
+    # Intel MPI's mpirun is a script that looks for its helper on PATH.
     environment["PATH"] = search_path(mpirun.path, environment)
     job_command = mpirun_command(
         mpirun,
@@ -223,6 +225,7 @@ def measure_all_reduces(
         raise JobFailedError(1)
     [measured] = messages
     times = tuple(
+        # JSON turns the sizes, which are keys, into text.
         AllReduceTime(ranks=ranks, size=int(size), seconds=seconds)
         for size, seconds in measured["seconds"].items()
     )

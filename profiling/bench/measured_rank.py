@@ -57,6 +57,7 @@ def main() -> int:
         help="time all-reduces of this size instead of steps; repeatable",
     )
     ranks = read_ranks(os.environ)
+    # All ranks have the same command line, so all would print the same error.
     with rank0_only_errors(ranks):
         arguments = parser.parse_args()
         config = load_config(arguments.config, arguments.overrides)
@@ -82,12 +83,15 @@ def measure_all_reduces(config: Config, sizes: list[int], *, place: RankContext)
     with joined(place, timeout_s=config.distributed.timeout_s) as group:
         medians = {}
         for size in sizes:
+            # float32 whatever the precision of training: sizes are given in bytes.
             values = torch.zeros(max(1, size // torch.float32.itemsize))
             seconds = []
             for _ in range(ALL_REDUCE_WARM_UP + ALL_REDUCES):
+                # Otherwise a rank that begins early would also time its waiting for the others.
                 group.barrier()
                 begin = time.perf_counter()
                 dist.all_reduce(values)
+                # An all-reduce is over when the slowest rank has its result.
                 seconds.append(max(group.all_gather(time.perf_counter() - begin)))
             medians[size] = median(seconds[ALL_REDUCE_WARM_UP:])
         if group.is_first:
@@ -97,6 +101,7 @@ def measure_all_reduces(config: Config, sizes: list[int], *, place: RankContext)
 
 def report(message: object) -> None:
     """Print a line for the process that started the job."""
+    # Python buffers what is written to a pipe, and the progress would be shown late.
     print(MARK + json.dumps(message), flush=True)
 
 

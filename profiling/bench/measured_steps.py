@@ -67,6 +67,7 @@ def measure_steps(
             weight=batches.weight(group.rank),
         )
 
+        # An epoch of a small data set has fewer batches than the job has steps.
         def endless_batches() -> Iterator[Batch]:
             for epoch in count():
                 loading.batches.set_position(epoch)
@@ -97,6 +98,8 @@ def open_training(
     loading = Loading(data, config, cores=cores, rank=group.rank, ranks=group.size)
     num_classes = data.classes.num_classes
     model = build_model(settings, num_classes=num_classes, weights=None)
+    # Frozen norms do not normalize: with plain random weights, activations would grow
+    # with each block.
     if settings.norm == "frozen":
         model.load_state_dict(make_weights(Workload(classes=num_classes)))
     engine = chosen_engine(config.engine.name)
@@ -164,13 +167,15 @@ def primitive_seconds(run: Callable[[], object]) -> dict[str, Any]:
     seconds = 0.0
 
     def timed_run() -> None:
-        nonlocal seconds  # of the run alone: the profiler takes as long again to start and to end
+        nonlocal seconds
+        # Of the run alone: the profiler takes as long again to start and to end.
         start = time.perf_counter()
         run()
         seconds = time.perf_counter() - start
 
     with kernel_seconds() as kernels:
         events = watched(lambda: by_kind.update(onednn_seconds(timed_run)))
+    # torch's profiler has microseconds.
     winograd = sum(event.cpu_time_total for event in events if event.key in WINOGRAD) / 1e6
     return {
         "seconds": seconds,
@@ -188,12 +193,14 @@ def onednn_seconds(run: Callable[[], object]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "onednn.log"
         log.write_text(onednn_lines(run), encoding="utf-8")
+        # The reader of logs rejects a file without any execution of a primitive.
         try:
             calls = read_logs([log]).calls()
         except InputError:
             return {}
     totals: dict[str, float] = defaultdict(float)
     for problem, executions in calls.items():
+        # oneDNN logs the direction of reorders and other kinds without one as `undef`.
         name = f"{problem.kind} {problem.direction}".removesuffix(" undef")
         totals[name] += executions.total_ms / 1000
     return dict(totals)
@@ -253,6 +260,7 @@ def bytes_of_run(prepared: Prepared) -> list[tuple[str, str, int, int, int]]:
         for call, moved in counter.moved.items()
     ]
     if prepared.compiled_bytes is not None:
+        # Inductor has counted these calls of its graphs already.
         rows = [row for row in rows if not row[1].startswith(CALLED_IN_GRAPHS)]
         rows.append((COMPILED, COMPILED, 1, prepared.compiled_bytes(), 0))
     return sorted(rows, key=lambda row: -(row[3] + row[4]))

@@ -107,6 +107,7 @@ def where_table(name: str, results: Results) -> rich_table.Table:
     table.add_column("time [s]", justify="right")
     table.add_column("share of run", justify="right")
     primitives, run_seconds = results.primitives.get(name), results.seconds(name)
+    # Operators are relative to the median run, primitives to the run in which they were timed.
     groups = [(results.operators[name], run_seconds)]
     if primitives:
         by_kind = dict(primitives.by_kind)

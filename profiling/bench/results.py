@@ -133,8 +133,10 @@ class Results:
         primitives, operators = self.primitives.get(name), self.operators.get(name)
         if primitives is None or operators is None:
             return None
+        # The two parts come from different runs, so shares are added and not seconds.
         ours = primitives.kernel_time(*PASS_KERNELS)
         reorders = primitives.by_kind.get("reorder", 0.0)
+        # Keys end in the number of calls, as in `aten::add x12`.
         by_torch = sum(s for key, s in operators.items() if key.rsplit(" x")[0] in PASS_OPERATORS)
         return (ours + reorders) / primitives.seconds + by_torch / sum(operators.values())
 
@@ -276,6 +278,8 @@ def measure(
     quiet: list[dict[str, Run]] = []
     loaded: list[dict[str, Run]] = []
     with (
+        # Entered first and left last: workers count as this process's only after they
+        # were waited for.
         background_load() as others,
         WorkerPool(workload, warm_up=warm_up, print_line=console.print) as pool,
         progress(console, f"bench {benchmark.name}, runs", total=total) as advance,
@@ -340,6 +344,7 @@ def background_load() -> Iterator[OtherLoad]:
     load = OtherLoad()
     start, busy_before = time.monotonic(), _busy_by_others()
     yield load
+    # Times are rounded to ticks, so the difference can be slightly negative.
     load.cores = max(0.0, _busy_by_others() - busy_before) / (time.monotonic() - start)
 
 

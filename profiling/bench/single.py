@@ -132,7 +132,8 @@ def bench_checkpoint(
         variant = Variant("checkpoint", "", f"{RECIPES}.checkpoint", options=options)
         with closing(variant_worker(variant, workload)) as worker:
             measured = [worker.run().details for _ in range(rounds + 1)]
-    findings = checkpoint_findings(measured[1:])  # the first copy takes new memory from the system
+    # Without the first round, whose copy takes new memory from the system.
+    findings = checkpoint_findings(measured[1:])
     written = {**asdict(workload), "rounds": rounds}
     # Tensors are as large, whatever the images: the target holds for every workload.
     put_out(findings, "checkpoint", written, with_targets=True, json_file=json_file)
@@ -142,6 +143,7 @@ def bench_checkpoint(
 def checkpoint_findings(rounds: Sequence[dict[str, float]]) -> list[Finding]:
     """Return medians over the rounds, and the share of a run that follows from them."""
     medians = {name: median(numbers[name] for numbers in rounds) for name in rounds[0]}
+    # Noise can make the slowdown negative, which is no gain.
     cost = medians["copying"] + max(0.0, medians["slower"])
     share = cost / (EVERY_SECONDS + cost)
     size = medians["bytes"] / MEGABYTE
@@ -190,7 +192,8 @@ def bench_index(
             write_annotations(source, images=images, boxes=boxes, advance=advance)
         size = source.stat().st_size / MEGABYTE
         console.print(f"{images:,} images, {boxes:,} boxes: {size:,.0f} MB of JSON")
-        began = time.perf_counter()  # in a process of its own, as a user does
+        # In a process of its own, as a user converts.
+        began = time.perf_counter()
         subprocess.run([sys.executable, "-m", "data", "convert", str(source)], check=True)
         seconds = time.perf_counter() - began
         # Linux gives ru_maxrss in KiB: the largest of all children, so far only `convert`.
@@ -219,6 +222,7 @@ def bench_index(
 
 def open_by_ranks(source: Path, ranks: int) -> list[Opening]:
     """Open the index in a number of processes at once; all hold it until the last has opened it."""
+    # Forked processes would share this process's pages; ranks are started by mpirun and share none.
     context = multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     together = context.Barrier(ranks)
@@ -237,15 +241,17 @@ def open_as_rank(
     source: Path, together: Barrier, results: "multiprocessing.queues.SimpleQueue[Opening]"
 ) -> None:
     """Open the index in a rank's process, and send its `Opening` to `results`."""
+    # The loader needs torch, whose loading must not count as a cost of opening.
     from data.index import find_or_make_index
-    from data.loader import training_keys  # loads torch, of which opening must not be the price
+    from data.loader import training_keys
 
     together.wait()
     before = private_mb()
     began = time.perf_counter()
     annotations = find_or_make_index(source).annotations
     seconds = time.perf_counter() - began
-    together.wait()  # so that pages of the index count as shared, as they are among ranks
+    # All hold the index now, so that its pages count as shared, as they are among ranks.
+    together.wait()
     opened = private_mb()
     rows = annotations.images_with_objects()
     keys = training_keys(len(rows), seed=0, epoch=0, batch_size=2, rank=0, ranks=8)
@@ -308,6 +314,7 @@ def bench_metric(*, images: int, found: int, json_file: Path | None) -> int:
 
     tenth = max(1, images // 10)
     whole = measured("faster-coco-eval", images)
+    # A tenth only: pycocotools takes about 40 times as long and 17 times the memory.
     ours, reference = measured("faster-coco-eval", tenth), measured("pycocotools", tenth)
     difference = largest_difference(list(ours.details.values()), list(reference.details.values()))
     peak_gb = whole.peak_rss_mb / 1000
@@ -351,5 +358,6 @@ def measured_metric(library: str, *, images: int, found: int) -> Run:
 
 def largest_difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """Return the largest difference of two lists; NaN if only one value is measured."""
+    # The metric of a class without true boxes is NaN in both.
     measured = ~(np.isnan(ours) & np.isnan(theirs))
     return float(np.abs(np.subtract(ours, theirs))[measured].max(initial=0.0))

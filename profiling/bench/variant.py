@@ -152,6 +152,7 @@ def parse_memory(text: str, *, allowed: Collection[int]) -> MemoryChoice:
         InputError: The text is none of these, or a node may not be used.
     """
     name, equals, node_list = text.partition("=")
+    # `local` takes no nodes, `interleave` may have some, and the others require them.
     takes_nodes = {"local": (False,), "interleave": (False, True)}.get(name, (True,))
     if name not in MODES or bool(equals) not in takes_nodes:
         raise InputError(f"--memory: expected {CHOICES}, found {text!r}")
@@ -161,6 +162,7 @@ def parse_memory(text: str, *, allowed: Collection[int]) -> MemoryChoice:
         raise InputError(f"--memory: {text}: {error}") from error
     if equals and not nodes:
         raise InputError(f"--memory: {text}: no memory node is given; expected {CHOICES}")
+    # MPOL_PREFERRED has one node; several need MPOL_PREFERRED_MANY of Linux 5.15.
     if name == "preferred" and len(nodes) != 1:
         raise InputError(f"--memory: {text}: preferred takes exactly one node")
     missing = nodes - set(allowed)
@@ -205,6 +207,7 @@ https://www.gnu.org/software/libc/manual/html_node/Memory-Allocation-Tunables.ht
 
 def huge_pages_environment() -> dict[str, str]:
     """Return variables of a process that requests huge pages; the user's tunables are kept."""
+    # glibc separates tunables by colons.
     others = os.environ.get("GLIBC_TUNABLES", "")
     return {"GLIBC_TUNABLES": f"{others}:{TUNABLE}" if others else TUNABLE}
 
@@ -214,6 +217,7 @@ def huge_pages_remark(enabled: Path = ENABLED, *, glibc: str | None = None) -> s
 
     `enabled` is the kernel's file, `glibc` the C library as `os.confstr` names it (None: this one).
     """
+    # The kernel marks the active mode by brackets: `always [madvise] never`.
     chosen = re.search(r"\[(\w+)\]", read_proc_text(enabled))
     if chosen is None:
         return f"--huge-pages: no effect, this kernel has no transparent huge pages ({enabled})"
@@ -232,6 +236,7 @@ def huge_pages_mb(rollup: Path = Path("/proc/self/smaps_rollup")) -> float:
     """Return this process's memory that lies in huge pages now. [10⁶ bytes]"""
     for line in read_proc_text(rollup).splitlines():
         if line.startswith("AnonHugePages:"):
+            # The kernel writes kB and means KiB.
             return int(line.split()[1]) * 1024 / 1e6
     return 0.0
 

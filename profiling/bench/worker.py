@@ -46,13 +46,16 @@ def prepare(specification: dict[str, Any]) -> tuple[dict[str, float], Answering]
     Cores and the memory policy are set first, before torch is loaded.
     """
     options = dict(specification["options"])
+    # Both ways may start this command again, with a library preloaded. So they come first.
     if specification["pinned"]:
         take_cores(choose_cores(threads=None), allocator=specification["allocator"])
     else:
         set_allocator(specification["allocator"])
     if specification["memory"] is not None:
+        # The policy applies to pages that are touched from now on; torch's are still to come.
         apply_memory(specification["memory"], allowed=read_allowance().memory_nodes)
     if specification["pinned"]:
+        # This check loads torch, so it follows the memory policy.
         share = choose_cores(threads=None)
         check_cores(share)
         options["main_cpus"] = share.main_cpus
@@ -76,7 +79,8 @@ def answer(question: str, prepared: Prepared) -> dict[str, Any]:
     """Run once and return the measurement that the question names."""
     if question == "run":
         return timed_run(prepared)
-    from profiling.bench import measured_steps  # loads torch, which not every recipe does
+    # Loads torch, which not every recipe does.
+    from profiling.bench import measured_steps
 
     if question == "primitives":
         return measured_steps.primitive_seconds(prepared.run)

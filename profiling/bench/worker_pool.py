@@ -93,7 +93,8 @@ class Worker(JsonWorker):
         deadline = time.monotonic() + 2.0
         ticks, before = self._cpu_ticks(), -1
         while ticks != before and time.monotonic() < deadline:
-            time.sleep(0.05)  # five of the kernel's ticks
+            # Five of the kernel's ticks: a shorter time may end between two of them.
+            time.sleep(0.05)
             ticks, before = self._cpu_ticks(), ticks
         return answer
 
@@ -105,6 +106,8 @@ class Worker(JsonWorker):
 
     def _cpu_ticks(self) -> int:
         """Return the processor time used so far, in the kernel's ticks of 10 ms."""
+        # The command's name in parentheses may itself contain spaces and parentheses. utime and
+        # stime are fields 14 and 15 of proc(5), and the first one here is field 3.
         fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return int(fields[11]) + int(fields[12])
 
@@ -174,9 +177,11 @@ class WorkerPool:
             WorkerDiedError: It ended by itself.
         """
         name = variant.name
+        # Removed and inserted again: a dict is ordered by insertion, and so by the last turns.
         worker = self.workers.pop(name, None)
         if worker is not None:
             self.workers[name] = worker
+            # An idle worker keeps its resident memory, so only its growth to the peak is needed.
             self._make_room(self.peak_mb[name] - worker.rss_mb, keep=name)
             return worker
         # Before its first run, a variant is assumed to need as much as the largest so far.
@@ -191,6 +196,7 @@ class WorkerPool:
 
     def _make_room(self, need_mb: float, *, keep: str | None = None) -> None:
         """End idle workers until `need_mb` are free: first the one whose next turn is farthest."""
+        # The order of turns is fixed: the worker that ran last waits longest for its next turn.
         for name in reversed([name for name in self.workers if name != keep]):
             if self.available() >= need_mb + SPARE_MB:
                 return
@@ -262,6 +268,7 @@ def busy_cores(cpus: Sequence[int]) -> Iterator[None]:
             process = loops.enter_context(
                 subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0)
             )
+            # Callbacks run in reverse order: killed first, then waited for by the exit of Popen.
             loops.callback(process.kill)
             os.sched_setaffinity(process.pid, {cpu})
             assert process.stdout is not None

@@ -54,8 +54,10 @@ def groups_command(
 ) -> int:
     """Select the number of groups and momentum, and print them; return the exit code."""
     settings = load_config(config, overrides)
-    choose_mpirun(mpirun)  # refuses at once where there is none
+    # Without an mpirun the command ends here, before any result is written.
+    choose_mpirun(mpirun)
     console = make_console(pipe_width=140)
+    # Trainings run in the folder of the repository, so their paths have to be absolute.
     where = ["--hosts", hosts] if hosts is not None else []
     where += ["--hostfile", str(hostfile.resolve())] if hostfile is not None else []
     where += ["--mpirun", str(mpirun.resolve())] if mpirun is not None else []
@@ -76,7 +78,8 @@ def groups_command(
         "processor": processor_name(),
     }
     results = study.read_results(job.folder, about)
-    study.write_results(job.folder, results)  # from now on the folder belongs to these settings
+    # From now on the folder belongs to these settings.
+    study.write_results(job.folder, results)
     run_probes(job, results, seconds=seconds, cold_seconds=cold_start, console=console)
     size, precision = settings.data.image_size, settings.engine.precision
     title = f"{config} on {ranks} ranks, {size}×{size}, {precision}; {processor_name()}"
@@ -96,6 +99,7 @@ def run_probes(
     for setting in study.search(
         job.ranks, choose_best=lambda settings: best(results.select_probes(settings))
     ):
+        # An earlier command has run this probe already.
         if results.select_probes([setting]):
             continue
         with progress(console, f"probe of {setting.title}, seconds", total=seconds) as advance:
@@ -120,6 +124,7 @@ def train_whole(job: Job, results: Results, settings: Config, *, console: Consol
         study.for_whole(best([each for each in results.probes if each.is_grouped == is_grouped]))
         for is_grouped in (False, True)
     )
+    # A dict drops equal settings: the default momentum may be the tuned one.
     for setting in dict.fromkeys((plain, tuned, replace(tuned, beta1=DEFAULT_BETA1))):
         if setting in [trained.setting for trained in results.trained]:
             continue
@@ -249,6 +254,7 @@ def format_choice(probes: Sequence[Probed]) -> str:
     other = best([probed for probed in probes if probed.is_grouped == is_plain])
     loss, other_loss = of_probes[chosen], of_probes[other]
     difference = other_loss.mean - loss.mean
+    # Errors of independent means add as squares.
     error = (loss.error**2 + other_loss.error**2) ** 0.5
     significance = "" if difference > CLEARLY * error else ", which is not significant"
     return (

@@ -93,6 +93,7 @@ def for_whole(setting: Setting) -> Setting:
 
 def settings_grid(groups: int) -> list[Setting]:
     """Return the grid of settings for a number of groups. One group is plain training."""
+    # Plain training has no staleness to compensate, so only the default momentum is probed.
     betas = {*BETAS, explicit_momentum(groups)} if groups > 1 else {DEFAULT_BETA1}
     return [Setting(groups, beta1, rate) for beta1 in sorted(betas) for rate in RATES]
 
@@ -100,12 +101,15 @@ def settings_grid(groups: int) -> list[Setting]:
 def search(ranks: int, *, choose_best: Callable[[Sequence[Setting]], Setting]) -> Iterator[Setting]:
     """Yield the settings to probe; `choose_best` is called with the settings of a grid."""
     yield from settings_grid(1)
-    groups = ranks  # the most that there can be
+    # As many groups as there can be: one for each rank.
+    groups = ranks
     while groups > 1:
         settings = settings_grid(groups)
         yield from settings
+        # Zero as the best momentum means too much staleness, which fewer groups reduce.
         if choose_best(settings).beta1 > 0:
             return
+        # At most half as many, and a divisor, so that all groups have as many ranks.
         groups = max(
             fewer for fewer in range(1, groups) if ranks % fewer == 0 and fewer <= groups / 2
         )
@@ -156,7 +160,8 @@ def probe(
     try:
         return train_for(job, run, options, seconds=seconds, after_step=after_step, advance=advance)
     finally:
-        shutil.rmtree(run / "checkpoints", ignore_errors=True)  # half a gigabyte each
+        # A checkpoint takes half a gigabyte, and no training continues a probe.
+        shutil.rmtree(run / "checkpoints", ignore_errors=True)
 
 
 def whole(job: Job, setting: Setting, *, advance: Advance) -> list[dict[str, Any]]:
@@ -189,6 +194,7 @@ def copy_cold_start(job: Job, run: Path) -> None:
     """Copy the cold start, atomically, to a run of another name that continues it."""
     begun = run.with_name(f"{run.name}.begun")
     shutil.rmtree(begun, ignore_errors=True)
+    # Copying can be interrupted and renaming cannot: a run of this name is complete.
     shutil.copytree(job.folder / COLD_START, begun, symlinks=True)
     begun.rename(run)
 
@@ -219,6 +225,7 @@ def train_for(
             process.send_signal(signal.SIGTERM)
         before = done
 
+    # A run that an earlier command has stopped in time has nothing left to train.
     if not run.exists() or seconds_done() < seconds:
         train(job, run, options, look=stop_in_time, expected=STOPPED_BY_SIGNAL)
     return steps_after(read_records(run), after_step)
@@ -253,6 +260,7 @@ def train(
         code = wait_for(process, lambda: look(process), every_s=SECONDS_BETWEEN_LOOKS)
     if code != expected:
         lines = log_file(run).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        # `train.py` prints one such line for what a user can mend.
         errors = [line for line in lines if line.startswith("error: ")] or lines[-1:]
         raise InputError(
             f"{run}: ended with status {code}: {errors[0] if errors else 'no message'}"
@@ -312,12 +320,15 @@ def step_points(records: Sequence[dict[str, Any]], *, after_step: int = 0) -> li
     apart: dict[int, float] = {}
     points = []
     for record in steps_after(records, after_step):
+        # A loss that is not finite is null in the file, as JSON has no NaN.
         if record["loss"] is None:
             continue
         if "group" in record:
+            # Groups do not wait for one another: each has a clock of its own.
             at = apart.get(record["group"], together) + record["seconds"]
             apart[record["group"]] = at
         else:
+            # A step of all ranks begins when the slowest group is there.
             at = together = max([together, *apart.values()]) + record["seconds"]
             apart = {}
         points.append(Point(seconds=at, loss=record["loss"], images=record["images"]))
@@ -354,6 +365,7 @@ def loss_at(points: Sequence[Point], seconds: float) -> Loss:
     late = [point.loss for point in points if (1 - LAST_SHARE) * seconds < point.seconds <= seconds]
     if not late:
         return Loss(mean=math.inf, error=math.inf)
+    # A standard deviation needs two values.
     return Loss(mean=fmean(late), error=stdev(late) / len(late) ** 0.5 if late[1:] else math.inf)
 
 
@@ -383,6 +395,7 @@ def common_seconds(probes: Sequence[Probed]) -> float:
 
 def losses(probes: Sequence[Probed]) -> dict[Setting, Loss]:
     """Return the loss of each probe at the time until which all have trained."""
+    # Loss falls with time, so probes are compared at the same time only.
     seconds = common_seconds(probes)
     return {probed.setting: loss_at(probed.points, seconds) for probed in probes}
 

@@ -105,6 +105,7 @@ def combine(
             no_place = str(error)
         if global_batch is not None and global_batch % count:
             no_place = f"{global_batch} images do not divide evenly among {count_ranks(count)}"
+        # Hosts are alike, so each number of ranks on a host is checked once.
         counts = dict.fromkeys([on_host for _, on_host in hosts] or [count])
         for of_rank in threads:
             needed = replace(request, threads=of_rank)
@@ -247,6 +248,7 @@ def run_rounds(
         )
         for combination in rounds.combinations
     }
+    # Jobs of a combination run in order of rounds: their number shows which are missing.
     missing = [job for job in rounds.order if len(rounds.jobs.get(job[1], ())) < job[0]]
     total = sum(jobs[combination].all_steps for _, combination in rounds.order)
     before = total - sum(jobs[combination].all_steps for _, combination in missing)
@@ -317,6 +319,7 @@ def findings(
         if base is result:
             continue
         other = base.combination
+        # The target is for one comparison: two ranks of one thread with one rank of two.
         is_target = (this.ranks, this.threads, other.ranks, other.threads) == (2, 1, 1, 2)
         has_target = standard and global_batch == STANDARD_BATCH and is_target
         ratio = times_the_throughput(result, base)

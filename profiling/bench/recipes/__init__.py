@@ -14,7 +14,8 @@ def prepare_metric(workload: Workload, *, library: str, found: int) -> Prepared:
 
     `library` is `faster-coco-eval` or `pycocotools`.
     """
-    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])  # before numpy counts cores
+    # Before NumPy counts the cores for its threads.
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     import numpy as np  # noqa: PLC0415, RUF100
 
     from profiling.bench.generated import generated_detections, generated_truth  # noqa: PLC0415, RUF100

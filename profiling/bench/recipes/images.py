@@ -113,6 +113,8 @@ def photo_dataset(photos: Sequence[Path], *, image_size: int, decoder: str) -> D
         category_ids=np.array([1]),
         category_names=["thing"],
         image_ids=np.arange(count),
+        # The data set joins its folder and these names: with the folder `/`, photos may
+        # lie anywhere.
         file_names=[str(photo.resolve().relative_to("/")) for photo in photos],
         widths=widths,
         heights=heights,
@@ -135,6 +137,7 @@ def prepare_loader(
     """Prepare a loader with a number of worker processes."""
     dataset = photo_dataset(read_list(photos), image_size=workload.image_size, decoder=decoder)
     loader = evaluation_loader(dataset, batch_size=int(batch_size), workers=int(workers))
+    # Starting processes is not part of a run's time.
     loader.start_workers()
     return Prepared(lambda: {"images": sum(len(batch.images) for batch in loader)})
 

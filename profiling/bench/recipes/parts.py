@@ -43,6 +43,7 @@ def prepare_focal_loss(workload: Workload, *, form: str, dtype: str) -> Prepared
     anchors = anchors_for(size, feature_sizes(workload))
     assignment = assign_targets(anchors, make_batch(workload).targets)
     logits = make_logits(workload, anchors, dtype=getattr(torch, dtype))
+    # The loss of an image is divided by its foreground anchors, at least 1.
     scale = assignment.num_foreground.clamp(min=1) * workload.images
 
     def run() -> dict[str, float]:
@@ -51,6 +52,7 @@ def prepare_focal_loss(workload: Workload, *, form: str, dtype: str) -> Prepared
         forward = time.perf_counter()
         loss.backward()
         end = time.perf_counter()
+        # Else the next backward pass would read and add to these gradients.
         for level in logits:
             level.grad = None
         return {"loss": loss.item(), "forward": forward - begin, "backward": end - forward}
@@ -196,6 +198,7 @@ def make_outputs(workload: Workload) -> HeadOutputs:
                 first = int(torch.randint(last + 1, (), generator=generator)) if last > 0 else 0
                 seen = slice(first, first + ANCHORS_PER_OBJECT)
                 label = int(torch.randint(workload.classes, (), generator=generator))
+                # From −2.5 to 2.5: scores of 0.08 to 0.92.
                 image[seen, label] = torch.rand(len(image[seen]), generator=generator) * 5 - 2.5
         logits.append(values.bfloat16())
         deltas.append(torch.randn((*shape[:2], 4), generator=generator).mul_(0.2).bfloat16())

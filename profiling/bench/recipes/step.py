@@ -91,6 +91,7 @@ def prepare_step_torch(
         prepared = replace(prepared, optimizer=Adam(weights, lr=LEARNING_RATE, fused=True))
     if compiled:
         compile_parts(prepared.model)
+    # Our own forward pass does not call the modules, compiled or not.
     if compiled or not folded:
         plain = autocast_forward(prepared.model, precision="bf16")
         prepared = replace(prepared, forward=plain)
@@ -215,7 +216,8 @@ def make_weights(workload: Workload) -> dict[str, Tensor]:
     weights = RetinaNet(num_classes=workload.classes).state_dict()
     for name, value in weights.items():
         if name.endswith("bn3.weight"):
-            value.fill_(0.2)  # else each of the 16 blocks doubles what goes through it
+            # Else each of the 16 blocks would double what goes through it.
+            value.fill_(0.2)
     return weights
 
 
@@ -237,6 +239,7 @@ def prepare_step_torchvision(
     model.to(memory_format=torch.channels_last).train()
     optimizer = Adam([weight for weight in model.parameters() if weight.requires_grad], lr=1e-4)
     batch = make_batch(workload)
+    # torchvision takes a list of planar images and normalizes them itself.
     images = list(batch.images.contiguous() / 255)
     if compiled:
         compile_parts(model)
@@ -321,7 +324,8 @@ def flop_by_layer(network: nn.Module, forward: Callable[[], object]) -> dict[str
 
     def count(name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         assert isinstance(layer, nn.Conv2d | nn.Linear)
-        once = 2 * output.numel() * layer.weight[0].numel()  # weights of one output channel
+        # A multiplication and an addition for each weight of an output channel.
+        once = 2 * output.numel() * layer.weight[0].numel()
         by_layer[name].forward += once
         by_layer[name].backward += once * (inputs[0].requires_grad + layer.weight.requires_grad)
 
@@ -348,6 +352,7 @@ def prepare_ceiling(workload: Workload) -> Prepared:
     Convolutions are in channels_last. A run's details are GFLOP/s by name; the facts hold
     `step_gflop`.
     """
+    # P3, the largest of the five levels, has three quarters of their pixels.
     side = workload.image_size // 8
     logits = ANCHORS * workload.classes
     works = {f"matrix product {MATRIX_SIZE}³": matrix_product(MATRIX_SIZE, torch.bfloat16)}

@@ -62,6 +62,7 @@ def tune_command(options: PlannerOptions) -> int:
     try:
         measured = gathered(options, console=console)
     except JobFailedError as error:  # its ranks have printed why
+        # The ranks have printed the reason.
         return error.code
     except WorkerDiedError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -102,6 +103,7 @@ def write_plan(
     """Print the command of the best allocation, and write the requested files."""
     winner, batch_size = plan.winner, plan.winner.allocation.global_batch
     if measured.probes is None:
+        # The epochs are of reference runs with this learning rate and warm-up.
         expected = expectation(reference_points(options.rules), batch_size)
         of_batch = [
             f"training.learning_rate={expected.learning_rate:.3g}",
@@ -340,6 +342,7 @@ def launch_command(winner: Forecast, arguments: Sequence[str]) -> str:
 def slurm_script(winner: Forecast, arguments: Sequence[str]) -> str:
     """Return the project's recipe for Slurm with the numbers of this allocation."""
     allocation = winner.allocation
+    # The worst case: Slurm ends a job at its time limit.
     hours = min(LONGEST_JOB_HOURS, max(1, math.ceil(winner.hours.high)))
     lines = {
         r"#SBATCH --nodes=": f"{allocation.hosts}",
@@ -350,7 +353,9 @@ def slurm_script(winner: Forecast, arguments: Sequence[str]) -> str:
     }
     text = SLURM.read_text(encoding="utf-8")
     for start, value in lines.items():
-        escaped = value.replace("\\", r"\\")  # no backslash in the value is an escape
+        # In a replacement text of `re`, a backslash begins an escape.
+        escaped = value.replace("\\", r"\\")
         text, count = re.subn(f"(?m)^({start}).*$", rf"\g<1>{escaped}", text)
+        # Each line is in the recipe once; else the recipe has changed, and this table has not.
         assert count == 1, start
     return text

@@ -99,7 +99,9 @@ class HostModel:
         """
         measured, ranks = self.measured, allocation.ranks // allocation.groups
         shares = [added.share for added in measured.added] or [0.0]
+        # Around zero, noise makes shares negative.
         added = max(0.0, median(shares)) * step if allocation.on_host.ranks > 1 else 0.0
+        # Each group is one host: no gradients travel between hosts within a group.
         if allocation.hosts == allocation.groups:
             return added
         whole = self.network.all_reduce_seconds(measured.gradient_bytes, ranks=ranks)
@@ -115,6 +117,7 @@ class HostModel:
         """
         measured, network = self.measured, self.network
         assert measured.update_seconds is not None
+        # Weights are float32; BF16 gradients have half their bytes.
         weight_bytes = measured.gradient_bytes * (2 if measured.compress == "bf16" else 1)
         travel = weight_bytes / network.bandwidth
         added = within + (2 * (network.latency + travel) + measured.update_seconds)
@@ -181,6 +184,7 @@ def forecast(
         step_seconds=step + exchange,
         exchange_seconds=exchange,
         hours=hours,
+        # All cores of a host are paid for, whether ranks use them or not.
         core_hours=hours.times(allocation.hosts * model.cores),
         is_extrapolated=batch > epochs.batch_sizes[-1],
     )

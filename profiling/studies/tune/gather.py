@@ -262,6 +262,7 @@ def with_probes(
             run = train_probe(
                 probes, measured, config, folder=folder, size=size, seed=seed, show=show
             )
+            # A run that continues replaces its shorter self.
             others = [other for other in probes.runs if other.name != run.name]
             probes = replace(probes, runs=(*others, run))
             measured = replace(measured, probes=probes)
@@ -294,7 +295,8 @@ def train_probe(
     Raises as `run_training`.
     """
     began, name = time.monotonic(), f"batch-{size}-seed-{seed}"
-    local_batch = math.gcd(config.training.batch_size, size)  # a large batch is made of several
+    # A large batch is accumulated from several of the configuration's size or less.
+    local_batch = math.gcd(config.training.batch_size, size)
     overrides = (
         *measured.overrides,
         f"run.seed={seed}",
@@ -317,6 +319,7 @@ def train_probe(
         batch_size=size,
         seed=seed,
         evaluations=evaluations,
+        # A run that has not reached the target has trained all its epochs.
         is_over=all(evaluated.score < probes.target_map for evaluated in evaluations),
         seconds=time.monotonic() - began,
     )
@@ -339,6 +342,7 @@ def run_training(options: Sequence[str], *, show: Callable[[str], None]) -> None
     if code == STOPPED_BY_SIGNAL:
         raise KeyboardInterrupt
     if code != FINISHED:
+        # Python has the negative number of a signal, a shell 128 and the number.
         raise JobFailedError(code if code > 0 else 128 - code)
 
 
@@ -350,6 +354,7 @@ def longest_hours(measured: Measurements, config: Config) -> float:
     result = forecast(
         Allocation(hosts=1, on_host=Shape(ranks=1, threads=threads, batch_size=batch_size)),
         host=HostModel(
+            # Probe runs evaluate after every epoch, whatever the configuration has.
             measured=replace(measured, every=1),
             fitted=fitted_to(measured.steps, cores=measured.cores),
             network=Network(latency=0.0, bandwidth=math.inf, source="one host"),

@@ -133,6 +133,7 @@ class MeasurementPlan:
 
         config, data = self.config, self.data
         sizes = model_bytes(config.model, config.training, num_classes=data.classes)
+        # Gradients are float32, or half as large when sent in BF16.
         gradients = sizes.trained // (2 if config.distributed.compress == "bf16" else 1)
         return {
             "cores": self.cores,
@@ -188,6 +189,7 @@ def what_to_measure(data: TrainedData, *, overrides: Sequence[str]) -> Measureme
         need = memory_need(
             trained, sizes, num_classes=classes, engine=engine, ranks_on_host=shape.ranks
         )
+        # The checkpoint is in memory once: rank 0 copies and writes it.
         wanted = shape.ranks * (need.all + anonymous_bytes()) + sizes.checkpoint
         return free is None or wanted <= MEMORY_SHARE * free.size
 
@@ -231,6 +233,7 @@ def measured_pairs(shapes: Sequence[tuple[int, int]], *, most: int) -> list[tupl
     Also single ranks with these numbers of threads, to separate the effect of threads from that of
     ranks that share memory bandwidth.
     """
+    # Rounded up, so that at most `most` pairs are taken, and the last one.
     chosen = {*shapes[:: max(1, -(-len(shapes) // most))], shapes[-1]}
     return sorted(chosen | {(1, threads) for _, threads in chosen})
 
@@ -382,6 +385,7 @@ def with_jobs(begun: PartialMeasurement, measured: Sequence[Measured]) -> Partia
 
 def step_time(measured: Measured) -> StepTime:
     """Return the median step of a combination, without exchange of gradients."""
+    # One rank exchanges nothing, and its job has no steps without exchange.
     step_times = slowest_held_back if measured.combination.ranks > 1 else slowest
     seconds = median(seconds for job in measured.jobs for seconds in step_times(job))
     return StepTime(shape=to_shape(measured), seconds=seconds)
@@ -404,6 +408,7 @@ def all_reduces_of_host(
     plan: MeasurementPlan, *, mpirun: Mpirun
 ) -> tuple[tuple[AllReduceTime, ...], str]:
     """Measure all-reduces between ranks of this host, and describe them; one core has none."""
+    # Two ranks need two cores.
     if plan.cores == 1:
         return (), "one core"
     results = [

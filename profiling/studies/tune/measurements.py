@@ -56,6 +56,7 @@ class ProbeRun:
         before = Evaluated(epoch=0.0, score=0.0)
         for now in self.evaluations:
             if now.score >= target:
+                # Linear between two evaluations; before the first one from mAP 0 at epoch 0.
                 share = (target - before.score) / (now.score - before.score)
                 return before.epoch + share * (now.epoch - before.epoch)
             before = now
@@ -270,6 +271,7 @@ def read_measurements(file: Path) -> Measurements | PartialMeasurement:
     try:
         content = json.loads(read_bytes(file))
     except (OSError, ValueError, RecursionError):  # read_stored names the fault
+        # `read_stored` reads it again and names the fault.
         content = None
     is_partial = isinstance(content, dict) and content.get("unfinished") is True
     schema: TypeAdapter[Any] = PARTIAL if is_partial else COMPLETE

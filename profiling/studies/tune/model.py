@@ -64,6 +64,7 @@ class StepTimeModel:
         """Return the time of a step."""
         by_threads = self.serial + (1 - self.serial) / shape.threads
         of_thread = self.fixed + self.per_image * shape.batch_size
+        # Contention grows with the share of the other cores on which ranks compute.
         others = self.cores - shape.threads
         neighbours = (shape.ranks - 1) * shape.threads / others if others > 0 else 0.0
         return of_thread * by_threads * (1 + self.contention * neighbours)
@@ -82,6 +83,7 @@ def fit_step_time(times: Sequence[StepTime], *, cores: int) -> StepTimeModel:
     scale = first.seconds / first.shape.batch_size
     has_threads = any(time.shape.threads > 1 for time in times)
     has_ranks = any(time.shape.ranks > 1 for time in times)
+    # scipy rejects equal bounds, so a value to leave out has a tiny range.
     upper = [np.inf, np.inf, 1.0 if has_threads else TINY, np.inf if has_ranks else TINY]
 
     def model(values: NDArray[np.float64]) -> StepTimeModel:
@@ -99,6 +101,7 @@ def fit_step_time(times: Sequence[StepTime], *, cores: int) -> StepTimeModel:
         # Logarithms are relative errors: short steps count as much as long ones.
         return np.array([np.log(fitted.seconds(time.shape) / time.seconds) for time in times])
 
+    # The start has to lie within the bounds.
     start = np.array([0.1, 0.9, min(0.1, upper[2] / 2), min(0.1, upper[3] / 2)])
     return model(least_squares(errors, start, bounds=(np.zeros(len(start)), np.array(upper))).x)
 
@@ -137,6 +140,7 @@ def fitted_to(times: Sequence[StepTime], *, cores: int) -> Fitted:
     left_out = held_out(times)
     others = [time for time in times if time not in left_out]
     if len(others) < LEAST_TO_FIT:
+        # Fewer measurements than parameters: the model is fitted to all, and not tested.
         left_out, others = [], list(times)
     before, model = (fit_step_time(subset, cores=cores) for subset in (others, times))
     checked = [
@@ -162,6 +166,7 @@ def held_out(times: Sequence[StepTime]) -> list[StepTime]:
         pairs.index((time.shape.ranks, time.shape.threads)) + sizes.index(time.shape.batch_size)
         for time in times
     ]
+    # With one batch size, every second pair is left out.
     return [time for time, cell in zip(times, cells, strict=True) if cell % max(len(sizes), 2) == 1]
 
 
@@ -214,8 +219,10 @@ def fit_network(times: Sequence[AllReduceTime], *, source: str) -> Network:
 
     work = np.array([ring(time.ranks, time.size) for time in times])
     seconds = np.array([time.seconds for time in times])
-    costs = np.min(seconds[:, None] / work, axis=0)  # each as if there were no other
+    # The start of the fit: each cost as if there were no other.
+    costs = np.min(seconds[:, None] / work, axis=0)
     fit = least_squares(
+        # Logarithms as parameters keep latency and time per byte positive.
         lambda logs: np.log(work @ np.exp(logs) / seconds),
         np.log(costs),
         loss="soft_l1",
@@ -235,6 +242,7 @@ class Runs:
     @property
     def mean_epochs(self) -> float:
         """The mean, without the best and the worst run if there are enough."""
+        # MLPerf drops the best and the worst run from the mean.
         return fmean(self.epochs[1:-1] if len(self.epochs) >= RUNS_THAT_ARE_SCORED else self.epochs)
 
 

@@ -160,6 +160,7 @@ def choice_table(ranking: Sequence[Forecast], *, target: str) -> Table:
         Column("core-hours", ",.0f", name="core_hours.middle"),
     ]
     if all(result.allocation.groups == 1 for result in chosen):
+        # The number of groups is 1 in all rows.
         del columns[1]
     return Table(f"forecast to {target}", columns, table_rows(columns, chosen))
 
@@ -238,6 +239,7 @@ def draw_by_hosts(
         )
         if len(beyond) > 1:
             draw(beyond, color=colour, linestyle=":")
+    # Without points: only an entry of the legend.
     axes.plot([], [], color="#777777", linestyle=":", label="extrapolated batch size")
     draw([winner], color="black", label="chosen", marker="*", markersize=14, linestyle="none")
     axes.set_xscale("log", base=2)
