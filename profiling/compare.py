@@ -265,6 +265,7 @@ def compare(
     is_by_step = all(steps) if by_step is None else by_step
     matched: dict[WorkKey, Pair] = {}
     for place, side in enumerate((first, second)):
+        # Steps of all ranks: the result is the mean step of a rank.
         divisor = steps[place] if is_by_step else 1
         executions = side.log.calls(lambda where: where.step is not None or not is_by_step)
         for problem, calls in executions.items():
@@ -319,6 +320,7 @@ def print_comparison(console: Console, comparison: Comparison, *, top: int) -> N
         name if len(name) <= LONGEST_HEADING else f"…{name[1 - LONGEST_HEADING :]}"
         for name in map(printable, (comparison.first.name, comparison.second.name))
     )
+    # Two long names may have the same end.
     left, right = names = (left, right) if left != right else ("first", "second")
 
     def columns(first: str, milliseconds: str, last: Column) -> list[Column]:
@@ -511,6 +513,7 @@ def compute_ratio(condition: Condition, comparison: Comparison) -> float:
     first, second = (
         side.calls if condition.is_of_calls else side.ms for side in (total.first, total.second)
     )
-    if not second:  # No such calls on either side: equal
+    if not second:
+        # Without such calls on either side, both are equal.
         return float("inf") if first else 1.0
     return first / second

@@ -183,6 +183,7 @@ def sum_up(kind: str, direction: str, problems: Sequence[Part]) -> Part:
 def marked_steps(log: OneDnnLog) -> Steps:
     """Return what the marks and facts of a log have on its steps."""
     marks = [(where, ms) for where, ms in log.phase_ms.items() if where.phase is None]
+    # Marks without a phase surround whole steps. A step whose end is missing has no time.
     walls = {(where.rank, where.step): ms for where, ms in marks}
     by_rank = {facts.get("rank"): facts for facts in log.facts}
     images = [facts.get("images_a_step") for facts in by_rank.values()]
@@ -235,6 +236,7 @@ def project(
         return None
     images = images_a_step or marked.images
     measured = efficiency.measured_ms / count / 1000
+    # Seconds: times of steps and of primitives are in milliseconds.
     elsewhere = None if marked.wall_ms is None else marked.wall_ms / 1000 - measured
     problems, speeds = efficiency.problems, []
 
@@ -248,6 +250,7 @@ def project(
         hot_ms = sum(problem.hot_ms for problem in problems)
         add_speed("at the hot replay's speed", hot_ms + efficiency.not_replayed_ms)
     if efficiency.total.cold_ms is not None:
+        # Problems without a cold time, such as small ones of benchdnn, keep their hot time.
         cold_ms = sum(p.hot_ms if p.cold_ms is None else p.cold_ms for p in problems)
         add_speed("at the cold replay's speed", cold_ms + efficiency.not_replayed_ms)
     bounded = [problem for problem in problems if problem.roofline_ms is not None]

@@ -148,6 +148,7 @@ def parse_peaks(content: Mapping[str, Any]) -> Peaks:
             raise ValueError(f"{name} is missing")
 
     def is_rate(value: object) -> bool:
+        # In Python, `True` is an integer of value 1.
         return isinstance(value, int | float) and value is not True and 0 < value < 1e12
 
     def are_rates(values: object) -> bool:
@@ -194,7 +195,8 @@ def roofline_ms(problem: Problem, peaks: Peaks) -> float | None:
     if problem.is_computing:
         peak = matrix_peak(problem, peaks)
         if computed is None or not peak:
-            return None  # The memory bound alone would be too optimistic
+            # The memory's bound alone would be too optimistic.
+            return None
         times.append(computed / peak)
     if moved is not None:
         times.append(moved / peaks.bandwidth_gb_per_s)
@@ -268,6 +270,7 @@ def last_level_bytes(cpus: Path = Path("/sys/devices/system/cpu")) -> int:
         level, size = (read_proc_text(folder / name).strip() for name in ("level", "size"))
         sharers = parse_cpu_list(read_proc_text(folder / "shared_cpu_list"))
         if level.isdigit() and size.endswith("K") and size[:-1].isdigit():
+            # Each CPU lists its caches; of those with the same sharers, the last level counts.
             caches[sharers] = max(caches.get(sharers, (0, 0)), (int(level), int(size[:-1]) * 1024))
     last = max((level for level, _ in caches.values()), default=0)
     return sum(size for level, size in caches.values() if level == last)
@@ -332,6 +335,7 @@ def choose_peaks(
         return None
     if choice != MEASURE:
         return load_peaks(Path(choice))
+    # The log may be of a machine with more cores.
     usable = choose_cores(threads=None).threads
     threads = min(max(log.run_threads, default=usable), usable)
     title = f"measuring peaks with {threads} threads [%]"
@@ -342,7 +346,8 @@ def choose_peaks(
         print_line(console, f"note: no peaks: {error}")
         return None
     if folder is not None and peaks.are_disturbed:
-        (folder / "peaks.json").unlink(missing_ok=True)  # --overwrite replaces an earlier file
+        # `--overwrite` replaces an earlier file, whose peaks would be taken for these.
+        (folder / "peaks.json").unlink(missing_ok=True)
         print_line(console, "note: peaks.json was not written: other processes kept cores busy")
     elif folder is not None:
         save(peaks, folder / "peaks.json")

@@ -43,6 +43,7 @@ class Work(NamedTuple):
 def prepare_works() -> tuple[dict[str, dict[str, Work]], dict[str, str]]:
     """Return the operations by type and name, and the skipped types with the reasons."""
     threads = torch.get_num_threads()
+    # Emulated types would take minutes at full size, and their rate is no peak.
     slow = probed_rate("f32") * EMULATED
     left_out = {}
     works: dict[str, dict[str, Work]] = {}
@@ -78,7 +79,8 @@ def measure_rates(
     for done, (type_name, name) in enumerate(plan):
         yield {"percent": 100 * done // len(plan), "next": f"{type_name}, {name}"}
         work = works[type_name][name]
-        work.call()  # Warm-up: creates the primitive and touches the memory
+        # Warm-up: creates the primitive and touches the memory.
+        work.call()
         rate = work.gflop / median_seconds(work.call, repetitions=WORK_REPETITIONS)
         rates[type_name][name] = max(rate, rates[type_name].get(name, 0.0))
     return rates
@@ -90,6 +92,7 @@ def measure_bandwidths(*, buffer_bytes: int) -> dict[str, float]:
     size = max(BUFFER_BYTES, buffer_bytes)
     for name, call in list(movers(size).items()) * ROUNDS:
         call()
+        # Each byte is read once and written once.
         rate = 2 * size / median_seconds(call, repetitions=REPETITIONS) / 1e9
         rates[name] = max(rate, rates.get(name, 0.0))
     return rates
@@ -119,7 +122,8 @@ def make_works(type_name: str, *, threads: int) -> dict[str, Work]:
     """
     size, images = matrix_size(threads), max(LEAST_IMAGES, threads)
     works = {f"matrix product {size}³": products(type_name, size)}
-    if type_name in FLOATS:  # RetinaNet's largest kinds of convolution
+    # RetinaNet's largest kinds of convolution.
+    if type_name in FLOATS:
         for channels_out, side in ((CHANNELS, LARGE), (SMALL_OUT, SMALL)):
             pair = convolution(images, (CHANNELS, channels_out), side, FLOATS[type_name])
             name = f"3x3 {CHANNELS}→{channels_out} at {side}x{side}"
@@ -132,6 +136,7 @@ def make_works(type_name: str, *, threads: int) -> dict[str, Work]:
 
 def matrix_size(threads: int) -> int:
     """Return a multiple of 512 with about 9 · 10⁹ operations or more for each thread."""
+    # The work grows with the cube of the size.
     least: float = 2048 * (threads / 2) ** (1 / 3)
     return max(2048, -(-round(least) // 512) * 512)
 

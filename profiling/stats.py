@@ -163,8 +163,10 @@ def merge_equal(calls: Mapping[Problem, Calls]) -> Mapping[Problem, Calls]:
     for problem in calls:
         first.setdefault(identity(problem), problem)
     if len(first) == len(calls):
-        return calls  # The usual case: do not hold a log of many problems in memory twice
-    merged = {problem: Calls() for problem in first.values()}  # Never modify the log's calls
+        # The usual case: a log of many problems is not held in memory twice.
+        return calls
+    # New sums: the log's own calls must not change.
+    merged = {problem: Calls() for problem in first.values()}
     for problem, counted in calls.items():
         merged[first[identity(problem)]].add(counted.total_ms, counted.count)
     return merged
@@ -471,6 +473,7 @@ def draw_computing(axes: "Axes", rows: Sequence[Row], peaks: Peaks | None) -> No
     axes.grid(alpha=0.3)
     legend = axes.legend(loc="lower right", title="area: share of time")
     for handle in legend.legend_handles:
+        # Otherwise these dots would have areas of problems, and differ.
         handle.set_sizes([40])  # type: ignore[union-attr]
 
 
@@ -483,7 +486,8 @@ def draw_ceilings(axes: "Axes", rows: Sequence[Row], peaks: Peaks) -> None:
     shown = {name: peak for name, peak in peaks.matrix_gflop_per_s.items() if name in types}
     top = max([*shown.values(), *(row.gflop_per_s or 0 for row in rows)])
     ridge = min(highest, top / bandwidth)
-    lowest = min(min(intensities) / 2, ridge / 6)  # So that the slope is visible
+    # So that the slope is visible.
+    lowest = min(min(intensities) / 2, ridge / 6)
 
     line: dict[str, Any] = {"color": DARK, "linewidth": 1.2}
     text: dict[str, Any] = {"textcoords": "offset points", "fontsize": 9}

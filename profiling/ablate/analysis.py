@@ -91,6 +91,7 @@ def interval_of_median(values: Sequence[float]) -> Interval:
 def confidence(count: int, place: int) -> float:
     """Return the confidence of the range from the place-th smallest to the place-th largest."""
     outside = sum(comb(count, below) for below in range(place))
+    # In the sign test, a value is as likely above the true median as below.
     return max(0.0, 1 - 2 * outside / 2**count)
 
 
@@ -248,6 +249,7 @@ def variant_numbers(result: Result, choice: ChartChoice) -> tuple[str, list[Vari
         quantity = unit = choice.of
     rows = []
     for name, variant in variants.items():
+        # Jobs have 0 here: their ranks' memory is not known.
         peak = max(result.values(name, "peak_rss_mb")) or None
         faults = median(result.values(name, "page_faults")) if peak else None
         values = result.values(name, quantity)

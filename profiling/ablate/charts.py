@@ -179,6 +179,7 @@ def draw_grid(axes: "Axes", ablation: Ablation, result: Result) -> None:
         for name, variant in result.definition["variants"].items()
     }
     throughput = {name: median(result.values(name, ablation.chart.of)) for name in places}
+    # The fewest ranks, and among them the fewest threads.
     unit = throughput[min(places, key=lambda name: places[name][::-1])]
     by_threads: dict[int, list[tuple[int, float]]] = {}
     for name, (threads, ranks) in places.items():
@@ -268,6 +269,7 @@ def draw_ratios(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
         for outcome, term in zip(outcomes, terms, strict=True)
     ]
     axes.set_yticks(range(len(outcomes)), labels, fontsize=8)
+    # The axis points downwards, so that the first comparison is on top.
     axes.set_ylim(len(outcomes) - 0.4, -0.6)
     axes.margins(x=0.15)
     if not is_wide:
@@ -289,6 +291,7 @@ def add_marks_legend(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
     if any(outcome.comparison.paper for outcome in outcomes):
         marks.append(("D", PAPER, "the paper"))
     for marker, colour, label in marks:
+        # Without points: only an entry of the legend.
         axes.plot([], [], marker, color=colour, label=label)
     axes.legend(
         loc="lower right", bbox_to_anchor=(1, 1), ncols=len(marks), fontsize=8, frameon=False

@@ -100,6 +100,7 @@ def begun_result(
         raise InputError(
             f"{file}: was measured with {what}; use --overwrite to replace it, or another --out"
         )
+    # Fewer rounds than an earlier command wanted do not end its measurement early.
     return replace(
         result, rounds_wanted=max(result.rounds_wanted, plan.rounds), left_out=plan.left_out
     )
@@ -242,6 +243,7 @@ class JobRunner:
                 f"engine.precision={options['precision']}",
                 f"model.num_classes={workload.classes}",
                 "data.scenes={train: 96, validation: 1}",
+                # Category ids as indices leave the head the workload's number of classes.
                 "data.class_indices=category_id",
             ),
             warm_up=int(options.get("warm_up_steps", 2)),
@@ -336,6 +338,7 @@ def alone_on_this_machine() -> Iterator[None]:
         ) from error
     with os.fdopen(descriptor, "rb"):
         try:
+            # The kernel releases the lock when the process ends, however it ends.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(

@@ -58,7 +58,8 @@ def prepare_networks(
     `watches` a run is also taken apart, which takes two more.
     """
     mkldnn.set_flags(_enabled=onednn)
-    nnpack.set_flags(_enabled=False)  # its threads would share the pinned first one's core
+    # NNPACK's threads inherit the core of the thread that creates them: all would share one.
+    nnpack.set_flags(_enabled=False)
     size = workload.image_size if model == "retinanet" else 224
     subject = Subject(model=model, batch=batch, image_size=size, precision=precision, device="cpu")
     timed = transformer(subject) if model == "transformer" else timed_model(subject, onednn=True)
@@ -101,6 +102,7 @@ def primitives(step: partial[dict[str, float]]) -> dict[str, float]:
     products = sum(event.self_cpu_time_total for event in events if event.key in MATRIX_OPERATORS)
     inside = sum(s for name, s in parts.items() if name.startswith(("matmul", "inner product")))
     parts["matrix products of MKL"] = min(max(0.0, products / 1e6 - inside), whole["step"])
+    # Parts come from other runs than the whole, so their sum can exceed it.
     parts["elsewhere"] = max(0.0, whole["step"] - sum(parts.values()))
     return {f"primitive: {name}": seconds for name, seconds in parts.items()}
 
@@ -123,6 +125,7 @@ def transformer(subject: Subject) -> TimedModel:
 
     def forward() -> Tensor:
         with model_autocast(subject):
+            # The first token stands for the sentence, as in BERT.
             outputs: Tensor = classifier(network(tokens)[:, 0])
         return outputs
 
@@ -144,6 +147,7 @@ def prepare_conv_norm_relu(workload: Workload, *, unit: str, precision: str) -> 
     model.load_state_dict(make_weights(Workload(**{**vars(workload), "classes": 1})))
     body = model.backbone.body
     blocks = [block for stage in (body.layer2, body.layer3, body.layer4) for block in stage]
+    # Stage 2 has a stride of 4.
     side = workload.image_size // 4
     torch.manual_seed(workload.seed)
     features = torch.rand(workload.images, 256, side, side)
@@ -154,6 +158,7 @@ def prepare_conv_norm_relu(workload: Workload, *, unit: str, precision: str) -> 
 
     def run() -> dict[str, float]:
         nonlocal gradient
+        # Only torchvision's modules need autocast: the other units cast weights themselves.
         with autocast(precision if unit == "three" else "float32"):
             outputs = features
             for block in blocks:
@@ -242,6 +247,7 @@ class _ConvolutionRelu(torch.autograd.Function):
             before_relu, features, weight, ctx.params, needs=wants
         )
         assert of_weight is not None
+        # The convolution ran with a weight that the norm had scaled; its gradient is scaled alike.
         of_weight = of_weight.float().mul_(scale.view(-1, 1, 1, 1))
         of_added = before_relu if ctx.has_added else None
         return of_features, of_weight, None, None, of_added, None

@@ -71,6 +71,7 @@ def make_report(
         write_whole(file, content)
     for row in study.rows:
         if row.result is not None and row.is_measured:
+            # The HTML page holds its charts; Markdown needs files beside it.
             figure = picture(row.ablation, row.result, row.outcomes)
             save_chart(figure, target / PICTURES / f"{row.name}.png")
     console = make_console()
@@ -83,6 +84,7 @@ def make_report(
 def render_pages(study: Study) -> tuple[str, str]:
     """Return the report as HTML and as Markdown, in the order of `FILES`."""
     sizes = [result.definition["workload"]["image_size"] for result in study.results]
+    # Ablations may have a size of their own, so the most frequent one is named.
     usual = max(set(sizes), key=sizes.count)
     cores = " or ".join(map(str, sorted({result.environment["cores"] for result in study.results})))
     title = f"The papers' ablations on this machine ({usual}×{usual}, {cores} cores)"

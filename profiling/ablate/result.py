@@ -115,6 +115,7 @@ def resolve_plan(
     """Resolve an ablation; `rounds`: None takes the file's, or the usual number."""
     chosen = ablation.size(size)
     numbers = {field: getattr(chosen, field) or value for field, value in USUAL[size].items()}
+    # No warm-up at all is a choice: 0 must not become the default.
     warm_up = numbers["warm_up"] if chosen.warm_up is None else chosen.warm_up
     variants, left_out = {}, {}
     for key, variant in ablation.variants.items():
@@ -153,6 +154,7 @@ def benchmark_variant(
     if variant.huge_pages:
         environment |= huge_pages_environment()
     if variant.pillow_simd:
+        # PYTHONPATH comes before site-packages, where Pillow is.
         environment["PYTHONPATH"] = str(pillow_simd_folder())
     return Variant(
         name=name,
@@ -192,6 +194,7 @@ def what_is_lacking(
         try:
             require_ipex()
         except InputError as error:
+            # The error advises on a field of a configuration, which an ablation does not have.
             yield str(error).removeprefix("engine.name: ").split(", or set")[0]
     decoder = options.get("decoder")
     if decoder in DECODERS and (fault := decoder_fault(str(decoder))) is not None:

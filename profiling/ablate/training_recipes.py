@@ -76,10 +76,12 @@ def prepare_training_step(
     if layout == "channels_first":
         model = model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         batch = batch._replace(images=batch.images.contiguous())
+    # IPEX puts a fused step of its own in the place of torch's plain optimizer.
     steps = make_optimizer(
         model, name=optimizer, learning_rate=LEARNING_RATE, fused=engine != "ipex"
     )
     if trains_frozen:
+        # After the optimizer was made, so that these layers are not updated.
         for parameter in model.parameters():
             parameter.requires_grad_()
     if engine == "plain":
@@ -104,7 +106,8 @@ def prepare_training_step(
 
     def run() -> dict[str, float]:
         loss = require_finite(next(results)).loss
-        if trains_frozen:  # they are not the optimizer's, which clears its own
+        if trains_frozen:
+            # The optimizer clears only gradients of its own parameters.
             model.zero_grad(set_to_none=True)
         return {"loss value": loss, **stopwatch.laps()}
 
@@ -203,6 +206,7 @@ def prepare_short_training(
         for step, batch in enumerate(batches, start=1):
             train_step(prepared, batch, loss=loss)
             if step % (steps // POINTS) == 0:
+                # Padded with zeros, so that names are in order of steps.
                 losses[f"held-out loss at {step:05}"] = mean_loss(prepared, held_out)
         return {**losses, "held-out loss": list(losses.values())[-1]}
 
@@ -324,6 +328,7 @@ def prepare_loss_precision(workload: Workload, *, loss: str) -> Prepared:
 
 def bf16_loss(levels: list[Tensor], classes: list[Tensor], weights: Tensor) -> Tensor:
     """Return torchvision's formula with every operation, sums included, in BF16."""
+    # A sum in float32 would hide what BF16 loses in it.
     total = torch.zeros((), dtype=torch.bfloat16)
     for logits, of_anchor in zip(levels, classes, strict=True):
         targets = one_hot_targets(logits, of_anchor)
@@ -349,6 +354,7 @@ def prepare_convergence_points(workload: Workload) -> Prepared:
     """Prepare the reference points of MLCommons' package; they need no repetition."""
     epochs = {}
     for point in reference_points(NEWEST):
+        # Padded with zeros, so that names are in order of batch sizes.
         epochs[f"epochs at {point.batch_size:05}"] = point.mean_epochs
         epochs[f"least epochs at {point.batch_size:05}"] = point.epochs[0]
         epochs[f"most epochs at {point.batch_size:05}"] = point.epochs[-1]

@@ -63,6 +63,7 @@ def find_benchdnn(path: Path | None) -> Path | None:
         program = shutil.which("benchdnn")
         return Path(program) if program else None
     named = path / "benchdnn" if path.is_dir() else path
+    # Absolute: a name without a folder would be searched on PATH.
     program = shutil.which(str(named.absolute()))
     if program is None:
         why = "does not exist" if not named.exists() else "is not an executable program"
@@ -95,6 +96,7 @@ def probe_benchdnn(path: Path, conditions: Conditions) -> Benchdnn:
             ) from None
         if not log.versions:
             raise InputError(f"{path}: its oneDNN does not print its version")
+        # Listed and not run; a version without this option lists nothing.
         run_benchdnn(path, LISTING, output, conditions=conditions, timeout=SETUP_TIMEOUT)
         has_cold_cache = "LISTED" in output.read_text(encoding="utf-8", errors="replace")
     instruction_set = log.instruction_sets[0] if log.instruction_sets else ""
@@ -139,6 +141,7 @@ def start(
     path: Path, arguments: Sequence[str], stream: int, conditions: Conditions
 ) -> "subprocess.Popen[str]":
     """Start benchdnn with the requested threads, each on its core, and with oneDNN's log."""
+    # Some of the caller's variables override those that are set below.
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -149,6 +152,7 @@ def start(
         "OMP_PROC_BIND": "close",
         "OMP_PLACES": ",".join(f"{{{cpu}}}" for cpu in conditions.cpus) or "cores",
         "ONEDNN_VERBOSE": "1",
+        # The name of the variable in older versions of oneDNN.
         "DNNL_VERBOSE": "1",
     }
 
@@ -165,6 +169,7 @@ def start(
         try:
             return starting.result()
         except KeyboardInterrupt:
+            # The process may have been started before the interrupt.
             stop_process(starting.result())
             raise
 
@@ -175,6 +180,7 @@ def set_placement(conditions: Conditions) -> str | None:
     Return why memory nodes are not as requested, in a sentence.
     """
     if conditions.cpus:
+        # For Linux, 0 is the calling thread and not the whole process.
         os.sched_setaffinity(0, conditions.cpus)
     if not conditions.memory_nodes:
         return None
@@ -225,7 +231,9 @@ def read_timed(output: Path, *, driver: str, runs: int) -> list[Timed]:
         elif parse_refusal(line):
             is_refused = True
         elif line.startswith(f"{SIGN},"):
-            if not is_refused:  # benchdnn prints this line for a refused problem too, with zeros
+            # benchdnn prints this line for a refused problem too, with zeros.
+            if not is_refused:
+                # Earlier executions filled tensors or warmed up.
                 counted = heads[-runs:]
                 if len(counted) < runs or len({head.text for head in counted}) != 1:
                     raise ValueError(f"its log does not show {runs} runs of one problem")

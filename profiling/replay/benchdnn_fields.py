@@ -249,7 +249,8 @@ def attribute_options(problem: Problem, dialect: Dialect) -> list[str]:
         elif name == "attr-dropout":
             options.append(f"--{name}={DROPOUT}" + (f":{value}" if value else ""))
         elif name in ("attr-oscale", "attr-output-scales"):
-            if dialect.major != 2:  # 3.0 replaced them by scales of each tensor
+            if dialect.major != 2:
+                # oneDNN 3.0 replaced them by scales of each tensor.
                 raise NotExpressibleError(
                     "output scales are oneDNN 2.x's (write with --dialect 2 for a benchdnn of that "
                     "version)"
@@ -279,6 +280,8 @@ def quantization(problem: Problem, name: str, entry: str) -> str:
     else:
         if problem.kind == "matmul":
             rank = product_rank(problem)
+            # A bit for each dimension: the last are the product's columns, then the
+            # dimension of its sums.
             last, before = 1 << (rank - 1), 1 << (rank - 2)
             names = {(1 << rank) - 1: "per_tensor", last: "per_oc", last + before: "per_ocic"}
         elif role == "wei" and problem.kind in ("convolution", "deconvolution", "inner_product"):
@@ -309,7 +312,8 @@ def post_operation(name: str, *values: str, dialect: Dialect) -> str:
         raise NotExpressibleError("benchdnn 3 before 3.9 has no select as a post-operation")
     if name.startswith("binary_"):
         kind, *details = values
-        if details and dialect.major == 2:  # which has names in place of masks
+        if details and dialect.major == 2:
+            # benchdnn 2.x has names in the place of masks.
             details[0] = MASK_POLICIES.get(int(details[0]), "per_tensor")
         return ":".join([name.removeprefix("binary_"), kind, *details])
     if name == "prelu":
@@ -333,12 +337,15 @@ def eltwise(name: str, values: Sequence[str], dialect: Dialect) -> tuple[str, st
     alpha, beta = values
     algorithm = name.removeprefix("eltwise_").replace("_use_dst_for_bwd", "_dst")
     if algorithm == "gelu":
+        # The first GELU was the approximation by tanh.
         algorithm = "gelu_tanh"
     if dialect.major == 2:
         return algorithm, alpha, beta
     if algorithm == "bounded_relu":
+        # `clip` has a lower bound too.
         return "clip", "0", alpha
     if algorithm == "logsigmoid":
+        # −log(1 + exp(−x)) is soft ReLU with a factor of −1.
         return "soft_relu", "-1", "0"
     if algorithm == "soft_relu" and float(alpha) == 0:
         return "soft_relu", "1", "0"

@@ -207,7 +207,8 @@ def reorder_tensors(problem: Problem, dialect: Dialect) -> list[str]:
     options = [f"--sdt={source.type}", f"--ddt={destination.type}"]
     pair, tags, takes_strides = (source, destination), ("stag", "dtag"), dialect.major != 2
     options += layout_options(pair, tags, dialect, takes_any=False, takes_strides=takes_strides)
-    if destination.flags not in VALUES_ONLY:  # `f8:s8m1` becomes `s8s8_comp:1`
+    if destination.flags not in VALUES_ONLY:
+        # `f8:s8m1` becomes `s8s8_comp:1`.
         names = []
         for word in destination.flags.split(":")[1:]:
             match = re.fullmatch(r"(s8m|zpm)(\d+)", word)
@@ -412,6 +413,7 @@ def problem_line(problem: Problem, dialect: Dialect) -> ProblemLine:
     """
     if problem.component in OTHER_COMPONENTS:
         raise NotExpressibleError(OTHER_COMPONENTS[problem.component])
+    # `cpu2gpu` is a reorder between two engines.
     if not problem.engine.startswith("cpu") or "2" in problem.engine:
         raise NotExpressibleError(f"it ran on {problem.engine}; only CPU problems run again")
     if problem.kind in NO_DRIVER:
@@ -419,7 +421,8 @@ def problem_line(problem: Problem, dialect: Dialect) -> ProblemLine:
     kind = OTHER_NAMES.get(problem.kind, problem.kind)
     if kind not in DRIVERS:
         raise NotExpressibleError(f"{problem.kind} is an unknown kind of primitive")
-    if kind == "group_normalization" and dialect.major == 2:  # oneDNN has it from 3.2 on
+    if kind == "group_normalization" and dialect.major == 2:
+        # oneDNN has it from 3.2 on.
         raise NotExpressibleError("benchdnn 2.x has no group normalization")
     driver = DRIVERS[kind]
     options = [f"--dir={parse_direction(problem)}"] if driver.directed else []

@@ -150,6 +150,7 @@ def benchdnn_command(
         program = probe_benchdnn(path, conditions) if path else None
     major = choose_major(program, dialect)
     if overwrite:
+        # An interrupted replay must not leave the times of another log behind.
         replay_file.unlink(missing_ok=True)
     files = write_problem_files(calls, out, dialect=Dialect(major, layout), overwrite=overwrite)
     print_files(console, files, calls)

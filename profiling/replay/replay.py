@@ -68,6 +68,7 @@ def save_replay(replay: Replay, file: Path) -> None:
         InputError: It cannot be written there.
     """
     times, reasons = replay.times.items(), replay.not_replayed.items()
+    # Problems are objects, which cannot be keys in JSON.
     write_json(file, {
         "format": FORMAT,
         "runner": replay.runner,
@@ -229,6 +230,7 @@ def normalize_work(problem: Problem) -> Work:
     algorithm = fields.get("alg", "")
     if problem.kind in ("convolution", "deconvolution"):
         algorithm = "winograd" if "winograd" in algorithm else ""
+    # Before oneDNN 3, one tensor held scale and shift (S); now they are two (C and H).
     flags = frozenset(fields.get("flags", "").replace("S", "CH"))
     return Work(
         kind=problem.kind,
@@ -243,6 +245,7 @@ def normalize_work(problem: Problem) -> Work:
 def plain_shape(problem: Problem) -> str:
     """Return the shape without what only some versions write."""
     if problem.kind == "matmul":
+        # oneDNN 2 also writes the sizes of the product.
         return ":".join(problem.shape.split(":")[:2])
     return HEIGHT_OF_ONE.sub("", problem.shape)
 
@@ -399,6 +402,7 @@ def geometry(shape: str) -> Geometry:
             output=each("o"),
             kernel=each("k"),
             stride=each("s", 1),
+            # oneDNN counts the points that are left out, torch the distance.
             dilation=tuple(step + 1 for step in each("d", 0)),
             padding=each("p", 0),
         )

@@ -68,6 +68,7 @@ def make_tensor(dims: Sequence[int], memory: MemoryDescriptor) -> Tensor:
     order = dimension_order(memory.tag) if is_given else []
     if len(order) != len(dims):
         order = list(range(len(dims)))
+    # Allocated in the order of memory, then seen in the order of dimensions.
     stored = torch.empty([dims[place] for place in order], dtype=dtype).normal_()
     return stored.permute([order.index(place) for place in range(len(dims))])
 
@@ -91,6 +92,7 @@ def prepare_convolution(problem: Problem) -> Run:
     sizes, direction = geometry(problem.shape), problem.direction
     is_transposed = problem.kind == "deconvolution"
     source_memory = require_memory(problem, "src")
+    # A transposed convolution's weight has its input channels first.
     shape = (sizes.channels_out, sizes.channels_in)[:: -1 if is_transposed else 1]
     dtype = torch_type(require_memory(problem, "wei"))
     weight = torch.empty(shape[0], shape[1] // sizes.groups, *sizes.kernel, dtype=dtype).normal_()
@@ -120,6 +122,7 @@ def prepare_convolution(problem: Problem) -> Run:
     if direction == "forward_training":
         return lambda: aten.convolution(source, weight, bias, *window, sizes.groups)
     to_data = direction == "backward_data"
+    # Gradients to input, weight and bias: oneDNN computes the last two in one primitive.
     mask = [to_data, not to_data, not to_data and bias is not None]
     bias_sizes = [sizes.channels_out] if mask[2] else None
     return lambda: aten.convolution_backward(
@@ -143,6 +146,7 @@ def fused_convolution(
     is_sum = fused[:1] == ("sum",)  # without a factor
     if is_sum or name in BINARIES:
         after = parse_unary(fused[1:], only=("eltwise_relu",))
+        # torch's in-place operator becomes oneDNN's `sum`, the other one a `binary` operation.
         if is_sum:
             return lambda: mkldnn._convolution_pointwise_.binary(
                 other, source, *shared, "add", 1.0, after.name, [], None
@@ -210,7 +214,8 @@ def prepare_matmul(problem: Problem) -> Run:
         raise NotReachedError("torch computes float32 products with another library")
     if problem.memory("bia") is not None:
         raise NotReachedError("torch adds a matmul's bias beforehand")
-    left_dims, right_dims = listed_sizes(problem.shape)[:2]  # oneDNN 2 has the product's too
+    # Two of the sizes: oneDNN 2 also writes those of the product.
+    left_dims, right_dims = listed_sizes(problem.shape)[:2]
     if not 2 <= len(left_dims) <= 3:
         raise NotReachedError(f"torch requests products of 2 or 3 dimensions, not {len(left_dims)}")
     left, right = make_tensor(left_dims, left_memory), make_tensor(right_dims, right_memory)
@@ -229,7 +234,8 @@ def prepare_matmul(problem: Problem) -> Run:
 
 def product(left: Tensor, right: Tensor, *, fused: tuple[str, ...], is_scaled: bool) -> Run:
     """Return the call for a product, plain or added to something."""
-    is_vector = left.dim() == 2 and right.shape[1] == 1  # of which `mm` makes its transpose
+    # `mm` would make its transpose of such a product.
+    is_vector = left.dim() == 2 and right.shape[1] == 1
     if not fused and not is_scaled:
         if is_vector:
             return lambda: torch.mv(left, right[:, 0])
@@ -297,6 +303,7 @@ def prepare_pooling(problem: Problem) -> Run:
     name = f"mkldnn_max_pool{spatial}d"
     if problem.algorithm != "pooling_max":
         name = f"avg_pool{spatial}d"
+        # `ceil_mode`, then `count_include_pad`.
         window = (*window, False, problem.algorithm != "pooling_avg_exclude_padding")
     pool, pool_backward = getattr(aten, name), getattr(aten, f"{name}_backward")
 
@@ -305,6 +312,8 @@ def prepare_pooling(problem: Problem) -> Run:
 
     forward_training = forward
     if problem.algorithm == "pooling_max":
+        # torch requests training's primitive only for an input with gradients. That primitive also
+        # stores where each maximum was.
         pooled, trained = pool(source, *window), source.detach().requires_grad_()
         forward_training = torch.enable_grad()(lambda: pool(trained, *window))
         inputs: tuple[object, ...] = (gradient, pooled, source, *window)
@@ -410,6 +419,7 @@ def prepare_rnn(problem: Problem) -> Run:
     cell = torch.nn.LSTM(sizes["slc"], sizes["dhc"], dtype=dtype)
     given = torch.randn(sizes["t"], sizes["mb"], sizes["slc"], dtype=dtype)
 
+    # The backward pass needs a forward pass before it; in the log they are separate problems.
     def forward_and_backward() -> None:
         with torch.enable_grad():
             outputs, _ = cell(given)

@@ -53,6 +53,7 @@ class TorchWorker:
             WorkerDiedError: It died; the next call starts another.
             InputError: No worker can be started.
         """
+        # A worker that has died is replaced for the next problem.
         process = self.process or self._start()
         question = {"problem": asdict(problem), "log": str(log), "repeats": repeats, "cold": cold}
         try:
@@ -146,7 +147,8 @@ class Observations:
 
     def read(self, file: Path, *, hot_runs: int) -> list[Problem]:
         """Add a log in which each run is a step, first hot ones, then cold; return its problems."""
-        if b",exec," not in file.read_bytes():  # torch has not called oneDNN at all
+        if b",exec," not in file.read_bytes():
+            # torch has not called oneDNN at all.
             return []
         log = read_logs([file])
         self.versions = self.versions or log.versions
@@ -157,6 +159,7 @@ class Observations:
             for problem, calls in problems.items():
                 runs = self._by_work.setdefault(normalize_work(problem), {})
                 hot_ms, cold_ms = runs.setdefault(problem, ([], []))
+                # Each run is a step; a problem that occurs twice in a run counts with its mean.
                 (hot_ms if where.step < hot_runs else cold_ms).append(calls.mean_ms)
         return list(log.calls(lambda where: where.step is not None))
 

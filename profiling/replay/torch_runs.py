@@ -70,6 +70,7 @@ def measure(
     Each run is a step of the log, counted from 0, so that a reader can separate them. Return how
     often it ran `hot` and `cold`.
     """
+    # Before the log is switched on: these runs must not count.
     for _ in range(WARM_UP):
         run()
     with (
@@ -87,7 +88,9 @@ def repeat(
 ) -> int:
     """Repeat up to a count or a time limit, as steps from `first` on; return the count."""
 
-    def mark(*, is_begin: bool) -> None:  # where oneDNN writes, which flushes each of its lines
+    # To the descriptor that oneDNN writes to and flushes after each line. A buffer of
+    # Python would change the order.
+    def mark(*, is_begin: bool) -> None:
         line = mark_line(Mark(time.time() * 1000, is_begin, first + done, None))
         os.write(OUTPUT, line.encode())
 

@@ -114,13 +114,9 @@ def scale_command(options: ScaleOptions) -> int:
             overrides=tuple(options.overrides),
             warm_up=options.warm_up,
             steps=options.steps,
-            # Neighbouring steps with and without exchange show its cost within one job.
-            alternate=True,
-            # Synthetic data is generated once for all jobs.
-            scenes=Path(folder, "scenes"),
+            alternate=True,  # so that the cost of the exchange shows within one job
+            scenes=Path(folder, "scenes"),  # synthetic data is drawn once for all jobs
         )
-        # Hours of jobs may be complete when one fails or Ctrl-C is pressed: they are
-        # still reported.
         code, ended_by = FINISHED, ""
         try:
             run_rounds(study, job, mpirun=mpirun, console=make_console())
@@ -361,7 +357,6 @@ def step_table(measured: Sequence[Measured], *, weak: bool) -> Table:
     ]
     rows: list[tuple[object, ...]] = list(table_rows(columns, measured))
     if weak:
-        # Efficiency per rank has a meaning only if each rank has as many images.
         columns.insert(5, Column("efficiency", ".1%"))
         shares = [efficiency(result, measured) for result in measured]
         rows = [(*row[:5], share, *row[5:]) for row, share in zip(rows, shares, strict=True)]
@@ -464,14 +459,12 @@ def draw_throughput(axes: "Axes", measured: Sequence[Measured]) -> None:
             axes.annotate(
                 f"{rate:.3g}", (x, rate), xytext=(6, -12), textcoords="offset points", fontsize=8
             )
-    # Without points: only an entry of the legend.
     axes.plot([], [], color="#777777", linestyle="--", linewidth=0.8, label="ideal")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.margins(x=0.12, y=0.12)
     counts = sorted({result.combination.ranks for result in measured})
     axes.set_xticks(counts, list(map(str, counts)))
-    # matplotlib also labels minor ticks of a logarithmic axis that spans less than a decade.
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(LogLocator(base=2, subs=(1.0, 1.5)))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))

@@ -61,7 +61,7 @@ def tune_command(options: PlannerOptions) -> int:
     console = make_console(pipe_width=140)
     try:
         measured = gathered(options, console=console)
-    except JobFailedError as error:  # its ranks have printed why
+    except JobFailedError as error:
         # The ranks have printed the reason.
         return error.code
     except WorkerDiedError as error:

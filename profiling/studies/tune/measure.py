@@ -408,7 +408,6 @@ def all_reduces_of_host(
     plan: MeasurementPlan, *, mpirun: Mpirun
 ) -> tuple[tuple[AllReduceTime, ...], str]:
     """Measure all-reduces between ranks of this host, and describe them; one core has none."""
-    # Two ranks need two cores.
     if plan.cores == 1:
         return (), "one core"
     results = [

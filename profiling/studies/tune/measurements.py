@@ -270,7 +270,7 @@ def read_measurements(file: Path) -> Measurements | PartialMeasurement:
     """
     try:
         content = json.loads(read_bytes(file))
-    except (OSError, ValueError, RecursionError):  # read_stored names the fault
+    except (OSError, ValueError, RecursionError):
         # `read_stored` reads it again and names the fault.
         content = None
     is_partial = isinstance(content, dict) and content.get("unfinished") is True
