@@ -12,6 +12,7 @@ from launch.limits import thread_affinities
 from launch.shares import Share
 from launch.topology import format_cpu_list
 
+# torch starts a thread for at least 32,768 numbers of an operator (`at::internal::GRAIN_SIZE`).
 WORK_OF_A_THREAD = 1 << 17  # Numbers to which torch surely gives a thread of their own
 
 
@@ -78,6 +79,7 @@ def calling_thread_on(cpus: tuple[int, ...]) -> Iterator[None]:
     if not cpus:
         yield
         return
+    # 0 is the calling thread and not the process: its other threads stay where they are.
     before = os.sched_getaffinity(0)
     with suppress(OSError):
         os.sched_setaffinity(0, cpus)
@@ -93,5 +95,7 @@ def compute_alone() -> None:
     # torch sets the number of threads of each thread at its first use, which would undo the call
     # below: so it comes first.
     torch.get_num_threads()
+    # OpenMP keeps the number for each thread that starts a parallel region, so that the main
+    # thread's does not change.
     for library in loaded_libraries():
         ctypes.CDLL(library).omp_set_num_threads(1)

@@ -94,6 +94,7 @@ def use_environment(variables: Mapping[str, str], *, bound: bool, launcher: str)
         value = os.environ.get(name)
         if value is None or value == variables.get(name):
             continue
+        # Also if the plan does not set it, since some of these variables override others.
         if name in BINDING_VARIABLES:
             del os.environ[name]
         elif name not in variables:
@@ -119,6 +120,7 @@ class Allocator:
     settings: Mapping[str, str]  # Environment variables; what the user has set goes first
 
 
+# A rate of 0 and a decay of −1 mean that freed memory is never returned to the kernel.
 ALLOCATORS = {
     "tcmalloc": Allocator(
         ("tcmalloc_minimal", "tcmalloc"), "libtcmalloc-minimal4", {"TCMALLOC_RELEASE_RATE": "0"}
@@ -139,6 +141,7 @@ def preload(name: str | None, *, openmp: Path | None = None) -> None:
     Raises:
         InputError: The allocator's library is not installed, or the linker does not take it.
     """
+    # Removed at once: a child process that inherited it could not start itself again.
     started_again = os.environ.pop(STARTED_AGAIN, None) is not None
     environment = dict(os.environ)
     if openmp is not None and not started_again:
@@ -148,8 +151,11 @@ def preload(name: str | None, *, openmp: Path | None = None) -> None:
         environment = preloading(environment, library, ALLOCATORS[name].settings)
     if environment == os.environ:
         return
+    # `exec` discards what is still in Python's buffers.
     sys.stdout.flush()
     sys.stderr.flush()
+    # `orig_argv` has the options of Python too, such as `-m`. Its first item may be a name that was
+    # found on PATH, so that the path of the interpreter replaces it.
     command = [sys.executable, *sys.orig_argv[1:]]
     os.execve(sys.executable, command, {**environment, STARTED_AGAIN: name or "none"})
 
@@ -213,6 +219,8 @@ def set_allocator(policy: str) -> None:
     """
     if policy == "tuned":
         with suppress(OSError, AttributeError):  # the C library is not glibc
+            # This keeps memory of the main thread's arena only. That is enough: on a CPU autograd's
+            # backward pass runs in the thread that calls it.
             mallopt = ctypes.CDLL("libc.so.6").mallopt
             for name, value in (
                 (M_MMAP_MAX, 0),  # buffers of any size come from the heap, which is kept
@@ -274,7 +282,8 @@ def set_policy(mode: int, nodes: Collection[int]) -> int | None:
     for node in nodes:
         mask[node // BITS] |= 1 << node % BITS
     library = ctypes.CDLL(None, use_errno=True)
-    size = ctypes.c_ulong(len(mask) * BITS + 1)  # the kernel takes one bit less than this
+    # The kernel reads one bit less than this number (`get_nodes` in mm/mempolicy.c).
+    size = ctypes.c_ulong(len(mask) * BITS + 1)
     if library.syscall(ctypes.c_long(call), ctypes.c_int(mode), mask, size) == 0:
         return None
     return ctypes.get_errno()

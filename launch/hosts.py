@@ -42,6 +42,7 @@ def expand_hosts(text: str) -> tuple[str, ...]:
             expand_bracket(piece[1:-1], text) if piece.startswith("[") else [piece]
             for piece in pieces
         ]
+        # Before the names are made: five brackets of a hundred numbers are ten billion hosts.
         if math.prod(map(len, choices)) > MOST_HOSTS:
             raise wrong_list(text)
         hosts += map("".join, itertools.product(*choices))
@@ -247,12 +248,14 @@ def is_known(host: str) -> bool:
     except socket.gaierror as error:
         return error.errno not in NOT_KNOWN
     except UnicodeError:
+        # Python encodes names as IDNA, which fails for empty parts and those of over 63 letters.
         return False
     return True
 
 
 def is_known_to_ssh(host: str) -> bool:
     """Return whether ssh's configuration has another name for it, or a way there."""
+    # With -G ssh prints the options for this host and connects to nothing.
     command = ["ssh", "-G", host]
     try:
         done = subprocess.run(
@@ -267,6 +270,7 @@ def is_known_to_ssh(host: str) -> bool:
         return False
     settings = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
     name = settings.get("hostname", host)
+    # Behind a proxy only the proxy must know the name.
     proxies = {settings.get(way, "none") for way in ("proxycommand", "proxyjump")}
     return proxies != {"none"} or (name != host and is_known(name))
 

@@ -184,6 +184,8 @@ def host_cpus(
     affinity = frozenset(os.sched_getaffinity(0))
     if ranks.launcher == "none":
         return affinity
+    # A parent of another PID namespace has the number 0, so that the search ends inside a
+    # container.
     offered, process = affinity, "self"
     while process != "0":  # up to the nearest ancestor that is a launcher's process
         status = read_status(processes / process / "status")
@@ -199,6 +201,8 @@ def host_cpus(
 def cpuset(processes: Path, cgroups: Path) -> frozenset[int]:
     """Return the CPUs of this process's control group; empty where they cannot be read."""
     for controllers, path in read_memberships(processes / "self"):
+        # The effective CPUs: in version 2 `cpuset.cpus` is empty where a group uses those of its
+        # parent.
         if controllers == "cpuset":
             file = cgroups / "cpuset" / path.strip("/") / "cpuset.effective_cpus"
         else:
@@ -255,6 +259,7 @@ def checked_part(
     if affinities is None and part.ranks < ranks.local_size:
         bound *= ranks.local_size  # if the others were given as much
     whole = count_cores(topology, host)
+    # Equal CPUs are no overlap: the ranks that have them divide them among themselves.
     overlapping = any(a & b and a != b for a, b in combinations(masks, 2))
     if ranks.local_size == 1:
         subject = f"{ranks.launcher}: the rank of this host is"
@@ -267,6 +272,7 @@ def checked_part(
             f"{format_cpu_list(affinity)}); start with {unbound}"
         )
     if offered is not None:
+        # Slurm counts CPUs. The cores are the same share of the host, rounded up.
         whole = -(-whole * offered // len(host))
         unbound = f"srun --cpus-per-task={max(1, offered // ranks.local_size)}"
     if bound == whole:

@@ -25,6 +25,7 @@ class FamilyOptions(NamedTuple):
     """The options in which the mpiruns of the families differ."""
 
     signs: tuple[str, ...]  # Texts of which `mpirun --version` prints one
+    # Without these options Intel MPI and Open MPI bind each of two ranks to a single core.
     unbound: tuple[str, ...]
     on_hosts: Callable[[Hosts], list[str]]
     """Names the hosts with their numbers of ranks, which are equal for Intel MPI."""

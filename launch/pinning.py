@@ -105,7 +105,7 @@ def pin(
     variables = environment.rank_environment(
         share, openmp=openmp, backend=backend, local_rank=place, local_ranks=count
     )
-    notes = (
+    notes = (  # `prefer_memory` and `use_environment` also change this process
         *part.notes,
         *placement_notes(topology, shares, request=request, quota=quota),
         *not_bound,
@@ -176,6 +176,7 @@ def choose_cores(*, threads: int | None, cpus: Sequence[int] = ()) -> Share:
     if count > usable:
         noun = "core" if usable == 1 else "cores"
         raise InputError(f"--threads {count}: more than the {usable} usable {noun}; give fewer")
+    # Under a quota threads are not bound, for the reason in `find_fit`.
     floating = usable < len(firsts)
     return make_share(firsts if floating else firsts[:count], threads=count, floating=floating)
 

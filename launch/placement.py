@@ -102,6 +102,8 @@ def fit_ranks(
         group_cores, size = group.cores, group.cores_each
         for first in range(0, size * group.ranks, size):
             cores = group_cores[first : first + size]
+            # One thread of a convolution keeps the arithmetic units of a core busy, so that one CPU
+            # of each core computes. Loading images uses its hyperthread too.
             computing, communicating = cores[:threads], cores[threads:comm_end]
             loading = cores[comm_end : comm_end + request.loader_cores]
             if fit.floating:  # among all cores of the nodes, and none are set aside
@@ -136,6 +138,8 @@ def find_fit(
         host = describe_sockets(sockets)
         return Misfit(why=f"{count_ranks(ranks)} do not fit evenly on {host}")
     floating = usable < sum(group.ranks * group.cores_each for group in groups)
+    # All ranks have as many cores as the one with the fewest, since every step waits for the
+    # slowest.
     least = min(group.cores_each for group in groups)
     if floating:
         # Threads are not bound to cores: other containers of this host run the same code, and would
@@ -220,6 +224,8 @@ def fitting_shapes(
 
 def cores_of_quota(quota: float) -> int:
     """Return the number of full cores in a CPU quota; at least one."""
+    # With one thread more the ranks would exhaust the quota in each period. The kernel then stops
+    # all of their threads until the next period.
     return max(1, math.floor(quota))
 
 

@@ -77,6 +77,7 @@ def make_plan(
         InputError: The ranks of some host do not fit; names numbers that do.
     """
     shares, notes = {}, []
+    # Hosts are equal, so that all with the same number of ranks have the same placement.
     for count in dict.fromkeys(count for _, count in hosts):
         placed = place_ranks(allowed, ranks=count, request=request, quota=quota, option=option)
         notes += placement_notes(allowed, placed, request=request, quota=quota)
@@ -96,6 +97,7 @@ def make_plan(
         quota=quota,
         hosts=tuple(
             HostPlan(name=name, ranks=tuple(plan_ranks(count, first)))
+            # With `initial`, `accumulate` yields one number more than there are hosts.
             for (name, count), first in zip(hosts, firsts, strict=False)
         ),
         notes=tuple(dict.fromkeys(notes)),
@@ -144,6 +146,7 @@ def host_picture(topology: Topology, allowed: Topology, host: HostPlan, *, width
     cells = {}
     for core in (core for socket in sockets for core in socket.cores):
         unused = Cell(FORBIDDEN if usable.isdisjoint(core) else IDLE)
+        # A share names one CPU of each core that computes, and all CPUs of one that loads images.
         cells[core] = next((used[cpu] for cpu in core if cpu in used), unused)
     numbered = [cell for cell in cells.values() if cell.rank is not None]
     digits = max((len(str(cell.rank)) for cell in numbered), default=1)

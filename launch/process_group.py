@@ -107,6 +107,8 @@ class ProcessGroup:
         if self.size == 1:
             return list(columns)
         counts = self.all_gather(len(columns[0]))
+        # torch's `gather` needs the same shape on all ranks. Empty parts are neither sent nor
+        # received.
         if not self.is_first:
             for column in columns if counts[self.rank] else ():
                 dist.send(column.contiguous(), dst=self.in_job(0), group=self.control)
@@ -205,6 +207,8 @@ def joined(place: RankContext, *, timeout_s: float) -> Iterator[ProcessGroup]:
         if not group.watch.lost:
             group.barrier()
     except BaseException as error:
+        # Also after SystemExit and KeyboardInterrupt: the others would wait for this rank in their
+        # next exchange.
         group.fail(error)
     group.watch.close()
     group.leave()
@@ -276,6 +280,8 @@ def exchange_facts(store: dist.Store, ranks: Ranks, *, wait: Wait) -> list[list[
     store.set(f"about/{ranks.rank}", json.dumps(facts))
     if ranks.is_first:
         missing = list(range(ranks.size))
+        # Rank 0 asks for each rank instead of waiting for all, so that it can name the missing
+        # ones.
         while missing := [rank for rank in missing if not store.check([f"about/{rank}"])]:
             plural = "s" if len(missing) > 1 else ""
             numbers = format_cpu_list(missing)
@@ -286,7 +292,8 @@ def exchange_facts(store: dist.Store, ranks: Ranks, *, wait: Wait) -> list[list[
             )
             time.sleep(SECONDS_BETWEEN_LOOKS)
         store.set("all connected", "")
-    wait.what, wait.noted = "ranks that have not connected to rank 0", False  # which names them
+    # These ranks print no note, since that of rank 0 names the missing ones.
+    wait.what, wait.noted = "ranks that have not connected to rank 0", False
     try:
         store.wait(["all connected"])
     except RuntimeError as error:
@@ -326,10 +333,13 @@ def connect(
         InputError: Rank 0 cannot be reached, or its port is in use.
     """
     address, port = rendezvous.addresses[0], rendezvous.port
+    # By default the constructor waits until all ranks are connected. `exchange_facts` does that
+    # instead, as it can name those that are missing.
     settings: dict[str, Any] = {"timeout": timeout, "wait_for_workers": False}
     # Under torchrun its agent holds the store, and all ranks are its clients.
     is_server = ranks.is_first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if rendezvous.listener is not None:
+        # torch closes the descriptor, so that Python's socket must give it up.
         settings["master_listen_fd"] = rendezvous.listener.detach()
     elif is_server:
         address = LOCALHOST  # a host may not reach itself by its own name or MASTER_ADDR

@@ -46,6 +46,7 @@ def read_ranks(environment: Mapping[str, str]) -> Ranks:
         rank, size, local_rank, local_size = (f"{OPEN_MPI}{name}" for name in names)
         return checked(variables, launcher="open-mpi", names=(rank, size, local_rank, local_size))
     has_hydra = "PMI_RANK" in variables
+    # `srun --mpi=pmi2` sets PMI_RANK too, but not this variable.
     if has_hydra and "MPI_LOCALRANKID" not in variables:
         has_hydra = not in_slurm_step(variables)
     if not is_torchrun and has_hydra:
@@ -77,6 +78,7 @@ def read_ranks(environment: Mapping[str, str]) -> Ranks:
 
 def in_slurm_step(environment: Mapping[str, str]) -> bool:
     """Return whether `srun` started this process; a batch script has no step, or one of Slurm's."""
+    # A batch script always has the number 0.
     if number(environment, "SLURM_PROCID", default=0) > 0:
         return True
     step = number(environment, "SLURM_STEP_ID", default=BATCH_STEPS, most_digits=10)
@@ -85,6 +87,7 @@ def in_slurm_step(environment: Mapping[str, str]) -> bool:
 
 def slurm_ranks(environment: Mapping[str, str]) -> Ranks:
     """Return the rank of a task of `srun`; counts of each host are written as `2(x3),1`."""
+    # A step may have fewer tasks than its job, and on fewer hosts.
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
     steps = "SLURM_STEP_TASKS_PER_NODE"
     per_node = steps if steps in environment else "SLURM_TASKS_PER_NODE"

@@ -95,6 +95,7 @@ def finalize_mpi(ranks: Ranks) -> None:
         StartFailedError: Another rank has failed.
     """
     if is_running(ranks):
+        # A rank that has failed enters this exchange with its failure, so that all ranks end alike.
         exchange(None)
         sys.modules[MODULE].Finalize()
 
@@ -130,6 +131,8 @@ def slurm_rendezvous(environment: Mapping[str, str]) -> Rendezvous:
             "MASTER_PORT"
         )
     step = environment.get("SLURM_STEP_ID", "0")
+    # Up to 16 steps of a job that run at the same time have different ports. All are below 32,768,
+    # from where Linux by default takes the ports of outgoing connections.
     number = int(job) * 16 + (int(step) if JOB_NUMBER.fullmatch(step) else 0)
     return Rendezvous(addresses=(expand_hosts(nodes)[0],), port=FIRST_PORT + number % PORTS)
 
@@ -210,6 +213,8 @@ def interface_addresses() -> dict[str, str]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # it has none
+                # `struct ifreq`: 16 bytes for the name, then a `sockaddr_in` with the address in
+                # its bytes 4 to 7.
                 reply = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
                 addresses[name] = socket.inet_ntoa(reply[20:24])
     return addresses
@@ -254,7 +259,9 @@ def interface_towards(address: str, port: int) -> str | None:
     """Return the interface over which this host reaches an address; None if it is not known."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((address, port))  # sends nothing: it reads the routing table
+            # For UDP this sends nothing: the kernel only looks up the route, and with it the own
+            # address.
+            probe.connect((address, port))
         except OSError:
             return None
         return interface_with(probe.getsockname()[0])
@@ -267,6 +274,7 @@ def interface_with(address: str) -> str | None:
 
 def network_of_this_process() -> str:
     """Return a text that is equal for processes of one host and network namespace."""
+    # Namespaces of different hosts may have the same number, but each boot has an id of its own.
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot} {Path('/proc/self/ns/net').readlink()}"
 
@@ -333,6 +341,8 @@ def agree_on_failure(
     """Return the failure with which all ranks of mpirun end, and finalize MPI; None: no MPI."""
     if ranks.launcher not in MPI_LAUNCHERS:
         return None
+    # If a rank fails, mpirun ends the others only if the failed rank has initialized MPI. So MPI is
+    # initialized even for an error that came before.
     if MODULE not in sys.modules:
         with suppress(InputError):
             start_mpi(ranks, os.environ)

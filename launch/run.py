@@ -118,6 +118,7 @@ def run_ranks(
         is_root=os.geteuid() == 0,
         is_terminal=sys.stdout.isatty(),
     )
+    # On stderr, since stdout is that of the ranks.
     print(shlex.join(mpirun_line), file=sys.stdout if dry_run else sys.stderr, flush=True)
     if dry_run:
         return FINISHED
@@ -167,6 +168,7 @@ def run_with_graceful_stop(
     # Blocked until the launcher runs and can receive them; ignored ones (nohup, `&`) stay ignored.
     stops = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]
     signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+    # Loaded before `fork`, after which locks may be held by threads that the child lacks.
     prctl = ctypes.CDLL(None).prctl
 
     def prepare_child() -> None:
@@ -194,6 +196,7 @@ def run_with_graceful_stop(
         status = OUR_BUG
     if signal.SIGINT in forwarded[1:] and status not in (FINISHED, STOPPED_BY_SIGNAL):
         return INTERRUPTED
+    # As in shells: 128 plus the number of the signal that ended the process.
     return status if status >= 0 else 128 - status
 
 
@@ -205,6 +208,7 @@ def skip_shells(process: int, number: int) -> int:
     # The signal would end the shell only, and the ranks would continue without a launcher.
     while children := child_processes(process):
         folder = Path(f"/proc/{process}")
+        # A hexadecimal mask, in which signal n has bit n − 1.
         caught = int(read_status(folder / "status").get("SigCgt", "0"), 16)
         try:
             is_shell = (folder / "exe").readlink().name in SHELLS
@@ -333,6 +337,7 @@ def connected(launcher: int) -> Iterator[str]:
     sockets = {inode for process in process_tree(launcher) for inode in socket_inodes(process)}
     for table in ("tcp", "tcp6"):
         for line in read_proc_text(Path(f"/proc/{launcher}/net/{table}")).splitlines()[1:]:
+            # Field 2 is the remote address, 3 the state, 9 the number of the socket.
             fields = line.split()
             if fields[3] == ESTABLISHED and fields[9] in sockets:
                 yield parse_address(fields[2].partition(":")[0])
@@ -360,4 +365,5 @@ def parse_address(text: str) -> str:
     """Return an address of /proc/net/tcp, whose 32-bit words are little-endian, as text."""
     raw = bytes.fromhex(text)
     address = ip_address(b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4)))
+    # A socket of IPv6 shows a peer of IPv4 as ::ffff:a.b.c.d.
     return str(getattr(address, "ipv4_mapped", None) or address)

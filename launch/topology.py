@@ -170,7 +170,9 @@ def read_sysfs(cpu_folder: Path) -> list[CpuFacts]:
         folder = cpu_folder / f"cpu{cpu}" / "topology"
         # Core ids may repeat from die to die. Core -1 is unknown: the CPU counts as a core.
         core = read_id(folder / "core_id")
+        # Older kernels have no die_id.
         die = read_id(folder / "die_id") if (folder / "die_id").is_file() else 0
+        # An unknown package is -1 too, and counts as socket 0.
         socket = max(0, read_id(folder / "physical_package_id"))
         core_id = (die, core if core >= 0 else cpu)
         facts.append(CpuFacts(cpu, core_id=core_id, socket=socket, node=nodes.get(cpu, 0)))
@@ -284,6 +286,7 @@ def parse_cpu_list(text: str) -> frozenset[int]:
             raise ValueError(f"expected a list such as 0-3,8, found {part!r}")
         if dash and int(last) < int(first):
             raise ValueError(f"{part!r} ends before it begins")
+        # A range needs no memory, so that the limit is checked before its numbers are stored.
         run = range(int(first), int(last if dash else first) + 1)
         count += len(run)
         if count > MOST_NUMBERS:
@@ -294,6 +297,7 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 
 def is_number(text: str) -> bool:
     """Return whether a text is a CPU number: a few digits."""
+    # `isdigit` alone accepts `²`, which `int` refuses, and the digits of other scripts.
     return text.isascii() and text.isdigit() and len(text) <= 6
 
 

@@ -75,6 +75,7 @@ class Watch:
         self._hosts = hosts
         self._processes = processes
         self._connections = dict(connections)
+        # `send_bytes` is not safe between threads, and both the main thread and the watch's send.
         self._sending = threading.Lock()
         self._deciding = threading.Lock()
         self._is_over = False
@@ -120,6 +121,7 @@ class Watch:
 
     def close(self) -> None:
         """Disconnect in order; every rank calls it once all have done their work."""
+        # From here on a connection that ends is no failure.
         self._is_over = True
         for rank in self._connections:
             self._send(rank, BYE)
@@ -134,6 +136,7 @@ class Watch:
         ranks = {connection: rank for rank, connection in self._connections.items()}
         last_message = dict.fromkeys(ranks.values(), time.monotonic())
         next_beat = 0.0
+        # If all other ranks are lost, rank 0 continues to watch its launcher.
         while ranks or (self.lost and not self._is_over):
             for connection in wait(list(ranks), timeout=SECONDS_BETWEEN_BEATS):
                 assert isinstance(connection, Connection)
@@ -197,6 +200,8 @@ class Watch:
             return
         groups = self._groups
         group = groups[failure.rank] if groups else 0
+        # Rank 0, in the first group, has the weights and writes checkpoints. Ctrl-C ends the whole
+        # job.
         if group == 0 or failure.code == INTERRUPTED:
             self._end(failure)
         lost = [rank for rank, its_group in enumerate(groups) if its_group == group]
@@ -323,8 +328,10 @@ def supervise_this_rank(*, launcher: int | None, silence_s: float) -> RankSuperv
     `silence_s` has been given up, and is killed.
     """
     signals = {*STOPS, signal.SIGCHLD}
+    # Blocked before the fork, so that none is lost before one of the two processes handles it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     reads, writes = os.pipe2(os.O_NONBLOCK)
+    # `fork` copies the calling thread only, so that torch and its threads must come later.
     rank = os.fork()
     if rank:
         os.close(writes)
@@ -353,6 +360,7 @@ def wait_for_rank(
     """Forward signals until a rank has ended; return its exit code, and whether it has beaten."""
     last_beat = math.inf
     while True:
+        # SIGCHLD is among the signals, so that the wait ends as soon as the rank does.
         received = signal.sigtimedwait(signals, SECONDS_BETWEEN_LOOKS)
         if received is not None and received.si_signo in STOPS:
             os.kill(rank, received.si_signo)
@@ -363,7 +371,8 @@ def wait_for_rank(
         if process:
             code = os.waitstatus_to_exitcode(status)
             return (code if code >= 0 else ENDED_BY_SIGNAL - code), last_beat < math.inf
-        if time.monotonic() - last_beat > silence_s:  # stopped: else the job would wait for it
+        # A suspended rank, which the launcher and so the job would wait for.
+        if time.monotonic() - last_beat > silence_s:
             os.kill(rank, signal.SIGKILL)
         if is_gone(launcher):  # the rank notices that its parent has gone, and stops
             os._exit(OUR_BUG)

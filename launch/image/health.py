@@ -45,6 +45,7 @@ def find_problem(process: Path, files: list[Path], *, silence_s: float, now: flo
         written = max(file.stat().st_mtime for file in files)
     except OSError:
         return None
+    # T: stopped by a signal; t: stopped by a debugger.
     if state in "Tt":
         return f"process {process.name} is suspended; kill -CONT {process.name} resumes it"
     if now - written > silence_s:

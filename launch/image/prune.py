@@ -44,6 +44,7 @@ def files_in_use(packages: Path) -> set[Path]:
     import torch  # noqa: PLC0415
     import torchvision  # noqa: F401, PLC0415
 
+    # Libraries may be loaded as late as the first forward and backward pass.
     images = torch.zeros(1, 3, 8, 8, requires_grad=True)
     torch.nn.functional.conv2d(images, torch.zeros(4, 3, 3, 3)).sum().backward()
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()

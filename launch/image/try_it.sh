@@ -18,6 +18,7 @@ cd "$(dirname "$0")/../.."
 IMAGE=${IMAGE:-retinanet-cpu}
 read -ra more <<<"${RUN_WITH:-}"
 scratch=$(mktemp -d)
+# mktemp makes a folder for this user only, but containers run as other users.
 chmod 755 "$scratch"
 short=(--config demo.yaml 'data.scenes={train: 16, validation: 4}' training.epochs=1)
 

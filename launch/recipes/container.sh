@@ -21,6 +21,7 @@ export FIRST=${FIRST:-127.0.0.1} PORT=${PORT:-29500}
 [ -z "${HOSTS:-}" ] || WHERE=(-f "$HOSTS")
 mkdir -p "$RUNS"
 
+# bash before 4.4 takes an empty array for an unset variable, which `set -u` forbids.
 exec mpirun ${WHERE[@]+"${WHERE[@]}"} -np "$RANKS" bash -c '
     exec "$ENGINE" run --rm --network=host --ipc=host --pid=host --cap-add=SYS_NICE \
         -e RANK="$PMI_RANK" -e WORLD_SIZE="$RANKS" \

@@ -18,6 +18,7 @@ HOSTS=${HOSTS:-hosts}
 DATA=${DATA:-/data/open-images-v6-mlperf}
 [ $# -gt 0 ] || set -- --config openimages.yaml
 [ -r "$HOSTS" ] || { echo "no file $HOSTS: copy launch/recipes/hosts.example and edit it" >&2; exit 2; }
+# A line without a number is one rank, as for MPICH.
 RANKS=$(sed 's/#.*//' "$HOSTS" | awk -F: 'NF { ranks += (NF > 1 ? $2 : 1) } END { print ranks }')
 
 exec .venv/bin/mpirun -f "$HOSTS" -np "$RANKS" .venv/bin/python train.py "$@" data.root="$DATA"
