@@ -104,7 +104,8 @@ def build_optimizer(
         momentum=settings.momentum,
         beta1=resolve_beta1(settings.beta1, groups=groups),
         weight_decay=settings.weight_decay,
-        fused=engine != "ipex",  # it puts its own fused step into torch's plain optimizers
+        # IPEX replaces the step of torch's plain optimizers by its own fused step.
+        fused=engine != "ipex",
     )
 
 
@@ -183,7 +184,10 @@ def read_torchvision_weights() -> dict[str, Tensor]:
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
             digits = file.stem.rpartition("-")[2]
+            # torch compares only these first digits of the SHA-256. The whole file is checked
+            # below.
             torch.hub.download_url_to_file(url, str(file), hash_prefix=digits)
+        # The file is read once: the bytes that are hashed are the bytes that are unpickled.
         content = file.read_bytes()
     except (OSError, RuntimeError) as error:
         raise InputError(
@@ -269,11 +273,15 @@ def unpickle_weights(content: bytes, file: Path) -> PickledWeights:
     dropped += [str(name) for name in entries if name not in given]
     if not given or not all(isinstance(name, str) for name in given):
         raise InputError(f"{file}: contains no state_dict; save model.state_dict()")
+    # A tensor with a stride of 0 declares more values than its storage has. `dense` copies them
+    # all, so a small file could fill the memory.
     if sum(min(_size(value), limit) for value in given.values()) > LARGEST_RATIO * limit:
         raise InputError(f"{file}: declared size of tensors exceeds the file; it is damaged")
     names = {name: current_key(name) for name in given}
     if len(set(names.values())) < len(names):
-        names = {name: name for name in given}  # both spellings: keep them, the model refuses one
+        # The file has a tensor under both spellings of its name. Both are kept, and the model
+        # refuses the unknown one.
+        names = {name: name for name in given}
     return PickledWeights(
         {names[name]: dense(value, name, file, limit) for name, value in given.items()},
         renamed=sum(new != old for old, new in names.items()),

@@ -67,6 +67,7 @@ class Checkpoint:
         ranks = (RANKS_FILE,) if needs_ranks else ()
         for name in dict.fromkeys((MODEL_FILE, OPTIMIZER_FILE, *ranks, *self.state.parts)):
             file = self.require_unchanged(name)
+            # The search reads each value once, so the file is mapped instead of copied.
             require_finite_tensors(mapped_tensors(file), file=file)
 
     def require_unchanged(self, name: str) -> Path:
@@ -136,6 +137,8 @@ class Checkpoint:
         self.load_weights(model)
         tensors = self.tensors(OPTIMIZER_FILE)
         state = optimizer_state(tensors, model, file=self.folder / OPTIMIZER_FILE)
+        # Learning rate, momentum and weight decay are those of the configuration: a resumed run may
+        # change them.
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": state, "param_groups": groups})
 
@@ -232,7 +235,8 @@ def write_checkpoint(final: Path, contents: Contents, *, texts: Mapping[str, str
             file = partial / name
             try:
                 save_file(dict(tensors), file, metadata={"format": "pt"})
-            except SafetensorError as error:  # safetensors reports a full disk in this way
+            # safetensors reports a full disk as an error of its own, without an error number.
+            except SafetensorError as error:
                 raise OSError(None, str(error)) from error
             parts[name] = Part(sha256=file_digest(file), bytes=file.stat().st_size)
         written = {STATE_FILE: state_text(replace(contents.state, parts=parts)), **texts}
@@ -245,13 +249,16 @@ def write_checkpoint(final: Path, contents: Contents, *, texts: Mapping[str, str
     except OSError:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    # A rename cannot replace a folder that has content.
     remove(final)
     partial.rename(final)
+    # A rename survives a power failure only after the parent folder is flushed.
     flush_to_disk(final.parent)
 
 
 def flush_to_disk(path: Path) -> None:
     """Wait until a file's content, or a folder's names, are on the disk."""
+    # A folder can be opened only for reading, which is sufficient for `fsync`.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -279,6 +286,8 @@ def rewrite_state(folder: Path, state: State) -> None:
 def point_to(link: Path, folder: Path) -> None:
     """Point `link` to `folder` beside it, atomically."""
     partial = link.with_name(f".{link.name}{PARTIAL}")
+    # The target of a link cannot be changed in place. Renaming a new link over the old one is
+    # atomic, and its relative target stays valid if the run's folder is moved.
     partial.unlink(missing_ok=True)
     partial.symlink_to(folder.name)
     partial.replace(link)
@@ -306,6 +315,8 @@ def remove_unfinished(checkpoints: Path) -> None:
     """Remove partial files of killed processes that were writing or removing checkpoints."""
     for pattern in (f".*{PARTIAL}", f".*{REMOVED}"):
         for path in checkpoints.glob(pattern):
+            # An unfinished `last` or `best` is a link to a folder, which `rmtree` refuses to
+            # remove.
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:
@@ -380,6 +391,7 @@ def optimizer_state(
         name, _, slot = key.rpartition("/")
         if name not in places:
             raise InputError(f"{file}: {name} does not train in the configured model")
+        # A tensor without dimensions is Adam's number of steps.
         if tensor.dim() and tensor.shape != parameters[name].shape:
             raise InputError(f"{file}: {key} has the shape {list(tensor.shape)} of another model")
         state[places[name]][slot] = match_memory_format(parameters[name], tensor)

@@ -97,11 +97,14 @@ class Checkpointer:
                 folder.rename(aside)
                 notes.append(f"{folder.name} is damaged and was renamed to {aside.name}")
         self._link(checkpoint.folder, position)
+        # This checkpoint is on the disk, so `save` does not write the same step again.
         self._step = position.step
         return notes
 
     def is_due(self, *, step: int, epoch: float) -> bool:
         """Return whether rank 0 should write a checkpoint now; False on all other ranks."""
+        # The timer is not restarted here: a checkpoint that is due during a write follows directly
+        # after that write.
         if not self.group.is_first or self.is_writing:
             return False
         return self._timer.is_due(step=step, epoch=epoch)
@@ -155,6 +158,7 @@ class Checkpointer:
             return
         folder = checkpoint_folder(self._checkpoints, position.step)
         try:
+            # The state is read back because only the file has the hashes of the written tensors.
             rewrite_state(folder, replace(read_state(folder), position=position))
             self._link(folder, position)
             remove_old(self._checkpoints, keep=self._keep)
@@ -172,6 +176,8 @@ class Checkpointer:
         """Begin to write on rank 0, after the previous write has ended."""
         self.wait()
         self._step = contents.state.position.step
+        # A thread suffices, because safetensors releases Python's lock while it writes. A process
+        # would need one more copy of the tensors, in shared memory that containers keep small.
         self._thread = Thread(target=self._write, args=(contents,), name="checkpoint")
         self._thread.start()
 
@@ -193,6 +199,7 @@ class Checkpointer:
             folder = checkpoint_folder(self._checkpoints, contents.state.position.step)
             write_checkpoint(folder, contents)
             self.seconds = time.perf_counter() - start
+            # The links come first: `remove_old` keeps the checkpoints that they point to.
             self._link(folder, contents.state.position)
             remove_old(self._checkpoints, keep=self._keep)
         except OSError as error:
@@ -204,6 +211,7 @@ class Checkpointer:
             point_to(self._checkpoints / BEST, folder)
 
     def _failed(self, error: OSError) -> None:
+        # Without a step, `is_there` returns False, and the next `save` tries again.
         step, self._step = self._step, None
         self._problem = error.strerror or str(error)
         folders = newest_first(self._checkpoints)
@@ -218,11 +226,14 @@ def gathered(
     group: ProcessGroup, model: nn.Module, optimizer: Optimizer, state: State
 ) -> Contents | None:
     """Return copies of a checkpoint's contents on rank 0, None on others; all ranks call it."""
+    # These two calls are collective, so all ranks make them before rank 0 continues alone.
     averaged = averaged_norms(group, model)
     states = group.gather(rank_state_dict(model, with_statistics=bool(averaged)))
     if states is None:
         return None
     parts = {
+        # The model has the means over the ranks, for evaluation and for other numbers of ranks.
+        # `ranks.safetensors` has each rank's own statistics, for a bitwise resume.
         MODEL_FILE: {**copies(model.state_dict()), **averaged},
         OPTIMIZER_FILE: copies(optimizer_tensors(model, optimizer)),
     }
@@ -249,5 +260,7 @@ class CheckpointTimer:
         if self._interval.unit == "seconds":
             return time.monotonic() - self._last_time >= period
         if self._interval.unit == "steps":
+            # Checkpoints are due at multiples of the period, so a resumed run writes them at the
+            # same steps.
             return step // period > self._last_step // period
         return int(epoch) // period > self._last_epoch // period

@@ -115,7 +115,8 @@ def require_free_folder(out: Path, *, overwrite: bool) -> None:
         raise InputError(f"{out}: exists; give --overwrite or another --out")
     try:
         names = set() if out.is_symlink() else {file.name for file in out.iterdir()}
-    except OSError:  # a file, or a folder that cannot be read
+    # `out` is a file, or a folder that cannot be listed.
+    except OSError:
         names = set()
     if names != {MODEL_FILE, STATE_FILE}:
         raise InputError(f"{out}: is not a converted detector and is not replaced; set --out")
@@ -131,7 +132,9 @@ def detector_tensors(given: Mapping[str, Tensor], *, source: str) -> dict[str, T
             f"{source}: contains no RetinaNet: {LOGITS} is missing; give the file of a complete "
             "detector, or convert a backbone without --detector"
         )
+    # Only names and shapes are needed. The meta device allocates no memory for values.
     with torch.device("meta"):
+        # At least one class, since a model needs one. A wrong number of rows is reported below.
         model = RetinaNet(num_classes=max(1, count_outputs(tensors)), norm=NORM)
     expected = model.state_dict()
     advice = "expected a resnext50_32x4d with a pyramid of P3 to P7 and 9 anchors per location"
@@ -209,18 +212,22 @@ def read_class_map(file: Path, *, outputs: int) -> ClassMap:
 
 def read_categories(file: Path, outputs: int) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Return category ids and names."""
+    # A folder is an index of annotations. A large JSON file is parsed in parts, which needs little
+    # memory.
     if file.is_dir() or (file.is_file() and file.stat().st_size > MOST_BYTES):
         annotations = open_annotations(file)
         return annotations.category_ids, tuple(annotations.category_names)
     if not file.is_file():
         raise InputError(f"{file}: is not a file; give --classes a JSON file or a list of names")
     try:
+        # A byte order mark, as editors on Windows write it, is not part of the first name.
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file}: cannot be read: {error}") from error
     if text.lstrip().startswith(("{", "[")):
         try:
             content = json.loads(text)
+        # Python's decoder is recursive, so deeply nested brackets exceed its stack.
         except (ValueError, RecursionError) as error:
             raise InputError(f"{file}: not JSON: {error}") from error
     else:

@@ -127,6 +127,9 @@ class Loading:
             rank=evaluation_rank,
             ranks=evaluation_ranks,
         )
+        # Both loaders start their processes here, before training fills the memory. A fork costs
+        # this process a page fault for every page that is written later. With `auto` the process
+        # exists from the start and is idle until loading proves slow.
         for loader in (self.train, self.validation):
             loader.start_workers()
             loader.in_this_process = self.watch.is_open
@@ -184,6 +187,8 @@ class LoadingWatch:
         if share <= LARGEST_SHARE:
             return None
         text = f"loading took {share:.1%} of step time: a separate process loads from now on"
+        # Loading takes `share` of a step, computation the rest. n processes keep up if share / n is
+        # at most 1 - share.
         needed = math.ceil(share / (1 - share))
         if needed > 1:
             text += f"; set data.workers={needed} to keep up"
