@@ -273,8 +273,8 @@ def unpickle_weights(content: bytes, file: Path) -> PickledWeights:
     dropped += [str(name) for name in entries if name not in given]
     if not given or not all(isinstance(name, str) for name in given):
         raise InputError(f"{file}: contains no state_dict; save model.state_dict()")
-    # A tensor with a stride of 0 declares more values than its storage has. `dense` copies them
-    # all, so a small file could fill the memory.
+    # Tensors that share a storage, or have a stride of 0, declare more values than the file has.
+    # `dense` copies each of them, so a small file could fill the memory.
     if sum(min(_size(value), limit) for value in given.values()) > LARGEST_RATIO * limit:
         raise InputError(f"{file}: declared size of tensors exceeds the file; it is damaged")
     names = {name: current_key(name) for name in given}

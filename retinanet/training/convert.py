@@ -227,7 +227,7 @@ def read_categories(file: Path, outputs: int) -> tuple[NDArray[np.int64], tuple[
     if text.lstrip().startswith(("{", "[")):
         try:
             content = json.loads(text)
-        # Python's decoder is recursive, so deeply nested brackets exceed its stack.
+        # Python's decoder is recursive, so deeply nested brackets exceed the recursion limit.
         except (ValueError, RecursionError) as error:
             raise InputError(f"{file}: not JSON: {error}") from error
     else:

@@ -127,9 +127,9 @@ class Loading:
             rank=evaluation_rank,
             ranks=evaluation_ranks,
         )
-        # Both loaders start their processes here, before training fills the memory. A fork costs
-        # this process a page fault for every page that is written later. With `auto` the process
-        # exists from the start and is idle until loading proves slow.
+        # Both loaders start their processes here, before training fills the memory. After a fork,
+        # this process has a page fault for every page that it writes. With `auto` and no reserved
+        # cores, the process stays idle until loading proves slow.
         for loader in (self.train, self.validation):
             loader.start_workers()
             loader.in_this_process = self.watch.is_open

@@ -53,6 +53,8 @@ def share_weights(group: ProcessGroup, model: nn.Module, optimizer: Optimizer) -
     if group.size == 1:
         return
     group.broadcast(model.state_dict().values())
+    # The state is sent as one pickled object: the other ranks' optimizers have no tensors yet that
+    # could receive a broadcast.
     state = group.from_first(optimizer.state_dict)
     if not group.is_first and state["state"]:
         optimizer.load_state_dict(state)
@@ -67,6 +69,7 @@ def agree_on_weights(group: ProcessGroup, model: nn.Module) -> bool:
     if group.size == 1:
         return True
     trained = [value.detach() for value in model.parameters() if value.requires_grad]
+    # The ranks compare four bytes each. Sending the weights at every evaluation would cost more.
     if len(set(group.all_gather(bit_checksum(trained)))) == 1:
         return True
     group.broadcast(trained)
@@ -144,7 +147,8 @@ def merge_results(results: Sequence[StepResult]) -> StepResult:
     """
     first = results[0]
     images = [result.images for result in results]
-    weights = images if len(set(images)) > 1 else None  # equal weights would only add rounding
+    # Equal weights would only add rounding.
+    weights = images if len(set(images)) > 1 else None
     merged: dict[str, Any] = {
         "images": sum(images),
         "exchange_seconds": min(result.exchange_seconds for result in results),
@@ -166,6 +170,8 @@ def in_turn(group: ProcessGroup, make: Callable[[], Value]) -> Value:
     Rank 0 returns after all have called it: if it fails afterwards, it removes the run's folder,
     which no other rank may still be using.
     """
+    # The first barrier releases the other ranks once rank 0 has finished, the second holds rank 0
+    # until they have. If `make` fails, no barrier is needed: an error of one rank ends the job.
     if not group.is_first:
         group.barrier()
     result = make()
@@ -243,6 +249,7 @@ def settle_buckets(exchange: GradientExchange, prepared: PreparedTraining) -> No
     statistics = RunningStatistics(prepared.model)
     statistics.keep()
     batch = dummy_batch(1, SETTLING_SIDE)
+    # Gradients, and the running statistics that the passes change, are discarded.
     for _ in range(PASSES_UNTIL_SORTED):
         accumulate_gradients(prepared, [batch], exchange=exchange)
         prepared.optimizer.zero_grad(set_to_none=True)
@@ -342,6 +349,7 @@ class BackgroundLoad:
         if seconds < self._seconds:
             return None
         waits = thread_wait_times()
+        # Threads that were started in this interval have no earlier reading.
         known = waits.keys() & self._waits.keys()
         share = max((waits[thread] - self._waits[thread] for thread in known), default=0) / seconds
         before, self._ticks = self._ticks, None
@@ -406,8 +414,11 @@ def settle_batches(
     if setting != "speed":
         return RankBatches(images=start)
     if recorded:
+        # A new measurement would differ slightly. Another split changes the sums of gradients, so
+        # the resumed run would no longer be bitwise equal.
         return RankBatches(images=tuple(recorded), is_recorded=True)
-    if group.size == 1 or batch_size == 1:  # each rank needs an image: there is only one split
+    # Each rank needs at least one image, so only one split is possible.
+    if group.size == 1 or batch_size == 1:
         return RankBatches(images=start)
     speed = measured_speed(
         prepared,
@@ -453,11 +464,13 @@ def measured_speed(
 
     def seconds_of_pass() -> float:
         start = time.perf_counter()
+        # Without an exchange, in which a fast rank would wait for the slow ones.
         accumulate_gradients(prepared, [batch], focal_form=focal_form)
         prepared.optimizer.zero_grad(set_to_none=True)
         return time.perf_counter() - start
 
-    seconds_of_pass()  # not measured: oneDNN builds kernels, and memory is mapped
+    # The first pass is not measured: oneDNN builds its kernels, and memory is mapped.
+    seconds_of_pass()
     slowest = max(group.all_gather(seconds_of_pass()))
     end = time.perf_counter() + PASSES * slowest
     seconds: list[float] = []

@@ -92,6 +92,7 @@ class EpochContext:
         try:
             return tuple(self.loading.bad_images.note(result.bad_images)), None
         except InputError as problem:
+            # The error is returned, not raised: the caller still logs the step before the run ends.
             return (), problem
 
     def loading_moved_out(self, result: StepResult) -> bool:
@@ -126,7 +127,9 @@ class SynchronousEpoch(EpochStrategy):
                 if step >= last:
                     return
                 if context.loading_moved_out(result):
-                    break  # restart the iteration over batches, now in a loading process
+                    # The iteration over batches starts again at the next step, now in a loading
+                    # process.
+                    break
 
     def _agree(self, own_result: StepResult, stop: StopRequest) -> EpochStep:
         """Exchange the ranks' results and signals, and whether a checkpoint or metric is due."""

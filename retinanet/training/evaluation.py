@@ -85,9 +85,13 @@ class BackgroundEvaluation:
             kwargs={"cpus": cpus, "nice": nice, "parent": os.getpid()},
             daemon=True,
         )
+        # A signal before the new process can handle signals would end it. `exit_with_parent`
+        # requires that signals are blocked from the start.
         with signals_blocked():
             self._process.start()
-        end.close()  # only the process has this end now: when it dies, `recv` raises EOFError
+        # Only the process keeps this end of the pipe. When the process dies, `recv` therefore
+        # raises EOFError instead of waiting.
+        end.close()
 
     @property
     def is_started(self) -> bool:
@@ -138,9 +142,12 @@ def compute_metric(
     """Send metric and seconds, then `WRITTEN` or why files are missing; runs in the process."""
     exit_with_parent(0, parent=parent)
     os.nice(nice)
-    with suppress(OSError):  # a container may not permit it
+    # A container may not permit a choice of CPUs, which is not essential here.
+    with suppress(OSError):
         os.sched_setaffinity(0, cpus)
     evaluation, seconds = work.metric()
+    # The metric is sent first: training needs only its value, and the files take several times as
+    # long (docs/experiments.md).
     end.send((evaluation, seconds))
     answer = WRITTEN
     try:

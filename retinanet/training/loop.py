@@ -227,6 +227,7 @@ def accumulate_gradients(
                 image_ids=tuple(batch.image_ids),
                 forward_seconds=time.perf_counter() - start,
             )
+            # Gradients of the batches add up, and the step uses those of the mean loss.
             loss = sum(losses.values(), torch.zeros(())) / len(batches)
             if not terms.is_finite:
                 # An infinite loss can have finite gradients. As NaN it makes the averaged gradients
@@ -259,6 +260,8 @@ def batch_losses(
 def optimizer_step(optimizer: Optimizer, learning_rate: float) -> None:
     """Run one optimizer step at the given rate and clear the gradients."""
     for parameters in optimizer.param_groups:
+        # The rate is set at every step and is a function of the step, so no scheduler has a state
+        # that a checkpoint would need.
         parameters["lr"] = learning_rate
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)

@@ -177,7 +177,8 @@ def describe_step(ranks: Sequence[NonFiniteStep], annotations: Annotations) -> d
         return {"losses": losses, "images": [image(image_id) for image_id in terms.image_ids]}
 
     loss_is_finite = all(terms.is_finite for rank in ranks for terms in rank.batches)
-    first = ranks[0]  # weights and averaged gradients are the same on all ranks
+    # Weights and averaged gradients are equal on all ranks, so one record of them suffices.
+    first = ranks[0]
     return {
         "loss_is_finite": loss_is_finite,
         # If a loss is not finite, no gradient is.

@@ -119,6 +119,7 @@ class Recorder:
             if sheet is not None:
                 save_picture(sheet, pictures / f"{evaluation_name(step)}.png")
                 self._metrics.picture("validation", sheet, step=step)
+            # The file also has the steps before a resume, which this process has not seen.
             records, title = read_json_lines(self._folder.metrics), self._folder.path.name
             draw_curves(records, pictures / "curves.png", title=title, target_map=self._target_map)
 
@@ -357,13 +358,17 @@ class TensorBoardLog:
         if self._writer is None:
             if time.monotonic() < self._next_try:
                 return
+            # Each writer creates a file, so a full disk must not start one at every step.
             self._next_try = time.monotonic() + SECONDS_BETWEEN_TRIES
             self._writer = SummaryWriter(str(self._folder), purge_step=self._purge_step)
+            # Only the first writer hides earlier events. A later one, after a full disk, would hide the
+            # events of this process.
             self._purge_step = None
         try:
             action(self._writer)
         except OSError:
-            self._writer = None  # its thread has ended; the next writer begins a new file
+            # tensorboard's writing thread has ended. The next writer begins a new file.
+            self._writer = None
             raise
 
     def _hide_disk_errors(self, arguments: threading.ExceptHookArgs) -> None:
@@ -413,11 +418,14 @@ def draw_curves(
 
 def running_mean(values: NDArray[np.float64], *, window: int = 20) -> NDArray[np.float64]:
     """Return the running mean over up to `window` values, without the NaN of skipped steps."""
+    # A window's sum is the difference of two cumulative sums, so the cost does not depend on the
+    # window.
     counted = np.isfinite(values)
     sums = np.cumsum(np.insert(np.where(counted, values, 0.0), 0, 0.0))
     counts = np.cumsum(np.insert(counted, 0, 0))
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(0, ends - window)
-    with np.errstate(invalid="ignore"):  # a window without values has the mean 0 / 0, NaN
+    # A window without finite values has the mean 0 / 0, which is NaN.
+    with np.errstate(invalid="ignore"):
         means: NDArray[np.float64] = (sums[ends] - sums[starts]) / (counts[ends] - counts[starts])
     return means

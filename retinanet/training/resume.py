@@ -129,10 +129,12 @@ def differences(state: State, config: Config, setup: dict[str, Any]) -> list[str
     before = {**DEFAULT_SETUP, **state.setup}
     changes = [(name, before.get(name), now) for name, now in setup.items()]
     tree, marks = config_to_tree(config), resume_marks()
+    # The length of a run changes the rates of a cosine schedule, but not those of a constant one.
     has_fixed_rate = config.training.schedule == "constant"
     free = (Resume.FREE, Resume.LENGTH) if has_fixed_rate else (Resume.FREE,)
     changes += [
-        (name, get_field(state.config, name), value)  # a section within a section counts as one
+        # A section within a section counts as one field.
+        (name, get_field(state.config, name), value)
         for section, fields in tree.items()
         for name, value in ((f"{section}.{field}", value) for field, value in fields.items())
         if marks.get(section) not in free and marks.get(name) not in free
@@ -156,6 +158,7 @@ def recorded_split(checkpoint: Checkpoint | None, config: Config, *, ranks: int)
     split = state.setup.get(SPLIT)
     if split == EVEN:
         return (batch_size,) * ranks
+    # `setup` is free JSON that only a checksum protects, so its types and sums are checked.
     counts = split if isinstance(split, list) else []
     is_split = len(counts) == ranks and all(type(count) is int and count > 0 for count in counts)
     return tuple(counts) if is_split and sum(counts) == ranks * batch_size else ()

@@ -76,7 +76,8 @@ class RunFolder:
         """
         if not resume:
             for folder in map(self.path.joinpath, OWN_FOLDERS):
-                if folder.is_symlink():  # remove the link only: its target is outside this folder
+                # Only the link is removed: its target is outside this folder.
+                if folder.is_symlink():
                     folder.unlink()
                 shutil.rmtree(folder, ignore_errors=True)
             for name in OWN_FILES:
@@ -132,6 +133,7 @@ def claim_run_folder(
         group.barrier()
         yield RunFolder(path)
         return
+    # Listed before anything is created: only new folders may be removed again.
     new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
     problem = problem_of_folder(path, resume=resume, overwrite=overwrite)
     if problem is not None:
@@ -140,11 +142,13 @@ def claim_run_folder(
         raise InputError(
             f"{path}: contains another run; give --resume, --overwrite, or run.name=NEW"
         )
+    # Before the lock file is created, which marks a folder as that of a run.
     notes = notes_on_folder(path)
     lock, removing = None, threading.Lock()
 
     def remove() -> None:
-        with removing:  # the main thread and the thread of the watchdog may both call this
+        # The main thread and the watchdog's thread may both call `remove`.
+        with removing:
             remove_if_nothing_began(path, new_folders, lock=lock)
 
     if group.watch:
@@ -159,6 +163,7 @@ def claim_run_folder(
         raise
     finally:
         if lock:
+            # A lock file that is left in an empty folder would mark the folder as that of a run.
             lock.release(remove=not holds_work(path))
 
 
@@ -185,7 +190,8 @@ def remove_if_nothing_began(path: Path, new_folders: list[Path], *, lock: FileLo
     with suppress(InputError):
         take_lock(folder_lock, path)
         shutil.rmtree(path, ignore_errors=True)
-        with suppress(OSError):  # not empty: another run has begun in a parent
+        # A parent that is not empty stays: another run has begun there.
+        with suppress(OSError):
             for parent in new_folders[1:]:
                 parent.rmdir()
     folder_lock.release()
@@ -208,6 +214,8 @@ def problem_of_folder(path: Path, *, resume: bool, overwrite: bool) -> str | Non
     """Return the reason why a run cannot use a folder, `; `, and the fix; None if it can."""
     if path.exists() and not path.is_dir():
         return f"{path}: is a file; set run.name or run.root"
+    # A link without a target often stands for a disk that is not mounted. For such a path `mkdir`
+    # only reports that a file exists.
     for link in (path, *path.parents):
         if link.is_symlink() and not link.exists():
             target = link.readlink()

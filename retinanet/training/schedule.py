@@ -169,5 +169,6 @@ def learning_rate_factor(
         return warmup_factor + (1 - warmup_factor) * step / warmup_steps
     if schedule == "constant":
         return 1.0
+    # The warm-up may fill the whole run.
     progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
     return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))

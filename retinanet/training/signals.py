@@ -63,6 +63,7 @@ class StopRequest:
         # Python runs handlers between bytecodes of the main thread only; the wake-up descriptor
         # gets each signal's number at once, for the thread that watches.
         self._pipe = os.pipe()
+        # Python accepts only a wake-up descriptor that does not block.
         os.set_blocking(self._pipe[1], False)
         self._wakeup_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         self._previous = {number: signal.signal(number, self._receive) for number in STOPS}
@@ -74,8 +75,10 @@ class StopRequest:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         signal.set_wakeup_fd(self._wakeup_before)
+        # The thread may be waiting to end this process, which has unwound in time.
         self._is_over.set()
-        os.close(self._pipe[1])  # the thread reads the end of file, and closes the other end
+        # The thread then reads the end of file, and closes the other end.
+        os.close(self._pipe[1])
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
@@ -96,6 +99,8 @@ class StopRequest:
             since = since or time.monotonic()
             if number[0] != signal.SIGINT or not is_another(since):
                 continue
+            # The main thread raises KeyboardInterrupt as soon as it runs Python code again. Only a
+            # thread that stays inside a library needs this.
             if not self._is_over.wait(SECONDS_TO_UNWIND):
                 self._end_now()
         os.close(reads)

@@ -58,7 +58,8 @@ def check_or_train(
                 profiling(config, path, place=place, group=group, console=console) as capture,
             ):
                 checkpoint = None
-                if (resume or auto_resume) and group.is_first:  # the others get rank 0's state
+                # Only rank 0 reads the checkpoint, and sends its state to the other ranks.
+                if (resume or auto_resume) and group.is_first:
                     checkpoint = checkpoint_to_resume(folder, config, console=console)
                 trainer = Trainer(
                     config,

@@ -97,6 +97,7 @@ def rank_states(random: Sequence[dict[str, Any]], tensors: Mapping[str, Tensor])
     states = [RankState(generators, {}) for generators in random]
     for key, values in tensors.items():
         rank, _, name = key.partition("/")
+        # A hostile file may name a rank of thousands of digits, which `int` refuses to convert.
         if rank.isdecimal() and len(rank) < MOST_DIGITS and int(rank) < len(states):
             states[int(rank)].statistics[name] = values
     return states
@@ -130,12 +131,14 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
     try:
         _restore(states)
     except (LookupError, TypeError, ValueError, OverflowError, RuntimeError) as error:
-        _restore(before)  # a generator may have accepted a state that it cannot draw from
+        # A generator may have accepted a state from which it cannot draw.
+        _restore(before)
         raise ValueError(f"random states are damaged: {error!r}") from error
 
 
 def _restore(states: Mapping[str, Any]) -> None:
     def numbers(text: str, kind: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
+        # An array over `bytes` is read-only, of which `torch.from_numpy` warns.
         return np.frombuffer(bytearray.fromhex(text), dtype=kind)
 
     version, integers, gauss = states["python"]
@@ -229,6 +232,7 @@ def read_state(folder: Path) -> State:
         raise InputError(f"{file}: not a checkpoint's state: not JSON: {error}") from error
     if not isinstance(content, dict):
         raise InputError(f"{file}: not a checkpoint's state: not a JSON object")
+    # The format comes before the SHA-256: a file of another version is not reported as damaged.
     written_format = content.pop("format", None)
     if written_format != FORMAT:
         raise InputError(
@@ -267,6 +271,7 @@ def require_consistent(state: State) -> None:
             wrong = f"{shown(value)}, but config.{section}.{field} is {shown(configured)}"
             raise InputError(f"model.{name}: {wrong}")
     require_consistent_position(state.position)
+    # Not `isinstance`: true is an int in Python.
     ranks = state.setup.get("ranks")
     if type(ranks) is not int or ranks < 1:
         raise InputError(f"setup.ranks: {shown(ranks)} is not a number of ranks")

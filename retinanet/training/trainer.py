@@ -110,11 +110,13 @@ class Trainer:
         seed_everything(config.run.seed)
         self.data = open_run_data(config, scenes_folder=folder.scenes, console=console, group=group)
         classes, groups = self.data.classes, config.distributed.groups
+        # Only rank 0 reads files of weights. `share_weights` sends them to the other ranks later.
         weights = starting_weights(config.model) if group.is_first and not checkpoint else None
         self.notes = notes_on_backbone(config.model.pretrained_backbone, weights)
         """Printed before the first step."""
         self.model = build_model(config.model, num_classes=classes.num_classes, weights=weights)
-        del weights  # they would keep their file mapped for the whole run
+        # The tensors would keep their file mapped for the whole run.
+        del weights
         self.optimizer = build_optimizer(config.training, self.model, engine=engine, groups=groups)
         self.description = ModelDescription(
             num_classes=classes.num_classes,
@@ -188,17 +190,21 @@ class Trainer:
         stop.agree(self.group.all_gather(stop.received))
         try:
             while not stop and not self.is_done():
+                # Due here after a resume too, if the run was stopped in the evaluation of these
+                # weights.
                 if self.evaluation_is_due():
                     self.evaluate(stop)
                 for step in self.train_epoch(stop):
                     self.log_step(step)
                     if step.metric_is_ready:
                         self.finish_evaluation()
+                    # Before an evaluation and at the end of the run a checkpoint is written anyway.
                     if step.checkpoint_is_due and not stop and not self.evaluation_is_due():
                         self.save()
                     if stop or self.is_finished():
                         break
-        except InputError as error:  # such as an unreadable image: save the steps taken so far
+        # Such as an unreadable image: the steps before the error are saved.
+        except InputError as error:
             if self.state.step == 0:
                 raise
             self.save_and_wait()
@@ -255,6 +261,7 @@ class Trainer:
             local_ranks=self.place.ranks.local_size,
             recorded=split,
         )
+        # Loading starts only at the first step, so the sampler still accepts a new split.
         self.loading.batches.split = self.batches.images
         self.exchange = make_exchange(
             averaging,
@@ -292,7 +299,8 @@ class Trainer:
         """Restore random states and running statistics of each rank, and note differences."""
         checkpoint = self.checkpoint
         states = self.group.from_first(lambda: checkpoint.rank_states() if checkpoint else [])
-        if len(states) == self.group.size:  # with other ranks, no state belongs to any of them
+        # With another number of ranks, no state belongs to any of the present ranks.
+        if len(states) == self.group.size:
             try:
                 load_rank_state_dict(states[self.group.rank], self.model)
             except ValueError as error:
@@ -366,7 +374,8 @@ class Trainer:
 
         Raise the step's problem, if it has one, or NonFiniteLossError.
         """
-        if step.group is not None:  # some ranks have ended: the others divide their images
+        # Some ranks have ended: the others divide the validation images among themselves.
+        if step.group is not None:
             self.group = self.checkpointer.group = step.group
             self.loading.share_evaluation(rank=step.group.rank, ranks=step.group.size)
         if step.nonfinite is not None:
@@ -429,12 +438,16 @@ class Trainer:
         checkpoint is written: a resumed run starts from this one, and no evaluation is lost.
         """
         self.finish_evaluation()
+        # The earlier metric may have reached the target. The run has then returned to the weights
+        # of that step.
         if self.target_is_reached():
             return
         if not agree_on_weights(self.group, self.model):
             self.console.print("note: weights differed between ranks; all ranks now use rank 0's")
+        # Each rank evaluates a part of the images, so all need the same statistics of norms.
         average_norms(self.group, self.model)
-        self.save()  # an evaluation may take as long as an epoch
+        # An evaluation may take as long as an epoch, so the steps before it are saved.
+        self.save()
         self.log.evaluation_started(epoch=self.epochs_done, step=self.state.step)
         start = time.perf_counter()
         detections = detect_split(
@@ -498,7 +511,8 @@ class Trainer:
             self.state.load_state_dict(asdict(position))
         # The checkpoint comes before anything that might fail, such as drawing pictures.
         if steps_since == 0 and not self.checkpointer.is_there(step):
-            self.save()  # retry a failed write once
+            # A failed write is retried once.
+            self.save()
         if self.checkpointer.is_there(step):
             self.checkpointer.add_evaluation(position)
         if is_reached and steps_since:

@@ -84,14 +84,18 @@ class GroupEpochs:
                 groups.all_ranks, remaining, comm_cpus=comm_cpus, timeout_s=timeout_s
             )
         if self._group.is_first:
+            # A checkpoint is written from rank 0's model and optimizer.
             groups.update.take_back(self._prepared.optimizer)
         parameters = trained_parameters(self._prepared.model)
         self._group.broadcast(parameter.detach() for parameter in parameters)
-        if self._group.is_first:  # includes steps of groups that have ended since
+        # These include steps of groups that have ended since.
+        if self._group.is_first:
             yield from stretch.steps_of_others()
         arrivals = self._group.all_gather(stretch.arrival())
         stop.agree([arrival.signal for arrival in arrivals])
         untrained = [rank.untrained for rank in arrivals if rank.untrained is not None]
+        # The run continues before the first step that was taken but not trained. That step and
+        # later ones are repeated after a resume.
         done = step + min([max(arrival.taken for arrival in arrivals), *untrained])
         yield EpochStep(
             step=done,
@@ -119,6 +123,7 @@ class GroupEpochs:
             return tuple(int(rank) for rank in store.get(key).decode().split(","))
         members = self._group.job_ranks or tuple(range(all_ranks.size))
         waiting = set(members)
+        # Polled: a barrier of gloo would wait for lost ranks, too.
         while waiting := {
             rank
             for rank in waiting
@@ -211,6 +216,8 @@ class Stretch:
                     report = self._checked(result)
                     self._trained += 1
                     groups.own_steps += 1
+                    # All ranks of a group have the same merged result, so its first rank sends it.
+                    # Rank 0 logs the results of its own group directly.
                     if groups.averaging.is_first and not groups.all_ranks.is_first:
                         self._results.send(result)
                     yield self._logged_step(result, report)
@@ -238,6 +245,8 @@ class Stretch:
             learning_rate=lambda step: context.learning_rate(
                 self._start + self.queue.taken[step - first]
             ),
+            # These steps are counted within the group. The learning rate depends on a step's number
+            # among all groups.
             first_step=groups.own_steps,
             update=groups.update,
         )
@@ -300,6 +309,7 @@ class Stretch:
     def arrival(self) -> Arrival:
         """Return this rank's contribution to the synchronization."""
         taken = self.queue.taken[-1] + 1 if self.queue.taken else 0
+        # Steps of a group that has ended are known only from its results, which rank 0 has logged.
         self._arrival.taken = max(taken, self._last_logged)
         self._arrival.signal = self._stop.received
         return self._arrival

@@ -238,6 +238,7 @@ class GroupResults:
     def take(self) -> Iterator[StepResult]:
         """Yield the new results of the other groups."""
         for group in self._taken:
+            # `get` blocks until a key exists, so its existence is checked first.
             while self._store.check([key := self._key(group, self._taken[group])]):
                 yield pickle.loads(self._store.get(key))  # noqa: S301
                 self._store.delete_key(key)
@@ -287,8 +288,11 @@ def subgroup(
 ) -> ProcessGroup:
     """Return a process group of some ranks of a job; the other ranks cannot use it."""
     ranks = list(job_ranks)
+    # By default `new_group` waits for all ranks of the job, including those that have ended.
     settings: dict[str, Any] = {"use_local_synchronization": only_they_call}
     timeout = timedelta(seconds=timeout_s)
+    # gloo starts its threads here, and they inherit the CPUs of this one. It also prints lines to
+    # stdout from C++.
     with calling_thread_on(comm_cpus), discard_output():
         control = exchange = dist.new_group(ranks, backend="gloo", timeout=timeout, **settings)
         if all_ranks.backend != "gloo":

@@ -63,7 +63,7 @@ class GroupWeights:
         """
         slots = SLOTS[optimizer]
         memory = map_memory(place, bytes_of_weights(parameters, slots))
-        # Opened anew for each view: `flock` belongs to the open file, so that two views of one
+        # A descriptor for each view: `flock` belongs to the open file, so that two views of one
         # process, such as those of rank 0's threads, exclude each other too.
         self._lock = os.open(place[0], os.O_RDWR)
         self._timeout_s = timeout_s
@@ -71,6 +71,8 @@ class GroupWeights:
             memory.mapped, dtype=torch.int64, count=1, offset=VERSION_AT
         )
         values = torch.frombuffer(memory.mapped, dtype=torch.float32, offset=VALUES_AT)
+        # The layout after name and version: step counts, weights, then one block for each slot. All
+        # are float32, as are torch's step counts.
         size = count_values(parameters)
         counts, block, *blocks = values.split(
             [count_lines(len(parameters)), *[size] * (1 + len(slots))]
@@ -116,6 +118,7 @@ class GroupWeights:
         end = time.monotonic() + self._timeout_s
         while True:
             try:
+                # `flock` has no timeout, so the lock is polled.
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
@@ -241,6 +244,7 @@ class ServedWeights:
         self._request(END)
 
     def _request(self, kind: float, learning_rate: float = 0.0) -> None:
+        # float64 transfers the learning rate without rounding.
         request = torch.tensor([kind, learning_rate], dtype=torch.float64)
         dist.send(request, dst=0, group=self._pair)
 
@@ -303,7 +307,8 @@ class WeightsServer:
         copies = [nn.Parameter(view) for view in placed(values, self._parameters)]
         request = torch.empty(2, dtype=torch.float64)
         staleness = torch.zeros(1, dtype=torch.int64)
-        with suppress(RuntimeError):  # gloo's, if the rank has ended: the watchdog reports that
+        # gloo raises RuntimeError if the rank has ended, which the watchdog reports.
+        with suppress(RuntimeError):
             while True:
                 dist.recv(request, src=rank, group=pair)
                 kind, learning_rate = request.tolist()
@@ -311,6 +316,8 @@ class WeightsServer:
                     return
                 if kind == STEP:
                     dist.recv(gradients, src=rank, group=pair)
+                # The lock is not held while the network transfers: other groups may update
+                # meanwhile.
                 with weights.held():
                     if kind == STEP:
                         floats = [gradient.float() for gradient in gradient_views]
