@@ -23,6 +23,7 @@ from retinanet.placement import place_on_host, print_plan_here
 def main() -> int:
     """Run the command line; return the exit code."""
     ranks = read_ranks(os.environ)
+    # All ranks read the same input, so each of them would print the same error.
     with rank0_only_errors(ranks):
         arguments = parse_run_arguments(__doc__ or "")
         config = load_config(arguments.config, arguments.overrides)

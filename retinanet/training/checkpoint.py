@@ -298,6 +298,7 @@ def remove(folder: Path) -> None:
     if not folder.exists():
         return
     doomed = folder.with_name(f".{folder.name}{REMOVED}")
+    # A process that was killed here may have left this folder.
     shutil.rmtree(doomed, ignore_errors=True)
     folder.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)

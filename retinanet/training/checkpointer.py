@@ -91,6 +91,7 @@ class Checkpointer:
         for folder in newest_first(self._checkpoints):
             if checkpoint_step(folder) > position.step:
                 aside = folder.with_name(f"damaged-{folder.name}")
+                # An earlier resume may have renamed a checkpoint of this step.
                 numbers = count(2)
                 while aside.exists():
                     aside = folder.with_name(f"damaged-{folder.name}-{next(numbers)}")

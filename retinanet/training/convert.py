@@ -118,6 +118,7 @@ def require_free_folder(out: Path, *, overwrite: bool) -> None:
     # `out` is a file, or a folder that cannot be listed.
     except OSError:
         names = set()
+    # A checkpoint of a run also has an optimizer's state, and is never replaced.
     if names != {MODEL_FILE, STATE_FILE}:
         raise InputError(f"{out}: is not a converted detector and is not replaced; set --out")
 

@@ -39,6 +39,7 @@ def open_run_data(
     settings, scenes = config.data, config.data.scenes
 
     def open_here() -> DetectionData:
+        # The decoder comes first: a missing one is reported before images are generated.
         decoder = resolve_decoder(settings.decoder)
         root = settings.root
         if scenes is not None:

@@ -351,6 +351,7 @@ class BackgroundLoad:
         waits = thread_wait_times()
         # Threads that were started in this interval have no earlier reading.
         known = waits.keys() & self._waits.keys()
+        # The largest share counts, since a parallel region waits for its slowest thread.
         share = max((waits[thread] - self._waits[thread] for thread in known), default=0) / seconds
         before, self._ticks = self._ticks, None
         self._start, self._waits = now, waits
@@ -427,6 +428,7 @@ def settle_batches(
         image_size=config.data.image_size,
         focal_form=config.engine.focal_loss,
     )
+    # Each rank has a limit of its own, since hosts may differ in memory.
     most = images_that_fit(
         config,
         num_classes=prepared.model.head.classification_head.num_classes,

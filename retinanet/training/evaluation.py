@@ -78,6 +78,7 @@ class BackgroundEvaluation:
         # Not a fork: it would keep all memory of the training process.
         context = multiprocessing.get_context("spawn")
         self._answers, end = context.Pipe(duplex=False)
+        # On spare CPUs the process takes no core from training, so its priority is not lowered.
         cpus, nice = (spare_cpus, 0) if spare_cpus else (training_cpus, NICE)
         self._process = context.Process(
             target=compute_metric,
@@ -107,6 +108,7 @@ class BackgroundEvaluation:
         """Return the metric, and wait for it if need be; None on ranks other than 0."""
         if self._work is None:
             return None
+        # A process that has died leaves no answer, and its work is repeated here.
         evaluation, seconds = self._next_answer() or self._work.metric()
         return SplitResult(
             evaluation, self._work.detections, seconds=self._detection_seconds + seconds

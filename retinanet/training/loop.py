@@ -249,6 +249,8 @@ def batch_losses(
 ) -> dict[str, torch.Tensor]:
     """Run the model forward as its engine does, and return the losses of a batch in float32."""
     with profiler.phase("forward"):
+        # Images arrive as uint8, a quarter of the bytes of float32, because loading processes send
+        # them through shared memory.
         images = normalize(batch.images)
         outputs = prepared.forward(images)
     with profiler.phase("loss"):

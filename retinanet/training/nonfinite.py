@@ -154,6 +154,7 @@ class NonFiniteGuard:
 
     def advice(self, ranks: Sequence[NonFiniteStep]) -> str | None:
         """Return what to do about a step where the run cannot continue; None: skip it."""
+        # This comes first: weights that were damaged before the step make every later step fail.
         if any(rank.weights.count or rank.statistics.count for rank in ranks):
             return "resume from an earlier checkpoint: skipping steps does not repair weights"
         calmer = "lower training.learning_rate or set training.clip_gradient_norm"

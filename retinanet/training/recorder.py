@@ -94,6 +94,8 @@ class Recorder:
         seconds = result.seconds
         with self._tolerating_full_disk():
             self._metrics.evaluation(result.evaluation, step=step, epoch=epoch, seconds=seconds)
+        # The files of the previous evaluation are waited for first: only one process works at a
+        # time.
         self.wait_for_files()
         self._write_files = write_files
         if write_files is None:
@@ -361,8 +363,8 @@ class TensorBoardLog:
             # Each writer creates a file, so a full disk must not start one at every step.
             self._next_try = time.monotonic() + SECONDS_BETWEEN_TRIES
             self._writer = SummaryWriter(str(self._folder), purge_step=self._purge_step)
-            # Only the first writer hides earlier events. A later one, after a full disk, would hide the
-            # events of this process.
+            # Only the first writer hides earlier events. A later one, after a full disk, would hide
+            # the events of this process.
             self._purge_step = None
         try:
             action(self._writer)

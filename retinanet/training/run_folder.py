@@ -152,10 +152,12 @@ def claim_run_folder(
             remove_if_nothing_began(path, new_folders, lock=lock)
 
     if group.watch:
+        # The watchdog ends this process without unwinding when another rank fails.
         group.watch.clean_up = remove
     try:
         lock = make_lock(path)
         take_lock(lock, path)
+        # The other ranks continue only once rank 0 holds the lock.
         group.barrier()
         yield RunFolder(path, notes)
     except (InputError, StoppedBeforeStart, KeyboardInterrupt):

@@ -95,11 +95,13 @@ class StepPlan:
     def first_steps(self) -> int:
         """Steps from the start to the end of its epoch."""
         remaining = max(self.images_per_epoch, self.images_per_batch) - self.start.images
+        # After a resume with larger batches, the remaining images may fill no step.
         return max(0, remaining) // self.images_per_step
 
     @property
     def total_steps(self) -> int:
         """The steps of the complete run, including those before the start."""
+        # The run was complete at its start, for example because `training.epochs` was reduced.
         if self.start.epoch >= self.epochs:
             return self.start.step
         later_epochs = self.epochs - self.start.epoch - 1
@@ -141,6 +143,7 @@ class StepPlan:
     def evaluation_is_due(self, step: int) -> bool:
         """Return whether weights after `step` steps are evaluated."""
         position = self.position(step)
+        # An epoch has ended if no image of the next one is done.
         at_epoch_end = position.images == 0 and position.epoch % self.evaluate_every == 0
         return step == self.total_steps or (step > 0 and at_epoch_end)
 

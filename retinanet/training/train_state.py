@@ -112,6 +112,7 @@ def seed_everything(seed: int) -> None:
 
 def random_states() -> dict[str, Any]:
     """Return the states of Python's, numpy's and torch's generators, as JSON values."""
+    # JSON has no bytes and is verbose for 624 integers, so states are hexadecimal digits.
     version, integers, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {

@@ -224,6 +224,8 @@ class Trainer:
         checkpoint = self.checkpoint
         if checkpoint is not None:
             classes = self.description.classes
+            # Compared before tensors are read: other classes would otherwise appear as wrong
+            # shapes.
             require_same_data(checkpoint, classes=classes, images=len(self.data.train))
             checkpoint.load_training_state(self.model, self.optimizer)
         position = self.group.from_first(lambda: checkpoint.position if checkpoint else None)
@@ -497,6 +499,7 @@ class Trainer:
         If it reached the target some steps ago, the run returns to the weights that reached it.
         """
         result = evaluation.wait()
+        # Only rank 0 has the metric, but all ranks must take the same decisions.
         current_map = self.group.from_first(lambda: result.evaluation.map if result else 0.0)
         best_map = self.state.best_map
         self.state.best_map = current_map if best_map is None else max(current_map, best_map)

@@ -256,6 +256,7 @@ def compute_group(
     Their number divides the ranks. Threads that exchange run on `comm_cpus`. A rank that is silent
     for longer than `timeout_s` breaks the group.
     """
+    # Every rank creates every group, since `new_group` is collective over the whole job.
     all_groups = [
         subgroup(all_ranks, job_ranks, comm_cpus=comm_cpus, timeout_s=timeout_s)
         for job_ranks in ranks_of_groups(all_ranks.size, groups)
@@ -272,6 +273,7 @@ def living_group(
 ) -> ProcessGroup:
     """Return the process group of the remaining ranks; only they call it, rank 0 included."""
     assert all_ranks.watch is not None
+    # This rank's watchdog may not have noticed all ranks that rank 0 counts as lost.
     all_ranks.watch.lost |= set(range(all_ranks.size)) - set(job_ranks)
     return subgroup(
         all_ranks, job_ranks, comm_cpus=comm_cpus, timeout_s=timeout_s, only_they_call=True

@@ -106,6 +106,7 @@ class GroupWeights:
                 if slot in state and state[slot] is not None:
                     state[slot].copy_(value)
                 else:
+                    # An optimizer that has taken no step has no state yet.
                     state[slot] = value.clone()
 
     @contextmanager
@@ -320,6 +321,8 @@ class WeightsServer:
                 # meanwhile.
                 with weights.held():
                     if kind == STEP:
+                        # Gradients may be BF16, whereas the shared weights and their state are
+                        # float32.
                         floats = [gradient.float() for gradient in gradient_views]
                         staleness[0] = weights.step(floats, learning_rate=learning_rate)
                     weights.copy_to(copies)
