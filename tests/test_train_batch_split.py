@@ -59,7 +59,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def slowed(root: Path) -> Ended:
     """Return two steps of a run split by speed, with a background load on the core of rank 1."""
     cpus = cpus_of_last_rank(load_config("demo.yaml", SETTINGS))
-    with busy_cores(cpus):
+    # Three processes, so that rank 1 is slower than rank 0 even if another job shares a core.
+    with busy_cores(cpus * 3):
         return trained(root, "by-speed", "distributed.batch_split=speed", "training.max_steps=2")
 
 
