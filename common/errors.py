@@ -125,8 +125,8 @@ def killed_worker(error: BaseException | None) -> str | None:
     end = f"was killed by {name}" if name else "ended unexpectedly"
     fix = "reduce data.workers (0: load in the training process), or provide more memory"
     if name == signal.SIGBUS.name:
-        # Batches reach the training process through shared memory. The kernel finds out that it is
-        # full when a page is first written, and then sends SIGBUS.
+        # Batches reach the training process through shared memory. The kernel allocates a page when
+        # it is first written, and sends SIGBUS if there is no space.
         fix = "/dev/shm is full: use docker run --shm-size=1g (or --ipc=host), or data.workers=0"
     cause = " (out of memory?)" if name == signal.SIGKILL.name else ""
     return (

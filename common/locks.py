@@ -170,14 +170,14 @@ def is_alive(owner: Path) -> bool:
     """Return whether the process that an owner file names may still be running."""
     holder, current = read_owner(owner), this_process()
     try:
-        # The number of a process of another host, container or boot means nothing here. Then the
-        # only sign of life is that the file is renewed.
+        # The number of a process of another host, container or boot has no meaning here. Then only
+        # the age of the file shows whether its process is running.
         if not all(holder.get(key) == current[key] for key in ("host", "processes")):
             return age(owner) <= LOST_AFTER
     except FileNotFoundError:
         return False
     pid = holder.get("pid")
-    # Numbers of processes are used again, so the start time must be the same too.
+    # The kernel reuses process numbers, so the start time must be equal too.
     started = start_time(pid) if isinstance(pid, int) else None
     return started is not None and started == holder.get("started")
 

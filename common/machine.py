@@ -219,7 +219,7 @@ def kill_if_local(target: ProcessIdentity | None) -> None:
     if target.namespace != current.namespace:
         return
     with suppress(OSError):
-        # Between the message about a process and this call its number may have been used again.
+        # The number may have been reused since the process was identified, by another user too.
         is_ours = Path(f"/proc/{target.number}").stat().st_uid == os.geteuid()
         if is_ours and start_time(target.number) == target.started:
             os.kill(target.number, signal.SIGKILL)

@@ -94,7 +94,7 @@ def use_environment(variables: Mapping[str, str], *, bound: bool, launcher: str)
         value = os.environ.get(name)
         if value is None or value == variables.get(name):
             continue
-        # Also if the plan does not set it, since some of these variables override others.
+        # Also variables that the plan does not set, since some of them override others.
         if name in BINDING_VARIABLES:
             del os.environ[name]
         elif name not in variables:
@@ -141,7 +141,7 @@ def preload(name: str | None, *, openmp: Path | None = None) -> None:
     Raises:
         InputError: The allocator's library is not installed, or the linker does not take it.
     """
-    # Removed at once: a child process that inherited it could not start itself again.
+    # Removed at once: a child process that inherited the variable could not start itself again.
     started_again = os.environ.pop(STARTED_AGAIN, None) is not None
     environment = dict(os.environ)
     if openmp is not None and not started_again:

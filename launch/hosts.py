@@ -270,7 +270,7 @@ def is_known_to_ssh(host: str) -> bool:
         return False
     settings = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
     name = settings.get("hostname", host)
-    # Behind a proxy only the proxy must know the name.
+    # The name is looked up by the proxy, not on this host.
     proxies = {settings.get(way, "none") for way in ("proxycommand", "proxyjump")}
     return proxies != {"none"} or (name != host and is_known(name))
 

@@ -280,8 +280,7 @@ def exchange_facts(store: dist.Store, ranks: Ranks, *, wait: Wait) -> list[list[
     store.set(f"about/{ranks.rank}", json.dumps(facts))
     if ranks.is_first:
         missing = list(range(ranks.size))
-        # Rank 0 asks for each rank instead of waiting for all, so that it can name the missing
-        # ones.
+        # Each rank is looked up instead of waiting for all, so that missing ones can be named.
         while missing := [rank for rank in missing if not store.check([f"about/{rank}"])]:
             plural = "s" if len(missing) > 1 else ""
             numbers = format_cpu_list(missing)
@@ -334,12 +333,12 @@ def connect(
     """
     address, port = rendezvous.addresses[0], rendezvous.port
     # By default the constructor waits until all ranks are connected. `exchange_facts` does that
-    # instead, as it can name those that are missing.
+    # instead, and names those that are missing.
     settings: dict[str, Any] = {"timeout": timeout, "wait_for_workers": False}
     # Under torchrun its agent holds the store, and all ranks are its clients.
     is_server = ranks.is_first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if rendezvous.listener is not None:
-        # torch closes the descriptor, so that Python's socket must give it up.
+        # Detached, since torch closes the descriptor.
         settings["master_listen_fd"] = rendezvous.listener.detach()
     elif is_server:
         address = LOCALHOST  # a host may not reach itself by its own name or MASTER_ADDR

@@ -328,7 +328,7 @@ def supervise_this_rank(*, launcher: int | None, silence_s: float) -> RankSuperv
     `silence_s` has been given up, and is killed.
     """
     signals = {*STOPS, signal.SIGCHLD}
-    # Blocked before the fork, so that none is lost before one of the two processes handles it.
+    # Blocked before the fork, so that no signal is lost before one of the processes handles it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     reads, writes = os.pipe2(os.O_NONBLOCK)
     # `fork` copies the calling thread only, so that torch and its threads must come later.
