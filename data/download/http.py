@@ -311,7 +311,7 @@ def content_range(response: requests.Response) -> tuple[int, int]:
     """Return the first byte and the total length, from `Content-Range: bytes 5-9/10`."""
     text = response.headers.get("Content-Range", "")
     match = re.fullmatch(rf"bytes ({LENGTH})-({LENGTH})/({LENGTH})", text.strip(), re.ASCII)
-    # The request has no end: a range that stops before the file's last byte is no valid answer.
+    # The request has no end: a range that stops before the file's last byte leaves a gap.
     if match is None or int(match[3]) - 1 != int(match[2]):
         shown = text[:SHOWN_OF_A_HEADER]
         raise AttemptError(f"invalid Content-Range: {shown!r}")

@@ -103,6 +103,7 @@ class OneDnnHook(ProfilerHook):
         """Turn oneDNN's output on."""
         assert self._log is not None
         self._step = number
+        # An ExitStack ends in reverse: oneDNN is silent before descriptor 1 is the terminal again.
         self._around_step.enter_context(redirected(OUTPUT, self._log))
         self._around_step.enter_context(verbose())
         self._mark(is_begin=True)
@@ -131,6 +132,7 @@ class OneDnnHook(ProfilerHook):
     def _mark(self, phase: str | None = None, *, is_begin: bool) -> None:
         # oneDNN prints into C's stdio buffer; unflushed, its lines would follow the mark.
         flush_c()
+        # The clock of oneDNN's time stamps: milliseconds since 1970.
         self._write(mark_line(Mark(time.time_ns() / 1e6, is_begin, self._step, phase)))
 
     def _write(self, line: str) -> None:
@@ -143,6 +145,8 @@ def verbose() -> Iterator[None]:
     """Have oneDNN print every primitive while the context lasts: torch's and, if loaded, IPEX's."""
     with ExitStack() as stack:
         stack.enter_context(mkldnn.verbose(mkldnn.VERBOSE_ON))
+        # IPEX has its own copy of oneDNN, with its own switch. It is not imported for that: IPEX
+        # for another version of torch fails on import.
         ipex = sys.modules.get("intel_extension_for_pytorch")
         if ipex is not None:
             stack.enter_context(ipex.verbose(ipex.VERBOSE_ON))
@@ -267,12 +271,14 @@ class PerfStat:
                 stderr=self._errors,
                 pass_fds=(commands, answers, self._output.fileno()),
                 start_new_session=True,  # Ctrl-C must reach the training only
+                # In other locales numbers may have a decimal comma, and commas separate the fields.
                 env={**os.environ, "LC_ALL": "C"},
             )
         except OSError as error:
             self._close()
             raise PerfFailedError(f"perf: cannot be started: {error.strerror}") from error
         finally:
+            # Only perf has these ends now, so that its death is the end of file for `count`.
             os.close(commands)
             os.close(answers)
         self.count(on=False)  # it is off already; the answer confirms that perf works
@@ -305,6 +311,7 @@ class PerfStat:
         """
         if self._output.closed:
             return ""
+        # As at Ctrl-C, perf stat prints its counts.
         self._process.send_signal(signal.SIGINT)
         try:
             self._process.wait(SECONDS_TO_ANSWER)
@@ -376,6 +383,7 @@ class TraceHook(ProfilerHook):
         if self._profiler is None:
             return
         profiler, self._profiler = self._profiler, None
+        # Before the stop: torch ignores metadata without a running profiler.
         if self.bytes_moved is not None:
             profiler.add_metadata_json(KEY, json.dumps(self.bytes_moved))
         with discard_errors():  # Kineto warns that there is no GPU
@@ -410,6 +418,7 @@ def modules_marked(prepared: PreparedTraining) -> Iterator[None]:
     def end(module: nn.Module, inputs: object, outputs: object) -> None:
         marks.pop().__exit__(None, None, None)
 
+    # always_call: a mark ends also if the forward pass raises an error.
     handles = [module.register_forward_pre_hook(begin) for module in names]
     handles += [module.register_forward_hook(end, always_call=True) for module in names]
     forward = prepared.forward

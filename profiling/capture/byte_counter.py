@@ -159,10 +159,12 @@ def operator_bytes(
         return 0, 0
     read, written = _Tensors(), _Tensors()
     arguments = [
+        # __torch_dispatch__ gets no arguments that have their default.
         (argument, args[number] if number < len(args) else kwargs[argument.name])
         for number, argument in enumerate(func._schema.arguments)
         if number < len(args) or argument.name in kwargs
     ]
+    # A gradient that the mask does not request needs fewer of the arguments.
     unread = UNREAD.get(name, frozenset()) | {
         unneeded
         for argument, mask in arguments
@@ -175,17 +177,20 @@ def operator_bytes(
         info = argument.alias_info
         by_schema = info is not None and info.is_write
         changes = by_schema if updated is None else argument.name in updated
+        # In torch's schemas a changed argument that is keyword-only is an `out=`.
         only_written = changes and (argument.kwarg_only or name in OVERWRITTEN)
         if changes:
             written.add(tensors)
         if not only_written and argument.name not in unread:
             read.add(tensors)
     memory = {place(tensor) for _, value in arguments for tensor in tensors_in(value)}
+    # Results in an argument's memory are views, or the changed argument itself.
     created = [tensor for tensor in tensors_in(results) if place(tensor) not in memory]
     written.add(created)
     if not written.bytes and next(tensors_in(results), None) is not None:
         return 0, 0  # a view; an operator that returns a number reads its tensors
     if name in PICKED_FROM and created:
+        # The whole table was counted above; the difference is subtracted.
         table = next(tensors_in(args))
         read.bytes += min(0, sum(map(tensor_bytes, created)) - tensor_bytes(table))
     return read.bytes, written.bytes
@@ -200,6 +205,7 @@ class _Tensors:
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
+            # Two slices of one storage are two tensors; the same slice twice is read once.
             key = (place(tensor), tensor.shape)
             if tensor.layout is torch.strided:
                 key = (*key, tensor.storage_offset(), tensor.stride())  # type: ignore[assignment]
@@ -210,8 +216,10 @@ class _Tensors:
 
 def place(tensor: Tensor) -> int:
     """Return an identity of the tensor's memory, which other tensors may share."""
+    # oneDNN's opaque tensors have no storage.
     if tensor.layout is not torch.strided:
         return id(tensor)
+    # The storage, not data_ptr(): views may begin anywhere in it.
     return tensor.untyped_storage()._cdata
 
 

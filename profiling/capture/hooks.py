@@ -62,6 +62,8 @@ def capturing(
         try:
             yield capture
         except BaseException:
+            # The notes are not gathered: after an error on one rank, others may never reach the
+            # gather.
             capture.close()
             print_files(console, hooks, ranks=group.size)
             raise
@@ -82,6 +84,7 @@ def create_hooks(
     hooks: list[ProfilerHook] = []
     if trace:
         tracing = TraceHook(folder / "trace" / f"rank{rank}.json.gz", trace)
+        # There is no step 0. A step in oneDNN's log must not include the counter's work either.
         before = frozenset({min(trace) - 1}) - {0, *onednn}
         hooks += [CountHook(tracing, before), tracing]
     if onednn:
@@ -154,6 +157,7 @@ class Capture:
         self._each(lambda hook: hook.end_step(whole=True), backwards=True)
         for hook in self._active:
             hook.done.append(number)
+        # Files are written after a hook's last step: a run that is killed later keeps them.
         self._active = [hook for hook in self._active if number == max(hook.steps)]
         self._each(lambda hook: hook.close())
         self._active = []
@@ -161,6 +165,7 @@ class Capture:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Surround a phase of the step."""
+        # No `finally`: if the phase fails, `step` ends the hooks, with their open phase.
         self._each(lambda hook: hook.begin_phase(name))
         yield
         self._each(lambda hook: hook.end_phase(name), backwards=True)
@@ -172,6 +177,7 @@ class Capture:
 
     def _each(self, action: Callable[[ProfilerHook], None], *, backwards: bool = False) -> None:
         """Call `action` for all active hooks; one that fails is no longer active."""
+        # A slice is a copy, so that a failing hook can be removed in the loop.
         for hook in self._active[:: -1 if backwards else 1]:
             try:
                 action(hook)

@@ -192,6 +192,7 @@ def combine(
     if device == "cuda":
         require_gpu()
     nodes = read_allowance().memory_nodes
+    # Wrong policies and numbers of threads are errors now, not in the middle of the study.
     for text in memory or ():
         parse_memory(text, allowed=nodes)
     counts = threads or (choose_cores(threads=None).threads,)

@@ -123,6 +123,7 @@ def layers_table(measured: Sequence[Measured]) -> Table:
             if by_pass:
                 backward = [layer.backward.mean for layer in layers if layer.backward]
                 cells.append(sum(layer.forward.mean for layer in layers))
+                # A dash: 0 ms would be a measured time.
                 cells.append(sum(backward) if backward else "–")
                 cells.append(sum(layer.share for layer in layers))
             else:
@@ -157,6 +158,7 @@ def sentences(subject: Subject, measured: Sequence[Measured]) -> list[str]:
     lines = comparisons(measured)
     last = measured[-1]
     is_ours = subject.model == "retinanet"
+    # The torch engine computes frozen norms and the heads' activations with the convolutions.
     inside = " (including frozen norms and the heads' activations)" if is_ours else ""
     label = f" ({last.label})" if len(measured) > 1 else ""
     lines.append(
@@ -313,6 +315,7 @@ def chart_rows(measured: Sequence[Measured]) -> dict[str, PassTimes]:
     names = [name for name in costliest(tables) if name != BETWEEN]
     in_order = [name for name in tables[0] if name in names[:LAYERS]]
     groups = {
+        # The loss has the same name and type, which is written once.
         **{" ".join(dict.fromkeys((name, tables[0][name].type))): [name] for name in in_order},
         f"{len(names[LAYERS:])} other layers": names[LAYERS:],
         BETWEEN: [BETWEEN],

@@ -127,6 +127,7 @@ class Measured:
     @property
     def watching_cost(self) -> float:
         """The overhead of the hooks, relative to the following iteration without hooks."""
+        # The worker runs an iteration without hooks after each of these.
         pairs = zip(self.watched[::PLAIN_EVERY], self.plain, strict=True)
         return median(passes_ms(watched) / passes_ms(plain) for watched, plain in pairs) - 1
 
@@ -143,6 +144,7 @@ class Measured:
         }
         times[BETWEEN] = [
             [
+                # The remaining time, so that the rows add up to the iteration exactly.
                 iteration[work] - sum(pair[place] or 0.0 for pair in iteration["layers"].values())
                 for place, work in enumerate(("forward", "backward"))
             ]
@@ -219,6 +221,7 @@ def run_study(
         while waiting:
             with ExitStack() as opened:
                 group: list[tuple[Worker, Measured]] = []
+                # At least one configuration runs, whatever the memory: `fits` accepts the first.
                 while waiting and fits([result for _, result in group]):
                     label, configuration = waiting.pop(0)
                     report(0, f"{label}: warming up")
@@ -238,12 +241,14 @@ def run_study(
 def start(label: str, subject: Subject, configuration: Configuration) -> Worker:
     """Start a configuration's worker and wait until it is prepared."""
     specification = {"subject": asdict(subject), "configuration": asdict(configuration)}
+    # glibc reads GLIBC_TUNABLES once, when a process starts.
     environment = huge_pages_environment() if configuration.huge_pages else None
     return Worker(label, module=MODULE, specification=specification, environment=environment)
 
 
 def fits(group: Sequence[Measured]) -> bool:
     """Return whether memory suffices for another configuration; always true for the first."""
+    # The memory of the next one is not known before it runs; the largest so far stands in.
     largest = max((measured.peak_mb for measured in group), default=None)
     return largest is None or available_mb() >= largest + SPARE_MB
 
@@ -260,6 +265,7 @@ def take_turns(
     """
     done = 0
     while done < iterations:
+        # All configurations run equally many iterations in a turn, about 10 s of the slowest.
         slowest = max(measured.middle_ms for _, measured in group)
         turn = max(1, min(LONGEST_TURN, round(TURN_MS / slowest)))
         count = min(iterations - done, turn)
@@ -313,6 +319,7 @@ def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
     """Set cores and memory, build and run the network; return facts and the request handler."""
     configuration = Configuration(**specification["configuration"])
     subject = Subject(**specification["subject"])
+    # A policy is for memory that is first written after it, so it precedes torch.
     if configuration.memory is not None:
         apply_memory(configuration.memory, allowed=read_allowance().memory_nodes)
     take_cores(choose_cores(threads=configuration.threads))

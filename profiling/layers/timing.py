@@ -127,10 +127,12 @@ class Recorder:
 
     def begin(self, layer: str) -> None:
         """Begin a layer's forward pass."""
+        # The sequence number is that of the next node that this thread makes.
         self._begun.append((layer, self.clock.stamp(), autograd._get_sequence_nr()))
 
     def end(self) -> None:
         """End the innermost active layer."""
+        # The stamp comes first, so that the recorder's own work is not in the layer's time.
         end = self.clock.stamp()
         layer, start, first = self._begun.pop()
         self.spans.append(Span(layer, "forward", start, end))
@@ -147,6 +149,7 @@ class Recorder:
         """Record each node of the graph that ends in `loss` when its backward pass runs."""
         starts = [first for first, _, _ in self._calls]  # ascending: layers do not overlap
         nodes: set[Node] = set()
+        # A loop, since the graph may be deeper than Python's limit of recursion.
         waiting = [loss.grad_fn]
         while waiting:
             node = waiting.pop()
@@ -191,13 +194,16 @@ def plain_iteration(
     timed: TimedModel, clock: Clock, *, recorder: Recorder | None = None
 ) -> dict[str, float]:
     """Return the times of `forward` and `backward`, without hooks if there is no recorder. [ms]"""
+    # Before the first stamp, since clearing gradients belongs to neither pass.
     timed.network.zero_grad(set_to_none=True)
+    # A GPU may still compute the iteration before.
     clock.finish()
     start = clock.stamp()
     outputs = timed.forward()
     with recorder.region(LOSS) if recorder else nullcontext():
         loss = timed.loss(outputs)
     middle = clock.stamp()
+    # Registering hooks on all nodes belongs to neither pass: hence a second stamp.
     if recorder:
         recorder.watch_backward(loss)
     begin = clock.stamp()
@@ -244,6 +250,7 @@ def prepare_timing(
         mkldnn.set_flags(_enabled=False)
     timed = timed_model(subject, onednn=onednn)
     recorder = Recorder(timed.network, clock)
+    # The first iteration also shows which layers run, and in which order.
     layers = list(watched_iteration(timed, recorder)["layers"])
     facts = collect_facts(subject, timed, layers, recorder, notes=notes)
     measured_count = 0
@@ -314,6 +321,7 @@ def timed_retinanet(subject: Subject, *, onednn: bool) -> TimedModel:
     targets = [{k: v.to(subject.device) for k, v in target.items()} for target in batch.targets]
     folded = None
     if subject.device == "cpu":
+        # `onednn` leaves convolutions to torch, which runs without oneDNN then (`prepare_timing`).
         convolutions = "auto" if onednn else "onednn"
         engine = torch_forward(network, precision=subject.precision, convolutions=convolutions)
         assert isinstance(engine, FoldedForward)
@@ -329,6 +337,7 @@ def timed_retinanet(subject: Subject, *, onednn: bool) -> TimedModel:
     def loss(outputs: HeadOutputs) -> Tensor:
         size = (subject.image_size, subject.image_size)
         anchors = network.anchors(size, outputs.feature_sizes)
+        # Our kernel of the focal loss is C++ for processors.
         form = "auto" if subject.device == "cpu" else "reference"
         losses = detection_loss(outputs, anchors, targets, focal_form=form)
         return torch.stack(list(losses.values())).sum()
@@ -361,6 +370,7 @@ def collect_facts(
     """
     modules = dict(timed.network.named_modules())
     size = subject.image_size
+    # A second network, since the torch engine does not call the modules of the first.
     with torch.device("meta"):  # nothing is computed to count the arithmetic
         images = torch.empty(subject.batch, 3, size, size)
         if subject.model == "retinanet":
@@ -369,6 +379,7 @@ def collect_facts(
             network = CLASSIFIERS[subject.model]()
         flop = flop_by_layer(network, partial(network, images))
     calls = Counter(span.layer for span in recorder.spans if span.work == "forward")
+    # In reverse, so that the first call of a layer overwrites its later ones.
     first = {span.layer: place for place, span in reversed(list(enumerate(recorder.spans)))}
     return {
         "layers": [

@@ -277,6 +277,7 @@ class _Reader:
             self.not_understood(line, str(error))
 
     def add_execution(self, meaning: Meaning, head: str, time: float, rank: int | None) -> None:
+        # The hash of a Problem takes all of its fields; a line's text finds the sum faster.
         where = self.where.get(rank) or LogPosition(rank)
         calls = self.sink.get((where, head))
         if calls is None:
@@ -305,9 +306,11 @@ class _Reader:
             self.begun[place] = mark.milliseconds
             self.where[self.rank] = place
             return
+        # An end without a begin is possible: the log may have been cut at its front.
         if (begun := self.begun.pop(place, None)) is not None:
             spent = self.log.phase_ms.get(place, 0.0)
             self.log.phase_ms[place] = spent + mark.milliseconds - begun
+        # After a phase its step goes on; after a step nothing is open.
         self.where[self.rank] = (
             LogPosition(self.rank, mark.step) if mark.phase else LogPosition(self.rank)
         )
@@ -355,6 +358,7 @@ def open_log(file: Path) -> Iterator[io.BufferedIOBase]:
     descriptor = 0 if is_standard_input else regular_descriptor(file, pipes=True)
     with io.FileIO(descriptor, closefd=not is_standard_input) as raw:
         stream = io.BufferedReader(raw, BLOCK)
+        # peek, not seek: standard input may be a pipe.
         is_packed = stream.peek(2)[:2] == b"\x1f\x8b"
         yield gzip.GzipFile(fileobj=stream) if is_packed else stream
 
@@ -365,8 +369,10 @@ def read_lines(stream: io.BufferedIOBase, advance: Callable[[int], None]) -> Ite
     `advance` is called with the bytes of each block.
     """
     begun = ""
+    # read1 returns what is there: a pipe is read as it is written.
     while block := stream.read1(BLOCK):
         advance(len(block))
+        # A character on the border of two blocks is replaced; oneDNN's lines are ASCII.
         whole, newline, tail = block.decode("utf-8", "replace").rpartition("\n")
         if newline:
             for line in (begun + whole).split("\n"):

@@ -121,6 +121,7 @@ def parse_problem(component: str, fields: list[str]) -> Problem:
         raise ValueError("no engine follows the operation")
     if component == "graph":
         return graph_problem(fields)
+    # From 3.5 to 3.8 attention has a field for each tensor, so the number of fields varies.
     if fields[1:2] == ["sdpa"] and any(OLD_QUERY.fullmatch(field) for field in fields):
         return attention_problem(fields)
     if len(fields) == FIELDS - 1:  # 1.0 and 1.1 have no attributes
@@ -130,6 +131,7 @@ def parse_problem(component: str, fields: list[str]) -> Problem:
     engine, kind, implementation, direction, memories, attributes, auxiliary, shape = fields
     if not re.fullmatch(r"[a-z_]+", kind) or not re.fullmatch(r"[a-z_]+", direction):
         raise ValueError(f"invalid primitive or direction: {kind[:30]!r}, {direction[:30]!r}")
+    # Interned, since the same few texts occur in all problems of a log.
     return Problem(
         component=component,
         engine=intern(engine),
@@ -156,6 +158,7 @@ def graph_problem(fields: list[str]) -> Problem:
         others = others[1:]
     kind, operations, *others = others
     names: list[str] = []
+    # Backend and kernel are last, in a varying number of fields; tensors precede them.
     while others and not others[-1].startswith(("in", "out")) and ":" not in others[-1]:
         names.insert(0, others.pop())
     fpmath = others.pop() if others and others[-1].startswith("fpm:") else ""

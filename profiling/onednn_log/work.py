@@ -79,6 +79,7 @@ def parse_memory(text: str) -> MemoryDescriptor:
     if not match:
         raise ValueError(f"not a memory descriptor: {text}")
     properties, kind, *fields = [*(match["rest"] or "").split(":"), "", ""][:12]
+    # Strides are a field of their own from 3.0 on, so the first flag shows where the tag ends.
     flags = [place for place, field in enumerate(fields) if FLAGS.fullmatch(field)]
     first_flag = flags[0] if flags else len(fields)
     tag, strides = [*fields[:first_flag], "", ""][:2]
@@ -203,6 +204,7 @@ def product_sizes(shape: str) -> tuple[int, int, int, int]:
         sizes = named_sizes(shape)
         return sizes.get("b", sizes.get("mb", 1)), sizes["m"], sizes["n"], sizes["k"]
     left, right = listed_sizes(shape)[:2]
+    # Batches of size 1 are broadcast, as in torch.
     batch = prod(max(pair) for pair in zip(left[:-2], right[:-2], strict=True))
     return batch, left[-2], right[-1], left[-1]
 
@@ -241,6 +243,7 @@ def recurrent_flop(problem: Problem) -> float:
     sizes = named_sizes(problem.shape)
     gates = {"vanilla_rnn": 1, "vanilla_lstm": 4, "vanilla_gru": 3, "lbr_gru": 3}[problem.algorithm]
     directions = 2 if "bidirectional" in problem.auxiliary else 1
+    # slc and sic: the channels of the layer's input and of the previous iteration's state.
     each = 2 * sizes["mb"] * gates * sizes["dhc"] * (sizes["slc"] + sizes["sic"])
     passes = 2 if problem.direction.startswith("backward") else 1
     return each * sizes["l"] * sizes["t"] * directions * passes
@@ -283,6 +286,7 @@ def named_bytes(problem: Problem) -> float:
     """Count convolutions, fully connected layers, pooling and resampling."""
     sizes = named_sizes(problem.shape)
     images, channels = sizes["mb"], sizes["ic"]
+    # The workspace of max pooling has the place of the maximum for each output.
     is_pooling = problem.kind in POOLING  # as many channels on both sides
     outputs = channels if is_pooling else sizes["oc"]
     # A fully connected layer's weights cover the whole input.
@@ -327,10 +331,12 @@ def uniform_bytes(problem: Problem) -> float:
     shape = problem.shape.partition(":")[0]
     if shape.startswith("x"):  # how 2.x and 3.x name the size of a tensor of one dimension
         size = int(shape[1:])
+    # Group normalization has its groups before the images.
     elif re.match(r"(?:g\d+)?mb", shape):
         size = multiply_sizes(named_sizes(shape), ("mb", *INNER))
     else:
         size = prod(listed_sizes(shape)[0])
+    # The shape does not have the sizes of statistics and workspaces.
     roles = (m for m in problem.memories if m.role not in ("stats", "ws"))
     total = sum(size * BYTES.get(memory.type, 1.0) for memory in roles)
     data = problem.memory("data")

@@ -160,6 +160,7 @@ def float32_beside_bf16(
 ) -> Iterator[Advice]:
     """Advise on float32 arithmetic on a machine with BF16 instructions."""
     rates = peaks.matrix_gflop_per_s if peaks else {}
+    # Without instructions for BF16 oneDNN is slower in BF16 than in float32.
     if peaks and rates.get("bf16", 0.0) < 1.2 * rates.get("f32", 0.0):
         return
     if not peaks and not any(map(HAS_BF16.search, instruction_sets)):
@@ -193,6 +194,7 @@ def saved_in_bf16(problems: Sequence[MeasuredProblem], peaks: Peaks) -> float | 
     """Return the time above the roofline of the same problems in BF16. [ms]"""
     saved = 0.0
     for item in problems:
+        # Half of the bytes as well as a higher rate: either may be the bound.
         memories = [replace(memory, type="bf16") if memory.type == "f32" else memory
                     for memory in item.problem.memories]  # fmt: skip
         bound = roofline_ms(replace(item.problem, memories=tuple(memories)), peaks)
@@ -310,6 +312,7 @@ def repeated_creations(measured: Measured, log: OneDnnLog) -> Iterator[Advice]:
     """Advise on primitives that are created again because the primitive cache is too small."""
     misses = sum(count for state, count in log.creation_states.items() if "cache_miss" in state)
     total = sum(calls.total_ms for calls in log.creations.values())
+    # The first creation of each primitive is a miss; more show that the cache dropped some.
     if misses > len(log.creations):
         yield Advice(
             title="Primitives are created repeatedly",
@@ -359,6 +362,7 @@ def uneven_ranks(log: OneDnnLog) -> Iterator[Advice]:
     """Advise on a rank that is slower than the others, for which they wait."""
     if len(log.ranks) < 2:
         return
+    # Ranks that wait for each other have equal wall times; their times in oneDNN differ.
     for measure, by_step in (
         ("time in oneDNN", onednn_ms_by_step(log)),
         ("wall time", wall_ms_by_step(log)),
@@ -401,6 +405,7 @@ def uneven_steps(log: OneDnnLog) -> Iterator[Advice]:
         todo="Means over so few steps are unreliable: log more steps, later in the run, on an idle "
         "machine.",
         section="ranks",
+        # Savings are those of a mean step, so that this step's excess is spread over all.
         saves_ms=(wall_ms[slowest] - others) / len(wall_ms),
     )
 

@@ -76,6 +76,7 @@ def report_command(
     Raises:
         InputError: A file cannot be read or written, or is invalid.
     """
+    # Before a log is read, which may take minutes.
     require_free_outputs([out], overwrite=overwrite)
     console = make_console()
     material = gather(logs, console=console, **options)
@@ -121,9 +122,11 @@ def gather(
     comparison = None
     if reference:
         other = read_with_progress(find_logs(reference), console)
+        # The first of several logs names this side.
         names = choose_names(None, logs[0], reference)
         comparison = compare(Side(names[0], log), Side(names[1], other))
     traced = read_traced(inputs.trace, log, console) if inputs.trace else None
+    # Last, as peaks may be measured here, for as many threads as the log has.
     machine = choose_peaks(peaks, log, console=console, folder=None)
     return Material(
         log=log,
@@ -182,6 +185,7 @@ def read_traced(file: Path, log: OneDnnLog, console: Console) -> Traced:
         trace = read_trace(file, advance)
     analysis = analyze(trace)
     rank = parse_rank(file)
+    # A log without facts has no rank.
     executions = {where: calls for where, calls in log.executions.items()
                if where.rank in (rank, None)}  # fmt: skip
     beside: MatchedLog | None
@@ -266,8 +270,10 @@ def files_by_rank(folder: Path, endings: tuple[str, ...]) -> list[Path]:
     """Return `rank<N>` files of a folder, in order of N; others after them."""
     if not folder.is_dir():
         return []
+    # Names with a leading dot are partial files of a killed run, such as `.partial-rank0.json.gz`.
     files = [file for file in folder.iterdir()
              if file.name.endswith(endings) and not file.name.startswith(".")]  # fmt: skip
+    # By number, since rank10 precedes rank2 in the order of texts.
     return sorted(
         files, key=lambda file: (parse_rank(file) is None, parse_rank(file) or 0, file.name)
     )

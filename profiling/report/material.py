@@ -74,6 +74,7 @@ class Measured:
         """oneDNN's time with every problem at its roofline; as measured without one."""
         if all(problem.roofline_ms is None for problem in self.problems):
             return None
+        # A problem that is faster than its roofline, by caches, counts as measured.
         return sum(problem.ms - (problem.lost_ms or 0.0) for problem in self.problems)
 
 
@@ -117,6 +118,7 @@ class Material:
         files = self.log.files
         if len(files) == 1:
             return shlex.quote(files[0])
+        # The quotes end before the pattern, which the shell must expand.
         return f"{shlex.quote(str(Path(files[0]).parent))}/*.log"
 
 
@@ -124,6 +126,7 @@ def summarize_log(log: OneDnnLog, peaks: Peaks | None) -> Measured:
     """Summarize a log: the mean over complete steps and ranks, or the sum without steps."""
     steps = marked_steps(log)
     divisor = steps.count or 1
+    # Problems that differ only in fields that no column shows are one row.
     merged = merge_equal(log.calls(steps.holds))
     total_ms = sum(calls.total_ms for calls in merged.values())
     problems = []
@@ -182,6 +185,7 @@ def sum_problems(kind: str, direction: str, problems: Sequence[MeasuredProblem])
         share=sum(problem.share for problem in problems),
         bounded_ms=sum(problem.ms for problem in problems if problem.roofline_ms is not None),
         lost_ms=sum(problem.lost_ms or 0.0 for problem in problems),
+        # Rates weighted by time: the arithmetic of all, over the time of the same problems.
         gflop_per_s=sum(rate * ms for rate, ms in counted) / counted_ms if counted_ms else None,
     )
 
@@ -222,6 +226,7 @@ def find_phases(log: OneDnnLog) -> list[Phase]:
     steps = marked_steps(log)
     if not steps.count or steps.wall_ms is None:
         return []
+    # Phases are in the order of their end marks, which is that of the step.
     whole_ms: dict[str, float] = {}
     for where, ms in log.phase_ms.items():
         if where.phase and steps.holds(where):
@@ -238,6 +243,7 @@ def find_phases(log: OneDnnLog) -> list[Phase]:
 
     phases = [Phase(name, ms / steps.count, kinds_ms(name)) for name, ms in whole_ms.items()]
     if phases:
+        # Primitives between phases are at positions of the log without a phase.
         between_ms = steps.wall_ms - sum(phase.wall_ms for phase in phases)
         phases.append(Phase(BETWEEN, between_ms, kinds_ms(None)))
     return phases

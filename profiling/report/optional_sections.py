@@ -146,6 +146,7 @@ def log_against_reference(material: Material) -> list[Block]:
 
     def draw() -> "Figure":
         figure = draw_comparison(comparison)
+        # The section has a heading; the title of `compare` would repeat it.
         figure.suptitle("")
         return figure
 
@@ -260,6 +261,7 @@ def counters_blocks(counters: Sequence[Counters]) -> list[Block]:
     for rank in counters:
         clock = rank.per_step("task-clock")
         seconds = rank.seconds / rank.steps
+        # task-clock is CPU time in milliseconds: over the wall time, the number of busy CPUs.
         busy = clock / 1000 / seconds if clock is not None and seconds else None
         rows.append((str(rank.rank), seconds, busy, *map(rank.per_step, events)))
     names = ("seconds per step", "busy CPUs", *(COUNTED[event] for event in events))
@@ -342,6 +344,7 @@ def operator_table(analysis: Analysis, costliest: Sequence[OperatorCost]) -> Tab
         text_column("costliest module"),
     ]
     if not analysis.modules_are_known:
+        # The rows below are cut to the columns that remain.
         columns.pop()
     rows = [
         (operator.operator, operator.phase, operator.calls, operator.self_ms, operator.share,

@@ -85,6 +85,7 @@ class Section(NamedTuple):
 
 def render_page(sections: Sequence[Section], *, title: str, summary: Sequence[str]) -> str:
     """Return the page as HTML; `summary`: sentences at the top."""
+    # StrictUndefined: a misspelt name in a template is an error, not an empty text.
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -94,6 +95,7 @@ def render_page(sections: Sequence[Section], *, title: str, summary: Sequence[st
         lstrip_blocks=True,
     )
     style, script = ((TEMPLATES / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    # Hashes instead of 'unsafe-inline', so that a browser does not run what a log smuggles in.
     policy = (
         "default-src 'none'",
         f"style-src '{digest(style)}'",
@@ -102,6 +104,7 @@ def render_page(sections: Sequence[Section], *, title: str, summary: Sequence[st
     )
     environment.filters |= {"with_code": with_code, "sentence": sentence}
     environment.globals["plain"] = plain
+    # Style and script are not escaped: the policy has the hashes of exactly these texts.
     return environment.get_template("page.html").render(
         sections=sections,
         template=lambda block: f"{type(block).__name__.lower()}.html",
@@ -123,6 +126,7 @@ def harmless(value: object) -> object:
 def with_code(text: str) -> Markup:
     """Return escaped HTML in which `text between backticks` is code."""
     pieces = enumerate(printable(text).split("`"))
+    # Every second piece was between backticks.
     marked = (
         Markup("<code>{}</code>" if place % 2 else "{}").format(piece) for place, piece in pieces
     )
@@ -197,10 +201,13 @@ DECIMALS = re.compile(r"(\.\d\d)\d+")
 
 def inline_svg(figure: "Figure", *, name: str, label: str) -> str:
     """Return a figure as inline SVG; all its ids get the prefix `name`."""
+    # XML has no way to write these characters, and the parser refuses them.
     root = ET.fromstring(NOT_XML.sub("�", as_svg(figure)))
     clean(root, name)
+    # Without width and height a browser scales the chart by its viewBox to the page's width.
     width = float(root.attrib.pop("width").removesuffix("pt"))
     root.attrib.pop("height")
+    # matplotlib sets joins and caps of lines in a <style> element, which is dropped.
     root.attrib |= {
         "class": "wide" if width > 760 else "narrow",
         "role": "img",
@@ -213,6 +220,7 @@ def inline_svg(figure: "Figure", *, name: str, label: str) -> str:
 
 def clean(element: ET.Element, name: str) -> None:
     """Remove disallowed elements and attributes from an element and its descendants, in place."""
+    # SVG inside HTML needs no namespaces; ElementTree would write them as `ns0:svg`.
     element.tag = local_name(element.tag)
     assert element.tag in ELEMENTS, f"<{element.tag}> is not an element of charts"
     attributes = {local_name(key): value for key, value in element.attrib.items()}
@@ -224,6 +232,7 @@ def clean(element: ET.Element, name: str) -> None:
         if key not in IGNORED_ATTRIBUTES:
             assert key in ATTRIBUTES, f"{key}= is not an attribute of charts"
             element.set(key, convert_attribute(key, value, name))
+    # A copy, since children are removed in the loop.
     for child in list(element):
         if local_name(child.tag) in DROPPED:
             element.remove(child)
@@ -231,6 +240,7 @@ def clean(element: ET.Element, name: str) -> None:
             clean(child, name)
     text, element.text, element.tail = element.text, None, None
     if element.tag in ("text", "tspan") and text:
+        # Blanks between elements only indent, and are dropped; texts of charts keep theirs.
         stripped = printable(text).lstrip(" ")
         element.text = NO_BREAK * (len(text) - len(stripped)) + stripped
 
@@ -240,6 +250,7 @@ def convert_attribute(key: str, value: str, name: str) -> str:
     if key == "id":
         return f"{name}-{value}"
     if key == "href":
+        # Rasters are PNG in data URLs. The page must load nothing else.
         assert value.startswith(("#", "data:image/png;base64,"))
         return f"#{name}-{value[1:]}" if value.startswith("#") else value
     if key == "clip-path" or value.startswith("url("):

@@ -79,6 +79,7 @@ def all_sections(material: Material, advice: Sequence[Advice]) -> list[Section]:
         "ranks": ("Ranks, steps and counters", ranks_and_counters),
         "log": ("Other lines of the log", log_remarks),
     }
+    # A log without a complete step has no numbers for the other sections.
     names = list(sections) if material.measured.problems else ["what-ran", "kinds", "ranks", "log"]
     return [Section(name, sections[name][0], sections[name][1](material)) for name in names]
 
@@ -231,6 +232,7 @@ def time_by_kind(material: Material) -> list[Block]:
     parts = sum_by_kind(measured.problems)
 
     def draw() -> "Figure":
+        # The chart takes sums of a log; these are means of a step, of which it needs times only.
         shown = [
             Part(part.kind, part.direction, 0, part.ms, part.share, gflop=0.0, gflop_per_s=None)
             for part in parts
@@ -282,6 +284,7 @@ def roofline_blocks(material: Material) -> list[Block]:
         if measured.roofline_ms is not None:
             parts = sum_by_kind(measured.problems)
             blocks += [lost_chart(parts, measured.unit), lost_table(parts, measured)]
+    # Without peaks the dots are shown all the same, without lines.
     rows = make_rows(material.log.calls(measured.steps.holds))
     lines = " Lines: peaks of the machine." if peaks else ""
     few = f" The {DOTS:,} costliest problems of {len(rows):,} are shown."
@@ -325,6 +328,7 @@ def lost_chart(parts: Sequence[MeasuredPart], unit: str) -> Chart:
         bars = []
         for part in [part for part in parts if part.bounded_ms][:BARS]:
             colour = DIRECTION_COLOURS.get(direction_name(part.direction), DIRECTION_COLOURS[""])
+            # matplotlib takes a pair of colour and opacity.
             beyond = Piece(part.lost_ms, (colour, PALER))
             pieces = [Piece(part.bounded_ms - part.lost_ms, colour), beyond]
             whole, lost = significant(part.bounded_ms), significant(part.lost_ms)
@@ -352,6 +356,7 @@ def lost_table(parts: Sequence[MeasuredPart], measured: Measured) -> Table:
     """Return a table of the losses, the largest first."""
     rows: list[tuple[object, ...]] = []
     for part in sorted(parts, key=lambda part: -part.lost_ms):
+        # Problems without a known bound are in no column but the first of the times.
         ideal = part.bounded_ms - part.lost_ms
         bounds = (ideal, ideal / part.bounded_ms, part.lost_ms) if part.bounded_ms else [None] * 3
         rows.append((part.name, part.ms, *bounds))

@@ -92,6 +92,7 @@ class Analysis:
     @property
     def modules_are_known(self) -> bool:
         """Whether any operator's module is known."""
+        # The first name is that of operators without a module.
         return len(self.origins.module_names) > 1
 
     @property
@@ -120,6 +121,7 @@ class Analysis:
         return [time / 1e6 / self.count for time in times]
 
     def _gap_ns(self, phase: str | None) -> int:
+        # Gaps are what is left, so that the parts add up to the wall time.
         inside = (cost.own_ns for key, cost in self.operators.items() if phase in (None, key.phase))
         return self.phase_ns(phase) - sum(inside)
 
@@ -139,6 +141,7 @@ def analyze(trace: Trace, *, chosen: Sequence[int] | None = None) -> Analysis:
     origins = Origins(trace, main_thread=steps.main_thread)
     works, pieces = working_spans(spans, by_thread, around=origins.around)
     # The cell that each span of a training thread began in; -1 for none.
+    # Spans and cells are in order of time: one walk instead of a search for each span.
     begun = array("l", [-1]) * len(spans)
     for thread in steps.training_threads:
         place = 0
@@ -177,6 +180,7 @@ def clipped(timeline: Iterable[Stretch], cells: Sequence[Cell]) -> Iterator[tupl
     for start, end, span in timeline:
         while place < len(cells) and cells[place].end <= start:
             place += 1
+        # A stretch may cover several cells, and the next stretch may begin in the last of them.
         inside = place
         while inside < len(cells) and cells[inside].start < end:
             cell = cells[inside]
@@ -190,6 +194,7 @@ def add_up(
     """Return own times and calls by operator, and operator time by kind of piece."""
     name, module, category = trace.operators.name, origins.module, origins.category
     phases = [steps.phases.index(cell.phase) for cell in steps.cells]
+    # Keys of numbers: names are looked up once for each row, not for each stretch.
     costs: defaultdict[tuple[int, int, int, int], Cost] = defaultdict(Cost)
     pieces_ns = dict.fromkeys(Piece, 0)
     ordered = (trace.by_thread.get(thread, ()) for thread in steps.training_threads)
@@ -198,6 +203,7 @@ def add_up(
     for (start, end, span), place in clipped(timeline, steps.cells):
         costs[name[span], phases[place], module[span], category[span]].own_ns += end - start
         piece = Piece(pieces[span])
+        # A long time between two calls is work of the caller itself, not fragmentation.
         is_long = piece == Piece.CALLING and end - start >= SHORT_NS
         pieces_ns[Piece.LONG if is_long else piece] += end - start
     for span, place in enumerate(begun):
@@ -256,6 +262,7 @@ def make_rows(analysis: Analysis) -> list[Row]:
         )
         for key, cost in analysis.operators.items()
     ]
+    # Names decide between equal times, so that equal traces give equal tables.
     return sorted(rows, key=lambda row: (-row.self_ms, row.operator, row.phase, row.module))
 
 
@@ -312,6 +319,7 @@ def onednn_verdict(analysis: Analysis, log_ms: float | None = None) -> str:
     text = f"operators that call oneDNN: {certain:.1%} of the time"
     if log_ms is not None:
         return f"oneDNN itself, by its log: {log_ms * 1e6 * analysis.count / wall:.1%}; {text}"
+    # A trace does not show which library multiplied matrices; only oneDNN's log does.
     products = analysis.category_ns(Category.PRODUCTS) / wall
     unknown = f"matrix products, in oneDNN or another library (see --onednn-log): {products:.1%}"
     return f"{text}; {unknown}" if products else text
@@ -408,6 +416,7 @@ def match_log(analysis: Analysis, log: OneDnnLog) -> MatchedLog:
     kinds_ms: defaultdict[str, float] = defaultdict(float)
     other_ms = 0.0
     for where, executions in log.executions.items():
+        # Without marks both sides have the one step None.
         if where.step not in numbers:
             continue
         total_ms = sum(calls.total_ms for calls in executions.values())

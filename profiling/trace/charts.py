@@ -157,6 +157,7 @@ def draw_timeline(analysis: Analysis, *, title: str) -> "Figure":
 def median_step(analysis: Analysis) -> list[Cell]:
     """Return the cells of the step of median duration."""
     durations = sorted(analysis.steps.durations.items(), key=lambda item: item[1])
+    # The lower of two in the middle: a real step is drawn, not a mean.
     number = durations[(len(durations) - 1) // 2][0]
     return [cell for cell in analysis.steps.cells if cell.step == number]
 
@@ -175,6 +176,7 @@ def draw_phases(axes: "Axes", cells: Sequence[Cell], window: Window) -> None:
     for place, cell in enumerate(marked):
         left, width = (cell.start - window.start) / 1e6, (cell.end - cell.start) / 1e6
         axes.barh(0, width, left=left, color=PHASES[place % len(PHASES)], height=1.0)
+        # A letter is about 0.6 % of the strip wide; names that do not fit are left out.
         if cell.end - cell.start > 0.006 * whole * len(cell.phase):
             axes.text(left + width / 2, 0, cell.phase, color="white", ha="center", va="center",
                       fontsize=9)  # fmt: skip
@@ -191,6 +193,7 @@ def draw_lane(axes: "Axes", analysis: Analysis, cells: Sequence[Cell], *, thread
     trace = analysis.trace
     lane = stretches(trace.operators, trace.by_thread.get(thread, ()))
     for (begin, over, span), _ in clipped(lane, cells):
+        # A stretch may cover slivers in part: each gets the length of its overlap.
         first = min(SLIVERS - 1, int((begin - start) * SLIVERS / (end - start)))
         last = min(SLIVERS - 1, int((over - start) * SLIVERS / (end - start)))
         inside = slice(first, last + 1)
@@ -199,6 +202,7 @@ def draw_lane(axes: "Axes", analysis: Analysis, cells: Sequence[Cell], *, thread
         )
         shares[analysis.origins.category[span], inside] += np.maximum(width, 0.0)
     shares /= edges[1]
+    # What no operator covers stays in the colour of gaps.
     axes.set_facecolor(GAPS)
     below = np.zeros(SLIVERS)
     for place, category in enumerate(CATEGORIES):
@@ -228,6 +232,7 @@ def busiest(starts: Sequence[int], window: Window) -> Window:
     while count > MOST_SPANS and length > 2:
         length //= 2
         begin, count = densest(starts, length)
+    # A fiftieth of the width is left free before the first span.
     begin = begin if count else window.start
     return Window(begin - length // 50, begin - length // 50 + length)
 
@@ -235,6 +240,7 @@ def busiest(starts: Sequence[int], window: Window) -> Window:
 def densest(starts: Sequence[int], length: int) -> tuple[int, int]:
     """Return the window of a length with most starts, and their number."""
     best, most, first = 0, 0, 0
+    # The densest window ends with the begin of a span, so that only these are tried.
     for place, start in enumerate(starts):
         while starts[first] <= start - length:
             first += 1
@@ -268,6 +274,7 @@ def draw_closer(axes: "Axes", analysis: Analysis, closer: Window, window: Window
     axes.set_yticks([])
     axes.set_ylabel("closer view:\nnested calls")
     axes.spines[["top", "right"]].set_visible(False)
+    # By default matplotlib writes ticks so close together as differences from an offset.
     axes.ticklabel_format(useOffset=False)
     axes.set_xlabel(f"time [ms]; the framed {whole / 1e6:.3g} ms, in which most spans begin")
 

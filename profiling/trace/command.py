@@ -108,6 +108,7 @@ def trace_command(
     require_free_json(json_file)
     if out is not None:
         require_free_outputs([out / TABLE, *chart_files(out, *CHARTS)], overwrite=overwrite)
+    # A pipe has no size; read_trace reports a file that is missing.
     size = file.stat().st_size if file.is_file() else 0
     with progress_in_bytes(console, f"reading {file.name}", total=size) as advance:
         trace = read_trace(file, advance)

@@ -103,16 +103,20 @@ class Origins:
                 node = last = self._node(span, last)
             if node:
                 nodes[span] = node
+            # A module inside of a node runs forward again, as with checkpointed activations: it
+            # counts before the module of the node.
             if around and (node is None or around[-1].start >= node.start):
                 module = self._places.setdefault(around[-1].text, len(self._places))
             else:
                 module = node.module if node else 0
             self.module[span] = module
             self.category[span] = self._categories[spans.name[span]]
+            # The operator calls the library of its forward convolution, oneDNN or another.
             if name == CONVOLUTION_BACKWARD and node and node.is_elsewhere:
                 self.category[span] = CATEGORIES.index(Category.OTHER)
             elif ELSEWHERE.match(name):
                 caller = span
+                # The sequence number may be that of any caller: convolution, conv2d, or the kernel.
                 while caller >= 0:
                     self._elsewhere.add((spans.thread[caller], spans.sequence[caller]))
                     caller = self.around[caller]
@@ -125,6 +129,7 @@ class Origins:
         if sequence == NO_SEQUENCE:
             is_store = spans.span_name(span) == ACCUMULATE
             return _Node(start, before.module if before and is_store else 0, is_elsewhere=False)
+        # Without a flow in the trace the forward operator is taken to be the main thread's.
         key = self.trace.forward_threads.get((thread, start), self.main), sequence
         maker = self._made_by.get(key)
         module = 0 if maker is None else self.module[maker]
@@ -364,6 +369,7 @@ def find_windows(
             raise InputError(f"--step: {trace.file} has no step {number}; it has {have}")
     if not marked:
         places = [span for span, thread in enumerate(operators.thread) if thread in training]
+        # The trace has no marks, so that it begins and ends with its operators.
         begin = min(operators.start[span] for span in places)
         return {WHOLE: (begin, max(operators.end[span] for span in places))}
     if not chosen and trace.is_cut_off:  # Omit steps that are incomplete, but keep at least one
@@ -407,6 +413,7 @@ def cut(
 
     `phases` are begin, end and name; `between` is the name of time in none of them.
     """
+    # As spans, so that `stretches` finds the innermost phase at each moment.
     spans = Spans()
     for begin, end, name in phases:
         spans.add(Annotation(begin, end, 0, name))
@@ -423,6 +430,7 @@ def cut(
             cells.append(Cell(max(start, begin), now, number, spans.span_name(span)))
         if now < end:
             cells.append(Cell(now, end, number, between))
+        # Phases of one name may touch, such as torch's Optimizer.zero_grad and Optimizer.step.
         for _, neighbours in groupby(cells, key=lambda cell: cell.phase):
             merged = list(neighbours)
             yield merged[0]._replace(end=merged[-1].end)

@@ -214,6 +214,7 @@ class _Reader:
             if category in OPERATOR:
                 arguments = event.get("args") or {}
                 sequence = int(arguments.get("Sequence number", NO_SEQUENCE))
+                # 0 for operators of the forward pass; operators that make no node lack it.
                 is_backward = int(arguments.get("Fwd thread id", 0)) != 0
                 trace.operators.add(self._annotation(event), sequence, is_backward=is_backward)
             elif category == "user_annotation":
@@ -227,6 +228,7 @@ class _Reader:
                 trace.modules.append(module._replace(text=module.text.removeprefix(MODULE)))
             elif category in ("kernel", "gpu_memcpy", "gpu_memset"):
                 trace.gpu_events += 1
+        # A flow begins (s) at a forward operator and ends (f) at the backward one.
         elif category == "fwdbwd" and kind == "s":
             self.forward_ends[event["id"]] = self._thread(event)
         elif category == "fwdbwd" and kind == "f":
@@ -282,6 +284,7 @@ def stretches(spans: Spans, ordered: Sequence[int]) -> Iterator[Stretch]:
     now = 0
     for span in chain(ordered, (None,)):  # After the last span, all running ones end
         while around and (span is None or end[around[-1]] <= start[span]):
+            # Spans that overlap in part count once: the one that began later has the time.
             over = around.pop()
             if end[over] > now:
                 yield Stretch(now, end[over], over)
@@ -303,6 +306,7 @@ def overlay(over: Iterator[Stretch], under: Iterator[Stretch]) -> Iterator[Stret
             begin, end = max(below.start, free_from), min(below.end, stretch.start)
             if begin < end:
                 yield Stretch(begin, end, below.span)
+            # The rest of `below` may continue after this stretch.
             if below.end > stretch.start:
                 break
             below = next(under, None)
@@ -390,6 +394,7 @@ class TraceEvents:
                 if not self._more():
                     raise EOFError from error
             else:
+                # A value at the end of the text may go on in the next part: 12 of 123.
                 if end < len(self._text) or not self._more():
                     self._at = end
                     return value
@@ -417,6 +422,7 @@ class TraceEvents:
                 self._refuse(f"is not JSON at character {self._before + self._at}: expected :")
             self._at += 1
             if key == "traceEvents" and self._peek() == "[":
+                # None shows below that there was a list; its events are not kept.
                 self.fields[key] = None
                 yield from self._events()
             elif isinstance(key, str):
@@ -479,6 +485,8 @@ def unpacked(blocks: Iterable[bytes]) -> Iterator[bytes]:
                 if member.eof:
                     member = zlib.decompressobj(GZIP_WINDOW)
                 yield member.decompress(packed, UNPACKED)
+                # Input beyond the limit of output, or behind the end of a member: gzip may have
+                # several.
                 packed = member.unconsumed_tail or member.unused_data
         yield member.flush()
     except zlib.error:
