@@ -8,6 +8,7 @@ import sys
 
 from common.cli import run_command, run_command_group
 
+# Names of functions, so that a command loads only the modules that it needs.
 COMMANDS = {
     "stats": ("profiling.stats:add_stats", "summarize oneDNN logs in tables and charts"),
     "report": ("profiling.report.command:add_report", "write one HTML page about a run"),

@@ -131,6 +131,7 @@ def choose_names(names: str | None, first: Path, second: Path) -> tuple[str, str
         if not comma or not left or not right or "," in right:
             raise InputError(f"--names {names!r}: expected two names separated by a comma")
         return left, right
+    # Logs of two runs often have the same file name: folders are added until the ends differ.
     parts = [path.resolve().with_suffix("").parts for path in (first, second)]
     for count in range(1, max(map(len, parts)) + 1):
         left, right = ("/".join(part[-count:]) for part in parts)
@@ -407,6 +408,7 @@ def hint_on_types(comparison: Comparison) -> str:
         return ""
     first = {pair.key.types for pair in alone if pair.first.calls}
     second = {pair.key.types for pair in alone if pair.second.calls}
+    # With a common type, types are not the reason.
     if not first or not second or first & second:
         return ""
     return "the number types differ; use --ignore-types to match by shape"
@@ -439,7 +441,8 @@ def draw_comparison(comparison: Comparison) -> "Figure":
     right.set_title("calls that only one side makes")
     bars = []
     for pair in only_one:
-        side = 0 if pair.extra_calls > 0 else 1  # the one that makes the extra calls
+        # The side that makes the extra calls.
+        side = 0 if pair.extra_calls > 0 else 1
         name = f"{pair.name}\n{charts.shortened(pair.key.shape, LONGEST_SHAPE)}"
         note = f"{significant(abs(pair.extra_calls))} × {names[side]}"
         bars.append(Bar(name, [Piece(pair.extra_ms, COLOURS[side])], note))

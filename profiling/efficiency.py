@@ -460,6 +460,7 @@ def draw_efficiency(
     for speed in projection.speeds:
         images = f", {speed.images_per_s:.3g} images/s" if speed.images_per_s else ""
         times = (speed.onednn_s, elsewhere or 0.0)
+        # Without the rest of a step there is one colour, and so one piece.
         pieces = [Piece(*piece) for piece in zip(times, colours.values(), strict=False)]
         bars.append(Bar(speed.name, pieces, f"{speed.step_s or speed.onednn_s:.3g} s{images}"))
     charts.horizontal_bars(right, bars, thickness=0.6, fontsize=8, room=1.45)
@@ -492,6 +493,7 @@ def draw_ratios(axes: "Axes", parts: Sequence[Part], total: Part) -> None:
         label = f"all, hot: {overall:.2f}"
         axes.axvline(overall, color=charts.RED, linestyle="--", linewidth=1, label=label)
     axes.set_xlabel("replayed time / measured time; 1: as fast as in isolation, below 1: slower")
+    # Bars without length: only entries of the legend.
     axes.barh(0, 0, color=grey, label="hot replay")
     axes.barh(0, 0, color=(grey, PALER), label="cold replay (paler)")
     axes.legend(ncols=3, **BELOW)

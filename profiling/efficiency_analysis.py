@@ -231,6 +231,7 @@ def project(
     in the log replaces the log's own. None where the number of steps is not known.
     """
     marked = efficiency.steps
+    # Summed over the ranks, so that times are those of a rank's step.
     count = marked.count or (steps * marked.ranks if steps else None)
     if count is None:
         return None

@@ -70,6 +70,7 @@ def peaks_command(*, threads: int | None, json_file: Path | None, keep_disturbed
         advance(100, "")
     print_peaks(make_console(), peaks)
     if json_file is not None:
+        # Rates compared with peaks that are too low would look too good.
         if peaks.are_disturbed and not keep_disturbed:
             raise InputError(
                 f"--json: {json_file} was not written, because other processes kept "
@@ -343,6 +344,7 @@ def choose_peaks(
         with progress(console, title, total=100) as advance:
             peaks = measure_peaks(threads=threads, advance=advance)
     except InputError as error:
+        # Peaks are optional: without them only the comparison with them is missing.
         print_line(console, f"note: no peaks: {error}")
         return None
     if folder is not None and peaks.are_disturbed:
@@ -358,6 +360,7 @@ def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
     """Take the cores of a `Share` before torch is loaded; answers are those of `measurement`."""
     share = parse_share(specification)
     notes = take_cores(share)
+    # A generator: nothing is measured before the first question.
     messages = measurement(share, notes + check_cores(share))
     return {}, lambda _: next(messages)
 

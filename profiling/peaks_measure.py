@@ -43,7 +43,7 @@ class Work(NamedTuple):
 def prepare_works() -> tuple[dict[str, dict[str, Work]], dict[str, str]]:
     """Return the operations by type and name, and the skipped types with the reasons."""
     threads = torch.get_num_threads()
-    # Emulated types would take minutes at full size, and their rate is no peak.
+    # An emulated type would take long at full size, and its rate is no peak.
     slow = probed_rate("f32") * EMULATED
     left_out = {}
     works: dict[str, dict[str, Work]] = {}
@@ -75,6 +75,7 @@ def measure_rates(
 ) -> Generator[dict[str, Any], None, Rates]:
     """Return GFLOP/s by type and operation; yield the percentage done, and the next step."""
     rates: Rates = {name: {} for name in works}
+    # Rounds in turn: a short disturbance meets an operation in one of them only.
     plan = [(name, work) for _ in range(ROUNDS) for name in works for work in works[name]]
     for done, (type_name, name) in enumerate(plan):
         yield {"percent": 100 * done // len(plan), "next": f"{type_name}, {name}"}
@@ -100,6 +101,7 @@ def measure_bandwidths(*, buffer_bytes: int) -> dict[str, float]:
 
 def versions() -> dict[str, str]:
     """Return the versions of torch and of the oneDNN that is built into it."""
+    # torch still uses an old name of oneDNN here.
     onednn = re.search(r"MKL-DNN v([\d.]+)", torch.__config__.show())
     return installed_versions(["torch"]) | ({"oneDNN": onednn[1]} if onednn else {})
 
@@ -120,6 +122,7 @@ def make_works(type_name: str, *, threads: int) -> dict[str, Work]:
     Raises:
         RuntimeError: torch cannot do it here.
     """
+    # An image for each thread at least, so that all have work.
     size, images = matrix_size(threads), max(LEAST_IMAGES, threads)
     works = {f"matrix product {size}³": products(type_name, size)}
     # RetinaNet's largest kinds of convolution.
@@ -179,6 +182,7 @@ def convolution(
             return torch.conv2d(maps, weight, padding=1)
 
     def backward() -> Tensor:
+        # Of the gradients to input, weight and bias, only the first is computed.
         ones, output_mask = [1, 1], [True, False, False]
         return torch.ops.aten.convolution_backward(
             gradient, maps, weight, None, ones, ones, ones, False, [0, 0], 1, output_mask
@@ -215,7 +219,8 @@ def byte_convolution(images: int) -> Work:
     maps = maps.to(memory_format=torch.channels_last)
     weights = random_bytes(CHANNELS, CHANNELS, 3, 3, dtype=torch.int8)
     scale, zero = torch.tensor([0.02]), torch.tensor([0], dtype=torch.int32)
-    geometry = ([1, 1], [1, 1], [1, 1], 1)  # stride, padding, dilation, groups
+    # Stride, padding, dilation, groups.
+    geometry = ([1, 1], [1, 1], [1, 1], 1)
     packed = onednn.qconv_prepack(weights, scale, 0.01, 0, *geometry, list(maps.shape))
 
     def convolve() -> Tensor:

@@ -91,6 +91,7 @@ def stats_command(
     calls = log.calls()
     rows = make_rows(calls)
     parts = sum_by_kind(rows)
+    # Peaks are for the roofline chart only, which is a file.
     machine = None if out is None else choose_peaks(peaks, log, console=console, folder=out)
     cautions = cautions_of_peaks(machine, log)
     print_cautions(console, cautions)
@@ -178,6 +179,7 @@ def identity(problem: Problem) -> tuple[str, str, str, str, str, str, str, str]:
     The algorithm includes the log's other terms, such as `axis:1` or `flags:GR`.
     """
     work = (problem.kind, problem.implementation, problem.direction, problem.types)
+    # Many problems have the same text, which is then in memory once.
     algorithm = intern(problem.auxiliary.removeprefix("alg:"))
     return *work, problem.layouts, problem.attributes, algorithm, problem.shape
 
@@ -247,7 +249,8 @@ def parameter_rows(calls: Mapping[Problem, Calls]) -> Iterator[tuple[object, ...
 
 def parameters_of_problem(problem: Problem) -> tuple[str, ...]:
     """Return all columns except `calls`; empty if a problem has no value."""
-    listed = problem.shape[:1].isdigit()  # sizes without names: all of it is the input
+    # Sizes without names: all of them are of the input.
+    listed = problem.shape[:1].isdigit()
     sizes = {} if listed else dict(re.findall(r"([a-z]+)(\d+)", problem.shape))
 
     def pick(*names: str) -> str:

@@ -150,6 +150,7 @@ class Outcome:
         is_near = are_alike(ratio.median, paper)
         if not is_near and not ratio.interval.low <= paper <= ratio.interval.high:
             return "more" if ratio.median > paper else "less"
+        # For a share, 1 is the whole run and not equality.
         could_be_none = self.comparison.ratio != "share" and ratio.may_be_none
         return "unsure" if could_be_none or not is_near else "alike"
 
@@ -309,6 +310,7 @@ def read_study(ablations: Ablations, folder: Path, again: Path | None, *, size: 
     Raises:
         InputError: A file is not a result.
     """
+    # Commands in the report name the folder only if it is not the default.
     out = None if folder == default_folder(size) else folder
     rows = []
     for name, ablation in ablations.items():

@@ -127,6 +127,7 @@ def read_all(folder: Path = FOLDER) -> Ablations:
         InputError: A file is not what it should be.
     """
     ablations = {file.stem: read_ablation(file) for file in sorted(folder.glob("*.yaml"))}
+    # Sorting is stable: equal places keep the order of names.
     return dict(sorted(ablations.items(), key=lambda item: item[1].place))
 
 

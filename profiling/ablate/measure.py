@@ -134,6 +134,7 @@ class Photos:
     def describe(self) -> str:
         """Describe the photos: number, size and digest; raise InputError as `list_file`."""
         contents = [photo.read_bytes() for photo in read_list(str(self.list_file()))]
+        # A later command must read the same photos to add rounds.
         digest = hashlib.sha256(b"".join(contents)).hexdigest()
         megabytes = sum(map(len, contents)) / 1e6
         # Part of the definition in result files: another text would refuse to continue older ones.
@@ -301,6 +302,7 @@ def compare_calls(
     sides = []
     for name in names:
         log = folder / f"{name}.log"
+        # The logs stay beside the result, for `profiling compare`.
         write_whole(log, pool.worker(variants[name]).ask("log")["log"])
         sides.append(Side(name, read_logs([log])))
     comparison = compare(*sides, by_step=False)

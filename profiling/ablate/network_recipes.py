@@ -223,12 +223,14 @@ class _ConvolutionRelu(torch.autograd.Function):
     ) -> Tensor:
         cast = cast_weight(weight, scale, features.dtype)
         stride, padding, groups = params
+        # Padding before stride, then dilation: another order than that of `aten::convolution`.
         window = (padding, stride, (1, 1), groups)
         primitive = torch.ops.mkldnn._convolution_pointwise
         bias = shift.to(features.dtype)
         if added is None:
             outputs = primitive(features, cast, bias, *window, "relu", [], "")
         else:
+            # The binary operation with its factor, then the unary one.
             outputs = primitive.binary(
                 features, added, cast, bias, *window, "add", 1.0, "relu", [], ""
             )

@@ -311,6 +311,7 @@ def read_result(file: Path) -> Result:
     result = read_stored(
         file, SCHEMA, wrong="is not a result of `python -m profiling ablate run`", advice=advice
     )
+    # Ratios are computed in each round, which needs all variants.
     for runs in result.rounds:
         if runs.keys() != result.definition["variants"].keys():
             raise InputError(f"{file}: a round does not have all variants; {advice}")

@@ -89,6 +89,7 @@ def prepare_training_step(
     else:
         prepared = prepare_training(model, steps, engine=engine, precision=precision)
     if engine == "ipex" and norm == "torchvision":
+        # The engine has put IPEX's norm in; here torchvision's is put back.
         ipex_norm = import_ipex().nn.FrozenBatchNorm2d
         use_frozen_norms(prepared.model, FrozenBatchNorm2d, instead_of=ipex_norm)
     stopwatch = PhaseStopwatch()
@@ -189,6 +190,7 @@ def prepare_short_training(
         num_classes=None,
         skip_images_without_boxes=True,
     )
+    # Decoded once for all runs.
     samples = [data.validation[SampleKey(place, seed=0)] for place in range(HELD_OUT)]
     held_out = [collate(samples[start : start + BATCH]) for start in range(0, HELD_OUT, BATCH)]
     settings = ModelConfig(norm="batch", trainable_layers=5)

@@ -306,6 +306,7 @@ def post_operation(name: str, *values: str, dialect: Dialect) -> str:
     """Return one post-operation: `binary_add:f32:15:acdb` (type, mask, layout) and the like."""
     if name.startswith("eltwise_"):
         algorithm, alpha, beta = eltwise(name, [*values, "0", "0"][:2], dialect)
+        # In 2.x, the operation also has a scale.
         scale = values[2:3] if dialect.major == 2 else ()
         return ":".join([algorithm, alpha, beta, *scale])
     if name == "binary_select":

@@ -52,7 +52,8 @@ def one_tensor(problem: Problem, dialect: Dialect) -> list[str]:
                 f"{other.layout}; this driver of benchdnn takes one type and one layout"
             )
     layouts = layout_options(
-        (data, data if data.strides else None),  # batch normalization: strides of both tensors
+        # Batch normalization takes the strides of both tensors.
+        (data, data if data.strides else None),
         ("tag", "tag"),
         dialect,
         takes_any=False,

@@ -139,6 +139,7 @@ def benchdnn_command(
         raise InputError("--json: there are no numbers to write with --write-only; leave one out")
     replay_file = out / REPLAY
     require_free_outputs([replay_file], overwrite=overwrite)
+    # A wrong path is refused before a long log is read.
     path = None if write_only else find_benchdnn(benchdnn)
     log = read_with_progress(logs, console)
     calls = costliest(log.calls(), top, console)
@@ -234,6 +235,7 @@ def run_with_benchdnn(
     replay.not_replayed.update(files.not_expressible)
     batches = make_batches(files.lines, work.calls, repeats=work.repeats)
     spent = [0.0, *accumulate(batch.expected_seconds(cold=work.cold) for batch in batches)]
+    # Progress counts whole seconds, at least one.
     whole = int(spent[-1]) + 1
     saved = time.monotonic()
 

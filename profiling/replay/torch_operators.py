@@ -391,6 +391,7 @@ def prepare_batch_normalization(problem: Problem) -> Run:
     spatial = [sizes[f"i{letter}"] for letter in "dhw" if f"i{letter}" in sizes]
     data = make_opaque((sizes["mb"], sizes["ic"], *spatial), require_memory(problem, "src", "data"))
     scale, shift, mean = (torch.randn(sizes["ic"]) for _ in range(3))
+    # Positive, as a variance is.
     variance = torch.rand(sizes["ic"]) + 0.5
     gradient, batch_mean, deviation = data.clone(), mean.clone(), variance.rsqrt()
 

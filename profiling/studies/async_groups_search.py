@@ -180,6 +180,7 @@ def whole(job: Job, setting: Setting, *, advance: Advance) -> list[dict[str, Any
     def show_progress(process: "subprocess.Popen[str]") -> None:
         del process
         records = read_records(run)
+        # A metric that does not exist is null in the file.
         maps = [record["map"] or 0 for record in records if record["kind"] == "evaluation"]
         note = f"mAP {max(maps):.3f}" if maps else ""
         advance(int(records[-1]["epoch"]) if records else 0, note)
@@ -252,6 +253,7 @@ def train(
         running(
             command,
             patience_s=SECONDS_FOR_A_CHECKPOINT,
+            # The command names `train.py` without a folder.
             cwd=REPOSITORY,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -341,6 +343,7 @@ def map_curve(records: Sequence[dict[str, Any]]) -> list[Evaluated]:
     for place, record in enumerate(records):
         if record["kind"] != "evaluation":
             continue
+        # The time of a step does not include the evaluation after it.
         evaluating += record["seconds"]
         points = step_points(records[:place])
         curve.append(

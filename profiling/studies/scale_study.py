@@ -289,7 +289,8 @@ def times_the_throughput(result: Measured, other: Measured) -> Ratio:
     rounds = [
         replace(result, jobs=[job]).images_per_second
         / replace(other, jobs=[other_job]).images_per_second
-        for job, other_job in zip(result.jobs, other.jobs, strict=False)  # one may lack a round
+        # After an interruption, one of them may lack a round.
+        for job, other_job in zip(result.jobs, other.jobs, strict=False)
     ]
     ratio = result.images_per_second / other.images_per_second
     return Ratio(ratio, min(rounds), max(rounds))

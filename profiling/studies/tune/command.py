@@ -75,7 +75,8 @@ def tune_command(options: PlannerOptions) -> int:
     if network is None and between is not None:
         source = f"{between.over}: {', '.join(between.hosts)}"
         network = fit_network(between.all_reduces, source=source)
-    elif network is None and measured.all_reduces:  # between ranks of one host
+    elif network is None and measured.all_reduces:
+        # Without several hosts, the sockets between the ranks of one host are the network.
         network = fit_network(measured.all_reduces, source=measured.all_reduces_over)
     plan = choose_allocation(
         measured,

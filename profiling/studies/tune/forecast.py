@@ -97,6 +97,7 @@ class HostModel:
         On a host that is a share of the step. Between hosts the backward pass hides the exchange,
         but for the last bucket of gradients.
         """
+        # Gradients are averaged within a group only.
         measured, ranks = self.measured, allocation.ranks // allocation.groups
         shares = [added.share for added in measured.added] or [0.0]
         # Around zero, noise makes shares negative.
@@ -121,6 +122,7 @@ class HostModel:
         weight_bytes = measured.gradient_bytes * (2 if measured.compress == "bf16" else 1)
         travel = weight_bytes / network.bandwidth
         added = within + (2 * (network.latency + travel) + measured.update_seconds)
+        # The slower of rank 0's link and its optimizer limits how often a group can be served.
         return max(added, groups * max(travel, measured.update_seconds) - step)
 
 
@@ -265,6 +267,7 @@ def choose_allocation(
         fitted=fitted,
         network=network,
         forecasts=values,
+        # `refuse` raises an error that names what the nearest allocations need.
         ranking=sorted(filter(constraints.allows, values), key=cost) or refuse(values, constraints),
         obvious=forecasts.get(Allocation(hosts=hosts, on_host=plain)),
     )

@@ -110,12 +110,14 @@ def gathered(options: PlannerOptions, *, console: Console) -> Measurements:
         )
     hosts = named_hosts(options.measure_hosts, options.hostfile)
     is_measured = isinstance(stored, Measurements) and stored.between_hosts is not None
+    # Refused before any measurement, which would take minutes.
     if options.hosts > 1 and options.network is None and not hosts and not is_measured:
         raise InputError(
             f"--hosts {options.hosts}: the network between the hosts is unknown; give --network, "
             "such as 25Gbit/s,20us, or measure it with --measure-hosts A,B"
         )
-    if stored is not None:  # what the command line leaves out is as it was
+    if stored is not None:
+        # What the command line leaves out is as it was.
         options = replace(options, data=stored.data, overrides=list(stored.overrides))
     name = options.data or OPENIMAGES
     probes = wanted_probes(options, stored, name=name)
@@ -159,7 +161,8 @@ def wanted_probes(options: PlannerOptions, stored: Stored, *, name: str) -> Prob
             seeds=options.probe_seeds or before.seeds,
         )
     folder = probes_folder(options.plan)
-    if folder.exists():  # they may be of other settings
+    if folder.exists():
+        # The runs in it may be of other settings.
         raise InputError(
             f"{folder}: has probe runs that are not from {options.plan}; move them, or give "
             "another --plan"
@@ -235,7 +238,8 @@ def with_probes(
     """Return the measurements with all required probe runs."""
     assert options.plan is not None
     missing = probes.missing
-    if missing and options.probe is None:  # no training starts without --probe, as on a laptop
+    if missing and options.probe is None:
+        # Trainings start with --probe only: a stored plan is also read on a laptop.
         sizes = ",".join(map(str, probes.batch_sizes))
         raise InputError(
             f"{options.plan}: {len(missing)} of {len(probes.wanted)} probe runs have not trained "
@@ -310,7 +314,8 @@ def train_probe(
         f"run.name={name}",
     )
     run_training(["--config", measured.config, "--auto-resume", *overrides], show=show)
-    evaluations = tuple(  # a metric that does not exist counts as 0
+    # A metric that does not exist counts as 0.
+    evaluations = tuple(
         Evaluated(epoch=float(record["epoch"]), score=float(record["map"] or 0.0))
         for record in read_json_lines(folder / name / "metrics.jsonl")
         if record["kind"] == "evaluation"

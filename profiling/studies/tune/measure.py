@@ -218,7 +218,8 @@ def synthetic_data(config: Config, *, classes: int) -> tuple[str, ...]:
     """
     data = config.data
     count = SCENES if data.scenes is None else min(SCENES, data.scenes.train)
-    few_scenes = f"data.scenes={{train: {count}, validation: 1}}"  # the jobs evaluate nothing
+    # One validation image, as the jobs evaluate nothing.
+    few_scenes = f"data.scenes={{train: {count}, validation: 1}}"
     if data.scenes is not None:
         return (few_scenes,)
     if data.train_annotations is not None or (data.root is not None and data.root.exists()):

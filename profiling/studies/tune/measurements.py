@@ -273,6 +273,7 @@ def read_measurements(file: Path) -> Measurements | PartialMeasurement:
     except (OSError, ValueError, RecursionError):
         # `read_stored` reads it again and names the fault.
         content = None
+    # Plan files of either kind have the same name; this field separates them.
     is_partial = isinstance(content, dict) and content.get("unfinished") is True
     schema: TypeAdapter[Any] = PARTIAL if is_partial else COMPLETE
     measured: Measurements | PartialMeasurement = read_stored(

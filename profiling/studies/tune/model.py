@@ -287,6 +287,7 @@ class EpochsModel:
         sizes = self.batch_sizes
 
         def on_line(epochs: Sequence[float]) -> float:
+            # Outside of the sizes, `interp` holds the values at their ends.
             if batch_size <= sizes[-1] or len(sizes) == 1:
                 return float(np.interp(batch_size, sizes, epochs))
             # Larger batches do not need fewer epochs, even if two noisy runs suggest it.
