@@ -96,6 +96,7 @@ def draw_bars(axes: "Axes", ablation: Ablation, result: Result) -> None:
         axes.plot(of_rounds, [place] * len(of_rounds), ".", color=DOTS, markersize=4, alpha=0.7)
         # At the edge, as beside the farthest dot it would be taken for that one's.
         edge = axes.get_yaxis_transform()
+        # In x a share of the axes, in y a place in the data.
         axes.text(1.01, place, f"{median(of_rounds):.3g}", transform=edge, va="center", fontsize=8)
     axes.set_xlim(0, 1.04 * max(map(max, values.values())))
     axes.set_xlabel(f"{choice.unit}, {choice.per}" if choice.per else choice.unit)

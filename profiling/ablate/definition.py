@@ -164,6 +164,7 @@ def read_ablation(file: Path) -> Ablation:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         field = ".".join(map(str, first["loc"])) or "the file"
+        # A message of pydantic begins with a capital letter; here the field's name comes first.
         message = first["msg"][0].lower() + first["msg"][1:]
         raise InputError(
             f"{file}: {field}: {message}, found {format_value(first['input'])}"

@@ -259,6 +259,7 @@ class JobRunner:
         Raises:
             JobFailedError: It failed; its ranks have printed the reason.
         """
+        # Of this process and not of the ranks: tables leave them out for jobs.
         faults = page_faults()
         ranks = measure_ranks(
             self._job, mpirun=self._mpirun, advance=lambda step: None, print_line=self._print_line

@@ -76,12 +76,10 @@ def prepare_training_step(
     if layout == "channels_first":
         model = model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         batch = batch._replace(images=batch.images.contiguous())
-    # IPEX puts a fused step of its own in the place of torch's plain optimizer.
     steps = make_optimizer(
         model, name=optimizer, learning_rate=LEARNING_RATE, fused=engine != "ipex"
     )
     if trains_frozen:
-        # After the optimizer was made, so that these layers are not updated.
         for parameter in model.parameters():
             parameter.requires_grad_()
     if engine == "plain":
@@ -89,7 +87,6 @@ def prepare_training_step(
     else:
         prepared = prepare_training(model, steps, engine=engine, precision=precision)
     if engine == "ipex" and norm == "torchvision":
-        # The engine has put IPEX's norm in; here torchvision's is put back.
         ipex_norm = import_ipex().nn.FrozenBatchNorm2d
         use_frozen_norms(prepared.model, FrozenBatchNorm2d, instead_of=ipex_norm)
     stopwatch = PhaseStopwatch()
@@ -107,8 +104,7 @@ def prepare_training_step(
 
     def run() -> dict[str, float]:
         loss = require_finite(next(results)).loss
-        if trains_frozen:
-            # The optimizer clears only gradients of its own parameters.
+        if trains_frozen:  # they are not the optimizer's, which clears its own
             model.zero_grad(set_to_none=True)
         return {"loss value": loss, **stopwatch.laps()}
 
@@ -131,6 +127,7 @@ class PhaseStopwatch(StepProfiler):
     def phase(self, name: str) -> Iterator[None]:
         """Time a phase; the backward pass in two parts."""
         begin = time.perf_counter()
+        # Set by hooks, which only the backward pass runs.
         self._loss_done = None
         yield
         end = time.perf_counter()

@@ -139,7 +139,6 @@ def benchdnn_command(
         raise InputError("--json: there are no numbers to write with --write-only; leave one out")
     replay_file = out / REPLAY
     require_free_outputs([replay_file], overwrite=overwrite)
-    # A wrong path is refused before a long log is read.
     path = None if write_only else find_benchdnn(benchdnn)
     log = read_with_progress(logs, console)
     calls = costliest(log.calls(), top, console)

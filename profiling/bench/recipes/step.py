@@ -239,7 +239,7 @@ def prepare_step_torchvision(
     model.to(memory_format=torch.channels_last).train()
     optimizer = Adam([weight for weight in model.parameters() if weight.requires_grad], lr=1e-4)
     batch = make_batch(workload)
-    # torchvision takes a list of planar images and normalizes them itself.
+    # As users pass them: a list of planar images in [0, 1], which the model normalizes.
     images = list(batch.images.contiguous() / 255)
     if compiled:
         compile_parts(model)
