@@ -41,9 +41,12 @@ class MlperfLog:
     """
 
     def __init__(self) -> None:
-        logger = logging.Logger("mlperf.log")  # not registered, so it inherits no handler
+        # Not registered by logging.getLogger, so that no handler and level of the root applies.
+        logger = logging.Logger("mlperf.log")
         self._events: SimpleQueue[logging.LogRecord] = SimpleQueue()
         logger.addHandler(QueueHandler(self._events))
+        # mllog inserts `root_dir` into a regular expression. The offset makes an event name the
+        # file and line that called `event`, `start` or `stop`.
         self._mllog = MLLogger(logger, root_dir=re.escape(str(REPOSITORY)), default_stack_offset=2)
         self._file: LineFile | None = None
         self._has_stopped = False
@@ -80,6 +83,8 @@ class MlperfLog:
         Raises:
             InputError: It cannot be written.
         """
+        # A run has one `run_start`, even if it is resumed: what an earlier start has logged is not
+        # repeated. A changed setting is logged again, and the checker then rejects the run.
         logged = {line.content for line in truncate_log(file, step=step, is_evaluated=is_evaluated)}
         buffered = [self._events.get().getMessage() for _ in range(self._events.qsize())]
         try:
@@ -103,6 +108,7 @@ class MlperfLog:
     def epoch_stopped(self, epoch: int, *, step: int) -> None:
         """Log that the last step of an epoch was taken."""
         if self._seconds:
+            # In images per second of the optimizer steps: evaluations and checkpoints do not count.
             throughput = {"throughput": self._images / self._seconds}
             self.event("tracked_stats", throughput, epoch_num=epoch, step_num=step)
         self._images, self._seconds = 0, 0.0
@@ -167,8 +173,10 @@ def running_log(config: "Config", *, group: "ProcessGroup", local_rank: int) -> 
     log.events(submission)
     log.start(constants.INIT_START)
     cleared = mlperf.clear_caches
+    # The page cache belongs to the host: one of its ranks drops the cache for all of them.
     if cleared and local_rank == 0:
-        os.sync()  # the kernel drops clean pages only
+        # The kernel drops clean pages only. 3 also drops cached directory entries and inodes.
+        os.sync()
         try:
             DROP_CACHES.write_text("3\n", encoding="ascii")
         except OSError as error:
@@ -176,6 +184,7 @@ def running_log(config: "Config", *, group: "ProcessGroup", local_rank: int) -> 
                 f"mlperf.clear_caches: {DROP_CACHES}: cannot be written: {error.strerror}; start "
                 "as root, or set it to false and run `sysctl vm.drop_caches=3` before"
             ) from error
+    # The exchange is a barrier as well: the clock starts after all hosts have dropped their caches.
     log.event(constants.CACHE_CLEAR, all(group.all_gather(cleared)))
     log.events(describe_settings(config, ranks=group.size))
     log.stop(constants.INIT_STOP)
@@ -188,6 +197,7 @@ def running_log(config: "Config", *, group: "ProcessGroup", local_rank: int) -> 
 
 def describe_settings(config: "Config", *, ranks: int) -> dict[str, Any]:
     """Return the settings under MLPerf's names; `begin_log` adds the optimizer's parameters."""
+    # Each compute group takes optimizer steps by itself, so the ranks of one group make up a batch.
     training, ranks_per_group = config.training, ranks // config.distributed.groups
     batch_size = ranks_per_group * training.batch_size * training.gradient_accumulation
     settings = {
@@ -217,6 +227,7 @@ def begin_log(
     validation_images: int,
 ) -> None:
     """Log the facts known once a run is built; `name` is that of the optimizer, such as `adam`."""
+    # Imported here, because the commands that check a log load this module, but not torch.
     from retinanet.model.retinanet import mlperf_key  # noqa: PLC0415
 
     numbers = optimizer.param_groups[0]
@@ -261,13 +272,15 @@ def parse_events(texts: Iterable[str]) -> list[LogLine]:
 
 def parse_event(text: str) -> LogLine | None:
     """Parse a line; return None if it is not an event."""
-    text = text[max(text.rfind(BEGIN), 0) :]  # launchers may put a rank before a line
+    # Launchers may put a rank before a line. The last mark counts, as in the RCP checker.
+    text = text[max(text.rfind(BEGIN), 0) :]
     try:
         fields = json.loads(text.removeprefix(BEGIN))
         key, value, time_ms = fields["key"], fields["value"], fields["time_ms"]
         metadata = fields["metadata"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
+    # `type` instead of isinstance: `true` in JSON is an int for isinstance.
     is_event = isinstance(key, str) and isinstance(metadata, dict) and type(time_ms) is int
     if not is_event or not 0 <= time_ms < LATEST_MS:
         return None
@@ -284,6 +297,7 @@ def finite_number(value: object) -> float | None:
     """Return a value if it is a finite number, else None."""
     if type(value) not in (int, float):
         return None
+    # Python parses NaN in JSON. The comparison is false for NaN, which is refused as well.
     return value if abs(value) <= LARGEST else None  # type: ignore[arg-type,return-value]
 
 
@@ -316,8 +330,10 @@ def truncate_log(file: Path, *, step: int, is_evaluated: bool) -> list[LogLine]:
     """
     if not file.exists():
         return []
+    # Events have the number of completed steps: an `epoch_start` at `step` begins the next epoch.
     last = dict.fromkeys(EVALUATION_KEYS, step if is_evaluated else step - 1)
     last[constants.EPOCH_START] = step - 1
+    # Events without a number of steps, such as the settings, precede the first step and remain.
     remaining = [
         line
         for line in read_events(file)
@@ -427,5 +443,6 @@ def log_files(path: Path) -> list[Path]:
         matches = [(RESULT.fullmatch(file.name), file) for file in path.iterdir()]
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    # Sorted as numbers: as text, result_10.txt would precede result_2.txt.
     results = sorted((int(match[1]), file) for match, file in matches if match)
     return [file for _, file in results] or [path]

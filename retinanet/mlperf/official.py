@@ -77,8 +77,10 @@ def check_compliance(log: Path, *, rules: Rules) -> Verdict:
     Raises:
         InputError: The checker fails with an exception, for example at values of a wrong type.
     """
+    # quiet=True would drop the warnings, and werror=True would make them faults.
     checker = mlp_compliance.make_checker(USAGE, rules, quiet=False, werror=False)
-    mlp_compliance.enqueued_configs.clear()  # global state: a check that failed leaves entries
+    # The queue of rule files is global: a check that ended with an exception leaves entries.
+    mlp_compliance.enqueued_configs.clear()
     damaged = damaged_lines(read_lines(log))
     try:
         with tempfile.TemporaryDirectory() as folder, silenced_logging():
@@ -91,6 +93,7 @@ def check_compliance(log: Path, *, rules: Rules) -> Verdict:
     faults = [*map(summarize_fault, (*checker.overwritable.values(), *checker.not_overwritable))]
     if damaged:
         faults.append(f"truncated or invalid: {format_lines(damaged)}")
+    # The checker has a single warning: a key that must occur once is repeated with an equal value.
     warnings = [f"{summarize_fault(text)}, of equal value" for text in checker.warnings.values()]
     return Verdict(passed=passed, faults=tuple(faults), warnings=tuple(warnings))
 
@@ -109,11 +112,15 @@ def format_lines(numbers: Sequence[int]) -> str:
 
 def check_reference_points(logs: Sequence[Path], *, rules: Rules) -> tuple[bool, str, float]:
     """Check the convergence of runs; return verdict, message and factor on the time."""
+    # Imported here, because the RCP checker loads scipy, which takes a second.
     from mlperf_logging.rcp_checker.rcp_checker import check_directory  # noqa: PLC0415
 
+    # The options of the official package checker, which compares runs with the pruned points.
     options = {"verbose": False, "bert_train_samples": False, "rcp_pass": "pruned_rcps"}
     with tempfile.TemporaryDirectory() as folder, silenced_logging():
         for number, log in enumerate(logs):
+            # The checker reads all files of one folder with such names. Only complete events are
+            # copied, because a truncated one may end the checker with an exception.
             copy = Path(folder) / f"result_{number}.txt"
             copy.write_text(format_events(log), encoding="utf-8")
         try:
@@ -127,12 +134,16 @@ def check_reference_points(logs: Sequence[Path], *, rules: Rules) -> tuple[bool,
 def check_package(folder: Path, *, rules: Rules) -> Verdict:
     """Check that a submission's folder is complete, and check each of its runs."""
     command = [sys.executable, "-m", "mlperf_logging.package_checker", str(folder.resolve())]
-    with tempfile.TemporaryDirectory() as scratch:  # it writes a log to its working directory
+    # The checker writes a log to its working directory and configures the root logger, hence a
+    # separate process in a scratch folder.
+    with tempfile.TemporaryDirectory() as scratch:
         done = subprocess.run(
             [*command, USAGE, rules], cwd=scratch, capture_output=True, check=False
         )
+    # Its log lines on stderr are `LEVEL - text`. Its exit status is 0 even if it has found errors.
     lines = done.stderr.decode(errors="replace").splitlines()
-    messages: dict[str, dict[str, None]] = {"ERROR": {}, "WARNING": {}}  # each once
+    # Dicts as ordered sets: a message of several runs is shown once.
+    messages: dict[str, dict[str, None]] = {"ERROR": {}, "WARNING": {}}
     for level, _, text in (line.partition(" - ") for line in lines):
         if level in messages:
             messages[level][text.strip()] = None
@@ -145,6 +156,7 @@ def check_package(folder: Path, *, rules: Rules) -> Verdict:
 
 def summarize_fault(message: str) -> str:
     """Return a fault on one line, without the log line and the state that the checker appends."""
+    # The message of a check at the end of a log begins with its test, which is then not repeated.
     test = re.search(r"^failed test: (.*)$", message, re.MULTILINE)
     first = " ".join(message.splitlines()[0].split())
     return f"{first.rstrip(':')}: {test[1].strip()}" if test and test[0] != first else first
@@ -221,6 +233,7 @@ def format_batch_counts(log: RunLog) -> str:
     samples, batch = log.value(constants.TRAIN_SAMPLES), log.value(constants.GLOBAL_BATCH_SIZE)
     if type(batch) is not int or batch < 2:
         return ""
+    # Rounded down or up: accepted submissions have 4,571 and 4,572 batches of 256 images.
     if samples not in (TRAINING_IMAGES // batch, -(-TRAINING_IMAGES // batch)):
         return ""
     evaluated = log.value(constants.EVAL_SAMPLES)
@@ -239,6 +252,7 @@ def find_remarks(log: RunLog) -> list[str]:
         (constants.EVAL_SAMPLES, VALIDATION_IMAGES, "validation"),
     ):
         count = log.value(key)
+        # The log has no batch size of evaluations: any smaller number may be in batches.
         in_batches = bool(batches) and type(count) is int and count < expected
         if isinstance(count, int) and count != expected and not in_batches:
             remarks.append(f"{key}: {count:,} {split} images; MLPerf's data set has {expected:,}")
@@ -333,6 +347,7 @@ def require_comparable(logs: Sequence[RunLog], rules: Rules | None) -> tuple[Rul
     chosen = first.rules(rules)
     size = first.value(constants.GLOBAL_BATCH_SIZE)
     for index, log in enumerate(logs):
+        # Raises an error if this log has another benchmark than the first one.
         log.rules(chosen)
         if log.file.resolve() in [other.file.resolve() for other in logs[:index]]:
             raise InputError(f"{log.file}: given twice")

@@ -109,8 +109,11 @@ class Expectation:
 
 def reference_points(rules: Rules) -> list[ReferencePoint]:
     """Return a rule set's points in order of batch size, with the official checker's statistics."""
+    # Imported here, because the RCP checker loads scipy, which takes a second.
     from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker  # noqa: PLC0415
 
+    # `rcp_data` has all points. The check itself drops those that are slower than an interpolation
+    # of their neighbours (`pruned_rcp_data`).
     checker = RCP_Checker("training", rules, benchmark_name(rules), verbose=False)
     return [
         ReferencePoint(
@@ -134,6 +137,7 @@ def expectation(points: Sequence[ReferencePoint], batch_size: int) -> Expectatio
 
     names = ("mean_epochs", "learning_rate", "warmup_epochs", "warmup_factor")
     values = {
+        # Outside the points np.interp does not extrapolate, but returns the nearest value.
         name: float(np.interp(batch_size, sizes, [getattr(point, name) for point in points]))
         for name in names
     }
@@ -242,6 +246,7 @@ def points_figure(
     axes.set_xticks([], minor=True)
     axes.set(xlabel="global batch size [images]", ylim=(0, None))
     axes.set_ylabel(f"epochs to mAP {TARGET_MAP} (batch size {sizes[0]}: 1)")
+    # Added last: matplotlib sets the limits of the left axis, used here, as curves are drawn.
     in_epochs = axes.twinx()
     in_epochs.set_ylim(0, axes.get_ylim()[1] * unit)
     in_epochs.set_ylabel("epochs")

@@ -87,6 +87,8 @@ def add_run(folder: Path, run: Path) -> Submission:
     log = read_run_log(run)
     environment = read_json_object(run / "environment.json", advice="give the folder of a run")
     hardware = str(log.value(constants.SUBMISSION_PLATFORM))
+    # The package checker finds systems/NAME.json by the name of the folder in results/, so the name
+    # has to be valid for both.
     system = re.sub(r"[^A-Za-z0-9.@-]+", "_", hardware).strip("_")
     submission = Submission(folder, system, str(log.value(constants.SUBMISSION_BENCHMARK)))
     logs = [read_run_log(file) for file in submission.logs()]
@@ -98,6 +100,7 @@ def add_run(folder: Path, run: Path) -> Submission:
                     f"{log.file}: {key} is {log.value(key)}, but {other.value(key)} in "
                     f"{other.file}; give another folder"
                 )
+        # The same run again: logs of two runs differ at least in their times.
         if read_text(other.file) == text:
             return submission
     # One may fail: the slowest run is dropped (MLPerf Training Rules, Benchmark Results).
@@ -120,7 +123,8 @@ def add_run(folder: Path, run: Path) -> Submission:
     number = len(logs)
     for name in ("config.yaml", "environment.json"):
         write_whole(submission.code / f"result_{number}" / name, (run / name).read_bytes())
-    write_whole(submission.result(number), text)  # last, so that a run with a result is complete
+    # Last, so that a run with a result is complete.
+    write_whole(submission.result(number), text)
     return submission
 
 
@@ -149,6 +153,8 @@ def submission(*, runs: Sequence[Path], out: Path, rules: Rules | None) -> int:
     Raises:
         InputError: A run cannot be added, see `add_run`; the runs before it have been added.
     """
+    # All logs are read before the first is added, so that a wrong path adds nothing. The rules of
+    # the first log apply to all.
     for run in runs:
         rules = read_run_log(run).rules(rules)
     for run in runs:
@@ -166,6 +172,7 @@ def submit(run: Path, out: Path, *, console: Console) -> None:
     """
     log = read_run_log(run)
     command = [installed("python"), "-m", "retinanet", "mlperf", "submission", str(run)]
+    # One of five runs may miss the target. The user decides which one is added.
     if log.status != constants.SUCCESS:
         add_command = shlex.join([*command, "--out", str(out)])
         console.print(
@@ -236,12 +243,15 @@ def system_description(
     software = [f"Python {environment.get('python', '')}"]
     software += [f"{name} {version}" for name, version in packages.items() if name != "torch"]
     # The maximum frequency, or the measured one: virtual machines often hide the maximum.
+    # `cpuinfo_max_freq` is in kHz, the field of /proc/cpuinfo in MHz.
     highest = read_proc_text(CPU_0 / "cpufreq" / "cpuinfo_max_freq").strip()
     megahertz = float(highest) / 1000 if highest else float(cpu_field(("cpu MHz",)) or 0)
+    # The kernel's kB are 1024 bytes.
     kilobytes = read_status(MEMORY).get("MemTotal", "").partition(" ")[0]
     try:
         distribution = platform.freedesktop_os_release().get("PRETTY_NAME", "")
     except OSError:
+        # Minimal images have no os-release file.
         distribution = ""
     return {
         "submitter": str(log.value(constants.SUBMISSION_ORG)),
@@ -251,6 +261,7 @@ def system_description(
         "number_of_nodes": str(max(1, len(set(hosts)))),
         "host_processors_per_node": str(len(sockets)),
         "host_processor_model_name": processor_name(),
+        # Cores and hardware threads are counted per processor, not per host.
         "host_processor_core_count": str(count_cores(sockets) // len(sockets)),
         "host_processor_vcpu_count": str(len(topology.cpus) // len(sockets)),
         "host_processor_frequency": f"{megahertz / 1000:.2f} GHz" if megahertz else "",
