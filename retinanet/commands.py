@@ -16,6 +16,7 @@ from launch.environment import set_allocator
 from retinanet.config_types import DEFAULT_LIBRARY, METRIC_LIBRARIES
 from retinanet.mlperf.rules import NEWEST, RULES
 
+# A string, because argparse's class cannot be subscripted at run time.
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
@@ -277,6 +278,7 @@ def add_convert(commands: Commands) -> None:
         "output indices), or names of the outputs from 0 on, one per line or as a JSON list",
     )
     add(
+        # No default: only a given option can be refused without --detector.
         "--image-size",
         type=image_side,
         metavar="N",
@@ -300,6 +302,7 @@ def add_convert(commands: Commands) -> None:
 
 def image_side(text: str) -> int:
     """Parse a side that `data.image_size` permits. [pixels]"""
+    # The length is checked before int(), which has an error of its own above 4,300 digits.
     if not (text.isdecimal() and len(text) <= 5 and int(text) in range(64, 16385, 32)):
         expected = "expected pixels from 64 to 16384, a multiple of 32"
         raise argparse.ArgumentTypeError(f"{expected}, found {text[:20]!r}")

@@ -44,6 +44,7 @@ from retinanet.config_types import (
 )
 from retinanet.mlperf.rules import NEWEST, TARGET_MAP, Closed, Rules, broken_rules, closed
 
+# Strict: pydantic makes no number of a text. Docstrings of fields are their descriptions in --help.
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 MOST_STEPS_OF_RUN = 10**12
@@ -279,6 +280,7 @@ class EngineConfig:
     precision: Annotated[
         Literal["auto", "bf16", "float32"],
         AfterValidator(lambda value: fastest_precision() if value == "auto" else value),
+        # pydantic does not validate defaults by itself, and `auto` would stay.
         Field(validate_default=True),
     ] = "auto"
     """Number format of the model; auto: bf16 if the processor supports it, else float32. [name]"""
@@ -371,6 +373,7 @@ class ProfileConfig:
     @classmethod
     def require_window(cls, perf: bool, others: ValidationInfo) -> bool:
         """Refuse counters that would never be read."""
+        # `others.data` has only the valid fields that are declared before this one.
         windows = (others.data.get("onednn"), others.data.get("trace"))
         if perf and not any(window and window.steps for window in windows):
             advice = "counters need the steps of a profile; add profile.onednn.steps=20-22"
@@ -451,6 +454,7 @@ class Config:
     @classmethod
     def require_division(cls, mlperf: MlperfConfig, others: ValidationInfo) -> MlperfConfig:
         """Refuse settings that MLPerf's closed division does not allow."""
+        # `mlperf` is the last section of `Config`, so `others.data` has all other ones.
         broken = broken_rules(others.data) if mlperf.division == "closed" else []
         if broken:
             advice = "the closed division requires that {rules}; set that, or mlperf.division=open"

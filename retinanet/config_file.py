@@ -44,6 +44,7 @@ SHORTHANDS = {"engine": "name"}
 def find_config(name: str) -> Path:
     """Find the file of `--config NAME`: a path, or a name in `configs/` with or without `.yaml`."""
     for candidate in (Path(name), SHIPPED / name, SHIPPED / f"{name}.yaml"):
+        # Not is_file(): <(…) of a shell is a pipe. A folder named `demo` does not hide demo.yaml.
         if candidate.exists() and not candidate.is_dir():
             return candidate
     shipped = sorted(path.name for path in SHIPPED.glob("*.yaml"))
@@ -68,6 +69,7 @@ def read_yaml(text: str, source: str) -> Any:
         )
     parser = YAML(typ="safe", pure=True)
     try:
+        # Composed and constructed in two steps: nodes are counted before aliases become values.
         root = parser.compose(text)
         if root is None:
             return None
@@ -78,10 +80,12 @@ def read_yaml(text: str, source: str) -> Any:
         problem = " ".join(str(error.problem).split())
         raise InputError(f"{source}{line}: not valid YAML: {problem}") from error
     except (YAMLError, ValueError, RecursionError) as error:
+        # Raised by `require_few_values`: an InputError is a ValueError.
         if isinstance(error, InputError):
             raise
         raise InputError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
     try:
+        # Dates, which YAML has and JSON does not, become text.
         json.dumps(tree, default=str)
     except (TypeError, ValueError) as error:
         raise InputError(f"{source}: expected sections and plain values: {error}") from error
@@ -135,6 +139,7 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Config:
         value = format_value(tree)
         raise InputError(f"{path}: expected sections such as `training:`, found {value}")
     tree.setdefault("run", {})
+    # Anything else is reported when the configuration is validated.
     if isinstance(tree["run"], dict):
         tree["run"].setdefault("name", path.stem)
     tree.setdefault("data", {})
@@ -163,6 +168,7 @@ def apply_override(tree: dict[str, Any], pair: str) -> None:
         raise InputError(f"command line: {name}: no such field; {suggestion(name)}")
     inner = tree
     for section in sections:
+        # Also a section that the file leaves empty or sets to null.
         if inner.get(section) is None:
             inner[section] = {}
         inner = inner[section]
@@ -201,6 +207,7 @@ def validated(tree: Mapping[str, Any], *, source: str, origins: Mapping[str, str
     if first["type"] in ("missing", "missing_argument"):
         raise InputError(f"{place}: {name}: is missing")
     message = first["msg"][0].lower() + first["msg"][1:]
+    # pydantic validates JSON, where a section is an object.
     message = message.replace("an object", "a section of fields")
     # For a whole section the message is enough.
     actual = "" if isinstance(first["input"], dict) else f", found {format_value(first['input'])}"
@@ -218,6 +225,7 @@ def suggestion(name: str) -> str:
     leaf = name.rpartition(".")[2]
     same_leaf = [known for known in names if known.rpartition(".")[2] == leaf]
     if same_leaf:
+        # No cutoff: a field of the same name in any other section is a good suggestion.
         nearest = difflib.get_close_matches(name, same_leaf, n=1, cutoff=0)
     else:
         # Do not suggest the section that the user has already spelt right.
@@ -301,6 +309,7 @@ def parse_run_arguments(description: str) -> argparse.Namespace:
     existing.add_argument(
         "--overwrite", action="store_true", help="remove the files of an earlier run and start over"
     )
+    # parse_args would refuse pairs that follow an option after other pairs.
     arguments = parser.parse_intermixed_args()
     if arguments.check_ranks and not arguments.check:
         parser.error("--check-ranks needs --check")

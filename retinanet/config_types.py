@@ -64,6 +64,7 @@ class Interval:
 def is_interval(text: str) -> bool:
     """Return whether `parse_interval` reads a text."""
     match = INTERVAL.fullmatch(text)
+    # Only `epoch` may stand without a number.
     return match is not None and (match[1] is not None or match[2] == "epoch")
 
 
@@ -148,6 +149,7 @@ def split_by_speed(
     limits = most or [images] * len(speeds)
     assert min(speeds) > 0 and len(speeds) <= images <= sum(limits) and min(limits) > 0
     split = [1] * len(speeds)
+    # The keys are the times at which the ranks would complete one more image: here a second one.
     next_done = [(2 / speed, rank) for rank, speed in enumerate(speeds) if limits[rank] > 1]
     heapify(next_done)
     for _ in range(images - len(speeds)):
@@ -222,6 +224,7 @@ def explicit_momentum(groups: int, *, total: float = DEFAULT_BETA1) -> float:
 
     Omnivore (Hadjis et al. 2016, arXiv 1606.04487, section 4) lowers it accordingly.
     """
+    # Rounded, since 0.9 − 0.75 is 0.15000000000000002, which would be logged.
     return max(0.0, round(total - implicit_momentum(groups), 6))
 
 

@@ -98,7 +98,8 @@ def describe_limits(facts: CardFacts) -> Iterator[str]:
     if weak := sum(result.map < WEAK for result in measured):
         yield f"{weak} of {len(measured)} measured classes have a mAP below {WEAK}."
     small, large = facts.summary["map_small"], facts.summary["map_large"]
-    if small < large / 2:  # False if one is NaN
+    # False if one of the two was not measured and is NaN.
+    if small < large / 2:
         yield (
             f"Small objects are detected less reliably: mAP {small:.3f} below 32×32 pixels, "
             f"{large:.3f} above 96×96."
@@ -179,6 +180,7 @@ def yaml_header(facts: CardFacts) -> str:
     }
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
+    # ruamel's safe dumper would sort the keys.
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     text = io.StringIO()
     yaml.dump(content, text)
@@ -210,6 +212,7 @@ def commands(facts: CardFacts) -> str:
         [*start, "export", *checkpoint, "--out", "model.onnx"],
     ]
     text = "\n".join(printable(shlex.join(line)) for line in lines)
+    # A path may contain backticks: the fence has to be longer than each run of them.
     fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", text)), default=0))
     return f"{fence}bash\n{text}\n{fence}"
 
@@ -226,6 +229,7 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def escape_markdown(text: str) -> str:
     """Escape text within a line of Markdown."""
+    # Besides Markdown: < and & begin HTML, and $ begins a formula on model hubs.
     return re.sub(r"([\\`*_\[\]<>|&~$])", r"\\\1", shorten(text))
 
 
@@ -247,6 +251,7 @@ def write_card(folder: Path, text: str) -> bool:
     file = folder / CARD
     if file.exists() and not is_unedited(file.read_bytes()):
         return False
+    # Not write_whole, which creates missing folders: a removed checkpoint would reappear.
     content = text.encode("utf-8", "backslashreplace")
     partial = folder / f".{CARD}.partial"
     try:
@@ -272,7 +277,8 @@ def update_card(run: RunFacts, evaluation: Evaluation, *, step: int, epochs: flo
     Return a message for the user if it was not written. No error ends the training.
     """
     folder = checkpoint_folder(run.folder.checkpoints, step)
-    if not folder.is_dir():  # writing it failed, or newer checkpoints replaced it
+    # Writing the checkpoint failed, or newer ones have replaced it.
+    if not folder.is_dir():
         return None
     try:
         facts = CardFacts(
@@ -295,8 +301,10 @@ def update_card(run: RunFacts, evaluation: Evaluation, *, step: int, epochs: flo
         if not write_card(folder, model_card(facts)):
             return f"note: {folder / CARD} was edited and is not overwritten"
     except FileNotFoundError:
-        return None  # the checkpoint was just removed in favour of newer ones
-    except Exception as error:  # a page must never end a training of days
+        # The checkpoint was just removed in favour of newer ones.
+        return None
+    # Any other error: a page must never end a training of days.
+    except Exception as error:
         reason = error.strerror if isinstance(error, OSError) else None
         reason = reason or f"{type(error).__name__}: {error}"
         return f"warning: {folder / CARD}: cannot be written: {reason}; training continues"
@@ -321,6 +329,7 @@ def describe_settings(run: RunFacts, *, step: int, epochs: float) -> dict[str, s
     training, ranks = run.config.training, len(run.hosts)
     environment = json.loads((run.folder.path / "environment.json").read_text(encoding="utf-8"))
     packages, code = environment.get("packages", {}), environment.get("code", {})
+    # With evaluation.overlap, steps after the evaluated one are in the file already.
     seconds = [
         record["seconds"]
         for record in read_json_lines(run.folder.metrics)

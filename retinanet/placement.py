@@ -39,7 +39,8 @@ def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> Rank
     Raises:
         InputError: Something configured is not installed, or does not fit this host or its ranks.
     """
-    if config.profile.onednn_steps:  # a time in every line of the log; oneDNN reads it only once
+    # A time in each line of oneDNN's log. oneDNN reads the variable once, after torch is loaded.
+    if config.profile.onednn_steps:
         os.environ.setdefault("ONEDNN_VERBOSE_TIMESTAMP", "1")
     groups, timeout_s = config.distributed.groups, config.distributed.timeout_s
     if binding:
@@ -57,6 +58,7 @@ def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> Rank
     )
     if not binding or groups == 1:
         return place
+    # The first group is not supervised: rank 0 has the checkpoints, so the job ends with it.
     if config_types.group_of_rank(ranks.rank, ranks=ranks.size, groups=groups) == 0:
         return place
     # Supervised: if the launcher does not notice the end of this rank, only its group ends.
@@ -92,7 +94,8 @@ def plan_command(
     settings = load_config(config, overrides)
     host = allowed = read_topology(topology)
     name = socket.gethostname() if topology is None else topology.stem
-    if topology is None:  # all of a host that is described may be used
+    # All CPUs of a described host may be used: limits of this process apply to this machine only.
+    if topology is None:
         allowance = read_allowance()
         allowed = host.restricted(allowance.cpus)
         quota = allowance.quota if quota is None else quota
@@ -274,6 +277,7 @@ def cpus_of_time(text: str) -> float:
     try:
         cpus = float(text)
     except ValueError:
+        # NaN fails the comparison below, as infinity does.
         cpus = math.nan
     if not 0 < cpus < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number of CPUs such as 1.5, found {text!r}")

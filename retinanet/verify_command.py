@@ -34,6 +34,7 @@ from retinanet.config_file import configured_split, load_config
 
 def add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command `verify`."""
+    # The docstring of this module is the text of --help.
     parser = add_command(commands, "verify", about=__doc__ or "")
     parser.set_defaults(run=run)
     parser.add_argument(
