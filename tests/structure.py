@@ -13,6 +13,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from statistics import median
 
+from common.cli import run_command
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 LEVELS = {"common": 0, "data": 1, "launch": 1, "retinanet": 2, "profiling": 3, "train": 4}
 """A package imports itself and packages of a lower level: `data` and `launch` not each other."""
@@ -123,8 +125,9 @@ def main() -> int:
     print("longest files")
     for file in sorted(chapters, key=lambda file: -file.lines)[:10]:
         print(f"    {file.lines:5} {file.path.relative_to(REPOSITORY)}")
+    sys.stdout.flush()  # a closed pipe raises here, where `run_command` handles it
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))
