@@ -1,7 +1,6 @@
 """The examples of the tutorial and of ProfileDNN's worked example (docs/examples) work."""
 
 import importlib.util
-import os
 import re
 import shutil
 import subprocess
@@ -19,7 +18,7 @@ import train
 from retinanet.config_file import load_config
 from retinanet.engine import folded_forward
 from retinanet.model.retinanet import RetinaNet
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, run_program
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 EXAMPLES = REPOSITORY / "docs" / "examples"
@@ -112,14 +111,8 @@ def test_compare_reports_the_patched_layer(tmp_path: Path, run_here: RunHere) ->
     ours = REPOSITORY / "retinanet" / "engine" / "folded_forward.py"
     logs = {}
     for name, file in (("before", ours), ("after", patched_file(tmp_path))):
-        done = subprocess.run(
-            [sys.executable, "-c", ONE_TOWER, str(file)],
-            cwd=REPOSITORY,
-            env=os.environ | {"ONEDNN_VERBOSE": "1", "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        command = (sys.executable, "-c", ONE_TOWER, file)
+        done = run_program(*command, check=True, ONEDNN_VERBOSE="1", OMP_NUM_THREADS="1")
         logs[name] = tmp_path / f"{name}.log"
         logs[name].write_text(done.stdout)
     done_here = run_here(profiling.__main__.main, "compare", logs["after"], logs["before"])

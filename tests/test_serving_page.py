@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from PIL import Image
 
 from retinanet.__main__ import main
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, run_program
 from tests.support.random_detectors import NAMES, write_detector
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "serving.md"
@@ -31,9 +30,7 @@ def test_program_of_the_page_finds_the_boxes_of_predict(tmp_path: Path, run_here
     assert exported.returncode == 0, exported.stderr
     predicted = run_here(main, "predict", *words, photo, "--no-pictures", "--json", boxes)
     assert predicted.returncode == 0, predicted.stderr
-    user = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    user = run_program(sys.executable, "-c", program, cwd=tmp_path)
     assert user.returncode == 0, user.stderr
     shown = [LINE.fullmatch(line) for line in user.stdout.splitlines()]
     printed = [(item[1], [float(edge) for edge in item[3].split()]) for item in shown if item]

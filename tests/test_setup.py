@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import run_program
 from tests.support.without_locks import built_library, without_locks
 
 SETUP = Path(__file__).resolve().parents[1] / "setup.sh"
@@ -45,14 +46,7 @@ def apt_get(programs: Path, *, installs: str) -> None:
 
 
 def set_up(programs: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(programs / "bash"), str(SETUP), *words],
-        env={"PATH": str(programs)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_program(programs / "bash", SETUP, *words, env={"PATH": str(programs)}, timeout=60)
 
 
 def requested(programs: Path) -> list[str]:
@@ -141,14 +135,8 @@ def test_set_up_works_on_a_file_system_without_locks(programs: Path, tmp_path: P
     program(programs / "chromium", "exit 0")
     (programs / "flock").symlink_to(shutil.which("flock") or "flock")
     refused = without_locks(built_library(tmp_path), errno.ENOSYS)
-    done = subprocess.run(
-        [str(programs / "bash"), str(SETUP), "browser"],
-        env={**refused, "PATH": str(programs)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    refused |= {"PATH": str(programs)}
+    done = run_program(programs / "bash", SETUP, "browser", env=refused, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

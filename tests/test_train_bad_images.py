@@ -10,12 +10,12 @@ import pytest
 from PIL import Image
 
 from tests.data.samples import write_json
+from tests.support.commands import run_program
 from tests.support.fast_precision import FAST_PRECISION
 from tests.support.training_runs import read_records
 
 pytestmark = pytest.mark.slow
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 NUM_IMAGES = 8
 
 
@@ -45,21 +45,14 @@ def dataset(tmp_path: Path) -> Path:
 
 
 def train(dataset: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [
+    return run_program(
         *(sys.executable, "train.py", "--config", "coco.yaml", f"data.root={dataset}"),
         *(f"run.root={dataset.parent / 'runs'}", "run.name=bad", "data.image_size=64"),
         *("data.class_indices=contiguous", "model.num_classes=null", "model.norm=batch"),
         *("model.trainable_layers=5", "model.pretrained_backbone=null", "training.batch_size=2"),
         *("training.epochs=2", "evaluation.every=2", "evaluation.pictures=0", *arguments),
         *("launch.threads=1", f"engine.precision={FAST_PRECISION}"),
-    ]
-    return subprocess.run(
-        command,
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
         timeout=120,
-        check=False,
     )
 
 

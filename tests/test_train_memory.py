@@ -1,7 +1,6 @@
 """Memory of a real run with loading processes and evaluations."""
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from statistics import median
@@ -11,12 +10,12 @@ import pytest
 from retinanet.config_file import load_config
 from retinanet.memory import LOADED, memory_need, model_bytes
 from retinanet.preflight.run import known_data
+from tests.support.commands import run_program
 from tests.support.fast_precision import FAST_PRECISION
 from tests.support.training_runs import read_records
 
 pytestmark = pytest.mark.slow
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 
 STEPS = 24
 STEPS_PER_EPOCH = 4
@@ -51,8 +50,7 @@ def test_evaluations_and_loading_processes_cause_no_page_faults(tmp_path: Path) 
         f"engine.precision={FAST_PRECISION}",
         f"run.root={tmp_path}",
     ]
-    command = [sys.executable, "train.py", *words]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    done = run_program(sys.executable, "train.py", *words)
     assert (done.returncode, done.stderr) == (0, "")
     steps = read_records(tmp_path / "demo", kind="step")
     faults = [record["page_faults"] for record in steps]

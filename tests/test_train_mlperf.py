@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +15,10 @@ from data.synthetic import make_synthetic_data
 from retinanet.__main__ import main
 from retinanet.mlperf.log import LogLine, read_events
 from retinanet.mlperf.official import check_compliance
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, run_program
 
 pytestmark = pytest.mark.slow
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 
 OPENED = """
 import json, runpy, sys, time
@@ -51,8 +49,8 @@ def root(tmp_path: Path) -> Iterator[Path]:
 
 def train(*words: str, program: tuple[str, ...] = ("train.py",)) -> str:
     """Run train.py in a process of its own; return its output."""
-    command = [sys.executable, *program, *words, "launch.threads=1", "evaluation.pictures=0"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    settings = ("launch.threads=1", "evaluation.pictures=0")
+    done = run_program(sys.executable, *program, *words, *settings)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from retinanet.mlperf.log import read_events
 from retinanet.mlperf.official import check_compliance
 from tests.launch.ranks import Ended, ended, run_ranks, start_ranks
+from tests.support.commands import run_program
 from tests.support.processes import processes_with, wait_until_gone
 from tests.support.training_runs import read_records, wait_for_steps
 
@@ -319,13 +320,7 @@ def test_bad_weights_leave_no_files_behind(tmp_path: Path) -> None:
 def test_torchrun_starts_ranks(root: Path) -> None:
     torchrun = Path(sys.executable).with_name("torchrun")
     arguments = settings_in(root, "elastic", "training.max_steps=2", "evaluation.pictures=0")
-    done = subprocess.run(
-        [str(torchrun), "--nproc-per-node=2", "train.py", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = run_program(torchrun, "--nproc-per-node=2", "train.py", *arguments, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "ranks   2 on " in done.stdout
     assert len(read_records(root / "elastic", kind="step")) == 2

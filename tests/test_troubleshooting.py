@@ -2,9 +2,7 @@
 
 import ast
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, run_program
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = REPOSITORY / "docs" / "troubleshooting.md"
@@ -224,13 +222,7 @@ def test_setup_without_python_prints_the_quoted_message(tmp_path: Path) -> None:
     (tmp_path / "setup.sh").write_text((REPOSITORY / "setup.sh").read_text())
     for name in ("requirements.txt", "requirements-dev.txt"):
         (tmp_path / name).write_text("")
-    done = subprocess.run(
-        ["bash", str(tmp_path / "setup.sh")],
-        env=os.environ | {"PYTHON": "/nowhere/python"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_program("bash", tmp_path / "setup.sh", PYTHON="/nowhere/python")
     assert done.returncode == 2
     [quoted] = [message for message in OURS if "needs Python 3.11" in message]
     assert message_pattern(quoted).match(done.stderr)
@@ -238,12 +230,6 @@ def test_setup_without_python_prints_the_quoted_message(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_openmp_prints_the_quoted_message() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import torch"],
-        env=os.environ | {"OMP_NUM_THREADS": "auto"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_program(sys.executable, "-c", "import torch", OMP_NUM_THREADS="auto")
     [quoted] = [message for message, program in entries() if program == "libgomp"]
     assert quoted in done.stderr

@@ -13,15 +13,14 @@ from common.errors import InputError
 from common.machine import fastest_precision
 from retinanet.config import field_names
 from retinanet.config_file import parse_run_arguments
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, run_program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def train_py(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(REPOSITORY / "train.py"), *arguments]
-    environment = {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    train = REPOSITORY / "train.py"
+    return run_program(sys.executable, train, *arguments, env={**os.environ, **environment})
 
 
 def fail(error: BaseException) -> int:
@@ -190,8 +189,7 @@ def test_missing_glyph_prints_no_warning() -> None:
         "    return len(as_png(figure)) == 0\n"
         "raise SystemExit(run_command(draw))\n"
     )
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    done = run_program(sys.executable, "-c", program)
     assert (done.returncode, done.stderr) == (0, "")
 
 

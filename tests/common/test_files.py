@@ -4,7 +4,6 @@ import csv
 import io
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,9 +19,8 @@ from common.errors import InputError
 from common.files import as_csv, open_regular, read_bytes, read_text
 from profiling.onednn_log import log
 from profiling.onednn_log.log import read_logs
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, run_program
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 MAINS = {
     "train": train.main,
     "data": data.__main__.main,
@@ -101,15 +99,9 @@ def test_pipe_of_a_process_substitution_is_read_up_to_the_limit() -> None:
         "import sys; from pathlib import Path; from common.files import read_bytes\n"
         "print(read_bytes(Path(sys.argv[1]), most_bytes=100_000))"
     )
+    command = f'exec "{sys.executable}" -c "$1" <'
     outcomes = [
-        subprocess.run(
-            ["bash", "-c", f'exec "{sys.executable}" -c "$1" <({writer})', "bash", program],
-            cwd=REPOSITORY,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        run_program("bash", "-c", f"{command}({writer})", "bash", program, timeout=60)
         for writer in ("sleep 0.2; echo late", "yes")
     ]
     assert outcomes[0].stdout == "b'late\\n'\n", outcomes[0].stderr

@@ -23,6 +23,7 @@ from common.machine import (
     start_time,
 )
 from retinanet.config_file import load_config
+from tests.support.commands import run_program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -142,8 +143,7 @@ print(peak_resident_mb())
 def test_peak_memory_excludes_the_parent_process() -> None:
     with mmap.mmap(-1, 4 * SIZE) as memory:
         memory.write(bytes(4 * SIZE))
-        command = [sys.executable, "-c", PEAK_OF_A_CHILD]
-        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        done = run_program(sys.executable, "-c", PEAK_OF_A_CHILD, check=True)
     assert float(done.stdout) < 100
 
 

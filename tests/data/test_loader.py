@@ -25,9 +25,9 @@ from data.loader import (
     training_keys,
 )
 from tests.data.samples import one_box_dataset
+from tests.support.commands import run_program
 
 NUM_IMAGES = 10
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def assert_same(first: list[Batch], second: list[Batch]) -> None:
@@ -176,10 +176,7 @@ print("done", flush=True)
 
 @pytest.mark.slow
 def test_process_with_live_workers_can_end(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", LEAVES_WORKERS_BEHIND, str(tmp_path)]
-    done = subprocess.run(
-        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_program(sys.executable, "-c", LEAVES_WORKERS_BEHIND, tmp_path, timeout=60)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 

@@ -6,7 +6,6 @@ import importlib
 import io
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from unittest.mock import patch
 from common.cli import run_command
 from launch.environment import set_allocator
 from retinanet.config_file import load_config
+from tests.support.commands import run_program
 
 TIMEOUT = 120  # Seconds of a command in a process of its own
 
@@ -31,15 +31,8 @@ class ParsedError(Exception):
 def run_by_bash(text: str, folder: Path, **variables: str) -> CompletedProcess[str]:
     """Run a shell command with the programs of the tests' environment."""
     programs = f"{Path(sys.prefix) / 'bin'}:{os.environ['PATH']}"
-    return subprocess.run(
-        ["bash", "-c", text],
-        cwd=folder,
-        env={**os.environ, **ENVIRONMENT, "PATH": programs, **variables},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
+    environment = {**os.environ, **ENVIRONMENT, "PATH": programs, **variables}
+    return run_program("bash", "-c", text, cwd=folder, env=environment, timeout=TIMEOUT)
 
 
 def run_in_process(command: Sequence[str], folder: Path) -> CompletedProcess[str]:

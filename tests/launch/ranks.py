@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.commands import run_program
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 MPIRUN = Path(sys.prefix) / "bin" / "mpirun"
 
@@ -46,15 +48,8 @@ def ended(job: subprocess.Popen[str], *, timeout: float = 120) -> Ended:
 
 def run_python(text: str, *arguments: str, flags: Sequence[str] = (), **variables: str) -> Ended:
     """Run a program text with this Python, in the repository."""
-    done = subprocess.run(
-        [sys.executable, *flags, "-c", text, *arguments],
-        cwd=REPOSITORY,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    command = [sys.executable, *flags, "-c", text, *arguments]
+    done = run_program(*command, env={**os.environ, **variables}, timeout=120)
     return Ended(done.returncode, done.stdout, done.stderr)
 
 

@@ -1,4 +1,3 @@
-import subprocess
 import sys
 from pathlib import Path
 
@@ -6,8 +5,8 @@ import pytest
 
 from common.errors import InputError
 from launch.ranks import Ranks, read_ranks
+from tests.support.commands import run_program
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 
 MPICH = {
@@ -213,7 +212,7 @@ def test_two_ranks_of_a_real_launcher(launcher: str, command: list[str]) -> None
     elif not (BIN / "mpirun").exists():
         pytest.skip("MPICH is not installed in this environment")
     command[0] = str(BIN / command[0])
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    done = run_program(*command, check=True)
     lines = sorted(line for line in done.stdout.splitlines() if line.startswith("Ranks"))
     assert lines == [
         repr(Ranks(rank=rank, size=2, local_rank=rank, local_size=2, launcher=launcher))

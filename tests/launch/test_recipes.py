@@ -9,6 +9,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from launch.hosts import Host, read_hostfile
+from tests.support.commands import run_program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RECIPES = REPOSITORY / "launch" / "recipes"
@@ -20,15 +21,8 @@ uses_its_environment = pytest.mark.skipif(
 
 
 def run_recipe(name: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", str(RECIPES / name), *arguments],
-        cwd=REPOSITORY,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    environment = {**os.environ, **variables}
+    return run_program("bash", RECIPES / name, *arguments, env=environment, timeout=60)
 
 
 def program(path: Path, text: str) -> Path:
@@ -153,11 +147,5 @@ def test_mpi_job_of_kubernetes_is_consistent() -> None:
     }
     mounted = {mount["mountPath"] for mount in waiter["volumeMounts"]}
     assert {item.partition("=")[2] for item in arguments if ".root=" in item} <= mounted
-    done = subprocess.run(
-        [sys.executable, *arguments, "--dry-run"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_program(sys.executable, *arguments, "--dry-run")
     assert done.returncode == 0, done.stderr

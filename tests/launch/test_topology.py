@@ -1,6 +1,5 @@
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from launch.topology import (
     read_topology,
 )
 from tests.launch.topologies import TWO_SOCKETS
+from tests.support.commands import run_program
 
 HEADER = "# CPU,Core,Socket,Node\n"
 COMMAND = "lscpu -p=CPU,CORE,SOCKET,NODE"
@@ -150,7 +150,7 @@ def test_machine_without_sysfs_has_one_core_per_cpu(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("lscpu") is None, reason="lscpu is not installed")
 def test_cores_of_this_machine_equal_those_of_lscpu(tmp_path: Path) -> None:
-    text = subprocess.run(COMMAND.split(), capture_output=True, text=True, check=True).stdout
+    text = run_program(*COMMAND.split(), check=True).stdout
     from_lscpu = read_lscpu(tmp_path, text).cpus
     from_kernel = read_topology().cpus
     assert [(cpu.cpu, cpu.core, cpu.node) for cpu in from_kernel] == [

@@ -16,6 +16,7 @@ from launch.ranks import Ranks
 from launch.watchdog import launcher_process
 from tests.launch.ranks import REPOSITORY, run_ranks
 from tests.launch.watch_program import SILENCE_S, TRACEBACK
+from tests.support.commands import run_program
 from tests.support.processes import child_processes, wait_until_ended
 
 GROUP_ENDS = "group 1 (ranks 2-3) ends, the other groups continue\n"
@@ -30,16 +31,8 @@ class Ended(NamedTuple):
 
 
 def run_watch(folder: Path, case: str) -> Ended:
-    program = str(Path(__file__).with_name("watch_program.py"))
-    done = subprocess.run(
-        [sys.executable, program, str(folder), case],
-        cwd=REPOSITORY,
-        env={"PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    command = (sys.executable, Path(__file__).with_name("watch_program.py"), folder, case)
+    done = run_program(*command, env={"PYTHONPATH": str(REPOSITORY)}, timeout=60, check=True)
     return Ended(json.loads(done.stdout), done.stderr)
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import run_program
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 NAMES = ("left", "right")
@@ -154,7 +156,7 @@ def connect(pids: Sequence[int]) -> None:
     """Connect two hosts by a virtual cable."""
     ends = [str(pid) for pid in pids]
     cable = f"link add eth0 netns {ends[0]} type veth peer name eth0 netns {ends[1]}"
-    done = subprocess.run(["ip", *cable.split()], capture_output=True, text=True, check=False)
+    done = run_program("ip", *cable.split())
     if done.returncode != 0:
         pytest.skip(f"no virtual cable between network namespaces here: {done.stderr.strip()}")
     for pid, address in zip(pids, ADDRESSES, strict=True):

@@ -3,7 +3,6 @@
 A folder behind ours on the path takes the place of the standard library's files.
 """
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import profiling
+from tests.support.commands import run_program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STANDARD = ("tracing", "sampling")
@@ -44,14 +44,7 @@ def standard_library(tmp_path: Path) -> Path:
 
 
 def run_python(standard_library: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(standard_library)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_program(sys.executable, *arguments, PYTHONPATH=str(standard_library))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import re
-import subprocess
 import sys
 from operator import attrgetter
 from pathlib import Path
@@ -22,9 +21,8 @@ from profiling.peaks import Peaks, save
 from tests.profiling.onednn_log.example_lines import DAMAGED, SPELLINGS, UNLIKE_OTHERS
 from tests.profiling.onednn_log.logs import FIXTURES, plain_sum
 from tests.profiling.report.example_logs import rank_log
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, run_program
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 LOG = FIXTURES / "benchdnn-3.7.2-conv.log"
 MOST_BYTES = 1250
 """Upper bound of the memory per distinct problem, in the log and as a row; it needs about 850."""
@@ -196,8 +194,7 @@ def test_memory_per_distinct_problem(tmp_path: Path) -> None:
     sizes = []
     for problems in (5_000, 25_000):
         log = write_distinct(tmp_path / "distinct.log", problems)
-        done = subprocess.run([sys.executable, "-c", program, log], cwd=REPOSITORY,
-                              capture_output=True, text=True, check=True)  # fmt: skip
+        done = run_program(sys.executable, "-c", program, log, check=True)
         rows, size = map(int, done.stdout.split())
         assert rows == problems
         sizes.append(size)

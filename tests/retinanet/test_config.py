@@ -1,6 +1,5 @@
 import io
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from common.machine import fastest_precision
 from retinanet.config import Config, config_to_tree, field_help, field_names, resume_marks
 from retinanet.config_file import SHIPPED, config_from_tree, find_config, load_config, read_yaml
 from retinanet.config_types import Resume
+from tests.support.commands import run_program
 
 SHIPPED_NAMES = sorted(str(path.relative_to(SHIPPED)) for path in SHIPPED.glob("*.yaml"))
 
@@ -357,14 +357,7 @@ def test_yaml_bombs_are_refused_before_they_are_expanded(text: str, tmp_path: Pa
         "resource.setrlimit(resource.RLIMIT_CPU, (20, 20))\n"
         "load_config(sys.argv[1])\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, file],
-        cwd=SHIPPED.parent,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_program(sys.executable, "-c", program, file, cwd=SHIPPED.parent, timeout=60)
     *_, last = done.stderr.splitlines()
     assert last.startswith(f"common.errors.InputError: {file}: "), done.stderr[-500:]
 

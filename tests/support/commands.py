@@ -1,10 +1,33 @@
-"""The type of the fixture that runs commands, and the error of a command."""
+"""Commands in this process and in processes of their own, and the error of a command."""
 
-from collections.abc import Callable
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from subprocess import CompletedProcess
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 RunHere = Callable[..., CompletedProcess[str]]
 """`run_here(main, *arguments)` runs a command in this process: starting Python takes seconds."""
+
+
+def run_program(
+    *command: str | Path,
+    cwd: Path = REPOSITORY,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    check: bool = False,
+    **variables: str,
+) -> CompletedProcess[str]:
+    """Run a command in a process of its own; return its status and output.
+
+    The process has this one's environment, or `env`, with other values of the `variables`.
+    """
+    env = {**(os.environ if env is None else env), **variables}
+    return subprocess.run(
+        [*map(str, command)], cwd=cwd, env=env, timeout=timeout, check=check,
+        capture_output=True, text=True,
+    )  # fmt: skip
 
 
 def error_line(done: CompletedProcess[str]) -> str:

@@ -25,7 +25,7 @@ from tests.data.verify.small_set import (
     write_split,
     write_splits,
 )
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, run_program
 
 REPOSITORY = Path(__file__).parents[3]
 COCO128 = REPOSITORY.parent / "shared" / "data" / "coco128"
@@ -37,9 +37,7 @@ COMMAND = [sys.executable, "-m", "data", "verify"]
 def test_output_in_a_pipe_and_exit_status(tmp_path: Path) -> None:
     config, *_ = write_splits(tmp_path)
     (tmp_path / "train" / "images" / "3.jpg").unlink()
-    done = subprocess.run(
-        [*COMMAND, "--config", config], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    )
+    done = run_program(*COMMAND, "--config", config)
     assert done.returncode == 1 and done.stderr == ""
     assert "\x1b" not in done.stdout and "┃" not in done.stdout
     assert "image_missing  1  stops training  images[3] (3.jpg): no such image file" in done.stdout

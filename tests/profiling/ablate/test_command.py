@@ -16,7 +16,7 @@ import pytest
 
 from profiling.__main__ import main
 from profiling.ablate.measure import alone_on_this_machine
-from tests.support.commands import RunHere, error_line
+from tests.support.commands import RunHere, error_line, run_program
 from tests.support.without_locks import built_library, without_locks
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -97,16 +97,9 @@ def test_second_measurement_at_once_is_refused(run_here: RunHere, tmp_path: Path
 
 @pytest.mark.slow
 def test_temporary_folder_without_locks_is_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "profiling", "ablate", "run", "decoders", "--quick"]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path / "out")],
-        cwd=REPOSITORY,
-        env=without_locks(built_library(tmp_path), errno.ENOSYS),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command = (sys.executable, "-m", "profiling", "ablate", "run", "decoders", "--quick")
+    environment = without_locks(built_library(tmp_path), errno.ENOSYS)
+    done = run_program(*command, "--out", tmp_path / "out", env=environment, timeout=120)
     assert error_line(done).startswith(f"error: {tempfile.gettempdir()}")
     assert "TMPDIR" in done.stderr
 
@@ -134,9 +127,7 @@ def test_ctrl_c_keeps_complete_rounds_to_continue(tmp_path: Path) -> None:
     assert errors == "interrupted\n"
     before = json.loads(file.read_text())
     assert len(before["rounds"]) == int(saved[1]) < before["rounds_wanted"]
-    second = subprocess.run(
-        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False
-    )
+    second = run_program(*command, timeout=300)
     assert second.returncode == 0, second.stderr
     after = json.loads(file.read_text())
     assert after["rounds"][: len(before["rounds"])] == before["rounds"]

@@ -1,6 +1,5 @@
 """The two copies of oneDNN that a process with IPEX has write to one log."""
 
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from profiling.onednn_log.log import read_logs
+from tests.support.commands import run_program
 from tests.support.fast_precision import needs_bf16
-
-REPOSITORY = Path(__file__).resolve().parents[3]
 
 TWO_COPIES = """
 import os, sys
@@ -45,13 +43,7 @@ with separate_python_output():
 @needs_bf16
 def test_torchs_and_ipexs_onednn_both_write_to_the_log(tmp_path: Path) -> None:
     log = tmp_path / "both.log"
-    done = subprocess.run(
-        [sys.executable, "-c", TWO_COPIES, str(log)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_program(sys.executable, "-c", TWO_COPIES, log)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "from Python\n" * 2
     read = read_logs([log])

@@ -1,4 +1,3 @@
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,8 +13,7 @@ from profiling.bench.variant import (
     memory_remark,
     parse_memory,
 )
-
-REPOSITORY = Path(__file__).resolve().parents[3]
+from tests.support.commands import run_program
 
 READ_BACK = """
 import ctypes, platform
@@ -62,13 +60,7 @@ def test_a_wrong_choice_is_one_line(text: str, problem: str) -> None:
 
 
 def test_the_kernel_has_the_policy_afterwards() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", READ_BACK],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_program(sys.executable, "-c", READ_BACK)
     if "rejects the memory policy" in done.stderr:
         pytest.skip("set_mempolicy is not permitted here")
     assert done.returncode == 0, done.stderr

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,8 @@ from profiling.trace.trace import BytesMoved, parse_bytes_moved
 from tests.profiling.report.example_logs import HEADER, convolution
 from tests.profiling.trace.example_traces import STEP, Event, annotation, operator, write
 from tests.profiling.trace.traced_model import traced
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, run_program
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 WITHOUT_TORCH = """\
 import sys
 sys.modules["torch"] = None
@@ -117,8 +115,7 @@ def test_trace_needs_no_torch_and_protects_files(tmp_path: Path, run_here: RunHe
     assert f"{out / 'split.svg'}: exists; give --overwrite" in refused.stderr
     assert [entry.name for entry in out.iterdir()] == ["split.svg"]
     arguments = ("trace", str(file), "--out", str(out), "--overwrite")
-    command = [sys.executable, "-c", WITHOUT_TORCH, *arguments]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    done = run_program(sys.executable, "-c", WITHOUT_TORCH, *arguments)
     assert done.returncode == 0, done.stderr
     assert (out / "timeline.png").exists()
     assert (out / "split.svg").read_text() != "existing"

@@ -20,6 +20,7 @@ from common.errors import InputError
 from retinanet.engine.engines import PACKAGE, chosen_engine, import_ipex, prepare_training
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import read_checkpoint
+from tests.support.commands import run_program
 from tests.support.fast_precision import needs_bf16
 from train import main
 
@@ -46,15 +47,8 @@ def ipex(test: Callable[..., None]) -> Callable[..., None]:
 
 def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a process of its own."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environment},
-        timeout=240,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **environment}
+    return run_program(sys.executable, *arguments, env=environment, timeout=240)
 
 
 @pytest.fixture(scope="module")

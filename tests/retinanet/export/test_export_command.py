@@ -1,7 +1,6 @@
 """`python -m retinanet export`, and the runtimes that users run its files with."""
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from retinanet.__main__ import main
 from retinanet.export import program
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import read_checkpoint
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, run_program
 from tests.support.random_detectors import random_detector, write_detector
 
 
@@ -85,13 +84,7 @@ def test_pt2_file_needs_only_torch_and_torchvision(
     done = run_here(main, "export", *arguments)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"checked with torch {torch.__version__.split('+')[0]}" in done.stdout
-    user = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", USER],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    user = run_program(sys.executable, "-W", "ignore", "-c", USER, cwd=tmp_path)
     assert user.returncode == 0, user.stderr
     assert user.stdout.startswith("['one', 'two', 'three'] 0.")
 

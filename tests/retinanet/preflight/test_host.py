@@ -1,7 +1,6 @@
 """Checks of one host: memory, /dev/shm, open files, processor, compiler, packages."""
 
 import resource
-import subprocess
 import sys
 from functools import partial
 from importlib.metadata import requires, version
@@ -18,9 +17,9 @@ from retinanet.preflight import host
 from retinanet.preflight.findings import Finding
 from retinanet.preflight.host import IPEX, check_precision, check_shared_memory
 from retinanet.preflight.run import KnownData
+from tests.support.commands import run_program
 from tests.support.mounts import needs_root, tmpfs
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 GB = 10**9
 NEED = MemoryNeed(model=GB, activations=2 * GB, other=GB, loading=0)
 
@@ -135,13 +134,7 @@ for options in ("size=1m", "ro", "size=1g"):
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", "/dev/shm"], check=True)
     print(check_shared_memory(config, ranks=1).level)
 """
-    done = subprocess.run(
-        ["unshare", "--mount", sys.executable, "-c", program],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_program("unshare", "--mount", sys.executable, "-c", program)
     if "unshare:" in done.stderr or "mount:" in done.stderr:
         pytest.skip(f"no mount namespace of its own here: {done.stderr.strip()}")
     assert (done.stdout.split(), done.stderr) == (["warning", "failure", "ok"], "")

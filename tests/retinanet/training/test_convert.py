@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import pickle
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +35,7 @@ from retinanet.training.convert import (
     read_class_map,
     require_free_folder,
 )
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, run_program
 from tests.support.random_detectors import random_detector
 
 OUTPUTS = 5
@@ -443,8 +442,7 @@ def test_file_that_needs_far_more_memory_than_its_size_is_refused_first(
         "status = run_command(run)\n"
         "print(status, peak() - before)\n"
     )
-    command = [sys.executable, "-c", program, str(file), str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_program(sys.executable, "-c", program, file, out)
     assert done.stderr.startswith(f"error: {file}: ") and done.stderr.count("\n") == 1
     status, kilobytes = map(int, done.stdout.split())
     assert status == 2 and kilobytes < 100_000 and not out.exists()

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from statistics import median
@@ -20,10 +19,10 @@ from profiling.bench.job import JobFailedError, MeasuredJob, RankSteps
 from profiling.studies import scale_study
 from profiling.studies.scale import draw_chart, print_study
 from profiling.studies.scale_study import Combination, Measured
-from tests.launch.ranks import MPIRUN, REPOSITORY, ended, run_python
+from tests.launch.ranks import MPIRUN, ended, run_python
 from tests.launch.two_hosts import two_hosts
 from tests.profiling.studies.scale.samples import measured
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, run_program
 from tests.support.fast_precision import FAST_PRECISION
 from tests.support.rank_steps import rank_steps
 
@@ -142,9 +141,7 @@ def test_ranks_under_mpirun_are_measured(tmp_path: Path) -> None:
     file = tmp_path / "small.json"
     command = [sys.executable, "-m", "launch", "scale", "--json", str(file), *SMALL]
     command += ["--ranks", "1,2,4096", "--threads", "1", "--rounds", "1", "--steps", "2"]
-    done = subprocess.run(
-        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_program(*command, timeout=120)
     assert done.returncode == 0, done.stderr
     workload, chart = json.loads(file.read_text())["workload"], file.with_suffix(".png")
     single, two, misfit = workload["combinations"]

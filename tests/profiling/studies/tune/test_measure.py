@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,6 +39,7 @@ from tests.launch.ranks import MPIRUN, Ended, ended
 from tests.launch.topologies import cores_in_a_row
 from tests.launch.two_hosts import TwoHosts, two_hosts
 from tests.profiling.studies.tune.samples import measurements
+from tests.support.commands import run_program
 from tests.support.fast_precision import FAST_PRECISION
 
 QUIET = Console(quiet=True)
@@ -196,9 +196,7 @@ def limit(hosts: TwoHosts) -> None:
     if shutil.which("tc") is None:
         pytest.skip("no program tc; apt-get install iproute2")
     command = f"tc qdisc add dev eth0 root tbf rate {LIMIT} burst 64kb latency 50ms".split()
-    done = subprocess.run(
-        [*hosts.enter_left, *command], capture_output=True, text=True, check=False
-    )
+    done = run_program(*hosts.enter_left, *command)
     if done.returncode != 0:
         pytest.skip(f"cannot limit a virtual cable: {done.stderr.strip()}")
 
