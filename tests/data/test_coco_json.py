@@ -12,6 +12,7 @@ from common.errors import InputError
 from data.annotations import Annotations
 from data.coco_json import read_annotations, stream_lists
 from tests.data.samples import write_json
+from tests.support.commands import error_message
 
 
 def small() -> dict[str, Any]:
@@ -35,11 +36,8 @@ def read(folder: Path, content: object) -> Annotations:
     return read_annotations(write_json(folder / "labels.json", content))
 
 
-def message(folder: Path, content: object) -> str:
-    with pytest.raises(InputError) as caught:
-        read(folder, content)
-    text = str(caught.value)
-    assert "\n" not in text
+def refusal(folder: Path, content: object) -> str:
+    text = error_message(read, folder, content)
     prefix = f"{folder / 'labels.json'}: "
     assert text.startswith(prefix)
     return text.removeprefix(prefix)
@@ -103,7 +101,7 @@ def test_file_without_boxes(tmp_path: Path) -> None:
     ],
 )
 def test_other_file_is_refused(tmp_path: Path, content: object, expected: str) -> None:
-    assert message(tmp_path, content).startswith(expected)
+    assert refusal(tmp_path, content).startswith(expected)
 
 
 def test_byte_order_mark_is_skipped(tmp_path: Path) -> None:
@@ -157,7 +155,7 @@ def test_bad_entry_is_reported_with_index_and_field(
     else:
         entry[fields[0]] = value
     shown = ".".join([f"{name}[{number}]", *fields])
-    assert message(tmp_path, content).startswith(f"{shown}: {expected}")
+    assert refusal(tmp_path, content).startswith(f"{shown}: {expected}")
 
 
 def test_many_boxes_are_grouped_as_by_a_plain_loop(tmp_path: Path) -> None:
@@ -194,9 +192,7 @@ def read_lists(path: Path, text: str) -> dict[str, list[Any]]:
 
 
 def stream_error(path: Path, text: str) -> str:
-    with pytest.raises(InputError) as caught:
-        read_lists(path, text)
-    return str(caught.value).removeprefix(f"{path}: ")
+    return error_message(read_lists, path, text).removeprefix(f"{path}: ")
 
 
 def stream_content() -> dict[str, Any]:

@@ -23,13 +23,11 @@ from data.decoding import (
     installed_decoders,
     resolve_decoder,
 )
+from tests.support.commands import error_message
 
 
 def refusal(name: str) -> str:
-    with pytest.raises(InputError) as caught:
-        resolve_decoder(name)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return error_message(resolve_decoder, name)
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:

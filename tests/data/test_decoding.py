@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from common.errors import InputError
 from data.decoding import DECODERS, MAX_PIXELS, decode_image, installed_decoders
+from tests.support.commands import error_message
 
 GREY = np.array([[0, 60, 120], [180, 240, 255]], dtype=np.uint8)
 
@@ -120,10 +120,9 @@ def test_ycck_jpeg(tmp_path: Path) -> None:
 
 
 def failure(path: Path, decoder: str = "pillow", **options: bool) -> str:
-    with pytest.raises(InputError) as caught:
-        decode_image(path, decoder=decoder, **options)  # type: ignore[arg-type]
-    assert "\n" not in str(caught.value) and str(caught.value).startswith(f"{path}: ")
-    return str(caught.value).removeprefix(f"{path}: ")
+    message = error_message(decode_image, path, decoder=decoder, **options)
+    assert message.startswith(f"{path}: ")
+    return message.removeprefix(f"{path}: ")
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>not found</html>", b"P6 1 1 255 abc"])

@@ -4,6 +4,7 @@ import pytest
 
 from common.errors import InputError
 from launch.hosts import Host, expand_hosts, hosts_with_ranks, ranks_of_hosts, read_hostfile
+from tests.support.commands import error_message
 
 
 @pytest.mark.parametrize(
@@ -33,9 +34,7 @@ def test_lists_of_hosts_are_expanded_in_order(text: str, names: list[str]) -> No
     ],
 )
 def test_invalid_lists_of_hosts_are_refused(text: str, problem: str) -> None:
-    with pytest.raises(InputError) as caught:
-        expand_hosts(text)
-    assert str(caught.value).startswith(f"hosts {text!r}: {problem}")
+    assert error_message(expand_hosts, text).startswith(f"hosts {text!r}: {problem}")
 
 
 @pytest.mark.parametrize(
@@ -68,9 +67,8 @@ def test_hosts_have_equal_or_given_numbers_of_ranks(
 def test_ranks_that_do_not_fit_the_hosts_are_refused(
     text: str, ranks: int | None, start: str, fix: str
 ) -> None:
-    with pytest.raises(InputError) as caught:
-        hosts_with_ranks(text, ranks=ranks)
-    assert str(caught.value).startswith(start) and str(caught.value).endswith(fix)
+    message = error_message(hosts_with_ranks, text, ranks=ranks)
+    assert message.startswith(start) and message.endswith(fix)
 
 
 @pytest.fixture

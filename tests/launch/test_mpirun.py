@@ -12,6 +12,7 @@ from launch.mpirun import (
     mpirun_command,
     ranks_option,
 )
+from tests.support.commands import error_message
 
 ENVIRONMENT = Path(sys.prefix) / "bin"
 
@@ -69,9 +70,7 @@ def test_mpirun_of_the_cluster_has_priority(
 
 def test_unknown_mpirun_is_refused_with_its_version(tmp_path: Path) -> None:
     stranger = program(tmp_path / "mpirun", "mpiexec.hydra: not found\nmore\n", status=127)
-    with pytest.raises(InputError) as caught:
-        choose_mpirun(stranger)
-    message = str(caught.value)
+    message = error_message(choose_mpirun, stranger)
     assert message.startswith(f"{stranger}: ") and "'mpiexec.hydra: not found'" in message
     assert "--mpirun PATH" in message
 

@@ -3,7 +3,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from common.errors import InputError
 from launch.placement import place_ranks, placement_notes
 from launch.shares import CoreRequest, Share, spare_cpus
 from launch.topology import Topology, format_cpu_list, read_topology
@@ -18,6 +17,7 @@ from tests.launch.topologies import (
     cores_in_a_row,
     host,
 )
+from tests.support.commands import error_message
 
 ALL_CORES = CoreRequest()
 
@@ -25,9 +25,7 @@ ALL_CORES = CoreRequest()
 def refusal(
     topology: Topology, *, ranks: int, request: CoreRequest = ALL_CORES, quota: float | None = None
 ) -> str:
-    with pytest.raises(InputError) as caught:
-        place_ranks(topology, ranks=ranks, request=request, quota=quota)
-    return str(caught.value)
+    return error_message(place_ranks, topology, ranks=ranks, request=request, quota=quota)
 
 
 def describe(share: Share) -> str:

@@ -41,7 +41,7 @@ from profiling.peaks_measure import (
     matrix_product,
     matrix_size,
 )
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, error_message
 
 USABLE_CPUS = sorted(os.sched_getaffinity(0))
 
@@ -163,10 +163,8 @@ def test_invalid_field_is_one_line(
     content = json.loads(file.read_text())
     change(content)
     file.write_text(json.dumps(content))
-    with pytest.raises(InputError) as caught:
-        load_peaks(file)
-    message = str(caught.value)
-    assert message.startswith(f"{file}: {problem}") and "\n" not in message
+    message = error_message(load_peaks, file)
+    assert message.startswith(f"{file}: {problem}")
     assert "python -m profiling peaks --json" in message
 
 

@@ -1,33 +1,22 @@
 import io
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 
-from common.errors import InputError
 from common.machine import fastest_precision
 from retinanet.config import Config, config_to_tree, field_help, field_names, resume_marks
 from retinanet.config_file import SHIPPED, config_from_tree, find_config, load_config, read_yaml
 from retinanet.config_types import Resume
-from tests.support.commands import run_program
+from tests.support.commands import error_message, run_program
 
 SHIPPED_NAMES = sorted(str(path.relative_to(SHIPPED)) for path in SHIPPED.glob("*.yaml"))
 
 
-def error_message(load: Callable[[], object]) -> str:
-    """Return the error message, which is one line."""
-    with pytest.raises(InputError) as caught:
-        load()
-    message = str(caught.value)
-    assert message and "\n" not in message
-    return message
-
-
 def config_error(*overrides: str, config: str = "demo.yaml") -> str:
-    return error_message(lambda: load_config(config, overrides))
+    return error_message(load_config, config, overrides)
 
 
 def written(folder: Path, text: str, *, name: str = "mine.yaml") -> str:
@@ -89,9 +78,9 @@ def test_path_takes_precedence_over_a_shipped_name(
 
 
 def test_missing_config_names_the_nearest_one() -> None:
-    assert "did you mean demo.yaml?" in error_message(lambda: load_config("dmeo"))
-    assert "did you mean coco.yaml?" in error_message(lambda: load_config("coco.yml"))
-    message = error_message(lambda: load_config("elsewhere/nothing"))
+    assert "did you mean demo.yaml?" in error_message(load_config, "dmeo")
+    assert "did you mean coco.yaml?" in error_message(load_config, "coco.yml")
+    message = error_message(load_config, "elsewhere/nothing")
     assert message.startswith("elsewhere/nothing: ")
     assert all(name in message for name in SHIPPED_NAMES)
 
@@ -216,7 +205,7 @@ def test_unknown_engine_is_refused_with_the_valid_names(name: str, tmp_path: Pat
     assert message.startswith("command line: engine.name: ") and "'tensorflow'" in message
     assert "'auto', 'torch' or 'ipex'" in message
     file = written(tmp_path, "engine: tensorflow\n")
-    assert error_message(lambda: load_config(file)).startswith(f"{file}: engine.name: ")
+    assert error_message(load_config, file).startswith(f"{file}: engine.name: ")
 
 
 @pytest.mark.parametrize(
@@ -300,10 +289,10 @@ def test_override_that_is_not_a_plain_value_is_refused(value: str) -> None:
 
 def test_error_in_the_file_names_the_file(tmp_path: Path) -> None:
     file = written(tmp_path, "training: {epochs: two}\n")
-    message = error_message(lambda: load_config(file, ["training.batch_size=3"]))
+    message = error_message(load_config, file, ["training.batch_size=3"])
     assert message.startswith(f"{file}: training.epochs: ")
     file = written(tmp_path, "trainig: {epochs: 2}\n")
-    assert error_message(lambda: load_config(file)) == (
+    assert error_message(load_config, file) == (
         f"{file}: trainig: no such field; did you mean training?"
     )
 
@@ -321,7 +310,7 @@ def test_invalid_yaml_names_file_and_line(
     text: str, line: int, problem: str, tmp_path: Path
 ) -> None:
     file = written(tmp_path, text)
-    message = error_message(lambda: load_config(file))
+    message = error_message(load_config, file)
     assert message.startswith(f"{file}:{line}: ") and problem in message
 
 
@@ -330,7 +319,7 @@ def test_invalid_yaml_names_file_and_line(
 )
 def test_file_without_sections_is_refused(text: str, tmp_path: Path) -> None:
     file = written(tmp_path, text)
-    message = error_message(lambda: load_config(file))
+    message = error_message(load_config, file)
     assert message.startswith(f"{file}: ") and "sections" in message
 
 
@@ -381,7 +370,7 @@ def test_name_of_thousands_of_parts_is_refused(name: str) -> None:
 def test_binary_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b'run: {name: "\xe9"}')
     file = str(tmp_path / "latin.yaml")
-    assert error_message(lambda: load_config(file)).startswith(f"{file}: cannot be read as text")
+    assert error_message(load_config, file).startswith(f"{file}: cannot be read as text")
 
 
 def test_long_value_is_shortened() -> None:

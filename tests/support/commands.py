@@ -1,10 +1,14 @@
-"""Commands in this process and in processes of their own, and the error of a command."""
+"""Commands in this process and in processes of their own, and the errors of a call."""
 
 import os
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
+
+import pytest
+
+from common.errors import InputError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RunHere = Callable[..., CompletedProcess[str]]
@@ -35,3 +39,12 @@ def error_line(done: CompletedProcess[str]) -> str:
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     return line
+
+
+def error_message(call: Callable[..., object], *arguments: object, **options: object) -> str:
+    """Return the message of the `InputError` of a call, which is one line."""
+    with pytest.raises(InputError) as caught:
+        call(*arguments, **options)
+    message = str(caught.value)
+    assert message and "\n" not in message
+    return message

@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import InputError
 from launch.environment import MPOL_BIND, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED
 from profiling.bench.variant import (
     MemoryChoice,
@@ -13,7 +12,7 @@ from profiling.bench.variant import (
     memory_remark,
     parse_memory,
 )
-from tests.support.commands import run_program
+from tests.support.commands import error_message, run_program
 
 READ_BACK = """
 import ctypes, platform
@@ -54,9 +53,7 @@ def test_numactls_choices_are_read() -> None:
     ],
 )
 def test_a_wrong_choice_is_one_line(text: str, problem: str) -> None:
-    with pytest.raises(InputError) as caught:
-        parse_memory(text, allowed=[0, 1, 2])
-    assert str(caught.value).startswith(f"--memory: {problem}")
+    assert error_message(parse_memory, text, allowed=[0, 1, 2]).startswith(f"--memory: {problem}")
 
 
 def test_the_kernel_has_the_policy_afterwards() -> None:

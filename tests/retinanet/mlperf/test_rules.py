@@ -8,7 +8,6 @@ import pytest
 from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
 from PIL import Image
 
-from common.errors import InputError
 from retinanet.__main__ import main
 from retinanet.config_file import load_config
 from retinanet.mlperf.rules import (
@@ -19,7 +18,7 @@ from retinanet.mlperf.rules import (
     expectation,
     reference_points,
 )
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, error_message
 
 CLOSED = ("mlperf.division=closed", "data.root=/data")
 POINTS = ("mlperf", "points")
@@ -47,12 +46,11 @@ POINTS = ("mlperf", "points")
     ],
 )
 def test_closed_division_rejects_a_change_and_names_the_rule(change: str, expected: str) -> None:
-    with pytest.raises(InputError) as caught:
-        load_config("openimages.yaml", [*CLOSED, change])
-    message, rule = str(caught.value), f"{change.partition('=')[0]} is {expected}"
+    message = error_message(load_config, "openimages.yaml", [*CLOSED, change])
+    rule = f"{change.partition('=')[0]} is {expected}"
     assert message.startswith("command line: mlperf: ")
     assert rule in message and ";" not in message.split(rule, maxsplit=1)[0]  # the only one
-    assert "mlperf.division=open" in message and "\n" not in message
+    assert "mlperf.division=open" in message
     load_config("openimages.yaml", ["mlperf.division=open", change])
 
 
@@ -76,9 +74,7 @@ def test_closed_division_allows_other_changes(change: str) -> None:
 
 
 def test_all_broken_rules_are_named() -> None:
-    with pytest.raises(InputError) as caught:
-        load_config("demo.yaml", ["mlperf.division=closed"])
-    assert str(caught.value).count(", not ") == 8
+    assert error_message(load_config, "demo.yaml", ["mlperf.division=closed"]).count(", not ") == 8
 
 
 def make_checker(rules: Rules) -> RCP_Checker:

@@ -20,6 +20,7 @@ from retinanet.training.build import (
     require_trainable_start,
     starting_weights,
 )
+from tests.support.commands import error_message
 
 
 @pytest.mark.slow
@@ -78,10 +79,9 @@ def test_dropped_parts_of_a_whole_detector_are_noted(tmp_path: Path) -> None:
 
 def build_error(settings: ModelConfig) -> str:
     """Return the one-line error of building a model from a file."""
-    with pytest.raises(InputError) as caught:
-        build_model(settings, num_classes=3, weights=starting_weights(settings))
-    message = str(caught.value)
-    assert "\n" not in message
+    message = error_message(
+        lambda: build_model(settings, num_classes=3, weights=starting_weights(settings))
+    )
     assert message.startswith(f"model.pretrained_backbone: {settings.pretrained_backbone}")
     return message
 
@@ -121,10 +121,9 @@ def test_random_weights_need_no_file() -> None:
     ],
 )
 def test_frozen_random_weights_are_refused(norm: str, trainable_layers: int, field: str) -> None:
-    with pytest.raises(InputError) as caught:
-        require_trainable_start(None, norm=norm, trainable_layers=trainable_layers)
-    message = str(caught.value)
-    assert message.startswith(field) and "\n" not in message
+    options = {"norm": norm, "trainable_layers": trainable_layers}
+    message = error_message(require_trainable_start, None, **options)
+    assert message.startswith(field)
     assert "model.pretrained_backbone" in message
     assert "model.norm=batch model.trainable_layers=5" in message
     require_trainable_start("a file", norm=norm, trainable_layers=trainable_layers)
@@ -151,8 +150,6 @@ def test_failed_download_names_url_and_file(
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # a proxy that refuses connections
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(InputError, match="could not be downloaded") as caught:
-        read_backbone_weights("torchvision")
-    message = str(caught.value)
-    assert "\n" not in message and f"copy it to {tmp_path}" in message
+    message = error_message(read_backbone_weights, "torchvision")
+    assert "could not be downloaded" in message and f"copy it to {tmp_path}" in message
     assert "download.pytorch.org" in message
