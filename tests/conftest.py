@@ -7,16 +7,18 @@ The markers `slow` and `exhaustive` make the tiers of docs/tests.md.
 """
 
 import os
+import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
 
 from common.cli import run_command
+from tests.launch.two_hosts import TwoHosts, two_hosts
 from tests.support.commands import RunHere
 
 NOT_AS_WRITTEN = "not run as written"
@@ -69,6 +71,21 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         return CompletedProcess(arguments, code, written.out, written.err)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a module's runs; it is removed afterwards, since a checkpoint has 400 MB."""
+    folder = tmp_path_factory.mktemp("runs")
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def debian_hosts(tmp_path: Path) -> Iterator[TwoHosts]:
+    """Both hosts resolve their own names to 127.0.1.1, which the other cannot reach."""
+    with two_hosts(tmp_path, names_are_loopback=True) as both:
+        yield both
 
 
 def sort_slow_files_first(items: list[pytest.Item]) -> None:

@@ -1,9 +1,7 @@
 """Batches split among two ranks under the real mpirun: by speed, by a list, and when resumed."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -46,13 +44,6 @@ def read_ranks(run: Path) -> dict[str, Any]:
     """Return the description of the ranks in a run's environment.json."""
     ranks: dict[str, Any] = json.loads((run / "environment.json").read_text())["ranks"]
     return ranks
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("split")
-    yield folder
-    rmtree(folder)
 
 
 @pytest.fixture(scope="module")

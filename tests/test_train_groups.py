@@ -3,9 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from safetensors.torch import load_file
 
 from retinanet.mlperf.official import check_compliance
 from tests.launch.ranks import Ended, ended, run_ranks, start_ranks
-from tests.support.processes import processes_with, wait_until_gone
+from tests.support.processes import rank_processes, wait_until_gone
 from tests.support.training_runs import read_records, wait_for_steps
 
 pytestmark = pytest.mark.whole_machine
@@ -60,11 +58,7 @@ def parent_process(process: int) -> int:
 
 def rank_process(rank: int, run: Path) -> int:
     """Return the process of a rank. Ranks outside the first group have a supervisor process too."""
-    processes = set()
-    for process in processes_with(f"run.name={run.name}"):
-        variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-        if b"PMI_RANK=%d" % rank in variables:
-            processes.add(process)
+    processes = rank_processes(f"run.name={run.name}", rank)
     [eldest] = [process for process in processes if parent_process(process) not in processes]
     if rank == 0:
         return eldest
@@ -75,13 +69,6 @@ def rank_process(rank: int, run: Path) -> int:
 def last_checkpoint(run: Path) -> dict[str, Any]:
     state: dict[str, Any] = json.loads((run / "checkpoints" / "last" / "state.json").read_text())
     return state
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("groups")
-    yield folder
-    rmtree(folder)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,13 +28,6 @@ SETTINGS = (
     *("engine.precision=float32", "launch.threads=1"),
 )
 OVERLAP = "evaluation.overlap=true"
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("overlap")
-    yield folder
-    shutil.rmtree(folder)  # a checkpoint has 400 MB
 
 
 def start(root: Path, name: str, *arguments: str) -> subprocess.Popen[str]:

@@ -18,7 +18,7 @@ from retinanet.mlperf.log import read_events
 from retinanet.mlperf.official import check_compliance
 from tests.launch.ranks import Ended, ended, run_ranks, start_ranks
 from tests.support.commands import run_program
-from tests.support.processes import processes_with, wait_until_gone
+from tests.support.processes import rank_processes, wait_until_gone
 from tests.support.training_runs import read_records, wait_for_steps
 
 pytestmark = pytest.mark.whole_machine
@@ -42,11 +42,6 @@ MANY_STEPS = ("training.epochs=100000", "training.max_steps=100000", "evaluation
 
 def settings_in(root: Path, name: str, *changes: str) -> list[str]:
     return [*SETTINGS, f"run.root={root}", f"run.name={name}", *changes]
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ranks")
 
 
 @pytest.fixture(scope="module")
@@ -217,12 +212,7 @@ def test_run_resumes_exactly_after_a_rank_is_killed_while_writing_or_evaluating(
 
 
 def rank_process(rank: int, run: Path) -> int:
-    """Return the process number of a rank of a run."""
-    for process in processes_with(f"run.name={run.name}"):
-        variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-        if b"PMI_RANK=%d" % rank in variables:
-            return process
-    raise LookupError(f"rank {rank} is not running")
+    return rank_processes(f"run.name={run.name}", rank)[0]
 
 
 def test_nonfinite_loss_ends_all_ranks_with_one_report(root: Path) -> None:

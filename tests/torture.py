@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,7 +36,7 @@ from common.machine import fastest_precision
 from tests.launch.ranks import ended, start_ranks
 from tests.support.processes import (
     child_processes,
-    processes_with,
+    rank_processes,
     wait_until_ended,
     wait_until_gone,
 )
@@ -154,13 +155,10 @@ def kill(job: subprocess.Popen[str], run: Run, victim: str) -> None:
 
 def signal_ranks(run: Run, ranks: Sequence[int], number: signal.Signals) -> None:
     """Send a signal to all processes of some ranks, as far as they still exist."""
-    for process in processes_with(f"run.name={run.name}"):
-        try:
-            variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-            if any(b"PMI_RANK=%d" % rank in variables for rank in ranks):
+    for rank in ranks:
+        for process in rank_processes(f"run.name={run.name}", rank):
+            with suppress(ProcessLookupError):
                 os.kill(process, number)
-        except (FileNotFoundError, ProcessLookupError):
-            continue
 
 
 def torture(

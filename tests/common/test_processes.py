@@ -19,6 +19,7 @@ from common.processes import (
     stop_process,
     wait_for,
 )
+from tests.support.processes import is_running
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -39,13 +40,6 @@ time.sleep(60)
 
 def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
-
-
-def is_running(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_process_has_its_own_group_and_gets_sigterm_first() -> None:

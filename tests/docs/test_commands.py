@@ -64,14 +64,6 @@ def parameters() -> Iterator[object]:
         yield pytest.param(text, id=f"{page}: {name}", marks=marks)
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return the folder of files that several commands need."""
-    path = tmp_path_factory.mktemp("made")
-    yield path
-    shutil.rmtree(path)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     """Return a checkout in which a command may write."""
@@ -82,7 +74,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("text", list(parameters()))
 def test_command_of_a_page_does_what_the_page_says(
-    text: str, made: Path, folder: Path, record_property: Callable[[str, object], None]
+    text: str, root: Path, folder: Path, record_property: Callable[[str, object], None]
 ) -> None:
     first = COMMANDS[text][0]
     place, rule = first.place, matching_rule(first)
@@ -90,7 +82,7 @@ def test_command_of_a_page_does_what_the_page_says(
     if rule.why:
         record_property(NOT_AS_WRITTEN, (rule.why, first.text))
     for name in [*rule.needs, *(name for name in FIXTURES if is_input(text, name))]:
-        put_in_place(name, made, folder)
+        put_in_place(name, root, folder)
     before = set(folder.rglob("*"))
     done = run_command(text, rule, folder)
     printed = done.stdout + done.stderr

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from launch.__main__ import main
 from launch.run import parse_address
 from tests.launch.ranks import MPIRUN, Ended, ended
-from tests.launch.two_hosts import TwoHosts, two_hosts
+from tests.launch.two_hosts import TwoHosts
 from tests.support.commands import RunHere
 from tests.support.processes import processes_with, wait_until_gone
 
@@ -276,12 +275,6 @@ sys.exit(
 SLEEP = "import time; time.sleep(9)"
 
 
-@pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[TwoHosts]:
-    with two_hosts(tmp_path, names_are_loopback=True) as both:
-        yield both
-
-
 def run_monitored(hosts: TwoHosts, mark: str) -> Ended:
     """Start ranks that run longer than the limit; `mark` is in their command lines."""
     flags = ["-bind-to", "none", "-hosts", "left:1,right:1", "-np", "2"]
@@ -291,23 +284,25 @@ def run_monitored(hosts: TwoHosts, mark: str) -> Ended:
 
 
 @pytest.mark.exhaustive
-def test_firewall_before_the_start_ends_the_job(hosts: TwoHosts, tmp_path: Path) -> None:
-    hosts.drop_everything()
+def test_firewall_before_the_start_ends_the_job(debian_hosts: TwoHosts, tmp_path: Path) -> None:
+    debian_hosts.drop_everything()
     begin = time.monotonic()
-    job = run_monitored(hosts, str(tmp_path))
+    job = run_monitored(debian_hosts, str(tmp_path))
     assert time.monotonic() - begin < 40
     assert job.code == 1
     note, error = job.errors.splitlines()
     assert note.startswith("note: host right has not started")
-    assert error.startswith("error: --hosts: host right has not started")
+    assert error.startswith("error: --debian_hosts: host right has not started")
     assert "firewall" in note and "firewall" in error
     for process in processes_with(str(tmp_path)):  # the other host's helper waits for its answer
         os.kill(process, signal.SIGKILL)
 
 
 @pytest.mark.exhaustive
-def test_started_hosts_may_run_longer_than_the_limit(hosts: TwoHosts, tmp_path: Path) -> None:
-    job = run_monitored(hosts, str(tmp_path))
+def test_started_hosts_may_run_longer_than_the_limit(
+    debian_hosts: TwoHosts, tmp_path: Path
+) -> None:
+    job = run_monitored(debian_hosts, str(tmp_path))
     assert (job.code, job.errors) == (0, "")
 
 

@@ -48,13 +48,6 @@ def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TwoHosts]:
         yield both
 
 
-@pytest.fixture
-def debian_hosts(tmp_path: Path) -> Iterator[TwoHosts]:
-    """Both hosts resolve their own names to 127.0.1.1, which the other cannot reach."""
-    with two_hosts(tmp_path, names_are_loopback=True) as both:
-        yield both
-
-
 def start_on_both(hosts: TwoHosts, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "launch", "run", "--np", "2", "--hosts", "left,right"]
     return hosts.start_on_left(

@@ -56,3 +56,15 @@ def write_run(folder: Path, config: Config, *, accuracies: Sequence[float]) -> P
     (folder / "environment.json").write_text(json.dumps(collect_environment(["train.py"])))
     (folder / "config.yaml").write_text(json.dumps(config_to_tree(config)))  # JSON is YAML
     return folder
+
+
+def write_runs(folder: Path, *epochs: int, changes: Sequence[str] = ()) -> list[Path]:
+    """Write closed runs that converged after the given numbers of epochs."""
+    return [
+        write_run(
+            folder / f"run{number}",
+            closed_config(f"run.seed={number}", *changes),
+            accuracies=[0.2] * (count - 1) + [0.35],
+        )
+        for number, count in enumerate(epochs)
+    ]

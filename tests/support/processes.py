@@ -18,6 +18,27 @@ def processes_with(text: str, *, begin: str = "") -> list[int]:
     return numbers
 
 
+def rank_processes(text: str, rank: int) -> list[int]:
+    """Return the processes of a rank of mpirun whose command line contains `text`."""
+    numbers = []
+    for process in processes_with(text):
+        try:
+            variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+        except OSError:  # it has ended meanwhile
+            continue
+        if b"PMI_RANK=%d" % rank in variables:
+            numbers.append(process)
+    return numbers
+
+
+def is_running(process: int) -> bool:
+    """Return whether a process runs and is not only a zombie."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def wait_until_gone(text: str, *, seconds: float = 5) -> None:
     """Wait until no process has `text` in its command line; fail after `seconds`."""
     end = time.monotonic() + seconds

@@ -26,6 +26,7 @@ from tests.data.verify.small_set import (
     write_splits,
 )
 from tests.support.commands import RunHere, run_program
+from tests.support.processes import child_processes, is_running
 
 REPOSITORY = Path(__file__).parents[3]
 COCO128 = REPOSITORY.parent / "shared" / "data" / "coco128"
@@ -148,17 +149,12 @@ def start_decoding(folder: Path, *options: str, **popen: Any) -> subprocess.Pope
     return process
 
 
-def children_of(process: subprocess.Popen[str]) -> list[int]:
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert children
-    return list(map(int, children))
-
-
 @pytest.mark.slow
 def test_ctrl_c_ends_the_command_and_its_processes(tmp_path: Path) -> None:
     # In a group of its own, as a terminal gives it, which Ctrl-C signals as a whole.
     process = start_decoding(tmp_path, f"--json={tmp_path / 'found.json'}", process_group=0)
-    children = children_of(process)
+    children = child_processes(process.pid)
+    assert children
     began = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
@@ -171,19 +167,12 @@ def test_ctrl_c_ends_the_command_and_its_processes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_processes_end_with_a_killed_command(tmp_path: Path) -> None:
     process = start_decoding(tmp_path)
-    children = children_of(process)
+    children = child_processes(process.pid)
+    assert children
     process.kill()
     process.communicate(timeout=60)
     while any(map(is_running, children)):
         time.sleep(0.05)
-
-
-def is_running(process: int) -> bool:
-    """Return whether a process runs and is not only a zombie."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.slow

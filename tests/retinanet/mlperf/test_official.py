@@ -9,7 +9,7 @@ import pytest
 
 from retinanet.__main__ import main
 from tests.support.commands import RunHere
-from tests.support.mlperf_runs import closed_config, write_run
+from tests.support.mlperf_runs import closed_config, write_run, write_runs
 
 CHECK, RCP = ("mlperf", "check"), ("mlperf", "rcp")
 DIVISIONS = ("open", "closed")
@@ -184,18 +184,6 @@ def test_repeated_line_is_a_warning(run: Path, run_here: RunHere, tmp_path: Path
     [warning] = json.loads(numbers.read_text())["warnings"]
     assert done.returncode == 0 and "EXACTLY_ONE" in warning and warning in done.stdout
     assert "passed" not in done.stdout and "1 warning" in done.stdout
-
-
-def write_runs(folder: Path, *epochs: int, changes: tuple[str, ...] = ()) -> list[Path]:
-    """Closed runs that converged after the given numbers of epochs."""
-    return [
-        write_run(
-            folder / f"run{number}",
-            closed_config(f"run.seed={number}", *changes),
-            accuracies=[0.2] * (count - 1) + [0.35],
-        )
-        for number, count in enumerate(epochs)
-    ]
 
 
 def test_runs_like_the_reference_pass(run_here: RunHere, tmp_path: Path) -> None:

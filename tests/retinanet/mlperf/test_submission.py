@@ -10,21 +10,14 @@ from common.errors import InputError
 from retinanet.__main__ import main
 from retinanet.mlperf.submission import add_run
 from tests.support.commands import RunHere
-from tests.support.mlperf_runs import closed_config, write_run
+from tests.support.mlperf_runs import closed_config, write_run, write_runs
 
 PLATFORM = "mlperf.platform=two nodes (of 8)"
 
 
-def write_runs(folder: Path, count: int, *changes: str) -> list[Path]:
-    """Closed runs that converged after as many epochs as the reference implementation."""
-    return [
-        write_run(
-            folder / f"run{number}",
-            closed_config(f"run.seed={number}", PLATFORM, *changes),
-            accuracies=[0.2, 0.25, 0.3, 0.35],
-        )
-        for number in range(count)
-    ]
+def write_platform_runs(folder: Path, count: int, *changes: str) -> list[Path]:
+    """Write closed runs that converged after as many epochs as the reference implementation."""
+    return write_runs(folder, *[4] * count, changes=(PLATFORM, *changes))
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
@@ -48,7 +41,7 @@ def submit(run_here: RunHere, tmp_path: Path) -> Submit:
 @pytest.mark.slow
 def test_five_closed_runs_pass_and_a_sixth_is_refused(submit: Submit, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    runs = write_runs(tmp_path, 6)
+    runs = write_platform_runs(tmp_path, 6)
     code, output, errors = submit(*runs[:5])
     assert (code, errors) == (0, "")
     assert "5 of 5 runs" in output and "package checker (mlperf-logging" in output
@@ -73,7 +66,7 @@ def test_five_closed_runs_pass_and_a_sixth_is_refused(submit: Submit, tmp_path: 
 
 @pytest.mark.slow
 def test_adding_a_run_keeps_existing_files(submit: Submit, tmp_path: Path) -> None:
-    first, second = write_runs(tmp_path, 2)
+    first, second = write_platform_runs(tmp_path, 2)
     code, output, _ = submit(first)
     assert code == 4 and "1 of 5 runs" in output and "found 1, expected 5" in output
     [description] = (tmp_path / "out" / "systems").iterdir()
@@ -88,7 +81,7 @@ def test_adding_a_run_keeps_existing_files(submit: Submit, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_equal_seeds_are_found_by_the_official_checker(submit: Submit, tmp_path: Path) -> None:
-    code, output, _ = submit(*write_runs(tmp_path, 5, "run.seed=3"))
+    code, output, _ = submit(*write_platform_runs(tmp_path, 5, "run.seed=3"))
     assert code == 4 and any("eed" in line for line in output.splitlines() if "✗" in line)
 
 
@@ -96,7 +89,7 @@ def test_equal_seeds_are_found_by_the_official_checker(submit: Submit, tmp_path:
 def test_one_run_may_miss_the_target(submit: Submit, tmp_path: Path) -> None:
     configs = [closed_config(PLATFORM, f"run.seed={seed}") for seed in (11, 12)]
     failed = [write_run(tmp_path / f"failed{n}", configs[n], accuracies=[0.1]) for n in (0, 1)]
-    code, output, _ = submit(*write_runs(tmp_path, 4), failed[0])
+    code, output, _ = submit(*write_platform_runs(tmp_path, 4), failed[0])
     assert code == 0 and "5 of 5 runs" in output
     assert "1 file does not comply, accepting this under olympic scoring" in output
     code, _, errors = submit(failed[1])
@@ -105,8 +98,8 @@ def test_one_run_may_miss_the_target(submit: Submit, tmp_path: Path) -> None:
 
 def test_unsuitable_runs_are_not_added(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    [run] = write_runs(tmp_path / "a", 1)
-    [other] = write_runs(tmp_path / "b", 1, "mlperf.organization=Them")
+    [run] = write_platform_runs(tmp_path / "a", 1)
+    [other] = write_platform_runs(tmp_path / "b", 1, "mlperf.organization=Them")
     add_run(out, run)
     before = read_files(out)
     for path, reason in (
@@ -121,7 +114,7 @@ def test_unsuitable_runs_are_not_added(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("status", ["onprem", "cloud", "research", "preview"])
 def test_official_checker_accepts_each_status(status: str, tmp_path: Path) -> None:
-    [run] = write_runs(tmp_path, 1, f"mlperf.status={status}")
+    [run] = write_platform_runs(tmp_path, 1, f"mlperf.status={status}")
     file = add_run(tmp_path / "out", run).description
     valid, *_ = check_system_desc(str(file), "training", "5.1.0")
     assert valid

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -37,7 +37,7 @@ from profiling.studies.tune.model import Shape, fit_network
 from retinanet.config_file import load_config
 from tests.launch.ranks import MPIRUN, Ended, ended
 from tests.launch.topologies import cores_in_a_row
-from tests.launch.two_hosts import TwoHosts, two_hosts
+from tests.launch.two_hosts import TwoHosts
 from tests.profiling.studies.tune.samples import measurements
 from tests.support.commands import run_program
 from tests.support.fast_precision import FAST_PRECISION
@@ -174,12 +174,6 @@ def test_evaluation_uses_the_configured_model() -> None:
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[TwoHosts]:
-    with two_hosts(tmp_path, names_are_loopback=True) as both:
-        yield both
-
-
-@pytest.fixture
 def plan(tmp_path: Path) -> Path:
     file = tmp_path / "plan.json"
     write_measurements(file, measurements())
@@ -202,9 +196,9 @@ def limit(hosts: TwoHosts) -> None:
 
 
 @pytest.mark.whole_machine
-def test_bandwidth_is_measured_stored_and_used(hosts: TwoHosts, plan: Path) -> None:
-    limit(hosts)
-    done = tune_on_left(hosts, plan, "--hosts", "64", "--measure-hosts", "left,right")
+def test_bandwidth_is_measured_stored_and_used(debian_hosts: TwoHosts, plan: Path) -> None:
+    limit(debian_hosts)
+    done = tune_on_left(debian_hosts, plan, "--hosts", "64", "--measure-hosts", "left,right")
     assert done.code == 0, done.errors
     assert "all-reduce time: measured" in done.output
     assert "(measured over 2 hosts, gloo: left, right)" in done.output
@@ -216,17 +210,19 @@ def test_bandwidth_is_measured_stored_and_used(hosts: TwoHosts, plan: Path) -> N
     fitted = fit_network(stored.between_hosts.all_reduces, source="")
     assert 0.5 * BYTES_PER_SECOND < fitted.bandwidth < 1.2 * BYTES_PER_SECOND
 
-    again = tune_on_left(hosts, plan, "--hosts", "64")
+    again = tune_on_left(debian_hosts, plan, "--hosts", "64")
     assert again.code == 0, again.errors
     assert again.output == done.output.replace("all-reduces between left, right …\n", "")
-    given = tune_on_left(hosts, plan, "--hosts", "64", "--network", "25Gbit/s,20us")
+    given = tune_on_left(debian_hosts, plan, "--hosts", "64", "--network", "25Gbit/s,20us")
     assert "network: 25 Gbit/s per host, latency 20 µs (given" in given.output
 
 
 @pytest.mark.exhaustive
 @pytest.mark.whole_machine
-def test_unknown_host_is_named_with_a_command_to_check_it(hosts: TwoHosts, plan: Path) -> None:
-    done = tune_on_left(hosts, plan, "--hosts", "64", "--measure-hosts", "left,nowhere")
+def test_unknown_host_is_named_with_a_command_to_check_it(
+    debian_hosts: TwoHosts, plan: Path
+) -> None:
+    done = tune_on_left(debian_hosts, plan, "--hosts", "64", "--measure-hosts", "left,nowhere")
     assert done.code == BAD_INPUT
     last = done.errors.splitlines()[-1]
     assert last.startswith("error: left,nowhere: the measurement failed")
