@@ -358,6 +358,6 @@ def measured_metric(library: str, *, images: int, found: int) -> Run:
 
 def largest_difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """Return the largest difference of two lists; NaN if only one value is measured."""
-    # The metric of a class without true boxes is NaN in both.
+    # A number is NaN if no true box counts for it.
     measured = ~(np.isnan(ours) & np.isnan(theirs))
     return float(np.abs(np.subtract(ours, theirs))[measured].max(initial=0.0))
