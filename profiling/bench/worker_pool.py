@@ -266,7 +266,8 @@ def busy_cores(cpus: Sequence[int]) -> Iterator[None]:
     with ExitStack() as loops:
         for cpu in cpus:
             process = loops.enter_context(
-                subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0)
+                # A session of its own: Linux shares a core's time by session (autogroup).
+                subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
             )
             # Callbacks run in reverse order: killed first, then waited for by the exit of Popen.
             loops.callback(process.kill)
