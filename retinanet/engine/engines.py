@@ -154,7 +154,8 @@ def prepare_with_ipex(
             split_master_weight_for_bf16=bf16,
             fuse_update_step=True,
         )
-    except AssertionError as error:  # of the processor's instructions
+    # ipex.optimize asserts that the processor has the instructions.
+    except AssertionError as error:
         raise InputError(f"engine.name: ipex: {error}") from error
     return prepared
 

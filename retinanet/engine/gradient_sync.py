@@ -175,6 +175,8 @@ class GradientExchange:
         self._module = DistributedDataParallel(
             _LossesModule(model, compute_losses),
             process_group=ranks,
+            # The weights are equal on all ranks already. Gradients as views of
+            # the buckets are not copied.
             init_sync=False,
             gradient_as_bucket_view=True,
             static_graph=True,
@@ -284,9 +286,11 @@ def share_gradients(
     places = all_gather(shared.place if shared else None)
     memory = None
     if None not in places:
-        with suppress(OSError):  # it cannot be seen from here
+        # The memory of ranks on other hosts or in other containers cannot be seen from here.
+        with suppress(OSError):
             memory = [map_memory(place, HEADER + size) for place in places]
     all_mapped = all(all_gather(memory is not None))
+    # Only after the exchange: by then every rank has mapped the memory, or cannot.
     if shared is not None:
         shared.close()
     if memory is None or not all_mapped:

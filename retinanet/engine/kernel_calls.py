@@ -85,6 +85,7 @@ class Kernels:
                     function.restype = CODES[result] if result else None
                     function.argtypes = [CODES[code] for code in arguments]
             except NativeLibraryError as error:
+                # Kept as well: the compiler runs once, not at every call.
                 loaded = error
             self._loaded[self.instruction_set] = loaded
         if isinstance(loaded, NativeLibraryError):

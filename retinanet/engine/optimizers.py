@@ -200,6 +200,7 @@ def plain_step(update: TensorUpdate, group: Mapping[str, Any]) -> None:
     update.exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
     root = (update.exp_avg_sq / (1 - beta2**step)).sqrt_().add_(group["eps"])
     direction = (update.exp_avg / (1 - beta1**step)).div_(root)
+    # Added before the norm is taken: the trust ratio scales the decay as well (algorithm 2).
     if update.weight_decay:
         direction.add_(weight, alpha=update.weight_decay)
     ratio = 1.0
@@ -234,6 +235,7 @@ def next_update(
     """
     assert parameter.grad is not None
     if not state:
+        # A tensor, as in torch's Adam: either optimizer can load the other's state.
         state["step"] = torch.zeros(())
         state["exp_avg"] = torch.zeros_like(parameter)
         state["exp_avg_sq"] = torch.zeros_like(parameter)

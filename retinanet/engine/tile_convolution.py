@@ -180,7 +180,8 @@ def pointwise_convolve(
     map_size = spread_over or (height, width)
     output = empty_maps(images, channels, *map_size)
     if spread_over is not None:
-        output.zero_()  # the kernel writes a quarter of the pixels; no gradient reaches the others
+        # The kernel writes a quarter of the pixels; no gradient reaches the others.
+        output.zero_()
     spread = _Spread(height, width, *map_size, 1 if spread_over is None else 2)
     target = _Target(output, added, gate, bias, relu, channels)
     maps = 1 + (added is not None) + (gate is not None)

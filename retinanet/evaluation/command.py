@@ -77,6 +77,7 @@ def evaluate(
         console.print(f"{contents}: {out}/{name}.*", soft_wrap=True, markup=False)
     if json_file is not None:
         content: dict[str, object] = {
+            # JSON has no NaN.
             name: None if math.isnan(value) else value
             for name, value in result.evaluation.summary.items()
         }

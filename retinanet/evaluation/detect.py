@@ -69,6 +69,7 @@ def detect(
         if bad_images is not None:
             bad_images.extend(batch.bad_images)
         height, width = batch.images.shape[-2:]
+        # Bound only while it computes: processes that the main thread starts inherit its CPUs.
         with calling_thread_on(main_cpus):
             batch_detections = detect_batch(model, batch.images, forward=forward)
         for image_id, original_size, detections in zip(

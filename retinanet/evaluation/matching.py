@@ -195,6 +195,7 @@ def boxes_by_class(
     Equal scores keep the order of the detections.
     """
     image_ids = np.repeat(annotations.image_ids, np.diff(annotations.box_offsets))
+    # The last key of lexsort counts most: class, then image, then score.
     truth = np.lexsort((image_ids, annotations.box_category_ids))
     detected = np.lexsort((-detections.scores, detections.image_ids, detections.category_ids))
     true_rows = rows_by_id(annotations.box_category_ids[truth], ids)
@@ -219,6 +220,7 @@ def ranks_in_image(image_ids: NDArray[np.int64]) -> NDArray[np.intp]:
 
 def counted_boxes(detections: SplitDetections, rows: NDArray[np.intp]) -> Boxes:
     """Return detections with their areas, at most the first `MOST_BOXES` of each image."""
+    # COCO's limit applies before the matching: a box beyond it cannot match a true box.
     rows = rows[ranks_in_image(detections.image_ids[rows]) < MOST_BOXES]
     boxes = xywh(detections.boxes[rows])
     return Boxes(

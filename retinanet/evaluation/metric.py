@@ -151,6 +151,7 @@ def split_tables(annotations: Annotations, detections: SplitDetections) -> Table
         coco.createIndex()
         return coco
 
+    # pycocotools prints its progress.
     with contextlib.redirect_stdout(io.StringIO()):
         truth = make_index(true_box_dicts(annotations))
         results = make_index(detection_dicts(detections))
@@ -213,6 +214,7 @@ def class_results(
     annotations: Annotations, detections: SplitDetections, tables: Tables
 ) -> tuple[ClassResult, ...]:
     """Return each class's numbers in the categories' order; tables are in that of their ids."""
+    # argsort twice gives the rank of each id, which is its column in the tables.
     columns = np.argsort(np.argsort(annotations.category_ids)).tolist()
     true_counts = Counter(annotations.box_category_ids[~annotations.box_is_crowd].tolist())
     detection_counts = Counter(detections.category_ids.tolist())
@@ -239,10 +241,12 @@ def class_tables(
     areas, limits = len(PARAMETERS.areaRng), len(PARAMETERS.maxDets)
     precision = np.full((thresholds, recalls, areas, limits), -1.0)
     recall = np.full((thresholds, areas, limits), -1.0)
+    # Stable, as in pycocotools: equal scores keep the order of the images.
     order = np.argsort(-detections.scores, kind="stable")
     candidate = np.zeros(len(order), np.bool_)
     candidate[matches.rows] = True
     positions = np.flatnonzero(candidate[order])
+    # `matches.rows` ascend: images follow by id, and candidates within an image by row.
     columns = np.searchsorted(matches.rows, order[positions])
     ranks = ranks_in_image(detections.image_ids)[order]
     for area, (smallest, largest) in enumerate(PARAMETERS.areaRng):

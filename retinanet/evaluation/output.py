@@ -71,6 +71,7 @@ def detections_as_json(detections: SplitDetections) -> Iterator[bytes]:
     for first in range(0, len(detections), BOXES_AT_ONCE):
         boxes = detection_dicts(detections, slice(first, first + BOXES_AT_ONCE))
         text = json.dumps([{field: box[field] for field in RESULT_FIELDS} for box in boxes])
+        # Without the brackets of each part: all parts form one list.
         yield (", " if first else "").encode() + text[1:-1].encode()
     yield b"]"
 
@@ -148,7 +149,10 @@ def draw_boxes(
     if scale > 1:
         size = round(picture.width * scale), round(picture.height * scale)
         picture = picture.resize(size, Image.Resampling.BICUBIC)
+    # np.array copies: torch warns about arrays that share the read-only buffer of Pillow.
     tensor = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+    # torchvision warns if there is no box, and ignores `font_size` without a font file. DejaVu
+    # Sans is a part of matplotlib.
     if len(boxes):
         tensor = draw_bounding_boxes(
             tensor,
@@ -177,7 +181,8 @@ def draw_detections(
     `names` maps category ids to names.
     """
     rows = np.flatnonzero(detections.scores >= least_score)[:MOST_BOXES]
-    rows = rows[::-1]  # the best is painted last, over the others
+    # The best detection is painted last, over the others.
+    rows = rows[::-1]
     ids = detections.category_ids[rows].tolist()
     scores = detections.scores[rows]
     labels = [f"{names[number]} {score:.2f}" for number, score in zip(ids, scores, strict=True)]
@@ -230,6 +235,7 @@ UNSURE_BOXES = 3  # Number of predictions that are drawn if none reaches it
 def spread_indices(total: int, count: int) -> list[int]:
     """Return at most `count` indices, evenly spread over `total`."""
     count = min(count, total)
+    # The middles of `count` equal parts of the range.
     return [round((2 * index + 1) * total / (2 * count) - 0.5) for index in range(count)]
 
 
@@ -284,4 +290,5 @@ def evaluation_sheet(
     canvas = figure.canvas
     assert isinstance(canvas, FigureCanvasAgg)
     canvas.draw()
+    # A copy, since the buffer belongs to the canvas.
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()

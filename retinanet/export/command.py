@@ -58,6 +58,7 @@ def export(
     model = trained.build_model().eval()
     description = describe_checkpoint(trained, score_threshold=score_threshold)
     console = make_console()
+    # The suffix stays last, since it selects the format.
     partial = out.with_name(f".{out.stem}.partial{out.suffix}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -127,6 +128,7 @@ def compare_program(
     images = images.contiguous()
     forward = torch_forward(model, precision="float32")
     expected = detect_batch(model, images, forward=forward, score_threshold=score_threshold)
+    # A batch of one as well: torch.export specializes programs for sizes of 0 and 1.
     alone = split_detections(run(images[:1]))
     pairs = [*zip(expected, split_detections(run(images)), strict=True), (expected[0], alone[0])]
     parts = [compare(*pair, score_threshold=score_threshold) for pair in pairs]
@@ -191,10 +193,12 @@ def is_at_the_edge(
 ) -> bool:
     """Return whether rounding may explain that a detection is missing in `other`."""
     score, label = float(detections.scores[row]), detections.labels[row]
+    # The last score of a full list is a limit as well.
     full = [side for side in (detections, other) if len(side.scores) == DETECTIONS_PER_IMAGE]
     edges = [score_threshold, *(float(side.scores[-1]) for side in full)]
     if any(abs(score - edge) <= SCORE_TOLERANCE for edge in edges):
         return True
+    # A rival whose IoU is near the limit may have suppressed the box on one side only.
     rivals = other.boxes[(other.labels == label) & (other.scores >= score - SCORE_TOLERANCE)]
     overlaps = box_iou(detections.boxes[row][None], rivals)
     return bool(((overlaps - NMS_IOU).abs() <= IOU_TOLERANCE).any())
@@ -219,4 +223,5 @@ def check_images(checkpoint: Checkpoint, image: Path | None) -> tuple[Tensor, st
         random = Random(0)
         pictures = [np.asarray(draw_scene(random)[0]) for _ in range(CHECK_IMAGES)]
         source = f"{CHECK_IMAGES} synthetic images (the run's validation images are missing)"
+    # Copies: torch warns about arrays that share the read-only buffer of Pillow.
     return torch.stack([resize_image(pixels.copy(), size) for pixels in pictures]), source

@@ -67,6 +67,7 @@ class DetectorProgram(nn.Module):
         self.score_threshold = score_threshold
         self.suppress = suppress or suppress_by_class
         std = torch.tensor(IMAGENET_STD)
+        # (x / 255 − mean) / std as one product and one difference.
         self.scale = nn.Buffer((1 / (255 * std)).view(1, 3, 1, 1))
         self.offset = nn.Buffer((torch.tensor(IMAGENET_MEAN) / std).view(1, 3, 1, 1))
         size = (image_size, image_size)
@@ -135,6 +136,7 @@ def suppress_by_class(boxes: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
         torch.cat((scores.flatten()[used], scores.new_zeros(len(OUTSIDE)))).double(),
         NMS_IOU,
     )
+    # The boxes OUTSIDE have the last indices, which are cut off at the end.
     indices = torch.arange(number * candidates + len(OUTSIDE), device=scores.device)
     indices = torch.cat((used, indices[-len(OUTSIDE) :]))
     keep = torch.zeros(number * candidates + len(OUTSIDE), dtype=torch.bool, device=scores.device)
@@ -189,6 +191,7 @@ def suppress_in_onnx(classes: int) -> Suppress:
     def suppress(boxes: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
         number, candidates = scores.shape
         is_class = labels[:, None, :] == torch.arange(classes)[None, :, None]
+        # The operator has a score per class: a candidate scores 0 in all classes but its own.
         class_scores = scores[:, None, :] * is_class
         selected = torch.ops.retinanet.onnx_non_max_suppression(boxes, class_scores)
         indices = selected[:, 0] * candidates + selected[:, 2]
@@ -255,6 +258,7 @@ def write_program(
 
 def export_program(program: DetectorProgram) -> torch.export.ExportedProgram:
     """Trace the program for any number of images."""
+    # Two images: torch.export would take a size of 1 for a constant.
     images = torch.zeros(2, 3, program.image_size, program.image_size, dtype=torch.uint8)
     number = {"images": {0: torch.export.Dim("N", min=1)}}
     with torch.no_grad():
@@ -289,6 +293,7 @@ def write_onnx(
         opset_version=OPSET,
         dynamo=True,
         custom_translation_table={operator: non_max_suppression},
+        # Weights in the file itself: about 130 MB, far below the 2 GB of a protobuf message.
         external_data=False,
         verbose=False,
     )
@@ -325,6 +330,7 @@ def load_onnx(file: Path) -> Detector:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
+    # 3: errors only.
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 

@@ -65,4 +65,5 @@ def l1_box_loss_sum(deltas: Tensor, classes: Tensor, boxes: Tensor, *, anchors: 
     target_deltas = encode_boxes(boxes.float(), anchors[anchor])
     difference = (deltas[image, anchor].float() - target_deltas).abs().sum(dim=1)
     zeros = torch.zeros(len(deltas), dtype=torch.float32, device=deltas.device)
+    # An image without foreground anchors has no rows here, and a loss of 0.
     return zeros.index_add(0, image, difference)

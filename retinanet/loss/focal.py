@@ -198,6 +198,7 @@ def paper_terms(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return m and the cross entropy of equation (3)."""
     p = torch.sigmoid(x)
     m = p.mul(-2).add_(1).mul_(y).add_(p)
+    # softplus is log(1 + e^x) without overflow for large x.
     return m, F.softplus(x).addcmul_(x, y, value=-1)
 
 

@@ -86,7 +86,8 @@ def _shapes(
 
 def _keep_gradient(ctx: Any, output: tuple[Tensor, Tensor], **_unused: Any) -> None:
     _, gradient = output
-    ctx.set_materialize_grads(False)  # else zeros of the gradient's size are made for nothing
+    # Otherwise torch makes zeros of the gradient's size for nothing.
+    ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(gradient)
     ctx.save_for_backward(gradient)
 

@@ -71,6 +71,7 @@ def predict(
     detector = PictureDetector(read_trained(checkpoint), least_score=least_score, only=only)
     console = make_console()
     counter = DetectionCounter(make_console(stderr=True))
+    # The file of boxes is completed before the signal handlers are restored.
     with StopRequest() as stop, box_file(json_file) as add_boxes:
         search = Search(
             detector=detector,
@@ -121,6 +122,7 @@ def detect_in_pictures(pictures: Sequence[Source], search: Search) -> None:
                 else:
                     readable.append((source, pixels))
             results = search.detector.detect([pixels for _, pixels in readable]) if readable else []
+            # Drawings of the batch before: slow compression must not fill the memory.
             wait_for_drawings(drawing)
             for (source, pixels), detections in zip(readable, results, strict=True):
                 records = search.record(source.file, detections)
@@ -159,6 +161,7 @@ def read(file: Path) -> Pixels | InputError:
     try:
         return decode_image(file, apply_exif_orientation=True)
     except InputError as error:
+        # Returned instead of raised: an unreadable picture must not end its batch.
         return error
 
 

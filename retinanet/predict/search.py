@@ -79,6 +79,7 @@ def find_sources(paths: Sequence[Path], *, out: Path) -> Sources:
             pictures, others = pictures_below(path, out=out)
             if not pictures:
                 raise InputError(f"{path}: no pictures in this folder ({', '.join(SUFFIXES)})")
+            # Resolved: the path `.` has no name.
             name = path.resolve().name
             files += [(file, "picture", name / file.relative_to(path).parent) for file in pictures]
             skipped += others
@@ -94,6 +95,7 @@ def find_sources(paths: Sequence[Path], *, out: Path) -> Sources:
     sources = []
     for file, kind, folder in files:
         ending = ENDINGS[kind]
+        # All copies of the folder then have whole names: the stem of a.jpg.webp equals a.jpg.
         stem = file.name if (folder, Path(ending).suffix) in shared else file.stem
         sources.append(Source(file, kind, out / folder / f"{stem}{ending}"))
     sources.sort(key=lambda source: source.kind != "picture")
@@ -125,6 +127,7 @@ def number_outputs(sources: Sources) -> Sources:
     If any copy would replace a file, all get the lowest free number: `NAME.boxes-2.png`.
     """
     number, free = 1, sources.all
+    # lexists: a broken link is not replaced either.
     while any(os.path.lexists(source.drawn) for source in free):
         number += 1
         free = tuple(
@@ -153,6 +156,7 @@ def box_file(file: Path | None) -> Iterator[AddBoxes]:
     partial = file.with_name(f".{file.name}.partial")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+        # The surrogates of a name that is not UTF-8 become escapes such as \udc80: valid JSON.
         stream = partial.open("w", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise InputError(f"{file}: cannot be written: {error.strerror}; set --json") from error

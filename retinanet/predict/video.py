@@ -85,6 +85,7 @@ def detect_in_video(source: Source, search: Search, *, every: int) -> None:
                     search.record(source.file, shown, frame=frame.number, seconds=seconds)
                 if write is not None:
                     names = search.detector.names
+                    # The detector has dropped boxes below --score already.
                     drawn = draw_detections(frame.pixels, shown, names=names, least_score=0)
                     write(drawn, frame.timestamp)
             search.counter.frames += len(selected)
@@ -152,6 +153,7 @@ def video_writer(file: Path, *, rate: Fraction, time_base: Fraction) -> Iterator
                 stream = container.add_stream(codec, rate=rate, options=CODECS[codec])
                 stream.height, stream.width = pixels.shape[:2]
                 stream.pix_fmt = "yuv420p"
+                # The default unit of time is one frame: uneven timestamps would be rounded.
                 stream.codec_context.time_base = time_base
             frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
             frame.pts, frame.time_base = timestamp, time_base
@@ -164,6 +166,7 @@ def video_writer(file: Path, *, rate: Fraction, time_base: Fraction) -> Iterator
     finally:
         if container is not None:
             try:
+                # None flushes the frames that the encoder holds back.
                 container.mux(stream.encode(None))
                 container.close()
                 partial.replace(file)
@@ -185,6 +188,7 @@ def batch_frames(
     try:
         for frame in frames:
             waiting.append(frame)
+            # With a large `every`, the frames between would fill the memory before a batch is full.
             selected = sum(frame.number % every == 0 for frame in waiting)
             if selected == batch_size or len(waiting) == MOST_WAITING:
                 yield waiting
@@ -217,13 +221,13 @@ def open_video(source: Source) -> Iterator[Video]:
     """Open a video file or a camera; raise InputError if it cannot be read."""
     import av  # noqa: PLC0415
 
-    logging.getLogger("libav").setLevel(
-        logging.CRITICAL + 1
-    )  # the exceptions have the same messages
+    # No messages on stderr: the exceptions have the same ones.
+    logging.getLogger("libav").setLevel(logging.CRITICAL + 1)
     camera = source.kind == "camera"
     try:
         if not camera:
-            open_regular(source.file).close()  # av.open blocks on a FIFO without a writer
+            # av.open blocks on a FIFO without a writer.
+            open_regular(source.file).close()
         container = av.open(
             str(source.file),
             format=CAMERA_FORMAT if camera else None,
@@ -239,6 +243,7 @@ def open_video(source: Source) -> Iterator[Video]:
         if stream.width * stream.height > MAX_PIXELS:
             size = f"{stream.width}×{stream.height} pixels"
             raise InputError(f"{source.file}: {size}: the limit is {MAX_PIXELS} pixels")
+        # PyAV's default is threads within a frame; AUTO also decodes several frames at once.
         stream.thread_type = "AUTO"
         rate = stream.average_rate or stream.guessed_rate or USUAL_RATE
         time_base = stream.time_base or 1 / rate
@@ -246,6 +251,7 @@ def open_video(source: Source) -> Iterator[Video]:
         yield Video(
             rate=rate,
             time_base=time_base,
+            # Many containers do not store the number of frames: it is estimated by the duration.
             total=stream.frames or round(duration * rate / MICROSECONDS),
             seconds=duration / MICROSECONDS,
             frames=read_frames(source, container, step=max(1, round(1 / (rate * time_base)))),
@@ -269,6 +275,8 @@ def read_frames(source: Source, container: "InputContainer", *, step: int) -> It
                 first = frame.pts or 0
             # Damaged files repeat timestamps or step back; the encoder rejects both.
             timestamp = last + step if frame.pts is None else max(frame.pts - first, last + 1)
+            # Videos of phones have a rotation, which the decoder does not apply. It is
+            # counter-clockwise, as in np.rot90.
             pixels = frame.to_ndarray(format="rgb24")
             upright: NDArray[np.uint8] = np.ascontiguousarray(
                 np.rot90(pixels, k=round(frame.rotation / 90))

@@ -69,6 +69,7 @@ def check(
     began = time.monotonic()
     ranks = place.ranks
     planned = arguments.check_ranks or ranks.local_size
+    # One rank of each host checks: hosts differ, the ranks of one do not.
     of_host = None
     if ranks.local_rank == 0:
         total = max(group.size, planned)
@@ -80,6 +81,7 @@ def check(
             *host.check_placement(config, placed),
             host.check_allocator(config.engine.allocator),
         ]
+        # With these the other checks continue if the configured engine or backend is not installed.
         engine, backend = "torch", "gloo"
         try:
             engine = chosen_engine(config.engine.name)
@@ -103,6 +105,7 @@ def check(
                 *([] if job.resumes else [run.check_weights(config.model)]),
             ]
         of_host = (group.hosts[group.rank], findings)
+    # Rank 0 prints the findings of all hosts, and all ranks end with its exit code.
     hosts = group.gather(of_host)
     has_failed = False
     if hosts is not None:
@@ -162,6 +165,7 @@ def cheap_host_findings(job: Job, *, engine: str, backend: str) -> list[Finding]
     if config.distributed.groups > 1:
         once += sizes.trained + sizes.optimizer
     once = once if job.ranks.is_first else 0
+    # Started ranks have loaded torch, which the free memory shows; planned ones have not.
     not_started = max(0, planned - job.ranks.local_size) * anonymous_bytes()
     memory = host.check_memory(need, ranks=planned, once=once, not_started=not_started, free=free)
     return [
@@ -184,6 +188,7 @@ def cheap_run_findings(job: Job) -> list[Finding]:
     place = run.existing(job.folder)
     uses_folder = job.resumes or job.arguments.overwrite
     existing = run.disk_usage(job.folder / "checkpoints") if uses_folder else 0
+    # The checkpoints of a resumed run count towards what it needs; --overwrite removes them before.
     held, freed = (existing, 0) if job.resumes else (0, existing)
     need = run.disk_need(job.config, job.sizes, job.known, ranks=job.all_ranks)
     free = run.free_space(place)

@@ -68,8 +68,10 @@ def merged(hosts: Sequence[HostFindings]) -> list[Finding]:
     for subject in subjects:
         pairs = [(name, item) for name, items in hosts for item in items if item.subject == subject]
         if all(finding.level == "ok" for _, finding in pairs):
+            # A check may have several findings of a host, such as the notes on a placement.
             rows += [finding for name, finding in pairs if name == pairs[0][0]]
             continue
+        # Findings are frozen, hence valid keys: equal ones of several hosts share a row.
         names_by_finding: dict[Finding, list[str]] = {}
         for name, finding in pairs:
             if finding.level != "ok" or not several:
@@ -88,6 +90,7 @@ def print_findings(
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("check", no_wrap=True)
     table.add_column("result", no_wrap=True)
+    # By default rich would cut a long path off with an ellipsis.
     table.add_column("details", overflow="fold")
     for finding in findings:
         text = Text(finding.detail)

@@ -98,6 +98,7 @@ def check_memory(
     if free is None:
         return ok(MEMORY, f"{estimate} ({parts}); the free memory of this system is not known")
     have = f"{amount(free.size)} are free in {free.of}"
+    # Swap prevents the failure, but not the warning: a run that swaps can start, and is slow.
     if ranks * need.model > free.size + free.swap:
         least = amount(ranks * need.model)
         detail = f"weights, gradients and optimizer alone take {least}, but only {have}"
@@ -157,6 +158,7 @@ def waiting_batches(config: Config, size: Callable[[int], int]) -> int:
 
 def bytes_of_batch(images: int, image_size: int) -> int:
     """Return the size of pixels as loaded, uint8, and of two small tensors of targets an image."""
+    # Tensors in shared memory are files of whole pages: boxes and labels take one each.
     return images * (CHANNELS * image_size**2 + 2 * PAGE)
 
 
@@ -170,6 +172,7 @@ def check_shared_memory(config: Config, *, ranks: int, folder: Path = SHARED) ->
     if not workers:
         return ok(SHARED_MEMORY, "not needed: no data-loading workers (data.workers=0)")
     try:
+        # statvfs succeeds on a read-only mount as well, hence the test file.
         status = os.statvfs(folder)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\0")
@@ -255,6 +258,7 @@ def check_precision(
         return ok(PRECISION, f"{precision}, supported by every processor")
     if instructions:
         return ok(PRECISION, f"bf16, supported by the processor ({instructions})")
+    # Without BF16, oneDNN converts to float32; below AVX-512 it has no fast BF16 kernels at all.
     if "avx512bw" in known:
         detail = "bf16, which this processor (AVX-512 without BF16) converts to float32"
         return warning(PRECISION, detail, fix=f"{FLOAT32} is as fast or faster")
@@ -296,6 +300,7 @@ def check_conflicts(*, engine: str, backend: str) -> list[Finding]:
         *same_release(versions, CCL, is_used=backend == "ccl", instead="distributed.backend=gloo"),
     ]
     try:
+        # Importing both packages only prints a warning if torch was built for another numpy.
         torch.from_numpy(np.zeros(1)).numpy()
     except (RuntimeError, TypeError) as error:  # torch was built for another numpy
         detail = f"torch does not work with this numpy: {str(error).splitlines()[0]}"

@@ -65,7 +65,8 @@ def known_data(config: Config) -> KnownData:
                     train, source="", class_indices=data.class_indices, num_classes=None
                 )
                 classes = class_map.num_classes
-        except InputError:  # reported where the data are opened
+        # The same error is reported by the check that opens the data.
+        except InputError:
             train = validation = None
         images = [None if split is None else len(split) for split in (train, validation)]
     return KnownData(num_classes=classes, train_images=images[0], validation_images=images[1])
@@ -144,6 +145,7 @@ def check_writing(folder: Path) -> Finding:
         try:
             # A file that has no name, so that not even a kill leaves it behind.
             with tempfile.TemporaryFile(dir=written_to) as file:
+                # A full disk may take an empty file, so bytes are written and flushed.
                 file.write(bytes(4096))
                 file.flush()
         except OSError as error:
@@ -192,10 +194,12 @@ class DiskNeed:
 def disk_need(config: Config, sizes: ModelBytes, known: KnownData, *, ranks: int) -> DiskNeed:
     """Estimate the disk space of a run on a number of ranks, with an upper bound of results."""
     training, scenes = config.training, config.data.scenes
+    # Without the number of ranks, which divides the steps: an upper bound.
     batch = training.batch_size * training.gradient_accumulation
     steps = training.epochs * max(1, (known.train_images or 0) // batch)
     if training.max_steps is not None:
         steps = min(steps, training.max_steps)
+    # One more for a run that ends between two evaluations.
     evaluations = -(-training.epochs // config.evaluation.every) + 1
     detections = DETECTIONS * BYTES_A_DETECTION * (known.validation_images or 0)
     images = (scenes.train + scenes.validation) * BYTES_A_SCENE if scenes else 0
@@ -222,7 +226,9 @@ def free_space(folder: Path) -> FreeSpace:
     """
     status = os.statvfs(folder)
     is_root = os.geteuid() == 0
+    # Root may also use the blocks and inodes that a file system reserves.
     blocks = status.f_bfree if is_root else status.f_bavail
+    # Some file systems, such as Btrfs, have no fixed number of inodes and report 0.
     files = (status.f_ffree if is_root else status.f_favail) if status.f_files else None
     return FreeSpace(size=blocks * status.f_frsize, files=files)
 
@@ -257,6 +263,7 @@ def disk_usage(folder: Path) -> int:
     for root, _, files in os.walk(folder):
         for name in files:
             with suppress(OSError):  # a live run removes and renames meanwhile
+                # The unit of st_blocks is 512 bytes, whatever the block size of the file system.
                 size += Path(root, name).lstat().st_blocks * 512
     return size
 
@@ -279,6 +286,7 @@ def check_weights(settings: ModelConfig) -> Finding:
         if weights is None:
             return ok(WEIGHTS, "random")
         with torch.device("cpu"):
+            # Only the backbone is loaded, so one class is enough: the smallest head.
             build_model(settings, num_classes=1, weights=weights)
     except InputError as error:
         return failure(WEIGHTS, str(error))
@@ -324,7 +332,8 @@ def check_data(config: Config, *, ranks: int) -> list[Finding]:
             scenes = settings.scenes
             sizes = f"{scenes.train} images for training and {scenes.validation} for validation"
             synthetic = ok(SUBJECT, f"synthetic, {sizes}; no files needed")
-            steps = check_steps(config, scenes.train, ranks=ranks)  # at most: a few have no box
+            # An upper bound: a few scenes have no box and are skipped.
+            steps = check_steps(config, scenes.train, ranks=ranks)
             return [synthetic, steps] if steps.level == "failure" else [synthetic]
         splits = {split: configured_split(settings, split, root=settings.root) for split in SPLITS}
         opened = {name: indexed_or_small(split.annotations) for name, split in splits.items()}
@@ -399,6 +408,7 @@ def check_split(
 
 def sampled(count: int) -> Sequence[int]:
     """Return places of the first, the last, and others at random, each once."""
+    # The same images each time, so that a repeated check has the same result.
     random = np.random.default_rng(0)
     others = random.choice(count, size=min(count, SAMPLED), replace=False).tolist()
     return list(dict.fromkeys((0, count - 1, *others)))[:SAMPLED]
