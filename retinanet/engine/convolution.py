@@ -203,6 +203,7 @@ class _Convolution(torch.autograd.Function):
                 levels, gradients, kernel=kernel, stride=stride, scale=scale
             )
             needs_weight = needs_bias = False
+        # `needs_levels` has an entry for `added` as well, hence strict=False.
         for gradient, level, needs_level in zip(gradients, levels, needs_levels, strict=False):
             grad_level, weight_part, bias_part = convolution_gradients(
                 gradient, level, weight, params,
@@ -346,7 +347,8 @@ def _special_features_gradient(
     gradient: Tensor, features: Tensor, weight: Tensor, params: ConvParams, *, allow_tiles: bool
 ) -> Tensor | None:
     """Return the features' gradient where oneDNN's is wrong or slow, else None."""
-    if len(weight) % 2 == 1:  # oneDNN reads past the gradient, see `padded_to_even`
+    # With an odd number of outputs oneDNN reads past the gradient, see `padded_to_even`.
+    if len(weight) % 2 == 1:
         gradient, weight = padded_to_even(gradient, dim=1), padded_to_even(weight, dim=0)
         needs = (True, False, False)
         return _onednn_gradients(gradient, features, weight, params, needs=needs)[0]

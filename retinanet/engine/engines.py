@@ -187,6 +187,6 @@ def import_ipex() -> ModuleType:
     except (ImportError, OSError, RuntimeError, SystemExit) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"engine.name: ipex cannot be loaded: {reason}; {ADVICE}") from error
-    # It warns that options of `optimize` which it has by default will go with its next release.
+    # IPEX warns that options of `optimize`, set by default, will be removed in its next release.
     logging.getLogger("IPEX").setLevel(logging.ERROR)
     return ipex

@@ -131,7 +131,7 @@ class SharedGradients:
 
 
 DDP_ARGUMENTS = inspect.signature(DistributedDataParallel.__init__).parameters
-# Newer torch has another name for it, and warns of torch 2.8's.
+# Newer torch has another name for this argument, and warns if torch 2.8's is used.
 BUFFER_SYNC = (
     "forward_sync_buffers" if "forward_sync_buffers" in DDP_ARGUMENTS else "broadcast_buffers"
 )

@@ -79,6 +79,7 @@ def grouped_convolution(
     images, channels, height, width = features.shape
     # No view: what an autograd function returns may be changed in place.
     output = empty_maps(images, channels, (height - 1) // stride + 1, (width - 1) // stride + 1)
+    # The sums of the kernel begin with the bias, so there is always one.
     bias = torch.zeros(channels) if bias is None else bias.detach().float().contiguous()
     work = _Work(features, output, None, bias, relu)
     shape = _shape(features, output, weight.shape[1], stride)

@@ -187,7 +187,7 @@ def is_one_block(tensor: Tensor) -> bool:
 def have_same_layout(first: Tensor, second: Tensor) -> bool:
     """Return whether two tensors of one shape have the same strides."""
     strides = zip(first.shape, first.stride(), second.stride(), strict=True)
-    # The stride of a dimension of size 1 is never used, and torch gives it any.
+    # The stride of a dimension of size 1 is never used, and torch may set it to any value.
     return first.stride() == second.stride() or all(size == 1 or a == b for size, a, b in strides)
 
 

@@ -173,6 +173,7 @@ def bias_gradient(gradients: Sequence[Tensor], gates: Sequence[Tensor]) -> Tenso
     grad_bias = torch.empty(out_channels)
     WINOGRAD.call(
         "winograd_bias_gradient",
+        # The kernel reads the second map and the gate of a record, not its first map.
         level_records(gradients, gradients, gates), len(gradients), out_channels, grad_bias,
         torch.empty(threads * out_channels), threads,
         read=(*gradients, *gates), written=(grad_bias,),

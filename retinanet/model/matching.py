@@ -54,7 +54,8 @@ def match_anchors(
     for start in range(0, len(boxes), BOXES_AT_ONCE):
         iou = box_iou(boxes[start : start + BOXES_AT_ONCE], anchors)  # [boxes, A]
         largest, index = iou.max(dim=0)
-        better = largest > best_iou  # not >=: of equally good boxes the first one counts
+        # Not >=: of equally good boxes the first one counts.
+        better = largest > best_iou
         matches = torch.where(better, index + start, matches)
         best_iou = torch.where(better, largest, best_iou)
         best_of_box = iou.max(dim=1, keepdim=True).values

@@ -46,7 +46,7 @@ def postprocess(
     within each class over all levels. As torchvision's RetinaNet.postprocess_detections, in
     float32 whatever the precision of the outputs. The order of equal scores is not defined.
     """
-    # All logits are read once, for this; everything after looks at few anchors.
+    # All logits are read once, here; the steps after this one read those of few anchors.
     best_logits = [_largest_logits(logits) for logits in outputs.cls_logits]
     detections = []
     for image in range(len(outputs.cls_logits[0])):
@@ -100,8 +100,8 @@ def _level_candidates(
     if score_threshold <= 0:
         below = -math.inf
     else:
-        # A logit whose score is below the threshold, if only just, in float32 too. Rounding it to
-        # BF16 does no harm: no BF16 number above a number is below that number rounded.
+        # A logit whose score is just below the threshold, in float32 too. It may be rounded to
+        # BF16: no BF16 number above a number is below that number rounded.
         score = min(score_threshold, 1.0) * (1 - 1e-6)
         below = math.log(score) - math.log1p(-score)
     # Not `>`: a row with a NaN may hold good scores too.
@@ -129,8 +129,8 @@ def _best_unsuppressed(
     processed a few at a time until there are enough.
     """
     boxes, scores, labels = candidates
-    # Moved an image apart by class, boxes of different classes cannot overlap, so one call does
-    # all classes. In float64: in float32 large offsets would cost the boxes' last digits.
+    # Each class is shifted by the size of an image, so that boxes of different classes cannot
+    # overlap: one call for all classes. In float32 large offsets would cost the last digits.
     apart = boxes.double() + (labels * max(image_size))[:, None]
     selected = labels[:0]
     for few in scores.argsort(descending=True, stable=True).split(2 * limit):

@@ -71,7 +71,6 @@ def predict(
     detector = PictureDetector(read_trained(checkpoint), least_score=least_score, only=only)
     console = make_console()
     counter = DetectionCounter(make_console(stderr=True))
-    # The file of boxes is completed before the signal handlers are restored.
     with StopRequest() as stop, box_file(json_file) as add_boxes:
         search = Search(
             detector=detector,
