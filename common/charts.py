@@ -146,7 +146,7 @@ def write_in_place_of_chart(axes: "Axes", text: str) -> None:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return the text, shortened with an ellipsis to at most `length` characters."""
+    """Return the text, shortened with an ellipsis to at most `most` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

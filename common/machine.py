@@ -266,7 +266,7 @@ def ticks_on(cpus: Collection[int]) -> dict[int, int]:
 def busiest(
     before: dict[int, int], after: dict[int, int], *, seconds: float, least_cores: float
 ) -> list[ProcessTime]:
-    """Return the processes that used at least `cores` cores between two calls of `ticks_on`.
+    """Return the processes that used at least `least_cores` cores between two calls of `ticks_on`.
 
     The busiest comes first. A process that is in only one of the two is left out: how much of its
     time belongs to the interval is not known.

@@ -113,10 +113,11 @@ def stop_process(process: "subprocess.Popen[Any]", *, patience_s: float = 0.0) -
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(patience_s)
         finally:
-            if process.poll() is None:
-                # The whole group, since a killed launcher leaves its children running.
+            # The whole group, since a launcher leaves its children running when it is killed, and
+            # one that is a shell script (Intel MPI's mpirun) also when it ends on SIGTERM.
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process.wait()
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:
             with suppress(BrokenPipeError):  # unread text was left in it

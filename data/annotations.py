@@ -57,13 +57,12 @@ class Annotations:
 
     def images_with_objects(self) -> NDArray[np.int32]:
         """Return the rows of the images that have a box of a single object, not only crowds."""
-        starts, ends = self.box_offsets[:-1], self.box_offsets[1:]
-        if not len(self.box_is_crowd):
+        # reduceat takes a row where a piece is empty, so only images with boxes are given to it.
+        rows = np.flatnonzero(np.diff(self.box_offsets))
+        if not len(rows):
             return np.zeros(0, dtype=np.int32)
-        # reduceat needs places inside the column, and takes one row where an image has none.
-        inside = np.minimum(starts, len(self.box_is_crowd) - 1)
-        only_crowds = np.logical_and.reduceat(self.box_is_crowd, inside)
-        return np.flatnonzero(~only_crowds & (ends > starts)).astype(np.int32)
+        only_crowds = np.logical_and.reduceat(self.box_is_crowd, self.box_offsets[rows])
+        return rows[~only_crowds].astype(np.int32)
 
 
 IMAGE_COLUMNS = ("image_ids", "file_names", "widths", "heights")

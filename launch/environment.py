@@ -296,7 +296,9 @@ INTEL_LIBRARIES = ("libiomp5.so", "libomp.so")
 def installed_openmp() -> str:
     """Return `intel` where libiomp5 is preloaded or in this environment, else `gnu`."""
     preloaded = os.environ.get("LD_PRELOAD", "")
-    named = any(f"/{name}" in f"/{preloaded}" for name in INTEL_LIBRARIES)
+    # Separated by colons or spaces, each a path or a bare name (man 8 ld.so).
+    names = {Path(name).name for name in preloaded.replace(":", " ").split()}
+    named = not names.isdisjoint(INTEL_LIBRARIES)
     return "intel" if named or intel_is_loaded() or find_intel() else "gnu"
 
 

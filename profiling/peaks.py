@@ -180,9 +180,13 @@ def matrix_peak(problem: Problem, peaks: Peaks) -> float | None:
     """Return GFLOP/s that matrix products of the problem's type reach, None where not measured."""
     weights = problem.memory("wei") or problem.memory("src")
     type_ = weights.type if weights else ""
+    rates = peaks.matrix_gflop_per_s
     if type_ in ("s8", "u8"):
-        type_ = next((name for name in ("s8", "u8") if name in peaks.matrix_gflop_per_s), type_)
-    return peaks.matrix_gflop_per_s.get(type_)
+        # Weights are s8 in both products of bytes; the input selects u8 · s8 or s8 · s8.
+        source = problem.memory("src")
+        names = (source.type if source else type_, "s8", "u8")
+        type_ = next((name for name in names if name in ("s8", "u8") and name in rates), type_)
+    return rates.get(type_)
 
 
 def roofline_ms(problem: Problem, peaks: Peaks) -> float | None:

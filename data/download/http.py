@@ -253,8 +253,11 @@ def check_status(response: requests.Response, *, url: str) -> None:
     """
     status = response.status_code
     answer = f"{status} {(response.reason or '')[:SHOWN_OF_A_HEADER]}".rstrip()
-    if url.startswith("https:") and not response.url.startswith("https:"):
-        raise FetchError(f"{url}: redirected to {response.url}, which is not HTTPS")
+    # Every hop counts: a plain one could send the rest of the chain anywhere.
+    hops = [hop.url for hop in (*response.history, response)]
+    plain = next((hop for hop in hops if not hop.startswith("https:")), None)
+    if url.startswith("https:") and plain is not None:
+        raise FetchError(f"{url}: redirected to {plain}, which is not HTTPS")
     if status in MISSING:
         raise MissingFileError(f"{url}: {answer}")
     if status in TEMPORARY or status >= HTTPStatus.INTERNAL_SERVER_ERROR:

@@ -24,7 +24,7 @@ from rich.console import Console
 from common.console import progress
 from common.errors import InputError
 from common.files import write_whole
-from common.machine import code_version, environment, installed_versions, page_faults
+from common.machine import code_version, environment, installed_versions
 from launch.mpirun import choose_mpirun
 from profiling.ablate.result import (
     JOBS,
@@ -259,12 +259,10 @@ class JobRunner:
         Raises:
             JobFailedError: It failed; its ranks have printed the reason.
         """
-        # Of this process and not of the ranks: tables leave them out for jobs.
-        faults = page_faults()
         ranks = measure_ranks(
             self._job, mpirun=self._mpirun, advance=lambda step: None, print_line=self._print_line
         )
-        return summarize_job(ranks, images=self.images, faults=page_faults() - faults)
+        return summarize_job(ranks, images=self.images)
 
     def ask(self, question: str) -> dict[str, Any]:
         """Raise an error: a job has no worker to query."""
@@ -274,13 +272,13 @@ class JobRunner:
         """Do nothing: a run leaves no process."""
 
 
-def summarize_job(ranks: list[RankSteps], *, images: int, faults: int) -> Run:
-    """Return a job's median step, and what part of it was waiting."""
+def summarize_job(ranks: list[RankSteps], *, images: int) -> Run:
+    """Return a job's median step, and what part of it was waiting; ranks report no memory."""
     steps = slowest(ranks)
     seconds = median(steps)
     return Run(
         seconds=seconds,
-        page_faults=faults,
+        page_faults=0,
         rss_mb=0.0,
         peak_rss_mb=0.0,
         details={

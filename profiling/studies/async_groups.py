@@ -57,10 +57,9 @@ def groups_command(
     # Without an mpirun the command ends here, before any result is written.
     choose_mpirun(mpirun)
     console = make_console(pipe_width=140)
-    # Trainings run in the folder of the repository, so their paths have to be absolute.
     where = ["--hosts", hosts] if hosts is not None else []
-    where += ["--hostfile", str(hostfile.resolve())] if hostfile is not None else []
-    where += ["--mpirun", str(mpirun.resolve())] if mpirun is not None else []
+    where += ["--hostfile", str(hostfile)] if hostfile is not None else []
+    where += ["--mpirun", str(mpirun)] if mpirun is not None else []
     job = Job(
         ranks=ranks,
         config=config,
@@ -242,7 +241,7 @@ def print_probes(job: Job, probes: Sequence[Probed], *, title: str, console: Con
     taken = study.for_whole(chosen)
     larger = f", with learning rate × {taken.rate:g}, because short probes favour small ones"
     note = larger if taken != chosen else ""
-    command = shlex.join(job.command("python", *taken.overrides(job.learning_rate)))
+    command = shlex.join(job.command("python", "train.py", *taken.overrides(job.learning_rate)))
     print_line(console, f"command{note}: {command}")
     print_line(console, f"chart: {file}")
 

@@ -126,10 +126,10 @@ class Job:
     where: tuple[str, ...]  # Options of `python -m launch run` that name the hosts and the mpirun
     folder: Path  # Holds all runs
 
-    def command(self, python: str, *overrides: str) -> list[str]:
-        """Return the command that trains; `python` is the interpreter, or its name for a user."""
+    def command(self, python: str, script: str, *overrides: str) -> list[str]:
+        """Return the command that trains, with the paths of Python and train.py, or their names."""
         launcher = [python, "-m", "launch", "run", "--np", str(self.ranks), *self.where]
-        return [*launcher, "--", "train.py", "--config", self.config, *self.overrides, *overrides]
+        return [*launcher, "--", script, "--config", self.config, *self.overrides, *overrides]
 
 
 def cold_start(job: Job, *, seconds: float, advance: Advance) -> int:
@@ -245,16 +245,16 @@ def train(
     Ctrl-C and SIGTERM let it write a checkpoint first. Another exit code than the expected one is
     an InputError with the run's own last line.
     """
+    # In the user's folder: the configuration's path and those in overrides may be relative.
+    train_script = str(REPOSITORY / "train.py")
     command = job.command(
-        sys.executable, f"run.root={run.parent}", f"run.name={run.name}", *options
+        sys.executable, train_script, f"run.root={run.parent}", f"run.name={run.name}", *options
     )
     with (
         log_file(run).open("wb") as log,
         running(
             command,
             patience_s=SECONDS_FOR_A_CHECKPOINT,
-            # The command names `train.py` without a folder.
-            cwd=REPOSITORY,
             stdout=log,
             stderr=subprocess.STDOUT,
         ) as process,

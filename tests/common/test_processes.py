@@ -42,6 +42,13 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
+def wait_until_ended(process: int) -> None:
+    end = time.monotonic() + 10
+    while is_running(process) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not is_running(process)
+
+
 def test_process_has_its_own_group_and_gets_sigterm_first() -> None:
     process = start_process(python(EXITS_ON_SIGTERM), stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
@@ -57,10 +64,17 @@ def test_process_that_ignores_sigterm_is_killed_with_its_children(patience_s: fl
     child = int(process.stdout.readline())
     stop_process(process, patience_s=patience_s)
     assert process.returncode == -signal.SIGKILL
-    end = time.monotonic() + 10
-    while is_running(child) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not is_running(child)
+    wait_until_ended(child)
+
+
+def test_children_of_a_script_that_ends_on_sigterm_are_killed() -> None:
+    script = ["bash", "-c", "sleep 60 & echo $!; wait"]
+    process = start_process(script, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    stop_process(process, patience_s=30)
+    assert process.returncode == -signal.SIGTERM
+    wait_until_ended(child)
 
 
 def test_sigterm_stops_a_running_command() -> None:

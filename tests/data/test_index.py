@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,15 @@ def test_images_with_objects_equal_those_of_a_plain_loop(tmp_path: Path) -> None
     ]
     assert annotations.images_with_objects().tolist() == expected
     assert 0 < len(expected) < 300
+
+
+def test_images_without_boxes_at_the_end_do_not_hide_the_last_objects(tmp_path: Path) -> None:
+    annotations = replace(
+        random_annotations(tmp_path, images=3, boxes=2),
+        box_offsets=np.array([0, 2, 2, 2]),
+        box_is_crowd=np.array([True, False]),
+    )
+    assert annotations.images_with_objects().tolist() == [0]
 
 
 ROOT = Path(__file__).parents[2]

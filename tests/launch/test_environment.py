@@ -79,6 +79,7 @@ def test_variables_of_a_rank(
         ("libiomp5.so", "", "intel"),
         ("", "/lib/absent/libiomp5.so", "intel"),
         ("", "/lib/absent/libtcmalloc.so", "gnu"),
+        ("", "libtcmalloc.so:libiomp5.so", "intel"),
     ],
 )
 def test_intel_openmp_is_used_if_installed_or_preloaded(

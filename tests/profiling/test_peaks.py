@@ -27,6 +27,7 @@ from profiling.peaks import (
     choose_peaks,
     last_level_bytes,
     load_peaks,
+    matrix_peak,
     measure_peaks,
     measurement,
     parse_peaks,
@@ -310,3 +311,14 @@ def test_roofline(kind: str, shape: str, type_: str, seconds: float | None) -> N
     peaks = Peaks({"bf16": 100.0, "s8": 400.0}, 10.0, threads=1, cpu="a CPU", versions={})
     bound = roofline_ms(problem(kind, shape, type_), peaks)
     assert bound == (None if seconds is None else pytest.approx(1000 * seconds))
+
+
+@pytest.mark.parametrize(("type_", "rate"), [("u8", 300.0), ("s8", 400.0)])
+def test_peak_of_bytes_is_that_of_the_input(type_: str, rate: float) -> None:
+    memories = tuple(
+        MemoryDescriptor(role, name)
+        for role, name in (("src", type_), ("wei", "s8"), ("dst", "s8"))
+    )
+    product = Problem("primitive", "cpu", "matmul", "any", "undef", memories, "", "", "8x8:8x8")
+    peaks = Peaks({"s8": 400.0, "u8": 300.0}, 10.0, threads=1, cpu="a CPU", versions={})
+    assert matrix_peak(product, peaks) == rate

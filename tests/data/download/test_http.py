@@ -4,7 +4,6 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +253,8 @@ def make_response(status: int = 200, url: str = "https://a/b", **headers: str) -
     return response
 
 
-PAST, FUTURE = "Wed, 21 Oct 2015 07:28:00 GMT", formatdate(time.time() + 3600, usegmt=True)
+# Fixed dates: every pytest-xdist worker must collect the same names.
+PAST, FUTURE = "Wed, 21 Oct 2015 07:28:00 GMT", "Fri, 31 Dec 9999 23:59:59 GMT"
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,11 @@ def test_retry_after_header(text: str, seconds: float) -> None:
 def test_redirection_from_https_to_http_is_refused() -> None:
     with pytest.raises(FetchError, match="not HTTPS"):
         check_status(make_response(url="http://elsewhere/b"), url="https://a/b")
-    check_status(make_response(url="https://elsewhere/b"), url="https://a/b")
+    safe_end = make_response(url="https://elsewhere/b")
+    check_status(safe_end, url="https://a/b")
+    safe_end.history = [make_response(302), make_response(302, url="http://between/b")]
+    with pytest.raises(FetchError, match="http://between/b"):
+        check_status(safe_end, url="https://a/b")
     check_status(make_response(url="http://elsewhere/b"), url="http://a/b")
 
 
