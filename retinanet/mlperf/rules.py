@@ -107,13 +107,15 @@ class Expectation:
         return round(self.mean_epochs * TRAINING_IMAGES / self.batch_size)
 
 
-def reference_points(rules: Rules) -> list[ReferencePoint]:
-    """Return a rule set's points in order of batch size, with the official checker's statistics."""
+def reference_points(rules: Rules, *, pruned: bool = False) -> list[ReferencePoint]:
+    """Return a rule set's points in order of batch size, with the official checker's statistics.
+
+    `pruned`: only those that runs are checked with, which leaves out points that are slower than an
+    interpolation of their neighbours.
+    """
     # Imported here, because the RCP checker loads scipy, which takes a second.
     from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker  # noqa: PLC0415
 
-    # `rcp_data` has all points. The check itself drops those that are slower than an interpolation
-    # of their neighbours (`pruned_rcp_data`).
     checker = RCP_Checker("training", rules, benchmark_name(rules), verbose=False)
     return [
         ReferencePoint(
@@ -124,7 +126,7 @@ def reference_points(rules: Rules) -> list[ReferencePoint]:
             epochs=tuple(sorted(record["Epochs to converge"])),
             least_epochs=float(record["Min Epochs"]),
         )
-        for record in checker.rcp_data.values()
+        for record in (checker.pruned_rcp_data if pruned else checker.rcp_data).values()
     ]
 
 

@@ -1,11 +1,15 @@
 """MLCommons' checkers: `mlperf check` and `mlperf rcp`."""
 
 import json
+import logging
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from mlperf_logging.rcp_checker.rcp_checker import check_directory
 
 from retinanet.__main__ import main
 from tests.support.commands import RunHere
@@ -235,6 +239,27 @@ def test_runs_are_compared_with_the_reference_points(
     options = ["--rules", *rules] if rules else []
     done = run_here(main, *RCP, *write_runs(tmp_path, *epochs, changes=changes), *options)
     assert done.returncode == code and all(text in done.stdout for text in expected)
+
+
+def test_mean_of_the_runs_is_the_official_checkers(
+    run_here: RunHere, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # 512: its point is pruned, so that the reference is interpolated. The run that misses the
+    # target counts as the slowest one.
+    batches = "training.gradient_accumulation=256"
+    runs = write_runs(tmp_path, 5, 6, 7, 8, changes=(batches,))
+    runs.append(write_run(tmp_path / "bad", closed_config(batches), accuracies=[0.1]))
+    numbers = tmp_path / "found.json"
+    assert run_here(main, *RCP, *runs, "--json", numbers).returncode == 0
+    content = json.loads(numbers.read_text())
+    for number, run in enumerate(runs):
+        shutil.copy(run / "mlperf.log", tmp_path / f"result_{number}.txt")
+    with caplog.at_level(logging.INFO):
+        check_directory(str(tmp_path), "training", "5.1.0", False, False, rcp_pass="pruned_rcps")
+    official = re.search(r"Submission mean epochs: ([\d.]+)", caplog.text)
+    reference = re.search(r"'RCP Mean': (?:np.float64\()?([\d.]+)", caplog.text)
+    assert official and content["mean_epochs"] == float(official[1]) == 7
+    assert reference and content["reference_epochs"] == pytest.approx(float(reference[1]))
 
 
 def test_two_runs_without_convergence_fail(run_here: RunHere, tmp_path: Path) -> None:

@@ -81,10 +81,11 @@ def make_checker(rules: Rules) -> RCP_Checker:
     return RCP_Checker("training", rules, benchmark_name(rules), verbose=False)
 
 
+@pytest.mark.parametrize("pruned", [False, True])
 @pytest.mark.parametrize("rules", RULES)
-def test_points_equal_the_official_checkers(rules: Rules) -> None:
-    points = reference_points(rules)
-    records = list(make_checker(rules).rcp_data.values())
+def test_points_equal_the_official_checkers(rules: Rules, pruned: bool) -> None:
+    points, checker = reference_points(rules, pruned=pruned), make_checker(rules)
+    records = list((checker.pruned_rcp_data if pruned else checker.rcp_data).values())
     assert [point.batch_size for point in points] == [record["BS"] for record in records]
     assert [point.batch_size for point in points] == sorted({point.batch_size for point in points})
     for point, record in zip(points, records, strict=True):
