@@ -292,7 +292,7 @@ def test_firewall_before_the_start_ends_the_job(debian_hosts: TwoHosts, tmp_path
     assert job.code == 1
     note, error = job.errors.splitlines()
     assert note.startswith("note: host right has not started")
-    assert error.startswith("error: --debian_hosts: host right has not started")
+    assert error.startswith("error: --hosts: host right has not started")
     assert "firewall" in note and "firewall" in error
     for process in processes_with(str(tmp_path)):  # the other host's helper waits for its answer
         os.kill(process, signal.SIGKILL)
