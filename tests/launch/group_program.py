@@ -13,9 +13,7 @@ from pathlib import Path
 
 from common.cli import run_command
 from common.errors import InputError, NonFiniteLossError
-from launch.pinning import enter_rank_context
-from launch.ranks import read_ranks
-from launch.shares import CoreRequest
+from tests.support.rank_programs import enter_test_rank
 
 LONG = 100.0
 """Longer than any test. [seconds]"""
@@ -29,16 +27,8 @@ def stop_for(seconds: float) -> None:
 
 def main() -> int:
     case, timeout_s = sys.argv[1], float(sys.argv[2])
-    ranks = read_ranks(os.environ)
-    place = enter_rank_context(
-        ranks,
-        request=CoreRequest(threads=1),
-        allocator="tuned",
-        backend="auto",
-        pinned="PIN" in os.environ,
-        timeout_s=timeout_s,
-    )
-    if case == "late" and ranks.rank == 1:
+    place = enter_test_rank(backend="auto", pinned="PIN" in os.environ, timeout_s=timeout_s)
+    if case == "late" and place.ranks.rank == 1:
         time.sleep(LONG)
     from launch.process_group import ProcessGroup, joined
 

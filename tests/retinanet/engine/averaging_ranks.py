@@ -4,74 +4,54 @@
 """
 
 import json
-import os
 import sys
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from launch.pinning import RankContext, enter_rank_context
-from launch.ranks import read_ranks
-from launch.shares import CoreRequest
+from launch.pinning import RankContext
+from tests.support.rank_programs import enter_test_rank
 
-IMAGES = 8
 SIZE = 96
 
 
 def main(context: RankContext, results: Path, cases: list[str]) -> None:
     import torch
     from torch import Tensor
-    from torch.optim import SGD
 
     from data.dataset import Batch
     from launch.process_group import ProcessGroup, joined
-    from retinanet.engine.engines import PreparedTraining, prepare_training
+    from retinanet.engine.engines import PreparedTraining
     from retinanet.engine.gradient_sync import GradientExchange, SharedGradients, share_gradients
     from retinanet.engine.optimizers import gradient_norm
     from retinanet.model.retinanet import RetinaNet
     from retinanet.training.loop import accumulate_gradients, batch_losses
+    from tests.retinanet.training.tiny_steps import concatenated, make_model, prepared
+    from tests.retinanet.training.tiny_steps import make_batch as noise_batch
 
     def make_batch(first: int, last: int) -> Batch:
         """Return images of noise with a box each; image 1 has none."""
-        generator = torch.Generator().manual_seed(1)
-        shape = (IMAGES, 3, SIZE, SIZE)
-        pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-        corners = torch.rand((IMAGES, 1, 2), generator=generator) * 20
-        targets = [
-            {"boxes": torch.cat([corner, corner + 40], dim=1), "labels": torch.tensor([2])}
-            for corner in corners
-        ]
-        targets[1] = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)}
-        count = last - first
-        return Batch(
-            pixels[first:last].contiguous(memory_format=torch.channels_last),
-            targets[first:last],
-            list(range(first, last)),
-            [(SIZE, SIZE)] * count,
-        )
+        batches = [noise_batch(seed=number, size=SIZE) for number in range(first, last)]
+        if first <= 1 < last:
+            no_labels = torch.zeros(0, dtype=torch.int64)
+            batches[1 - first].targets[0] = {"boxes": torch.zeros(0, 4), "labels": no_labels}
+        return concatenated(*batches)
 
     def prepare(precision: str) -> PreparedTraining:
-        torch.manual_seed(0)
-        model = RetinaNet(num_classes=3, norm="frozen", trainable_layers=1)
-        for name, tensor in model.state_dict().items():
-            if name.endswith("bn3.weight"):
-                tensor.fill_(0.1)  # keeps random blocks from doubling what goes through them
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=1)
-        prepared = prepare_training(model, optimizer, engine="torch", precision=precision)
-        prepared.model.train()
-        return prepared
+        training = prepared(make_model(norm="frozen"), precision=precision)
+        training.model.train()
+        return training
 
     def gradients(
-        prepared: PreparedTraining, batches: list[Batch], exchange: GradientExchange | None
+        training: PreparedTraining, batches: list[Batch], exchange: GradientExchange | None
     ) -> dict[str, Tensor]:
-        accumulate_gradients(prepared, batches, exchange=exchange)
+        accumulate_gradients(training, batches, exchange=exchange)
         copies = {
             name: value.grad.clone()
-            for name, value in prepared.model.named_parameters()
+            for name, value in training.model.named_parameters()
             if value.grad is not None
         }
-        prepared.optimizer.zero_grad(set_to_none=True)
+        training.optimizer.zero_grad(set_to_none=True)
         return copies
 
     @cache
@@ -92,16 +72,16 @@ def main(context: RankContext, results: Path, cases: list[str]) -> None:
         )
 
     def norm_after_broken_batch(
-        prepared: PreparedTraining, exchange: GradientExchange, batches: int, *, rank: int
+        training: PreparedTraining, exchange: GradientExchange, batches: int, *, rank: int
     ) -> str:
         """Return a rank's gradient norm after an infinite loss on rank 1 with finite gradients."""
-        bias = prepared.model.get_parameter("head.regression_head.bbox_reg.bias")
+        bias = training.model.get_parameter("head.regression_head.bbox_reg.bias")
         if rank == 1:
             bias.data.fill_(3e38)
         rank_batches = [make_batch(2, 3), make_batch(3, 4)][:batches]
-        terms = accumulate_gradients(prepared, rank_batches, exchange=exchange)
+        terms = accumulate_gradients(training, rank_batches, exchange=exchange)
         assert [term.is_finite for term in terms] == [rank == 0] * batches
-        return str(gradient_norm(prepared.model.parameters()))
+        return str(gradient_norm(training.model.parameters()))
 
     def compare(group: ProcessGroup, case: str) -> dict[str, list[Any]]:
         """Return differences of three steps, and each rank's norm after a broken batch.
@@ -114,12 +94,12 @@ def main(context: RankContext, results: Path, cases: list[str]) -> None:
         batches = 2 if "accumulated" in case else 1
         split = (3, 1) if "uneven" in case else (1, 1)  # images of each rank in a batch
         together = sum(split)
-        prepared = prepare(precision)
+        training = prepare(precision)
         exchange = GradientExchange(
-            prepared.model,
-            partial(batch_losses, prepared),
+            training.model,
+            partial(batch_losses, training),
             compress=compress,
-            shared=share(group, prepared.model, compress=compress) if "shared" in case else None,
+            shared=share(group, training.model, compress=compress) if "shared" in case else None,
             weight=split[group.rank] / together,
         )
         differences = []
@@ -129,10 +109,10 @@ def main(context: RankContext, results: Path, cases: list[str]) -> None:
                 first + number * together + sum(split[: group.rank]) for number in range(batches)
             ]
             rank_batches = [make_batch(begin, begin + split[group.rank]) for begin in begins]
-            averaged = gradients(prepared, rank_batches, exchange)
+            averaged = gradients(training, rank_batches, exchange)
             expected = gradients_alone(precision, first, first + together * batches)
             differences.append(difference(averaged, expected))
-        norm = norm_after_broken_batch(prepared, exchange, batches, rank=group.rank)
+        norm = norm_after_broken_batch(training, exchange, batches, rank=group.rank)
         return {"differences": differences, "norms": group.all_gather(norm)}
 
     def share(group: ProcessGroup, model: RetinaNet, *, compress: str) -> SharedGradients:
@@ -153,12 +133,4 @@ def main(context: RankContext, results: Path, cases: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    context = enter_rank_context(
-        read_ranks(os.environ),
-        request=CoreRequest(threads=1),
-        allocator="tuned",
-        backend="gloo",
-        pinned=True,
-        timeout_s=60,
-    )
-    main(context, Path(sys.argv[1]), sys.argv[2:])
+    main(enter_test_rank(pinned=True), Path(sys.argv[1]), sys.argv[2:])

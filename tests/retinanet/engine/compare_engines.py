@@ -18,6 +18,7 @@ from retinanet.engine.optimizers import make_optimizer
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import optimizer_tensors
 from retinanet.training.loop import accumulate_gradients, batch_losses, optimizer_step
+from tests.retinanet.engine.layers import trainable
 
 SIZE = 96
 """At 64 oneDNN gives wrong BF16 gradients: P7 is made of a map one pixel wide."""
@@ -63,16 +64,12 @@ def make_model(case: Case) -> RetinaNet:
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def parameters_that_train(model: RetinaNet) -> list[torch.nn.Parameter]:
-    return [p for p in model.parameters() if p.requires_grad]
-
-
 def gradients(engine: str, case: Case) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Return losses, and the gradients of what trains under the names of `state_dict`."""
     model = make_model(case)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     names = {name for name, value in model.named_parameters() if value.requires_grad}
-    optimizer = SGD(parameters_that_train(model), lr=RATE)
+    optimizer = SGD(trainable(model), lr=RATE)
     prepared = prepare_training(model, optimizer, engine=engine, precision=case.precision)
     prepared.model.train()
     [terms] = accumulate_gradients(prepared, [make_batch()])
@@ -119,7 +116,7 @@ def only(state: dict[str, Tensor], slot: str) -> dict[str, Tensor]:
 def losses_before_and_after_evaluating(case: Case) -> list[float]:
     """IPEX's network uses other weights in evaluation mode; training is not affected."""
     model = make_model(case)
-    optimizer = SGD(parameters_that_train(model), lr=0.0)
+    optimizer = SGD(trainable(model), lr=0.0)
     prepared: PreparedTraining = prepare_training(
         model, optimizer, engine="ipex", precision=case.precision
     )

@@ -1,10 +1,8 @@
 """Fixtures of the engine's tests."""
 
 import functools
-from collections.abc import Iterator
 
 import pytest
-import torch
 
 from common.machine import cpu_flags
 from common.native import usable_instruction_sets
@@ -22,14 +20,6 @@ KERNELS = (
 EMULATED = pytest.param(
     "emulated", marks=[pytest.mark.exhaustive] if "avx512_bf16" in cpu_flags() else []
 )
-
-
-@pytest.fixture
-def threads_restored() -> Iterator[None]:
-    """Let a test call `torch.set_num_threads`."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=["amx", "vectors", EMULATED, "emulated without vectors"])

@@ -11,8 +11,8 @@ from data.synthetic import draw_scene
 from data.transforms import resize_image, scale_boxes
 from retinanet.engine.engines import prepare_training
 from retinanet.engine.optimizers import make_optimizer
-from retinanet.model.retinanet import RetinaNet
 from retinanet.training.loop import train_one_epoch
+from tests.retinanet.training.tiny_steps import make_model
 from tests.support.fast_precision import needs_bf16
 
 SIZE = 64
@@ -43,12 +43,7 @@ def draw_sample(random: Random) -> Sample:
 
 def train_losses(*, precision: str, convolutions: str = "auto") -> list[float]:
     """Train with MLPerf's recipe: frozen norms, three trainable layers, Adam, warm-up."""
-    torch.manual_seed(0)
-    model = RetinaNet(num_classes=6, norm="frozen", trainable_layers=3)
-    for name, buffer in model.named_buffers():
-        if name.endswith("bn3.weight"):
-            buffer.fill_(0.1)  # keeps random blocks from doubling what goes through them
-    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = make_model(norm="frozen", num_classes=6, trainable_layers=3)
     optimizer = make_optimizer(model, name="adam", learning_rate=RATE)
     prepared = prepare_training(
         model, optimizer, engine="torch", precision=precision, convolutions=convolutions

@@ -82,19 +82,16 @@ def test_thirty_million_equal_terms_lose_nothing() -> None:
     torch.testing.assert_close(loss.double(), single[0] * logits.numel(), rtol=5e-7, atol=0)
 
 
+@pytest.mark.usefixtures("threads_restored")
 def test_the_result_does_not_depend_on_the_number_of_threads() -> None:
     torch.manual_seed(0)
     logits = torch.randn(2, 4000, 91).bfloat16()
     classes = torch.randint(-2, 91, (2, 4000))
     settings = {"alpha": 0.25, "gamma": 2.0, "reduce": True, "with_gradient": True}
-    before = torch.get_num_threads()
     results = []
-    try:
-        for threads in (1, 2, 2, 5):
-            torch.set_num_threads(threads)
-            results.append(focal_loss_operator(logits, classes, torch.ones(2), **settings))
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2, 2, 5):
+        torch.set_num_threads(threads)
+        results.append(focal_loss_operator(logits, classes, torch.ones(2), **settings))
     for loss, gradient in results[1:]:
         assert torch.equal(loss, results[0][0])
         assert torch.equal(gradient, results[0][1])

@@ -1,24 +1,14 @@
 """Program of two ranks that print JSON lines; `test_distributed.py` runs it under mpirun."""
 
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
 
-from launch.pinning import enter_rank_context
-from launch.ranks import read_ranks
-from launch.shares import CoreRequest
+from tests.support.rank_programs import enter_test_rank
 
 if __name__ == "__main__":
-    place = enter_rank_context(
-        read_ranks(os.environ),
-        request=CoreRequest(threads=1),
-        allocator="tuned",
-        backend="gloo",
-        pinned=False,
-        timeout_s=60,
-    )
+    place = enter_test_rank()
     import torch
     from torch import nn
     from torch.optim import Adam

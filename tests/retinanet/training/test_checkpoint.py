@@ -405,14 +405,6 @@ def test_huge_state_is_not_read(copy: Path) -> None:
     assert "larger than 64000000 bytes" in refusal(copy, "state.json")
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def small_model() -> nn.Module:
     """Return convolutions in channels_last memory, as in a run; one of them is frozen."""
     torch.manual_seed(0)

@@ -16,7 +16,6 @@ from launch.process_group import ProcessGroup
 from profiling.bench.worker_pool import busy_cores
 from retinanet.config_file import load_config
 from retinanet.engine.optimizers import make_optimizer
-from retinanet.model.retinanet import RetinaNet
 from retinanet.training.distributed import (
     STEPS,
     BackgroundLoad,
@@ -28,7 +27,7 @@ from retinanet.training.distributed import (
 from retinanet.training.loop import StepResult, accumulate_gradients
 from retinanet.training.train_state import random_states
 from tests.launch.ranks import ended, run_ranks, start_apart
-from tests.retinanet.training.tiny_steps import SIZE, make_batch, prepared
+from tests.retinanet.training.tiny_steps import SIZE, make_batch, make_model, prepared
 from tests.support.processes import child_processes
 from tests.support.step_results import step_result
 
@@ -94,8 +93,7 @@ def test_merged_losses_are_weighted_by_images() -> None:
 
 @pytest.mark.slow
 def test_measuring_speed_changes_no_state() -> None:
-    torch.manual_seed(0)
-    model = RetinaNet(num_classes=3, norm="batch", trainable_layers=1)
+    model = make_model()
     training = prepared(model, make_optimizer(model, name="adam", learning_rate=1e-3))
     accumulate_gradients(training, [make_batch(seed=1)])
     training.optimizer.step()  # a step during the measurement would change its averages

@@ -18,29 +18,16 @@ from retinanet.training.loop import (
     train_one_epoch,
 )
 from retinanet.training.train_state import seed_everything
-from tests.retinanet.training.tiny_steps import make_batch, parameters_that_train, prepared
+from tests.retinanet.engine.layers import trainable
+from tests.retinanet.training.tiny_steps import concatenated, make_batch, make_model, prepared
 
 pytestmark = pytest.mark.slow
-
-
-def concatenated(*batches: Batch) -> Batch:
-    return Batch(
-        torch.cat([batch.images for batch in batches]),
-        [target for batch in batches for target in batch.targets],
-        [image_id for batch in batches for image_id in batch.image_ids],
-        [size for batch in batches for size in batch.original_sizes],
-    )
 
 
 @pytest.fixture(scope="module")
 def frozen_model() -> RetinaNet:
     """A model with constant norms, so that the loss of an image does not depend on its batch."""
-    torch.manual_seed(0)
-    model = RetinaNet(num_classes=3, norm="frozen", trainable_layers=1)
-    for name, buffer in model.named_buffers():
-        if name.endswith("bn3.weight"):
-            buffer.fill_(0.1)  # keeps random blocks from doubling their inputs
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return make_model(norm="frozen")
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +37,7 @@ def cleared_gradients(frozen_model: RetinaNet) -> Iterator[None]:
 
 
 def gradients(model: nn.Module) -> list[Tensor]:
-    parameters = parameters_that_train(model)
+    parameters = trainable(model)
     return [value.grad.clone() for value in parameters if value.grad is not None]
 
 
@@ -85,7 +72,7 @@ def test_two_batches_of_a_step_equal_one_batch_of_two(frozen_model: RetinaNet) -
     pairs = [concatenated(*singles[:2]), concatenated(*singles[2:])]
     captured: list[list[Tensor]] = []
     # A rate of 0: both start from the same weights, and so does each step.
-    optimizer = SGD(parameters_that_train(frozen_model), lr=0.0)
+    optimizer = SGD(trainable(frozen_model), lr=0.0)
     hook = optimizer.register_step_pre_hook(lambda *_: captured.append(gradients(frozen_model)))
     accumulated = train(frozen_model, singles, optimizer=optimizer, accumulation=2)
     large = train(frozen_model, pairs, optimizer=optimizer)
@@ -98,7 +85,7 @@ def test_two_batches_of_a_step_equal_one_batch_of_two(frozen_model: RetinaNet) -
 
 
 def test_batches_that_do_not_fill_a_step_are_not_used(frozen_model: RetinaNet) -> None:
-    optimizer = SGD(parameters_that_train(frozen_model), lr=0.0)
+    optimizer = SGD(trainable(frozen_model), lr=0.0)
     batches = [make_batch(seed=seed) for seed in range(3)]
     results = train(frozen_model, batches, optimizer=optimizer, accumulation=2, first_step=7)
     assert [result.step for result in results] == [8]
@@ -106,7 +93,7 @@ def test_batches_that_do_not_fill_a_step_are_not_used(frozen_model: RetinaNet) -
 
 
 def test_learning_rate_of_every_step_reaches_the_optimizer(frozen_model: RetinaNet) -> None:
-    optimizer = SGD(parameters_that_train(frozen_model), lr=123.0)
+    optimizer = SGD(trainable(frozen_model), lr=123.0)
     used: list[float] = []
     hook = optimizer.register_step_pre_hook(lambda *_: used.append(optimizer.param_groups[0]["lr"]))
     batches = [make_batch(seed=seed) for seed in range(2)]
@@ -139,7 +126,7 @@ class RecordingProfiler:
 
 
 def test_profiler_gets_the_phases_of_each_step(frozen_model: RetinaNet) -> None:
-    optimizer = SGD(parameters_that_train(frozen_model), lr=0.0)
+    optimizer = SGD(trainable(frozen_model), lr=0.0)
     profiler = RecordingProfiler()
     steps = train_one_epoch(
         prepared(frozen_model, optimizer),
@@ -194,14 +181,10 @@ def losses_of_a_tiny_run() -> list[tuple[float, float]]:
     ]
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_seeded_run_has_reproducible_losses() -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        first = losses_of_a_tiny_run()
-        assert losses_of_a_tiny_run() == first  # bit for bit
-    finally:
-        torch.set_num_threads(threads)
+    first = losses_of_a_tiny_run()
+    assert losses_of_a_tiny_run() == first  # bit for bit
     assert first == [pytest.approx(pair, rel=1e-3) for pair in PINNED]
 
 
@@ -216,14 +199,14 @@ def test_main_thread_is_bound_while_computing_but_not_while_loading(
         cpus_of["loading"] = os.sched_getaffinity(0)
         yield make_batch(seed=1)
 
-    optimizer = SGD(parameters_that_train(frozen_model), lr=0.0)
+    optimizer = SGD(trainable(frozen_model), lr=0.0)
     engine = prepared(frozen_model, optimizer)
 
     def forward(images: Tensor) -> HeadOutputs:
         cpus_of["forward"] = os.sched_getaffinity(0)
         return engine.forward(images)
 
-    weight = parameters_that_train(frozen_model)[0]
+    weight = trainable(frozen_model)[0]
     hooks = [
         weight.register_hook(lambda _: cpus_of.update(backward=os.sched_getaffinity(0))),
         optimizer.register_step_pre_hook(

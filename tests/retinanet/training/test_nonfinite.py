@@ -18,26 +18,15 @@ from retinanet.loss.focal import FORMS
 from retinanet.model.retinanet import HeadOutputs, RetinaNet, by_anchor
 from retinanet.training.loop import StepResult, accumulate_gradients, train_one_epoch
 from retinanet.training.nonfinite import NonFiniteGuard, NonFiniteStep, TensorNames
-from tests.retinanet.training.tiny_steps import make_batch, prepared
+from tests.retinanet.training.tiny_steps import make_batch, make_model, prepared
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Use one thread, so that sums have one order."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(scope="module")
 def model() -> RetinaNet:
     """A model in which some norms train, and have running statistics."""
-    torch.manual_seed(0)
-    model = RetinaNet(num_classes=3, norm="batch", trainable_layers=1)
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return make_model()
 
 
 @pytest.fixture(scope="module")

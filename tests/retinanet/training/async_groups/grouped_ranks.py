@@ -7,9 +7,7 @@ import time
 from functools import partial
 from typing import Any
 
-from launch.pinning import enter_rank_context
-from launch.ranks import read_ranks
-from launch.shares import CoreRequest
+from tests.support.rank_programs import enter_test_rank
 
 TIMEOUT_S = 60.0
 GROUPS = 2
@@ -17,14 +15,7 @@ STEPS = 12
 LATE_S = 0.3
 
 if __name__ == "__main__":
-    place = enter_rank_context(
-        read_ranks(os.environ),
-        request=CoreRequest(threads=1),
-        allocator="system",
-        backend="gloo",
-        pinned=False,
-        timeout_s=TIMEOUT_S,
-    )
+    place = enter_test_rank(allocator="system", timeout_s=TIMEOUT_S)
     import torch
     from torch import Tensor, nn
 

@@ -16,16 +16,11 @@ from retinanet.model.retinanet import RetinaNet
 from retinanet.training.async_groups.groups import GroupUpdate
 from retinanet.training.async_groups.weights import GroupWeights, memory_of_weights
 from retinanet.training.loop import StepResult, Update, train_one_epoch
-from tests.retinanet.training.tiny_steps import make_batch, parameters_that_train, prepared
+from tests.retinanet.engine.layers import trainable
+from tests.retinanet.training.tiny_steps import make_batch, make_model, prepared
 
 STEPS = 3
 NAN = 1  # The step, counted from 0, with a NaN in its images
-
-
-def make_model() -> RetinaNet:
-    torch.manual_seed(0)
-    model = RetinaNet(num_classes=3, norm="batch", trainable_layers=1)
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def batches() -> list[Batch]:
@@ -37,7 +32,7 @@ def batches() -> list[Batch]:
 
 
 def one_group(model: nn.Module, make: Callable[[nn.Module], Optimizer]) -> GroupUpdate:
-    parameters = parameters_that_train(model)
+    parameters = trainable(model)
     memory = memory_of_weights(parameters, optimizer="adam")
     weights = GroupWeights(memory.place, parameters, optimizer="adam", make=make, timeout_s=20)
     weights.fill(parameters, make(model))
@@ -65,7 +60,7 @@ def test_one_group_on_shared_weights_equals_plain_training_bit_for_bit() -> None
     model, plain = make_model(), make_model()
     optimizer, plain_optimizer = make(model), make(plain)
     update = one_group(model, make)
-    for parameter in parameters_that_train(model):
+    for parameter in trainable(model):
         parameter.data.zero_()
     update.begin()  # reads the shared weights
     results = train(model, optimizer, update=update)
@@ -79,7 +74,7 @@ def test_one_group_on_shared_weights_equals_plain_training_bit_for_bit() -> None
     assert [bool(result.nonfinite) for result in results] == [step == NAN for step in range(STEPS)]
     for name, value in model.state_dict().items():
         assert torch.equal(value, plain.state_dict()[name]), name
-    pairs = zip(parameters_that_train(model), parameters_that_train(plain), strict=True)
+    pairs = zip(trainable(model), trainable(plain), strict=True)
     for parameter, other_parameter in pairs:
         assert parameter.grad is None
         for slot, value in plain_optimizer.state[other_parameter].items():
