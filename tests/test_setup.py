@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import run_program
+from tests.support.commands import run_program, write_program
 from tests.support.without_locks import built_library, without_locks
 
 SETUP = Path(__file__).resolve().parents[1] / "setup.sh"
@@ -22,18 +22,13 @@ def programs(tmp_path: Path) -> Path:
     folder.mkdir()
     for name in ("bash", "sh", "dirname", "chmod"):
         (folder / name).symlink_to(shutil.which(name) or name)
-    program(folder / "id", "echo 0")
+    write_program(folder / "id", "echo 0")
     return folder
-
-
-def program(file: Path, text: str) -> None:
-    file.write_text(f"#!/bin/sh\n{text}\n")
-    file.chmod(0o755)
 
 
 def apt_get(programs: Path, *, installs: str) -> None:
     """Write an apt-get that records its arguments and creates the program of a known package."""
-    program(
+    write_program(
         programs / "apt-get",
         f"""echo "$*" >>{programs}/asked
         for last in "$@"; do :; done
@@ -56,7 +51,7 @@ def requested(programs: Path) -> list[str]:
 
 
 def test_installed_browser_is_used(programs: Path) -> None:
-    program(programs / "chromium", "exit 0")
+    write_program(programs / "chromium", "exit 0")
     apt_get(programs, installs="*")
     done = set_up(programs, "browser")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -82,7 +77,7 @@ def test_root_installs_the_smallest_available_browser(
 
 
 def test_placeholder_script_is_not_taken_for_a_browser(programs: Path) -> None:
-    program(programs / "chromium-browser", "echo needs snap >&2; exit 1")
+    write_program(programs / "chromium-browser", "echo needs snap >&2; exit 1")
     done = set_up(programs, "browser")
     assert (done.returncode, done.stdout.count("\n")) == (0, 1)
     assert SKIPPED in done.stdout
@@ -93,7 +88,7 @@ def test_missing_browser_is_reported_without_failing(programs: Path) -> None:
     done = set_up(programs, "browser")
     assert done.returncode == 0
     assert SKIPPED in done.stdout
-    program(programs / "id", "echo 1000")
+    write_program(programs / "id", "echo 1000")
     (programs / "asked").unlink()
     done = set_up(programs, "browser")
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
@@ -112,7 +107,7 @@ def test_unknown_argument_is_named(programs: Path) -> None:
 
 
 def test_second_set_up_waits_for_the_first(programs: Path, tmp_path: Path) -> None:
-    program(programs / "chromium", "exit 0")
+    write_program(programs / "chromium", "exit 0")
     (programs / "flock").symlink_to(shutil.which("flock") or "flock")
     script = tmp_path / "setup.sh"
     shutil.copy(SETUP, script)
@@ -132,7 +127,7 @@ def test_second_set_up_waits_for_the_first(programs: Path, tmp_path: Path) -> No
 
 
 def test_set_up_works_on_a_file_system_without_locks(programs: Path, tmp_path: Path) -> None:
-    program(programs / "chromium", "exit 0")
+    write_program(programs / "chromium", "exit 0")
     (programs / "flock").symlink_to(shutil.which("flock") or "flock")
     refused = without_locks(built_library(tmp_path), errno.ENOSYS)
     refused |= {"PATH": str(programs)}
@@ -141,7 +136,7 @@ def test_set_up_works_on_a_file_system_without_locks(programs: Path, tmp_path: P
 
 
 def test_installed_compiler_is_used(programs: Path) -> None:
-    program(programs / "c++", "exit 0")
+    write_program(programs / "c++", "exit 0")
     apt_get(programs, installs="*")
     done = set_up(programs, "compiler")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -159,21 +154,21 @@ def test_root_installs_a_compiler(programs: Path) -> None:
 def test_missing_compiler_is_one_line_with_the_package(
     programs: Path,
 ) -> None:
-    program(programs / "id", "echo 1000")
+    write_program(programs / "id", "echo 1000")
     done = set_up(programs, "compiler")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "apt-get install g++" in done.stderr
 
 
 def test_root_installs_the_programs_that_tests_call(programs: Path) -> None:
-    program(programs / "c++", "exit 0")
+    write_program(programs / "c++", "exit 0")
     apt_get(programs, installs="git")
     done = set_up(programs, "tools")  # procps brings no program of that name: none is made here
     assert "installing git by apt-get, for tests" in done.stdout
     assert requested(programs) == ["update", "git", "update", "procps"]
     assert done.returncode == 2
     for name in ("pgrep", "ip"):
-        program(programs / name, "exit 0")
+        write_program(programs / name, "exit 0")
     done = set_up(programs, "tools")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -184,9 +179,9 @@ def test_root_installs_the_programs_that_tests_call(programs: Path) -> None:
 def test_missing_program_is_named_to_a_user_who_is_not_root(
     programs: Path, missing: str, package: str
 ) -> None:
-    program(programs / "id", "echo 1000")
+    write_program(programs / "id", "echo 1000")
     for name in {"c++", "git", "pgrep", "ip"} - {missing}:
-        program(programs / name, "exit 0")
+        write_program(programs / name, "exit 0")
     done = set_up(programs, "tools")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert f"no {missing} on PATH" in done.stderr

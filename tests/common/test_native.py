@@ -21,6 +21,7 @@ from common.native import (
     mapped_files,
     usable_instruction_sets,
 )
+from tests.support.commands import write_program
 
 pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -136,10 +137,8 @@ def test_library_compiled_ahead_needs_neither_compiler_nor_cache(
 
 def write_compiler(folder: Path, script: str) -> str:
     """Write a compiler that runs a line of shell, then g++; return its path."""
-    file = folder / "compiler"
-    file.write_text(f'#!/bin/sh\n{script}\nexec {shutil.which("g++")} "$@"\n')
-    file.chmod(0o755)
-    return str(file)
+    text = f'{script}\nexec {shutil.which("g++")} "$@"'
+    return str(write_program(folder / "compiler", text))
 
 
 def test_cxx_selects_the_compiler(

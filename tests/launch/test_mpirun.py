@@ -12,7 +12,7 @@ from launch.mpirun import (
     mpirun_command,
     ranks_option,
 )
-from tests.support.commands import error_message
+from tests.support.commands import error_message, write_program
 
 ENVIRONMENT = Path(sys.prefix) / "bin"
 
@@ -35,10 +35,7 @@ PRRTE = "prterun (PRRTE) 3.0.13\n"
 
 def program(path: Path, version: str, *, status: int = 0) -> Path:
     """Write a program with the output of a real mpirun for --version."""
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f"#!/bin/sh\ncat <<'END'\n{version}END\nexit {status}\n")
-    path.chmod(0o755)
-    return path
+    return write_program(path, f"cat <<'END'\n{version}END\nexit {status}")
 
 
 @pytest.mark.parametrize(

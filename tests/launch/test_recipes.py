@@ -9,7 +9,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from launch.hosts import Host, read_hostfile
-from tests.support.commands import run_program
+from tests.support.commands import run_program, write_program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RECIPES = REPOSITORY / "launch" / "recipes"
@@ -23,13 +23,6 @@ uses_its_environment = pytest.mark.skipif(
 def run_recipe(name: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **variables}
     return run_program("bash", RECIPES / name, *arguments, env=environment, timeout=60)
-
-
-def program(path: Path, text: str) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
@@ -74,7 +67,7 @@ def test_recipe_for_several_hosts_needs_a_hostfile() -> None:
 
 @uses_its_environment
 def test_container_of_each_rank_gets_its_variables(tmp_path: Path) -> None:
-    engine = program(tmp_path / "engine", 'echo "$*" >"$RUNS/$PMI_RANK"')
+    engine = write_program(tmp_path / "engine", 'echo "$*" >"$RUNS/$PMI_RANK"')
     runs = tmp_path / "runs"
     done = run_recipe(
         "container.sh",
@@ -105,8 +98,8 @@ JOBS = {
 def test_slurm_job_requeues_itself_and_resumes(
     recipe: str, status: str, restarts: str, tmp_path: Path
 ) -> None:
-    program(tmp_path / "bin" / "srun", f'echo "$*"\nexit {status}')
-    program(tmp_path / "bin" / "scontrol", 'echo "$*"')
+    write_program(tmp_path / "bin" / "srun", f'echo "$*"\nexit {status}')
+    write_program(tmp_path / "bin" / "scontrol", 'echo "$*"')
     folder = REPOSITORY if recipe == "slurm.sbatch" else tmp_path
     done = run_recipe(
         recipe,

@@ -15,7 +15,7 @@ from launch.__main__ import main
 from launch.run import parse_address
 from tests.launch.ranks import MPIRUN, Ended, ended
 from tests.launch.two_hosts import TwoHosts
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, write_program
 from tests.support.processes import processes_with, wait_until_gone
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -73,10 +73,7 @@ def test_ranks_are_started_by_the_printed_command(script: Path) -> None:
 def test_mpirun_outside_path_finds_its_helpers(script: Path, tmp_path: Path) -> None:
     # As Intel MPI's, a script that runs mpiexec.hydra.
     for name, runs in (("mpirun", "a-helper-of-mpirun"), ("a-helper-of-mpirun", str(MPIRUN))):
-        program = tmp_path / "mpi" / name
-        program.parent.mkdir(exist_ok=True)
-        program.write_text(f'#!/bin/sh\nexec {runs} "$@"\n')
-        program.chmod(0o755)
+        write_program(tmp_path / "mpi" / name, f'exec {runs} "$@"')
     process = launch("--np", "2", "--mpirun", str(tmp_path / "mpi/mpirun"), "--", str(script))
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 3, errors
@@ -224,9 +221,7 @@ def test_launcher_that_waits_for_an_unreachable_host_is_killed(
     then: str, status: int, tmp_path: Path
 ) -> None:
     # As MPICH's mpirun does when the network is gone: its helper on this host has ended.
-    helper = tmp_path / "hydra_pmi_proxy"
-    helper.write_text("#!/bin/sh\nsleep 0.8\n")
-    helper.chmod(0o755)
+    helper = write_program(tmp_path / "hydra_pmi_proxy", "sleep 0.8")
     process = start_proxy("sh", "-c", f"{helper}; {then}", stderr=subprocess.PIPE)
     _, errors = process.communicate(timeout=10)
     assert process.returncode == status

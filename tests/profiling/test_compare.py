@@ -30,7 +30,7 @@ from profiling.compare import (
 from profiling.onednn_log.log import read_logs
 from profiling.onednn_log.parse import Mark, mark_line
 from tests.profiling.onednn_log.example_lines import SPELLINGS
-from tests.profiling.onednn_log.logs import shared_logs
+from tests.profiling.onednn_log.logs import shared_logs, write_log
 from tests.support.commands import RunHere
 
 FORWARD = SPELLINGS["3.12"]
@@ -39,11 +39,6 @@ REORDER = (
     "onednn_verbose,v1,primitive,exec,cpu,reorder,jit:uni,undef,src:f32::blocked:ab::f0 "
     "dst:f32::blocked:ba::f0,,,8x8,1"
 )
-
-
-def write_log(file: Path, *lines: str) -> Path:
-    file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return file
 
 
 def compare_logs(

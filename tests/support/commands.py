@@ -34,6 +34,14 @@ def run_program(
     )  # fmt: skip
 
 
+def write_program(path: Path, text: str, *, interpreter: str = "/bin/sh") -> Path:
+    """Write a program, of shell by default; return its path."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!{interpreter}\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
 def error_line(done: CompletedProcess[str]) -> str:
     """Return the error of a command that refused its input, which is one line."""
     assert done.returncode == 2

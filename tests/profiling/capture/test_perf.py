@@ -12,6 +12,7 @@ from torch.optim import SGD
 from profiling.capture.backends import PerfFailedError, PerfHook, PerfStat, parse_counters
 from profiling.capture.hooks import Capture
 from retinanet.engine.engines import PreparedTraining
+from tests.support.commands import write_program
 
 NEEDS_PERF = pytest.mark.skipif(shutil.which("perf") is None, reason="perf is not installed")
 
@@ -39,10 +40,11 @@ def busy(seconds: float) -> None:
         pass
 
 
-def write_perf(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def write_perf(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, *, interpreter: str = "/bin/sh"
+) -> None:
     """Put a program named `perf` on PATH, before the real one."""
-    (folder / "perf").write_text(f"#!{text}\n")
-    (folder / "perf").chmod(0o755)
+    write_program(folder / "perf", text, interpreter=interpreter)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
@@ -56,7 +58,7 @@ def write_perf(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None
 def test_error_has_the_reason(
     script: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_perf(tmp_path, monkeypatch, f"/bin/sh\n{script}")
+    write_perf(tmp_path, monkeypatch, script)
     with pytest.raises(PerfFailedError, match=f"perf: {reason}"):
         PerfStat(["task-clock"])
 
@@ -71,11 +73,11 @@ def test_perf_that_ends_during_a_run_ends_its_hook_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = (
-        "/usr/bin/env python3\nimport os, sys\n"
+        "import os, sys\n"
         "[control] = [word[3:].split(',') for word in sys.argv if word.startswith('fd:')]\n"
         "os.read(int(control[0]), 100)\nos.write(int(control[1]), b'ack')"
     )
-    write_perf(tmp_path, monkeypatch, script)
+    write_perf(tmp_path, monkeypatch, script, interpreter="/usr/bin/env python3")
     model = nn.Linear(2, 2)
     prepared = PreparedTraining(model, SGD(model.parameters(), lr=0.1), model)  # type: ignore[arg-type]
     hook = PerfHook(tmp_path / "counters" / "rank0.json", range(1, 3), rank=0)

@@ -16,6 +16,12 @@ def shared_logs() -> list[Path]:
     return logs
 
 
+def write_log(file: Path, *lines: str) -> Path:
+    """Write a log of these lines; return its path."""
+    file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return file
+
+
 def plain_sum(file: Path) -> float:
     """Return the sum of the last fields of all executions, without the parser."""
     lines = file.read_text(encoding="utf-8").splitlines()

@@ -12,15 +12,9 @@ from common.errors import InputError
 from profiling.onednn_log.log import LONGEST_LINE, LogPosition, log_files, name_files, read_logs
 from profiling.onednn_log.parse import Mark, facts_line, mark_line
 from tests.profiling.onednn_log.example_lines import DAMAGED, OTHERS, SPELLINGS, UNLIKE_OTHERS
-from tests.profiling.onednn_log.logs import FIXTURES, plain_sum, shared_logs
+from tests.profiling.onednn_log.logs import FIXTURES, plain_sum, shared_logs, write_log
 
 LINE = SPELLINGS["3.12"]
-
-
-def write_log(folder: Path, *lines: str) -> Path:
-    file = folder / "onednn.log"
-    file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return file
 
 
 def test_totals_of_real_logs_are_the_sum_of_their_lines() -> None:
@@ -60,7 +54,7 @@ def test_every_line_is_counted(tmp_path: Path) -> None:
     long = f"onednn_verbose,v1,{'x' * LONGEST_LINE}"
     damaged = [*DAMAGED, *profilednn, long]
     lines = [*SPELLINGS.values(), *OTHERS.values(), *UNLIKE_OTHERS, *damaged, "epoch 1", ""]
-    log = read_logs([write_log(tmp_path, *lines)])
+    log = read_logs([write_log(tmp_path / "onednn.log", *lines)])
     assert log.lines == len(lines)
     assert log.onednn_lines == len(lines) - 4
     executions = sum(calls.count for calls in log.calls().values())
@@ -83,12 +77,12 @@ def test_every_line_is_counted(tmp_path: Path) -> None:
     [("[3] ", 3), ("[1,3]<stdout>:", 3), ("3: ", 3), ("loss 0.3 ", None), ("[a] ", None)],
 )
 def test_prefix_of_a_rank_or_of_other_output(tmp_path: Path, prefix: str, rank: int | None) -> None:
-    log = read_logs([write_log(tmp_path, prefix + LINE)])
+    log = read_logs([write_log(tmp_path / "onednn.log", prefix + LINE)])
     assert list(log.executions) == [LogPosition(rank)]
 
 
 def test_merged_lines_and_a_truncated_last_line(tmp_path: Path) -> None:
-    file = write_log(tmp_path, LINE + LINE)
+    file = write_log(tmp_path / "onednn.log", LINE + LINE)
     with file.open("a", encoding="utf-8") as text:
         text.write(LINE[:60])
     log = read_logs([file])
@@ -121,7 +115,7 @@ def test_marks_give_rank_step_and_phase(tmp_path: Path) -> None:
 
 
 def test_several_files_gzip_and_truncated_gzip(tmp_path: Path) -> None:
-    plain = write_log(tmp_path, LINE)
+    plain = write_log(tmp_path / "onednn.log", LINE)
     packed = tmp_path / "other.log.gz"
     packed.write_bytes(gzip.compress((LINE + "\n").encode() * 3))
     log = read_logs([plain, packed])
@@ -162,7 +156,7 @@ def test_missing_file_and_folders_of_logs(tmp_path: Path) -> None:
         read_logs([tmp_path / "none.log"])
     with pytest.raises(InputError, match=r"contains no \*\.log"):
         log_files(tmp_path)
-    file = write_log(tmp_path, LINE)
+    file = write_log(tmp_path / "onednn.log", LINE)
     assert log_files(tmp_path) == log_files(file) == [file]
     assert len(log_files(FIXTURES)) > 10
     assert name_files(["a/1.log", "b/2.log", "3.log", "4.log"]) == "1.log, 2.log, 3.log and 1 more"

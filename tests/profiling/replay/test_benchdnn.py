@@ -31,6 +31,7 @@ from profiling.replay.benchdnn_problems import write_problem_files
 from profiling.replay.replay import Conditions
 from tests.profiling.onednn_log.logs import FIXTURES
 from tests.profiling.replay.problems import BENCHDNN, by_kind, needs_benchdnn
+from tests.support.commands import write_program
 
 CPU = min(os.sched_getaffinity(0))
 PRINT_ENVIRONMENT = """\
@@ -39,13 +40,6 @@ names = ("OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND", "KMP_AFFINITY", "ONED
 environment = {name: os.environ.get(name) for name in names}
 print(json.dumps({"cpus": sorted(os.sched_getaffinity(0)), **environment}))
 """
-
-
-def write_program(folder: Path, text: str, *, interpreter: str = "/bin/sh") -> Path:
-    file = folder / "program"
-    file.write_text(f"#!{interpreter}\n{text}\n")
-    file.chmod(0o755)
-    return file
 
 
 def run(path: Path, *, timeout: float = 60.0, conditions: Conditions = Conditions(1)) -> Ended:  # noqa: B008
@@ -57,7 +51,7 @@ def test_program_has_the_cores_and_threads_of_the_conditions(
 ) -> None:
     monkeypatch.setenv("KMP_AFFINITY", "compact")
     before = os.sched_getaffinity(0)
-    program = write_program(tmp_path, PRINT_ENVIRONMENT, interpreter=sys.executable)
+    program = write_program(tmp_path / "program", PRINT_ENVIRONMENT, interpreter=sys.executable)
     assert run(program, conditions=Conditions(threads=1, cpus=(CPU,))) == Ended(0, "")
     assert json.loads((tmp_path / "output").read_text()) == {
         "cpus": [CPU],
@@ -71,14 +65,14 @@ def test_program_has_the_cores_and_threads_of_the_conditions(
 
 
 def test_timeout_kills_the_program_and_its_children(tmp_path: Path) -> None:
-    program = write_program(tmp_path, f"sleep 61 & echo $! > {tmp_path}/child; wait")
+    program = write_program(tmp_path / "program", f"sleep 61 & echo $! > {tmp_path}/child; wait")
     ended = run(program, timeout=0.3)
     assert ended.status is None and "killed" in ended.why
     assert is_gone(int((tmp_path / "child").read_text()))
 
 
 def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
-    program = write_program(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 62")
+    program = write_program(tmp_path / "program", f"echo $$ > {tmp_path}/pid; exec sleep 62")
 
     def interrupt() -> None:
         while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
@@ -116,14 +110,14 @@ def is_gone(process: int) -> bool:
     ],
 )
 def test_end_is_described(text: str, ended: Ended, tmp_path: Path) -> None:
-    assert run(write_program(tmp_path, text)) == ended
+    assert run(write_program(tmp_path / "program", text)) == ended
 
 
 @pytest.mark.parametrize(
     ("text", "reason"), [("exit 3", "ended with status 3"), ("echo hello", "is not benchdnn")]
 )
 def test_other_program_is_refused(text: str, reason: str, tmp_path: Path) -> None:
-    program = write_program(tmp_path, text)
+    program = write_program(tmp_path / "program", text)
     with pytest.raises(InputError, match=reason):
         probe_benchdnn(program, Conditions(1))
     program.rename(tmp_path / "benchdnn").chmod(0o644)

@@ -5,15 +5,13 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor
-from torchvision.models import resnext50_32x4d
 from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
-from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
 from torchvision.ops import FrozenBatchNorm2d
-from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from retinanet.loss.detection import detection_loss
 from retinanet.model.postprocess import Detections, postprocess
 from retinanet.model.retinanet import RetinaNet
+from tests.support.torchvision_models import torchvision_retinanet
 
 pytestmark = pytest.mark.slow
 
@@ -40,14 +38,10 @@ class Pair(NamedTuple):
 
 
 def torchvision_model() -> TorchvisionRetinaNet:
-    body = resnext50_32x4d(weights=None, norm_layer=FrozenBatchNorm2d)
-    backbone = _resnet_fpn_extractor(
-        body, 3, returned_layers=[2, 3, 4], extra_blocks=LastLevelP6P7(256, 256)
-    )
     # Identity in place of torchvision's resizing and normalization.
-    return TorchvisionRetinaNet(
-        backbone,
+    return torchvision_retinanet(
         NUM_CLASSES,
+        norm=FrozenBatchNorm2d,
         min_size=HEIGHT,
         max_size=WIDTH,
         image_mean=[0.0, 0.0, 0.0],

@@ -4,14 +4,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from torchvision.models import resnext50_32x4d
-from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
-from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
 from torchvision.models.detection.retinanet import RetinaNetHead as TorchvisionHead
-from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from retinanet.model.retinanet import HeadOutputs, RetinaNet, RetinaNetHead
 from tests.retinanet.engine.kernels import assert_equal
+from tests.support.torchvision_models import old_spelling, torchvision_retinanet
 
 NUM_CLASSES = 5
 
@@ -34,26 +31,11 @@ def assert_equal_outputs(model: RetinaNet, other: RetinaNet) -> None:
     assert_equal(outputs.bbox_regression, expected.bbox_regression)
 
 
-def old_spelling(key: str) -> str:
-    """Return a key as older torchvision releases spell it; written out, not computed."""
-    for block in range(3):
-        for kind in ("inner", "layer"):
-            key = key.replace(f"{kind}_blocks.{block}.0.", f"{kind}_blocks.{block}.")
-    for tower in ("classification_head", "regression_head"):
-        for new, old in (("0.0", "0"), ("1.0", "2"), ("2.0", "4"), ("3.0", "6")):
-            key = key.replace(f"{tower}.conv.{new}.", f"{tower}.conv.{old}.")
-    return key
-
-
 @pytest.mark.parametrize("norm", ["frozen", "batch"])
 def test_state_dict_keys_and_shapes_are_torchvisions(norm: str) -> None:
     with torch.device("meta"):  # names and shapes, no numbers
         model = fresh_model(norm)
-        body = resnext50_32x4d(weights=None, norm_layer=type(model.backbone.body.bn1))
-        backbone = _resnet_fpn_extractor(
-            body, 3, returned_layers=[2, 3, 4], extra_blocks=LastLevelP6P7(256, 256)
-        )
-        reference = TorchvisionRetinaNet(backbone, NUM_CLASSES)
+        reference = torchvision_retinanet(NUM_CLASSES, norm=type(model.backbone.body.bn1))
     ours = {key: value.shape for key, value in model.state_dict().items()}
     if norm == "frozen":
         assert sum(old_spelling(key) != key for key in ours) == 28

@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from torchvision.models import resnext50_32x4d
 from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.models.detection import retinanet_resnet50_fpn
-from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
-from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from common.errors import InputError
 from data.annotations import UNNAMED
@@ -37,6 +35,7 @@ from retinanet.training.convert import (
 )
 from tests.support.commands import RunHere, error_message, run_program
 from tests.support.random_detectors import random_detector
+from tests.support.torchvision_models import old_spelling, torchvision_retinanet
 
 OUTPUTS = 5
 CATEGORIES = [{"id": 4, "name": "four"}, {"id": 1, "name": "one"}, {"id": 3, "name": "three"}]
@@ -53,16 +52,6 @@ class Malice:
 
     def __reduce__(self) -> tuple[object, ...]:
         return os.mkdir, (str(self.folder),)
-
-
-def old_spelling(key: str) -> str:
-    """Return a key as spelt by MLPerf's reference, a copy of an older torchvision."""
-    for block in range(3):
-        for kind in ("inner", "layer"):
-            key = key.replace(f"{kind}_blocks.{block}.0.", f"{kind}_blocks.{block}.")
-    for new, old in (("0.0", "0"), ("1.0", "2"), ("2.0", "4"), ("3.0", "6")):
-        key = key.replace(f"_head.conv.{new}.", f"_head.conv.{old}.")
-    return key
 
 
 def as_scripts_save(state: State) -> dict[str, Any]:
@@ -83,11 +72,7 @@ def as_scripts_save(state: State) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def torchvision_model() -> TorchvisionRetinaNet:
     """torchvision's own model, with random weights that give detections."""
-    body = resnext50_32x4d(weights=None)
-    backbone = _resnet_fpn_extractor(
-        body, 5, returned_layers=[2, 3, 4], extra_blocks=LastLevelP6P7(256, 256)
-    )
-    model = TorchvisionRetinaNet(backbone, OUTPUTS, fixed_size=(SIZE, SIZE)).eval()
+    model = torchvision_retinanet(OUTPUTS, trainable_layers=5, fixed_size=(SIZE, SIZE)).eval()
     model.load_state_dict(
         random_detector(classes=OUTPUTS, image_size=SIZE).state_dict(), strict=False
     )
