@@ -18,6 +18,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from common.cli import run_command
+from tests.launch.ranks import Ended, TrainHere
 from tests.launch.two_hosts import TwoHosts, two_hosts
 from tests.support.commands import RunHere
 
@@ -60,8 +61,10 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     monkeypatch.chdir(Path(__file__).resolve().parents[1])
     monkeypatch.delenv("FORCE_COLOR", raising=False)
 
-    def run(main: Callable[[], int], *arguments: str | Path) -> CompletedProcess[str]:
-        monkeypatch.setattr(sys, "argv", ["command", *map(str, arguments)])
+    def run(
+        main: Callable[[], int], *arguments: str | Path, program: str = "command"
+    ) -> CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", [program, *map(str, arguments)])
         capsys.readouterr()
         try:
             code = run_command(main)
@@ -69,6 +72,21 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
             code = int(ended.code or 0)
         written = capsys.readouterr()
         return CompletedProcess(arguments, code, written.out, written.err)
+
+    return run
+
+
+@pytest.fixture
+def train_here(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> TrainHere:
+    """Return a function that runs train.py in this process, unpinned since torch is loaded."""
+    # Not above: train loads numpy, whose OpenBLAS counts cores before a worker keeps to one.
+    from train import main
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # is changed, and put back
+
+    def run(*arguments: str) -> Ended:
+        done = run_here(main, *arguments, "launch.pin=false", program="train.py")
+        return Ended(done.returncode, done.stdout, done.stderr)
 
     return run
 

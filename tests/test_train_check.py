@@ -1,17 +1,12 @@
 """`train.py --check`, and the checks of every start before anything is written."""
 
 import signal
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from common.cli import run_command
-from tests.launch.ranks import run_ranks
+from tests.launch.ranks import TrainHere, run_ranks
 from tests.support.mounts import needs_root, tmpfs
-from train import main
 
 pytestmark = pytest.mark.slow
 
@@ -24,33 +19,12 @@ SETTINGS = (
 )
 
 
-class Outcome(NamedTuple):
-    """The exit status and the output of a command."""
-
-    code: int
-    output: str
-    errors: str
-
-
-Command = Callable[..., Outcome]
-
-
 @pytest.fixture
-def train(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run train.py within this process."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-    def command(*arguments: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["train.py", *SETTINGS, *arguments, "launch.pin=false"])
-        capsys.readouterr()
-        code = run_command(main)
-        captured = capsys.readouterr()
-        return Outcome(code, captured.out, captured.err)
-
-    return command
+def train(train_here: TrainHere) -> TrainHere:
+    return lambda *arguments: train_here(*SETTINGS, *arguments)
 
 
-def test_check_of_a_valid_run_passes_and_leaves_no_files(train: Command, tmp_path: Path) -> None:
+def test_check_of_a_valid_run_passes_and_leaves_no_files(train: TrainHere, tmp_path: Path) -> None:
     outcome = train("--check", f"run.root={tmp_path / 'runs'}")
     assert (outcome.code, outcome.errors) == (0, "")
     assert "the run can start" in outcome.output
@@ -60,7 +34,7 @@ def test_check_of_a_valid_run_passes_and_leaves_no_files(train: Command, tmp_pat
 
 
 def test_slurm_job_of_several_tasks_without_srun_gets_a_warning(
-    train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: TrainHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("SLURM_NTASKS", "8"), ("SLURM_PROCID", "0"), ("SLURM_JOB_ID", "7")):
         monkeypatch.setenv(name, value)
@@ -75,7 +49,7 @@ def test_slurm_job_of_several_tasks_without_srun_gets_a_warning(
     assert line.startswith("note: ") and "srun" in line
 
 
-def test_each_failure_is_one_line(train: Command, tmp_path: Path) -> None:
+def test_each_failure_is_one_line(train: TrainHere, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("in the way")
     outcome = train(
         "--check",
@@ -95,7 +69,7 @@ def test_each_failure_is_one_line(train: Command, tmp_path: Path) -> None:
     assert "the run cannot start: 4 failures" in outcome.output
 
 
-def test_check_ranks_plans_for_ranks_that_are_not_started(train: Command, tmp_path: Path) -> None:
+def test_check_ranks_plans_for_ranks_that_are_not_started(train: TrainHere, tmp_path: Path) -> None:
     outcome = train("--check", "--check-ranks", "4096", f"run.root={tmp_path}")
     assert outcome.code == 2
     assert "4096 ranks are more than" in outcome.errors
@@ -104,7 +78,7 @@ def test_check_ranks_plans_for_ranks_that_are_not_started(train: Command, tmp_pa
 @pytest.mark.parametrize("start", [["--check"], []])
 @pytest.mark.parametrize("field", ["training.batch_size", "evaluation.batch_size"])
 def test_batch_larger_than_memory_is_refused(
-    field: str, start: list[str], train: Command, tmp_path: Path
+    field: str, start: list[str], train: TrainHere, tmp_path: Path
 ) -> None:
     outcome = train(
         *start, f"{field}=900000", "data.scenes.validation=900000", f"run.root={tmp_path}"
@@ -115,23 +89,20 @@ def test_batch_larger_than_memory_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_accumulation_longer_than_an_epoch_is_refused(train: Command, tmp_path: Path) -> None:
+def test_accumulation_longer_than_an_epoch_is_refused(train: TrainHere, tmp_path: Path) -> None:
     outcome = train("--check", "training.gradient_accumulation=1000", f"run.root={tmp_path}")
     assert outcome.code == 2
     assert outcome.errors.startswith("error: steps: training.gradient_accumulation: 1000 batches")
 
 
-def test_absurd_number_of_ranks_is_refused(
-    train: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        train("--check", "--check-ranks", "9" * 12, f"run.root={tmp_path}")
-    assert ended.value.code == 2
-    assert "--check-ranks" in capsys.readouterr().err.splitlines()[-1]
+def test_absurd_number_of_ranks_is_refused(train: TrainHere, tmp_path: Path) -> None:
+    outcome = train("--check", "--check-ranks", "9" * 12, f"run.root={tmp_path}")
+    assert outcome.code == 2
+    assert "--check-ranks" in outcome.errors.splitlines()[-1]
 
 
 def test_ctrl_c_ends_with_130_and_leaves_no_files(
-    train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: TrainHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_unused: object) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -143,7 +114,7 @@ def test_ctrl_c_ends_with_130_and_leaves_no_files(
 
 
 @needs_root
-def test_full_disk_is_refused_before_anything_is_written(train: Command, tmp_path: Path) -> None:
+def test_full_disk_is_refused_before_anything_is_written(train: TrainHere, tmp_path: Path) -> None:
     with tmpfs(tmp_path / "small", "size=64m") as folder:
         outcome = train(f"run.root={folder / 'runs'}")
         assert list(folder.iterdir()) == []
@@ -153,7 +124,7 @@ def test_full_disk_is_refused_before_anything_is_written(train: Command, tmp_pat
 
 
 @needs_root
-def test_read_only_folder_is_named(train: Command, tmp_path: Path) -> None:
+def test_read_only_folder_is_named(train: TrainHere, tmp_path: Path) -> None:
     with tmpfs(tmp_path / "fixed", "ro") as folder:
         outcome = train(f"run.root={folder}")
     assert outcome.code == 2

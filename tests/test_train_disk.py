@@ -2,15 +2,13 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from common.cli import run_command
 from retinanet.training.checkpoint import newest_whole
-from train import main
+from tests.launch.ranks import TrainHere
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +21,6 @@ SETTINGS = (
     "training.target_map=null",
     "evaluation.pictures=1",
     "checkpoint.every=1 steps",
-    "launch.pin=false",
     "run.name=full",
 )
 
@@ -38,27 +35,20 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)  # TensorBoard's file is open
 
 
-def train(disk: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    command = ["train.py", *SETTINGS, f"run.root={disk}", *words]
-    monkeypatch.setattr(sys, "argv", command)
-    return run_command(main)
-
-
 def test_training_continues_on_a_full_disk_and_fails_at_its_end(
-    disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    disk: Path, train_here: TrainHere
 ) -> None:
-    assert train(disk, monkeypatch) == 2
-    written = capsys.readouterr()
-    shown = " ".join(written.out.split())
+    full = train_here(*SETTINGS, f"run.root={disk}")
+    assert full.code == 2
+    shown = " ".join(full.output.split())
     assert "the checkpoint after step 3 could not be written: " in shown
     assert "No space left on device" in shown and "step-000001 is kept, training continues" in shown
-    [line] = written.err.splitlines()
+    [line] = full.errors.splitlines()
     assert "the checkpoint after step 3 could not be written" in line
     assert "free disk space, then continue with: " in line and line.endswith("--resume")
     newest, problems = newest_whole(disk / "full" / "checkpoints")
     assert newest is not None and newest.position.step == 1 and problems == []
     subprocess.run(["mount", "-o", "remount,size=2g", str(disk)], check=True)
-    assert train(disk, monkeypatch, "--resume") == 0
+    assert train_here(*SETTINGS, f"run.root={disk}", "--resume").code == 0
     newest, _ = newest_whole(disk / "full" / "checkpoints")
     assert newest is not None and newest.position.step == 3

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from common.cli import run_command
+from tests.launch.ranks import TrainHere
 from tests.support.fast_precision import FAST_PRECISION
-from train import main
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +23,6 @@ SETTINGS = (
     "training.max_steps=1",
     "evaluation.pictures=0",
     f"engine.precision={FAST_PRECISION}",
-    "launch.pin=false",
 )
 
 
@@ -45,12 +42,6 @@ def signal_when(path: Path, number: signal.Signals) -> Iterator[None]:
     thread.join()
 
 
-def train(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["train.py", *SETTINGS, *arguments])
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    return run_command(main)
-
-
 @pytest.mark.parametrize(
     ("number", "ending"),
     [
@@ -59,26 +50,25 @@ def train(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     ],
 )
 def test_signal_while_data_are_made_ends_the_run_and_leaves_no_files(
-    number: signal.Signals,
-    ending: tuple[int, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals, ending: tuple[int, str], tmp_path: Path, train_here: TrainHere
 ) -> None:
     code, message = ending
     run = tmp_path / "runs" / "mine"
     with signal_when(run / ".lock", number):
-        assert train(monkeypatch, f"run.root={run.parent}", "run.name=mine") == code
-    assert capsys.readouterr().err.splitlines()[-1].startswith(message)
+        ended = train_here(*SETTINGS, f"run.root={run.parent}", "run.name=mine")
+    assert ended.code == code
+    assert ended.errors.splitlines()[-1].startswith(message)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_signal_before_the_first_step_writes_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, train_here: TrainHere
 ) -> None:
-    arguments = ("data.scenes.train=2", f"run.root={tmp_path}", "run.name=mine")
+    arguments = (*SETTINGS, "data.scenes.train=2", f"run.root={tmp_path}", "run.name=mine")
     with signal_when(tmp_path / "mine" / "config.yaml", signal.SIGUSR1):
-        assert train(monkeypatch, *arguments) == 75
-    assert "SIGUSR1: checkpoint written; continue with: " in capsys.readouterr().out
-    assert train(monkeypatch, *arguments, "--auto-resume") == 0
-    assert "finished after 1 steps" in " ".join(capsys.readouterr().out.split())
+        ended = train_here(*arguments)
+    assert ended.code == 75
+    assert "SIGUSR1: checkpoint written; continue with: " in ended.output
+    resumed = train_here(*arguments, "--auto-resume")
+    assert resumed.code == 0
+    assert "finished after 1 steps" in " ".join(resumed.output.split())

@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +21,10 @@ class Ended(NamedTuple):
     code: int
     output: str
     errors: str
+
+
+TrainHere = Callable[..., Ended]
+"""`train_here(*arguments)` runs train.py in this process."""
 
 
 def start_ranks(ranks: int, *command: str, **variables: str) -> subprocess.Popen[str]:
