@@ -2,13 +2,13 @@
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.launch.ranks import REPOSITORY, ended, start_ranks
+from tests.launch.ranks import ended, start_ranks
+from tests.support.commands import start_program
 from tests.support.fast_precision import FAST_PRECISION
 from tests.support.processes import child_processes, wait_until_ended, wait_until_gone
 from tests.support.training_runs import wait_for_steps
@@ -43,14 +43,7 @@ def the_line(errors: str) -> str:
 )
 def test_a_killed_loading_process_ends_a_run_with_one_line(which: int, tmp_path: Path) -> None:
     arguments = (*SETTINGS, f"run.root={tmp_path}", "run.name=alone")
-    job = subprocess.Popen(
-        [sys.executable, "train.py", *arguments],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    job = start_program(sys.executable, "train.py", *arguments, start_new_session=True)
     wait_for_steps(tmp_path / "alone", job, count=1)
     workers = sorted(child_processes(job.pid))
     os.kill(workers[which], signal.SIGKILL)

@@ -14,12 +14,12 @@ import pytest
 from retinanet.mlperf.log import read_events
 from retinanet.mlperf.official import check_compliance
 from retinanet.training.checkpoint import read_checkpoint
+from tests.support.commands import start_program
 from tests.support.processes import child_processes, wait_until_ended
 from tests.support.training_runs import read_records
 
 pytestmark = pytest.mark.slow
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 STEPS_OF_EPOCH = 4
 SETTINGS = (
     *("data.scenes.train=8", "data.scenes.validation=4", "data.image_size=64"),
@@ -32,13 +32,7 @@ OVERLAP = "evaluation.overlap=true"
 
 def start(root: Path, name: str, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "train.py", *SETTINGS, f"run.root={root}", f"run.name={name}"]
-    return subprocess.Popen(
-        [*command, *arguments],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return start_program(*command, *arguments)
 
 
 def wait_for_output(process: subprocess.Popen[str], *, code: int = 0) -> str:

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -19,9 +18,8 @@ from common.processes import (
     stop_process,
     wait_for,
 )
+from tests.support.commands import start_program
 from tests.support.processes import is_running
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 IGNORES_SIGTERM = """
 import signal, subprocess, sys, time
@@ -151,14 +149,7 @@ def test_killed_process_is_an_input_error() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, 0.01, 0.15])
 def test_ctrl_c_ends_the_pool(delay: float) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", ENDLESS],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    )
+    process = start_program(sys.executable, "-c", ENDLESS, process_group=0)
     assert process.stdout and process.stdout.readline() == "started\n"
     time.sleep(delay)
     os.killpg(process.pid, signal.SIGINT)

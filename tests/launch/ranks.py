@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.commands import run_program
+from tests.support.commands import run_program, start_program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MPIRUN = Path(sys.prefix) / "bin" / "mpirun"
@@ -29,15 +29,9 @@ TrainHere = Callable[..., Ended]
 
 def start_ranks(ranks: int, *command: str, **variables: str) -> subprocess.Popen[str]:
     """Start `mpirun -np RANKS python COMMAND` in a process group of its own."""
-    return subprocess.Popen(
-        [str(MPIRUN), "-np", str(ranks), sys.executable, *command],
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **variables}
+    command = (MPIRUN, "-np", str(ranks), sys.executable, *command)
+    return start_program(*command, env=environment, start_new_session=True)
 
 
 def ended(job: subprocess.Popen[str], *, timeout: float = 120) -> Ended:
@@ -75,9 +69,8 @@ def start_apart(
     """Start the ranks, or the first ones, without a launcher; they connect by the environment."""
     port = free_port()
     return [
-        subprocess.Popen(
-            [sys.executable, *command],
-            cwd=REPOSITORY,
+        start_program(
+            *(sys.executable, *command),
             env={
                 **os.environ,
                 "PYTHONPATH": str(REPOSITORY),
@@ -88,9 +81,6 @@ def start_apart(
                 "LOCAL_WORLD_SIZE": str(ranks),
                 "LOCAL_RANK": str(rank),
             },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
         )
         for rank in range(ranks if started is None else started)
     ]

@@ -29,6 +29,7 @@ from launch.environment import (
 from launch.shares import Share
 from tests.launch.denied_calls import DENY
 from tests.launch.ranks import REPOSITORY, run_python
+from tests.support.commands import start_program
 from tests.support.fast_precision import FAST_PRECISION
 
 BOUND = Share(
@@ -268,10 +269,8 @@ def test_training_and_signals_under_a_preloaded_allocator(allocator: str, tmp_pa
     overrides += ["training.batch_size=2", "training.epochs=1000", "evaluation.every=1000"]
     overrides += [f"engine.precision={FAST_PRECISION}", f"engine.allocator={allocator}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "train.py", *overrides, f"run.root={tmp_path}"], cwd=REPOSITORY,
-        env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    command = (sys.executable, "train.py", *overrides, f"run.root={tmp_path}")
+    process = start_program(*command, env=environment)
     assert process.stdout is not None
     next(line for line in process.stdout if line.startswith("epoch"))  # the first step is done
     assert f"/lib{allocator}" in Path(f"/proc/{process.pid}/maps").read_text()

@@ -15,7 +15,7 @@ from launch.__main__ import main
 from launch.run import parse_address
 from tests.launch.ranks import MPIRUN, Ended, ended
 from tests.launch.two_hosts import TwoHosts
-from tests.support.commands import RunHere, write_program
+from tests.support.commands import RunHere, start_program, write_program
 from tests.support.processes import processes_with, wait_until_gone
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -37,13 +37,7 @@ sys.exit(3)
 
 
 def launch(*arguments: str) -> Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "launch", "run", *arguments],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return start_program(sys.executable, "-m", "launch", "run", *arguments)
 
 
 @pytest.fixture

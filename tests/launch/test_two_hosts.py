@@ -12,6 +12,7 @@ import pytest
 
 from tests.launch.ranks import MPIRUN, ended
 from tests.launch.two_hosts import ADDRESSES, TwoHosts, two_hosts
+from tests.support.commands import start_program
 from tests.support.processes import processes_with, wait_until_gone
 from tests.support.training_runs import read_records, wait_for_steps
 
@@ -57,13 +58,7 @@ def start_on_both(hosts: TwoHosts, *arguments: str) -> subprocess.Popen[str]:
 
 def start_on_one(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "launch", "run", "--np", "2", "--mpirun", str(MPIRUN)]
-    return subprocess.Popen(
-        [*command, "--", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return start_program(*command, "--", *arguments, start_new_session=True)
 
 
 def test_hosts_have_separate_networks_and_reach_each_other(hosts: TwoHosts) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import run_program
+from tests.support.commands import run_program, start_program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -63,14 +63,9 @@ class TwoHosts:
         self, arguments: Sequence[str], *, environment: Mapping[str, str]
     ) -> subprocess.Popen[str]:
         """Start a process on the first host, in a process group of its own."""
-        return subprocess.Popen(
-            [*self.enter_left, f"--wd={REPOSITORY}", *arguments],
-            env={**environment, **self.launcher_variables()},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        command = [*self.enter_left, f"--wd={REPOSITORY}", *arguments]
+        environment = {**environment, **self.launcher_variables()}
+        return start_program(*command, env=environment, start_new_session=True)
 
     def cut(self) -> None:
         """Disconnect the cable: packets are lost, and no error is reported."""

@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,16 @@ def run_program(
     return subprocess.run(
         [*map(str, command)], cwd=cwd, env=env, timeout=timeout, check=check,
         capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def start_program(
+    *command: str | Path, env: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.Popen[str]:
+    """Start a command in the repository; its output and errors are pipes of text."""
+    return subprocess.Popen(
+        [*map(str, command)], cwd=REPOSITORY, env=env, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, **options,
     )  # fmt: skip
 
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from data.coco_json import read_annotations
 from data.download.command import add_download, run
 from tests.data.download.samples import coco, openimages, tree
 from tests.data.download.server import IMAGE_FAULTS, Server, serving
+from tests.support.commands import start_program
 
 COCO = coco(train=24, validation=6)
 OPENIMAGES = openimages(train=24, validation=6)
@@ -187,15 +187,13 @@ def test_invalid_options_are_refused(
     assert f"argument {arguments[0]}" in capsys.readouterr().err
 
 
-ROOT = Path(__file__).parents[3]
 KILL_COCO = coco(train=40, validation=8)
 
 
 def start_download(server: Server, out: Path) -> subprocess.Popen[str]:
     arguments = ["coco", "--out", str(out), "--mirror", server.url, "--workers", "3"]
     command = [sys.executable, "-m", "data", "download", *arguments]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*command, "--pause", "0.01", "--timeout", "5"], cwd=ROOT, **pipes)
+    return start_program(*command, "--pause", "0.01", "--timeout", "5")
 
 
 def wait_for_requests(server: Server, count: int, process: subprocess.Popen[str]) -> None:

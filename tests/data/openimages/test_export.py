@@ -37,8 +37,7 @@ from tests.data.openimages.csv_tables import (
     write_image_ids,
     write_photos,
 )
-
-REPOSITORY = Path(__file__).resolve().parents[3]
+from tests.support.commands import start_program
 
 ROWS = [
     Row(3, "/m/cat", "0.1", "0.3", "0.2", "0.7", group="1"),
@@ -281,9 +280,7 @@ export.read_sizes(Path("."), np.arange(2, dtype=np.uint64), console=Console(quie
 
 
 def start(script: str) -> subprocess.Popen[str]:
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    command = [sys.executable, "-c", script]
-    return subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True, **pipes)
+    return start_program(sys.executable, "-c", script, start_new_session=True)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from tests.data.verify.small_set import (
     write_split,
     write_splits,
 )
-from tests.support.commands import RunHere, run_program
+from tests.support.commands import RunHere, run_program, start_program
 from tests.support.processes import child_processes, is_running
 
 REPOSITORY = Path(__file__).parents[3]
@@ -141,8 +141,7 @@ def start_decoding(folder: Path, *options: str, **popen: Any) -> subprocess.Pope
     noise.save(split.images / "large.jpg")
     config = write_config(folder, split, split, images_without_boxes="train")
     command = [*COMMAND, "--config", str(config), *options]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, cwd=REPOSITORY, **pipes, **popen)
+    process = start_program(*command, **popen)
     assert process.stdout
     while "decoding train images" not in process.stdout.readline():
         assert process.poll() is None

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,10 +15,8 @@ import pytest
 
 from profiling.__main__ import main
 from profiling.ablate.measure import alone_on_this_machine
-from tests.support.commands import RunHere, error_line, run_program
+from tests.support.commands import RunHere, error_line, run_program, start_program
 from tests.support.without_locks import built_library, without_locks
-
-REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -111,10 +108,7 @@ def test_ctrl_c_keeps_complete_rounds_to_continue(tmp_path: Path) -> None:
     command += ["--out", str(tmp_path)]
     file = tmp_path / "decoders" / "result.json"
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    first = subprocess.Popen(
-        command, cwd=REPOSITORY, env=environment, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, process_group=0,
-    )  # fmt: skip
+    first = start_program(*command, env=environment, process_group=0)
     deadline = time.monotonic() + 120
     while not file.exists():
         assert first.poll() is None and time.monotonic() < deadline

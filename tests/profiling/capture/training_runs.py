@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from profiling.onednn_log.parse import PHASES
+from tests.support.commands import start_program
 from tests.support.fast_precision import FAST_PRECISION
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -30,12 +31,7 @@ def run_settings(root: Path, name: str, *changes: str) -> list[str]:
 
 def start_training(*arguments: str) -> subprocess.Popen[str]:
     """Start `python train.py` on one thread, so that sums have one order."""
-    return subprocess.Popen(
-        [sys.executable, str(REPOSITORY / "train.py"), *arguments, "launch.threads=1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return start_program(sys.executable, REPOSITORY / "train.py", *arguments, "launch.threads=1")
 
 
 def read_marks(log: Path) -> list[str]:

@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,9 +15,9 @@ from common.console import make_console
 from profiling.bench.worker_pool import busy_cores
 from profiling.replay.command import add_benchdnn, make_rows, print_replay
 from profiling.replay.replay import Conditions, Replay, ReplayTime, load_replay
-from tests.launch.ranks import REPOSITORY
 from tests.profiling.onednn_log.logs import FIXTURES
 from tests.profiling.replay.problems import make_calls, needs_benchdnn, parse_v3
+from tests.support.commands import start_program
 from tests.support.processes import child_processes, processes_with
 
 POOLING = FIXTURES / "benchdnn-3.7.2-pool.log"
@@ -111,13 +110,7 @@ def test_ctrl_c_saves_finished_problems_and_leaves_no_process(tmp_path: Path) ->
     out = tmp_path / "out"
     log = FIXTURES / "benchdnn-3.7.2-conv.log"
     arguments = ["benchdnn", log, "--out", out, "--repeats", 200_000, "--no-cold", "--threads", 1]
-    running = subprocess.Popen(
-        [sys.executable, "-m", "profiling", *map(str, arguments)],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    running = start_program(sys.executable, "-m", "profiling", *arguments)
     child = wait_for_child(running.pid)
     running.send_signal(signal.SIGINT)
     printed, errors = running.communicate(timeout=30)

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -17,10 +16,9 @@ import numpy as np
 import pytest
 
 from retinanet.__main__ import main
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, start_program
 
 pytestmark = pytest.mark.slow
-REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def write_video(
@@ -207,14 +205,8 @@ def test_ctrl_c_leaves_a_playable_video(detector: Path, tmp_path: Path) -> None:
         video,
     ]
     options = ["--out", tmp_path, "--json", boxes, "--score", "0.1", "--batch-size", "1"]
-    process = subprocess.Popen(
-        [*map(str, command), *map(str, options)],
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = start_program(*map(str, command), *map(str, options), env=environment)
     partial = tmp_path / ".a.boxes.partial.mp4"
     deadline = time.monotonic() + 90
     while not partial.exists() and process.poll() is None:

@@ -23,9 +23,9 @@ from profiling.studies.tune.measurements import (
     read_measurements,
     write_measurements,
 )
-from tests.launch.ranks import MPIRUN, REPOSITORY, Ended, ended
+from tests.launch.ranks import MPIRUN, Ended, ended
 from tests.profiling.studies.tune.samples import measurements
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, start_program
 from tests.support.fast_precision import FAST_PRECISION
 from tests.support.rank_steps import rank_steps
 
@@ -36,14 +36,7 @@ def start(*arguments: str | Path) -> subprocess.Popen[str]:
     """Start the planner on one core, where only one shape has to be measured."""
     core = min(os.sched_getaffinity(0))
     command = ["taskset", "--cpu-list", str(core), sys.executable, "-m", "launch", "tune"]
-    return subprocess.Popen(
-        [*command, "--mpirun", str(MPIRUN), *map(str, arguments)],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return start_program(*command, "--mpirun", MPIRUN, *map(str, arguments), start_new_session=True)
 
 
 def interrupted(job: subprocess.Popen[str], *, when: Callable[[], bool]) -> Ended:
