@@ -30,7 +30,7 @@ TrainHere = Callable[..., Ended]
 def start_ranks(ranks: int, *command: str, **variables: str) -> subprocess.Popen[str]:
     """Start `mpirun -np RANKS python COMMAND` in a process group of its own."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **variables}
-    command = (MPIRUN, "-np", str(ranks), sys.executable, *command)
+    command = (str(MPIRUN), "-np", str(ranks), sys.executable, *command)
     return start_program(*command, env=environment, start_new_session=True)
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -57,5 +58,8 @@ def wait_until_ended(processes: Iterable[int], *, seconds: float = 10) -> None:
 
 def child_processes(process: int) -> list[int]:
     """Return the running children of a process."""
-    tasks = Path(f"/proc/{process}/task").glob("*/children")
-    return [int(number) for task in tasks for number in task.read_text().split()]
+    numbers: list[int] = []
+    for children in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended meanwhile
+            numbers += map(int, children.read_text().split())
+    return numbers

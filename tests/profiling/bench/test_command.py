@@ -20,7 +20,7 @@ from retinanet.engine.tile_convolution import has_tiles
 from retinanet.engine.winograd import choose_winograd
 from tests.support.commands import RunHere
 from tests.support.fast_precision import needs_bf16
-from tests.support.processes import wait_until_ended
+from tests.support.processes import child_processes, wait_until_ended
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SECONDS = {"torch": 2.0, "torchvision-tuned": 6.0, "ceiling": 1.0}
@@ -181,7 +181,6 @@ def start_bench() -> tuple[subprocess.Popen[str], int]:
     process = subprocess.Popen(
         command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, process_group=0
     )
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not (workers := children.read_text().split()):
+    while not (workers := child_processes(process.pid)):
         time.sleep(0.05)
-    return process, int(workers[0])
+    return process, workers[0]

@@ -29,6 +29,7 @@ from tests.profiling.efficiency.example_log import (
 )
 from tests.support.commands import RunHere
 from tests.support.fast_precision import needs_bf16
+from tests.support.processes import child_processes
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SMALL = "mb2_ic8oc8_ih20oh20kh1sh1dh0ph0_iw20ow20kw1sw1dw0pw0"
@@ -170,8 +171,7 @@ def test_ctrl_c_leaves_no_worker(tmp_path: Path) -> None:
         text=True,
         process_group=0,
     )
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not (workers := children.read_text().split()):
+    while not (workers := child_processes(process.pid)):
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)

@@ -14,6 +14,7 @@ import pytest
 from profiling.__main__ import main
 from profiling.layers.study import fits
 from tests.support.commands import RunHere
+from tests.support.processes import child_processes
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SMALL = ["--batch=2", "--image-size=64", "--warm-up=1", "--threads=1"]
@@ -76,8 +77,7 @@ def test_ctrl_c_leaves_no_worker() -> None:
     process = subprocess.Popen(
         command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, process_group=0
     )
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not (workers := children.read_text().split()):
+    while not (workers := child_processes(process.pid)):
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)

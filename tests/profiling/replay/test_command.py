@@ -110,7 +110,7 @@ def test_ctrl_c_saves_finished_problems_and_leaves_no_process(tmp_path: Path) ->
     out = tmp_path / "out"
     log = FIXTURES / "benchdnn-3.7.2-conv.log"
     arguments = ["benchdnn", log, "--out", out, "--repeats", 200_000, "--no-cold", "--threads", 1]
-    running = start_program(sys.executable, "-m", "profiling", *arguments)
+    running = start_program(sys.executable, "-m", "profiling", *map(str, arguments))
     child = wait_for_child(running.pid)
     running.send_signal(signal.SIGINT)
     printed, errors = running.communicate(timeout=30)
