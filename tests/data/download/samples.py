@@ -10,11 +10,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from tests.data.openimages.csv_tables import HEADER
+
 LABELS = {"/m/01yrx": "Cat", "/m/0bt9lr": "Dog", "/m/03k3r": "Horse", "/m/0xyz": "Ratchet"}
-BOX_HEADER = (
-    "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax,"
-    "IsOccluded,IsTruncated,IsGroupOf,IsDepiction,IsInside"
-)
 
 
 def jpeg(seed: int, *, width: int = 40, height: int = 30) -> bytes:
@@ -71,7 +69,7 @@ def openimages(*, train: int, validation: int) -> dict[str, bytes]:
     }
     labels = list(LABELS)
     for number, (split, (table, count)) in enumerate(tables.items()):
-        lines = [BOX_HEADER]
+        lines = [HEADER]
         for index in range(count):
             image_id = hashlib.sha256(f"{split} {index}".encode()).hexdigest()[:16]
             files[f"/{split}/{image_id}.jpg"] = jpeg(index + 5000 * (number + 1))
