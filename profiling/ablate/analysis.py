@@ -25,6 +25,12 @@ from profiling.ablate.result import (
 
 PADDING = re.compile(r"\b0+(?=\d)")
 """Zeros before numbers in names of details, which are there for their order."""
+QUANTITY_LABELS = {
+    "seconds": "total time",
+    "images a second": "images per second",
+    "exact": "exact value",
+}
+"""Quantities whose label in reports is not their name in result files."""
 NAMED = 6  # Variants of one reason that are named; the others are counted
 T = TypeVar("T")
 UNSURE = "The rounds vary too much for a conclusion; measure more of them (`--rounds`)."
@@ -111,6 +117,12 @@ def still_holds(first: Ratio, second: Ratio) -> bool:
     return same_sign and are_alike(first.median, second.median, factor=HOLDS)
 
 
+def quantity_label(quantity: str) -> str:
+    """Return the label of a quantity in reports."""
+    label = PADDING.sub("", QUANTITY_LABELS.get(quantity, quantity))
+    return label.replace("epochs at ", "epochs at batch size ")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """One comparison, measured or not."""
@@ -125,11 +137,13 @@ class Outcome:
         """The title: `frozen against all-layers`, or `frozen against all-layers, forward`."""
         comparison = self.comparison
         change, baseline, quantity = comparison.change, comparison.baseline, comparison.of
+        label = quantity_label(quantity)
         if change == baseline:
-            between = "in" if comparison.ratio == "share" else "over"
-            text = f"{change}: {quantity} {between} {comparison.baseline_of or 'seconds'}"
-            return PADDING.sub("", text)
-        return f"{change} against {baseline}{'' if quantity == 'seconds' else f', {quantity}'}"
+            between = "as share of" if comparison.ratio == "share" else "over"
+            return (
+                f"{change}: {label} {between} {quantity_label(comparison.baseline_of or 'seconds')}"
+            )
+        return f"{change} against {baseline}{'' if quantity == 'seconds' else f', {label}'}"
 
     @property
     def holds(self) -> bool | None:
@@ -247,7 +261,7 @@ def variant_numbers(result: Result, choice: ChartChoice) -> tuple[str, list[Vari
     variants = result.definition["variants"]
     quantity, unit = "seconds", "s"
     if choice.of != "seconds" and result.values(next(iter(variants)), choice.of):
-        quantity = unit = choice.of
+        quantity, unit = choice.of, quantity_label(choice.of)
     rows = []
     for name, variant in variants.items():
         # Jobs have 0 here: their ranks' memory is not known.

@@ -25,7 +25,7 @@ from common.charts import (
     horizontal_bars,
     new_figure,
 )
-from profiling.ablate.analysis import Outcome, format_figure
+from profiling.ablate.analysis import WANTED_CONFIDENCE, Outcome, Ratio, format_figure
 from profiling.ablate.definition import Ablation
 from profiling.ablate.result import Result
 
@@ -55,6 +55,15 @@ PRIMITIVES = {
     "elsewhere": "#adb5bd",
 }
 """In the order in which they are drawn; others take what is left of `PALETTE`."""
+PRIMITIVE_LABELS = {
+    "our convolution forward": "convolution forward (ours)",
+    "our convolution backward": "convolution backward (ours)",
+    "matrix products of MKL": "matrix products (MKL)",
+    "matmul": "matrix products (oneDNN)",
+    "others": "other primitives",
+    "elsewhere": "torch's own kernels",
+}
+"""Labels in the legend that are not the names in result files."""
 SMALLEST = 0.01  # Parts that are less everywhere are `others`
 LABELLED = 0.06
 WIDEST_LINEAR = 6.0  # Ratios beyond are drawn on a logarithmic axis
@@ -96,10 +105,12 @@ def draw_bars(axes: "Axes", ablation: Ablation, result: Result) -> None:
         axes.plot(of_rounds, [place] * len(of_rounds), ".", color=DOTS, markersize=4, alpha=0.7)
         # At the edge, as beside the farthest dot it would be taken for that one's.
         edge = axes.get_yaxis_transform()
+        label = f"{median(of_rounds):#.3g}".rstrip(".")
         # In x a share of the axes, in y a place in the data.
-        axes.text(1.01, place, f"{median(of_rounds):.3g}", transform=edge, va="center", fontsize=8)
+        axes.text(1.01, place, label, transform=edge, va="center", fontsize=8)
+    axes.text(1.01, 1, "median", transform=axes.transAxes, va="bottom", fontsize=8)
     axes.set_xlim(0, 1.04 * max(map(max, values.values())))
-    axes.set_xlabel(f"{choice.unit}, {choice.per}" if choice.per else choice.unit)
+    axes.set_xlabel(choice.unit)
     if parts:
         add_legend(axes, {part: PHASES[part] for part in parts}, "upper left", columns=len(parts))
 
@@ -142,7 +153,8 @@ def draw_shares(axes: "Axes", ablation: Ablation, result: Result) -> None:
     axes.set_xlim(0, 1)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
     axes.set_xlabel("share of forward and backward pass")
-    add_legend(axes, colours, "lower center", columns=4)
+    labelled = {PRIMITIVE_LABELS.get(kind, kind): colour for kind, colour in colours.items()}
+    add_legend(axes, labelled, "lower center", columns=4)
 
 
 def add_legend(axes: "Axes", colours: Mapping[str, str], place: str, *, columns: int) -> None:
@@ -168,7 +180,8 @@ def draw_curves(axes: "Axes", ablation: Ablation, result: Result) -> None:
             axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.5)
         medians = [median(result.values(name, key)) for key in keys]
         axes.plot(steps, medians, color=colour, linewidth=2.4, marker="o", label=name)
-    axes.set(xlabel="steps", ylabel=ablation.chart.unit)
+        axes.set_xticks(steps)
+    axes.set(xlabel="training steps", ylabel=ablation.chart.unit)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
 
@@ -187,7 +200,7 @@ def draw_grid(axes: "Axes", ablation: Ablation, result: Result) -> None:
         by_threads.setdefault(threads, []).append((ranks, throughput[name] / unit))
     for colour, (threads, points) in zip(PALETTE, sorted(by_threads.items()), strict=False):
         points.sort()
-        label = f"{threads} thread{'s' if threads > 1 else ''} of each rank"
+        label = f"{threads} thread{'s' if threads > 1 else ''} per rank"
         axes.plot(*zip(*points, strict=True), color=colour, marker="o", label=label)
         for point in points:
             axes.annotate(f"{point[1]:.2f}", point, xytext=(6, -10), textcoords="offset points",
@@ -216,7 +229,7 @@ def draw_points(axes: "Axes", ablation: Ablation, result: Result) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes], rotation=45, fontsize=8)
     axes.set_xticks([], minor=True)
-    axes.set(xlabel="global batch size, images", ylabel=ablation.chart.unit, ylim=(0, None))
+    axes.set(xlabel="global batch size (images)", ylabel=ablation.chart.unit, ylim=(0, None))
     axes.grid(alpha=0.25)
     axes.legend(frameon=False, loc="upper left")
 
@@ -265,8 +278,10 @@ def draw_ratios(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
     terms = [outcome.comparison.ratio for outcome in outcomes]
     if any(term != "share" for term in terms):
         axes.axvline(1, color=DOTS, linewidth=0.8, linestyle="--")
+    unit = f"ratio ({terms[0]})" if len(set(terms)) == 1 else "ratio or share"
+    # Where ratios have several units, each has its own; a share is named in the title already.
     labels = [
-        f"{outcome.what}\n{'share of it' if term == 'share' else term}"
+        outcome.what if term == "share" or term in unit else f"{outcome.what}\n{term}"
         for outcome, term in zip(outcomes, terms, strict=True)
     ]
     axes.set_yticks(range(len(outcomes)), labels, fontsize=8)
@@ -277,6 +292,7 @@ def draw_ratios(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
         axes.set_xlim(0, None)
     elif max(values) / min(values) > WIDEST_DOUBLING:
         axes.xaxis.set_major_locator(LogLocator(base=10))
+    axes.set_xlabel(unit)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     add_marks_legend(axes, outcomes)
@@ -286,14 +302,24 @@ def draw_ratios(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
 
 def add_marks_legend(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
     """Add the meaning of the marks, above the axes."""
-    marks = [("o", BLUE, "here, with its interval")]
+    ratios = [outcome.ratio for outcome in outcomes if outcome.ratio is not None]
+    marks = [("o", BLUE, interval_label(ratios))]
     if any(outcome.again for outcome in outcomes):
-        marks.append(("o", SECOND_RUN, "a second run"))
+        marks.append(("o", SECOND_RUN, "second run"))
     if any(outcome.comparison.paper for outcome in outcomes):
-        marks.append(("D", PAPER, "the paper"))
+        marks.append(("D", PAPER, "paper"))
     for marker, colour, label in marks:
         # Without points: only an entry of the legend.
         axes.plot([], [], marker, color=colour, label=label)
     axes.legend(
         loc="lower right", bbox_to_anchor=(1, 1), ncols=len(marks), fontsize=8, frameon=False
     )
+
+
+def interval_label(ratios: Sequence[Ratio]) -> str:
+    """Return the label of measured ratios, which depends on the number of rounds."""
+    if all(ratio.rounds < 2 for ratio in ratios):
+        return "ratio"
+    if all(ratio.interval.confidence >= WANTED_CONFIDENCE for ratio in ratios):
+        return f"measured, with {100 * WANTED_CONFIDENCE:.0f} % interval"
+    return "measured, with range"

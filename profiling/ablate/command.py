@@ -264,7 +264,7 @@ def print_result(plan: Plan, result: Result, *, console: Console) -> None:
 OUTCOME_COLUMNS = (
     text_column("comparison"),
     *map(Column, ("measured", "interval", "paper")),
-    text_column("as", no_wrap=True),
+    text_column("unit", no_wrap=True),
 )
 
 

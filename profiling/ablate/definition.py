@@ -63,8 +63,7 @@ class ChartChoice:
     """Medians as bars; parts of a whole; losses by step; throughput by ranks; by batch size."""
     of: str = "seconds"
     parts: tuple[str, ...] = ()  # Details that add up to it, for bars
-    unit: str = "seconds"  # Label of the axis
-    per: str = "a run"  # Seconds of what
+    unit: str = "seconds per run"  # Label of the axis
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

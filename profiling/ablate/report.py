@@ -26,7 +26,7 @@ from profiling.ablate.analysis import (
     variant_numbers,
 )
 from profiling.ablate.charts import picture
-from profiling.ablate.definition import SizeName, read_all
+from profiling.ablate.definition import ChartChoice, SizeName, read_all
 from profiling.ablate.result import Result, default_folder
 from profiling.report.page import (
     Block,
@@ -113,7 +113,8 @@ def make_sections(study: Study) -> list[Section]:
         for variant, reason in (row.result.left_out if row.result else {}).items()
     }
     lacking = [
-        f"{sentence(why)} {listed(names, NAMED)}" for why, names in by_reason(left_out).items()
+        f"{sentence(why)} Affected: {listed(names, NAMED)}."
+        for why, names in by_reason(left_out).items()
     ]
     blocks: list[Block] = [comparisons_table(study)]
     if lacking:
@@ -134,7 +135,7 @@ def comparisons_table(study: Study) -> Table:
         Column("measured", meaning="median of the ratios of all rounds"),
         text_column("interval"),
         Column("paper"),
-        text_column("as", meaning="meaning of the two numbers"),
+        text_column("unit", meaning="unit of the measured ratio and the paper's"),
         text_column("allocator"),
         Column("second run"),
         text_column("confirmed", meaning="the second run has the same sign and a similar size"),
@@ -170,10 +171,18 @@ def row_section(row: Row) -> Section:
         lambda: picture(ablation, result, row.outcomes),
         name=row.name,
         label=ablation.question,
-        caption=f"Left: {LEFT[ablation.chart.kind]}. Right: ratios with intervals.",
+        caption=caption(ablation.chart),
     )
     blocks = [question, drawing, sentences, variants_table(result, row), facts]
     return Section(row.name, row.name, blocks)
+
+
+def caption(choice: ChartChoice) -> str:
+    """Return the caption of an ablation's picture."""
+    texts = [f"Left: {LEFT[choice.kind]}.", "Right: ratios with intervals."]
+    if choice.parts:
+        texts.insert(1, "Colours: medians of the parts, whose sum may differ from the median.")
+    return " ".join(texts)
 
 
 def variants_table(result: Result, row: Row) -> Table:
@@ -225,7 +234,7 @@ def summary(study: Study) -> list[str]:
     measured = [outcome for outcome in outcomes if outcome.ratio]
     beside = [outcome.beside_paper for outcome in measured if outcome.beside_paper]
     count = Counter(beside)
-    unsure = f"; {count['unsure']} vary too much for a conclusion." if count["unsure"] else "."
+    unsure = f"; {count['unsure']} without a conclusion." if count["unsure"] else "."
     lines = [
         f"{sum(row.is_measured for row in study.rows)} of {len(study.rows)} ablations and "
         f"{len(measured)} of {len(outcomes)} comparisons were measured. "
@@ -258,7 +267,7 @@ def verdict(outcome: Outcome) -> str:
     if kind != "share" and ratio.rounds > 1 and not ratio.is_clear:
         text += ", no difference"
     if paper:
-        relation = RELATIONS.get(outcome.beside_paper, "beside")
+        relation = RELATIONS.get(outcome.beside_paper, "compared with")
         text += f", {relation} the paper's {format_figure(paper, kind)}"
     return f"{text}. {outcome.why}".strip()
 

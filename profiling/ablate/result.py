@@ -208,7 +208,7 @@ def what_is_lacking(
         yield remark.removeprefix("--huge-pages: no effect, ")
     nodes = len(read_allowance().memory_nodes)
     if variant.memory is not None and nodes < 2:
-        yield f"requires two memory nodes (two sockets), this machine has {max(nodes, 1)}"
+        yield f"requires two memory nodes (two sockets); this machine has {max(nodes, 1)}"
     cores = len(os.sched_getaffinity(0))
     if int(options.get("ranks", 1)) * int(options.get("threads", 1)) > cores:
         yield f"requires more than the {cores} cores available to this process"

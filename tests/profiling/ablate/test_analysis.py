@@ -108,7 +108,7 @@ def test_ratio_depends_on_its_terms() -> None:
     definition = ablation(comparisons=[{**share, "baseline_of": "backward"}])
     runs = [run(1.0, loss_backward=0.1, backward=0.4)] * 3
     [part] = compare_variants(definition, result({"slow": runs, "quick": runs}))
-    assert verdict(part) == "quick: loss backward in backward: 25% (25%–25%)."
+    assert verdict(part) == "quick: loss backward as share of backward: 25% (25%–25%)."
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,8 @@ def test_list_run_and_report(run_here: RunHere, tmp_path: Path) -> None:
     assert "4 of 4 conclusions" in report.stdout
     assert (tmp_path / "pictures" / "convergence.png").stat().st_size > 10_000
     page = (tmp_path / "ablations.md").read_text()
-    assert "| convergence | reference: epochs at 2048 over epochs at 256 | 1.97× |" in page
+    sizes = "epochs at batch size 2048 over epochs at batch size 256"
+    assert f"| convergence | reference: {sizes} | 1.97× |" in page
     refused = ablate(run_here, "report", *options)
     assert refused.returncode == 2
     assert "ablations.html: exists; give --overwrite" in refused.stderr

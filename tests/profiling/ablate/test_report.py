@@ -47,15 +47,26 @@ def texts_of_picture(definition: Ablation, measured: Result) -> str:
 
 @pytest.mark.slow
 def test_bars_show_variants_parts_and_ratios() -> None:
-    definition = ablation(chart={"parts": ["forward", "backward"], "per": "a step"})
+    definition = ablation(chart={"parts": ["forward", "backward"], "unit": "seconds per step"})
     texts = texts_of_picture(definition, result(PARTS))
-    for word in ("slow", "quick", "forward", "backward", "3.1", "seconds, a step", "1.51×"):
+    for word in ("slow", "quick", "forward", "backward", "3.1", "seconds per step", "1.51×"):
         assert word in texts, word
 
 
 def test_picture_has_the_figure_of_the_paper() -> None:
-    assert "the paper" in texts_of_picture(PAPER, result(PARTS))
-    assert "the paper" not in texts_of_picture(ablation(), result(PARTS))
+    assert "paper" in texts_of_picture(PAPER, result(PARTS))
+    assert "paper" not in texts_of_picture(ablation(), result(PARTS))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "label"),
+    [(1, "ratio"), (2, "measured, with range"), (5, "measured, with 90 % interval")],
+)
+def test_legend_names_the_kind_of_interval(rounds: int, label: str) -> None:
+    runs = {"slow": [run(3.0)] * rounds, "quick": [run(2.0)] * rounds}
+    texts = texts_of_picture(ablation(), result(runs))
+    assert label in texts and "ratio (times as fast)" in texts
+    assert (rounds > 1) == ("measured" in texts)
 
 
 SHARES = {"primitive:_convolution_forward": 3.0, "primitive:_elsewhere": 1.0}
