@@ -8,9 +8,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +20,6 @@ from ruamel.yaml import YAML
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
-from common.cli import run_command
 from data.dataset import Batch
 from data.index import open_annotations
 from retinanet import model_card
@@ -34,13 +30,11 @@ from retinanet.mlperf.official import check_compliance
 from retinanet.training import data, loop
 from retinanet.training.checkpoint import read_checkpoint
 from retinanet.training.loop import batch_losses
-from tests.support.training_runs import read_records, wait_for_steps
+from tests.launch.ranks import Ended, TrainHere, ended
+from tests.support.training_runs import read_records, start_training, wait_for_steps
 from tests.support.without_locks import built_library, without_locks
-from train import main
 
 pytestmark = pytest.mark.slow
-
-REPOSITORY = Path(__file__).resolve().parents[1]
 
 STEPS = 10
 SETTINGS = [
@@ -58,62 +52,20 @@ SETTINGS = [
 """Four steps an epoch, evaluations after steps 8 and 10."""
 
 
-class Outcome(NamedTuple):
-    """The exit status and the output of a command."""
-
-    code: int
-    output: str
-    errors: str
-
-
 class Interrupted(NamedTuple):
     """A run that was stopped by SIGTERM and resumed."""
 
     run: Path
-    stopped: Outcome
+    stopped: Ended
     stopped_at: int
     """Number of completed steps at that time."""
-    resumed: Outcome
+    resumed: Ended
     memory_map: str
     """Memory map of the resumed process after a step."""
 
 
 def settings_in(root: Path, name: str, *changes: str) -> list[str]:
     return [*SETTINGS, f"run.root={root}", f"run.name={name}", *changes]
-
-
-def start(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """Start `python train.py` with one thread, so that sums have a fixed order."""
-    return subprocess.Popen(
-        [sys.executable, str(REPOSITORY / "train.py"), *arguments, "launch.threads=1"],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def ended(process: subprocess.Popen[str]) -> Outcome:
-    output, errors = process.communicate(timeout=120)
-    return Outcome(process.returncode, output, errors)
-
-
-Command = Callable[..., Outcome]
-
-
-@pytest.fixture
-def train(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run train.py within this process; nothing is pinned, since torch is loaded already."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # is changed, and put back
-
-    def command(*arguments: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["train.py", *arguments, "launch.pin=false"])
-        capsys.readouterr()
-        code = run_command(main)
-        captured = capsys.readouterr()
-        return Outcome(code, captured.out, captured.err)
-
-    return command
 
 
 def snapshot(folder: Path) -> dict[Path, tuple[int, int] | None]:
@@ -125,16 +77,9 @@ def snapshot(folder: Path) -> dict[Path, tuple[int, int] | None]:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("runs")
-    yield folder
-    shutil.rmtree(folder)  # a checkpoint has 400 MB
-
-
-@pytest.fixture(scope="module")
 def undisturbed(root: Path) -> Path:
     """Return the folder of an uninterrupted run."""
-    outcome = ended(start(*settings_in(root, "undisturbed")))
+    outcome = ended(start_training(*settings_in(root, "undisturbed")))
     assert outcome.code == 0, outcome.errors
     assert outcome.errors == ""
     assert f"finished after {STEPS} steps" in outcome.output
@@ -144,13 +89,13 @@ def undisturbed(root: Path) -> Path:
 @pytest.fixture(scope="module")
 def interrupted(root: Path) -> Interrupted:
     """Return the same run, stopped by SIGTERM after some steps and resumed."""
-    process = start(*settings_in(root, "interrupted"))
+    process = start_training(*settings_in(root, "interrupted"))
     run = root / "interrupted"
     wait_for_steps(run, process, count=2)
     process.send_signal(signal.SIGTERM)
     stopped = ended(process)
     stopped_at = len(read_records(run, kind="step"))
-    process = start(*settings_in(root, "interrupted"), "--resume")
+    process = start_training(*settings_in(root, "interrupted"), "--resume")
     wait_for_steps(run, process, count=stopped_at + 1)
     mapped = Path(f"/proc/{process.pid}/maps").read_text()
     return Interrupted(run, stopped, stopped_at, ended(process), mapped)
@@ -329,22 +274,22 @@ def test_each_checkpoint_has_a_model_card_with_its_metrics(undisturbed: Path) ->
 
 
 def test_failed_model_card_does_not_end_training(
-    tmp_path: Path, train: Command, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, train_here: TrainHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(facts: object) -> str:
         raise ValueError("no such fact")
 
     monkeypatch.setattr(model_card, "model_card", fail)
     arguments = settings_in(tmp_path, "cardless", "training.max_steps=1", "evaluation.pictures=0")
-    outcome = train(*arguments)
+    outcome = train_here(*arguments)
     assert outcome.code == 0 and outcome.errors == ""
     assert "MODEL_CARD.md: cannot be written: ValueError: no such fact; training" in outcome.output
     shutil.rmtree(tmp_path / "cardless")
 
 
-def test_folder_of_another_run_is_not_overwritten(undisturbed: Path, train: Command) -> None:
+def test_folder_of_another_run_is_not_overwritten(undisturbed: Path, train_here: TrainHere) -> None:
     before = snapshot(undisturbed)
-    outcome = train(*settings_in(undisturbed.parent, "undisturbed"))
+    outcome = train_here(*settings_in(undisturbed.parent, "undisturbed"))
     assert outcome.code == 2 and outcome.errors.count("\n") == 1
     assert "--resume, --overwrite, or run.name=NEW" in outcome.errors
     assert snapshot(undisturbed) == before
@@ -361,20 +306,20 @@ def test_folder_of_another_run_is_not_overwritten(undisturbed: Path, train: Comm
     ],
 )
 def test_run_with_incompatible_settings_is_not_resumed(
-    change: str, named: str, undisturbed: Path, train: Command
+    change: str, named: str, undisturbed: Path, train_here: TrainHere
 ) -> None:
     before = snapshot(undisturbed)
-    outcome = train(*settings_in(undisturbed.parent, "undisturbed", change), "--resume")
+    outcome = train_here(*settings_in(undisturbed.parent, "undisturbed", change), "--resume")
     assert outcome.code == 2 and outcome.errors.count("\n") == 1
     assert named in outcome.errors
     assert snapshot(undisturbed) == before
 
 
-def test_resuming_a_finished_run_changes_nothing(undisturbed: Path, train: Command) -> None:
+def test_resuming_a_finished_run_changes_nothing(undisturbed: Path, train_here: TrainHere) -> None:
     weights = undisturbed / "checkpoints" / "last" / "model.safetensors"
     before = weights.stat().st_mtime_ns
     metrics = (undisturbed / "metrics.jsonl").read_text()
-    outcome = train(*settings_in(undisturbed.parent, "undisturbed"), "--resume")
+    outcome = train_here(*settings_in(undisturbed.parent, "undisturbed"), "--resume")
     assert outcome.code == 0 and outcome.errors == ""
     assert f"finished after step {STEPS}; best mAP " in outcome.output
     assert "increase training.epochs or training.max_steps to continue" in outcome.output
@@ -383,12 +328,13 @@ def test_resuming_a_finished_run_changes_nothing(undisturbed: Path, train: Comma
 
 
 def test_resuming_with_another_batch_size_continues_at_the_same_image(
-    root: Path, train: Command
+    root: Path, train_here: TrainHere
 ) -> None:
     arguments = settings_in(root, "batches", "evaluation.pictures=0", "training.epochs=2")
-    assert train(*arguments, "training.max_steps=3").code == 0  # six of the epoch's eight images
+    first = train_here(*arguments, "training.max_steps=3")
+    assert first.code == 0  # after six of the epoch's eight images
     changes = ("training.batch_size=4", "training.max_steps=null", "training.weight_decay=0.01")
-    outcome = train(*arguments, *changes, "--resume")
+    outcome = train_here(*arguments, *changes, "--resume")
     assert outcome.code == 0, outcome.errors
     shown = " ".join(outcome.output.split())
     assert "resumed after step 3" in shown
@@ -402,14 +348,14 @@ def test_resuming_with_another_batch_size_continues_at_the_same_image(
 
 
 def test_run_killed_before_its_first_checkpoint_starts_again(
-    tmp_path: Path, train: Command
+    tmp_path: Path, train_here: TrainHere
 ) -> None:
     run = tmp_path / "early"
     (run / "checkpoints" / ".step-000001.partial").mkdir(parents=True)
     (run / "config.yaml").write_text("run: {name: early}\n")
     (run / "metrics.jsonl").write_text('{"kind": "step", "step": 1}\n')
     arguments = settings_in(tmp_path, "early", "training.max_steps=1", "evaluation.pictures=0")
-    outcome = train(*arguments, "--resume")
+    outcome = train_here(*arguments, "--resume")
     assert outcome.code == 0, outcome.errors
     assert re.search(rf"{re.escape(str(run))}: .*step 0$", outcome.output, re.MULTILINE)
     assert len(read_records(run, kind="step")) == 1
@@ -421,14 +367,14 @@ def test_run_killed_before_its_first_checkpoint_starts_again(
 
 
 def test_run_without_a_complete_checkpoint_is_not_restarted(
-    undisturbed: Path, tmp_path: Path, train: Command
+    undisturbed: Path, tmp_path: Path, train_here: TrainHere
 ) -> None:
     run = tmp_path / "undisturbed"
     shutil.copytree(undisturbed, run, copy_function=os.link, symlinks=True)
     for folder in (run / "checkpoints").glob("step-*"):
         (folder / "optimizer.safetensors").unlink()
     before = snapshot(run)
-    outcome = train(*settings_in(tmp_path, "undisturbed"), "--resume")
+    outcome = train_here(*settings_in(tmp_path, "undisturbed"), "--resume")
     assert outcome.code == 2 and outcome.errors.count("\n") == 1
     assert f"step-{STEPS:06d}/optimizer.safetensors: cannot be read" in outcome.errors
     assert str(run / "checkpoints") in outcome.errors and "--overwrite" in outcome.errors
@@ -437,7 +383,7 @@ def test_run_without_a_complete_checkpoint_is_not_restarted(
 
 @pytest.mark.exhaustive
 def test_starting_a_loading_process_within_an_epoch_keeps_the_losses(
-    root: Path, train: Command, monkeypatch: pytest.MonkeyPatch
+    root: Path, train_here: TrainHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data, "LARGEST_SHARE", 0.0)
     monkeypatch.setattr(data, "FIRST_STEPS", 1)
@@ -445,7 +391,7 @@ def test_starting_a_loading_process_within_an_epoch_keeps_the_losses(
     losses = {}
     for workers in ("auto", "0"):
         name = f"workers-{workers}"
-        outcome = train(*settings_in(root, name, f"data.workers={workers}"))
+        outcome = train_here(*settings_in(root, name, f"data.workers={workers}"))
         assert outcome.code == 0, outcome.errors
         assert ("a separate process loads from now on" in outcome.output) == (workers == "auto")
         steps = read_records(root / name, kind="step")
@@ -454,12 +400,12 @@ def test_starting_a_loading_process_within_an_epoch_keeps_the_losses(
     assert losses["auto"] == pytest.approx(losses["0"], rel=1e-4)
 
 
-def test_overwrite_starts_again(root: Path, train: Command) -> None:
+def test_overwrite_starts_again(root: Path, train_here: TrainHere) -> None:
     run = root / "overwritten"
     (run / "checkpoints" / "step-000099").mkdir(parents=True)
     (run / "metrics.jsonl").write_text('{"kind": "step", "step": 99}\n')
     arguments = settings_in(root, "overwritten", "training.max_steps=1", "evaluation.pictures=0")
-    outcome = train(*arguments, "--overwrite")
+    outcome = train_here(*arguments, "--overwrite")
     assert outcome.code == 0, outcome.errors
     assert [record["step"] for record in read_records(run, kind="step")] == [1]
     assert not (run / "checkpoints" / "step-000099").exists()
@@ -467,18 +413,18 @@ def test_overwrite_starts_again(root: Path, train: Command) -> None:
     shutil.rmtree(run)
 
 
-def test_resume_without_a_run_is_an_error(tmp_path: Path, train: Command) -> None:
-    outcome = train(*settings_in(tmp_path, "none"), "--resume")
+def test_resume_without_a_run_is_an_error(tmp_path: Path, train_here: TrainHere) -> None:
+    outcome = train_here(*settings_in(tmp_path, "none"), "--resume")
     assert outcome.code == 2 and f"{tmp_path / 'none'}: --resume: " in outcome.errors
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folder_of_a_running_training_is_refused(tmp_path: Path, train: Command) -> None:
+def test_folder_of_a_running_training_is_refused(tmp_path: Path, train_here: TrainHere) -> None:
     (tmp_path / "live").mkdir()
     with (tmp_path / "live" / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for flag in ([], ["--overwrite"]):
-            outcome = train(*settings_in(tmp_path, "live"), *flag)
+            outcome = train_here(*settings_in(tmp_path, "live"), *flag)
             assert outcome.code == 2 and "another run is writing there" in outcome.errors
             assert outcome.errors.count("\n") == 1
     assert [file.name for file in (tmp_path / "live").iterdir()] == [".lock"]
@@ -496,7 +442,8 @@ def test_configuration_error_leaves_no_lock_file_on_a_file_system_without_locks(
     number: int, without_locks_library: Path, tmp_path: Path
 ) -> None:
     arguments = settings_in(tmp_path, "mine", "training.gradient_accumulation=100")
-    outcome = ended(start(*arguments, environment=without_locks(without_locks_library, number)))
+    environment = without_locks(without_locks_library, number)
+    outcome = ended(start_training(*arguments, environment=environment))
     assert outcome.code == 2 and outcome.errors.count("\n") == 1
     assert "training.gradient_accumulation" in outcome.errors
     assert list(tmp_path.iterdir()) == []
@@ -511,10 +458,10 @@ def test_second_run_is_refused_on_a_file_system_without_locks(
         tmp_path, "mine", "training.max_steps=100000", "evaluation.every=100000"
     )
     run = tmp_path / "mine"
-    first = start(*arguments, "training.epochs=100000", environment=environment)
+    first = start_training(*arguments, "training.epochs=100000", environment=environment)
     wait_for_steps(run, first, count=1)
     for flag in ("--check", "--resume"):
-        outcome = ended(start(*arguments, flag, environment=environment))
+        outcome = ended(start_training(*arguments, flag, environment=environment))
         assert outcome.code == 2 and f"{run}: another run is writing there" in outcome.errors
         assert outcome.errors.count("\n") == 1
     first.send_signal(signal.SIGTERM)
@@ -533,7 +480,7 @@ def test_nonfinite_losses_are_skipped_up_to_the_limit(
 ) -> None:
     changes = ["training.learning_rate=1e30", "training.warmup_epochs=0", "run.seed=1"]
     changes += ["training.on_nonfinite=skip", "training.nonfinite_limit=2"]
-    outcome = ended(start(*settings_in(root, "diverged", *changes)))
+    outcome = ended(start_training(*settings_in(root, "diverged", *changes)))
     assert outcome.code == 3
     assert outcome.errors.startswith("error: loss not finite at step 4: ")
     assert outcome.errors.count("\n") == 1
@@ -557,7 +504,7 @@ def test_nonfinite_losses_are_skipped_up_to_the_limit(
 
 @pytest.mark.exhaustive
 def test_run_resumed_after_a_skipped_step_is_bit_identical(
-    root: Path, train: Command, monkeypatch: pytest.MonkeyPatch
+    root: Path, train_here: TrainHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = ["training.schedule=constant", "training.on_nonfinite=skip", "evaluation.pictures=0"]
     changes += ["evaluation.every=1"]  # also after step 4, where the first piece ends
@@ -575,7 +522,7 @@ def test_run_resumed_after_a_skipped_step_is_bit_identical(
             return batch_losses(prepared, batch, **forms)
 
         monkeypatch.setattr(loop, "batch_losses", planted)
-        outcome = train(*settings_in(root, name, *changes, *more))
+        outcome = train_here(*settings_in(root, name, *changes, *more))
         assert outcome.code == 0, outcome.errors
         assert ("not finite" in outcome.output) == (broken == 3)
         return root / name
@@ -650,14 +597,14 @@ CONTIGUOUS = ["data.class_indices=contiguous", "model.num_classes=null"]
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_files(
-    arguments: list[str], named: list[str], dataset: Path, train: Command, tmp_path: Path
+    arguments: list[str], named: list[str], dataset: Path, train_here: TrainHere, tmp_path: Path
 ) -> None:
     given = [word.format(folder=dataset) for word in arguments]
     roots = [] if any(word.startswith("data.root=") for word in given) else [f"data.root={dataset}"]
     for annotations in dataset.glob("annotations/instances_*.json"):
         open_annotations(annotations)  # makes the index, which a next start will use
     before = snapshot(tmp_path)
-    outcome = train("--config", "coco.yaml", *roots, *given, f"run.root={tmp_path / 'runs'}")
+    outcome = train_here("--config", "coco.yaml", *roots, *given, f"run.root={tmp_path / 'runs'}")
     assert outcome.code == 2
     assert outcome.errors.startswith("error: ") and outcome.errors.count("\n") == 1
     for part in named:

@@ -1,11 +1,22 @@
-"""Read what a training writes while it runs, and wait for its steps."""
+"""Start a training, read what it writes while it runs, and wait for its steps."""
 
 import subprocess
+import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from common.files import read_json_lines
+from tests.support.commands import start_program
+
+
+def start_training(
+    *arguments: str, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """Start `python train.py` with one thread, so that sums have a fixed order."""
+    command = (sys.executable, "train.py", *arguments, "launch.threads=1")
+    return start_program(*command, env=environment, start_new_session=True)
 
 
 def read_records(run: Path, *, kind: str) -> list[dict[str, Any]]:

@@ -21,10 +21,10 @@ from tests.profiling.capture.training_runs import (
     read_events,
     read_marks,
     run_settings,
-    start_training,
 )
 from tests.support.commands import RunHere
 from tests.support.fast_precision import FAST_PRECISION
+from tests.support.training_runs import start_training
 from train import main
 
 pytestmark = pytest.mark.slow

@@ -2,13 +2,10 @@
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from profiling.onednn_log.parse import PHASES
-from tests.support.commands import start_program
 from tests.support.fast_precision import FAST_PRECISION
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -27,11 +24,6 @@ SETTINGS = (
 
 def run_settings(root: Path, name: str, *changes: str) -> list[str]:
     return [*SETTINGS, f"run.root={root}", f"run.name={name}", *changes]
-
-
-def start_training(*arguments: str) -> subprocess.Popen[str]:
-    """Start `python train.py` on one thread, so that sums have one order."""
-    return start_program(sys.executable, REPOSITORY / "train.py", *arguments, "launch.threads=1")
 
 
 def read_marks(log: Path) -> list[str]:
