@@ -31,8 +31,7 @@ WINOGRAD = Kernels(
     winograd_gradient_bytes="Pqqqi->q",
     winograd_pack="PqqiPi",
     winograd_convolve="PqqqPPiPi",
-    winograd_weight_gradient="PqqqPPi",
-    winograd_bias_gradient="PqqPPi",
+    winograd_weight_gradient="PqqqPPPi",
 )
 
 
@@ -110,10 +109,8 @@ class _WinogradConvolution(torch.autograd.Function):
         grad_levels: list[Tensor | None] = [None] * ctx.level_count
         if any(needs_levels):
             grad_levels = [*convolve_levels(given, weight, gates=gates, backward=True)]
-        if needs_weight:
-            grad_weight = weight_gradient(maps, given, gates)
-        if needs_bias:
-            grad_bias = bias_gradient(given, gates)
+        if needs_weight or needs_bias:
+            grad_weight, grad_bias = weight_gradient(maps, given, gates)
         return grad_weight, grad_bias, None, *grad_levels
 
 
@@ -150,32 +147,19 @@ def convolve_levels(
 
 def weight_gradient(
     inputs: Sequence[Tensor], gradients: Sequence[Tensor], gates: Sequence[Tensor]
-) -> Tensor:
-    """Return the weight's gradient, float32 [O, I, 3, 3], summed over the levels."""
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of weight and bias, float32 [O, I, 3, 3] and [O], summed over levels."""
     in_channels, out_channels = inputs[0].shape[1], gradients[0].shape[1]
     grad_weight = torch.empty(
         (out_channels, in_channels, 3, 3), dtype=torch.float32, memory_format=torch.channels_last
     )
+    grad_bias = torch.empty(out_channels)
     work = (level_records(inputs, gradients, gates), len(inputs), in_channels, out_channels)
     threads = torch.get_num_threads()
     size = WINOGRAD.library().winograd_gradient_bytes(*work, threads)
     WINOGRAD.call(
         "winograd_weight_gradient",
-        *work, grad_weight, torch.empty(size, dtype=torch.uint8), threads,
-        read=(*inputs, *gradients, *gates), written=(grad_weight,),
+        *work, grad_weight, grad_bias, torch.empty(size, dtype=torch.uint8), threads,
+        read=(*inputs, *gradients, *gates), written=(grad_weight, grad_bias),
     )  # fmt: skip
-    return grad_weight
-
-
-def bias_gradient(gradients: Sequence[Tensor], gates: Sequence[Tensor]) -> Tensor:
-    """Return the bias's gradient, float32 [O], summed over the levels."""
-    threads, out_channels = torch.get_num_threads(), gradients[0].shape[1]
-    grad_bias = torch.empty(out_channels)
-    WINOGRAD.call(
-        "winograd_bias_gradient",
-        # The kernel reads the second map and the gate of a record, not its first map.
-        level_records(gradients, gradients, gates), len(gradients), out_channels, grad_bias,
-        torch.empty(threads * out_channels), threads,
-        read=(*gradients, *gates), written=(grad_bias,),
-    )  # fmt: skip
-    return grad_bias
+    return grad_weight, grad_bias

@@ -88,27 +88,41 @@ WITH_BF16 static inline __m256i rounded(__m512 values) {
     return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values));
 }
 
-// 16 values of a map [images, height, width, channels], zero outside of it and where the gate,
-// unless there is none, is not positive.
-WITH_BF16 static inline __m512 load(
-    const Bfloat16* map, const Bfloat16* gate, const Tile& tile, int64_t row, int64_t column, int64_t channels,
-    int64_t channel, __mmask16 lanes) {
+// A pixel of a map [images, height, width, channels]: its channels, and those of the gate, which is
+// null if there is none. Outside of the map no lane is read.
+struct Pixel {
+    const Bfloat16* values;
+    const Bfloat16* gate;
+    __mmask16 inside;
+};
+
+static inline Pixel find_pixel(
+    const Bfloat16* map, const Bfloat16* gate, const Tile& tile, int64_t row, int64_t column, int64_t channels) {
     const int64_t y = tile.y + row, x = tile.x + column, height = tile.level->height, width = tile.level->width;
-    if (y < 0 || y >= height || x < 0 || x >= width) return _mm512_setzero_ps();
-    const int64_t place = ((tile.image * height + y) * width + x) * channels + channel;
+    if (y < 0 || y >= height || x < 0 || x >= width) return {map, nullptr, 0};
+    const int64_t place = ((tile.image * height + y) * width + x) * channels;
+    return {map + place, gate ? gate + place : nullptr, 0xffff};
+}
+
+// 16 values of a pixel, zero outside of the map and where the gate is not positive.
+WITH_BF16 static inline __m512 load(const Pixel& pixel, int64_t channel, __mmask16 lanes) {
+    lanes &= pixel.inside;
     // BF16 is positive where the same bits are as an integer.
-    if (gate) lanes = _mm256_mask_cmpgt_epi16_mask(lanes, _mm256_maskz_loadu_epi16(lanes, gate + place), _mm256_setzero_si256());
-    return widened(_mm256_maskz_loadu_epi16(lanes, map + place));
+    if (pixel.gate) lanes = _mm256_mask_cmpgt_epi16_mask(lanes, _mm256_maskz_loadu_epi16(lanes, pixel.gate + channel), _mm256_setzero_si256());
+    return widened(_mm256_maskz_loadu_epi16(lanes, pixel.values + channel));
 }
 
 // Row `place` of Bᵀ d takes these two rows of d.
 constexpr int FIRST_ROW[] = {0, 1, 2, 1}, SECOND_ROW[] = {2, 2, 1, 3};
 
-WITH_BF16 static inline void load_input_row(
-    const Tile& tile, const Bfloat16* gate, int64_t row, int64_t channels, int64_t channel, __mmask16 lanes, __m512* d) {
+static inline void find_input_row(const Tile& tile, const Bfloat16* gate, int64_t row, int64_t channels, Pixel* pixels) {
     for (int column = 0; column < 4; column++) {
-        d[column] = load(tile.level->input, gate, tile, row - 1, column - 1, channels, channel, lanes);
+        pixels[column] = find_pixel(tile.level->input, gate, tile, row - 1, column - 1, channels);
     }
+}
+
+WITH_BF16 static inline void load_row(const Pixel* pixels, int64_t channel, __mmask16 lanes, __m512* d) {
+    for (int column = 0; column < 4; column++) d[column] = load(pixels[column], channel, lanes);
 }
 
 // Row `place` of Bᵀ d, times B, of 16 channels; of d [4][4] only the two rows that it takes are read.
@@ -125,16 +139,15 @@ WITH_BF16 static inline void transform_input_row(const __m512 (*d)[4], __m512* v
     v[3] = _mm512_sub_ps(row[1], row[3]);
 }
 
-// Row `place` of A dY, times Aᵀ, of 16 channels.
+// Row `place` of A dY, times Aᵀ, of 16 channels; `pixels` [2][2] are those of dY.
 template <int place>
 WITH_BF16 static inline void transform_gradient_row(
-    const Tile& tile, int64_t channels, int64_t channel, __mmask16 lanes, __m512* z) {
-    const Level& level = *tile.level;
+    const Pixel (*pixels)[2], int64_t channel, __mmask16 lanes, __m512* z) {
     const __m512 zero = _mm512_setzero_ps();
     __m512 d[2];
     for (int column = 0; column < 2; column++) {
-        const __m512 top = place == 3 ? zero : load(level.output, level.gate, tile, 0, column, channels, channel, lanes);
-        const __m512 bottom = place == 0 ? zero : load(level.output, level.gate, tile, 1, column, channels, channel, lanes);
+        const __m512 top = place == 3 ? zero : load(pixels[0][column], channel, lanes);
+        const __m512 bottom = place == 0 ? zero : load(pixels[1][column], channel, lanes);
         d[column] = place == 1 ? _mm512_add_ps(top, bottom) : _mm512_sub_ps(top, bottom);
     }
     z[0] = d[0];
@@ -212,22 +225,21 @@ WITH_BF16 static void fill_rows(
     const Level* levels, int64_t first_tile, int64_t tiles, int64_t channels, int64_t channel, int64_t count,
     Bfloat16* rows) {
     for (int64_t t = 0; t < rounded_up(tiles, ROWS); t++) {
-        const Tile tile = t < tiles ? find_tile(levels, first_tile + t) : Tile{};
+        Pixel pixels[4][4];
+        if (t < tiles) {
+            const Tile tile = find_tile(levels, first_tile + t);
+            for (int row = 0; row < 4; row++) find_input_row(tile, tile.level->gate, row, channels, pixels[row]);
+        } else {
+            std::fill(pixels[0], pixels[4], Pixel{levels->input, nullptr, 0});
+        }
         for (int64_t first = 0; first < rounded_up(count, 2); first += 16) {
-            __m512 v[POSITIONS];
             const __mmask16 lanes = first_lanes(count - first);
-            if (t < tiles) {
-                __m512 d[4][4];
-                for (int row = 0; row < 4; row++) {
-                    load_input_row(tile, tile.level->gate, row, channels, channel + first, lanes, d[row]);
-                }
-                transform_input_row<0>(d, v);
-                transform_input_row<1>(d, v + 4);
-                transform_input_row<2>(d, v + 8);
-                transform_input_row<3>(d, v + 12);
-            } else {
-                std::fill(v, v + POSITIONS, _mm512_setzero_ps());
-            }
+            __m512 d[4][4], v[POSITIONS];
+            for (int row = 0; row < 4; row++) load_row(pixels[row], channel + first, lanes, d[row]);
+            transform_input_row<0>(d, v);
+            transform_input_row<1>(d, v + 4);
+            transform_input_row<2>(d, v + 8);
+            transform_input_row<3>(d, v + 12);
             for (int position = 0; position < POSITIONS; position++) {
                 Bfloat16* row = rows + (position * TILES + t) * SUM_BLOCK + first;
                 _mm256_storeu_si256(reinterpret_cast<__m256i*>(row), rounded(v[position]));
@@ -252,10 +264,19 @@ WITH_BF16 static void convolve_block(
         for (int64_t input = 0; input < inputs; input += SUM_BLOCK) {
             const int64_t summed = std::min(SUM_BLOCK, inputs - input);
             if (!one_sum) fill_rows(levels, first_tile, tiles, inputs, input, summed, rows);
+            // Lines of a panel for each of the row tiles that it is multiplied with.
+            const int64_t row_tiles = (tiles + ROWS - 1) / ROWS, lines = (summed + 1) / 2 * 2 / row_tiles + 1;
             for (int position = 0; position < POSITIONS; position++) {
                 for (int64_t column = 0; column < count; column += PANEL_COLUMNS) {
                     const int64_t panel = position * panels_a_position + (output + column) / PANEL_COLUMNS;
-                    for (int64_t t = 0; t < tiles; t += ROWS) {
+                    const bool is_last = column + PANEL_COLUMNS >= count;
+                    const Bfloat16* next = panels + ((is_last ? panel - column / PANEL_COLUMNS + panels_a_position : panel + 1) * pairs + input / 2) * 64;
+                    for (int64_t t = 0; t < tiles; t += ROWS, next += lines * 32) {
+                        // A part of the next panel, while this one is multiplied: the sums of all
+                        // positions and the rows fill the level-2 cache, and panels come from beyond.
+                        for (int64_t line = 0; line < lines; line++) {
+                            _mm_prefetch(reinterpret_cast<const char*>(next + line * 32), _MM_HINT_T1);
+                        }
                         multiply<ROWS>(
                             rows + (position * TILES + t) * SUM_BLOCK, SUM_BLOCK, 2,
                             panels + (panel * pairs + input / 2) * 64, (summed + 1) / 2,
@@ -270,40 +291,58 @@ WITH_BF16 static void convolve_block(
     }
 }
 
-// Values from one position's panels to the next one's. Not a power of two, or the four places that
-// a tile is written to would share one set of the cache.
-static int64_t position_values(int64_t panels) { return panels * GRADIENT_TILES * PANEL_COLUMNS + PANEL_COLUMNS * 2; }
+// Values from a panel to the next, and from one position's panels to the next one's. Not powers of
+// two, or the places that a tile is written to would share one set of the cache.
+constexpr int64_t PANEL_VALUES = (GRADIENT_TILES + 2) * PANEL_COLUMNS;
+static int64_t position_values(int64_t panels) { return panels * PANEL_VALUES + PANEL_COLUMNS * 2; }
 
 // The four positions of a row of transformed tiles, as panels [4, panels, pairs of tiles, 32, 2].
+// `totals`, for row 1 of gradients, which holds it: the sum over all pixels is added, by channel.
 template <bool of_gradient, int place>
 WITH_BF16 static void fill_panels(
-    const Tile* tiles, int64_t count, int64_t channels, int64_t first_channel, int64_t panel_count, Bfloat16* panels) {
+    const Tile* tiles, int64_t count, int64_t channels, int64_t first_channel, int64_t panel_count, Bfloat16* panels,
+    float* totals) {
     const __m512i interleaved = _mm512_set_epi16(
         31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    for (int64_t group = 0; group < 2 * panel_count; group++) {
-        const int64_t channel = first_channel + 16 * group;
-        const __mmask16 lanes = first_lanes(channels - channel);
-        Bfloat16* panel = panels + group / 2 * GRADIENT_TILES * PANEL_COLUMNS + group % 2 * 32;
-        for (int64_t t = 0; t < count; t += 2) {
+    const int64_t position_step = position_values(panel_count);
+    // A pair of tiles through all its channels, which are contiguous in memory.
+    for (int64_t t = 0; t < count; t += 2) {
+        Pixel pixels[2][4][4];  // of a gradient only [2][2][2]
+        for (int which = 0; which < 2; which++) {
+            const bool present = t + which < count;
+            const Tile& tile = tiles[present ? t + which : t];
+            if (of_gradient) {
+                for (int row = 0; row < 2; row++) {
+                    for (int column = 0; column < 2; column++) pixels[which][row][column] = find_pixel(tile.level->output, tile.level->gate, tile, row, column, channels);
+                }
+            } else {
+                for (int row : {FIRST_ROW[place], SECOND_ROW[place]}) find_input_row(tile, nullptr, row, channels, pixels[which][row]);
+            }
+            if (!present) for (auto& row : pixels[which]) for (Pixel& pixel : row) pixel.inside = 0, pixel.gate = nullptr;
+        }
+        for (int64_t group = 0; group < 2 * panel_count; group++) {
+            const int64_t channel = first_channel + 16 * group;
+            const __mmask16 lanes = first_lanes(channels - channel);
             __m512 transformed[2][4];
             for (int which = 0; which < 2; which++) {
-                const Tile& tile = tiles[t + which];
-                if (t + which == count) {
-                    std::fill(transformed[which], transformed[which] + 4, _mm512_setzero_ps());
-                } else if (of_gradient) {
-                    transform_gradient_row<place>(tile, channels, channel, lanes, transformed[which]);
+                if (of_gradient) {
+                    const Pixel of_tile[2][2] = {{pixels[which][0][0], pixels[which][0][1]}, {pixels[which][1][0], pixels[which][1][1]}};
+                    transform_gradient_row<place>(of_tile, channel, lanes, transformed[which]);
                 } else {
                     __m512 d[4][4];
-                    for (int row : {FIRST_ROW[place], SECOND_ROW[place]}) {
-                        load_input_row(tile, nullptr, row, channels, channel, lanes, d[row]);
-                    }
+                    for (int row : {FIRST_ROW[place], SECOND_ROW[place]}) load_row(pixels[which][row], channel, lanes, d[row]);
                     transform_input_row<place>(d, transformed[which]);
                 }
             }
+            if (of_gradient && place == 1) {
+                float* total = totals + 16 * group;
+                const __m512 of_pair = _mm512_add_ps(transformed[0][1], transformed[1][1]);
+                _mm512_storeu_ps(total, _mm512_add_ps(_mm512_loadu_ps(total), of_pair));
+            }
+            Bfloat16* pair = panels + group / 2 * PANEL_VALUES + t * PANEL_COLUMNS + group % 2 * 32;
             for (int position = 0; position < 4; position++) {
                 const __m512i both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(transformed[1][position], transformed[0][position]));
-                Bfloat16* pair = panel + position * position_values(panel_count) + t * PANEL_COLUMNS;
-                _mm512_storeu_si512(pair, _mm512_permutexvar_epi16(interleaved, both));
+                _mm512_storeu_si512(pair + position * position_step, _mm512_permutexvar_epi16(interleaved, both));
             }
         }
     }
@@ -339,7 +378,7 @@ static GradientPlan plan_gradient(
 template <int place>
 WITH_BF16 static void sum_gradient(
     const Level* levels, const GradientPlan& plan, int64_t first_tile, int64_t end, int64_t inputs,
-    int64_t outputs, int64_t output, Bfloat16* scratch, float* sums) {
+    int64_t outputs, int64_t output, Bfloat16* scratch, float* sums, float* totals) {
     const int64_t input_panels = plan.columns / PANEL_COLUMNS;
     const int64_t gradient_panels = rounded_up(std::min(plan.block, outputs - output), PANEL_COLUMNS) / PANEL_COLUMNS;
     Bfloat16* of_inputs = scratch;
@@ -349,18 +388,24 @@ WITH_BF16 static void sum_gradient(
         const int64_t taken = std::min(GRADIENT_TILES, end - first);
         tiles[0] = find_tile(levels, first);
         for (int64_t t = 1; t < taken; t++) tiles[t] = next_tile(tiles[t - 1]);
-        fill_panels<false, place>(tiles, taken, inputs, 0, input_panels, of_inputs);
-        fill_panels<true, place>(tiles, taken, outputs, output, gradient_panels, of_gradients);
+        fill_panels<false, place>(tiles, taken, inputs, 0, input_panels, of_inputs, nullptr);
+        fill_panels<true, place>(tiles, taken, outputs, output, gradient_panels, of_gradients, totals);
         for (int position = 0; position < 4; position++) {
             for (int64_t block = 0; block < gradient_panels; block++) {
-                const Bfloat16* rows = of_gradients + position * position_values(gradient_panels) + block * GRADIENT_TILES * PANEL_COLUMNS;
+                const Bfloat16* rows = of_gradients + position * position_values(gradient_panels) + block * PANEL_VALUES;
                 for (int64_t panel = 0; panel < input_panels; panel++) {
-                    const Bfloat16* columns = of_inputs + position * position_values(input_panels) + panel * GRADIENT_TILES * PANEL_COLUMNS;
+                    const Bfloat16* columns = of_inputs + position * position_values(input_panels) + panel * PANEL_VALUES;
+                    float* panel_sums = sums + position * plan.plane + block * PANEL_COLUMNS * plan.columns + panel * PANEL_COLUMNS;
                     for (int64_t row = 0; row < PANEL_COLUMNS; row += GRADIENT_ROWS) {
+                        // The sums that are read next, which do not fit the level-2 cache.
+                        const bool is_last = row + GRADIENT_ROWS == PANEL_COLUMNS;
+                        const float* next = panel_sums + (is_last ? PANEL_COLUMNS : (row + GRADIENT_ROWS) * plan.columns);
+                        for (int64_t line = 0; line < 2 * GRADIENT_ROWS; line++) {
+                            _mm_prefetch(reinterpret_cast<const char*>(next + line / 2 * plan.columns + line % 2 * 16), _MM_HINT_T0);
+                        }
                         multiply<GRADIENT_ROWS>(
                             rows + 2 * row, 2, 2 * PANEL_COLUMNS, columns, (taken + 1) / 2,
-                            sums + position * plan.plane + (block * PANEL_COLUMNS + row) * plan.columns + panel * PANEL_COLUMNS,
-                            plan.columns, first > first_tile);
+                            panel_sums + row * plan.columns, plan.columns, first > first_tile);
                     }
                 }
             }
@@ -483,7 +528,7 @@ int64_t winograd_thread_bytes() {
 int64_t winograd_gradient_bytes(
     const Level* levels, int64_t level_count, int64_t inputs, int64_t outputs, int32_t threads) {
     const GradientPlan plan = plan_gradient(levels, level_count, inputs, outputs, threads);
-    return plan.parts * POSITIONS * plan.plane * int64_t{sizeof(float)} + threads * plan.thread_values * int64_t{sizeof(Bfloat16)};
+    return plan.parts * (POSITIONS * plan.plane + plan.blocks * plan.block) * int64_t{sizeof(float)} + threads * plan.thread_values * int64_t{sizeof(Bfloat16)};
 }
 
 // `weight` float32 [outputs, 3, 3, inputs] in memory, to the panels of the forward pass, or of the
@@ -515,15 +560,17 @@ WITH_BF16 void winograd_convolve(
     }
 }
 
-// The gradient of the weight, float32 [outputs, 3, 3, inputs] in memory; a level's `output` is the
-// gradient of what `winograd_convolve` wrote there.
+// The gradients of the weight, float32 [outputs, 3, 3, inputs] in memory, and of the bias [outputs]; a
+// level's `output` is the gradient of what `winograd_convolve` wrote there.
 WITH_BF16 void winograd_weight_gradient(
-    const Level* levels, int64_t level_count, int64_t inputs, int64_t outputs, float* gradient, char* scratch,
-    int32_t threads) {
+    const Level* levels, int64_t level_count, int64_t inputs, int64_t outputs, float* gradient, float* bias_gradient,
+    char* scratch, int32_t threads) {
     const GradientPlan plan = plan_gradient(levels, level_count, inputs, outputs, threads);
     const decltype(&sum_gradient<0>) of_place[] = {sum_gradient<0>, sum_gradient<1>, sum_gradient<2>, sum_gradient<3>};
     float* sums = reinterpret_cast<float*>(scratch);
-    Bfloat16* panels = reinterpret_cast<Bfloat16*>(sums + plan.parts * POSITIONS * plan.plane);
+    float* totals = sums + plan.parts * POSITIONS * plan.plane;  // [parts, blocks * block]: the bias's gradients
+    Bfloat16* panels = reinterpret_cast<Bfloat16*>(totals + plan.parts * plan.blocks * plan.block);
+    std::fill(totals, totals + plan.parts * plan.blocks * plan.block, 0.0f);
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for collapse(3) schedule(dynamic)
@@ -534,47 +581,20 @@ WITH_BF16 void winograd_weight_gradient(
                     of_place[place](
                         levels, plan, first, std::min(plan.tiles, first + plan.part_tiles), inputs, outputs, output,
                         panels + omp_get_thread_num() * plan.thread_values,
-                        sums + (part * POSITIONS + 4 * place) * plan.plane + output * plan.columns);
+                        sums + (part * POSITIONS + 4 * place) * plan.plane + output * plan.columns,
+                        totals + part * plan.blocks * plan.block + output);
                 }
             }
         }
 #pragma omp for schedule(static)
         for (int64_t output = 0; output < outputs; output++) {
+            bias_gradient[output] = 0.0f;
+            for (int64_t part = 0; part < plan.parts; part++) bias_gradient[output] += totals[part * plan.blocks * plan.block + output];
             for (int64_t input = 0; input < inputs; input += 16) {
                 write_kernel_gradient(
                     sums + output * plan.columns + input, plan, gradient + output * 9 * inputs + input, inputs,
                     first_lanes(inputs - input));
             }
-        }
-    }
-}
-
-// The gradient of the bias, float32 [outputs]: `sums` is scratch of threads * outputs values.
-WITH_BF16 void winograd_bias_gradient(
-    const Level* levels, int64_t level_count, int64_t outputs, float* gradient, float* sums, int32_t threads) {
-#pragma omp parallel num_threads(threads)
-    {
-        float* thread_sums = sums + omp_get_thread_num() * outputs;
-        std::fill(thread_sums, thread_sums + outputs, 0.0f);
-        for (int64_t index = 0; index < level_count; index++) {
-            const Level& level = levels[index];
-#pragma omp for schedule(static)
-            for (int64_t row = 0; row < level.images * level.height; row++) {
-                const Tile tile{&level, row / level.height, row % level.height, 0};
-                for (int64_t channel = 0; channel < outputs; channel += 16) {
-                    const __mmask16 lanes = first_lanes(outputs - channel);
-                    __m512 sum = _mm512_maskz_loadu_ps(lanes, thread_sums + channel);
-                    for (int64_t x = 0; x < level.width; x++) {
-                        sum = _mm512_add_ps(sum, load(level.output, level.gate, tile, 0, x, outputs, channel, lanes));
-                    }
-                    _mm512_mask_storeu_ps(thread_sums + channel, lanes, sum);
-                }
-            }
-        }
-#pragma omp for schedule(static)
-        for (int64_t channel = 0; channel < outputs; channel++) {
-            gradient[channel] = 0.0f;
-            for (int32_t thread = 0; thread < threads; thread++) gradient[channel] += sums[thread * outputs + channel];
         }
     }
 }

@@ -109,7 +109,7 @@ def test_weight_gradient_shared_by_many_threads(out_channels: int) -> None:
             [winograd.channels_last(level) for level in maps],
             [winograd.channels_last(level) for level in given],
             [],
-        )
+        )[0]
         for _ in range(2)
     )
     weight = torch.zeros(out_channels, 40, 3, 3, dtype=torch.float64, requires_grad=True)
