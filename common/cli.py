@@ -36,9 +36,9 @@ def run_command(command: Callable[[], int]) -> int:
     for message in NOT_FOR_USERS:
         warnings.filterwarnings("ignore", message, UserWarning)
     try:
-        return command()
+        return run_and_flush(command)
     except BrokenPipeError:
-        # The reader of a pipe, such as `head`, has ended; Python's own flush would complain.
+        # The reader of a pipe, such as `head`, has ended.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except BaseException as error:
@@ -47,6 +47,17 @@ def run_command(command: Callable[[], int]) -> int:
             raise
         print(line, file=sys.stderr)
         return exit_code_for(error)
+
+
+def run_and_flush(command: Callable[[], int]) -> int:
+    """Run a command and flush its output, as Python's end reports a closed pipe by itself."""
+    try:
+        status = command()
+    except SystemExit:  # argparse's, after --help
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
+    return status
 
 
 def load_function(target: str) -> Callable[..., Any]:

@@ -46,6 +46,24 @@ def test_other_errors_are_raised() -> None:
         run_command(lambda: 1 // 0)
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["print('text')", "import argparse; argparse.ArgumentParser().parse_args(['--help'])"],
+)
+def test_closed_pipe_ends_a_command_quietly(command: str) -> None:
+    body = f"def main():\n    {command}\n    return 0\n"
+    code = f"{body}import sys\nfrom common.cli import run_command\nsys.exit(run_command(main))"
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, env=environment, stdout=writing,
+        stderr=subprocess.PIPE, check=False,
+    )  # fmt: skip
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_options_between_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     command = "train.py run.seed=1 --config coco run.name=x --resume data.root=y"
     monkeypatch.setattr(sys, "argv", command.split())
