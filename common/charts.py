@@ -8,7 +8,7 @@ Tables: columns are described once, rows are plain values; console, CSV, JSON an
     columns = (text_column("kind"), Column("ms", ",.1f", name="total_ms"), Column("share", ".1%"))
     table = Table("time by kind", columns, [("reorder", 12.34, 0.5), ("sum", None, 0.5)])
     console.print(table.for_console())
-    write_whole(file, table.csv())
+    write_atomically(file, table.csv())
     json.dumps(table.records())  # [{"kind": "reorder", "total_ms": 12.34, "share": 0.5}, …
 
 A value of a row is a number, which its column formats; a text, which stays as it is; None, which is
@@ -27,7 +27,7 @@ from rich import table as rich_table
 from rich.text import Text
 
 from common.errors import printable
-from common.files import as_csv, write_whole
+from common.files import as_csv, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -172,7 +172,7 @@ def as_svg(figure: "Figure") -> str:
 def save_chart(figure: "Figure", *files: Path) -> None:
     """Write the figure as SVG or PNG, by each file's suffix; raise InputError if it cannot."""
     for file in files:
-        write_whole(file, as_svg(figure) if file.suffix == ".svg" else as_png(figure))
+        write_atomically(file, as_svg(figure) if file.suffix == ".svg" else as_png(figure))
 
 
 def chart_files(folder: Path, *names: str) -> list[Path]:

@@ -54,7 +54,7 @@ def require_free_json(json_file: Path | None, *, overwrite: bool = False) -> Non
         require_free([json_file], overwrite=overwrite, advice="give --json another file")
 
 
-def write_whole(file: Path, content: str | bytes) -> None:
+def write_atomically(file: Path, content: str | bytes) -> None:
     """Write a file under a temporary name, then rename it; text in UTF-8.
 
     Half of a surrogate pair, which UTF-8 does not have, is written as JSON escapes it.
@@ -66,7 +66,7 @@ def write_whole(file: Path, content: str | bytes) -> None:
 
 
 def write_parts(file: Path, parts: Iterable[bytes]) -> None:
-    """Write a file like `write_whole`, in parts that need not be in memory at once."""
+    """Write a file like `write_atomically`, in parts that need not be in memory at once."""
     # In the same folder, since a rename is atomic within one file system only.
     partial = file.with_name(f".{file.name}.partial")
     try:
@@ -81,8 +81,8 @@ def write_parts(file: Path, parts: Iterable[bytes]) -> None:
 
 
 def write_json(file: Path, content: object) -> None:
-    """Write JSON like `write_whole`, indented by a space, with texts of any language unescaped."""
-    write_whole(file, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    """Write JSON like `write_atomically`, indented by a space; texts of any language unescaped."""
+    write_atomically(file, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 MOST_BYTES = 64_000_000  # of a file that is read whole, unless its reader sets a limit of its own

@@ -19,7 +19,7 @@ from rich.console import Console
 from common.cli import add_command, number_that
 from common.console import MEGABYTE, clock, make_console, progress_in_bytes
 from common.errors import InputError, printable
-from common.files import read_bytes, require_free_outputs, write_whole
+from common.files import read_bytes, require_free_outputs, write_atomically
 from data.annotations import SPLITS, SplitName, known_trees
 from data.coco_json import read_annotations
 from data.index import find_or_make_index, is_index, open_index, read_stamp, write_index
@@ -271,7 +271,7 @@ def run_split(
             box for box in content["annotations"] if (box["image_id"] in held_out) is is_validation
         ]
         splits[split] = content | {"images": images, "annotations": boxes}
-        write_whole(file, json.dumps(splits[split], ensure_ascii=False))
+        write_atomically(file, json.dumps(splits[split], ensure_ascii=False))
         console.print(
             f"{split:<10}  {len(images):,} images, {len(boxes):,} boxes: {file}", soft_wrap=True
         )

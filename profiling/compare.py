@@ -23,7 +23,7 @@ from common.charts import Bar, Cell, Column, Piece, Table, text_column
 from common.cli import add_command, add_output_options, positive
 from common.console import make_console, print_line, significant
 from common.errors import CONDITION_MET, FINISHED, InputError, printable
-from common.files import as_csv, require_free_json, require_free_outputs, write_whole
+from common.files import as_csv, require_free_json, require_free_outputs, write_atomically
 from profiling.onednn_log.log import OneDnnLog, log_files, read_with_progress
 from profiling.onednn_log.work import direction_name, modern_shape
 
@@ -106,10 +106,10 @@ def compare_command(
             ],
             "problems": problems,
         }
-        write_whole(json_file, json.dumps(content, indent=1))
+        write_atomically(json_file, json.dumps(content, indent=1))
     if out is not None:
         rows = (problem.values() for problem in problems)
-        write_whole(out / "comparison.csv", as_csv(problems[0], rows))
+        write_atomically(out / "comparison.csv", as_csv(problems[0], rows))
         charts.save_chart(draw_comparison(comparison), *charts.chart_files(out, "comparison"))
         print_line(console, f"table and chart: {out}")
     are_met = []

@@ -15,7 +15,7 @@ from common.charts import Bar, Column, Piece, Table, chart_files, text_column
 from common.cli import add_command, add_output_options, positive
 from common.console import make_console, print_cautions, print_line, progress, significant
 from common.errors import FINISHED, InputError, printable
-from common.files import require_free_json, require_free_outputs, write_whole
+from common.files import require_free_json, require_free_outputs, write_atomically
 from profiling.bench.results import background_load
 from profiling.efficiency_analysis import (
     Efficiency,
@@ -148,9 +148,9 @@ def efficiency_command(
     print_projection(console, efficiency, projection)
     if json_file is not None:
         content = as_json(efficiency, projection, files=log.files)
-        write_whole(json_file, json.dumps(content, indent=1))
+        write_atomically(json_file, json.dumps(content, indent=1))
     if out is not None:
-        write_whole(out / "efficiency.csv", problem_table(efficiency).csv())
+        write_atomically(out / "efficiency.csv", problem_table(efficiency).csv())
         name = onednn_logs.name_files(log.files)
         title = f"efficiency of {name}, replayed through {replayed.runner}"
         figure = draw_efficiency(efficiency, projection, title=title)

@@ -20,7 +20,7 @@ from common.charts import Column, Table, text_column
 from common.cli import add_command, add_json_option, positive
 from common.console import Advance, make_console, print_cautions, print_line, progress
 from common.errors import FINISHED, InputError, WorkerDiedError
-from common.files import read_json_object, require_free_json, write_whole
+from common.files import read_json_object, require_free_json, write_atomically
 from common.machine import available_mb, environment, read_proc_text
 from common.processes import Answering, JsonWorker, serve
 from launch.pinning import check_cores, choose_cores, take_cores
@@ -122,7 +122,7 @@ def save(peaks: Peaks, file: Path) -> None:
     Raises:
         InputError: The file cannot be written.
     """
-    write_whole(file, json.dumps(asdict(peaks), indent=1, ensure_ascii=False) + "\n")
+    write_atomically(file, json.dumps(asdict(peaks), indent=1, ensure_ascii=False) + "\n")
 
 
 def load_peaks(path: Path) -> Peaks:

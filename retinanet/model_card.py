@@ -251,7 +251,7 @@ def write_card(folder: Path, text: str) -> bool:
     file = folder / CARD
     if file.exists() and not is_unedited(file.read_bytes()):
         return False
-    # Not write_whole, which creates missing folders: a removed checkpoint would reappear.
+    # Not write_atomically, which creates missing folders: a removed checkpoint would reappear.
     content = text.encode("utf-8", "backslashreplace")
     partial = folder / f".{CARD}.partial"
     try:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from common.cli import add_command, add_json_option, add_overrides, number_of_ranks
 from common.errors import FINISHED, InputError
-from common.files import require_free_json, write_whole
+from common.files import require_free_json, write_atomically
 from launch.environment import installed_openmp
 from launch.hosts import hosts_with_ranks
 from launch.limits import host_cpus, read_allowance
@@ -118,7 +118,7 @@ def plan_command(
     )
     print_plan(plan)
     if json_file is not None:
-        write_whole(json_file, json.dumps(plan_as_json(plan), indent=1, ensure_ascii=False))
+        write_atomically(json_file, json.dumps(plan_as_json(plan), indent=1, ensure_ascii=False))
     return FINISHED
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from retinanet.training.checkpoint import newest_whole
+from retinanet.training.checkpoint import newest_valid
 from tests.launch.ranks import TrainHere
 
 pytestmark = pytest.mark.slow
@@ -46,9 +46,9 @@ def test_training_continues_on_a_full_disk_and_fails_at_its_end(
     [line] = full.errors.splitlines()
     assert "the checkpoint after step 3 could not be written" in line
     assert "free disk space, then continue with: " in line and line.endswith("--resume")
-    newest, problems = newest_whole(disk / "full" / "checkpoints")
+    newest, problems = newest_valid(disk / "full" / "checkpoints")
     assert newest is not None and newest.position.step == 1 and problems == []
     subprocess.run(["mount", "-o", "remount,size=2g", str(disk)], check=True)
     assert train_here(*SETTINGS, f"run.root={disk}", "--resume").code == 0
-    newest, _ = newest_whole(disk / "full" / "checkpoints")
+    newest, _ = newest_valid(disk / "full" / "checkpoints")
     assert newest is not None and newest.position.step == 3

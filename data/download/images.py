@@ -22,7 +22,7 @@ from rich.console import Console
 
 from common.console import Advance, progress
 from common.errors import InputError, printable
-from common.files import write_whole
+from common.files import write_atomically
 from common.locks import FileLock, LockHeldError
 from data.annotations import SplitName
 from data.decoding import DAMAGE, has_end_of_image
@@ -332,7 +332,7 @@ def write_missing_list(folder: Path, failed: Mapping[str, str]) -> None:
         path.unlink(missing_ok=True)
         return
     lines = [f"{printable(name)}\t{reason}\n" for name, reason in failed.items()]
-    write_whole(path, "".join(lines))
+    write_atomically(path, "".join(lines))
 
 
 def check_space(folder: Path, *, images: int, bytes_each: int, console: Console) -> None:

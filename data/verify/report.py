@@ -17,7 +17,7 @@ from rich.text import Text
 
 from common.console import clock
 from common.errors import FINISHED, InputError, printable
-from common.files import require_free_json, write_whole
+from common.files import require_free_json, write_atomically
 from data.annotations import Split, SplitName
 from data.index import write_index
 from data.verify.annotations import Entries, clean_annotations, clean_images
@@ -95,7 +95,7 @@ def verify(
             "decoder": rules.decoder,
             "splits": {split.name: split_json(split) for split in checked},
         }
-        write_whole(json_file, json.dumps(report, indent=1))
+        write_atomically(json_file, json.dumps(report, indent=1))
     console.print()
     print_line(console, format_conclusion(checked, stopping), wrap=True)
     obstacles = [reason for reason in map(obstacle, checked) if reason is not None]

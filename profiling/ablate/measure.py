@@ -23,7 +23,7 @@ from rich.console import Console
 
 from common.console import progress
 from common.errors import InputError
-from common.files import write_whole
+from common.files import write_atomically
 from common.machine import code_version, environment, installed_versions
 from launch.mpirun import choose_mpirun
 from profiling.ablate.result import (
@@ -302,7 +302,7 @@ def compare_calls(
     for name in names:
         log = folder / f"{name}.log"
         # The logs stay beside the result, for `profiling compare`.
-        write_whole(log, pool.worker(variants[name]).ask("log")["log"])
+        write_atomically(log, pool.worker(variants[name]).ask("log")["log"])
         sides.append(Side(name, read_logs([log])))
     comparison = compare(*sides, by_step=False)
     sums = ("first_calls", "second_calls", "first_ms", "second_ms")

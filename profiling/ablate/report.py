@@ -8,7 +8,7 @@ from statistics import median
 from common.charts import Column, Table, markdown_table, save_chart, text_column
 from common.console import make_console
 from common.errors import FINISHED, InputError
-from common.files import require_free_outputs, write_whole
+from common.files import require_free_outputs, write_atomically
 from profiling.ablate.analysis import (
     ALIKE,
     HOLDS,
@@ -68,7 +68,7 @@ def make_report(
             f"{' --quick' if quick else ''}`"
         )
     for file, content in zip(files, render_pages(study), strict=True):
-        write_whole(file, content)
+        write_atomically(file, content)
     for row in study.rows:
         if row.result is not None and row.is_measured:
             # The HTML page holds its charts; Markdown needs files beside it.

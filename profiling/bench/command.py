@@ -10,7 +10,7 @@ from pathlib import Path
 from common.cli import add_command, add_json_option
 from common.console import make_console
 from common.errors import FINISHED
-from common.files import require_free_json, write_whole
+from common.files import require_free_json, write_atomically
 from launch.environment import ALLOCATORS, find, installed_openmp
 from profiling.bench.benchmarks import EVALUATE, LOSS, OPTIMIZER, STEP
 from profiling.bench.jobs import add_batch_split_benchmark, add_waiting_benchmark
@@ -139,7 +139,7 @@ def bench_command(
     print_results(results, findings)
     if json_file is not None:
         content = as_json(results, findings, benchmark=benchmark.name)
-        write_whole(json_file, json.dumps(content, indent=1, ensure_ascii=False))
+        write_atomically(json_file, json.dumps(content, indent=1, ensure_ascii=False))
     return FINISHED
 
 

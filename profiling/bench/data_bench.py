@@ -32,7 +32,7 @@ from common.charts import Table, text_column
 from common.cli import add_command, add_json_option, add_overrides, positive
 from common.console import make_console, progress
 from common.errors import FINISHED, InputError
-from common.files import require_free_json, write_whole
+from common.files import require_free_json, write_atomically
 from common.machine import environment
 from data.decoding import DECODERS, SUFFIXES, decoder_fault, describe_decoder
 from data.synthetic import make_synthetic_data
@@ -134,7 +134,7 @@ def run(
     print_results(results, source=source, decoders=descriptions)
     if json_file is not None:
         text = as_json(results, source=source, decoders=descriptions, batch_size=batch_size)
-        write_whole(json_file, text)
+        write_atomically(json_file, text)
     return FINISHED
 
 

@@ -15,7 +15,7 @@ from rich import table as rich_table
 
 from common.charts import Column, Table, text_column
 from common.console import make_console, significant
-from common.files import write_whole
+from common.files import write_atomically
 from common.machine import environment
 from profiling.bench.benchmarks import step_gflops
 from profiling.bench.results import BytesMoved, Finding, Results, disturbance
@@ -159,7 +159,7 @@ def put_out(
             "environment": environment(),
             "findings": findings_json(findings),
         }
-        write_whole(json_file, json.dumps(content, indent=1, ensure_ascii=False))
+        write_atomically(json_file, json.dumps(content, indent=1, ensure_ascii=False))
 
 
 def as_json(results: Results, findings: Sequence[Finding], *, benchmark: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from torch.backends import mkldnn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from common.console import OUTPUT, discard_errors, flush_c, redirected
-from common.files import write_whole
+from common.files import write_atomically
 from profiling.capture.byte_counter import ByteCounter
 from profiling.onednn_log.parse import Mark, facts_line, mark_line
 from profiling.trace.trace import KEY
@@ -213,7 +213,7 @@ class PerfHook(ProfilerHook):
             "counters": counters,
             "not_counted": self.not_counted,
         }
-        write_whole(self.file, json.dumps(content, indent=1))
+        write_atomically(self.file, json.dumps(content, indent=1))
 
 
 def parse_counters(output: str) -> tuple[dict[str, Any], list[str]]:

@@ -9,7 +9,7 @@ from common.charts import chart_files, save_chart
 from common.cli import add_command, add_output_options, numbers, positive
 from common.console import make_console
 from common.errors import FINISHED, InputError
-from common.files import require_free_json, require_free_outputs, write_whole
+from common.files import require_free_json, require_free_outputs, write_atomically
 from common.machine import environment
 from launch.limits import read_allowance
 from launch.pinning import choose_cores
@@ -163,10 +163,10 @@ def layers_command(
     print_study(console, subject, measured, remarks=remarks, other_cores=others.cores)
     if json_file is not None:
         text = as_json(subject, measured, remarks=remarks, other_cores=others.cores)
-        write_whole(json_file, text + "\n")
+        write_atomically(json_file, text + "\n")
     if out is not None:
         table, *chart = output_files(out)
-        write_whole(table, layers_csv(measured))
+        write_atomically(table, layers_csv(measured))
         name = environment()["cpu"] if device == "cpu" else measured[0].facts["device"]
         save_chart(draw_layers(measured, title=f"{subject}; {name}"), *chart)
         console.print(f"table and chart: {out}", soft_wrap=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from common.files import require_free_outputs, write_whole
+from common.files import require_free_outputs, write_atomically
 from profiling.onednn_log.log import Calls
 from profiling.onednn_log.work import DRIVERS as DRIVER_NAMES
 from profiling.onednn_log.work import MemoryDescriptor, Problem
@@ -491,7 +491,7 @@ def write_problem_files(
             if folder / name not in contents:
                 (folder / name).unlink(missing_ok=True)
     for file, text in contents.items():
-        write_whole(file, text)
+        write_atomically(file, text)
     return ProblemFiles(files=files, lines=lines, not_expressible=reasons, refused=refused)
 
 

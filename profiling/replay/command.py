@@ -19,7 +19,7 @@ from common.charts import Column, Table, text_column
 from common.cli import add_command, add_json_option, positive
 from common.console import make_console, print_cautions, print_line, progress
 from common.errors import FINISHED, InputError, printable
-from common.files import require_free_json, require_free_outputs, write_whole
+from common.files import require_free_json, require_free_outputs, write_atomically
 from launch.topology import format_cpu_list
 from profiling.bench.results import background_load
 from profiling.onednn_log.log import Calls, add_logs, read_with_progress
@@ -403,4 +403,4 @@ def write_numbers(
             {**asdict(row), "total_ms": row.total_ms, "log_over_hot": row.ratio} for row in rows
         ],
     }
-    write_whole(json_file, json.dumps(content, indent=1, ensure_ascii=False))
+    write_atomically(json_file, json.dumps(content, indent=1, ensure_ascii=False))

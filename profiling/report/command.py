@@ -12,7 +12,7 @@ from rich.console import Console
 from common.cli import add_command
 from common.console import make_console, print_line, progress_in_bytes
 from common.errors import FINISHED, InputError, printable
-from common.files import read_json_object, require_free_outputs, write_whole
+from common.files import read_json_object, require_free_outputs, write_atomically
 from profiling.compare import Side, choose_names, compare
 from profiling.efficiency_analysis import analyze_efficiency
 from profiling.onednn_log.log import OneDnnLog, log_files, read_with_progress
@@ -89,7 +89,7 @@ def report_command(
         subject = "a training step" if material.measured.steps.count else "oneDNN"
         title = f"{name}: where {subject} spends its time"
     page = render_page(all_sections(material, advice), title=title, summary=summary)
-    write_whole(out, page)
+    write_atomically(out, page)
     for sentence in summary:
         print_line(console, printable(sentence))
     print_line(console, f"page: {out}, {len(page.encode()) / 1e6:.1f} MB; open it in a browser")

@@ -28,7 +28,7 @@ from common.charts import (
 from common.cli import add_command, add_overrides, positive
 from common.console import make_console, print_line, progress
 from common.errors import FINISHED
-from common.files import write_whole
+from common.files import write_atomically
 from common.machine import processor_name
 from launch.hosts import add_where
 from launch.mpirun import choose_mpirun
@@ -221,7 +221,7 @@ SETTING_COLUMNS = (
 def print_probes(job: Job, probes: Sequence[Probed], *, title: str, console: Console) -> None:
     """Print the probes and the choice, and draw them into the study's folder."""
     chosen, of_probes, file = best(probes), study.losses(probes), job.folder / "probes.png"
-    write_whole(file, loss_chart(probes, chosen, title=title))
+    write_atomically(file, loss_chart(probes, chosen, title=title))
 
     def format_loss(setting: Setting) -> str:
         return f"{of_probes[setting].mean:.4f} ± {of_probes[setting].error:.4f}"
@@ -264,7 +264,7 @@ def format_choice(probes: Sequence[Probed]) -> str:
 
 def print_trained(trained: Sequence[Trained], file: Path, *, title: str, console: Console) -> None:
     """Print the complete trainings, the fastest first, and draw them to a file."""
-    write_whole(file, map_chart(trained, title=title))
+    write_atomically(file, map_chart(trained, title=title))
     columns = (
         *SETTING_COLUMNS,
         Column("time", minutes, name="seconds"),

@@ -13,7 +13,7 @@ from common.charts import Column, Table, chart_files, save_chart, text_column
 from common.cli import add_command, add_output_options, positive
 from common.console import make_console, print_line, progress_in_bytes
 from common.errors import FINISHED, printable
-from common.files import require_free_json, require_free_outputs, write_whole
+from common.files import require_free_json, require_free_outputs, write_atomically
 from profiling.onednn_log.log import read_with_progress
 from profiling.trace.analysis import (
     Analysis,
@@ -128,9 +128,9 @@ def trace_command(
         print_line(console, verdict)
     if json_file is not None:
         content = as_json(analysis, rows, beside, trace.bytes_moved)
-        write_whole(json_file, json.dumps(content, indent=1))
+        write_atomically(json_file, json.dumps(content, indent=1))
     if out is not None:
-        write_whole(out / TABLE, Table("", OPERATOR_COLUMNS, list(map(astuple, rows))).csv())
+        write_atomically(out / TABLE, Table("", OPERATOR_COLUMNS, list(map(astuple, rows))).csv())
         write_charts(analysis, costliest[:top], folder=out)
         print_line(console, f"table and charts: {out}")
     return FINISHED

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from common.console import make_console
 from common.errors import FINISHED, InputError
-from common.files import require_free_json, require_free_outputs, write_whole
+from common.files import require_free_json, require_free_outputs, write_atomically
 from data.annotations import ClassMap, find_split
 from data.dataset import DetectionDataset
 from data.decoding import resolve_decoder
@@ -82,7 +82,7 @@ def evaluate(
             for name, value in result.evaluation.summary.items()
         }
         content["per_class"] = result.evaluation.per_class
-        write_whole(json_file, json.dumps(content, indent=1))
+        write_atomically(json_file, json.dumps(content, indent=1))
     return FINISHED
 
 

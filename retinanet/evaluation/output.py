@@ -22,7 +22,7 @@ from torchvision.utils import draw_bounding_boxes
 
 from common.charts import BLUE, as_png, new_figure
 from common.errors import printable
-from common.files import as_csv, write_parts, write_whole
+from common.files import as_csv, write_atomically, write_parts
 from data.annotations import Annotations, image_path
 from data.decoding import decode_image
 from retinanet.evaluation.matching import ImageDetections, SplitDetections, detection_dicts
@@ -61,8 +61,8 @@ def write_evaluation(result: SplitResult, folder: Path, *, name: str) -> None:
     """
     boxes, classes, chart = evaluation_files(folder, name=name)
     write_parts(boxes, detections_as_json(result.detections))
-    write_whole(classes, classes_as_csv(result.evaluation))
-    write_whole(chart, evaluation_chart(result.evaluation, title=name))
+    write_atomically(classes, classes_as_csv(result.evaluation))
+    write_atomically(chart, evaluation_chart(result.evaluation, title=name))
 
 
 def detections_as_json(detections: SplitDetections) -> Iterator[bytes]:
@@ -225,7 +225,7 @@ def save_picture(pixels: Pixels, file: Path) -> None:
     content = io.BytesIO()
     # Half the time of Pillow's default level, and 5 % more bytes.
     Image.fromarray(pixels).save(content, format="PNG", compress_level=1)
-    write_whole(file, content.getvalue())
+    write_atomically(file, content.getvalue())
 
 
 SHOWN_SCORE = 0.4  # Lowest score that is drawn, if any prediction of an image reaches it

@@ -18,7 +18,7 @@ from torchvision.ops import box_iou
 
 from common.console import make_console
 from common.errors import FINISHED, InputError
-from common.files import require_free_outputs, write_whole
+from common.files import require_free_outputs, write_atomically
 from data.decoding import decode_image
 from data.synthetic import draw_scene
 from data.transforms import resize_image
@@ -76,7 +76,7 @@ def export(
         raise InputError(f"{out}: cannot be written: {error.strerror}; set --out") from error
     finally:
         partial.unlink(missing_ok=True)
-    write_whole(beside, json.dumps(description, ensure_ascii=False, indent=1))
+    write_atomically(beside, json.dumps(description, ensure_ascii=False, indent=1))
     quality = "no mAP" if description["map"] is None else f"mAP {description['map']:.3f}"
     console.print(
         f"{trained.folder}, step {description['step']}, {quality} → {out} "

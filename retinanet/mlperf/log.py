@@ -20,7 +20,7 @@ from mlperf_logging.mllog import constants
 from mlperf_logging.mllog.mllog import MLLogger
 
 from common.errors import InputError
-from common.files import LineFile, read_text, write_whole
+from common.files import LineFile, read_text, write_atomically
 from common.machine import processor_name
 from retinanet.mlperf.rules import RULES, Rules, benchmark_name
 
@@ -340,7 +340,7 @@ def truncate_log(file: Path, *, step: int, is_evaluated: bool) -> list[LogLine]:
         if line.key != constants.RUN_STOP
         and (finite_number(line.metadata.get("step_num")) or 0) <= last.get(line.key, step)
     ]
-    write_whole(file, "".join(f"{line.text}\n" for line in remaining))
+    write_atomically(file, "".join(f"{line.text}\n" for line in remaining))
     return remaining
 
 

@@ -26,7 +26,7 @@ from rich.console import Console
 from common.charts import Column, Table, text_column
 from common.console import make_console
 from common.errors import CONDITION_MET, FINISHED, InputError
-from common.files import require_free_json, write_whole
+from common.files import require_free_json, write_atomically
 from retinanet.mlperf.log import (
     BEGIN,
     RunLog,
@@ -189,7 +189,7 @@ def check(*, path: Path, rules: Rules | None, json_file: Path | None) -> int:
     if json_file is not None:
         single = len(results) == 1
         content = results[0] if single else {"passed": passed, "logs": results}
-        write_whole(json_file, json.dumps(content, indent=1) + "\n")
+        write_atomically(json_file, json.dumps(content, indent=1) + "\n")
     return FINISHED if passed else CONDITION_MET
 
 
@@ -326,7 +326,7 @@ def rcp(*, runs: Sequence[Path], rules: Rules | None, json_file: Path | None) ->
                 {"log": str(log.file), "status": log.status, "epochs": log.epochs} for log in logs
             ],
         }
-        write_whole(json_file, json.dumps(content, indent=1) + "\n")
+        write_atomically(json_file, json.dumps(content, indent=1) + "\n")
     return FINISHED if passed else CONDITION_MET
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from common.charts import BLUE, RED, Column, Table, new_figure, save_chart
 from common.console import make_console
 from common.errors import FINISHED
-from common.files import require_free, write_whole
+from common.files import require_free, write_atomically
 from retinanet.config_types import field_marks
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def points(
             "points": [{**asdict(point), "mean_epochs": point.mean_epochs} for point in measured],
             "asked": [{**asdict(point), "steps": point.steps} for point in expected],
         }
-        write_whole(json_file, json.dumps(content, indent=1))
+        write_atomically(json_file, json.dumps(content, indent=1))
     return FINISHED
 
 

@@ -25,7 +25,7 @@ from rich.console import Console
 from common.cli import installed
 from common.console import make_console
 from common.errors import CONDITION_MET, FINISHED, InputError
-from common.files import read_json_object, read_text, write_whole
+from common.files import read_json_object, read_text, write_atomically
 from common.machine import cpu_field, processor_name, read_proc_text, read_status
 from launch.topology import count_cores, list_sockets, read_topology
 from retinanet.mlperf.log import RunLog, read_run_log
@@ -116,15 +116,15 @@ def add_run(folder: Path, run: Path) -> Submission:
         )
     if not submission.description.exists():
         description = system_description(submission, log, environment=environment, storage=run)
-        write_whole(submission.description, json.dumps(description, indent=1) + "\n")
+        write_atomically(submission.description, json.dumps(description, indent=1) + "\n")
     readme = submission.code / "README.md"
     if not readme.exists():
-        write_whole(readme, how_to_run(environment))
+        write_atomically(readme, how_to_run(environment))
     number = len(logs)
     for name in ("config.yaml", "environment.json"):
-        write_whole(submission.code / f"result_{number}" / name, (run / name).read_bytes())
+        write_atomically(submission.code / f"result_{number}" / name, (run / name).read_bytes())
     # Last, so that a run with a result is complete.
-    write_whole(submission.result(number), text)
+    write_atomically(submission.result(number), text)
     return submission
 
 

@@ -28,7 +28,7 @@ from retinanet.config_types import planned_groups, planned_split
 from retinanet.memory import ModelBytes
 from retinanet.preflight.findings import Finding, amount, failure, ok, warning
 from retinanet.training.build import FROM_TORCHVISION, build_model, dropped_parts, starting_weights
-from retinanet.training.checkpoint import newest_whole
+from retinanet.training.checkpoint import newest_valid
 from retinanet.training.data import require_no_files
 from retinanet.training.resume import require_same_settings
 from retinanet.training.run_folder import LOCK, holds_work, notes_on_folder, problem_of_folder
@@ -98,7 +98,7 @@ def check_run_folder(path: Path, config: Config, *, resume: bool, overwrite: boo
 
 def check_newest_checkpoint(folder: Path, config: Config) -> Finding:
     """Check the checkpoint from which --resume continues, including its SHA-256."""
-    checkpoint, problems = newest_whole(folder)
+    checkpoint, problems = newest_valid(folder)
     if checkpoint is None and problems:
         detail = f"{problems[0]}; no checkpoint in {folder} is intact"
         fix = "give --overwrite to start again, or another run.name"

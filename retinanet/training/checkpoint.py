@@ -60,7 +60,7 @@ class Checkpoint:
         """The run's progress."""
         return self.state.position
 
-    def require_whole(self) -> None:
+    def require_complete(self) -> None:
         """Check that all parts needed to resume are there and undamaged."""
         # If norms train, each rank has running statistics of its own.
         needs_ranks = self.model.norm == "batch" and len(self.state.random_states) > 1
@@ -166,7 +166,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(folder, read_state(folder))
 
 
-def newest_whole(checkpoints: Path) -> tuple[Checkpoint | None, list[str]]:
+def newest_valid(checkpoints: Path) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest undamaged checkpoint, or None, and the problems of all newer ones.
 
     They are the folders below `checkpoints/`.
@@ -175,7 +175,7 @@ def newest_whole(checkpoints: Path) -> tuple[Checkpoint | None, list[str]]:
     for folder in newest_first(checkpoints):
         try:
             checkpoint = Checkpoint(folder, read_state(folder))
-            checkpoint.require_whole()
+            checkpoint.require_complete()
         except InputError as error:
             problems.append(str(error))
         else:

@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from common.errors import FINISHED, InputError
-from common.files import require_free_outputs, write_whole
+from common.files import require_free_outputs, write_atomically
 from data.annotations import UNNAMED, ClassMap
 from data.coco_json import require_unique, strict_columns
 from data.index import open_annotations
@@ -51,7 +51,7 @@ def convert(*, file: Path, out: Path, trust: bool, overwrite: bool) -> int:
     content, is_known = read_trusted(file, trust=trust)
     weights = unpickle_weights(content, file)
     written = save(weights.tensors, metadata={"format": "pt"})
-    write_whole(out, written)
+    write_atomically(out, written)
     print("\n".join(describe_weights(file, content, weights, is_known=is_known)))
     digest = hashlib.sha256(written).hexdigest()
     print(f"{out}: {len(weights.tensors):,} tensors, {len(written):,} bytes, sha256 {digest}")

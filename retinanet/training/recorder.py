@@ -25,7 +25,7 @@ from torch.utils.tensorboard.writer import SummaryWriter
 from common.charts import BLUE, GREEN, RED, new_figure, save_chart
 from common.cli import installed
 from common.errors import InputError, printable
-from common.files import LineFile, read_json_lines, write_whole
+from common.files import LineFile, read_json_lines, write_atomically
 from common.machine import peak_resident_mb
 from data.dataset import DetectionDataset
 from retinanet.evaluation.metric import COLOURS, METRICS, Evaluation
@@ -323,7 +323,7 @@ def drop_later_lines(file: Path, *, step: int) -> None:
     """Remove records of steps after `step`, in one atomic replacement."""
     if file.exists():
         records = [record for record in read_json_lines(file) if record["step"] <= step]
-        write_whole(file, "".join(json.dumps(record) + "\n" for record in records))
+        write_atomically(file, "".join(json.dumps(record) + "\n" for record in records))
 
 
 SECONDS_BETWEEN_TRIES = 60.0

@@ -15,7 +15,7 @@ from common.errors import InputError
 from common.machine import processor_name
 from retinanet.config import Config, config_to_tree, resume_marks
 from retinanet.config_types import DEFAULT_BETA1, Resume, resolve_beta1
-from retinanet.training.checkpoint import Checkpoint, newest_whole
+from retinanet.training.checkpoint import Checkpoint, newest_valid
 from retinanet.training.run_folder import RunFolder
 from retinanet.training.train_state import State
 
@@ -39,7 +39,7 @@ def checkpoint_to_resume(
     Raises:
         InputError: All checkpoints are damaged, or the one to resume from does not fit.
     """
-    checkpoint, problems = newest_whole(folder.checkpoints)
+    checkpoint, problems = newest_valid(folder.checkpoints)
     if checkpoint is None and problems:
         raise InputError(
             f"{folder.checkpoints}: all checkpoints are damaged ({problems[0]}); give --overwrite "

@@ -22,7 +22,7 @@ from rich.console import Console
 from ruamel.yaml import YAML
 
 from common.errors import InputError, StoppedBeforeStart, printable
-from common.files import write_whole
+from common.files import write_atomically
 from common.locks import FileLock, LockHeldError
 from common.machine import code_version, installed_versions, processor_name
 from data.dataset import DetectionData
@@ -84,9 +84,9 @@ class RunFolder:
                 (self.path / name).unlink(missing_ok=True)
         text = io.StringIO()
         YAML().dump(config, text)
-        write_whole(self.path / "config.yaml", text.getvalue())
+        write_atomically(self.path / "config.yaml", text.getvalue())
         environment = {**collect_environment(command_line()), "ranks": ranks}
-        write_whole(self.path / "environment.json", json.dumps(environment, indent=1))
+        write_atomically(self.path / "environment.json", json.dumps(environment, indent=1))
         for folder in (self.checkpoints, self.pictures, self.evaluations, self.tensorboard):
             try:
                 folder.mkdir(exist_ok=True)

@@ -18,7 +18,7 @@ from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import (
     Checkpoint,
     Contents,
-    newest_whole,
+    newest_valid,
     optimizer_tensors,
     read_checkpoint,
     write_checkpoint,
@@ -100,7 +100,7 @@ def check_checkpoint(data: bytes, folder: Path) -> None:
     for files in (content, with_matching_hashes(content)):
         for name, part in files.items():
             write_file(step / name, part)
-        newest, problems = newest_whole(checkpoints)
+        newest, problems = newest_valid(checkpoints)
         assert (newest is None) == bool(problems)
         checkpoint = value_or_error(lambda: read_checkpoint(step), str(step))
         if checkpoint is not None:

@@ -21,7 +21,7 @@ from common.cli import (
 )
 from common.console import make_console, print_line
 from common.errors import FINISHED, OUR_BUG, WorkerDiedError
-from common.files import require_free, write_json, write_whole
+from common.files import require_free, write_atomically, write_json
 from profiling.bench.job import JobFailedError
 from profiling.studies.tune.forecast import Constraints, Forecast, Plan, choose_allocation
 from profiling.studies.tune.gather import PlannerOptions, gathered
@@ -117,7 +117,7 @@ def write_plan(
     arguments = training_arguments(winner, config=measured.config, settings=settings)
     print_line(console, f"command: {launch_command(winner, arguments)}")
     if options.slurm is not None:
-        write_whole(options.slurm, slurm_script(winner, arguments))
+        write_atomically(options.slurm, slurm_script(winner, arguments))
         print_line(console, f"Slurm: sbatch {options.slurm}")
     if options.chart is not None:
         size = measured.image_size
@@ -125,7 +125,7 @@ def write_plan(
             f"RetinaNet to {epochs.target}, {size}×{size}, {measured.precision}; hosts with "
             f"{measured.cores} cores, {measured.environment['cpu']}"
         )
-        write_whole(options.chart, landscape(plan.forecasts, winner, title=title))
+        write_atomically(options.chart, landscape(plan.forecasts, winner, title=title))
         print_line(console, f"chart: {options.chart}")
     if options.json_file is not None:
         content = {

@@ -21,7 +21,7 @@ from retinanet.training.checkpoint import (
     copies,
     file_digest,
     find_checkpoint,
-    newest_whole,
+    newest_valid,
     optimizer_state,
     optimizer_tensors,
     point_to,
@@ -236,7 +236,7 @@ def test_path_without_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def require_refusal(copy: Path, file: str) -> None:
     """Require that checking the parts, without building a model, shows the damage."""
-    message = error_message(lambda: read_checkpoint(copy).require_whole())
+    message = error_message(lambda: read_checkpoint(copy).require_complete())
     assert message.startswith(f"{copy / file}: ")
 
 
@@ -276,13 +276,13 @@ def test_newest_whole_checkpoint_is_found_and_newer_ones_are_named(
     (tmp_path / "step-000012" / "state.json").unlink()
     replace(tmp_path / "step-000011" / "optimizer.safetensors", b"cut")
     (tmp_path / ".step-000013.partial").mkdir()
-    checkpoint, problems = newest_whole(tmp_path)
+    checkpoint, problems = newest_valid(tmp_path)
     assert checkpoint is not None and checkpoint.folder == tmp_path / "step-000010"
     assert [problem.partition(": ")[0] for problem in problems] == [
         str(tmp_path / "step-000012" / "state.json"),
         str(tmp_path / "step-000011" / "optimizer.safetensors"),
     ]
-    assert newest_whole(tmp_path / "nowhere") == (None, [])
+    assert newest_valid(tmp_path / "nowhere") == (None, [])
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_value_that_is_not_finite_is_refused_with_the_tensors_name(
     tensors[name].flatten()[-1] = value
     part_with(copy, file, save(tensors))
     assert f": {name} contains a value that is not finite" in refusal(copy, file)
-    _, [problem] = newest_whole(in_checkpoints(copy))
+    _, [problem] = newest_valid(in_checkpoints(copy))
     assert problem.startswith(f"{copy.with_name('step-000012') / file}: {name} ")
 
 
@@ -363,7 +363,7 @@ def in_checkpoints(copy: Path) -> Path:
 def test_checkpoint_without_optimizer_is_not_whole(copy: Path) -> None:
     parts = json.loads((copy / "state.json").read_text())["parts"]
     state_with(copy, parts={"model.safetensors": parts["model.safetensors"]})
-    _, [problem] = newest_whole(in_checkpoints(copy))
+    _, [problem] = newest_valid(in_checkpoints(copy))
     assert "does not list optimizer.safetensors" in problem
 
 

@@ -14,7 +14,7 @@ from retinanet.training import checkpointer
 from retinanet.training.checkpoint import (
     Checkpoint,
     Contents,
-    newest_whole,
+    newest_valid,
     point_to,
     read_checkpoint,
     remove,
@@ -89,7 +89,7 @@ def test_newest_checkpoints_are_kept_and_last_points_to_the_newest(writer: Write
     assert writer.names() == ["last", "step-000003", "step-000004"]
     assert (writer.folder / "last").resolve().name == "step-000004"
     for name in ("step-000003", "last"):
-        read_checkpoint(writer.folder / name).require_whole()
+        read_checkpoint(writer.folder / name).require_complete()
     assert writer.warnings == []
 
 
@@ -111,7 +111,7 @@ def test_evaluation_changes_only_the_position(writer: Writer) -> None:
     before = read_state(writer.folder / "step-000007")
     writer.checkpointer.add_evaluation(position(7, current=0.25, best=0.5))
     after = read_checkpoint(writer.folder / "step-000007")
-    after.require_whole()
+    after.require_complete()
     assert after.state == replace(before, position=position(7, current=0.25, best=0.5))
 
 
@@ -150,7 +150,7 @@ def test_full_disk_is_a_warning_and_keeps_the_last_checkpoint(small_disk: Writer
     for part in ("step 3 could not be written", "No space left on device", "step-000002 is kept"):
         assert part in small_disk.warnings[0]
     assert small_disk.names() == ["last", "step-000001", "step-000002"]  # no partial one
-    checkpoint, problems = newest_whole(small_disk.folder)
+    checkpoint, problems = newest_valid(small_disk.folder)
     assert checkpoint is not None and checkpoint.position.step == 2 and problems == []
     shutil.rmtree(small_disk.folder / "step-000001")
     small_disk.checkpointer.write(contents(5, values=100_000))
@@ -170,7 +170,7 @@ def test_read_only_disk_is_a_warning(small_disk: Writer) -> None:
 
 
 def resumed(writer: Writer) -> tuple[Checkpoint, list[str]]:
-    checkpoint, _ = newest_whole(writer.folder)
+    checkpoint, _ = newest_valid(writer.folder)
     assert checkpoint is not None
     return checkpoint, Writer(writer.folder).checkpointer.resume_from(checkpoint, epoch=0)
 
@@ -207,7 +207,7 @@ def test_removal_first_renames_the_folder(writer: Writer, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as if killed before it
     remove(writer.folder / "step-000001")
-    assert newest_whole(writer.folder) == (None, [])
+    assert newest_valid(writer.folder) == (None, [])
 
 
 def due_steps(every: str, *, steps: int, first: int = 0) -> list[int]:
