@@ -104,7 +104,10 @@ def horizontal_bars(
                           color=text_colour_on(piece.colour), fontsize=fontsize)  # fmt: skip
             end += piece.value
         if bar.note:
-            axes.text(end, middle, f"  {bar.note}", va="center", fontsize=fontsize)
+            # The white box keeps it legible where a vertical line of the chart crosses it.
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
+            axes.annotate(bar.note, (end, middle), xytext=(6, 0), textcoords="offset points",
+                          va="center", fontsize=fontsize, bbox=box, zorder=3)  # fmt: skip
         longest = max(longest, end)
     names = [bar.name for bar in bars[::bars_a_row]]
     axes.set_yticks(range(count), names, fontsize=name_size)

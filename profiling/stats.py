@@ -407,15 +407,21 @@ def draw_distribution(parts: Sequence[Part], *, title: str) -> "Figure":
 
     bars = []
     for name, group in groups:
+        # One piece per colour: passes of training and of inference are both "forward".
+        by_direction: dict[str, float] = defaultdict(float)
+        for part in group:
+            by_direction[colour_name(part)] += part.total_ms
         pieces = [
             Piece(
-                part.total_ms,
-                DIRECTION_COLOURS[colour_name(part)],
-                f"{part.share:.0%}" if part.total_ms > SMALLEST_LABELLED * total else "",
+                by_direction[direction],
+                DIRECTION_COLOURS[direction],
+                f"{by_direction[direction] / total:.0%}"
+                if by_direction[direction] > SMALLEST_LABELLED * total
+                else "",
             )
-            for part in sorted(group, key=lambda part: order.index(colour_name(part)))
+            for direction in sorted(by_direction, key=order.index)
         ]
-        ms = sum(part.total_ms for part in group)
+        ms = sum(by_direction.values())
         bars.append(Bar(name, pieces, f"{significant(ms, 3)} ms, {ms / total:.1%}"))
     figure = charts.new_figure(height=2.0 + 0.5 * len(bars))
     axes = figure.subplots()
@@ -527,5 +533,6 @@ def draw_moving(axes: "Axes", rows: Sequence[Row], peaks: Peaks | None) -> None:
     if peaks:
         bandwidth = peaks.bandwidth_gb_per_s
         axes.axvline(bandwidth, color=DARK, linestyle="--", linewidth=1.2)
-        axes.text(bandwidth, -0.62, f"memory {bandwidth:,.0f} GB/s", ha="center", fontsize=9)
+        axes.text(bandwidth, -0.62, f"memory {bandwidth:,.0f} GB/s", ha="center", fontsize=9,
+                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})  # fmt: skip
     axes.set_xlabel("bandwidth [GB/s], each tensor counted once")
