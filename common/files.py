@@ -54,6 +54,28 @@ def require_free_json(json_file: Path | None, *, overwrite: bool = False) -> Non
         require_free([json_file], overwrite=overwrite, advice="give --json another file")
 
 
+def partial_name(file: Path) -> Path:
+    """Return the temporary name under which a file is written."""
+    # In the same folder, since a rename is atomic within one file system only.
+    return file.with_name(f".{file.name}.partial")
+
+
+def require_writable(files: Sequence[Path]) -> None:
+    """Check before the work that `write_atomically` can write files; makes their folders.
+
+    Raises:
+        InputError: Names the first that cannot be written, and the reason.
+    """
+    for file in files:
+        partial = partial_name(file)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            partial.open("wb").close()
+            partial.unlink()
+        except OSError as error:
+            raise InputError(f"{file}: cannot be written: {error.strerror}") from error
+
+
 def write_atomically(file: Path, content: str | bytes) -> None:
     """Write a file under a temporary name, then rename it; text in UTF-8.
 
@@ -67,8 +89,7 @@ def write_atomically(file: Path, content: str | bytes) -> None:
 
 def write_parts(file: Path, parts: Iterable[bytes]) -> None:
     """Write a file like `write_atomically`, in parts that need not be in memory at once."""
-    # In the same folder, since a rename is atomic within one file system only.
-    partial = file.with_name(f".{file.name}.partial")
+    partial = partial_name(file)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as stream:

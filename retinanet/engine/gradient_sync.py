@@ -318,7 +318,11 @@ class SharedMemory:
         """
         self._file = os.memfd_create("ranks")
         # Not ftruncate: missing memory must be an error here, not SIGBUS at the first write.
-        os.posix_fallocate(self._file, 0, size)
+        try:
+            os.posix_fallocate(self._file, 0, size)
+        except OSError:
+            os.close(self._file)
+            raise
         self._name = secrets.token_bytes(NAME_BYTES)
         os.pwrite(self._file, self._name, 0)
 

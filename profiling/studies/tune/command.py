@@ -21,7 +21,7 @@ from common.cli import (
 )
 from common.console import make_console, print_line
 from common.errors import FINISHED, OUR_BUG, WorkerDiedError
-from common.files import require_free, write_atomically, write_json
+from common.files import require_free, require_writable, write_atomically, write_json
 from profiling.bench.job import JobFailedError
 from profiling.studies.tune.forecast import Constraints, Forecast, Plan, choose_allocation
 from profiling.studies.tune.gather import PlannerOptions, gathered
@@ -58,6 +58,8 @@ def tune_command(options: PlannerOptions) -> int:
     outputs = [options.chart, options.slurm, options.json_file]
     files = [file for file in outputs if file is not None]
     require_free(files, overwrite=False, advice="give another name")
+    # Before the measurements, which take many minutes.
+    require_writable([*files, *([options.plan] if options.plan else [])])
     console = make_console(pipe_width=140)
     try:
         measured = gathered(options, console=console)

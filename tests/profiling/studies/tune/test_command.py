@@ -11,6 +11,7 @@ import pytest
 
 from common.errors import BAD_INPUT
 from launch.__main__ import main
+from profiling.studies.tune import command
 from profiling.studies.tune.command import launch_command, slurm_script, training_arguments
 from profiling.studies.tune.measurements import write_measurements
 from tests.launch.ranks import run_python
@@ -87,6 +88,18 @@ def test_wrong_options_for_a_plan_are_one_line(
     arguments: tuple[str, ...], error: str, plan: Path, tune: Tune
 ) -> None:
     assert error in error_line(tune("--plan", plan, *arguments))
+
+
+@pytest.mark.parametrize("option", ["--plan", "--chart", "--slurm"])
+def test_unwritable_output_is_refused_before_measuring(
+    option: str, plan: Path, tmp_path: Path, tune: Tune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "gathered", None)  # would fail if it were called
+    (tmp_path / "file").touch()
+    given = [] if option == "--plan" else ["--plan", plan]
+    done = tune(*given, option, tmp_path / "file" / "output", "--hosts", 1)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert str(tmp_path / "file" / "output") in done.stderr
 
 
 def test_other_file_is_not_a_plan(tmp_path: Path, tune: Tune) -> None:
