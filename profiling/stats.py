@@ -413,13 +413,13 @@ def draw_distribution(parts: Sequence[Part], *, title: str) -> "Figure":
             by_direction[colour_name(part)] += part.total_ms
         pieces = [
             Piece(
-                by_direction[direction],
+                direction_ms,
                 DIRECTION_COLOURS[direction],
-                f"{by_direction[direction] / total:.0%}"
-                if by_direction[direction] > SMALLEST_LABELLED * total
-                else "",
+                f"{direction_ms / total:.0%}" if direction_ms > SMALLEST_LABELLED * total else "",
             )
-            for direction in sorted(by_direction, key=order.index)
+            for direction, direction_ms in sorted(
+                by_direction.items(), key=lambda item: order.index(item[0])
+            )
         ]
         ms = sum(by_direction.values())
         bars.append(Bar(name, pieces, f"{significant(ms, 3)} ms, {ms / total:.1%}"))

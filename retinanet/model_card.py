@@ -21,7 +21,7 @@ from ruamel.yaml import YAML
 from common.cli import installed
 from common.console import clock
 from common.errors import printable
-from common.files import read_json_lines
+from common.files import partial_name, read_json_lines
 from data.annotations import SplitName
 from data.dataset import DetectionDataset
 from retinanet.config_file import configured_split
@@ -253,7 +253,7 @@ def write_card(folder: Path, text: str) -> bool:
         return False
     # Not write_atomically, which creates missing folders: a removed checkpoint would reappear.
     content = text.encode("utf-8", "backslashreplace")
-    partial = folder / f".{CARD}.partial"
+    partial = partial_name(folder / CARD)
     try:
         partial.write_bytes(content + f"{MARK}{hashlib.sha256(content).hexdigest()} -->\n".encode())
         partial.replace(file)

@@ -125,7 +125,6 @@ def main() -> int:
     )
     for count, sentence, page in longest[:SENTENCES]:
         print(f"  {count:3} words, {page}: {sentence[:100]}…")
-    sys.stdout.flush()  # a closed pipe raises here, where `run_command` handles it
     return 0
 
 

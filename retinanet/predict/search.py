@@ -19,6 +19,7 @@ import torch
 from rich.console import Console
 
 from common.errors import InputError, one_line, printable
+from common.files import partial_name
 from data.annotations import ClassMap
 from data.decoding import SUFFIXES
 from data.transforms import resize_image
@@ -153,7 +154,7 @@ def box_file(file: Path | None) -> Iterator[AddBoxes]:
     if file is None:
         yield lambda records: None
         return
-    partial = file.with_name(f".{file.name}.partial")
+    partial = partial_name(file)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         # The surrogates of a name that is not UTF-8 become escapes such as \udc80: valid JSON.

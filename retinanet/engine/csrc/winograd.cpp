@@ -139,10 +139,10 @@ WITH_BF16 static inline void transform_input_row(const __m512 (*d)[4], __m512* v
     v[3] = _mm512_sub_ps(row[1], row[3]);
 }
 
-// Row `place` of A dY, times Aᵀ, of 16 channels; `pixels` [2][2] are those of dY.
+// Row `place` of A dY, times Aᵀ, of 16 channels; the first [2][2] of `pixels` are those of dY.
 template <int place>
 WITH_BF16 static inline void transform_gradient_row(
-    const Pixel (*pixels)[2], int64_t channel, __mmask16 lanes, __m512* z) {
+    const Pixel (*pixels)[4], int64_t channel, __mmask16 lanes, __m512* z) {
     const __m512 zero = _mm512_setzero_ps();
     __m512 d[2];
     for (int column = 0; column < 2; column++) {
@@ -326,8 +326,7 @@ WITH_BF16 static void fill_panels(
             __m512 transformed[2][4];
             for (int which = 0; which < 2; which++) {
                 if (of_gradient) {
-                    const Pixel of_tile[2][2] = {{pixels[which][0][0], pixels[which][0][1]}, {pixels[which][1][0], pixels[which][1][1]}};
-                    transform_gradient_row<place>(of_tile, channel, lanes, transformed[which]);
+                    transform_gradient_row<place>(pixels[which], channel, lanes, transformed[which]);
                 } else {
                     __m512 d[4][4];
                     for (int row : {FIRST_ROW[place], SECOND_ROW[place]}) load_row(pixels[which][row], channel, lanes, d[row]);
