@@ -1,105 +1,89 @@
 # make demo    train on synthetic images, evaluate, draw pictures: minutes on two cores
 # make test-fast    tests of less than half a second each: a minute on two cores
 # make test    all that proves the product, real mpirun included: 11 minutes on two cores
-# make test-all    the whole suite, with IPEX, a browser and all commands of the docs; then make test-latest
-# make test-latest    make test with the newest torch and torchvision, in .venv-latest
-# make ipex    add the paper's engine, Intel's extension for PyTorch, to .venv
+# make test-all    the whole suite, with IPEX, a browser and all commands of the docs
+# make test-pythons    make test under every other Python of 3.11 to 3.14 that is here
+# make ipex    make .venv-ipex: the paper's engine, Intel's extension for PyTorch, and torch 2.8
 # make serving add what export to ONNX and videos need to .venv
-# make simd    put Pillow-SIMD in Pillow's place: see requirements-simd.txt before; make pillow: back
 # make fuzz    search for inputs that break a reader: FUZZ_SECONDS each (60), FUZZ_TARGETS (all)
 # make torture kill a run of two ranks at random moments, 50 times, and compare its end: 20 minutes
-# make browser look for the browser that a test of make test-all needs, and install one as root on Debian
-# make lint    ruff, format, types
-# make audit   ask PyPA's database for known holes of what is pinned, by pip-audit: see SECURITY.md
-# Each makes .venv if it is missing. TORCH_INDEX=<url> takes CPU-only wheels of torch from there.
+# make lint    ruff, format, types;  make audit   known holes of what is pinned, by pip-audit: see SECURITY.md
+# make update  move all pins to the newest versions, once the tests pass and a step is as fast: 20 minutes
+# Each makes .venv if it is missing. TORCH_INDEX=<url> takes CPU-only wheels of torch from there; PYTHON=<path> is
+# the Python of a new environment, else it is the newest.
 
-export TORCH_INDEX PYTHON
+export TORCH_INDEX PYTHON PINS
+environment = .venv
+python = $(environment)/bin/python
+FUZZ_SECONDS = 60
+FUZZ_TARGETS = annotations checkpoint config environment hosts image index log openimages topology
 
-.PHONY: demo test-fast test test-all test-latest torture ipex serving fuzz simd pillow browser tools latest lint audit setup clean
+.PHONY: demo test-fast test test-all ipex-tests test-pythons ipex serving fuzz torture lint audit update tools setup clean
 
 # Without a compiler it takes longer; a line says so.
 demo: setup
 	@./setup.sh compiler || true
-	.venv/bin/python train.py --config demo.yaml --overwrite
+	$(python) train.py --config demo.yaml --overwrite
 
 # First the tests that need one core, on a worker per core; then, whether or not those passed, the
 # tests that need the whole machine. docs/tests.md explains the tiers.
 # Bytecode is kept even where PYTHONDONTWRITEBYTECODE is set: tests start Python often.
-test-fast test test-all test-latest: export PYTHONDONTWRITEBYTECODE =
-test-fast test test-all: environment = .venv
-test-latest: environment = .venv-latest
-test-fast: tier = and not slow and not exhaustive
-test test-latest: tier = and not exhaustive
-side_by_side = --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
-
-define run_tests
-$(environment)/bin/python -m pytest -m "not whole_machine $(tier)" --durations=20 $(side_by_side); \
-one_core=$$?; \
-if [ $$one_core -gt 1 ]; then exit $$one_core; fi; \
-$(environment)/bin/python -m pytest -m "whole_machine $(tier)" --durations=20 && exit $$one_core
-endef
+test-fast test test-all: export PYTHONDONTWRITEBYTECODE =
+test-fast: tier = and not ipex and not slow and not exhaustive
+test: tier = and not ipex and not exhaustive
+test-all: tier = and not ipex
+one_core = $(python) -m pytest -m "not whole_machine $(tier)" --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+whole_machine = $(python) -m pytest -m "whole_machine $(tier)" --durations=20
 
 test-fast: tools
-	$(environment)/bin/python -m pytest -m "not whole_machine $(tier)" $(side_by_side)
+	$(one_core)
+test test-all: tools
+	$(one_core) --durations=20; status=$$?; [ $$status -le 1 ] && $(whole_machine) && exit $$status
 
-test: tools serving
-test-latest: tools latest
-test test-latest:
-	$(run_tests)
+test-all: ipex-tests
+ipex-tests: ipex
+	.venv-ipex/bin/python -m pytest -m ipex
 
-test-all: tools ipex serving browser
-	$(run_tests)
-	@$(MAKE) test-latest
-
-tools:
-	@./setup.sh tools
-
-latest:
-	@./setup.sh latest
+test-pythons: tools
+	@for other in $$(./setup.sh pythons); do \
+	    version=$$($$other -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	    $(python) -V | grep -q " $$version\." || $(MAKE) test PYTHON=$$other environment=.venv-$$version || exit; \
+	done
 
 torture: setup
-	.venv/bin/python -m tests.torture
-
-ipex:
-	@./setup.sh ipex
-
-serving:
-	@./setup.sh serving
-
-FUZZ_SECONDS = 60
-FUZZ_TARGETS = annotations checkpoint config environment hosts image index log openimages topology
+	$(python) -m tests.torture
 
 # Each ends at its first finding, whose bytes lie in runs/fuzz/found; the others go on.
 fuzz:
 	@./setup.sh fuzz
-	@failed=; for target in $(FUZZ_TARGETS); do \
-	    .venv/bin/python -m tests.fuzz $$target --seconds $(FUZZ_SECONDS) || failed="$$failed $$target"; \
-	done; \
-	if [ -n "$$failed" ]; then echo "fuzz: findings in$$failed, see runs/fuzz/found" >&2; exit 1; fi
+	@for target in $(FUZZ_TARGETS); do $(python) -m tests.fuzz $$target --seconds $(FUZZ_SECONDS) || failed=1; done; \
+	[ -z "$$failed" ] || { echo "fuzz: findings in runs/fuzz/found" >&2; exit 1; }
 
-simd:
-	@./setup.sh simd
+lint: tools
+	$(python) -m pre_commit run --all-files --show-diff-on-failure
 
-pillow:
-	@./setup.sh pillow
-
-browser:
-	@./setup.sh browser
-
-lint: setup tools
-	.venv/bin/pre-commit run --all-files --show-diff-on-failure
-
-# In an environment of its own: what it needs is not what the program needs.
 audit: setup
-	.venv/bin/python -m venv .venv-audit
-	.venv-audit/bin/python -m pip install -q pip-audit==2.10.1
-	@# The newest torch apart: one package of two versions is refused.
-	audit=".venv-audit/bin/pip-audit --strict --no-deps --disable-pip"; \
-	$$audit -r requirements-latest.txt; latest=$$?; \
-	$$audit $(foreach file,$(filter-out requirements-latest.txt,$(wildcard requirements*.txt)),-r $(file)) && exit $$latest
+	./setup.sh uv tool run pip-audit@2.10.1 --strict --no-deps --disable-pip --requirement requirements-dev.txt
 
-setup:
-	@./setup.sh
+# One resolution for all Pythons; markers tell where they must differ. The old pins stay in .venv until then.
+resolve = ./setup.sh uv pip compile --quiet --universal --python-version 3.11 --upgrade \
+    --custom-compile-command "make update" pyproject.toml --output-file .pins/requirements
+update: tools
+	rm -rf .pins && mkdir .pins
+	$(resolve).txt
+	$(resolve)-serving.txt --constraints .pins/requirements.txt --extra serving
+	$(resolve)-dev.txt --constraints .pins/requirements-serving.txt --extra serving --group dev
+	$(resolve)-fuzz.txt --constraints .pins/requirements.txt --group fuzz
+	$(resolve)-ipex.txt --group ipex --group dev
+	$(MAKE) test environment=.venv-update PINS=.pins
+	.venv-update/bin/python -m profiling bench step --contestants torch --against $(python)
+	mv .pins/*.txt . && git diff --stat -- 'requirements*.txt'
+
+tools:
+	@./setup.sh tools
+	@ENVIRONMENT=$(environment) ./setup.sh dev
+
+setup ipex serving: ; @./setup.sh $(filter-out setup,$@)
 
 clean:
-	rm -rf .venv .venv-latest .venv-audit .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-* .uv .pins .mypy_cache .ruff_cache .pytest_cache .hypothesis
