@@ -7,10 +7,10 @@
 #   uv ARGUMENTS         run uv, which installs the packages
 # Variables: PYTHON, of a new environment (default: the newest of 3.11 to 3.14 that is here); TORCH_INDEX, an index of
 # CPU-only wheels of torch; ENVIRONMENT, the folder in place of .venv; PINS, the folder of requirements*.txt.
-set -euo pipefail
+set -Eeuo pipefail
 trap 'exit 130' INT TERM # not on to the next step
 cd "$(dirname "$0")"
-VERSIONS="3.14 3.13 3.12 3.11"
+VERSIONS="3.14 3.13 3.12 3.11" compiler=${CXX:-$(command -v c++ || echo g++)}
 
 fail() { printf 'setup: %s\n' "$1" >&2; exit 2; }
 
@@ -39,7 +39,7 @@ find_python() {
 # is made. It takes the index that pip is configured with.
 run_uv() {
     local uv python index
-    python=$(find_python)
+    python=$(find_python) || exit
     uv=$(command -v uv) || uv=.uv/bin/uv
     if ! "$uv" --version >/dev/null 2>&1; then
         "$python" -c 'import ensurepip, venv' 2>/dev/null ||
@@ -55,6 +55,7 @@ install_packages() { # ENVIRONMENT FILE
     local environment=$1 file=${PINS:-.}/$2 marker=$1/.setup-${2%.txt} wanted of_torch=()
     wanted="$(sha256sum <"$file") ${TORCH_INDEX:-}"
     if [ "$(cat "$marker" 2>/dev/null)" = "$wanted" ]; then return; fi
+    trap 'fail "installing failed, see above; check the network, the package index and the free space ($(df -h --output=avail . | tail -n 1 | tr -d " ") here), then run the same command again"' ERR
     # An environment whose set-up was interrupted is made anew; one made by somebody else is kept.
     if [ -e "$environment/.setup-started" ] || [ ! -x "$environment/bin/python" ]; then
         rm -rf "$environment"
@@ -67,8 +68,7 @@ install_packages() { # ENVIRONMENT FILE
         file=$environment/for-cpus.txt of_torch=(--index "$TORCH_INDEX" --index-strategy unsafe-best-match)
     fi
     echo "setup: installing $(grep -c == "$file") packages into $environment, with $("$environment/bin/python" --version)"
-    run_uv pip install --strict --no-deps --python "$environment" "${of_torch[@]}" --requirements "$file" ||
-        fail "installing failed, see above; check the network, the package index and the free space ($(df -h --output=avail . | tail -n 1 | tr -d ' ') here), then run the same command again"
+    run_uv pip install --strict --no-deps --python "$environment" "${of_torch[@]}" --requirements "$file"
     rm -f "$environment/.setup-started"
     printf '%s\n' "$wanted" >"$marker"
 }
@@ -81,7 +81,7 @@ require_program() { # PROGRAM PACKAGE PURPOSE
         { $get update || true; $get install -y --no-install-recommends "$2"; } >/dev/null 2>&1 </dev/null || true
         if command -v "${1%% *}" >/dev/null; then return; fi
     fi
-    fail "no ${1%% *} on PATH, which $3 need; install it (Debian and Ubuntu: apt-get install $2)"
+    fail "no ${1%% *} on PATH, needed for $3; install it (Debian and Ubuntu: apt-get install $2)"
 }
 
 # Only one test needs a browser. A program of that name may be an empty shell, as Ubuntu's chromium-browser.
@@ -90,7 +90,7 @@ require_browser() {
     for name in chromium-headless-shell chromium chromium-browser google-chrome; do
         if "$name" --version >/dev/null 2>&1 </dev/null; then return; fi
     done
-    (require_program chromium chromium "the test of the report's page") || echo "setup: that test will be skipped"
+    (require_program chromium chromium "the test of the report's page, which is skipped without") || true
 }
 
 # Two at once, as of two terminals, would take each other's half-made environment away. A status other than 1
@@ -102,8 +102,8 @@ case "$*" in
 '') install_packages "${ENVIRONMENT:-.venv}" requirements.txt ;;
 dev | serving | fuzz) install_packages "${ENVIRONMENT:-.venv}" "requirements-$1.txt" ;;
 ipex) install_packages .venv-ipex requirements-ipex.txt ;;
-compiler) require_program "${CXX:-c++}" g++ "the C++ kernels" ;;
-tools) for pair in "${CXX:-c++}:g++" git:git pgrep:procps ip:iproute2; do require_program "${pair%:*}" "${pair#*:}" tests; done ;;
+compiler) require_program "$compiler" g++ "the C++ kernels" ;;
+tools) for pair in "$compiler:g++" git:git pgrep:procps ip:iproute2; do require_program "${pair%:*}" "${pair#*:}" tests; done ;;
 browser) require_browser ;;
 pythons) list_pythons ;;
 uv\ *) run_uv "${@:2}" ;;

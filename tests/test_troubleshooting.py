@@ -18,7 +18,7 @@ SOURCES = ("train.py", "common", "data", "launch", "profiling", "retinanet")
 
 ENTRY = re.compile(r"^### `(.+)`(?: \((.+)\))?$", re.MULTILINE)
 PLACEHOLDER = "…"  # Stands for the parts of a message that vary
-OTHER_PROGRAMS = {"pip", "Python", "torch", "mpirun", "libgomp", "the shell"}
+OTHER_PROGRAMS = {"uv", "Python", "torch", "mpirun", "libgomp", "the shell"}
 SHORTEST = 4  # Characters of the shortest piece of a literal
 
 
@@ -220,8 +220,7 @@ def test_command_prints_the_quoted_message(part: str, tmp_path: Path, run_here: 
 
 def test_setup_without_python_prints_the_quoted_message(tmp_path: Path) -> None:
     (tmp_path / "setup.sh").write_text((REPOSITORY / "setup.sh").read_text())
-    for name in ("requirements.txt", "requirements-dev.txt"):
-        (tmp_path / name).write_text("")
+    (tmp_path / "requirements.txt").write_text("")
     done = run_program("bash", tmp_path / "setup.sh", PYTHON="/nowhere/python")
     assert done.returncode == 2
     [quoted] = [message for message in OURS if "needs Python 3.11" in message]

@@ -367,20 +367,21 @@ def openmp_conflict(libraries: Sequence[Path]) -> list[Finding]:
 
 
 VERSIONS = "versions"
-PINS = Path(__file__).resolve().parents[2] / "requirements.txt"
-NOT_NEEDED = ("nvidia-", "triton")  # CUDA's, which CPU-only builds of torch come without
+REPOSITORY = Path(__file__).resolve().parents[2]
+IPEX = "intel-extension-for-pytorch"
+NOT_NEEDED = ("nvidia-", "cuda-", "triton")  # CUDA's: CPU-only builds of torch come without
 NAMED = 4
 AS_PINNED = "run `make setup`, unless you know that these versions work together"
 
 
-def check_versions(pins: Path = PINS) -> Finding:
-    """Compare every pinned package with what is installed."""
+def check_versions(pins: Path | None = None) -> Finding:
+    """Compare every package that is pinned for this environment with what is installed."""
+    if pins is None:
+        lane = "requirements-ipex.txt" if installed_versions([IPEX]) else "requirements.txt"
+        pins = REPOSITORY / lane
     if not pins.is_file():
         return ok(VERSIONS, f"not compared: {pins} is missing")
-    # Lines such as `numpy==2.4.6   # why`.
-    lines = (line.partition("#")[0] for line in pins.read_text(encoding="utf-8").splitlines())
-    pairs = (line.split("==", 1) for line in lines if "==" in line)
-    wanted = {name.strip(): version.strip() for name, version in pairs}
+    wanted = read_pins(pins)
     installed = installed_versions(wanted)
     others = differences(wanted, installed)
     if not others:
@@ -388,6 +389,17 @@ def check_versions(pins: Path = PINS) -> Finding:
     names = ", ".join(others[:NAMED])
     others_text = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
     return warning(VERSIONS, f"not as pinned in {pins.name}: {names}{others_text}", fix=AS_PINNED)
+
+
+def read_pins(pins: Path) -> dict[str, str]:
+    """Return the pinned version of each package that this Python and this machine need."""
+    lines = (line.partition("#")[0].strip() for line in pins.read_text("utf-8").splitlines())
+    requirements = [Requirement(line) for line in lines if "==" in line]
+    return {
+        requirement.name: str(requirement.specifier).removeprefix("==")
+        for requirement in requirements
+        if requirement.marker is None or requirement.marker.evaluate()
+    }
 
 
 def differences(wanted: Mapping[str, str], installed: Mapping[str, str]) -> list[str]:

@@ -249,5 +249,9 @@ def test_other_versions_and_missing_packages_are_named(tmp_path: Path) -> None:
     finding = host.check_versions(pins)
     assert finding.level == "warning" and "numpy" not in finding.detail
     assert f"rich is {version('rich')}, pinned 0.1" in finding.detail
-    pins.write_text(f"numpy=={version('numpy')}\n")
+    pins.write_text(f"numpy=={version('numpy')}\nrich==0.1 ; python_full_version < '3.11'\n")
     assert host.check_versions(pins).level == "ok"
+
+
+def test_this_environment_is_as_pinned() -> None:
+    assert host.check_versions().level == "ok", host.check_versions()
