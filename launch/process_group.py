@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from importlib import import_module
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -259,7 +259,7 @@ def join(
             backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=timeout
         )
         is_gloo = backend == "gloo"
-        control = dist.group.WORLD if is_gloo else dist.new_group(backend="gloo", timeout=timeout)
+        control = dist.group.WORLD if is_gloo else new_group(backend="gloo", timeout=timeout)
     return ProcessGroup(
         rank=ranks.rank,
         size=ranks.size,
@@ -271,6 +271,14 @@ def join(
         control=control,
         store=store,
     )
+
+
+def new_group(ranks: list[int] | None = None, **settings: Any) -> dist.ProcessGroup:
+    """Return a new group, as `torch.distributed.new_group`; only members may use it.
+
+    To other ranks torch gives a number in a group's place.
+    """
+    return cast("dist.ProcessGroup", dist.new_group(ranks, **settings))
 
 
 def exchange_facts(store: dist.Store, ranks: Ranks, *, wait: Wait) -> list[list[Any]]:

@@ -239,7 +239,7 @@ class _ConvolutionRelu(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         features, weight, scale, outputs = ctx.saved_tensors
         # The mask of ReLU follows from its outputs, so its inputs need not be stored.

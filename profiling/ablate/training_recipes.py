@@ -74,7 +74,7 @@ def prepare_training_step(
     model.load_state_dict(make_weights(workload))
     batch = make_batch(workload)
     if layout == "channels_first":
-        model = model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        model = model.to(memory_format=torch.contiguous_format)
         batch = batch._replace(images=batch.images.contiguous())
     steps = make_optimizer(
         model, name=optimizer, learning_rate=LEARNING_RATE, fused=engine != "ipex"

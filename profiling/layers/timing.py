@@ -162,7 +162,7 @@ class Recorder:
         parameter = getattr(node, "variable", None)
         if parameter is not None:  # the node that adds to a parameter's gradient
             return self._owners.get(parameter)
-        number: int = node._sequence_nr()  # type: ignore[attr-defined]
+        number: int = node._sequence_nr()
         place = bisect_right(starts, number) - 1
         if place < 0:
             return None

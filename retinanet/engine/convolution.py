@@ -130,7 +130,7 @@ class _TileConvolution(torch.autograd.Function):
         return (*outputs, levels[0].detach()) if form.passes else tuple(outputs)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         turned, scale, *levels = ctx.saved_tensors
         needs_weight, needs_bias, _, _, *_ = ctx.needs_input_grad
@@ -186,7 +186,7 @@ class _Convolution(torch.autograd.Function):
         return (*outputs, levels[0].detach()) if form.passes else tuple(outputs)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         weight, scale, *levels = ctx.saved_tensors
         needs_weight, needs_bias, _, _, *needs_levels = ctx.needs_input_grad

@@ -103,7 +103,7 @@ class _AddRelu(torch.autograd.Function):
         return maps.relu_() if added is None else add_relu_(maps, added)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
         return gradient, gradient if ctx.needs_input_grad[1] else None
 
@@ -117,7 +117,7 @@ class _Branches(torch.autograd.Function):
         return tuple(maps.detach() for _ in range(count))
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None]:
         [gate] = ctx.saved_tensors
         terms = [gradient for gradient in gradients if gradient is not None]
@@ -184,7 +184,7 @@ class _BatchNorm(torch.autograd.Function):
         return result, mean, variance
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         maps, weight, bias, mean, inverse = ctx.saved_tensors
         slopes = channels_last(gradient)

@@ -99,7 +99,7 @@ class _WinogradConvolution(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         weight, *saved = ctx.saved_tensors
         maps, gates = saved[: ctx.level_count], saved[ctx.level_count :]

@@ -183,7 +183,7 @@ class PaperFocalLoss(torch.autograd.Function):
         return loss.index_put_(((classes == IGNORED),), loss.new_zeros(()))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
         """Return the gradient of the logits, in their dtype."""
         classes, m, cross_entropy, y = ctx.saved_tensors

@@ -87,7 +87,7 @@ def build_model(
     if weights is not None:
         source = f"model.pretrained_backbone: {settings.pretrained_backbone}"
         load_pretrained_backbone(model.backbone.body, weights, source=source)
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model.to(memory_format=torch.channels_last)
 
 
 def build_optimizer(

@@ -112,7 +112,7 @@ class Checkpoint:
             trainable_layers=self.model.trainable_layers,
         )
         self.load_weights(model)
-        return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model.to(memory_format=torch.channels_last)
 
     def load_weights(self, model: RetinaNet) -> None:
         """Load the checkpoint's weights into a model.

@@ -345,7 +345,12 @@ class TensorBoardLog:
 
     def scalars(self, values: Mapping[str, float], *, step: int) -> None:
         """Write numbers by name; OSError if they could not be written."""
-        self.write(lambda to: [to.add_scalar(name, value, step) for name, value in values.items()])
+
+        def add_all(writer: SummaryWriter) -> None:
+            for name, value in values.items():
+                writer.add_scalar(name, value, step)
+
+        self.write(add_all)
 
     def close(self) -> None:
         """Flush buffered records."""

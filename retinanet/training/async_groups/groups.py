@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from common.console import discard_output
 from launch.compute_threads import calling_thread_on, compute_alone
-from launch.process_group import ProcessGroup
+from launch.process_group import ProcessGroup, new_group
 from retinanet.config import Config
 from retinanet.config_types import group_of_rank, ranks_of_groups
 from retinanet.engine.engines import PreparedTraining
@@ -186,7 +186,7 @@ def make_compute_groups(
         with calling_thread_on(comm_cpus):
             with discard_output():
                 pairs = {
-                    first: dist.new_group([0, first], backend="gloo", timeout=LONGEST_WAIT)
+                    first: new_group([0, first], backend="gloo", timeout=LONGEST_WAIT)
                     for first, *_ in ranks_of_groups(all_ranks.size, count)[1:]
                 }
             if all_ranks.is_first:
@@ -296,9 +296,9 @@ def subgroup(
     # gloo starts its threads here, and they inherit the CPUs of this one. It also prints lines to
     # stdout from C++.
     with calling_thread_on(comm_cpus), discard_output():
-        control = exchange = dist.new_group(ranks, backend="gloo", timeout=timeout, **settings)
+        control = exchange = new_group(ranks, backend="gloo", timeout=timeout, **settings)
         if all_ranks.backend != "gloo":
-            exchange = dist.new_group(ranks, backend=all_ranks.backend, timeout=timeout, **settings)
+            exchange = new_group(ranks, backend=all_ranks.backend, timeout=timeout, **settings)
     hosts = tuple(all_ranks.hosts[rank] for rank in job_ranks)
     return replace(
         all_ranks,

@@ -61,7 +61,7 @@ def make_model(case: Case) -> RetinaNet:
     for name, tensor in model.state_dict().items():
         if name.endswith("bn3.weight"):
             tensor.fill_(0.1)  # keeps random blocks from doubling what goes through them
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model.to(memory_format=torch.channels_last)
 
 
 def gradients(engine: str, case: Case) -> tuple[dict[str, float], dict[str, Tensor]]:

@@ -15,7 +15,7 @@ class Layers(nn.Module):
         self.second = nn.Conv2d(17, 5, 1)
         self.large = nn.Linear(601, 211)
         self.stem.requires_grad_(False)
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.to(memory_format=torch.channels_last)
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:

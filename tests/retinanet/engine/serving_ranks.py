@@ -27,7 +27,7 @@ def make_model() -> nn.Module:
     """Return the model, equal on both ranks."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 5, 3))
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model.to(memory_format=torch.channels_last)
 
 
 def make_gradients(model: nn.Module, seed: int) -> None:

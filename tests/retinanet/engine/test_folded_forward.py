@@ -35,7 +35,7 @@ def make_model(*, norm: str, trainable_layers: int, num_classes: int = 5) -> Ret
             nn.init.kaiming_normal_(parameter, nonlinearity="relu")
             if "cls_logits" in name or "bbox_reg" in name:
                 parameter.data.mul_(0.3)
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model.to(memory_format=torch.channels_last)
 
 
 def images(count: int = 2) -> Tensor:

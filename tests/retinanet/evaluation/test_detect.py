@@ -54,7 +54,7 @@ def model() -> RetinaNet:
     bias = model.head.classification_head.cls_logits.bias
     assert bias is not None
     torch.nn.init.zeros_(bias)
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model.to(memory_format=torch.channels_last)
 
 
 def float32(model: RetinaNet) -> Forward:

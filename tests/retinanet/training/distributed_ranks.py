@@ -28,27 +28,29 @@ if __name__ == "__main__":
         value = float(group.rank + 1)
         results: dict[str, object] = {}
 
-        model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4))
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        convolution, norm = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4)
+        model = nn.Sequential(convolution, norm)
+        model = model.to(memory_format=torch.channels_last)
         for parameter in model.parameters():
             nn.init.constant_(parameter, value)
         optimizer = Adam(model.parameters(), lr=0.0)
         if group.is_first:  # as if it had read a checkpoint
-            sum(weight.sum() for weight in model.parameters()).backward()
+            torch.stack([weight.sum() for weight in model.parameters()]).sum().backward()
             optimizer.step()
         share_weights(group, model, optimizer)
-        results["weights"] = sorted(set(model[0].weight.flatten().tolist()))
+        results["weights"] = sorted(set(convolution.weight.flatten().tolist()))
         results["optimizer steps"] = [float(state["step"]) for state in optimizer.state.values()]
 
         results["equal"] = agree_on_weights(group, model)
         if not group.is_first:
-            model[0].weight.data[3, 1, 2, 2] += 2**-20
+            convolution.weight.data[3, 1, 2, 2] += 2**-20
         results["equal after a flipped bit"] = agree_on_weights(group, model)
         results["equal again"] = agree_on_weights(group, model)
 
-        model[1].running_mean.fill_(value)
+        assert norm.running_mean is not None
+        norm.running_mean.fill_(value)
         average_norms(group, model)
-        results["mean"] = model[1].running_mean.tolist()
+        results["mean"] = norm.running_mean.tolist()
 
         def make() -> tuple[float, float]:
             begin = time.monotonic()

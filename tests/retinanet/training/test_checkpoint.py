@@ -87,7 +87,7 @@ class Saved(NamedTuple):
 def new_model(*, num_classes: int = 2, trainable_layers: int = 0) -> tuple[RetinaNet, Optimizer]:
     model = RetinaNet(num_classes=num_classes, norm="frozen", trainable_layers=trainable_layers)
     # As runs have it; the optimizer's state must come back in the same layout.
-    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = model.to(memory_format=torch.channels_last)
     return model, make_optimizer(model, name="adam", learning_rate=1e-4)
 
 
@@ -410,7 +410,7 @@ def small_model() -> nn.Module:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Conv2d(6, 9, 3), nn.ReLU(), nn.Conv2d(9, 4, 1))
     model[0].requires_grad_(False)
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model.to(memory_format=torch.channels_last)
 
 
 def train(model: nn.Module, optimizer: Optimizer, *, first: int, steps: int) -> None:

@@ -172,7 +172,7 @@ def losses_of_a_tiny_run() -> list[tuple[float, float]]:
     """Return the losses of three steps of a new model with trainable norms, as in the demo."""
     seed_everything(3)
     model = RetinaNet(num_classes=3, norm="batch", trainable_layers=5)
-    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = model.to(memory_format=torch.channels_last)
     batches = [make_batch(seed=seed, images=2) for seed in range(3)]
     optimizer = make_optimizer(model, name="adam", learning_rate=1e-5)
     results = train(model, batches, optimizer=optimizer, rate=1e-5)

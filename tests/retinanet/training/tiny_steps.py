@@ -47,7 +47,7 @@ def make_model(
     for name, buffer in model.named_buffers():
         if name.endswith("bn3.weight"):  # a frozen norm
             buffer.fill_(0.1)  # keeps random blocks from doubling their inputs
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model.to(memory_format=torch.channels_last)
 
 
 def prepared(
