@@ -87,7 +87,7 @@ def choose_mpirun(given: Path | None) -> Mpirun:
                 return identify((folder / name).absolute())
     raise InputError(
         "mpirun: not found on PATH or in this environment; run "
-        "pip install -r requirements.txt, load your cluster's MPI, or give --mpirun PATH"
+        "make setup, load your cluster's MPI, or give --mpirun PATH"
     )
 
 
