@@ -158,6 +158,8 @@ class DetectionLoader(DataLoader[Sample]):
             collate_fn=collate,
             num_workers=workers,  # torch starts each worker with set_num_threads(1)
             persistent_workers=workers > 0,
+            # Python 3.14's own choice is a fork server, whose workers import torch anew.
+            multiprocessing_context="fork" if workers else None,
             worker_init_fn=partial(begin_worker, cores=cores, parent=os.getpid()),
             generator=torch.Generator(),  # else every start would draw from the global generator
         )

@@ -211,6 +211,19 @@ def test_workers_run_on_the_reserved_cores(images: DetectionDataset) -> None:
 
 
 @pytest.mark.slow
+def test_workers_are_copies_of_this_process_whatever_python_starts_otherwise(
+    images: DetectionDataset,
+) -> None:
+    # As in Python 3.14, whose own choice this is.
+    default = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("forkserver", force=True)
+    try:
+        loader = evaluation_loader(images, batch_size=2, workers=1)
+        assert loader.multiprocessing_context.get_start_method() == "fork"
+    finally:
+        multiprocessing.set_start_method(default, force=True)
+
+
 def test_batches_do_not_depend_on_the_loading_process(tmp_path: Path) -> None:
     dataset = one_box_dataset(tmp_path, train=True)
     batches = TrainingBatches(NUM_IMAGES, batch_size=2, seed=4)
