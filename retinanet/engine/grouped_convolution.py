@@ -1,5 +1,6 @@
 """Grouped convolutions by csrc/grouped_convolution.cpp and grouped_weight_gradient.cpp.
 
+Without AMX, AVX-512 BF16 computes outputs and input gradients by csrc/grouped_rows.cpp.
 Maps are BF16 [N, C, H, W]; what is not in channels_last memory is copied. The convolutions are 3×3
 with padding 1 and as many output as input channels, in groups of 4, 8, 16 or 32 channels; weights
 are [C, group_width, 3, 3], strides 1 or 2. In all functions `tiles` computes the tile instructions,
@@ -18,6 +19,7 @@ from retinanet.engine.kernel_calls import (
     channels_last,
     channels_last_or_none,
     empty_maps,
+    scratch_bytes,
 )
 from retinanet.engine.tile_convolution import Tiles, tiles_for
 
@@ -26,6 +28,7 @@ CONVOLUTION = Kernels(
     grouped_convolution_bytes="Pii->q",
     grouped_convolve="PPPPiii",
 )
+ROWS = Kernels(CSRC / "grouped_rows.cpp", grouped_rows_bytes="P->q", grouped_rows_convolve="PPPPii")
 WEIGHT_GRADIENT = Kernels(
     CSRC / "grouped_weight_gradient.cpp",
     grouped_gradient_bytes="Pi->q",
@@ -34,7 +37,7 @@ WEIGHT_GRADIENT = Kernels(
 UNIT = 32  # The number of channels must be a multiple of this
 _Shape = c_struct("q images channels group_width in_height in_width out_height out_width stride")
 """`GroupedShape` as the C++ has it."""
-_Work = c_struct("P source result gate bias", "i relu")  # `Maps` as grouped_convolution.cpp has it
+_Work = c_struct("P source result gate bias", "i relu")  # `Maps` of both files
 _GradientMaps = c_struct("P features gradient gate")  # `Maps` as grouped_weight_gradient.cpp has it
 
 
@@ -55,7 +58,7 @@ def is_grouped(
 
 
 def beats_onednn(weight: Tensor, stride: tuple[int, ...]) -> bool:
-    """Return whether outputs and input gradients are faster by these kernels than by oneDNN 3.7.
+    """Return whether AMX computes outputs and input gradients faster by these than by oneDNN 3.7.
 
     With 16 and more channels a group oneDNN's tiles are as full as these.
     """
@@ -123,11 +126,18 @@ def _convolve(
 ) -> None:
     """Compute outputs or input gradients; the names of the two kernels are those for listeners."""
     weight, threads = channels_last(weight.detach()), torch.get_num_threads()
-    backward = kernel == "grouped_input_gradient"
+    backward, tiles = kernel == "grouped_input_gradient", tiles_for(tiles)
+    if tiles is Tiles.VECTORS:
+        scratch = scratch_bytes(ROWS.library().grouped_rows_bytes(shape))
+        ROWS.call(
+            "grouped_rows_convolve", shape, work, weight, scratch, backward, threads,
+            read=read, written=(written,), kernel=kernel,
+        )  # fmt: skip
+        return
     size = CONVOLUTION.library().grouped_convolution_bytes(shape, backward, threads)
     scratch = torch.empty(size, dtype=torch.uint8)
     CONVOLUTION.call(
-        "grouped_convolve", shape, work, weight, scratch, backward, tiles_for(tiles), threads,
+        "grouped_convolve", shape, work, weight, scratch, backward, tiles, threads,
         read=read, written=(written,), kernel=kernel,
     )  # fmt: skip
 

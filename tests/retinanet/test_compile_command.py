@@ -33,6 +33,7 @@ NAMES = {
     "batch_norm",
     "focal_loss",
     "grouped_convolution",
+    "grouped_rows",
     "grouped_weight_gradient",
     "masked_sum",
     "optimizers",

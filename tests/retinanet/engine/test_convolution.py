@@ -262,22 +262,29 @@ def test_grouped_convolutions_use_their_kernel(
     by_tiles = gradients()
     assert len(calls) == len(levels)
     monkeypatch.setattr(convolution_module, "has_tiles", lambda: False)
+    monkeypatch.setattr(convolution_module, "best_tiles", lambda: None)
     by_onednn = gradients()
     assert len(calls) == len(levels)
     assert [value.dtype for value in by_tiles] == [value.dtype for value in by_onednn]
     assert_close_sums(by_tiles, by_onednn, allowed=2 * BF16_ROUNDING)
 
 
-@pytest.mark.parametrize(("group_width", "suits"), [(8, True), (16, False)])
-def test_without_amx_only_narrow_groups_use_the_weight_gradients_kernel(
-    monkeypatch: pytest.MonkeyPatch, group_width: int, suits: bool
+@pytest.mark.parametrize(
+    ("group_width", "stride", "suits"),
+    [(8, 1, True), (16, 1, False), (16, 2, True), (32, 2, False)],
+)
+def test_kernels_of_grouped_convolutions_without_amx(
+    monkeypatch: pytest.MonkeyPatch, group_width: int, stride: int, suits: bool
 ) -> None:
     monkeypatch.setattr(convolution_module, "has_tiles", lambda: False)
     monkeypatch.setattr(convolution_module, "best_tiles", lambda: Tiles.VECTORS)
     features, weight = torch.zeros(1, 64, 5, 5).bfloat16(), torch.zeros(64, group_width, 3, 3)
-    params = ConvParams((1, 1), (1, 1), 64 // group_width)
+    params = ConvParams((stride, stride), (1, 1), 64 // group_width)
     assert convolution_module.suits_grouped_weight_gradient(features, weight, params) == suits
-    assert not convolution_module.suits_grouped_tiles(features, weight, params)
+    assert convolution_module.suits_grouped_convolution(features, weight, params)
+    assert not convolution_module.suits_grouped_convolution(features.float(), weight, params)
+    monkeypatch.setattr(convolution_module, "best_tiles", lambda: None)
+    assert not convolution_module.suits_grouped_convolution(features, weight, params)
 
 
 def test_results_of_convolve_may_be_changed_in_place(forced_tiles: None) -> None:

@@ -80,6 +80,9 @@ CASES = {
     "eight threads": Case(32, (40, 40), channels=96, threads=8),
     "several strips": Case(4, (70, 40), channels=32, images=1, threads=1),
     "several strips, stride 2": Case(4, (91, 81), stride=2, channels=32, images=1, threads=3),
+    "a row of all blocks": Case(32, (5, 18)),
+    "a row of all blocks, stride 2": Case(16, (5, 36), stride=2),
+    "odd columns, stride 2": Case(8, (4, 37), stride=2),
 }
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
@@ -147,6 +150,31 @@ def test_weight_gradients_do_not_depend_on_unwritten_memory(tiles: Tiles) -> Non
         assert_equal(results, compute(*maps))
 
 
+@pytest.mark.parametrize("width", [4, 8, 16, 32])
+def test_results_do_not_depend_on_unwritten_memory(tiles: Tiles, width: int) -> None:
+    for stride in (1, 2):
+        case = Case(width, (9, 17), stride=stride)
+        features, gradient, weight = case.features(), case.output_maps(), case.weight()
+        compute = (
+            partial(grouped_convolution, features, weight, None, stride=stride, tiles=tiles),
+            partial(
+                grouped_input_gradient, gradient, weight, features.shape, stride=stride, tiles=tiles
+            ),
+        )
+        plain = [function() for function in compute]
+        with nan_in_new_memory():
+            assert_equal(plain, [function() for function in compute])
+
+
+def test_gradients_pass_where_the_gate_is_nan(tiles: Tiles) -> None:
+    case = Case(8, (5, 6))
+    gate = torch.full((2, 64, 5, 6), -1.0).bfloat16()
+    gate[:, ::3] = torch.nan
+    compute = partial(grouped_input_gradient, case.output_maps(), case.weight(), gate.shape)
+    plain, gated = (compute(gate, stride=1, tiles=tiles) for gate in (None, gate))
+    assert torch.equal(gated, plain * gate.isnan())
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 def test_nan_reaches_what_is_computed_from_it(tiles: Tiles, stride: int) -> None:
     features = torch.randn(1, 32, 9, 9).bfloat16()
@@ -160,6 +188,8 @@ def test_nan_reaches_what_is_computed_from_it(tiles: Tiles, stride: int) -> None
     expected = F.conv2d(features[0, 5:6].isnan().float(), torch.ones(1, 1, 3, 3), None, stride, 1)
     assert torch.equal(reached, expected[0] > 0)
     assert output[0, 4:8].isnan().all(dim=0).equal(reached)
+    if tiles is Tiles.VECTORS:  # which multiply each group alone
+        assert output[0, 8:].isfinite().all() and output[0, :4].isfinite().all()
 
 
 @pytest.mark.parametrize(
