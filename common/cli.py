@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import exit_code_for, format_error
+from common.program import command_words, module_name
 
 MOST = 10**9  # of steps, seconds, images
 MOST_RANKS = 10**5
@@ -63,7 +64,7 @@ def run_and_flush(command: Callable[[], int]) -> int:
 def load_function(target: str) -> Callable[..., Any]:
     """Import `module:function` and return the function."""
     module, function = target.split(":")
-    loaded: Callable[..., Any] = getattr(import_module(module), function)
+    loaded: Callable[..., Any] = getattr(import_module(module_name(module)), function)
     return loaded
 
 
@@ -166,6 +167,12 @@ def installed(program: str) -> str:
     path = Path(sys.executable).with_name(program)
     folder = Path.cwd()
     return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+
+
+def installed_command(group: str) -> list[str]:
+    """Return `command_words`, with its program as `installed`: `.venv/bin/python -m data`."""
+    program, *words = command_words(group)
+    return [installed(program), *words]
 
 
 def number_between(least: int, most: int, text: str) -> int:

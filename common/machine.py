@@ -19,12 +19,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from common.errors import InputError
+from common.program import FOLDER, IS_INSTALLED, program_version
 
 BF16_FLAGS = ("amx_bf16", "avx512_bf16", "avx_ne_convert", "bf16")
 """Names in /proc/cpuinfo of instructions for BF16: Intel's, AMD's, and ARM's."""
 FLAGS = ("flags", "Features")  # names of their line: on x86, on ARM
 PACKAGES = ("torch", "torchvision", "intel-extension-for-pytorch")
-REPOSITORY = Path(__file__).resolve().parents[1]
 # Linux writes `kB` in /proc and means 1,024 bytes.
 KIB = 1024
 PROC = Path("/proc")
@@ -74,24 +74,30 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def code_version() -> dict[str, str | bool | None]:
-    """Return `repository`, `commit`, and whether files differ; None where git has no answer."""
+    """Return `repository`, `commit`, whether files differ, and `version`; None if unknown.
+
+    An installed wheel has the commit that it was built from, if it was one.
+    """
     address, status = git("remote", "get-url", "origin"), git("status", "--porcelain")
     return {
         "repository": address and re.sub(r"//[^/@]*@", "//", address),  # without a password
-        "commit": git("rev-parse", "HEAD") or image_commit(),
+        "commit": git("rev-parse", "HEAD") or built_commit(),
         "is_modified": None if status is None else bool(status),
+        "version": program_version(),
     }
 
 
-def image_commit(file: Path = REPOSITORY / "COMMIT") -> str | None:
-    """Return the commit that was passed to the Dockerfile; None elsewhere, or without one."""
+def built_commit(file: Path = FOLDER / "COMMIT") -> str | None:
+    """Return the commit of the build of an image or a wheel; None elsewhere, or without one."""
     commit = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
     return commit if re.fullmatch("[0-9a-f]{7,64}", commit) else None
 
 
 def git(*arguments: str) -> str | None:
     """Return git's output for the repository; None if it is no clone, or git is not installed."""
-    command = ["git", "-C", str(REPOSITORY), *arguments]
+    if IS_INSTALLED:  # the environment may be in a folder of another repository
+        return None
+    command = ["git", "-C", str(FOLDER), *arguments]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", check=True, timeout=10

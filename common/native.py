@@ -19,8 +19,14 @@ from pathlib import Path
 
 import torch
 
-from common.locks import first_writable, one_process_at_a_time, private_cache_folders
+from common.locks import (
+    first_writable,
+    one_process_at_a_time,
+    private_cache_folders,
+    user_cache,
+)
 from common.machine import cpu_flags
+from common.program import IS_INSTALLED
 
 CPU_FLAGS_NEEDED = {
     # Linux calls LZCNT `abm`.
@@ -35,8 +41,11 @@ MACHINE_FLAGS = {
     "x86-64": ["-march=x86-64"],
     "generic": [],
 }
-COMPILED_AHEAD = Path(__file__).parent / "compiled"
-"""The folder of `python -m retinanet compile`: beside the code, for all its users."""
+COMPILED_AHEAD = ((IS_INSTALLED and user_cache()) or Path(__file__).parent) / "compiled"
+"""The folder of `python -m retinanet compile`: beside the code of a checkout, for all its users.
+
+In site-packages, pip would not know these files, so an installed wheel takes the user's cache.
+"""
 
 # No -ffast-math: infinities and NaN must come out as they went in.
 COMPILE_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fopenmp"]
@@ -116,7 +125,7 @@ def compile_ahead(source: Path, instruction_set: str) -> Path:
     """
     library = library_ahead(source, instruction_set)
     try:
-        library.parent.mkdir(exist_ok=True)
+        library.parent.mkdir(parents=True, exist_ok=True)
         compiler = [*find_compiler(), *COMPILE_FLAGS, *MACHINE_FLAGS[instruction_set]]
         compile_to(library, compiler, source, link_with_loaded_openmp())
     except OSError as error:

@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from common.errors import InputError, WorkerDiedError
+from common.program import IMPORT_FOLDER, module_command
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 SECONDS_TO_END = 10.0  # between SIGTERM and SIGKILL
 SECONDS_BETWEEN_SIGNALS = 0.2  # how long Ctrl-C waits at the most
 STOPS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR1})  # signals that stop a run
@@ -167,8 +167,8 @@ class JsonWorker:
         self._answers = os.fdopen(reading)
         try:
             self._process = start_process(
-                [sys.executable, "-m", module, json.dumps(specification), str(writing)],
-                cwd=REPOSITORY,
+                [*module_command(module), json.dumps(specification), str(writing)],
+                cwd=IMPORT_FOLDER,
                 environment={**os.environ, **(environment or {})},
                 stdin=subprocess.PIPE,
                 stdout=self._errors,

@@ -181,6 +181,8 @@ def by_this_python(command: Sequence[str]) -> list[str]:
         return [sys.executable, *command]
     if first in ("python", "python3"):
         return [sys.executable, *arguments]
+    if first == "retinanet":  # other hosts may not have it on PATH
+        return [sys.executable, "-m", *command]
     return list(command)
 
 

@@ -10,9 +10,10 @@ the same for MPICH, Intel MPI and Open MPI:
   python -m launch run --np 8 --dry-run -- train.py --config openimages.yaml    # only print it
 
 The launcher binds no rank to cores: each rank pins itself to its part of its host, as shown by
-`python -m launch plan`. Scripts and `python …` run with the Python of this environment; every host
-must have both at the same path, and allow ssh from this host without a password. Without --hosts,
-ranks start on this host, or on the hosts of the batch job (Slurm, PBS, LSF).
+`python -m launch plan`. Scripts, `python …` and `retinanet …` run with the Python of this
+environment; every host must have both at the same path, and allow ssh from this host without a
+password. Without --hosts, ranks start on this host, or on the hosts of the batch job (Slurm, PBS,
+LSF).
 
 A hostfile has one host per line, with an optional number of slots (ranks):
 

@@ -17,6 +17,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from common.cli import number_of_ranks
 from common.errors import InputError
 from common.files import read_text
+from common.program import FOLDER
 from data.annotations import Split, SplitName, find_split
 from retinanet.config import (
     SCHEMA,
@@ -28,7 +29,7 @@ from retinanet.config import (
     field_names,
 )
 
-SHIPPED = Path(__file__).resolve().parent.parent / "configs"
+SHIPPED = FOLDER / "configs"
 """The folder of `--config openimages.yaml`, from any working directory."""
 
 LONGEST_TEXT = 100_000  # Characters

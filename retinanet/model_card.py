@@ -18,7 +18,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from common.cli import installed
+from common.cli import installed_command
 from common.console import clock
 from common.errors import printable
 from common.files import partial_name, read_json_lines
@@ -47,7 +47,7 @@ class CardFacts:
 
     name: str
     checkpoint: str  # The folder, for command lines
-    python: str  # The interpreter, for command lines
+    program: Sequence[str]  # The beginning of command lines
     step: int
     total_steps: int
     epochs: float
@@ -204,7 +204,7 @@ def classes_part(classes: Sequence[ClassResult]) -> str:
 
 def commands(facts: CardFacts) -> str:
     """Return the commands to predict, evaluate and export."""
-    start = [facts.python, "-m", "retinanet"]
+    start = facts.program
     checkpoint = ["--checkpoint", facts.checkpoint]
     lines = [
         [*start, "predict", *checkpoint, "photo.jpg"],
@@ -284,7 +284,7 @@ def update_card(run: RunFacts, evaluation: Evaluation, *, step: int, epochs: flo
         facts = CardFacts(
             name=run.config.run.name,
             checkpoint=str(folder),
-            python=installed("python"),
+            program=installed_command("retinanet"),
             step=step,
             total_steps=run.total_steps,
             epochs=epochs,

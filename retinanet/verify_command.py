@@ -22,7 +22,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.cli import add_command, add_json_option, add_overrides, installed, positive
+from common.cli import add_command, add_json_option, add_overrides, installed_command, positive
 from common.console import make_console
 from common.errors import FINISHED, InputError
 from data.annotations import SPLITS, SplitName
@@ -104,9 +104,9 @@ def run(
             print_line(console, f"{root}: does not exist before the run; nothing to verify")
             return FINISHED
 
-    def command_with_config(program: str, *options: str) -> str:
-        arguments = shlex.join(["--config", config, *overrides, *options])
-        return f"{installed('python')} {program} {arguments}"
+    def command_with_config(group: str, *options: str) -> str:
+        command = [*installed_command(group), *(["verify"] if group == "data" else [])]
+        return shlex.join([*command, "--config", config, *overrides, *options])
 
     return verify(
         {name: configured_split(data, name, root=root) for name in names},

@@ -32,7 +32,7 @@ from pathlib import Path
 from types import FrameType
 from urllib.parse import urlsplit
 
-from common.cli import add_command, installed, number_that, positive
+from common.cli import add_command, installed_command, number_that, positive
 from common.console import make_console
 from common.errors import FINISHED, INTERRUPTED, STOPPED_BY_SIGNAL, InputError, printable
 from data.annotations import SplitName
@@ -66,7 +66,8 @@ def run(
         mirror=mirror,
         options=HttpOptions(workers, timeout, attempts, pause),
     )
-    this_command = shlex.join([installed("python"), "-m", "data", *sys.argv[1:]])
+    words = sys.argv[1:]
+    this_command = shlex.join([*installed_command("data"), *words[words.index("download") :]])
     try:
         with sigterm_interrupts(), locked_folder(out):
             return download(dataset, request, this_command=this_command)
@@ -101,12 +102,12 @@ def download(dataset: str, request: Request, *, this_command: str) -> int:
         )
         return INCOMPLETE
     data = f"--config {dataset}.yaml data.root={shlex.quote(str(request.out))}"
-    verify = f"{installed('python')} -m data verify {data}"
+    verify = f"{shlex.join(installed_command('data'))} verify {data}"
     print(f"complete: {request.out}\nnext:")
     if len(request.splits) == 1:
         print(f"  {verify} --split {request.splits[0]}")
     else:
-        print(f"  {verify}\n  {installed('python')} train.py {data}")
+        print(f"  {verify}\n  {shlex.join(installed_command('train'))} {data}")
     return FINISHED
 
 

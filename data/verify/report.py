@@ -76,7 +76,8 @@ def verify(
 
     `check_images` decodes images, `sample` of each split, or all. All findings are written to
     `json_file`, indexes without the bad entries to `clean_folder`, unless None.
-    `command_with_config` returns a command line, given a program such as `train.py` and arguments.
+    `command_with_config` returns a command line, given `train`, or `data` for `verify`, and further
+    arguments.
 
     Raises:
         InputError: An output cannot be written.
@@ -104,14 +105,14 @@ def verify(
         advice = f"clean index not written: {obstacles[0]}"
     elif clean_folder is not None:
         fields = write_clean(clean_folder, checked, console)
-        advice, command = "next:", command_with_config("train.py", *fields)
+        advice, command = "next:", command_with_config("train", *fields)
     elif not stopping:
-        advice, command = "next:", command_with_config("train.py")
+        advice, command = "next:", command_with_config("train")
     elif obstacles:
         advice = f"next: fix the data; a clean index cannot be made: {obstacles[0]}"
     else:
         advice = "next: fix the data, or write an index without the bad entries:"
-        command = command_with_config("-m data verify", "--write-clean", "clean")
+        command = command_with_config("data", "--write-clean", "clean")
     print_line(console, advice, wrap=command is None)
     if command is not None:
         print_line(console, f"  {command}")

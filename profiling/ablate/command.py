@@ -14,6 +14,7 @@ from common.charts import Column, Table, text_column
 from common.cli import positive
 from common.console import make_console, significant
 from common.errors import FINISHED, OUR_BUG, WorkerDiedError
+from common.program import command_words
 from profiling.ablate.analysis import (
     NAMED,
     by_reason,
@@ -216,7 +217,7 @@ def run(
             command = measure_command(plan.name, size, out=out, photos=photos)
             begun.append(begun_result(plan, file, command=command, on=on, overwrite=overwrite))
         code = measure_all(plans, begun, folder, photos=source, console=console)
-    report = ["python", "-m", "profiling", "ablate", "report", *folder_options(size, out=out)]
+    report = [*command_words("profiling"), "ablate", "report", *folder_options(size, out=out)]
     console.print(f"\nresults: {folder}; report: {shlex.join(report)}", soft_wrap=True)
     return code
 

@@ -20,6 +20,7 @@ from typing_extensions import TypedDict
 from common.errors import InputError
 from common.files import read_stored, write_json
 from common.machine import BF16_FLAGS, bf16_flag, cpu_flags, fastest_precision
+from common.program import command_words
 from data.decoding import DECODERS, decoder_fault
 from launch.environment import ALLOCATORS, find
 from launch.limits import read_allowance
@@ -338,5 +339,6 @@ def folder_options(size: SizeName, *, out: Path | None) -> list[str]:
 
 def measure_command(name: str, size: SizeName, *, out: Path | None, photos: Path | None) -> str:
     """Return the command that measures one ablation."""
-    command = ["python", "-m", "profiling", "ablate", "run", name, *folder_options(size, out=out)]
+    options = folder_options(size, out=out)
+    command = [*command_words("profiling"), "ablate", "run", name, *options]
     return shlex.join([*command, *(["--photos", str(photos)] if photos else [])])

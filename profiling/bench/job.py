@@ -7,14 +7,14 @@ A job times training steps (`measure_ranks`) or all-reduces of several sizes
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.processes import REPOSITORY, running
+from common.processes import running
+from common.program import FOLDER, IS_INSTALLED, module_command
 from launch.mpirun import Hosts, Mpirun, mpirun_command, search_path
 
 MODULE = "profiling.bench.measured_rank"  # The program of each rank
@@ -53,7 +53,7 @@ class MeasuredJob:
     @property
     def command(self) -> list[str]:
         """Return the command of each rank."""
-        program = [sys.executable, "-m", MODULE, "--config", self.config]
+        program = [*module_command(MODULE), "--config", self.config]
         numbers = ["--warm-up", str(self.warm_up), "--steps", str(self.steps)]
         flags = ["--alternate"] if self.alternate else []
         flags += ["--own-model"] if self.own_model else []
@@ -119,10 +119,11 @@ def rank_messages(
 ) -> Generator[dict[str, Any]]:
     """Start ranks and yield what they print after `MARK`; closing the generator ends them."""
     environment = dict(os.environ)
-    # The ranks import this package wherever mpirun starts them.
-    environment["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(REPOSITORY), environment.get("PYTHONPATH", "")])
-    )
+    if not IS_INSTALLED:
+        # The ranks import this package wherever mpirun starts them.
+        environment["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(FOLDER), environment.get("PYTHONPATH", "")])
+        )
     # Intel MPI's mpirun is a script that looks for its helper on PATH.
     environment["PATH"] = search_path(mpirun.path, environment)
     job_command = mpirun_command(
@@ -217,7 +218,7 @@ def measure_all_reduces(
         JobFailedError: A rank failed; it has printed the reason.
     """
     options = [text for size in sizes for text in ("--all-reduce", str(size))]
-    command = [sys.executable, "-m", MODULE, *options]
+    command = [*module_command(MODULE), *options]
     messages = list(
         rank_messages(command, ranks=ranks, hosts=hosts, mpirun=mpirun, print_line=print_line)
     )

@@ -32,6 +32,7 @@ from common.console import MEGABYTE, make_console, progress, significant
 from common.errors import FINISHED, OUR_BUG, InputError
 from common.files import require_free_json
 from common.machine import private_mb
+from common.program import PREFIX, module_command
 from profiling.bench.generated import write_annotations, write_log
 from profiling.bench.report import put_out
 from profiling.bench.results import RECIPES, Benchmarks, Finding, add_benchmark, add_counts
@@ -194,7 +195,7 @@ def bench_index(
         console.print(f"{images:,} images, {boxes:,} boxes: {size:,.0f} MB of JSON")
         # In a process of its own, as a user converts.
         began = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "data", "convert", str(source)], check=True)
+        subprocess.run([*module_command("data"), "convert", str(source)], check=True)
         seconds = time.perf_counter() - began
         # Linux gives ru_maxrss in KiB: the largest of all children, so far only `convert`.
         peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6
@@ -262,16 +263,16 @@ def open_as_rank(
     together.wait()
 
 
-READ = """\
+READ = f"""\
 import json, sys, time
 from pathlib import Path
-from common.machine import peak_resident_mb
-from profiling.onednn_log.log import read_logs
+from {PREFIX}common.machine import peak_resident_mb
+from {PREFIX}profiling.onednn_log.log import read_logs
 began = time.perf_counter()
 log = read_logs([Path(sys.argv[1])])
 seconds = time.perf_counter() - began
-print(json.dumps({"seconds": seconds, "peak_mb": peak_resident_mb(), "total_ms": log.total_ms,
-                  "problems": len(log.calls()), "not_understood": log.not_understood_count}))
+print(json.dumps({{"seconds": seconds, "peak_mb": peak_resident_mb(), "total_ms": log.total_ms,
+                  "problems": len(log.calls()), "not_understood": log.not_understood_count}}))
 """
 """Runs in a process that has read nothing else."""
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from common.cli import installed
+from common.cli import installed_command
 from common.console import separate_python_output
 from common.errors import InputError
 from common.machine import installed_versions
@@ -266,7 +266,7 @@ def print_files(console: Console, hooks: Sequence[ProfilerHook], *, ranks: int) 
         log_option = ["--onednn-log", str(log.file)] if log and log.done == trace.done else []
         out = trace.file.with_name("tables")
         commands.append(["trace", str(trace.file), *log_option, "--out", str(out)])
-    profiling = [installed("python"), "-m", "profiling"]
+    profiling = installed_command("profiling")
     print_summary(
         console,
         headline="profiled",

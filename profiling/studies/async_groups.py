@@ -241,7 +241,7 @@ def print_probes(job: Job, probes: Sequence[Probed], *, title: str, console: Con
     taken = study.for_whole(chosen)
     larger = f", with learning rate × {taken.rate:g}, because short probes favour small ones"
     note = larger if taken != chosen else ""
-    command = shlex.join(job.command("python", "train.py", *taken.overrides(job.learning_rate)))
+    command = shlex.join(job.typed_command(*taken.overrides(job.learning_rate)))
     print_line(console, f"command{note}: {command}")
     print_line(console, f"chart: {file}")
 

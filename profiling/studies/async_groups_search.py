@@ -11,7 +11,6 @@ import math
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,7 +22,8 @@ from pydantic import TypeAdapter
 from common.console import Advance
 from common.errors import FINISHED, STOPPED_BY_SIGNAL, InputError
 from common.files import first_difference, read_json_lines, read_stored, write_json
-from common.processes import REPOSITORY, running, wait_for
+from common.processes import running, wait_for
+from common.program import TRAIN, command_words, module_command, train_command
 from retinanet.config_types import DEFAULT_BETA1, explicit_momentum
 
 BETAS = (0.0, 0.6, DEFAULT_BETA1)
@@ -126,10 +126,19 @@ class Job:
     where: tuple[str, ...]  # Options of `python -m launch run` that name the hosts and the mpirun
     folder: Path  # Holds all runs
 
-    def command(self, python: str, script: str, *overrides: str) -> list[str]:
-        """Return the command that trains, with the paths of Python and train.py, or their names."""
-        launcher = [python, "-m", "launch", "run", "--np", str(self.ranks), *self.where]
-        return [*launcher, "--", script, "--config", self.config, *self.overrides, *overrides]
+    def command(self, *overrides: str) -> list[str]:
+        """Return the command that trains, from any working directory."""
+        return self._command(module_command("launch"), train_command(), overrides)
+
+    def typed_command(self, *overrides: str) -> list[str]:
+        """Return the same command as a user types it."""
+        return self._command(command_words("launch"), TRAIN, overrides)
+
+    def _command(
+        self, launch: Sequence[str], train: Sequence[str], overrides: Sequence[str]
+    ) -> list[str]:
+        launcher = [*launch, "run", "--np", str(self.ranks), *self.where]
+        return [*launcher, "--", *train, "--config", self.config, *self.overrides, *overrides]
 
 
 def cold_start(job: Job, *, seconds: float, advance: Advance) -> int:
@@ -246,10 +255,7 @@ def train(
     an InputError with the run's own last line.
     """
     # In the user's folder: the configuration's path and those in overrides may be relative.
-    train_script = str(REPOSITORY / "train.py")
-    command = job.command(
-        sys.executable, train_script, f"run.root={run.parent}", f"run.name={run.name}", *options
-    )
+    command = job.command(f"run.root={run.parent}", f"run.name={run.name}", *options)
     with (
         log_file(run).open("wb") as log,
         running(

@@ -22,6 +22,7 @@ from mlperf_logging.mllog.mllog import MLLogger
 from common.errors import InputError
 from common.files import LineFile, read_text, write_atomically
 from common.machine import processor_name
+from common.program import IMPORT_FOLDER
 from retinanet.mlperf.rules import RULES, Rules, benchmark_name
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
     from launch.process_group import ProcessGroup
     from retinanet.config import Config
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class MlperfLog:
@@ -47,7 +46,9 @@ class MlperfLog:
         logger.addHandler(QueueHandler(self._events))
         # mllog inserts `root_dir` into a regular expression. The offset makes an event name the
         # file and line that called `event`, `start` or `stop`.
-        self._mllog = MLLogger(logger, root_dir=re.escape(str(REPOSITORY)), default_stack_offset=2)
+        self._mllog = MLLogger(
+            logger, root_dir=re.escape(str(IMPORT_FOLDER)), default_stack_offset=2
+        )
         self._file: LineFile | None = None
         self._has_stopped = False
         self._images, self._seconds = 0, 0.0

@@ -22,7 +22,7 @@ from typing import Any
 from mlperf_logging.mllog import constants
 from rich.console import Console
 
-from common.cli import installed
+from common.cli import installed_command
 from common.console import make_console
 from common.errors import CONDITION_MET, FINISHED, InputError
 from common.files import read_json_object, read_text, write_atomically
@@ -171,7 +171,7 @@ def submit(run: Path, out: Path, *, console: Console) -> None:
         InputError: The run cannot be added; the message has the command to add it later.
     """
     log = read_run_log(run)
-    command = [installed("python"), "-m", "retinanet", "mlperf", "submission", str(run)]
+    command = [*installed_command("retinanet"), "mlperf", "submission", str(run)]
     # One of five runs may miss the target. The user decides which one is added.
     if log.status != constants.SUCCESS:
         add_command = shlex.join([*command, "--out", str(out)])

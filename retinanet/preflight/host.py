@@ -22,6 +22,7 @@ from common.native import (
     mapped_files,
     usable_instruction_sets,
 )
+from common.program import FOLDER
 from launch.environment import ALLOCATORS, allocator_library, is_loaded
 from launch.limits import FreeMemory
 from launch.placement import count_ranks
@@ -367,7 +368,6 @@ def openmp_conflict(libraries: Sequence[Path]) -> list[Finding]:
 
 
 VERSIONS = "versions"
-REPOSITORY = Path(__file__).resolve().parents[2]
 IPEX = "intel-extension-for-pytorch"
 NOT_NEEDED = ("nvidia-", "cuda-", "triton")  # CUDA's: CPU-only builds of torch come without
 NAMED = 4
@@ -378,9 +378,9 @@ def check_versions(pins: Path | None = None) -> Finding:
     """Compare every package that is pinned for this environment with what is installed."""
     if pins is None:
         lane = "requirements-ipex.txt" if installed_versions([IPEX]) else "requirements.txt"
-        pins = REPOSITORY / lane
+        pins = FOLDER / lane
     if not pins.is_file():
-        return ok(VERSIONS, f"not compared: {pins} is missing")
+        return ok(VERSIONS, f"not compared with the tested ones: no {pins.name} beside the program")
     wanted = read_pins(pins)
     installed = installed_versions(wanted)
     others = differences(wanted, installed)

@@ -23,7 +23,7 @@ from rich.table import Table
 from torch.utils.tensorboard.writer import SummaryWriter
 
 from common.charts import BLUE, GREEN, RED, new_figure, save_chart
-from common.cli import installed
+from common.cli import installed, installed_command
 from common.errors import InputError, printable
 from common.files import LineFile, read_json_lines, write_atomically
 from common.machine import peak_resident_mb
@@ -159,7 +159,8 @@ class Recorder:
         if bad_images:
             facts["bad images"] = f"{bad_images} could not be read, see metrics"
         best = folder.checkpoints / "best"
-        predict = (installed("python"), "-m", "retinanet", "predict", "--checkpoint", best, example)
+        program = installed_command("retinanet")
+        predict = (*program, "predict", "--checkpoint", best, example)
         tensorboard = (installed("tensorboard"), "--logdir", folder.tensorboard)
         print_summary(
             self._console,

@@ -13,8 +13,8 @@ import pytest
 from common.machine import (
     ProcessIdentity,
     bf16_flag,
+    built_commit,
     fastest_precision,
-    image_commit,
     kill_if_local,
     own_process,
     page_faults,
@@ -30,11 +30,11 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 def test_commit_of_a_container_image(tmp_path: Path) -> None:
     file = tmp_path / "COMMIT"
-    assert image_commit(file) is None
+    assert built_commit(file) is None
     file.write_text("unknown\n")
-    assert image_commit(file) is None
+    assert built_commit(file) is None
     file.write_text("0123456789abcdef0123456789abcdef01234567\n")
-    assert image_commit(file) == "0123456789abcdef0123456789abcdef01234567"
+    assert built_commit(file) == "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def facts(**changes: Any) -> CardFacts:
     values = CardFacts(
         name="street",
         checkpoint="runs/street/checkpoints/step-000009",
-        python=".venv/bin/python",
+        program=[".venv/bin/python", "-m", "retinanet"],
         step=9,
         total_steps=9,
         epochs=2.5,

@@ -22,6 +22,7 @@ from common.cli import (
 from common.console import make_console, print_line
 from common.errors import FINISHED, OUR_BUG, WorkerDiedError
 from common.files import require_free, require_writable, write_atomically, write_json
+from common.program import FOLDER, TRAIN, command_words
 from profiling.bench.job import JobFailedError
 from profiling.studies.tune.forecast import Constraints, Forecast, Plan, choose_allocation
 from profiling.studies.tune.gather import PlannerOptions, gathered
@@ -40,7 +41,7 @@ from profiling.studies.tune.model import (
 from profiling.studies.tune.report import landscape, print_plan
 from retinanet.mlperf.rules import NEWEST, RULES, expectation, reference_points
 
-SLURM = Path(__file__).parents[3] / "launch" / "recipes" / "slurm.sbatch"
+SLURM = FOLDER / "launch" / "recipes" / "slurm.sbatch"
 LONGEST_JOB_HOURS = 24  # Longer trainings are queued again by the script itself
 BITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -338,8 +339,8 @@ def training_arguments(winner: Forecast, *, config: str, settings: Sequence[str]
 def launch_command(winner: Forecast, arguments: Sequence[str]) -> str:
     """Return a `python -m launch run` command, on hosts that a file names."""
     hosts = ["--hostfile", "hosts"] if winner.allocation.hosts > 1 else []
-    start = ["python", "-m", "launch", "run", "--np", str(winner.allocation.ranks), *hosts, "--"]
-    return shlex.join([*start, "train.py", *arguments])
+    ranks = ["--np", str(winner.allocation.ranks), *hosts]
+    return shlex.join([*command_words("launch"), "run", *ranks, "--", *TRAIN, *arguments])
 
 
 def slurm_script(winner: Forecast, arguments: Sequence[str]) -> str:

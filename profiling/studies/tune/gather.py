@@ -8,7 +8,6 @@ which are trainings of `train.py` one after another in a folder beside the file.
 import math
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,8 @@ from rich.console import Console
 from common.console import print_line
 from common.errors import FINISHED, STOPPED_BY_SIGNAL, InputError
 from common.files import read_json_lines
-from common.processes import REPOSITORY, running
+from common.processes import running
+from common.program import train_command
 from launch.mpirun import choose_mpirun
 from profiling.bench.job import JobFailedError
 from profiling.studies.tune.forecast import Allocation, HostModel, forecast, format_hours
@@ -332,7 +332,7 @@ def train_probe(
 
 def run_training(options: Sequence[str], *, show: Callable[[str], None]) -> None:
     """Run `train.py`; on Ctrl-C and SIGTERM it writes a checkpoint first."""
-    command = [sys.executable, str(REPOSITORY / "train.py"), *options]
+    command = [*train_command(), *options]
     with running(command, patience_s=SECONDS_FOR_A_CHECKPOINT, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:

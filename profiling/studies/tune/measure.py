@@ -20,6 +20,7 @@ from rich.console import Console
 
 from common.errors import InputError
 from common.machine import anonymous_bytes, environment
+from common.program import command_words
 from launch.hosts import expand_hosts, hosts_with_ranks, read_hostfile
 from launch.limits import free_memory, read_allowance
 from launch.mpirun import Mpirun
@@ -155,7 +156,8 @@ class MeasurementPlan:
 
     def begin(self) -> PartialMeasurement:
         """Return an empty measurement."""
-        command = ("python", "-m", "launch", "tune", "--data", self.data.name, *self.overrides)
+        words = command_words("launch")
+        command = (*words, "tune", "--data", self.data.name, *self.overrides)
         return PartialMeasurement(
             command=shlex.join(command),
             environment=environment(),
@@ -499,8 +501,8 @@ def measure_between(hosts: tuple[str, ...], *, mpirun: Mpirun) -> BetweenHosts:
             )
         except JobFailedError as error:
             raise InputError(
-                f"{names}: the measurement failed ({error}); check the hosts with python -m "
-                f"launch run --np {count} --hosts {names} -- hostname"
+                f"{names}: the measurement failed ({error}); check the hosts with "
+                f"python -m launch run --np {count} --hosts {names} -- hostname"
             ) from error
         if result.hosts < count:
             raise InputError(

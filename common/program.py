@@ -1,0 +1,64 @@
+"""Where this program's code is, and how its modules and commands are called there.
+
+In a checkout, and in an editable installation of it, the packages `common`, `data`, `launch`,
+`profiling` and the script `train.py` are imported under these names, from the repository. In an
+installed wheel they are parts of the package `retinanet` (`retinanet.data`), because site-packages
+belongs to all programs of an environment, which may have packages of such names. The build rewrites
+imports, and commands in texts (hatch_build.py); what is composed at run time is made here.
+"""
+
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+PREFIX = __name__.removesuffix("common.program")
+"""Comes before names of modules: empty in a checkout, `retinanet.` in an installed wheel."""
+IS_INSTALLED = bool(PREFIX)
+FOLDER = Path(__file__).resolve().parents[1]
+"""Contains `common`, `data` and `configs`: the repository, or the package in site-packages."""
+IMPORT_FOLDER = FOLDER.parent if IS_INSTALLED else FOLDER
+"""The folder that is on Python's path: the repository, or site-packages."""
+DISTRIBUTION = "retinanet-cpu"
+TRAIN = ("retinanet", "train") if IS_INSTALLED else ("train.py",)
+"""The command of a rank, for launchers that find the Python by themselves."""
+GROUPS = {"retinanet": (), "profiling": ("profile",)}
+"""The words after `retinanet` for a package's commands, where they are not its name."""
+
+
+def program_version() -> str | None:
+    """Return the version in pyproject.toml; None where that file is missing, as in an image."""
+    if IS_INSTALLED:
+        return version(DISTRIBUTION)
+    file = FOLDER / "pyproject.toml"
+    if not file.is_file():
+        return None
+    number: str = tomllib.loads(file.read_text(encoding="utf-8"))["project"]["version"]
+    return number
+
+
+def module_name(name: str) -> str:
+    """Return the name under which a module of a checkout, such as `data.loader`, is imported."""
+    return name if name.partition(".")[0] == "retinanet" else PREFIX + name
+
+
+def module_command(name: str) -> list[str]:
+    """Return the command that runs a module in a process of its own, on this Python."""
+    return [sys.executable, "-m", module_name(name)]
+
+
+def train_command() -> list[str]:
+    """Return the command that trains in a process of its own, from any working directory."""
+    if IS_INSTALLED:
+        return module_command("train")
+    return [sys.executable, str(FOLDER / "train.py")]
+
+
+def command_words(group: str) -> list[str]:
+    """Return how a command begins as users type it: `python -m data`, or `retinanet data`.
+
+    `group` is `data`, `launch`, `profiling`, `retinanet` or `train`.
+    """
+    if IS_INSTALLED:
+        return ["retinanet", *GROUPS.get(group, (group,))]
+    return ["python", *(TRAIN if group == "train" else ("-m", group))]

@@ -1,0 +1,113 @@
+"""Build the wheel: the checkout's packages below one package, `retinanet` (common/program.py).
+
+Absolute imports of the moved packages get the prefix `retinanet.`, and texts name commands as they
+are called after `pip install`. All lines keep their numbers.
+"""
+
+import ast
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+PACKAGE = "retinanet"
+MOVED = ("common", "configs", "data", "launch", "profiling", "train.py")
+MODULES = {name.removesuffix(".py") for name in MOVED}
+OF_CHECKOUTS = ("image", "*.sh", "mpijob.yaml", "hosts.example", "apptainer.sbatch")
+"""Of launch/: the image's scripts, and recipes that are run in a checkout or in the image."""
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "compiled", *OF_CHECKOUTS)
+TEXTS = {
+    r"(?:\.venv/bin/)?python -m (data|launch)(?![.\w])": r"retinanet \1",
+    r"(?:\.venv/bin/)?python -m profiling(?![.\w])": "retinanet profile",
+    r"(?:\.venv/bin/)?python -m retinanet(?![.\w])": "retinanet",
+    r"(?:(?:\.venv/bin/)?python )?(?<![\w./])train\.py\b": "retinanet train",
+    r"`make serving`": "`pip install retinanet-cpu[serving]`",
+    r"`make (ipex|simd)`": r"`make \1` in a checkout",
+    r"pip install -r requirements\.txt": "pip install mpich",
+    r"`make setup`": "`pip install --upgrade retinanet-cpu`",
+    r"`make pillow`": "`pip install --force-reinstall pillow`",
+    r"\.venv/bin/": "",
+}
+"""What texts name in a checkout, and in an installation."""
+
+
+class WheelHook(BuildHookInterface[Any]):
+    """Writes the tree of the wheel to a temporary folder, from which hatchling packs it."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Prepare the tree; an editable installation has the checkout itself on Python's path."""
+        if version != "standard":
+            return
+        self.folder = Path(tempfile.mkdtemp())
+        write_tree(Path(self.root), self.folder)
+        build_data["force_include"][str(self.folder)] = PACKAGE
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove the tree."""
+        if version == "standard":
+            shutil.rmtree(self.folder)
+
+
+def write_tree(root: Path, package: Path) -> None:
+    """Write the package from a checkout."""
+    shutil.copytree(root / PACKAGE, package, ignore=LEFT_OUT, dirs_exist_ok=True)
+    for name in MOVED:
+        if (package / name).exists():
+            raise FileExistsError(f"{PACKAGE}/{name} and {name} would be one file in the wheel")
+        if name.endswith(".py"):
+            shutil.copy(root / name, package)
+        else:
+            shutil.copytree(root / name, package / name, ignore=LEFT_OUT)
+    for file in package.rglob("*"):
+        if file.is_file():
+            text = file.read_text(encoding="utf-8")
+            if file.suffix == ".py":
+                text = with_prefix(text, str(file.relative_to(package)))
+            file.write_text(as_installed(text), encoding="utf-8")
+    commit = git(root, "rev-parse", "HEAD")
+    if commit and not git(root, "status", "--porcelain"):
+        (package / "COMMIT").write_text(commit, encoding="utf-8")
+
+
+def with_prefix(text: str, name: str) -> str:
+    """Return a module's source with `retinanet.` before each import of a moved package."""
+    lines = text.splitlines(keepends=True)
+    places = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and is_moved(node.module or ""):
+            places.append((node.lineno - 1, node.col_offset + len("from "), node.module))
+        elif isinstance(node, ast.Import):
+            for alias in filter(lambda alias: is_moved(alias.name), node.names):
+                if alias.asname is None:  # binds `common`, which would have to be another name
+                    raise SyntaxError(f"{name}:{node.lineno}: write `from … import …`")
+                places.append((alias.lineno - 1, alias.col_offset, alias.name))
+    for line, column, module in sorted(places, reverse=True):
+        before, after = lines[line][:column], lines[line][column:]
+        if not after.startswith(str(module)):
+            raise SyntaxError(f"{name}:{line + 1}: expected one space before {module}")
+        lines[line] = f"{before}{PACKAGE}.{after}"
+    return "".join(lines)
+
+
+def is_moved(module: str) -> bool:
+    """Return whether a module is in one of the packages that the wheel has below `retinanet`."""
+    return module.partition(".")[0] in MODULES
+
+
+def as_installed(text: str) -> str:
+    """Return a text with commands as they are called after `pip install`."""
+    for checkout, installed in TEXTS.items():
+        text = re.sub(checkout, installed, text)
+    return text
+
+
+def git(root: Path, *arguments: str) -> str:
+    """Return git's output; empty where the folder is no clone, such as a source distribution."""
+    command = ["git", "-C", str(root), *arguments]
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        return ""
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -1,0 +1,223 @@
+"""The wheel: one package in site-packages, and a program that works from there."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from fnmatch import fnmatch
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+import data.__main__
+import launch.__main__
+import profiling.__main__
+import retinanet.__main__
+from common.errors import STOPPED_BY_SIGNAL
+from hatch_build import MOVED, OF_CHECKOUTS, with_prefix
+from tests.support.commands import REPOSITORY, run_program
+from tests.support.training_runs import wait_for_steps
+
+pytestmark = pytest.mark.slow
+
+SITE_PACKAGES = [path for path in sys.path if path.endswith("site-packages")]
+SMALL = (
+    *("--config", "demo.yaml", "data.image_size=64", "data.scenes.train=12"),
+    *("data.scenes.validation=2", "training.batch_size=2", "training.target_map=null"),
+    *("training.epochs=1", "engine.precision=float32"),
+)
+Installed = Callable[..., CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout, of a copy of its files."""
+    copy, folder = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("wheel")
+    files = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=REPOSITORY, capture_output=True, text=True, check=True,
+    ).stdout.split("\0")  # fmt: skip
+    for file in filter(lambda file: (REPOSITORY / file).is_file(), files):
+        (copy / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / file, copy / file)
+    # Untracked files of a checkout in use.
+    for name in ("data/__pycache__/x.pyc", "common/compiled/old.so"):
+        (copy / name).parent.mkdir(exist_ok=True)
+        (copy / name).write_bytes(b"\xff")
+    run_program(
+        *(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder),
+        cwd=copy, check=True,
+    )  # fmt: skip
+    [file] = folder.glob("*.whl")
+    return file
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel, and all packages of this one."""
+    folder = tmp_path_factory.mktemp("environment") / "venv"
+    run_program(sys.executable, "-m", "venv", folder, check=True)
+    python = folder / "bin" / "python"
+    site = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    (folder / site / "others.pth").write_text("\n".join(SITE_PACKAGES))
+    install = ("-m", "pip", "install", "--no-deps", "--no-index", "--disable-pip-version-check")
+    run_program(python, *install, wheel, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with another project, whose packages are named as the checkout's."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("common", "data", "launch", "profiling", "configs"):
+        (folder / name).mkdir()
+        for module in ("__init__.py", "names.py"):
+            (folder / name / module).write_text('WHOSE = "another\'s"\n')
+    return folder
+
+
+@pytest.fixture
+def installed(environment: Path, project: Path) -> Installed:
+    """A function that runs a program of the environment in the other project's folder."""
+    folders = [Path(path).parents[2] / "bin" for path in SITE_PACKAGES]
+    with_mpirun = next(folder for folder in folders if (folder / "mpirun").exists())
+
+    def run(program: str, *arguments: str | Path, code: int = 0) -> CompletedProcess[str]:
+        path = f"{environment / 'bin'}:{with_mpirun}:/usr/bin:/bin"
+        done = run_program(
+            environment / "bin" / program, *arguments, cwd=project, timeout=300, PATH=path,
+            PYTHONPATH="",
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+def test_one_package_with_all_resources(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"retinanet"}
+    tracked = run_program("git", "ls-files", "retinanet", *MOVED, check=True).stdout.split()
+    expected = {
+        f"retinanet/{file.removeprefix('retinanet/')}"
+        for file in tracked
+        if not any(fnmatch(part, rule) for part in Path(file).parts for rule in OF_CHECKOUTS)
+    }
+    present = {name for name in names if name.startswith("retinanet/")} - {"retinanet/COMMIT"}
+    assert expected <= present
+    assert not [name for name in present if name.endswith((".pyc", ".so")) or "tests" in name]
+
+
+def test_texts_name_installed_commands(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    of_checkouts = re.compile(
+        r"python3? -m\s*(\"\n|(data|launch|profiling|retinanet)(?![\w.]))|train\.py|\.venv/bin"
+    )
+    for name in archive.namelist():
+        # These have both forms.
+        if not name.endswith(("common/program.py", "common/cli.py", "RECORD")):
+            assert not of_checkouts.search(archive.read(name).decode()), name
+
+
+def test_only_absolute_imports_change() -> None:
+    text = (
+        "import os, data.index as index\n"
+        "from common import charts\n"
+        'from data.loader import x; y = "from data.loader import x"\n'
+        "from dataclasses import dataclass\n"
+        "from retinanet.config import Config\n"
+        "def f():\n    from train import main\n"
+    )
+    assert with_prefix(text, "x.py") == (
+        "import os, retinanet.data.index as index\n"
+        "from retinanet.common import charts\n"
+        'from retinanet.data.loader import x; y = "from data.loader import x"\n'
+        "from dataclasses import dataclass\n"
+        "from retinanet.config import Config\n"
+        "def f():\n    from retinanet.train import main\n"
+    )
+
+
+@pytest.mark.parametrize("text", ["import data.index\n", "from  data import x\n"])
+def test_import_that_cannot_be_moved_stops_the_build(text: str) -> None:
+    with pytest.raises(SyntaxError, match=r"x\.py:1"):
+        with_prefix(text, "x.py")
+
+
+def test_beside_another_project(installed: Installed, environment: Path) -> None:
+    text = (
+        "import data, retinanet.train, retinanet.data.loader, data.names\n"
+        "print(data.WHOSE, data.names.WHOSE, retinanet.__file__)"
+    )
+    *names, file = installed("python", "-c", text).stdout.split()
+    assert names == ["another's", "another's"] and Path(file).is_relative_to(environment)
+
+
+@pytest.mark.exhaustive
+def test_help_of_each_command(installed: Installed) -> None:
+    assert "retinanet train" in installed("retinanet", "train", "--help").stdout
+    groups = {
+        "data": data.__main__.COMMANDS,
+        "launch": launch.__main__.COMMANDS,
+        "profile": profiling.__main__.COMMANDS,
+    }
+    commands = [(name,) for name in retinanet.__main__.COMMANDS]
+    commands += [(group, name) for group, names in groups.items() for name in names]
+    for command in ((), *commands):
+        text = installed("retinanet", *command, "--help").stdout
+        assert text.startswith(" ".join(("usage: retinanet", *command)))
+        assert "python -m" not in text and "train.py" not in text
+
+
+def test_training_profile_and_pictures(installed: Installed, project: Path) -> None:
+    begun = installed("retinanet", "train", *SMALL, "profile.onednn.steps=2-3").stdout
+    assert "finished after 6 steps" in begun
+    assert re.search(r"bin/retinanet profile stats runs/demo/onednn/rank0.log", begun)
+    done = installed("retinanet", "profile", "stats", "runs/demo/onednn/rank0.log")
+    assert "convolution" in done.stdout
+    [predict] = re.findall(r"bin/(retinanet) (predict --checkpoint \S+ \S+)", begun)
+    installed(predict[0], *predict[1].split(), "--json", "found.json")
+    assert (project / "found.json").is_file()
+
+
+def test_training_continues_with_the_printed_command(
+    installed: Installed, environment: Path, project: Path
+) -> None:
+    command = (environment / "bin/retinanet", "train", *SMALL, "run.name=stopped")
+    job = subprocess.Popen(
+        [*map(str, command), "training.epochs=50"], cwd=project, stdout=subprocess.PIPE, text=True
+    )
+    wait_for_steps(project / "runs" / "stopped", job, count=2)
+    job.terminate()
+    output, _ = job.communicate(timeout=120)
+    assert job.returncode == STOPPED_BY_SIGNAL
+    program, *arguments = shlex.split(output.partition("continue with: ")[2].splitlines()[0])
+    assert Path(program).name == "retinanet" and "--resume" in arguments
+    resumed = installed("retinanet", *arguments, "training.max_steps=8")
+    assert "finished after 8 steps" in resumed.stdout
+
+
+@pytest.mark.whole_machine
+@pytest.mark.parametrize("launcher", [("mpirun",), ("retinanet", "launch", "run")])
+def test_ranks(installed: Installed, launcher: tuple[str, ...]) -> None:
+    program, *words = launcher
+    end = ["--"] if words else []
+    ranks = ("-np" if not words else "--np", "2", *end, "retinanet", "train", *SMALL)
+    done = installed(program, *words, *ranks, "--overwrite", "run.name=ranks")
+    assert "finished after 3 steps" in done.stdout
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("profile", "layers", "alexnet", "--batch-size", "1", "--iterations", "1"),
+        ("profile", "bench", "optimizer", "--iterations", "2"),
+    ],
+)
+def test_workers(installed: Installed, command: tuple[str, ...]) -> None:
+    assert installed("retinanet", *command).stdout
