@@ -28,5 +28,10 @@ def main() -> int:
     )
 
 
+def run() -> int:
+    """Run the console script; return the exit code."""
+    return run_command(main)
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(run())

@@ -18,7 +18,6 @@ import launch.__main__
 import profiling.__main__
 import retinanet.__main__
 from common.errors import STOPPED_BY_SIGNAL
-from hatch_build import MOVED, OF_CHECKOUTS, with_prefix
 from tests.support.commands import REPOSITORY, run_program
 from tests.support.training_runs import wait_for_steps
 
@@ -52,8 +51,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder),
         cwd=copy, check=True,
     )  # fmt: skip
-    [file] = folder.glob("*.whl")
-    return file
+    [built] = folder.glob("*.whl")
+    return built
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +98,8 @@ def installed(environment: Path, project: Path) -> Installed:
 
 
 def test_one_package_with_all_resources(wheel: Path) -> None:
+    from hatch_build import MOVED, OF_CHECKOUTS
+
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"retinanet"}
     tracked = run_program("git", "ls-files", "retinanet", *MOVED, check=True).stdout.split()
@@ -124,6 +125,8 @@ def test_texts_name_installed_commands(wheel: Path) -> None:
 
 
 def test_only_absolute_imports_change() -> None:
+    from hatch_build import with_prefix
+
     text = (
         "import os, data.index as index\n"
         "from common import charts\n"
@@ -144,6 +147,8 @@ def test_only_absolute_imports_change() -> None:
 
 @pytest.mark.parametrize("text", ["import data.index\n", "from  data import x\n"])
 def test_import_that_cannot_be_moved_stops_the_build(text: str) -> None:
+    from hatch_build import with_prefix
+
     with pytest.raises(SyntaxError, match=r"x\.py:1"):
         with_prefix(text, "x.py")
 
@@ -165,7 +170,7 @@ def test_help_of_each_command(installed: Installed) -> None:
         "launch": launch.__main__.COMMANDS,
         "profile": profiling.__main__.COMMANDS,
     }
-    commands = [(name,) for name in retinanet.__main__.COMMANDS]
+    commands: list[tuple[str, ...]] = [(name,) for name in retinanet.__main__.COMMANDS]
     commands += [(group, name) for group, names in groups.items() for name in names]
     for command in ((), *commands):
         text = installed("retinanet", *command, "--help").stdout
