@@ -5,25 +5,15 @@
 //   Y = Aᵀ [(G g Gᵀ) ⊙ (Bᵀ d B)] A
 // for a 4×4 tile d of the input, a 3×3 kernel g and a 2×2 tile Y of the output. The products over
 // channels are 16 matrix products, one for each position of the 4×4 tile. Transforms and sums are
-// float32; their operands are rounded to BF16 once. Maps are channels_last: [N, H, W, C].
-//
-// Layouts. A "panel" is what the vector side of a matrix product reads in order: for each pair of
-// values along the sum, 32 columns of two BF16 values each.
+// float32; their operands are rounded to BF16 once. Maps are channels_last: [N, H, W, C]. Panels: see
+// panel_products.h.
 
-#include <immintrin.h>
 #include <omp.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
-
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
-#define WITH_BF16 __attribute__((target("avx512bf16,avx512bw,avx512vl,avx512dq")))
-
-using Bfloat16 = uint16_t;
+#include "panel_products.h"
 
 constexpr int POSITIONS = 16;
-constexpr int PANEL_COLUMNS = 32;
 // Rows of a register tile: 12 rows × 2 vectors of sums, 2 vectors of the panel and one broadcast pair are 27
 // of the 32 vector registers. A prefetch in the loop would push sums out of them, at half the speed.
 constexpr int ROWS = 12;
@@ -31,9 +21,8 @@ constexpr int64_t TILES = 84;        // taken through all channels at once, a mu
 constexpr int64_t SUM_BLOCK = 256;   // input channels transformed at once
 constexpr int64_t NARROW = 64;       // output channels at once, where the sum has one block
 constexpr int64_t WIDE = 256;        // the same where it has several
-constexpr int64_t GRADIENT_TILES = 256;  // taken through all channels of a weight gradient at once
-constexpr int64_t GRADIENT_ROWS = 8;     // of a register tile of the weight gradient
-constexpr int64_t GRADIENT_BLOCK = 512;  // output channels of a weight gradient at once, at most
+constexpr int64_t GRADIENT_TILES = SUMMED;  // taken through all channels of a weight gradient at once
+constexpr int64_t GRADIENT_BLOCK = 512;     // output channels of a weight gradient at once, at most
 
 struct Level {
     const Bfloat16* input;
@@ -47,8 +36,6 @@ struct Tile {
     const Level* level;
     int64_t image, y, x;  // of the output's upper left pixel
 };
-
-static int64_t rounded_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
 static int64_t count_tiles(const Level& level) {
     return level.images * ((level.height + 1) / 2) * ((level.width + 1) / 2);
@@ -156,36 +143,6 @@ WITH_BF16 static inline void transform_gradient_row(
     z[3] = _mm512_sub_ps(zero, d[1]);
 }
 
-// c[row, 0 … 32) (+)= sum over pairs of a's pair of the row · the panel's pair of each column.
-// Strides are in values. a_row and a_pair: from a row, and from a pair, to the next.
-template <int rows>
-WITH_BF16 static inline void multiply(
-    const Bfloat16* a, int64_t a_row, int64_t a_pair, const Bfloat16* panel, int64_t pairs, float* c,
-    int64_t c_row, bool accumulate) {
-    __m512 sums[rows][2];
-    for (int row = 0; row < rows; row++) {
-        for (int half = 0; half < 2; half++) {
-            sums[row][half] = accumulate ? _mm512_loadu_ps(c + row * c_row + 16 * half) : _mm512_setzero_ps();
-        }
-    }
-    for (int64_t pair = 0; pair < pairs; pair++) {
-        const __m512bh left = reinterpret_cast<__m512bh>(_mm512_loadu_si512(panel + pair * 64));
-        const __m512bh right = reinterpret_cast<__m512bh>(_mm512_loadu_si512(panel + pair * 64 + 32));
-        for (int row = 0; row < rows; row++) {
-            int32_t values;
-            std::memcpy(&values, a + row * a_row + pair * a_pair, sizeof values);
-            const __m512bh both = reinterpret_cast<__m512bh>(_mm512_set1_epi32(values));
-            sums[row][0] = _mm512_dpbf16_ps(sums[row][0], both, left);
-            sums[row][1] = _mm512_dpbf16_ps(sums[row][1], both, right);
-        }
-    }
-    for (int row = 0; row < rows; row++) {
-        for (int half = 0; half < 2; half++) {
-            _mm512_storeu_ps(c + row * c_row + 16 * half, sums[row][half]);
-        }
-    }
-}
-
 // Aᵀ M A of a tile, plus the bias, rounded: `sums` [16, TILES, width] from `channel` on.
 WITH_BF16 static void write_outputs(
     const Tile& tile, const float* sums, int64_t width, int64_t channel, int64_t count, int64_t channels,
@@ -291,9 +248,7 @@ WITH_BF16 static void convolve_block(
     }
 }
 
-// Values from a panel to the next, and from one position's panels to the next one's. Not powers of
-// two, or the places that a tile is written to would share one set of the cache.
-constexpr int64_t PANEL_VALUES = (GRADIENT_TILES + 2) * PANEL_COLUMNS;
+// Values from one position's panels to the next one's; like PANEL_VALUES not a power of two.
 static int64_t position_values(int64_t panels) { return panels * PANEL_VALUES + PANEL_COLUMNS * 2; }
 
 // The four positions of a row of transformed tiles, as panels [4, panels, pairs of tiles, 32, 2].
@@ -302,8 +257,7 @@ template <bool of_gradient, int place>
 WITH_BF16 static void fill_panels(
     const Tile* tiles, int64_t count, int64_t channels, int64_t first_channel, int64_t panel_count, Bfloat16* panels,
     float* totals) {
-    const __m512i interleaved = _mm512_set_epi16(
-        31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i interleaved = interleaved_halves();
     const int64_t position_step = position_values(panel_count);
     // A pair of tiles through all its channels, which are contiguous in memory.
     for (int64_t t = 0; t < count; t += 2) {
@@ -373,7 +327,7 @@ static GradientPlan plan_gradient(
     return plan;
 }
 
-// One item: `sums` [4 positions, a plane apart, block, columns] from tile `first_tile` to `end`.
+// One item: `sums` [4 positions, a plane apart], each [block, columns] in tiles, from tile `first_tile` to `end`.
 template <int place>
 WITH_BF16 static void sum_gradient(
     const Level* levels, const GradientPlan& plan, int64_t first_tile, int64_t end, int64_t inputs,
@@ -390,24 +344,10 @@ WITH_BF16 static void sum_gradient(
         fill_panels<false, place>(tiles, taken, inputs, 0, input_panels, of_inputs, nullptr);
         fill_panels<true, place>(tiles, taken, outputs, output, gradient_panels, of_gradients, totals);
         for (int position = 0; position < 4; position++) {
-            for (int64_t block = 0; block < gradient_panels; block++) {
-                const Bfloat16* rows = of_gradients + position * position_values(gradient_panels) + block * PANEL_VALUES;
-                for (int64_t panel = 0; panel < input_panels; panel++) {
-                    const Bfloat16* columns = of_inputs + position * position_values(input_panels) + panel * PANEL_VALUES;
-                    float* panel_sums = sums + position * plan.plane + block * PANEL_COLUMNS * plan.columns + panel * PANEL_COLUMNS;
-                    for (int64_t row = 0; row < PANEL_COLUMNS; row += GRADIENT_ROWS) {
-                        // The sums that are read next, which do not fit the level-2 cache.
-                        const bool is_last = row + GRADIENT_ROWS == PANEL_COLUMNS;
-                        const float* next = panel_sums + (is_last ? PANEL_COLUMNS : (row + GRADIENT_ROWS) * plan.columns);
-                        for (int64_t line = 0; line < 2 * GRADIENT_ROWS; line++) {
-                            _mm_prefetch(reinterpret_cast<const char*>(next + line / 2 * plan.columns + line % 2 * 16), _MM_HINT_T0);
-                        }
-                        multiply<GRADIENT_ROWS>(
-                            rows + 2 * row, 2, 2 * PANEL_COLUMNS, columns, (taken + 1) / 2,
-                            panel_sums + row * plan.columns, plan.columns, first > first_tile);
-                    }
-                }
-            }
+            add_products(
+                of_gradients + position * position_values(gradient_panels), gradient_panels,
+                of_inputs + position * position_values(input_panels), input_panels, (taken + 1) / 2,
+                sums + position * plan.plane, first > first_tile, [] {});
         }
     }
 }
@@ -591,7 +531,7 @@ WITH_BF16 void winograd_weight_gradient(
             for (int64_t part = 0; part < plan.parts; part++) bias_gradient[output] += totals[part * plan.blocks * plan.block + output];
             for (int64_t input = 0; input < inputs; input += 16) {
                 write_kernel_gradient(
-                    sums + output * plan.columns + input, plan, gradient + output * 9 * inputs + input, inputs,
+                    sums + sum_place(output, input, plan.columns), plan, gradient + output * 9 * inputs + input, inputs,
                     first_lanes(inputs - input));
             }
         }

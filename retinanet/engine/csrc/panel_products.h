@@ -1,0 +1,91 @@
+// Matrix products in BF16 by AVX-512: register tiles, and sums over a block of panels.
+//
+// A "panel" is what the vector side of a matrix product reads in order: for each pair of values along
+// the sum, 32 columns of two BF16 values each.
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "bfloat16.h"
+
+#define WITH_BF16 __attribute__((target("avx512bf16,avx512bw,avx512vl,avx512dq")))
+
+constexpr int PANEL_COLUMNS = 32;
+// Of weight gradients, whose sums run over pixels or tiles of them:
+constexpr int64_t SUMMED = 256;       // values along the sum that a panel has, at most
+constexpr int64_t GRADIENT_ROWS = 8;  // of a register tile
+// Values from a panel to the next. Not a power of two, or the places that a pixel is written to would share
+// one set of the cache.
+constexpr int64_t PANEL_VALUES = (SUMMED + 2) * PANEL_COLUMNS;
+
+static inline int64_t rounded_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+// The permutation that makes pairs of the 16 values in the lower half of a register and of those in the upper.
+WITH_BF16 static inline __m512i interleaved_halves() {
+    return _mm512_set_epi16(
+        31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+}
+
+// c[row, 0 … 32) (+)= sum over pairs of a's pair of the row · the panel's pair of each column.
+// Strides are in values. a_row and a_pair: from a row, and from a pair, to the next.
+template <int rows>
+WITH_BF16 static inline void multiply(
+    const Bfloat16* a, int64_t a_row, int64_t a_pair, const Bfloat16* panel, int64_t pairs, float* c,
+    int64_t c_row, bool accumulate) {
+    __m512 sums[rows][2];
+    for (int row = 0; row < rows; row++) {
+        for (int half = 0; half < 2; half++) {
+            sums[row][half] = accumulate ? _mm512_loadu_ps(c + row * c_row + 16 * half) : _mm512_setzero_ps();
+        }
+    }
+    for (int64_t pair = 0; pair < pairs; pair++) {
+        const __m512bh left = reinterpret_cast<__m512bh>(_mm512_loadu_si512(panel + pair * 64));
+        const __m512bh right = reinterpret_cast<__m512bh>(_mm512_loadu_si512(panel + pair * 64 + 32));
+        for (int row = 0; row < rows; row++) {
+            int32_t values;
+            std::memcpy(&values, a + row * a_row + pair * a_pair, sizeof values);
+            const __m512bh both = reinterpret_cast<__m512bh>(_mm512_set1_epi32(values));
+            sums[row][0] = _mm512_dpbf16_ps(sums[row][0], both, left);
+            sums[row][1] = _mm512_dpbf16_ps(sums[row][1], both, right);
+        }
+    }
+    for (int row = 0; row < rows; row++) {
+        for (int half = 0; half < 2; half++) {
+            _mm512_storeu_ps(c + row * c_row + 16 * half, sums[row][half]);
+        }
+    }
+}
+
+// Where the sum of a row and a column is in a block of sums that is `columns` wide, a multiple of 32. Tiles of
+// 32 × 32 are contiguous: rows a power of two apart would share few sets of the caches.
+static inline int64_t sum_place(int64_t row, int64_t column, int64_t columns) {
+    return row / PANEL_COLUMNS * PANEL_COLUMNS * columns + column / PANEL_COLUMNS * PANEL_COLUMNS * PANEL_COLUMNS +
+           row % PANEL_COLUMNS * PANEL_COLUMNS + column % PANEL_COLUMNS;
+}
+
+// Adds the products of two blocks of panels, `pairs` long, to a block of sums or, unless `accumulate`,
+// begins it. `between` is called after each register tile, whose products take about 2,000 cycles.
+template <class Between>
+WITH_BF16 static inline void add_products(
+    const Bfloat16* rows, int64_t row_panels, const Bfloat16* columns, int64_t column_panels, int64_t pairs,
+    float* sums, bool accumulate, Between between) {
+    constexpr int64_t TILE = GRADIENT_ROWS * PANEL_COLUMNS;
+    for (int64_t block = 0; block < row_panels; block++) {
+        for (int64_t panel = 0; panel < column_panels; panel++) {
+            for (int64_t row = 0; row < PANEL_COLUMNS; row += GRADIENT_ROWS, sums += TILE) {
+                // The sums that are read next, which do not fit the level-2 cache.
+                for (int64_t line = 0; line < TILE; line += 16) {
+                    _mm_prefetch(reinterpret_cast<const char*>(sums + TILE + line), _MM_HINT_T0);
+                }
+                multiply<GRADIENT_ROWS>(
+                    rows + block * PANEL_VALUES + 2 * row, 2, 2 * PANEL_COLUMNS, columns + panel * PANEL_VALUES, pairs,
+                    sums, PANEL_COLUMNS, accumulate);
+                between();
+            }
+        }
+    }
+}
