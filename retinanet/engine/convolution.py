@@ -28,6 +28,7 @@ from retinanet.engine.tile_convolution import (
     has_tiles,
     pack_weight,
     pointwise_convolve,
+    pointwise_weight_gradient,
     tile_convolve,
     weight_gradient,
 )
@@ -197,10 +198,15 @@ class _Convolution(torch.autograd.Function):
         gradients = gradients[: len(levels)]
         # One call for all levels, which share the sums: the loop below would write and read them
         # again for each level.
+        stride = params.stride[0]
         if needs_weight and allow_tiles and suits_tiles(levels[0], weight, params):
-            kernel, stride = weight.shape[-1], params.stride[0]
             grad_weight, grad_bias = weight_gradient(
-                levels, gradients, kernel=kernel, stride=stride, scale=scale
+                levels, gradients, kernel=weight.shape[-1], stride=stride, scale=scale
+            )
+            needs_weight = needs_bias = False
+        elif needs_weight and allow_tiles and suits_pointwise_vectors(levels[0], weight, params):
+            grad_weight, grad_bias = pointwise_weight_gradient(
+                levels, gradients, stride=stride, scale=scale
             )
             needs_weight = needs_bias = False
         # `needs_levels` has an entry for `added` as well, hence strict=False.
@@ -420,6 +426,14 @@ def suits_pointwise(
     known = params == ConvParams((stride, stride), (0, 0), 1)
     whole = all(channels % BLOCK == 0 for channels in weight.shape[:2])
     return known and whole and suits_tiles(features, weight, params)
+
+
+def suits_pointwise_vectors(features: Tensor, weight: Tensor, params: ConvParams) -> bool:
+    """Return whether the kernel for AVX-512 BF16 computes a 1×1 convolution's weight gradient."""
+    known = params in (POINTWISE, ConvParams((2, 2), (0, 0), 1)) and weight.shape[2:] == (1, 1)
+    whole = all(channels % BLOCK == 0 for channels in weight.shape[:2])
+    bf16 = features.dtype == torch.bfloat16 and best_tiles() is Tiles.VECTORS
+    return known and whole and bf16 and features.numel() > 0
 
 
 def suits_grouped_convolution(features: Tensor, weight: Tensor, params: ConvParams) -> bool:

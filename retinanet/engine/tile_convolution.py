@@ -3,7 +3,8 @@
 The C++ is in csrc/tile_weights.cpp (weights in the order in which the kernels read them),
 tile_convolution.cpp (dense 3×3, stride 1, padding 1), pointwise_convolution.cpp (1×1, one group,
 multiples of 32 channels, stride 1, or 2 for input gradients) and weight_gradient.cpp. An input's
-gradient is a convolution by the weight turned round.
+gradient is a convolution by the weight turned round. pointwise_gradient.cpp has the weight
+gradients of 1×1 convolutions for AVX-512 BF16 alone, in the form that suits vectors.
 
 Maps are BF16 [N, C, H, W]; what is not in channels_last memory is copied. In all functions `tiles`
 computes the tile instructions, by default the processor's best, and each raises NativeLibraryError
@@ -47,6 +48,11 @@ WEIGHT_GRADIENT = Kernels(
     CSRC / "weight_gradient.cpp",
     weight_gradient_bytes="PqPi->q",
     weight_gradient_sum="PqPPPPPii",
+)
+POINTWISE_GRADIENT = Kernels(
+    CSRC / "pointwise_gradient.cpp",
+    pointwise_gradient_bytes="PqPi->q",
+    pointwise_gradient_sum="PqPPPPPi",
 )
 
 BLOCK = 32
@@ -221,16 +227,13 @@ def weight_gradient(
     inputs = [channels_last(level) for level in inputs]
     gradients = [channels_last(gradient) for gradient in gradients]
     gates = [channels_last_or_none(gate) for gate in gates or [None] * len(inputs)]
-    in_channels, out_channels = inputs[0].shape[1], gradients[0].shape[1]
-    # Laid out as the weight: DDP and the optimizers would otherwise copy it.
-    grad_weight = torch.empty(out_channels, kernel, kernel, in_channels).permute(0, 3, 1, 2)
-    grad_bias = torch.empty(out_channels)
+    grad_weight, grad_bias = _empty_gradients(inputs, gradients, kernel=kernel)
     records = [
         _GradientLevel(level, gradient, gate, len(level), *gradient.shape[2:], *level.shape[2:])
         for level, gradient, gate in zip(inputs, gradients, gates, strict=True)
     ]
     levels = (_GradientLevel * len(records))(*records)
-    shape = _GradientShape(in_channels, out_channels, kernel, stride)
+    shape = _GradientShape(inputs[0].shape[1], len(grad_bias), kernel, stride)
     scale, threads = float32_or_none(scale), torch.get_num_threads()
     size = WEIGHT_GRADIENT.library().weight_gradient_bytes(levels, len(levels), shape, threads)
     scratch = torch.empty(size, dtype=torch.uint8)
@@ -241,3 +244,47 @@ def weight_gradient(
         read=(*inputs, *gradients, *gates), written=(grad_weight, grad_bias),
     )  # fmt: skip
     return grad_weight, grad_bias
+
+
+_PixelLevel = c_struct("P input gradient", "q images height width input_height input_width")
+"""`Level` as pointwise_gradient.cpp has it."""
+_PixelShape = c_struct("q inputs outputs stride")  # `Shape` as pointwise_gradient.cpp has it
+
+
+def pointwise_weight_gradient(
+    inputs: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    *,
+    stride: int = 1,
+    scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return what `weight_gradient` does for a 1×1 kernel, by the vectors of AVX-512 BF16.
+
+    Channels are multiples of `BLOCK`.
+    """
+    inputs = [channels_last(level) for level in inputs]
+    gradients = [channels_last(gradient) for gradient in gradients]
+    grad_weight, grad_bias = _empty_gradients(inputs, gradients, kernel=1)
+    records = [
+        _PixelLevel(level, gradient, len(level), *gradient.shape[2:], *level.shape[2:])
+        for level, gradient in zip(inputs, gradients, strict=True)
+    ]
+    levels = (_PixelLevel * len(records))(*records)
+    work = (levels, len(levels), _PixelShape(inputs[0].shape[1], len(grad_bias), stride))
+    scale, threads = float32_or_none(scale), torch.get_num_threads()
+    size = POINTWISE_GRADIENT.library().pointwise_gradient_bytes(*work, threads)
+    POINTWISE_GRADIENT.call(
+        "pointwise_gradient_sum",
+        *work, scale, grad_weight, grad_bias, scratch_bytes(size), threads,
+        read=(*inputs, *gradients), written=(grad_weight, grad_bias),
+    )  # fmt: skip
+    return grad_weight, grad_bias
+
+
+def _empty_gradients(
+    inputs: Sequence[Tensor], gradients: Sequence[Tensor], *, kernel: int
+) -> tuple[Tensor, Tensor]:
+    in_channels, out_channels = inputs[0].shape[1], gradients[0].shape[1]
+    # Laid out as the weight: DDP and the optimizers would otherwise copy it.
+    grad_weight = torch.empty(out_channels, kernel, kernel, in_channels).permute(0, 3, 1, 2)
+    return grad_weight, torch.empty(out_channels)

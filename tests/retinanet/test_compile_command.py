@@ -38,6 +38,7 @@ NAMES = {
     "masked_sum",
     "optimizers",
     "pointwise_convolution",
+    "pointwise_gradient",
     "shared_gradients",
     "tile_convolution",
     "tile_weights",

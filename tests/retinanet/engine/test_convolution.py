@@ -18,7 +18,7 @@ from retinanet.engine.convolution import (
     get_conv_params,
 )
 from retinanet.engine.norm_relu import add_relu, branches
-from retinanet.engine.tile_convolution import Tiles
+from retinanet.engine.tile_convolution import Tiles, best_tiles
 from tests.retinanet.engine.kernels import BF16_ROUNDING, assert_close_sums, distance
 
 PRECISIONS = [(torch.float64, 1e-7), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
@@ -285,6 +285,37 @@ def test_kernels_of_grouped_convolutions_without_amx(
     assert not convolution_module.suits_grouped_convolution(features.float(), weight, params)
     monkeypatch.setattr(convolution_module, "best_tiles", lambda: None)
     assert not convolution_module.suits_grouped_convolution(features, weight, params)
+
+
+@pytest.mark.skipif(best_tiles() is None, reason="no AVX-512 BF16")
+@pytest.mark.parametrize(("params", "inputs"), [(POINTWISE, 64), (STRIDE_2, 64), (POINTWISE, 40)])
+@pytest.mark.parametrize("allow_tiles", [True, False])
+def test_without_amx_vectors_compute_pointwise_weight_gradients(
+    monkeypatch: pytest.MonkeyPatch, params: ConvParams, inputs: int, allow_tiles: bool
+) -> None:
+    monkeypatch.setattr(convolution_module, "has_tiles", lambda: False)
+    monkeypatch.setattr(convolution_module, "best_tiles", lambda: Tiles.VECTORS)
+    kernel, calls = convolution_module.pointwise_weight_gradient, []
+
+    def count(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        calls.append(options)
+        return kernel(*arguments, **options)
+
+    monkeypatch.setattr(convolution_module, "pointwise_weight_gradient", count)
+    torch.manual_seed(1)
+    module = nn.Conv2d(inputs, 32, 1, stride=params.stride)  # type: ignore[arg-type]
+    levels = [torch.randn(2, inputs, *size).bfloat16() for size in ((9, 6), (4, 4))]
+    scale = torch.rand(32) + 0.5
+    outputs = convolve_by(module, levels, scale=scale, allow_tiles=allow_tiles)
+    given = [torch.randn(output.shape).bfloat16() for output in outputs]
+    gradients = torch.autograd.grad(outputs, list(module.parameters()), given)
+    assert len(calls) == (allow_tiles and inputs == 64)
+    expected = [reference(level, module, scale) for level in levels]
+    doubles = [gradient.double() for gradient in given]
+    references = torch.autograd.grad(expected, list(module.parameters()), doubles)
+    allowed = 1e-6 if calls else BF16_ROUNDING
+    for value, exact in zip(gradients, references, strict=True):
+        assert value.dtype == torch.float32 and distance(value, exact.double()) < allowed
 
 
 def test_results_of_convolve_may_be_changed_in_place(forced_tiles: None) -> None:

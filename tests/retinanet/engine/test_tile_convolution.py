@@ -12,8 +12,10 @@ from retinanet.engine.tile_convolution import (
     BLOCK,
     PackedWeight,
     Tiles,
+    best_tiles,
     pack_weight,
     pointwise_convolve,
+    pointwise_weight_gradient,
     tile_convolve,
     weight_gradient,
 )
@@ -81,6 +83,19 @@ WEIGHT_GRADIENTS = {
     "1x1 of stride 2": Case(2, 40, 64, [(13, 10)], kernel=1, stride=2),
     "1x1 of stride 2, one pixel": Case(1, 8, 8, [(1, 2)], kernel=1, stride=2),
 }
+BY_VECTORS = {
+    "several levels": Case(2, 64, 96, [(21, 17), (5, 4), (1, 1)], kernel=1),
+    "one thread": Case(2, 96, 32, [(33, 32)], threads=1, kernel=1),
+    "an odd number of pixels": Case(1, 32, 32, [(27, 31)], threads=1, kernel=1),
+    "one column": Case(3, 32, 64, [(35, 1)], kernel=1),
+    "one pixel": Case(1, 32, 32, [(1, 1)], kernel=1),
+    "parts of the pixels": Case(2, 64, 32, [(41, 33), (20, 17)], threads=7, kernel=1),
+    "blocks of channels": Case(1, 352, 480, [(9, 7)], threads=8, kernel=1),
+    "parts and blocks": Case(1, 512, 288, [(30, 30)], threads=64, kernel=1),
+    "stride 2": Case(2, 64, 128, [(14, 12), (13, 9)], kernel=1, stride=2),
+    "stride 2, one column": Case(2, 32, 32, [(9, 1), (1, 2)], threads=1, kernel=1, stride=2),
+}
+needs_vectors = pytest.mark.skipif(best_tiles() is None, reason="no AVX-512 BF16")
 
 
 def forward_weight(weight: Tensor) -> PackedWeight:
@@ -177,16 +192,59 @@ def test_weight_and_bias_gradients(tiles: Tiles, name: str, gated: bool) -> None
     results = weight_gradient(levels, gradients, gates, **shape, tiles=tiles)
     if gated:
         gradients = [gradient * (gate > 0) for gradient, gate in zip(gradients, gates, strict=True)]
+    assert_close_sums(results, gradients_in_float64(case, levels, gradients))
+
+
+def gradients_in_float64(
+    case: Case, levels: list[Tensor], gradients: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of weight and bias, summed over the levels."""
     weight = torch.zeros_like(case.weight_and_bias()[0], dtype=torch.float64)
-    expected = [torch.zeros_like(weight), torch.zeros(case.outputs).double()]
+    grad_weight, grad_bias = torch.zeros_like(weight), torch.zeros(case.outputs).double()
     for level, gradient in zip(levels, gradients, strict=True):
-        parts: tuple[Any, Tensor, Tensor] = torch.ops.aten.convolution_backward(
+        _, of_weight, of_bias = torch.ops.aten.convolution_backward(
             gradient.double(), level.double(), weight, [case.outputs],
             (case.stride, case.stride), (case.kernel // 2, case.kernel // 2), (1, 1), False, (0, 0),
             1, (False, True, True),
         )  # fmt: skip
-        expected = [total + part for total, part in zip(expected, parts[1:], strict=True)]
+        grad_weight, grad_bias = grad_weight + of_weight, grad_bias + of_bias
+    return grad_weight, grad_bias
+
+
+@needs_vectors
+@pytest.mark.usefixtures("threads_restored")
+@pytest.mark.parametrize("name", BY_VECTORS)
+def test_pointwise_weight_gradients_by_vectors(name: str) -> None:
+    case = BY_VECTORS[name]
+    torch.set_num_threads(case.threads)
+    levels, gradients = case.inputs_of_levels(), case.outputs_of_levels()
+    for level in levels:
+        # What a stride skips is not read.
+        level[:, :, 1 :: case.stride] *= 1 if case.stride == 1 else torch.nan
+        level[:, :, :, 1 :: case.stride] *= 1 if case.stride == 1 else torch.nan
+    results = pointwise_weight_gradient(levels, gradients, stride=case.stride)
+    read = [level.nan_to_num(0) for level in levels]
+    expected = gradients_in_float64(case, read, gradients)
     assert_close_sums(results, expected)
+
+    scale = torch.rand(case.outputs) + 0.5
+    with nan_in_new_memory():
+        scaled, _ = pointwise_weight_gradient(levels, gradients, stride=case.stride, scale=scale)
+    assert_close_sums([scaled], [expected[0] * scale.view(-1, 1, 1, 1)])
+    again, _ = pointwise_weight_gradient(levels, gradients, stride=case.stride, scale=scale)
+    assert_equal([scaled], [again])
+
+
+@needs_vectors
+def test_nan_reaches_only_its_channels_gradient_by_vectors() -> None:
+    case = BY_VECTORS["several levels"]
+    levels, gradients = case.inputs_of_levels(), case.outputs_of_levels()
+    levels[1][1, 37, 4, 3], gradients[0][0, 65, 20, 16] = torch.nan, torch.nan
+    grad_weight, grad_bias = pointwise_weight_gradient(levels, gradients)
+    is_nan = torch.zeros(case.outputs, case.inputs, dtype=torch.bool)
+    is_nan[:, 37] = is_nan[65] = True
+    assert torch.equal(grad_weight[:, :, 0, 0].isnan(), is_nan)
+    assert torch.equal(grad_bias.isnan(), is_nan[:, 0])
 
 
 def run_dense(tiles: Tiles, features: Tensor, others: Tensor) -> list[Tensor]:
