@@ -60,6 +60,29 @@ WITH_BF16 static inline void multiply(
     }
 }
 
+// Prefetches channels of pixels a share at a time, so that the maps of the next block come from memory while
+// the products of this one are computed.
+class Ahead {
+public:
+    // `calls`: the number of calls of `fetch`.
+    Ahead(const Bfloat16* const* pixels, int64_t count, int64_t first_channel, int64_t channels, int64_t calls)
+        : pixels_(pixels), end_(pixels + count), first_(first_channel), channels_(channels),
+          share_(count * ((channels + 31) / 32) / calls + 1) {}
+
+    void fetch() {
+        for (int64_t line = 0; line < share_ && pixels_ < end_; line++) {
+            _mm_prefetch(reinterpret_cast<const char*>(*pixels_ + first_ + channel_), _MM_HINT_T1);
+            if ((channel_ += 32) < channels_) continue;
+            channel_ = 0;
+            pixels_++;
+        }
+    }
+
+private:
+    const Bfloat16 *const *pixels_, *const *end_;
+    int64_t first_, channels_, share_, channel_ = 0;
+};
+
 // Where the sum of a row and a column is in a block of sums that is `columns` wide, a multiple of 32. Tiles of
 // 32 × 32 are contiguous: rows a power of two apart would share few sets of the caches.
 static inline int64_t sum_place(int64_t row, int64_t column, int64_t columns) {

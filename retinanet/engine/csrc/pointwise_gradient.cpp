@@ -121,23 +121,6 @@ WITH_BF16 static void fill_panels(
     }
 }
 
-// The channels of pixels that are packed next, for prefetching.
-struct Ahead {
-    const Bfloat16* const* pixels;
-    int64_t count, first_channel, channels;
-    int64_t pixel = 0, channel = 0;
-
-    // Prefetches some lines, so that maps come from memory while products are computed.
-    void fetch(int64_t lines) {
-        for (int64_t line = 0; line < lines && pixel < count; line++) {
-            _mm_prefetch(reinterpret_cast<const char*>(pixels[pixel] + first_channel + channel), _MM_HINT_T1);
-            if ((channel += 32) < channels) continue;
-            channel = 0;
-            pixel++;
-        }
-    }
-};
-
 // One item: its block of sums, in tiles, and of `totals` [outputs] unless null.
 WITH_BF16 static void sum_block(
     const Level* levels, const Shape& shape, const Plan& plan, int64_t output, int64_t input, int64_t begin, int64_t end,
@@ -154,15 +137,11 @@ WITH_BF16 static void sum_block(
         fill_panels(gradient_pixels, count, output, outputs, of_gradients, totals ? totals + output : nullptr);
         count = std::max<int64_t>(0, std::min(plan.step, end - first - plan.step));
         find_pixels(levels, shape, first + plan.step, count, input_pixels, gradient_pixels);
-        Ahead input_lines{input_pixels, count, input, inputs}, gradient_lines{gradient_pixels, count, output, outputs};
-        // A tile of 8 × 32 products has this share of the lines.
         const int64_t tiles = outputs / GRADIENT_ROWS * (inputs / PANEL_COLUMNS);
-        const int64_t input_share = inputs / 32 * count / tiles + 1, gradient_share = outputs / 32 * count / tiles + 1;
+        Ahead input_lines(input_pixels, count, input, inputs, tiles), gradient_lines(gradient_pixels, count, output, outputs, tiles);
         add_products(
-            of_gradients, outputs / PANEL_COLUMNS, panels, inputs / PANEL_COLUMNS, pairs, sums, first > begin, [&] {
-                input_lines.fetch(input_share);
-                gradient_lines.fetch(gradient_share);
-            });
+            of_gradients, outputs / PANEL_COLUMNS, panels, inputs / PANEL_COLUMNS, pairs, sums, first > begin,
+            [&] { input_lines.fetch(), gradient_lines.fetch(); });
     }
 }
 

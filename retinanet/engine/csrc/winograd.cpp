@@ -301,6 +301,26 @@ WITH_BF16 static void fill_panels(
     }
 }
 
+// Lists the pixels that `count` tiles are made of, and those of their gate, for prefetching; returns their
+// number. Of the input's four columns two are the neighbours' as well, and are listed there.
+template <bool of_gradient, int place>
+static int64_t list_pixels(Tile tile, int64_t count, int64_t channels, const Bfloat16** pixels) {
+    const Bfloat16** to = pixels;
+    for (int64_t t = 0; t < count; t++, tile = next_tile(tile)) {
+        const Bfloat16* map = of_gradient ? tile.level->output : tile.level->input;
+        for (int row = 0; row < 2; row++) {
+            if (of_gradient && place == 3 * (1 - row)) continue;  // not read
+            const int y = of_gradient ? row : (row == 0 ? FIRST_ROW : SECOND_ROW)[place] - 1;
+            for (int column = 0; column < 2; column++) {
+                const Pixel pixel = find_pixel(map, of_gradient ? tile.level->gate : nullptr, tile, y, column, channels);
+                if (pixel.inside) *to++ = pixel.values;
+                if (pixel.gate) *to++ = pixel.gate;
+            }
+        }
+    }
+    return to - pixels;
+}
+
 // How the work of a weight gradient is shared. An item is a block of output channels, a row of four
 // positions and a part of the tiles; it shares nothing with the others. Panels that threads
 // shared took up to 1.8 times as long on cores without a common cache.
@@ -337,17 +357,26 @@ WITH_BF16 static void sum_gradient(
     Bfloat16* of_inputs = scratch;
     Bfloat16* of_gradients = scratch + 4 * position_values(input_panels);
     Tile tiles[GRADIENT_TILES];
+    const Bfloat16 *input_pixels[4 * GRADIENT_TILES], *gradient_pixels[8 * GRADIENT_TILES];
+    const int64_t calls = 4 * gradient_panels * input_panels * (PANEL_COLUMNS / GRADIENT_ROWS);
     for (int64_t first = first_tile; first < end; first += GRADIENT_TILES) {
         const int64_t taken = std::min(GRADIENT_TILES, end - first);
         tiles[0] = find_tile(levels, first);
         for (int64_t t = 1; t < taken; t++) tiles[t] = next_tile(tiles[t - 1]);
         fill_panels<false, place>(tiles, taken, inputs, 0, input_panels, of_inputs, nullptr);
         fill_panels<true, place>(tiles, taken, outputs, output, gradient_panels, of_gradients, totals);
+        const int64_t next = std::max<int64_t>(0, std::min(GRADIENT_TILES, end - first - GRADIENT_TILES));
+        const Tile after = next_tile(tiles[taken - 1]);
+        Ahead of_input(input_pixels, list_pixels<false, place>(after, next, inputs, input_pixels), 0, inputs, calls);
+        Ahead of_gradient(
+            gradient_pixels, list_pixels<true, place>(after, next, outputs, gradient_pixels), output,
+            std::min(plan.block, outputs - output), calls);
         for (int position = 0; position < 4; position++) {
             add_products(
                 of_gradients + position * position_values(gradient_panels), gradient_panels,
                 of_inputs + position * position_values(input_panels), input_panels, (taken + 1) / 2,
-                sums + position * plan.plane, first > first_tile, [] {});
+                sums + position * plan.plane, first > first_tile,
+                [&] { of_input.fetch(), of_gradient.fetch(); });
         }
     }
 }
