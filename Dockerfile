@@ -27,13 +27,6 @@ RUN [ "$IPEX" = 0 ] || TESTS=0 TORCH_INDEX="$TORCH_INDEX" ./setup.sh ipex
 ARG SERVING=0
 RUN [ "$SERVING" = 0 ] || TESTS=0 TORCH_INDEX="$TORCH_INDEX" ./setup.sh serving
 
-# 1: Pillow-SIMD in Pillow's place; it lags behind Pillow's security fixes.
-ARG PILLOW_SIMD=0
-RUN [ "$PILLOW_SIMD" = 0 ] || { \
-    apt-get install -y --no-install-recommends \
-        python3.11-dev zlib1g-dev libjpeg-dev libwebp-dev libtiff-dev libfreetype-dev \
-    && TESTS=0 TORCH_INDEX="$TORCH_INDEX" ./setup.sh simd; }
-
 # Address of the index of oneCCL's bindings for PyTorch.
 ARG ONECCL_INDEX=
 RUN [ -z "$ONECCL_INDEX" ] || .venv/bin/python -m pip install --no-deps \
@@ -41,17 +34,10 @@ RUN [ -z "$ONECCL_INDEX" ] || .venv/bin/python -m pip install --no-deps \
 
 COPY . .
 
-# The source of accimage, which the package registry does not have, as an argument of pip:
-# git+https://…, or a folder beside this file, ./accimage.
-ARG ACCIMAGE=
-RUN [ -z "$ACCIMAGE" ] || bash launch/image/install_accimage.sh "$ACCIMAGE"
-
 RUN .venv/bin/python -m retinanet compile \
     && .venv/bin/python -m launch.image.prune .venv
 
 FROM ${BASE}
-ARG PILLOW_SIMD=0
-ARG ACCIMAGE=
 ENV DEBIAN_FRONTEND=noninteractive
 # libtcmalloc: engine.allocator=tcmalloc. numactl and hwloc show what a container is given. ssh:
 # mpirun between containers, as of Kubernetes' MPIJob. tini passes signals on as process 1.
@@ -59,9 +45,6 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends \
         ca-certificates python3.11 libtcmalloc-minimal4 numactl hwloc-nox openssh-client \
         openssh-server tini \
-    && { [ "$PILLOW_SIMD" = 0 ] || apt-get install -y --no-install-recommends \
-        libjpeg62-turbo libtiff6 libwebp7 libwebpmux3 libwebpdemux2 libfreetype6; } \
-    && { [ -z "$ACCIMAGE" ] || apt-get install -y --no-install-recommends libjpeg62-turbo; } \
     && apt-get clean \
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \
     && useradd --create-home --uid 1000 retinanet \

@@ -10,9 +10,8 @@ import stat
 import struct
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO
@@ -34,13 +33,12 @@ MAX_PIXELS = 178_956_970
 DAMAGE = (OSError, SyntaxError, ValueError, EOFError, struct.error)
 """Errors that Pillow raises for a damaged file; SyntaxError is a broken PNG."""
 
-DECODERS = ("simplejpeg", "torchvision", "pillow", "accimage")
+DECODERS = ("simplejpeg", "torchvision", "pillow")
 """The fastest first, as measured on photos (`python -m data bench`); `auto` takes the first that
-works. accimage is last: it returns planes, which must be interleaved again."""
+works."""
 HOW_TO_INSTALL = {
     "simplejpeg": "run `.venv/bin/pip install simplejpeg`",
     "torchvision": "install the release made for this torch",
-    "accimage": "it is not on PyPI; compile its source (0.2.0) against Intel's IPP",
 }
 START_OF_SCAN, END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
 """JPEG's markers; compressed data hold no such pair of bytes."""
@@ -197,13 +195,10 @@ def decoder_fault(name: str) -> str | None:
 
 
 def describe_decoder(name: str) -> str:
-    """Return a decoder with its version, such as `pillow-simd 12.1.1 (SIMD)` for `pillow`."""
+    """Return a decoder with its version, such as `simplejpeg 1.9.0`."""
     if name != "pillow":
         return f"{name} {version(name)}"
     library = f"libjpeg-turbo {features.version_feature('libjpeg_turbo')}"
-    with suppress(PackageNotFoundError):
-        if version("pillow-simd") == PIL.__version__:
-            return f"pillow-simd {PIL.__version__} (SIMD, {library})"
     return f"pillow {PIL.__version__} ({library})"
 
 
@@ -229,20 +224,9 @@ def decode_by_torchvision(content: bytes) -> NDArray[np.uint8]:
     return np.ascontiguousarray(pixels)
 
 
-def decode_by_accimage(content: bytes) -> NDArray[np.uint8]:
-    """Decode a JPEG; raise OSError if it is none, ValueError if truncated (else grey)."""
-    if not has_end_of_image(content):
-        raise ValueError("the JPEG has no end marker")
-    image = import_module("accimage").Image(content)
-    planes = np.empty((image.channels, image.height, image.width), dtype=np.uint8)
-    image.copyto(planes)
-    return np.ascontiguousarray(planes.transpose(1, 2, 0))
-
-
 JPEG_DECODERS: dict[str, Callable[[bytes], NDArray[np.uint8]]] = {
     "simplejpeg": decode_by_simplejpeg,
     "torchvision": decode_by_torchvision,
-    "accimage": decode_by_accimage,
 }
 
 

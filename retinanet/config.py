@@ -139,7 +139,7 @@ class DataConfig:
         Literal["skip", "train"], Resume.MUST_MATCH, closed("train")
     ] = "skip"
     """Skip them in training, as torchvision does, or train on them, as MLPerf does. [name]"""
-    decoder: Literal["auto", "pillow", "accimage", "torchvision", "simplejpeg"] = "auto"
+    decoder: Literal["auto", "pillow", "torchvision", "simplejpeg"] = "auto"
     """JPEG decoder; auto: the fastest that is installed. Pillow decodes other formats. [name]"""
     on_bad_image: Annotated[Literal["stop", "skip"], Resume.FREE, closed("stop")] = "stop"
     """When an image cannot be read: stop the run, or skip it and use another one. [name]"""

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from packaging.requirements import Requirement
-from PIL import Image, features
 
 from common.errors import InputError
 from common.machine import bf16_flag, cpu_flags, installed_versions
@@ -284,7 +283,7 @@ def check_compiler(focal_loss: str) -> Finding:
 PACKAGES = "packages"
 CCL = "oneccl_bind_pt"
 IPEX = "intel-extension-for-pytorch"
-LOOKED_AT = ("torch", "torchvision", "numpy", "pillow", "pillow-simd", IPEX, CCL)
+LOOKED_AT = ("torch", "torchvision", "numpy", "pillow", IPEX, CCL)
 OPENMP = ("libgomp", "libiomp5", "libomp")
 
 
@@ -292,10 +291,7 @@ def check_conflicts(*, engine: str, backend: str) -> list[Finding]:
     """Check for incompatible packages, installed or loaded."""
     versions = installed_versions(LOOKED_AT)
     required = requires("torchvision") or [] if "torchvision" in versions else []
-    # The version that Pillow's compiled part was built as, whatever packages are noted.
-    pillow = str(features.version("pil") or Image.__version__)
     problems = [
-        *pillow_conflict(versions, loaded=pillow),
         *torchvision_conflict(versions, required=required),
         *same_release(versions, IPEX, is_used=engine == "ipex", instead="engine.name=torch"),
         *same_release(versions, CCL, is_used=backend == "ccl", instead="distributed.backend=gloo"),
@@ -311,20 +307,6 @@ def check_conflicts(*, engine: str, backend: str) -> list[Finding]:
         return problems
     names = ", ".join(f"{name} {version}" for name, version in versions.items())
     return [ok(PACKAGES, f"{names}: no known conflict")]
-
-
-def pillow_conflict(versions: Mapping[str, str], *, loaded: str) -> list[Finding]:
-    """Return a warning if Pillow and Pillow-SIMD, both the module PIL, overwrote one another."""
-    pillow, simd = versions.get("pillow", ""), versions.get("pillow-simd", "")
-    # `make simd` puts an empty `pillow …+simd` beside it.
-    if simd and pillow and not pillow.endswith("+simd"):
-        text = f"pillow {pillow} and pillow-simd {simd} are both installed as module PIL"
-        return [warning(PACKAGES, text, fix="run `make pillow`, or `make simd`")]
-    noted = simd or pillow
-    if noted and loaded != noted:
-        text = f"module PIL is version {loaded}, but the package is {noted}: partly replaced"
-        return [warning(PACKAGES, text, fix="run `make pillow`")]
-    return []
 
 
 def torchvision_conflict(versions: Mapping[str, str], *, required: Sequence[str]) -> list[Finding]:

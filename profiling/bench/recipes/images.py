@@ -12,10 +12,12 @@ In all of them, `photos` is the file that lists the photos.
 
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
@@ -23,7 +25,7 @@ from torchvision.transforms.functional import hflip, to_tensor
 
 from data.annotations import Annotations, ClassMap
 from data.dataset import DetectionDataset, SampleKey, collate
-from data.decoding import decode_image
+from data.decoding import decode_image, open_image
 from data.loader import evaluation_loader
 from data.transforms import IMAGENET_MEAN, IMAGENET_STD, normalize, resize_image
 from profiling.bench.data_bench import keep_to_one_core, read_list
@@ -31,16 +33,29 @@ from profiling.bench.variant import Prepared, Workload
 
 
 def prepare_decode(workload: Workload, *, photos: str, decoder: str) -> Prepared:
-    """Prepare the decoding of files to uint8 arrays."""
+    """Prepare the decoding of JPEG files to uint8 arrays, also by accimage, for the ablation."""
     keep_to_one_core()
     paths = read_list(photos)
 
     def run() -> dict[str, float]:
         for path in paths:
-            decode_image(path, decoder=decoder)
+            if decoder == "accimage":
+                decode_by_accimage(path)
+            else:
+                decode_image(path, decoder=decoder)
         return {}
 
     return Prepared(run)
+
+
+def decode_by_accimage(path: Path) -> NDArray[np.uint8]:
+    """Read a JPEG as RGB, uint8 `[H, W, 3]`, by accimage, whose planes are interleaved here."""
+    with path.open("rb") as file, open_image(file):  # its size is checked, as by `decode_image`
+        file.seek(0)
+        image = import_module("accimage").Image(file.read())
+    planes = np.empty((image.channels, image.height, image.width), dtype=np.uint8)
+    image.copyto(planes)
+    return np.ascontiguousarray(planes.transpose(1, 2, 0))
 
 
 def prepare_resize(workload: Workload, *, photos: str, decoder: str) -> Prepared:

@@ -4,7 +4,9 @@ import io
 import json
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from rich.console import Console
 from common.errors import InputError
 from data.__main__ import main
 from data.dataset import SampleKey
+from data.decoding import decode_image
 from data.transforms import IMAGENET_STD
 from profiling.bench.data_bench import (
     Source,
@@ -89,12 +92,11 @@ def test_synthetic_images_without_photos(tmp_path: Path) -> None:
 
 def test_missing_decoders_are_skipped_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    monkeypatch.setitem(sys.modules, "accimage", None)
     output = io.StringIO()
     descriptions = describe_decoders(None, console=Console(file=output, width=40))
     assert list(descriptions) == ["torchvision", "pillow"]
     names = [line.split()[0] for line in output.getvalue().splitlines()]
-    assert names == ["simplejpeg", "accimage"]
+    assert names == ["simplejpeg"]
     with pytest.raises(InputError, match="--decoders: simplejpeg is not installed"):
         describe_decoders("pillow,simplejpeg", console=QUIET)
     assert list(describe_decoders("pillow,torchvision", console=QUIET)) == ["pillow", "torchvision"]
@@ -141,6 +143,28 @@ def test_both_pipelines_make_the_same_batch_up_to_rounding(
     level = 1 / (255 * min(IMAGENET_STD))
     assert (batch - expected).abs().max() <= 1.5 * level
     assert min(*ours.seconds.values(), *theirs.seconds.values()) > 0
+
+
+class AccimageStandIn:
+    """Behaves like an image of accimage 0.2.0, by its source: it copies pixels as planes."""
+
+    def __init__(self, content: bytes) -> None:
+        self._pixels = import_module("simplejpeg").decode_jpeg(content)
+        self.height, self.width, self.channels = self._pixels.shape
+
+    def copyto(self, buffer: np.ndarray) -> None:
+        assert buffer.shape == (self.channels, self.height, self.width)
+        buffer[:] = self._pixels.transpose(2, 0, 1)
+
+
+def test_planes_of_accimage_are_interleaved(
+    photos: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("accimage")
+    module.Image = AccimageStandIn  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "accimage", module)
+    pixels = images.decode_by_accimage(photos[0])
+    assert pixels.flags.c_contiguous and np.array_equal(pixels, decode_image(photos[0]))
 
 
 @pytest.mark.exhaustive

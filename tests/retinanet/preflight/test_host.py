@@ -184,24 +184,6 @@ def test_missing_compiler_is_a_failure_only_for_the_kernel(monkeypatch: pytest.M
     assert finding.level == "failure" and "CXX is no-such-compiler" in finding.detail
 
 
-SIMD = "12.1.1.post0"
-
-
-@pytest.mark.parametrize(
-    ("versions", "loaded", "keyword"),
-    [
-        ({"pillow": "13.0.0"}, "13.0.0", ""),
-        ({"pillow": "12.1.1+simd", "pillow-simd": SIMD}, SIMD, ""),
-        ({"pillow": "13.0.0", "pillow-simd": SIMD}, "13.0.0", f"pillow-simd {SIMD} are both"),
-        ({"pillow": "13.0.0"}, SIMD, f"PIL is version {SIMD}"),
-    ],
-)
-def test_pillow_and_pillow_simd(versions: dict[str, str], loaded: str, keyword: str) -> None:
-    findings = host.pillow_conflict(versions, loaded=loaded)
-    assert len(findings) == bool(keyword)
-    assert all(keyword in finding.detail for finding in findings)
-
-
 def test_torchvision_names_the_torch_that_it_needs() -> None:
     required = requires("torchvision") or []
     [wanted] = [item.specifier for item in map(Requirement, required) if item.name == "torch"]

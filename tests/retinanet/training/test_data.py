@@ -41,9 +41,9 @@ def test_both_splits_use_the_configured_decoder(
 def test_missing_decoder_is_refused_before_images_are_generated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "accimage", None)
-    with pytest.raises(InputError, match="accimage is not installed"):
-        open_small(tmp_path / "scenes", "data.decoder=accimage")
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    with pytest.raises(InputError, match="simplejpeg is not installed"):
+        open_small(tmp_path / "scenes", "data.decoder=simplejpeg")
     assert not list(tmp_path.iterdir())
 
 
