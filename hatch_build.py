@@ -26,10 +26,9 @@ TEXTS = {
     r"(?:\.venv/bin/)?python -m retinanet(?![.\w])": "retinanet",
     r"(?:(?:\.venv/bin/)?python )?(?<![\w./])train\.py\b": "retinanet train",
     r"`make serving`": "`pip install retinanet-cpu[serving]`",
-    r"`make (ipex|simd)`": r"`make \1` in a checkout",
+    r"`make ipex`": "`make ipex` in a checkout",
     r"pip install -r requirements\.txt": "pip install mpich",
     r"`make setup`": "`pip install --upgrade retinanet-cpu`",
-    r"`make pillow`": "`pip install --force-reinstall pillow`",
     r"\.venv/bin/": "",
 }
 """What texts name in a checkout, and in an installation."""

@@ -204,7 +204,7 @@ def what_is_lacking(
     if decoder == "accimage" and find_spec(decoder) is None:
         yield "accimage is not installed: it is not on PyPI; docs/ablations/README.md has the steps"
     if variant.pillow_simd and pillow_simd_folder() is None:
-        yield "Pillow-SIMD is not built; run `./setup.sh simd-beside`"
+        yield "Pillow-SIMD is not built; docs/ablations/README.md has the command"
     library = ALLOCATORS.get(allocator)
     if library is not None and find(library) is None:
         yield f"{allocator} is not installed (apt-get install {library.package})"
@@ -219,7 +219,7 @@ def what_is_lacking(
 
 
 def pillow_simd_folder() -> Path | None:
-    """Return the folder of Pillow-SIMD from `./setup.sh simd-beside`; None if not installed.
+    """Return the folder beside Pillow that has Pillow-SIMD; None if it is not installed there.
 
     A process that has this folder on its path has Pillow-SIMD in Pillow's place.
     """
