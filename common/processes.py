@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -268,10 +269,10 @@ def process_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def begin_process() -> None:
-    """Compute on one thread, and end when the parent has ended, even if that was killed."""
+    """Compute on one thread, and end at the parent's SIGTERM or death, even if that was killed."""
     os.environ["OMP_NUM_THREADS"] = "1"  # for libraries that a decoder loads now
     parent = multiprocessing.parent_process()
-    assert parent is not None
+    assert parent is not None and parent.pid is not None
 
     def end_with_parent() -> None:
         parent.join()
@@ -279,6 +280,17 @@ def begin_process() -> None:
         os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
+    # The pool ends its other processes so when one was killed; SIGTERM is blocked in them.
+    wait_for_sigterm = partial(exit_at_sigterm, sender=parent.pid, code=1)
+    threading.Thread(target=wait_for_sigterm, daemon=True).start()
+
+
+def exit_at_sigterm(*, sender: int, code: int) -> None:
+    """Wait for SIGTERM of one process, and end this one, in which the signal is blocked."""
+    # Launchers send SIGTERM to all processes of a run.
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != sender:
+        pass
+    os._exit(code)
 
 
 def run_tasks(
@@ -340,11 +352,6 @@ def exit_with_parent(worker: int, *, parent: int) -> None:
     if os.getppid() != parent:  # it has ended before
         os._exit(1)
 
-    def wait_for_sigterm() -> None:
-        # Launchers send SIGTERM to all processes of a run. Only the one that the training process
-        # sends ends a worker.
-        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
-            pass
-        os._exit(0)
-
+    # Only the SIGTERM that the training process sends ends a worker.
+    wait_for_sigterm = partial(exit_at_sigterm, sender=parent, code=0)
     threading.Thread(target=wait_for_sigterm, name=f"signals of {worker}", daemon=True).start()
