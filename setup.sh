@@ -36,7 +36,7 @@ find_python() {
 }
 
 # uv installs in seconds, and a second environment shares the files of the first. The one on PATH is used, else .uv
-# is made. It takes the index that pip is configured with.
+# is made. It takes the index and the certificates that pip does.
 run_uv() {
     local uv python index
     python=$(find_python) || exit
@@ -48,7 +48,7 @@ run_uv() {
         .uv/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
     fi
     index=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$("$python" -m pip config get global.index-url 2>/dev/null || true)}}
-    env UV_PYTHON="$python" UV_PYTHON_DOWNLOADS=never ${index:+UV_DEFAULT_INDEX="$index"} "$uv" "$@"
+    env UV_PYTHON="$python" UV_PYTHON_DOWNLOADS=never UV_SYSTEM_CERTS=1 ${index:+UV_DEFAULT_INDEX="$index"} "$uv" "$@"
 }
 
 install_packages() { # ENVIRONMENT FILE
