@@ -4,38 +4,30 @@
 #   docker build -t retinanet-cpu .
 #   docker run -v retinanet-runs:/app/runs retinanet-cpu                # trains the demo
 
-# Debian 12. Give a digest (debian@sha256:…) where builds must be the same to the byte.
+# Debian 12, or 13 with a newer Python. Give a digest (debian@sha256:…) where builds must be the same to the byte.
 ARG BASE=docker.io/library/debian:bookworm-slim
 
 FROM ${BASE} AS build
-ENV DEBIAN_FRONTEND=noninteractive PIP_NO_CACHE_DIR=1
+ENV DEBIAN_FRONTEND=noninteractive
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends ca-certificates g++ python3.11 python3.11-venv
+    && apt-get install -y --no-install-recommends ca-certificates g++ python3 python3-venv
 WORKDIR /app
 COPY setup.sh requirements*.txt ./
 
 # Address of an index of CPU-only wheels of torch and torchvision: an image of a third of the size.
 # Without one torch comes from the package registry, which always works.
 ARG TORCH_INDEX=
-RUN TESTS=0 TORCH_INDEX="$TORCH_INDEX" ./setup.sh
-
-# 1: the paper's engine, Intel's extension for PyTorch; archived, see SECURITY.md.
-ARG IPEX=0
-RUN [ "$IPEX" = 0 ] || TESTS=0 TORCH_INDEX="$TORCH_INDEX" ./setup.sh ipex
+RUN ./setup.sh
 
 # 1: videos for `predict`, ONNX for `export`.
 ARG SERVING=0
-RUN [ "$SERVING" = 0 ] || TESTS=0 TORCH_INDEX="$TORCH_INDEX" ./setup.sh serving
-
-# Address of the index of oneCCL's bindings for PyTorch.
-ARG ONECCL_INDEX=
-RUN [ -z "$ONECCL_INDEX" ] || .venv/bin/python -m pip install --no-deps \
-    --index-url "$ONECCL_INDEX" oneccl_bind_pt==2.8.0+cpu
+RUN [ "$SERVING" = 0 ] || ./setup.sh serving
 
 COPY . .
 
 RUN .venv/bin/python -m retinanet compile \
-    && .venv/bin/python -m launch.image.prune .venv
+    && .venv/bin/python -m launch.image.prune .venv \
+    && rm -rf .uv
 
 FROM ${BASE}
 ENV DEBIAN_FRONTEND=noninteractive
@@ -43,7 +35,7 @@ ENV DEBIAN_FRONTEND=noninteractive
 # mpirun between containers, as of Kubernetes' MPIJob. tini passes signals on as process 1.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends \
-        ca-certificates python3.11 libtcmalloc-minimal4 numactl hwloc-nox openssh-client \
+        ca-certificates python3 libtcmalloc-minimal4 numactl hwloc-nox openssh-client \
         openssh-server tini \
     && apt-get clean \
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \

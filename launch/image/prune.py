@@ -7,6 +7,7 @@ libraries (the project's C++ is compiled before) and the packages' own tests are
 
 import argparse
 import shutil
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,11 +24,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m launch.image.prune", description=__doc__)
     parser.add_argument("environment", type=Path, help="the virtual environment of this Python")
     environment = parser.parse_args().environment
-    packages = environment.resolve() / "lib" / "python3.11" / "site-packages"
-    if not packages.is_dir():
-        parser.error(
-            f"{environment}: no virtual environment of Python 3.11; give the path of .venv"
-        )
+    packages = Path(sysconfig.get_path("purelib"))
+    if not packages.is_relative_to(environment.resolve()):
+        parser.error(f"{environment}: not the environment of this Python; give the path of .venv")
     before = disk_usage(packages)
     used = files_in_use(packages)
     for path in unneeded(packages, used):

@@ -4,7 +4,7 @@
 # train: the demo, several ranks, as any user, on a read-only root, as pods.
 #
 #   apt-get install debootstrap podman openssh-client      # as root, on Debian or Ubuntu
-#   bash launch/image/try_it.sh                            # or: ... --build-arg IPEX=1
+#   bash launch/image/try_it.sh                            # or: ... --build-arg SERVING=1
 #
 # Settings, from the environment:
 #   BASE        a base image that is there already (default: one is made)

@@ -26,7 +26,7 @@ def test_image_contains_the_program_and_nothing_else() -> None:
 def test_each_build_argument_is_documented() -> None:
     page = (REPOSITORY / "docs" / "docker.md").read_text(encoding="utf-8")
     arguments = set(re.findall(r"^ARG (\w+)", DOCKERFILE, re.MULTILINE))
-    assert arguments >= {"BASE", "TORCH_INDEX", "IPEX", "SERVING", "ONECCL_INDEX"}
+    assert arguments >= {"BASE", "TORCH_INDEX", "SERVING"}
     assert {name for name in arguments if f"`{name}" not in page} == set()
 
 

@@ -8,7 +8,7 @@ def test_folder_that_is_not_an_environment_is_refused(run_here: RunHere, tmp_pat
     (tmp_path / "triton").mkdir()
     done = run_here(main, tmp_path)
     assert done.returncode == 2
-    assert f"{tmp_path}: no virtual environment" in done.stderr
+    assert f"{tmp_path}: not the environment" in done.stderr
     assert (tmp_path / "triton").is_dir()
 
 
