@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from common.errors import InputError, WorkerDiedError
-from common.program import IMPORT_FOLDER, module_command
+from common.program import module_command, working_folder
 
 SECONDS_TO_END = 10.0  # between SIGTERM and SIGKILL
 SECONDS_BETWEEN_SIGNALS = 0.2  # how long Ctrl-C waits at the most
@@ -142,10 +142,11 @@ def exit_reason(status: int, errors: str) -> str:
 class JsonWorker:
     """The caller's side of a module that prepares something in a process and answers questions.
 
-    The process is `python -m MODULE SPECIFICATION DESCRIPTOR`, which calls `serve`, and lives until
-    `close`. Questions are lines of JSON on its stdin, answers lines of JSON on the descriptor. Its
-    other output is stored for the reason of a failure. It ends when its stdin does, so that it does
-    not outlive the caller. `facts` is the worker's description of what it has prepared.
+    The process is `PYTHON -m MODULE SPECIFICATION DESCRIPTOR`, which calls `serve`, and lives until
+    `close`; `python` is another environment's interpreter (None: this one's). Questions are lines
+    of JSON on its stdin, answers lines of JSON on the descriptor. Its other output is stored for
+    the reason of a failure. It ends when its stdin does, so that it does not outlive the caller.
+    `facts` is the worker's description of what it has prepared.
 
     Raises:
         WorkerDiedError: It could not be prepared; the message begins with `name`.
@@ -159,6 +160,7 @@ class JsonWorker:
         *,
         name: str = "",
         environment: Mapping[str, str] | None = None,
+        python: str | None = None,
     ) -> None:
         self._prefix = f"{name}: " if name else ""
         # A file and not a pipe: nobody reads while the worker runs, and a full pipe would block it.
@@ -168,8 +170,8 @@ class JsonWorker:
         self._answers = os.fdopen(reading)
         try:
             self._process = start_process(
-                [*module_command(module), json.dumps(specification), str(writing)],
-                cwd=IMPORT_FOLDER,
+                [*module_command(module, python), json.dumps(specification), str(writing)],
+                cwd=working_folder(python),
                 environment={**os.environ, **(environment or {})},
                 stdin=subprocess.PIPE,
                 stdout=self._errors,

@@ -42,9 +42,21 @@ def module_name(name: str) -> str:
     return name if name.partition(".")[0] == "retinanet" else PREFIX + name
 
 
-def module_command(name: str) -> list[str]:
-    """Return the command that runs a module in a process of its own, on this Python."""
-    return [sys.executable, "-m", module_name(name)]
+def module_command(name: str, python: str | None = None) -> list[str]:
+    """Return the command that runs a module in a process of its own.
+
+    `python` is the path of another environment's Python; None: this one.
+    """
+    return [python or sys.executable, "-m", module_name(name)]
+
+
+def working_folder(python: str | None = None) -> Path:
+    """Return the folder to start modules in, which Python puts before all others on its path.
+
+    Another environment's Python must not take packages of this one, so where the program is
+    installed, it needs an installation of its own.
+    """
+    return Path(python).parent if python and IS_INSTALLED else IMPORT_FOLDER
 
 
 def train_command() -> list[str]:

@@ -276,7 +276,7 @@ class EngineConfig:
     """How the model is computed. `engine: ipex` is short for `engine.name: ipex`."""
 
     name: Annotated[Literal["auto", "torch", "ipex"], Resume.FREE] = "auto"
-    """torch, ipex (the paper's engine, see `make ipex`); auto: torch, which is faster. [name]"""
+    """torch, ipex (the paper's, in `make ipex`'s environment); auto: torch, the faster. [name]"""
     precision: Annotated[
         Literal["auto", "bf16", "float32"],
         AfterValidator(lambda value: fastest_precision() if value == "auto" else value),

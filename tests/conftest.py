@@ -3,7 +3,7 @@
 `make test` runs the first part with pytest-xdist: each of its workers keeps to a core of its own,
 and so does all that it starts, as on a machine with one core. A test that needs more cores, or
 would disturb others, is marked `whole_machine`; the second part runs those one after another.
-The markers `slow` and `exhaustive` make the tiers of docs/tests.md.
+The markers `slow`, `exhaustive` and `ipex` make the tiers of docs/tests.md.
 """
 
 import os
@@ -12,6 +12,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -116,8 +117,21 @@ def sort_slow_files_first(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -slow[item.path])
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the tests of a parallel run; skip on one core what needs two."""
+def deselect_tests_with_ipex(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what needs Intel's extension: `make ipex` makes an environment with it."""
+    marked = [item for item in items if item.get_closest_marker("ipex")]
+    if marked and find_spec("intel_extension_for_pytorch") is None:
+        config.hook.pytest_deselected(items=marked)
+        items[:] = [item for item in items if item not in marked]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order the tests of a parallel run; leave out those that cannot run here.
+
+    Those with IPEX are deselected where it is not installed; those that need two cores are skipped
+    on one.
+    """
+    deselect_tests_with_ipex(config, items)
     if "PYTEST_XDIST_WORKER" in os.environ:
         sort_slow_files_first(items)
     if len(os.sched_getaffinity(0)) > 1:

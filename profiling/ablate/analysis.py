@@ -249,6 +249,7 @@ class VariantNumbers(NamedTuple):
     """A row of a table of variants."""
 
     name: str
+    torch: str | None  # Its version, where variants differ in it
     allocator: str
     values: list[float]  # The drawn quantity, by round
     page_faults: float | None
@@ -263,12 +264,14 @@ def variant_numbers(result: Result, choice: ChartChoice) -> tuple[str, list[Vari
     if choice.of != "seconds" and result.values(next(iter(variants)), choice.of):
         quantity, unit = choice.of, quantity_label(choice.of)
     rows = []
+    torch_versions = result.torch_versions
     for name, variant in variants.items():
         # Jobs have 0 here: their ranks' memory is not known.
         peak = max(result.values(name, "peak_rss_mb")) or None
         faults = median(result.values(name, "page_faults")) if peak else None
         values = result.values(name, quantity)
-        rows.append(VariantNumbers(name, memory_policy(variant), values, faults, peak))
+        torch, policy = torch_versions.get(name), memory_policy(variant)
+        rows.append(VariantNumbers(name, torch, policy, values, faults, peak))
     return unit, rows
 
 

@@ -272,8 +272,10 @@ OUTCOME_COLUMNS = (
 def variants_table(result: Result, choice: ChartChoice) -> Table:
     """Return a row for each variant that ran: what the chart draws, its spread, memory."""
     unit, variants = variant_numbers(result, choice)
+    torch_column = [text_column("torch")] if result.torch_versions else []
     columns = (
         text_column("variant"),
+        *torch_column,
         text_column("allocator"),
         Column(f"median {unit}", significant),
         Column("lowest–highest"),
@@ -281,7 +283,8 @@ def variants_table(result: Result, choice: ChartChoice) -> Table:
         Column("peak MB", ",.0f"),
     )
     rows = []
-    for name, allocator, values, page_faults, peak_mb in variants:
+    for name, torch, allocator, values, page_faults, peak_mb in variants:
         spread = f"{significant(min(values))}–{significant(max(values))}"
-        rows.append((name, allocator, median(values), spread, page_faults, peak_mb))
+        first = (name, torch, allocator) if torch_column else (name, allocator)
+        rows.append((*first, median(values), spread, page_faults, peak_mb))
     return Table("", columns, rows)

@@ -188,8 +188,9 @@ def caption(choice: ChartChoice) -> str:
 def variants_table(result: Result, row: Row) -> Table:
     """Return a row for each variant."""
     unit, variants = variant_numbers(result, row.ablation.chart)
+    torch = ["torch"] if result.torch_versions else []
     columns = [
-        *map(text_column, ("variant", "description", "allocator")),
+        *map(text_column, ("variant", "description", *torch, "allocator")),
         *(Column(heading, three) for heading in (f"median {unit}", "lowest", "highest")),
         *(Column(heading, ",.0f") for heading in ("page faults", "peak MB", "rounds")),
     ]
@@ -197,6 +198,7 @@ def variants_table(result: Result, row: Row) -> Table:
         [
             variant.name,
             row.ablation.variants[variant.name].about,
+            *([variant.torch] if torch else []),
             variant.allocator,
             *(median(variant.values), min(variant.values), max(variant.values)),
             *(variant.page_faults, variant.peak_mb, len(variant.values)),

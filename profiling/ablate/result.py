@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
@@ -26,6 +26,7 @@ from data.decoding import DECODERS, decoder_fault
 from launch.environment import ALLOCATORS, find
 from launch.limits import read_allowance
 from profiling.ablate.definition import Ablation, AblationVariant, Option, SizeName
+from profiling.bench.interpreters import interpreter_with_ipex
 from profiling.bench.variant import (
     Run,
     Variant,
@@ -55,6 +56,8 @@ class MeasuredVariant(TypedDict):
     huge_pages: bool
     memory: str | None
     pillow_simd: bool
+    versions: NotRequired[dict[str, str]]
+    """Of Python, torch and IPEX, where it ran in another environment than the others."""
 
 
 class Definition(TypedDict):
@@ -102,6 +105,8 @@ class Plan:
                 "memory": variant.memory,
                 "pillow_simd": variant.pillow_simd,
             }
+            if measured.interpreter is not None:
+                variants[name]["versions"] = dict(measured.versions)
         return {
             "workload": asdict(self.workload),
             "warm_up": self.warm_up,
@@ -166,6 +171,7 @@ def benchmark_variant(
         memory=variant.memory,
         environment=environment,
         options=dict(options),
+        interpreter=interpreter_with_ipex() if "ipex" in variant.needs else None,
     )
 
 
@@ -191,13 +197,10 @@ def what_is_lacking(
     if "bf16" in variant.needs and bf16_flag(cpu_flags()) is None:
         yield f"the processor has no instructions for BF16 ({' or '.join(BF16_FLAGS[:2])})"
     if "ipex" in variant.needs:
-        from retinanet.engine.engines import require_ipex  # noqa: PLC0415
-
         try:
-            require_ipex()
+            interpreter_with_ipex()
         except InputError as error:
-            # The error advises on a field of a configuration, which an ablation does not have.
-            yield str(error).removeprefix("engine.name: ").split(", or set")[0]
+            yield str(error)
     decoder = options.get("decoder")
     if decoder in DECODERS and (fault := decoder_fault(str(decoder))) is not None:
         yield f"{decoder} {fault}"
@@ -284,6 +287,14 @@ class Result:
     def is_complete(self) -> bool:
         """Whether all rounds are measured, or no variant can run here."""
         return len(self.rounds) >= self.rounds_wanted or not self.definition["variants"]
+
+    @property
+    def torch_versions(self) -> dict[str, str]:
+        """The version of torch by variant if they differ; else nothing."""
+        usual = {"torch": str(self.environment.get("torch", ""))}
+        variants = self.definition["variants"].items()
+        versions = {name: variant.get("versions", usual)["torch"] for name, variant in variants}
+        return versions if len(set(versions.values())) > 1 else {}
 
     def values(self, variant: str, quantity: str) -> list[float]:
         """Return one of a variant's quantities, by round; empty where it was not measured.

@@ -10,7 +10,15 @@ from statistics import median
 from typing import Any
 
 from common.machine import cpu_flags
-from profiling.bench.results import CEILING, RECIPES, Benchmark, Finding, Results, speed_up
+from profiling.bench.results import (
+    CEILING,
+    CEILING_RECIPE,
+    RECIPES,
+    Benchmark,
+    Finding,
+    Results,
+    speed_up,
+)
 from profiling.bench.variant import Variant
 
 SUBJECT = "torch"
@@ -22,6 +30,8 @@ WANTED_WITH_AMX = {"torchvision": 7.0, "torchvision-tuned": 3.2, "ipex": 2.0}
 WANTED = {"torchvision": 4.5, "torchvision-tuned": 1.4, "ipex": 1.7}
 SHARE_OF_CEILING, SHARE_OF_CEILING_WITH_AMX = 0.75, 0.60
 """Target share of the best convolution's rate. With AMX, memory bounds more of a step."""
+AS_FAST_AS_BEFORE = 0.97
+"""Target of `--against`: the least speed-up of the subject over itself in another environment."""
 MOST_BESIDE_LOAD = 2.3
 """Target slowdown while one of two cores is busy: all threads wait for the slower core."""
 
@@ -120,14 +130,23 @@ def memory_findings(results: Results, subject: str) -> list[Finding]:
     return findings
 
 
-def step_gflops(results: Results, name: str) -> float | None:
+def step_gflops(results: Results, variant: Variant) -> float | None:
     """Return GFLOP/s of a variant's complete step; None if operations were not counted."""
-    if CEILING not in results.names or name == CEILING:
+    if CEILING not in results.names or variant.recipe == CEILING_RECIPE:
         return None
-    return results.facts[CEILING]["step_gflop"] / results.seconds(name)
+    return results.facts[CEILING]["step_gflop"] / results.seconds(variant.name)
 
 
-IPEX = "intel_extension_for_pytorch"
+def counterpart_findings(results: Results) -> list[Finding]:
+    """Compare each variant with itself in another environment."""
+    findings = []
+    for other in results.variants:
+        if other.counterpart is not None:
+            wanted = AS_FAST_AS_BEFORE if other.counterpart == SUBJECT else None
+            findings += speed_up(results, other.counterpart, other.name, at_least=wanted)
+    return findings
+
+
 COMPILED: dict[str, Any] = {
     # One thread compiles in the process itself: no compile workers are left when it ends.
     "environment": {"TORCHINDUCTOR_COMPILE_THREADS": "1"},
@@ -173,7 +192,7 @@ STEP = Benchmark(
         ours(
             "ipex",
             "the paper's path: our model through ipex.optimize",
-            package=IPEX,
+            needs_ipex=True,
             options={"engine": "ipex", "fused_adam": False},
         ),
         ours("torch", "ours on stock PyTorch, as train.py runs it"),
@@ -205,7 +224,7 @@ STEP = Benchmark(
             "IPEX as in Intel's submission: plain weights, tcmalloc, Intel's OpenMP",
             f"{RECIPES}.step_submission",
             allocator="tcmalloc",
-            package=IPEX,
+            needs_ipex=True,
             pinned=True,
             needs_intel_openmp=True,
             # As in the submission: threads of Intel's OpenMP spin for 1 ms after their work.
@@ -215,7 +234,7 @@ STEP = Benchmark(
         Variant(
             CEILING,
             "upper limit: the network's large convolutions, and a matrix product",
-            f"{RECIPES}.ceiling",
+            CEILING_RECIPE,
         ),
     ),
 )

@@ -2,27 +2,47 @@
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 from common.cli import add_command, add_json_option
 from common.console import make_console
-from common.errors import FINISHED
+from common.errors import FINISHED, InputError
 from common.files import require_free_json, write_atomically
-from launch.environment import ALLOCATORS, find, installed_openmp
-from profiling.bench.benchmarks import EVALUATE, LOSS, OPTIMIZER, STEP
+from launch.environment import ALLOCATORS, find
+from profiling.bench.benchmarks import (
+    EVALUATE,
+    LOSS,
+    OPTIMIZER,
+    STEP,
+    counterpart_findings,
+)
+from profiling.bench.interpreters import (
+    find_interpreter,
+    interpreter_with_ipex,
+    this_interpreter,
+)
 from profiling.bench.jobs import add_batch_split_benchmark, add_waiting_benchmark
 from profiling.bench.report import as_json, print_results
 from profiling.bench.results import Benchmark, Benchmarks, add_benchmark, add_counts, measure
 from profiling.bench.single import add_single_benchmarks
-from profiling.bench.variant import STANDARD, Variant, Workload, choose
+from profiling.bench.variant import (
+    STANDARD,
+    Variant,
+    Workload,
+    choose,
+    with_counterparts,
+)
 
 ABOUT = """\
 Each contestant has its own process with its own memory policy. Contestants run one at a time, in
 turn (A B C A B C), so that a temporary slowdown of the machine affects all of them. Ratios are
-computed in each round, and the median is reported. Run it on an otherwise idle machine."""
+computed in each round, and the median is reported. Run it on an otherwise idle machine.
+
+With --against, each contestant also runs in another environment, such as one with another torch,
+in the same rounds. Contestants with IPEX run in the environment of `make ipex`."""
 
 EXAMPLES = """\
 examples:
@@ -32,6 +52,7 @@ examples:
   python -m profiling bench step --contestants all --json step.json
   python -m profiling bench step --contestants torch,torch-compiled,torchvision-compiled   # compile
   python -m profiling bench step --contestants torch,torchvision-tuned --beside-load
+  python -m profiling bench step --contestants torch --against .venv-old/bin/python
   python -m profiling bench loss
   python -m profiling bench optimizer
   python -m profiling bench evaluate
@@ -87,6 +108,12 @@ def add_variants_benchmark(kinds: Benchmarks, benchmark: Benchmark) -> None:
     parser.add_argument(
         "--where", action="store_true", help="also print the most expensive operators of a run"
     )
+    parser.add_argument(
+        "--against",
+        metavar="PYTHON",
+        help="also run each contestant by the Python of another environment, which has this "
+        "program's packages in other versions, such as .venv-old/bin/python; and compare",
+    )
     if benchmark.beside_load:
         parser.add_argument(
             "--beside-load",
@@ -114,16 +141,24 @@ def bench_command(
     image_size: int,
     classes: int,
     where: bool,
+    against: str | None,
     beside_load: bool = False,
     json_file: Path | None,
 ) -> int:
     """Run a benchmark, print it and write it; return the exit code."""
     console = make_console(stderr=True)
-    chosen = choose(benchmark.variants, variants)
-    # A contestant named explicitly is never skipped: what it lacks is an error.
+    print_line = partial(console.print, soft_wrap=True)
+    chosen = place_ipex(choose(benchmark.variants, variants), print_line)
+    # What a contestant that is named explicitly lacks otherwise is an error.
     if variants in (None, "all"):
-        chosen = skip_missing(chosen, console.print)
+        chosen = skip_missing(chosen, print_line)
+    if not chosen:
+        raise InputError("--contestants: none of them can run here; name others")
     require_free_json(json_file)
+    if against is not None:
+        fix = "give the Python of another environment, such as .venv-old/bin/python"
+        other = find_interpreter(against, prefix="--against", fix=fix)
+        chosen = with_counterparts(chosen, other)
     workload = Workload(images=images, image_size=image_size, classes=classes)
     results = measure(
         benchmark,
@@ -135,7 +170,7 @@ def bench_command(
         where=where,
         with_load=beside_load,
     )
-    findings = benchmark.findings(results)
+    findings = counterpart_findings(results) + benchmark.findings(results.without_counterparts)
     print_results(results, findings)
     if json_file is not None:
         content = as_json(results, findings, benchmark=benchmark.name)
@@ -143,19 +178,36 @@ def bench_command(
     return FINISHED
 
 
+def place_ipex(variants: Sequence[Variant], print_line: Callable[[str], None]) -> list[Variant]:
+    """Return the variants, those that need IPEX with its Python; a line names those left out."""
+    placed = []
+    for variant in variants:
+        try:
+            interpreter = interpreter_with_ipex() if variant.needs_ipex else None
+        except InputError as error:
+            print_line(f"{variant.name} is skipped: {error}")
+            continue
+        placed.append(replace(variant, interpreter=interpreter))
+    return placed
+
+
 def skip_missing(variants: Sequence[Variant], print_line: Callable[[str], None]) -> list[Variant]:
-    """Return the variants whose packages are installed; print a line about each other variant."""
+    """Return the variants whose libraries are installed; print a line about each other variant."""
     usable = []
     for variant in variants:
-        allocator = ALLOCATORS.get(variant.allocator)
-        if variant.package is not None and find_spec(variant.package) is None:
-            problem = f"{variant.package} is not installed"
-        elif allocator is not None and find(allocator) is None:
-            problem = f"{variant.allocator} is not installed (apt-get install {allocator.package})"
-        elif variant.needs_intel_openmp and installed_openmp() != "intel":
-            problem = "Intel's OpenMP is not installed (pip install intel-openmp)"
-        else:
+        problem = next(missing_libraries(variant), None)
+        if problem is None:
             usable.append(variant)
-            continue
-        print_line(f"{variant.name} is skipped: {problem}")
+        else:
+            print_line(f"{variant.name} is skipped: {problem}")
     return usable
+
+
+def missing_libraries(variant: Variant) -> Iterator[str]:
+    """Yield the libraries that a variant needs and that are not installed."""
+    allocator = ALLOCATORS.get(variant.allocator)
+    if allocator is not None and find(allocator) is None:
+        yield f"{variant.allocator} is not installed (apt-get install {allocator.package})"
+    interpreter = variant.interpreter or this_interpreter()
+    if variant.needs_intel_openmp and interpreter.openmp != "intel":
+        yield f"intel-openmp is not installed in {interpreter.environment}"

@@ -55,6 +55,7 @@ def variants_table(results: Results) -> Table:
     """Return a row for each variant; columns that no variant fills are left out."""
     columns = (
         text_column("contestant"),
+        text_column("torch"),
         text_column("allocator"),
         Column("median s", significant),
         Column("lowest–highest"),
@@ -66,6 +67,7 @@ def variants_table(results: Results) -> Table:
         Column("peak MB", ",.0f"),
     )
     rows = []
+    torch_versions = results.torch_versions
     for variant in results.variants:
         name = variant.name
         seconds = [run.seconds for run in results.runs[name]]
@@ -73,11 +75,12 @@ def variants_table(results: Results) -> Table:
         primitives = results.primitives.get(name)
         row = (
             name,
+            torch_versions.get(name),
             variant.allocator,
             results.seconds(name),
             f"{significant(min(seconds))}–{significant(max(seconds))}",
             median(run.seconds for run in loaded) if loaded else None,
-            step_gflops(results, name) or None,
+            step_gflops(results, variant) or None,
             primitives.convolving_share if primitives else None,
             results.gigabytes(name),
             results.page_faults(name),
@@ -198,6 +201,7 @@ def variant_json(results: Results, variant: Variant) -> dict[str, Any]:
     name = variant.name
     runs = results.runs[name]
     content: dict[str, Any] = {
+        "versions": dict(variant.versions),
         "allocator": variant.allocator,
         "median_s": results.seconds(name),
         "runs_s": [run.seconds for run in runs],
@@ -211,7 +215,7 @@ def variant_json(results: Results, variant: Variant) -> dict[str, Any]:
     if name in results.loaded_runs:
         content["beside_load_s"] = [run.seconds for run in results.loaded_runs[name]]
         content["times_as_long_beside_load"] = results.slowdown(name).median
-    gflops = step_gflops(results, name)
+    gflops = step_gflops(results, variant)
     if gflops is not None:
         content["gflop_per_s"] = gflops
     if name in results.primitives:

@@ -11,10 +11,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from rich.console import Console
 
@@ -100,6 +100,23 @@ class Results:
     def names(self) -> list[str]:
         """Return the names of the variants, in order."""
         return [variant.name for variant in self.variants]
+
+    @property
+    def without_counterparts(self) -> Self:
+        """Return the results of the variants that are compared with each other."""
+        here = [variant for variant in self.variants if variant.counterpart is None]
+        loaded = {
+            variant.name: self.loaded_runs[variant.name]
+            for variant in here
+            if variant.name in self.loaded_runs
+        }
+        return replace(self, variants=here, loaded_runs=loaded)
+
+    @property
+    def torch_versions(self) -> dict[str, str]:
+        """Return the version of torch by variant if they differ; else nothing."""
+        versions = {variant.name: variant.versions.get("torch", "") for variant in self.variants}
+        return versions if len(set(versions.values())) > 1 else {}
 
     def seconds(self, name: str) -> float:
         """Return the median of a variant's runs."""
@@ -252,6 +269,7 @@ class Benchmark:
 
 
 CEILING = "ceiling"  # The variant that runs single convolutions and a matrix product
+CEILING_RECIPE = f"{RECIPES}.{CEILING}"
 
 
 def measure(
@@ -297,7 +315,7 @@ def measure(
 
         # Last of all: what watches a run also slows it down.
         onednn = variants if benchmark.uses_onednn else ()
-        convolving = [variant for variant in onednn if variant.name != CEILING]
+        convolving = [variant for variant in onednn if variant.recipe != CEILING_RECIPE]
         primitives = {variant.name: profiled(pool.worker(variant)) for variant in convolving}
         moved = answers("bytes", convolving if benchmark.counts_bytes else ())
         operators = answers("operators", variants if where else ())

@@ -9,7 +9,7 @@ and transparent huge pages for what the C library allocates.
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from common.errors import InputError
 from common.machine import read_proc_text
 from launch.environment import MPOL_BIND, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED, set_policy
 from launch.topology import format_cpu_list, parse_cpu_list
+from profiling.bench.interpreters import Interpreter, this_interpreter
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,38 @@ class Variant:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of its process, beside those of this one."""
     options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
-    package: str | None = None  # An optional Python package that it needs
+    needs_ipex: bool = False
+    """Whether it computes by IPEX, which has an environment of its own."""
     needs_intel_openmp: bool = False
     """Whether it is left out where Intel's OpenMP is not installed, which goes before torch's own
     in the process of every variant that is `pinned`."""
     cache_variable: str | None = None
     """Variable that names a folder for files of its process, removed when that ends."""
     by_default: bool = True  # Whether it runs when no variants are named
+    interpreter: Interpreter | None = None  # The Python of its process; None: this one
+    counterpart: str | None = None
+    """The variant of the same recipe that this one, in another environment, is compared with."""
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """The versions of Python, torch and other packages that it runs with."""
+        return (self.interpreter or this_interpreter()).versions
+
+
+def with_counterparts(variants: Sequence[Variant], other: Interpreter) -> list[Variant]:
+    """Return the variants, each followed by itself in another environment.
+
+    Those that need IPEX have an environment of their own, so that they stay alone.
+    """
+    here = this_interpreter()
+    label = other.environment if other.torch == here.torch else f"torch {other.torch}"
+    both = []
+    for variant in variants:
+        both.append(variant)
+        if not variant.needs_ipex:
+            name = f"{variant.name} ({label})"
+            both.append(replace(variant, name=name, interpreter=other, counterpart=variant.name))
+    return both
 
 
 def choose(variants: Sequence[Variant], names: str | None) -> list[Variant]:

@@ -54,11 +54,13 @@ class Worker(JsonWorker):
         specification: Mapping[str, Any],
         environment: Mapping[str, str] | None = None,
         cache_variable: str | None = None,
+        python: str | None = None,
     ) -> None:
         """Start `module`, and wait until it is prepared.
 
         `environment` has variables beside those of this process; `cache_variable` is one more,
-        which names a folder that `close` removes. `name` is for messages.
+        which names a folder that `close` removes. `python` is the interpreter (None: this one).
+        `name` is for messages.
 
         Raises:
             WorkerDiedError: It could not be prepared.
@@ -68,7 +70,7 @@ class Worker(JsonWorker):
         self._cache = tempfile.TemporaryDirectory() if cache_variable else None
         if cache_variable and self._cache:
             variables[cache_variable] = self._cache.name
-        super().__init__(module, specification, name=name, environment=variables)
+        super().__init__(module, specification, name=name, environment=variables, python=python)
 
     def run(self) -> Run:
         """Run once, while nothing else of the benchmark runs.
@@ -133,6 +135,7 @@ def variant_worker(variant: Variant, workload: Workload) -> Worker:
         specification=specification,
         environment=variant.environment,
         cache_variable=variant.cache_variable,
+        python=variant.interpreter.python if variant.interpreter else None,
     )
 
 

@@ -1,7 +1,6 @@
 """Recipes of ablations: equal mathematics, and the parts of a step."""
 
 import time
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -192,11 +191,6 @@ def test_short_trainings_differ_by_the_loss_alone(monkeypatch: pytest.MonkeyPatc
     assert curves[1][first] == pytest.approx(curves[0][first], rel=0.05)
 
 
-needs_ipex = pytest.mark.skipif(
-    find_spec("intel_extension_for_pytorch") is None, reason="needs IPEX: `make ipex`"
-)
-
-
 def operators(recipe: str, **options: str | bool) -> tuple[dict[str, float], str]:
     """Return the details of a run, and the operators of the next one.
 
@@ -213,8 +207,7 @@ def operators(recipe: str, **options: str | bool) -> tuple[dict[str, float], str
         worker.close()
 
 
-@pytest.mark.exhaustive
-@needs_ipex
+@pytest.mark.ipex
 def test_ipex_has_the_same_loss_with_either_norm() -> None:
     options = {"engine": "ipex", "precision": "float32"}
     ours, our_names = operators("training_step", **options, norm="own")
@@ -224,8 +217,7 @@ def test_ipex_has_the_same_loss_with_either_norm() -> None:
     assert norm in our_names and norm not in their_names
 
 
-@pytest.mark.exhaustive
-@needs_ipex
+@pytest.mark.ipex
 @pytest.mark.parametrize("fused", [True, False])
 def test_only_fused_lamb_uses_the_kernel_of_ipex(fused: bool) -> None:
     _, names = operators("ipex_lamb", fused=fused)

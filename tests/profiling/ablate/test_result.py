@@ -14,12 +14,14 @@ from common.machine import fastest_precision
 from profiling.ablate import result as result_module
 from profiling.ablate.result import (
     JOBS,
+    SCHEMA,
     ComparedCalls,
     lacking,
     read_result,
     resolve_plan,
     write_result,
 )
+from profiling.bench.interpreters import Interpreter
 from profiling.bench.variant import Workload
 from tests.profiling.ablate.samples import RECIPE, ablation, result, run
 
@@ -98,6 +100,32 @@ def test_missing_requirement_is_named_with_the_fix(monkeypatch: pytest.MonkeyPat
         allowance = SimpleNamespace(memory_nodes=nodes)
         monkeypatch.setattr(result_module, "read_allowance", lambda allowance=allowance: allowance)
         assert reason(memory="local").startswith(expected)
+
+
+def test_variants_with_ipex_run_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreter = Interpreter("/here/.venv-ipex/bin/python", {"python": "3.11.2", "torch": "2.0"})
+    monkeypatch.setattr(result_module, "interpreter_with_ipex", lambda: interpreter)
+    variants = {"slow": {"about": "", "needs": ["ipex"]}, "quick": {"about": ""}}
+    plan = resolve_plan("made", ablation(variants=variants), size="quick")
+    slow, quick = plan.variants.values()
+    assert (slow.interpreter, quick.interpreter) == (interpreter, None)
+    measured = plan.definition["variants"]
+    assert measured["slow"]["versions"] == interpreter.versions
+    assert "versions" not in measured["quick"]
+    # Reports show it.
+    done = result({"slow": [run(3.0)], "quick": [run(2.0)]})
+    assert done.torch_versions == {}
+    definition: Any = {**done.definition, "variants": measured}
+    done = replace(done, definition=definition)
+    assert done.torch_versions == {"slow": "2.0", "quick": "2.8.0"}
+    assert SCHEMA.validate_json(SCHEMA.dump_json(done)) == done
+
+    def missing() -> None:
+        raise InputError("run `make ipex`")
+
+    monkeypatch.setattr(result_module, "interpreter_with_ipex", missing)
+    plan = resolve_plan("made", ablation(variants=variants), size="quick")
+    assert plan.left_out == {"slow": "run `make ipex`", "quick": ALONE}
 
 
 def test_definition_has_no_path_of_this_machine() -> None:

@@ -18,6 +18,7 @@ from profiling.bench import command, worker
 from profiling.bench.benchmarks import EVALUATE, LOSS, OPTIMIZER, STEP, loss_findings, step_findings
 from profiling.bench.command import BENCHMARKS
 from profiling.bench.data_bench import write_list
+from profiling.bench.interpreters import Interpreter
 from profiling.bench.measured_steps import COMPILED, bytes_of_run, kernel_seconds, onednn_seconds
 from profiling.bench.recipes import images, parts, step
 from profiling.bench.recipes.parts import make_outputs
@@ -175,24 +176,23 @@ def test_evaluation_optimizer_and_loss_compare_equal_work() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "installed", "reason"),
+    ("fields", "openmp", "reason"),
     [
-        ({}, {"installed_openmp": "gnu"}, "intel-openmp"),
-        ({"package": "no_such_package"}, {}, "no_such_package is not installed"),
-        ({"allocator": "tcmalloc"}, {"find": None}, "tcmalloc is not installed"),
-        ({}, {"installed_openmp": "intel"}, None),
+        ({}, "gnu", "intel-openmp is not installed in .venv-ipex"),
+        ({"allocator": "tcmalloc"}, "intel", "tcmalloc is not installed"),
+        ({}, "intel", None),
     ],
 )
-def test_variant_with_missing_software_is_skipped(
+def test_variant_with_missing_library_is_skipped(
     monkeypatch: pytest.MonkeyPatch,
     fields: dict[str, Any],
-    installed: dict[str, Any],
+    openmp: str,
     reason: str | None,
 ) -> None:
     [variant] = [variant for variant in STEP.variants if variant.name == "ipex-submission"]
-    variant = replace(variant, **{"package": None, "allocator": "system", **fields})
-    for name, value in installed.items():
-        monkeypatch.setattr(command, name, lambda *_, value=value: value)
+    interpreter = Interpreter("/here/.venv-ipex/bin/python", {}, openmp)
+    variant = replace(variant, **{"allocator": "system", "interpreter": interpreter, **fields})
+    monkeypatch.setattr(command, "find", lambda allocator: None)
     lines: list[str] = []
     assert command.skip_missing([variant], lines.append) == ([] if reason else [variant])
     assert len(lines) == bool(reason)

@@ -1,7 +1,6 @@
 """The two copies of oneDNN that a process with IPEX has write to one log."""
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -35,11 +34,7 @@ with separate_python_output():
 """
 
 
-@pytest.mark.exhaustive
-@pytest.mark.skipif(
-    find_spec("intel_extension_for_pytorch") is None,
-    reason="IPEX is not installed; `make ipex` adds it",
-)
+@pytest.mark.ipex
 @needs_bf16
 def test_torchs_and_ipexs_onednn_both_write_to_the_log(tmp_path: Path) -> None:
     log = tmp_path / "both.log"

@@ -4,8 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,14 +14,13 @@ import torch
 from safetensors.torch import load_file
 from torch.optim import SGD
 
-from common.cli import run_command
 from common.errors import InputError
 from retinanet.engine.engines import PACKAGE, chosen_engine, import_ipex, prepare_training
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import read_checkpoint
+from tests.launch.ranks import TrainHere
 from tests.support.commands import run_program
 from tests.support.fast_precision import needs_bf16
-from train import main
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SETTINGS = [
@@ -35,14 +33,6 @@ SETTINGS = [
     "evaluation.every=9",
     "evaluation.pictures=0",
 ]
-needs_ipex = pytest.mark.skipif(
-    find_spec(PACKAGE) is None, reason="IPEX is not installed; `make ipex` adds it"
-)
-
-
-def ipex(test: Callable[..., None]) -> Callable[..., None]:
-    """Mark a test that uses IPEX."""
-    return pytest.mark.exhaustive(needs_ipex(test))
 
 
 def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -70,7 +60,7 @@ FLOAT32 = ["frozen-4-float32", "batch-4-float32"]
 BF16 = ["frozen-4-bf16", "frozen-3-bf16"]
 
 
-@ipex
+@pytest.mark.ipex
 @pytest.mark.parametrize("case", FLOAT32)
 def test_float32_losses_and_gradients_are_the_torch_engines(
     case: str, steps: dict[str, Any]
@@ -80,7 +70,7 @@ def test_float32_losses_and_gradients_are_the_torch_engines(
     assert_equal_but_for_rounding(step["gradients"])
 
 
-@ipex
+@pytest.mark.ipex
 @needs_bf16
 @pytest.mark.parametrize("case", BF16)
 def test_bf16_is_as_near_to_float32_as_the_torch_engines(case: str, steps: dict[str, Any]) -> None:
@@ -89,7 +79,7 @@ def test_bf16_is_as_near_to_float32_as_the_torch_engines(case: str, steps: dict[
     assert 1e-4 < step["from_float32"] < 2 * step["torch_from_float32"] < 0.2
 
 
-@ipex
+@pytest.mark.ipex
 @pytest.mark.parametrize(
     ("name", "slots"),
     [
@@ -105,7 +95,7 @@ def test_an_optimizer_keeps_the_moments_of_the_torch_engine(
     assert_equal_but_for_rounding(steps[name])
 
 
-@ipex
+@pytest.mark.ipex
 def test_evaluating_in_between_changes_no_loss(steps: dict[str, Any]) -> None:
     before, while_evaluating, after = steps["evaluating"]
     assert before == after
@@ -131,7 +121,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(root)  # a checkpoint has 400 MB
 
 
-@ipex
+@pytest.mark.ipex
 def test_a_checkpoint_loads_into_the_torch_engine(undisturbed: Path) -> None:
     checkpoint = read_checkpoint(undisturbed)
     model = checkpoint.build_model()  # strict: every name and shape
@@ -148,7 +138,7 @@ def test_a_checkpoint_loads_into_the_torch_engine(undisturbed: Path) -> None:
     assert torch.isfinite(prepared.forward(torch.zeros(1, 3, 96, 96)).cls_logits[0]).all()
 
 
-@ipex
+@pytest.mark.ipex
 def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(undisturbed: Path) -> None:
     folder = undisturbed.parents[2] / "pieces"
     train(folder, "run.name=pieces", "training.max_steps=1")
@@ -171,29 +161,16 @@ def test_auto_is_the_torch_engine_without_ipex() -> None:
     assert PACKAGE not in sys.modules
 
 
-@pytest.mark.parametrize(
-    ("release", "reason"),
-    [
-        ("2.8.0", "is not installed"),
-        ("2.15.0+cpu", "works with torch 2.8 only, this is torch 2.15.0+cpu"),
-    ],
-)
+@pytest.mark.parametrize("check", [(), ("--check",)])
 def test_selecting_ipex_without_its_package_ends_with_status_2(
-    release: str,
-    reason: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    check: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_here: TrainHere
 ) -> None:
     monkeypatch.setitem(sys.modules, PACKAGE, None)
-    monkeypatch.setattr(torch, "__version__", release)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # is changed, and put back
-    # torch is loaded already, so nothing is pinned.
-    settings = [*SETTINGS, f"run.root={tmp_path}", "launch.pin=false"]
-    monkeypatch.setattr(sys, "argv", ["train.py", *settings])
-    assert run_command(main) == 2
-    [error] = capsys.readouterr().err.splitlines()
-    assert error.startswith(f"error: engine.name: ipex {reason}") and "make ipex" in error
+    done = train_here(*SETTINGS, f"run.root={tmp_path}", *check)
+    assert done.code == 2
+    [said] = [line for line in (done.output + done.errors).splitlines() if "error: " in line]
+    assert f"engine.name: ipex is not installed beside torch {torch.__version__}" in said
+    assert "`make ipex`" in said and "`.venv-ipex/bin/python train.py" in said
     assert not list(tmp_path.iterdir())
 
 
