@@ -179,6 +179,7 @@ PROVOKED: dict[str, Provoke] = {
     "is not an id in categories": own_data("a.jpg", category_id=7),
     "no image has a box": own_data("a.jpg", iscrowd=1),
     "model.num_classes is": own_data("a.jpg", "model.num_classes=7"),
+    "ipex is not installed beside torch": train("engine=ipex", "launch.pin=false"),
     "launch.threads=… requests more": train("launch.threads=4096", "--dry-run"),
     "contains another run": occupied,
     "the folder contains no run": train("--resume", "run.name=new", "launch.pin=false"),

@@ -17,11 +17,13 @@ from pathlib import Path
 from platform import python_version
 
 from common.errors import InputError
-from common.machine import IPEX_PYTHON, PACKAGES, REPOSITORY, installed_versions
+from common.machine import PACKAGES, installed_versions
 from common.processes import exit_reason
+from common.program import FOLDER, working_folder
 from launch.environment import installed_openmp
 
 IPEX = "intel-extension-for-pytorch"
+IPEX_PYTHON = Path(".venv-ipex", "bin", "python")  # From the repository; `make ipex` makes it
 HERE = __name__.rpartition(".")[0]
 DESCRIBE = f"from {__name__} import print_description; print_description"
 LOADED = (f"{HERE}.worker", f"{HERE}.recipes.step")  # The second one loads torch and our code
@@ -89,7 +91,7 @@ def find_interpreter(python: str, *, prefix: str, fix: str, loads: bool = True) 
     try:
         done = subprocess.run(
             command,
-            cwd=REPOSITORY,
+            cwd=working_folder(path),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -118,7 +120,7 @@ def interpreter_with_ipex() -> Interpreter | None:
     """
     if this_interpreter().has_ipex:
         return None
-    path, fix = REPOSITORY / IPEX_PYTHON, "run `make ipex`"
+    path, fix = FOLDER / IPEX_PYTHON, "run `make ipex`"
     if not path.exists():
         raise InputError(f"IPEX needs an environment of its own, {path.parents[1].name}; {fix}")
     found = find_interpreter(str(path), prefix="IPEX", fix=fix, loads=False)

@@ -20,7 +20,6 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from common.console import discard_errors
 from common.errors import InputError
-from common.machine import IPEX_PYTHON
 from retinanet.engine.folded_forward import FoldedForward
 from retinanet.model.retinanet import HeadOutputs, RetinaNet
 
@@ -102,7 +101,7 @@ def autocast(precision: str) -> AbstractContextManager[None]:
 
 
 PACKAGE = "intel_extension_for_pytorch"
-ADVICE = f"run `make ipex`, then `{IPEX_PYTHON} train.py …`; or set engine.name=torch"
+ADVICE = "run `make ipex`, then `.venv-ipex/bin/python train.py …`; or set engine.name=torch"
 """IPEX has an environment of its own, as it needs another torch than the default one."""
 
 
@@ -112,14 +111,15 @@ def require_ipex() -> None:
     Raises:
         InputError: It is not installed, or made for another torch.
     """
+    torch_release = torch.__version__.partition("+")[0]
     if find_spec(PACKAGE) is None:
         raise InputError(
-            f"engine.name: ipex is not installed beside torch {torch.__version__}; {ADVICE}"
+            f"engine.name: ipex is not installed beside torch {torch_release}; {ADVICE}"
         )
     release = version(PACKAGE)
-    if release.split(".")[:2] != torch.__version__.split(".")[:2]:
+    if release.split(".")[:2] != torch_release.split(".")[:2]:
         raise InputError(
-            f"engine.name: ipex {release} does not work with torch {torch.__version__}, only with "
+            f"engine.name: ipex {release} does not work with torch {torch_release}, only with "
             f"its own release number; {ADVICE}"
         )
 

@@ -190,6 +190,12 @@ RULES = (
         writes=("runs/diverged/checkpoints/nonfinite-*/report.json",),
     ),
     run(
+        r"\.venv-ipex/bin/python train\.py .*engine=ipex",
+        SYNTHETIC,
+        instead=((r"^\S+python (.*)=ipex", r"python \1=torch"),),
+        why="it needs .venv-ipex; tests/retinanet/engine/test_ipex_engine.py",
+    ),
+    run(
         r"python train\.py run\.root=small",
         "--dry-run",
         unlike=("error: disk space",),

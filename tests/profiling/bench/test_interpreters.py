@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from common.machine import IPEX_PYTHON, REPOSITORY
+from common.program import FOLDER
 from profiling.__main__ import main
 from profiling.bench import command, interpreters
 from profiling.bench.benchmarks import STEP, counterpart_findings, step_findings
 from profiling.bench.interpreters import (
     IPEX,
+    IPEX_PYTHON,
     Interpreter,
     find_interpreter,
     interpreter_with_ipex,
@@ -102,7 +103,7 @@ def test_ipex_is_looked_for_here_then_in_its_environment(
 ) -> None:
     with_ipex = replace(OTHER, versions={**OTHER.versions, IPEX: "2.8.0"})
     found = {"here": with_ipex, "beside": with_ipex}
-    monkeypatch.setattr(interpreters, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(interpreters, "FOLDER", tmp_path)
     monkeypatch.setattr(interpreters, "this_interpreter", lambda: found["here"])
     monkeypatch.setattr(interpreters, "find_interpreter", lambda *_, **__: found["beside"])
     assert interpreter_with_ipex() is None
@@ -200,7 +201,7 @@ def test_real_contestants_in_two_environments(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(not (REPOSITORY / IPEX_PYTHON).exists(), reason="needs .venv-ipex: `make ipex`")
+@pytest.mark.skipif(not (FOLDER / IPEX_PYTHON).exists(), reason="needs .venv-ipex: `make ipex`")
 def test_real_step_with_ipex_has_our_loss(
     run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,7 +169,7 @@ def test_selecting_ipex_without_its_package_ends_with_status_2(
     done = train_here(*SETTINGS, f"run.root={tmp_path}", *check)
     assert done.code == 2
     [said] = [line for line in (done.output + done.errors).splitlines() if "error: " in line]
-    assert f"engine.name: ipex is not installed beside torch {torch.__version__}" in said
+    assert "engine.name: ipex is not installed beside torch" in said
     assert "`make ipex`" in said and "`.venv-ipex/bin/python train.py" in said
     assert not list(tmp_path.iterdir())
 
