@@ -9,6 +9,7 @@ mpirun -np 8 python train.py --config openimages.yaml    # 8 ranks, each pins it
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 
 from common.cli import run_command
 from common.errors import FINISHED
@@ -20,12 +21,12 @@ from retinanet.config_file import load_config, parse_run_arguments, print_config
 from retinanet.placement import place_on_host, print_plan_here
 
 
-def main() -> int:
-    """Run the command line; return the exit code."""
+def main(*, prog: str | None = None, words: Sequence[str] | None = None) -> int:
+    """Run the command line, or the `words` after `prog`; return the exit code."""
     ranks = read_ranks(os.environ)
     # All ranks read the same input, so each of them would print the same error.
     with rank0_only_errors(ranks):
-        arguments = parse_run_arguments(__doc__ or "")
+        arguments = parse_run_arguments(__doc__ or "", prog=prog, words=words)
         config = load_config(arguments.config, arguments.overrides)
         if arguments.dry_run:
             print_config(config)

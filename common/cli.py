@@ -61,37 +61,83 @@ def run_and_flush(command: Callable[[], int]) -> int:
     return status
 
 
+def load_target(target: str) -> Any:
+    """Import `module:name` and return what has this name."""
+    module, name = target.split(":")
+    return getattr(import_module(module_name(module)), name)
+
+
 def load_function(target: str) -> Callable[..., Any]:
     """Import `module:function` and return the function."""
-    module, function = target.split(":")
-    loaded: Callable[..., Any] = getattr(import_module(module_name(module)), function)
-    return loaded
+    function: Callable[..., Any] = load_target(target)
+    return function
 
 
-def run_command_group(
-    *, prog: str, description: str, commands: Mapping[str, tuple[str, str]]
-) -> int:
-    """Parse `prog COMMAND …`, run that command, and return its exit code.
+PROGRAM = "retinanet"
+"""The console script, which has all commands."""
 
-    Only the module of the given command is imported: `--help` of the group stays fast, and a
-    package may offer a command of a package above it.
 
-    `commands` has for each name its `module:function` and a summary. The function adds the command
-    to the parser's subcommands, with `run` among its defaults, which takes the options as keyword
-    arguments and returns the exit code.
-    """
+def is_console_script() -> bool:
+    """Return whether this program was started as `retinanet`, and not by `python`."""
+    return Path(sys.argv[0]).name == PROGRAM
+
+
+Commands = Mapping[str, tuple[str, str]]
+"""For each command's name its `module:function`, or `module:COMMANDS` of a group, and a summary.
+
+The function adds the command to the parser's subcommands, with `run` among its defaults, which
+takes the options as keyword arguments and returns the exit code.
+"""
+
+
+def run_command_group(*, prog: str, description: str, commands: Commands) -> int:
+    """Parse `prog COMMAND …`, run that command, and return its exit code."""
     parser = argparse.ArgumentParser(
         prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    subcommands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, (target, summary) in commands.items():
-        if name in sys.argv[1:2]:
-            load_function(target)(subcommands)
-        else:
-            subcommands.add_parser(name, help=summary)
+    add_commands(parser, commands, sys.argv[1:])
+    return run_parsed(parser)
+
+
+def run_parsed(parser: argparse.ArgumentParser) -> int:
+    """Parse the command line, and run its command; return the exit code."""
     arguments = vars(parser.parse_args())
     run: Callable[..., int] = arguments.pop("run")
     return run(**arguments)
+
+
+def add_commands(
+    parser: argparse.ArgumentParser,
+    commands: Commands,
+    words: Sequence[str] | None,
+    **options: Any,
+) -> None:
+    """Add commands to a parser; `words` are the arguments that it will parse.
+
+    Only the module of the given command is imported: `--help` of the group stays fast, and a
+    package may offer a command of a package above it. Without `words` all commands are complete,
+    for shell completion. `options` are those of `add_subparsers`.
+    """
+    subcommands = parser.add_subparsers(required=True, metavar="COMMAND", **options)
+    add_parser = subcommands.add_parser
+    for name, (target, summary) in commands.items():
+        if words is not None and words[:1] != [name]:
+            add_parser(name, help=summary)
+            continue
+        command = load_target(target)
+        if callable(command):
+            # Shell completion shows summaries.
+            subcommands.add_parser = partial(add_parser, help=summary)  # type: ignore[method-assign]
+            command(subcommands)
+        else:
+            about = load_target(f"{target.partition(':')[0]}:__doc__")
+            group = add_parser(
+                name,
+                help=summary,
+                description=about,
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+            )
+            add_commands(group, command, None if words is None else words[1:])
 
 
 def add_command(
@@ -100,13 +146,19 @@ def add_command(
     *,
     about: str,
     examples: str | None = None,
+    summary: str | None = None,
 ) -> argparse.ArgumentParser:
-    """Add a command and return its parser; `--help` has `about`, the options, and `examples`."""
+    """Add a command and return its parser; `--help` has `about`, the options, and `examples`.
+
+    The group's own `--help` has the `summary`, unless `add_commands` knows it.
+    """
+    options: dict[str, Any] = {} if summary is None else {"help": summary}
     return commands.add_parser(
         name,
         description=about,
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        **options,
     )
 
 
@@ -154,11 +206,18 @@ def add_output_options(
 
 
 def resuming_command(launcher: Sequence[str] = ()) -> str:
-    """Return the command that continues this run; torchrun as launcher replaces `python`."""
+    """Return the command that continues this run, started by a launcher such as `mpirun -np 8`."""
     flags = ("--resume", "--auto-resume", "--overwrite")
     arguments = [argument for argument in sys.argv[1:] if argument not in flags]
-    python = () if launcher and launcher[0] == "torchrun" else (installed("python"),)
-    return shlex.join([*launcher, *python, sys.argv[0], *arguments, "--resume"])
+    by_torchrun = launcher[:1] == ["torchrun"]
+    if is_console_script():
+        program = [*(["--no-python"] if by_torchrun else []), installed(PROGRAM)]
+    else:
+        # torchrun calls Python itself.
+        is_module = Path(sys.argv[0]).name == "__main__.py"
+        script = ["-m", PROGRAM] if is_module else [sys.argv[0]]
+        program = [*([] if by_torchrun else [installed("python")]), *script]
+    return shlex.join([*launcher, *program, *arguments, "--resume"])
 
 
 def installed(program: str) -> str:

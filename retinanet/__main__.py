@@ -1,31 +1,140 @@
-"""Commands on a trained detector. `evaluate` computes its mAP, `predict` detects
-objects in pictures and videos, `export` writes a file that other programs
-run. `convert` converts a .pth that you trust to .safetensors; `compile`
-compiles the C++ kernels ahead of time; `mlperf` runs MLCommons' official
-checkers and prints its reference points."""
+"""Train RetinaNet-ResNeXt50 on CPUs, use the detector, and measure where the time goes."""
 
+import argparse
+import platform
 import sys
+from collections.abc import Sequence
+from typing import Any
 
-from common.cli import run_command, run_command_group
+from common.cli import (
+    PROGRAM,
+    add_commands,
+    is_console_script,
+    load_function,
+    run_command,
+    run_parsed,
+)
+from common.machine import code_version, installed_versions
+from common.program import DISTRIBUTION, program_version
 
-COMMANDS = {
-    "evaluate": ("retinanet.commands:add_evaluate", "mAP of a checkpoint"),
-    "predict": ("retinanet.commands:add_predict", "boxes in pictures and videos"),
-    "export": ("retinanet.commands:add_export", "ONNX or torch.export of a checkpoint"),
-    "convert": ("retinanet.commands:add_convert", "weights of a .pth as safetensors, once"),
-    "compile": ("retinanet.commands:add_compile", "the C++ kernels ahead of time"),
-    "mlperf": (
-        "retinanet.commands:add_mlperf",
-        "MLPerf's checkers, reference points and submissions",
-    ),
+CHAPTERS = {
+    "data": {
+        "data": (
+            "data.__main__:COMMANDS",
+            "download, split, convert, verify, benchmark or create data sets",
+        ),
+    },
+    "training": {
+        "train": ("retinanet.config_file:add_train", "train a detector, or only check a run"),
+        "launch": (
+            "launch.__main__:COMMANDS",
+            "plan, start and measure ranks, on one host or several",
+        ),
+        "config": (
+            "retinanet.completion:add_config",
+            "describe the settings for editors (JSON schema)",
+        ),
+    },
+    "the trained detector": {
+        "evaluate": ("retinanet.commands:add_evaluate", "mAP of a checkpoint"),
+        "predict": ("retinanet.commands:add_predict", "boxes in pictures and videos"),
+        "export": ("retinanet.commands:add_export", "ONNX or torch.export of a checkpoint"),
+        "convert": ("retinanet.commands:add_convert", "weights of a .pth as safetensors, once"),
+    },
+    "measurements": {
+        "profile": (
+            "profiling.__main__:COMMANDS",
+            "ProfileDNN: where the time of a step goes; benchmarks, ablations",
+        ),
+        "mlperf": (
+            "retinanet.commands:add_mlperf",
+            "MLPerf's checkers, reference points and submissions",
+        ),
+    },
+    "installation": {
+        "compile": ("retinanet.commands:add_compile", "the C++ kernels ahead of time"),
+        "completion": (
+            "retinanet.completion:add_completion",
+            "commands and settings completed by bash, zsh or fish",
+        ),
+    },
 }
+"""Commands in the order of a user's work: names of functions, or of the commands of a package."""
+
+COMMANDS = {name: entry for chapter in CHAPTERS.values() for name, entry in chapter.items()}
+
+EXAMPLES = """\
+examples:
+  {prog} train                                            # synthetic data, minutes
+  {prog} train --config coco.yaml data.root=/data/coco    # COCO 2017
+  {prog} predict --checkpoint runs/demo photo.jpg
+
+{prog} COMMAND --help describes a command, and has more examples."""
 
 
 def main() -> int:
     """Run the command of the command line; return the exit code."""
-    return run_command_group(
-        prog="python -m retinanet", description=__doc__ or "", commands=COMMANDS
+    prog, words = PROGRAM if is_console_script() else "python -m retinanet", sys.argv[1:]
+    if words[:1] == ["train"]:
+        # train.py parses its options itself: errors are printed by rank 0 only.
+        code: int = load_function("train:main")(prog=f"{prog} train", words=words[1:])
+        return code
+    return run_parsed(make_parser(prog, words))
+
+
+def make_parser(prog: str, words: Sequence[str] | None) -> argparse.ArgumentParser:
+    """Return the parser; without `words` all commands have their options, see `add_commands`."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        usage="%(prog)s [-h] [--version] COMMAND …",
+        description=f"{__doc__}\n\n{list_commands()}",
+        epilog=EXAMPLES.format(prog=prog),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument(
+        "--version",
+        action=ShowVersion,
+        nargs=0,
+        dest=argparse.SUPPRESS,
+        default=argparse.SUPPRESS,
+        help="show versions and the commit, and exit",
+    )
+    # The description has the list, by chapter. shtab leaves out what --help does.
+    shown = None if words is None else argparse.SUPPRESS
+    add_commands(parser, COMMANDS, words, prog=prog, help=shown)
+    return parser
+
+
+def list_commands() -> str:
+    """Return the commands with their summaries, by chapter."""
+    width = max(map(len, COMMANDS))
+    lines = []
+    for title, commands in CHAPTERS.items():
+        lines.append(f"{title}:")
+        lines += [f"  {name:{width}}  {summary}" for name, (_, summary) in commands.items()]
+    return "\n".join(lines)
+
+
+def version_text() -> str:
+    """Return this program's version and commit, and the versions of torch and of Python."""
+    code = code_version()
+    changes = ", with changes" if code["is_modified"] else ""
+    commit = f" (commit {code['commit']}{changes})" if code["commit"] else ""
+    torch = installed_versions(["torch"]).get("torch", "is not installed")
+    return (
+        f"{DISTRIBUTION} {program_version()}{commit}\n"
+        f"torch {torch}\n"
+        f"Python {platform.python_version()}"
+    )
+
+
+class ShowVersion(argparse.Action):
+    """Print the versions, which are looked up only now, and end the program."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """Print the versions, and exit."""
+        print(version_text())
+        parser.exit()
 
 
 def run() -> int:

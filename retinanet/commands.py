@@ -46,12 +46,13 @@ def add_command(
     epilog: str | None = None,
 ) -> argparse.ArgumentParser:
     """Add a command; line breaks of its description and examples are kept."""
+    options: dict[str, Any] = {} if summary is None else {"help": summary}
     parser = commands.add_parser(
         name,
-        help=summary,
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        **options,
     )
     parser.set_defaults(run=run)
     return parser

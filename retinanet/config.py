@@ -10,6 +10,7 @@ closed division), `LogitCopies` (on the memory estimate).
 """
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,6 +22,7 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
 )
 from pydantic.dataclasses import dataclass
@@ -30,8 +32,10 @@ from common.machine import fastest_precision
 from retinanet.config_types import (
     DEFAULT_BETA1,
     DEFAULT_LIBRARY,
+    INTERVAL,
     MOST_IMAGES,
     MOST_STEPS,
+    STEP_WINDOW,
     BatchSplit,
     LogitCopies,
     MetricLibrary,
@@ -47,13 +51,25 @@ from retinanet.mlperf.rules import NEWEST, TARGET_MAP, Closed, Rules, broken_rul
 # Strict: pydantic makes no number of a text. Docstrings of fields are their descriptions in --help.
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
+BatchSplitInFile = (
+    Literal["even", "speed"]
+    | Annotated[list[Annotated[int, Field(ge=1, le=MOST_IMAGES)]], Field(min_length=1)]
+)
+
 MOST_STEPS_OF_RUN = 10**12
 MOST_EPOCHS = 10**9
 MOST_CORES = 10**5
 
 
-def accepting(is_valid: Callable[[Any], bool], advice: str, **numbers: int) -> BeforeValidator:
-    """Return a check whose message lists all valid values.
+def whole(pattern: re.Pattern[str]) -> str:
+    """Return the pattern for a JSON schema, where it is searched for, of whole texts."""
+    return f"^(?:{pattern.pattern})$"
+
+
+def accepting(
+    is_valid: Callable[[Any], bool], advice: str, *, accepted: Any, **numbers: int
+) -> BeforeValidator:
+    """Return a check whose message lists all valid values; `accepted` is their type for editors.
 
     pydantic's message about a union names only one member of it at a time.
     """
@@ -63,7 +79,7 @@ def accepting(is_valid: Callable[[Any], bool], advice: str, **numbers: int) -> B
             raise PydanticCustomError("value", advice, numbers)
         return value
 
-    return BeforeValidator(require)
+    return BeforeValidator(require, json_schema_input_type=accepted)
 
 
 def number_or_auto(*, least: int, most: int) -> BeforeValidator:
@@ -71,20 +87,26 @@ def number_or_auto(*, least: int, most: int) -> BeforeValidator:
     return accepting(
         lambda value: value == "auto" or (type(value) is int and least <= value <= most),
         "input should be a number from {least} to {most}, or auto",
+        accepted=Annotated[int, Field(ge=least, le=most)] | Literal["auto"],
         least=least,
         most=most,
     )
 
 
+StepsInFile = Annotated[str, Field(pattern=whole(STEP_WINDOW))] | Annotated[int, Field(ge=1)] | None
 Steps = Annotated[
     str | None,
     accepting(
         lambda value: value is None or (isinstance(value, str) and is_window(value)),
         "input should be at most {most} steps, counted from 1, such as 20-22 or 20",
+        accepted=StepsInFile,
         most=MOST_STEPS,
     ),
     # Runs first: a single step may be given as a number.
-    BeforeValidator(lambda value: str(value) if type(value) is int else value),
+    BeforeValidator(
+        lambda value: str(value) if type(value) is int else value,
+        json_schema_input_type=StepsInFile,
+    ),
 ]
 """A window of a run's steps; see `retinanet.config_types`."""
 
@@ -162,7 +184,16 @@ class ModelConfig:
     trainable_layers: Annotated[int, Field(ge=0, le=5), Resume.MUST_MATCH, closed(3)] = 3
     """Trainable backbone stages, counted from the last; 5: all. MLPerf: 3. [stages]"""
     pretrained_backbone: Annotated[
-        str | None, Resume.FREE, Closed("torchvision, or its file", lambda value: value is not None)
+        str | None,
+        Resume.FREE,
+        Closed("torchvision, or its file", lambda value: value is not None),
+        WithJsonSchema(
+            {
+                "type": ["string", "null"],
+                "pattern": r"^torchvision$|\.safetensors$",
+                "format": "path",
+            }
+        ),
     ] = None
     """Initial weights: a .safetensors file, or `torchvision` to download them. [path or null]"""
     num_classes: Annotated[int | None, Field(ge=1, lt=10**5), Resume.MUST_MATCH] = None
@@ -204,6 +235,7 @@ class TrainingConfig:
         accepting(
             lambda value: value == "auto" or (type(value) in (int, float) and 0 <= value < 1),
             "input should be a number from 0 to below 1, or auto",
+            accepted=Annotated[float, Field(ge=0, lt=1)] | Literal["auto"],
         ),
         Resume.FREE,
         closed(DEFAULT_BETA1, "auto"),
@@ -264,6 +296,7 @@ class CheckpointConfig:
         accepting(
             lambda value: isinstance(value, str) and is_interval(value),
             "input should be a time, steps or epochs, such as 30min, 2h, 500 steps or epoch",
+            accepted=Annotated[str, Field(pattern=whole(INTERVAL))],
         ),
     ] = "30min"
     """Interval: 30min, 2h, 500 steps, epoch. [time, steps or epochs]"""
@@ -325,7 +358,11 @@ class DistributedConfig:
     """auto: ccl if installed, else shared memory on one host, gloo on several. [name]"""
     groups: Annotated[int, Field(ge=1, le=MOST_CORES), Resume.FREE, closed(1)] = 1
     """Compute groups, which train asynchronously; 1: all ranks in step (synchronous). [groups]"""
-    batch_split: Annotated[BatchSplit, BeforeValidator(require_split), Resume.FREE] = "even"
+    batch_split: Annotated[
+        BatchSplit,
+        BeforeValidator(require_split, json_schema_input_type=BatchSplitInFile),
+        Resume.FREE,
+    ] = "even"
     """Images of each rank: even, by measured speed, or a list such as [3, 1]. [name or list]"""
     compress: Literal["none", "bf16"] = "none"
     """Compression of exchanged gradients; bf16 halves the bytes, and rounds. [name]"""

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from common.cli import number_of_ranks
+from common.cli import add_command, add_overrides, number_of_ranks
 from common.errors import InputError
 from common.files import read_text
 from common.program import FOLDER
@@ -256,17 +256,34 @@ def configured_split(settings: DataConfig, split: SplitName, *, root: Path | Non
     return find_split(root, split, annotations=annotations, images=images)
 
 
-def parse_run_arguments(description: str) -> argparse.Namespace:
-    """Parse `train.py`'s command line.
-
-    Its options are `config`, `overrides`, `dry_run`, `check`, `check_ranks`, and for a run that
-    exists `resume`, `auto_resume` or `overwrite`.
-    """
+def parse_run_arguments(
+    description: str, *, prog: str | None = None, words: Sequence[str] | None = None
+) -> argparse.Namespace:
+    """Parse the command line of `train.py`, or the `words` after `prog`; see `add_run_options`."""
     parser = argparse.ArgumentParser(
+        prog=prog,
         description=description,
         epilog=f"fields, by section:\n\n{field_help()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_run_options(parser)
+    arguments = parser.parse_args(words)
+    if arguments.check_ranks and not arguments.check:
+        parser.error("--check-ranks needs --check")
+    return arguments
+
+
+def add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `train`, whose options are those of `train.py`."""
+    add_run_options(add_command(commands, "train", about="Train a detector."))
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a training.
+
+    They are `config`, `overrides`, `dry_run`, `check`, `check_ranks`, and for a run that exists
+    `resume`, `auto_resume` or `overwrite`.
+    """
     add = parser.add_argument
     add(
         "--config",
@@ -274,12 +291,7 @@ def parse_run_arguments(description: str) -> argparse.Namespace:
         metavar="NAME",
         help="a YAML file, or a name in configs/ (default: demo.yaml, synthetic data)",
     )
-    add(
-        "overrides",
-        nargs="*",
-        metavar="section.field=value",
-        help="override a field of the file, such as training.batch_size=4",
-    )
+    add_overrides(parser)
     add(
         "--dry-run",
         action="store_true",
@@ -310,11 +322,6 @@ def parse_run_arguments(description: str) -> argparse.Namespace:
     existing.add_argument(
         "--overwrite", action="store_true", help="remove the files of an earlier run and start over"
     )
-    # parse_args would refuse pairs that follow an option after other pairs.
-    arguments = parser.parse_intermixed_args()
-    if arguments.check_ranks and not arguments.check:
-        parser.error("--check-ranks needs --check")
-    return arguments
 
 
 def print_config(config: Config) -> None:

@@ -395,6 +395,10 @@ RULES = (
     run(r"python -m retinanet convert --detector .* --trust", writes=("converted/*",)),
     run(r"python -m retinanet convert .* --trust"),
     run(r"python -m retinanet convert .*", status=2),
+    # all commands, editors and shells
+    run(r"python -m retinanet --help", prints=("evaluate", "profile", "mlperf")),
+    run(r"python -m retinanet config schema --out .*"),
+    bash(r"source <\(python -m retinanet completion bash\)", "&& complete -p retinanet"),
     # MLPerf
     run(r"python -m retinanet mlperf submission .*", status=4),
     run(r"python -m retinanet mlperf (?:check|rcp|points) .*"),
