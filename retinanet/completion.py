@@ -33,8 +33,9 @@ Write the JSON schema of configuration files. With it an editor completes sectio
 values, shows what a field means, and underlines what a run would refuse. Rules that involve several
 fields are checked by `python train.py --dry-run` only.
 
-A file names its schema in its first line, by a path relative to the file: as the shipped ones do for
-VS Code (extension YAML) and other editors with yaml-language-server, or as PyCharm reads it:
+A file names its schema in its first line, by a path relative to the file. The first form, which the
+shipped files have, is for VS Code (extension YAML) and other editors with yaml-language-server, the
+second for PyCharm:
 
   # yaml-language-server: $schema=schema.json
   # $schema: schema.json"""
