@@ -89,6 +89,36 @@ def test_resuming_command(
     assert resuming_command() == f"{installed('python')} train.py 'run.root=a b' --resume"
 
 
+@pytest.mark.parametrize(
+    ("program", "launcher", "command"),
+    [
+        ("/env/bin/retinanet", (), "{retinanet} train a.b=1 --resume"),
+        (
+            "/env/bin/retinanet",
+            ("mpirun", "-np", "2"),
+            "mpirun -np 2 {retinanet} train a.b=1 --resume",
+        ),
+        (
+            "/env/bin/retinanet",
+            ("torchrun",),
+            "torchrun --no-python {retinanet} train a.b=1 --resume",
+        ),
+        ("/code/retinanet/__main__.py", (), "{python} -m retinanet train a.b=1 --resume"),
+        (
+            "/code/retinanet/__main__.py",
+            ("torchrun",),
+            "torchrun -m retinanet train a.b=1 --resume",
+        ),
+    ],
+)
+def test_resuming_command_of_retinanet_train(
+    monkeypatch: pytest.MonkeyPatch, program: str, launcher: tuple[str, ...], command: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", [program, "train", "--overwrite", "a.b=1"])
+    expected = command.format(retinanet=installed("retinanet"), python=installed("python"))
+    assert resuming_command(launcher) == expected
+
+
 def test_path_of_installed_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python3"))
     monkeypatch.chdir(tmp_path)
