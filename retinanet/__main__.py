@@ -15,7 +15,7 @@ from common.cli import (
     run_parsed,
 )
 from common.machine import code_version, installed_versions
-from common.program import DISTRIBUTION, program_version
+from common.program import DISTRIBUTION
 
 CHAPTERS = {
     "data": {
@@ -120,12 +120,9 @@ def version_text() -> str:
     code = code_version()
     changes = ", with changes" if code["is_modified"] else ""
     commit = f" (commit {code['commit']}{changes})" if code["commit"] else ""
+    program = code["version"] or "of unknown version"
     torch = installed_versions(["torch"]).get("torch", "is not installed")
-    return (
-        f"{DISTRIBUTION} {program_version()}{commit}\n"
-        f"torch {torch}\n"
-        f"Python {platform.python_version()}"
-    )
+    return f"{DISTRIBUTION} {program}{commit}\ntorch {torch}\nPython {platform.python_version()}"
 
 
 class ShowVersion(argparse.Action):
