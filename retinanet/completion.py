@@ -156,8 +156,8 @@ a new shell; repeat this after an update of the program:
 COMPLETION_EXAMPLES = """\
 examples:
   mkdir -p ~/.local/share/bash-completion/completions
-  retinanet completion bash > ~/.local/share/bash-completion/completions/retinanet
-  source <(retinanet completion bash)      # this shell only"""
+  python -m retinanet completion bash > ~/.local/share/bash-completion/completions/retinanet
+  source <(python -m retinanet completion bash)      # this shell only"""
 
 
 def add_completion(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
