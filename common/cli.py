@@ -209,7 +209,7 @@ def resuming_command(launcher: Sequence[str] = ()) -> str:
     """Return the command that continues this run, started by a launcher such as `mpirun -np 8`."""
     flags = ("--resume", "--auto-resume", "--overwrite")
     arguments = [argument for argument in sys.argv[1:] if argument not in flags]
-    by_torchrun = launcher[:1] == ["torchrun"]
+    by_torchrun = "torchrun" in launcher[:1]
     if is_console_script():
         program = [*(["--no-python"] if by_torchrun else []), installed(PROGRAM)]
     else:

@@ -107,6 +107,7 @@ def test_unknown_or_missing_command(run_here: RunHere, words: tuple[str, ...]) -
     assert "usage: retinanet" in done.stderr and "COMMAND" in done.stderr
 
 
+@pytest.mark.slow
 def test_console_script_prints_one_line_for_a_mistake(script: Path, tmp_path: Path) -> None:
     repository = str(Path(__file__).parents[2])
     done = run_program(
