@@ -41,13 +41,14 @@ def run_in_process(command: Sequence[str], folder: Path) -> CompletedProcess[str
     Training is not pinned, as torch is loaded already.
     """
     variables, program, arguments = split_command(command)
+    script = program if program.endswith(".py") else f"{program}/__main__.py"
     if program == "train.py":
         arguments = ["launch.pin=false", "launch.threads=1", *arguments]
         set_allocator("tuned")
     with (
         contextlib.chdir(folder),
         patch.dict(os.environ, {**ENVIRONMENT, **variables}),
-        patch.object(sys, "argv", [program, *arguments]),
+        patch.object(sys, "argv", [script, *arguments]),
         contextlib.redirect_stdout(io.StringIO()) as output,
         contextlib.redirect_stderr(io.StringIO()) as errors,
     ):
