@@ -145,6 +145,13 @@ def memory_status(name: str, file: Path = PROC / "self/status") -> float:
     raise LookupError(f"{file}: no {name}")
 
 
+def mapped_files(*prefixes: str) -> set[Path]:
+    """Return files that are mapped into this process and whose name starts so."""
+    lines = read_proc_text(PROC / "self/maps").splitlines()
+    paths = (Path(line.split(maxsplit=5)[5]) for line in lines if "/" in line)
+    return {path for path in paths if path.name.startswith(prefixes)}
+
+
 def available_mb() -> float:
     """Return the memory that Linux can give to processes without swapping [10⁶ bytes]."""
     return memory_status("MemAvailable", PROC / "meminfo")

@@ -25,7 +25,7 @@ from common.locks import (
     private_cache_folders,
     user_cache,
 )
-from common.machine import cpu_flags
+from common.machine import cpu_flags, mapped_files
 from common.program import IS_INSTALLED
 
 CPU_FLAGS_NEEDED = {
@@ -175,16 +175,6 @@ def link_with_loaded_openmp() -> list[str]:
         return ["-fopenmp"]
     # By its path, as some builds of torch have it under a name that no linker looks for.
     return [str(loaded[0])]
-
-
-def mapped_files(*prefixes: str) -> set[Path]:
-    """Return files that are mapped into this process and whose name starts so; Linux only."""
-    try:
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return set()
-    paths = (Path(line.split(maxsplit=5)[5]) for line in lines if "/" in line)
-    return {path for path in paths if path.name.startswith(prefixes)}
 
 
 def compile_to(library: Path, compiler: list[str], source: Path, link_flags: list[str]) -> None:

@@ -7,7 +7,8 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-from launch.environment import BINDING_VARIABLES, loaded_libraries, loaded_openmp
+from common.machine import mapped_files
+from launch.environment import BINDING_VARIABLES, INTEL_LIBRARIES, loaded_openmp
 from launch.limits import thread_affinities
 from launch.shares import Share
 from launch.topology import format_cpu_list
@@ -97,5 +98,5 @@ def compute_alone() -> None:
     torch.get_num_threads()
     # OpenMP keeps the number for each thread that starts a parallel region, so that the main
     # thread's does not change.
-    for library in loaded_libraries():
-        ctypes.CDLL(library).omp_set_num_threads(1)
+    for library in mapped_files(*INTEL_LIBRARIES, "libgomp"):
+        ctypes.CDLL(str(library)).omp_set_num_threads(1)

@@ -23,6 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from common.errors import InputError
+from common.machine import mapped_files
 from launch.shares import Share
 
 KMP_VARIABLES = ("KMP_AFFINITY", "KMP_HW_SUBSET")
@@ -179,7 +180,7 @@ def allocator_library(name: str, *, started_again: bool) -> str:
 
 def is_loaded(allocator: Allocator) -> bool:
     """Return whether one of the allocator's libraries is part of this process."""
-    return any(f"/lib{name}.so" in maps() for name in allocator.libraries)
+    return bool(mapped_files(*(f"lib{name}.so" for name in allocator.libraries)))
 
 
 def find(allocator: Allocator) -> str | None:
@@ -315,16 +316,4 @@ def find_intel() -> Path | None:
 
 def intel_is_loaded() -> bool:
     """Return whether Intel's OpenMP is mapped into this process."""
-    return any(f"/{name}" in maps() for name in INTEL_LIBRARIES)
-
-
-def loaded_libraries() -> set[str]:
-    """Return the files of all OpenMP libraries that are mapped into this process."""
-    files = {line.split(maxsplit=5)[-1] for line in maps().splitlines() if "/" in line}
-    names = (*INTEL_LIBRARIES, "libgomp")
-    return {file for file in files if Path(file).name.startswith(names)}
-
-
-def maps() -> str:
-    """Return what is mapped into this process, as the kernel lists it."""
-    return Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    return bool(mapped_files(*INTEL_LIBRARIES))

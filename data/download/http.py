@@ -10,14 +10,14 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import requests
-from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
+from urllib3 import Retry
+from urllib3.exceptions import ConnectTimeoutError, InvalidHeader, NewConnectionError
 
 from common.errors import InputError, one_line
 
@@ -268,15 +268,11 @@ def check_status(response: requests.Response, *, url: str) -> None:
 
 def seconds_to_wait(response: requests.Response) -> float:
     """Return Retry-After, given as seconds or a date; 0 if it is missing or invalid."""
-    text = response.headers.get("Retry-After", "").strip()
-    # isdigit() alone accepts ², which float() refuses.
-    if text.isascii() and text.isdigit():
-        return min(float(text), LONGEST_WAIT)
     try:
-        remaining = parsedate_to_datetime(text).timestamp() - time.time()
-    except (TypeError, ValueError, OverflowError):
+        seconds = Retry().parse_retry_after(response.headers.get("Retry-After", ""))
+    except (InvalidHeader, ValueError, OverflowError):
         return 0.0
-    return min(max(remaining, 0.0), LONGEST_WAIT)
+    return min(seconds, LONGEST_WAIT)
 
 
 def drop_redirection_body(response: requests.Response, **options: object) -> None:

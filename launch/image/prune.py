@@ -11,6 +11,8 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+from common.machine import mapped_files
+
 COMPILING = ("torch/include", "torch/share", "mpich/include", "numpy/*/include")
 """Below site-packages: only a compiler reads them."""
 TESTS_OF_TORCH = ("torch/test", "torch/bin/*")  # 138 MB of CPU-only wheels
@@ -46,8 +48,7 @@ def files_in_use(packages: Path) -> set[Path]:
     # Libraries may be loaded as late as the first forward and backward pass.
     images = torch.zeros(1, 3, 8, 8, requires_grad=True)
     torch.nn.functional.conv2d(images, torch.zeros(4, 3, 3, 3)).sum().backward()
-    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    mapped = {Path(line.split(maxsplit=5)[5]).resolve() for line in lines if "/" in line}
+    mapped = {path.resolve() for path in mapped_files("")}
     return {path for path in mapped if path.is_relative_to(packages)}
 
 

@@ -13,12 +13,11 @@ import torch
 from packaging.requirements import Requirement
 
 from common.errors import InputError
-from common.machine import bf16_flag, cpu_flags, installed_versions
+from common.machine import bf16_flag, cpu_flags, installed_versions, mapped_files
 from common.native import (
     NoCompilerError,
     find_compiler,
     library_ahead,
-    mapped_files,
     usable_instruction_sets,
 )
 from common.program import FOLDER

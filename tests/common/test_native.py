@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from common.machine import mapped_files
 from common.native import (
     NativeLibraryError,
     NoCompilerError,
@@ -18,7 +19,6 @@ from common.native import (
     known_instruction_sets,
     link_with_loaded_openmp,
     load_library,
-    mapped_files,
     usable_instruction_sets,
 )
 from tests.support.commands import write_program
