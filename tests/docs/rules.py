@@ -153,6 +153,11 @@ RULES = (
         instead=((r"^\S+ (\S+)$", r"bash -n setup.sh && grep -w '\1' setup.sh"),),
         why="it installs packages; tests/test_setup.py",
     ),
+    bash(
+        r"\./setup\.sh uv .*",
+        instead=((r"^\S+ uv .*", r"bash -n setup.sh && grep -F 'uv\\ *)' setup.sh"),),
+        why="it installs packages; tests/test_setup.py",
+    ),
     bash(r"\.ci/run", instead=instead_of_start("bash -n "), why="it is the whole suite"),
     bash(r"\.venv/bin/pre-commit install", instead=instead_of_start("git init -q . && ")),
     bash(r"python -m pip config list"),
