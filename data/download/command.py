@@ -67,7 +67,8 @@ def run(
         options=HttpOptions(workers, timeout, attempts, pause),
     )
     words = sys.argv[1:]
-    this_command = shlex.join([*installed_command("data"), *words[words.index("download") :]])
+    words = words[1:] if words[:1] == ["data"] else words  # `retinanet data download …`
+    this_command = shlex.join([*installed_command("data"), *words])
     try:
         with sigterm_interrupts(), locked_folder(out):
             return download(dataset, request, this_command=this_command)
