@@ -400,6 +400,18 @@ RULES = (
     run(r"python -m retinanet convert --detector .* --trust", writes=("converted/*",)),
     run(r"python -m retinanet convert .* --trust"),
     run(r"python -m retinanet convert .*", status=2),
+    # an installation
+    bash(
+        r"pip install \. -c requirements\.txt",
+        instead=((r"^.*", "true"),),
+        why="it downloads; tests/test_wheel.py installs the wheel",
+    ),
+    bash(
+        r"retinanet train --config demo\.yaml",
+        SYNTHETIC,
+        instead=instead_of_start("python -m "),
+        why="as a module of the checkout; tests/test_wheel.py trains with the wheel",
+    ),
     # all commands, editors and shells
     run(r"python -m retinanet config schema --out .*"),
     bash(r"source <\(python -m retinanet completion bash\)", "&& complete -p retinanet"),
