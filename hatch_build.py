@@ -24,11 +24,12 @@ TEXTS = {
     r"(?:\.venv/bin/)?python -m (data|launch)(?![.\w])": r"retinanet \1",
     r"(?:\.venv/bin/)?python -m profiling(?![.\w])": "retinanet profile",
     r"(?:\.venv/bin/)?python -m retinanet(?![.\w])": "retinanet",
-    r"(?:(?:\.venv/bin/)?python )?(?<![\w./])train\.py\b": "retinanet train",
+    r"(?<![\w/])(?:\.venv/bin/)?python train\.py\b": "retinanet train",
+    r"(?<![\w./])(?<!bin/python )train\.py\b": "retinanet train",  # not of another environment
+    r"\./setup\.sh\b": "pip install .",
     r"`make serving`": "`pip install retinanet-cpu[serving]`",
-    r"`make ipex`": "`make ipex` in a checkout",
-    r"pip install -r requirements\.txt": "pip install mpich",
-    r"`make setup`": "`pip install --upgrade retinanet-cpu`",
+    r"run `make ipex`": "run `make ipex` in a checkout",
+    r"`make setup`|make setup(?=, load)": "`pip install --upgrade retinanet-cpu`",
     r"\.venv/bin/": "",
 }
 """What texts name in a checkout, and in an installation."""

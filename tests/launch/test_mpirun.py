@@ -82,7 +82,7 @@ def test_missing_mpirun_is_an_error_with_a_fix(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    with pytest.raises(InputError, match=r"^mpirun: .*requirements\.txt.* --mpirun PATH$"):
+    with pytest.raises(InputError, match=r"^mpirun: .*make setup.* --mpirun PATH$"):
         choose_mpirun(None)
 
 
