@@ -1,11 +1,15 @@
-"""Configurations from a YAML file and `section.field=value` pairs; the command line of train.py."""
+"""Configurations from a YAML file and `section.field=value` pairs; the command line of train.py.
+
+For editors of such files, pydantic makes a JSON schema from `retinanet/config.py`.
+"""
 
 import argparse
 import difflib
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +19,8 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from common.cli import add_command, add_overrides, number_of_ranks
-from common.errors import InputError
-from common.files import read_text
+from common.errors import FINISHED, InputError
+from common.files import read_text, require_free_outputs, write_atomically
 from common.program import FOLDER
 from data.annotations import Split, SplitName, find_split
 from retinanet.config import (
@@ -327,3 +331,117 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 def print_config(config: Config) -> None:
     """Print the complete configuration as YAML, including defaults."""
     YAML().dump(config_to_tree(config), sys.stdout)
+
+
+DIALECT = "http://json-schema.org/draft-07/schema#"
+"""The newest dialect that editors' YAML support knows."""
+
+SCHEMA_ABOUT = """\
+Write the JSON schema of configuration files. With it an editor completes sections, fields and
+values, shows what a field means, and underlines what a run would refuse. Rules that involve several
+fields are checked by `python train.py --dry-run` only.
+
+A file names its schema in its first line, by a path relative to the file. The first form, which the
+shipped files have, is for VS Code (extension YAML) and other editors with yaml-language-server, the
+second for PyCharm:
+
+  # yaml-language-server: $schema=schema.json
+  # $schema: schema.json"""
+
+SCHEMA_EXAMPLES = """\
+examples:
+  python -m retinanet config schema --out schema.json
+  python -m retinanet config schema | less"""
+
+
+def add_config(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `config` and its command."""
+    parser = add_command(commands, "config", about="Describe the settings of configuration files.")
+    kinds = parser.add_subparsers(required=True, metavar="COMMAND")
+    summary = "JSON schema of configuration files: fields, values, defaults"
+    schema = add_command(
+        kinds, "schema", summary=summary, about=SCHEMA_ABOUT, examples=SCHEMA_EXAMPLES
+    )
+    schema.add_argument(
+        "--out", type=Path, metavar="FILE", help="write it to this file (default: print it)"
+    )
+    schema.add_argument("--overwrite", action="store_true", help="replace --out if it exists")
+    schema.set_defaults(run=write_schema)
+
+
+def write_schema(*, out: Path | None, overwrite: bool) -> int:
+    """Write or print the schema; return the exit code."""
+    text = schema_text()
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        require_free_outputs([out], overwrite=overwrite)
+        write_atomically(out, text)
+    return FINISHED
+
+
+def schema_text() -> str:
+    """Return the schema of configuration files as JSON."""
+    return f"{json.dumps(file_schema(), indent=2, ensure_ascii=False)}\n"
+
+
+def file_schema() -> dict[str, Any]:
+    """Return the JSON schema of configuration files.
+
+    It differs from that of a complete configuration: a file may leave out sections and the name of
+    the run, which is then its own, and may write `engine: ipex` for `engine: {name: ipex}`.
+    """
+    schema = without_titles(SCHEMA.json_schema())
+    del schema["required"]
+    del schema["$defs"]["RunConfig"]["required"]
+    for name, section in schema["properties"].items():
+        # That of `engine` would depend on the processor; the fields have theirs.
+        section.pop("default", None)
+        if name in SHORTHANDS:
+            values = resolve(schema, section)["properties"][SHORTHANDS[name]]["enum"]
+            schema["properties"][name] = {"anyOf": [section, {"enum": values}]}
+    return {"$schema": DIALECT, **schema}
+
+
+def without_titles(node: Any) -> Any:
+    """Return a schema without pydantic's titles, such as `Timeout S` of `timeout_s`."""
+    if isinstance(node, list):
+        return [without_titles(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    # A field may be called title.
+    is_title = {key for key, value in node.items() if key == "title" and isinstance(value, str)}
+    return {key: without_titles(value) for key, value in node.items() if key not in is_title}
+
+
+def resolve(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
+    """Return the definition that a node refers to, or the node itself."""
+    definition: dict[str, Any] = schema["$defs"][node["$ref"].rpartition("/")[2]]
+    return definition
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A field as `section.field=value` sets it."""
+
+    name: str
+    meaning: str
+    values: tuple[str, ...]
+    """Values that have names; other fields take numbers, texts or paths"""
+    is_path: bool
+
+
+def all_settings() -> Iterator[Setting]:
+    """Yield every field that is not a section itself."""
+    definitions = SCHEMA.json_schema()["$defs"]
+    for section, kind in SECTIONS.items():
+        for name, field in definitions[kind.__name__]["properties"].items():
+            forms = [field, *field.get("anyOf", ())]
+            if any("$ref" in form for form in forms):
+                continue  # a section, which has an entry of its own
+            values = [value for form in forms for value in form.get("enum", [])]
+            values += [form["const"] for form in forms if "const" in form]
+            if any(form.get("type") == "boolean" for form in forms):
+                values += ["true", "false"]
+            is_path = any(form.get("format") == "path" for form in forms)
+            yield Setting(f"{section}.{name}", field["description"], tuple(values), is_path)
