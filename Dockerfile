@@ -8,7 +8,7 @@
 ARG BASE=docker.io/library/debian:bookworm-slim
 
 FROM ${BASE} AS build
-ENV DEBIAN_FRONTEND=noninteractive
+ENV DEBIAN_FRONTEND=noninteractive UV_NO_CACHE=1
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates g++ python3 python3-venv
 WORKDIR /app
