@@ -90,7 +90,7 @@ def installed(environment: Path, project: Path) -> Installed:
         path = f"{environment / 'bin'}:{with_mpirun}:/usr/bin:/bin"
         done = run_program(
             folder / program, *arguments, cwd=project, timeout=300, PATH=path,
-            PYTHONPATH="",
+            PYTHONPATH="", MPI4PY_LIBMPI=str(with_mpirun.parent / "lib" / "libmpi.so"),
         )  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr
         return done
@@ -222,8 +222,8 @@ def test_ranks(installed: Installed, launcher: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ("profile", "layers", "alexnet", "--batch-size", "1", "--iterations", "1"),
-        ("profile", "bench", "optimizer", "--iterations", "2"),
+        ("profile", "layers", "alexnet", "--batch=2", "--image-size=64", "--iterations=1"),
+        ("profile", "bench", "optimizer", "--rounds=2", "--warm-up=1", "--image-size=64"),
     ],
 )
 def test_workers(installed: Installed, command: tuple[str, ...]) -> None:
