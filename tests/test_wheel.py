@@ -90,7 +90,7 @@ def installed(environment: Path, project: Path) -> Installed:
         path = f"{environment / 'bin'}:{with_mpirun}:/usr/bin:/bin"
         done = run_program(
             folder / program, *arguments, cwd=project, timeout=300, PATH=path,
-            PYTHONPATH="", MPI4PY_LIBMPI=str(with_mpirun.parent / "lib" / "libmpi.so"),
+            PYTHONPATH="", MPI4PY_LIBMPI=str(with_mpirun.parent / "lib/libmpi.so.12"),
         )  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr
         return done
