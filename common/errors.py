@@ -5,6 +5,7 @@ process that was killed, such as by the kernel when out of memory, raises a Runt
 whatever line the main thread is; its message is made clear here.
 """
 
+import ctypes
 import errno
 import re
 import signal
@@ -113,7 +114,9 @@ ENDED = re.compile(
 def killed_worker(error: BaseException | None) -> str | None:
     """Return a line on the killed loading process that an error comes from, or None."""
     ended = None
-    while isinstance(error, RuntimeError):  # torch may wrap the error that names the signal
+    # torch may wrap the error that names the signal. Its handler of SIGCHLD raises it wherever the
+    # main thread is; ctypes makes an ArgumentError of it while it converts a kernel's arguments.
+    while isinstance(error, RuntimeError | ctypes.ArgumentError):
         match = ENDED.search(str(error))
         ended = match if match and (ended is None or match["signal"]) else ended
         error = error.__cause__ or error.__context__

@@ -1,5 +1,6 @@
 """The order of samples, and real DataLoaders with and without worker processes."""
 
+import ctypes
 import itertools
 import multiprocessing
 import os
@@ -406,6 +407,19 @@ def test_only_errors_of_killed_workers_are_reported() -> None:
     assert "SIGKILL" in (killed_worker(error) or "")
     for other in (RuntimeError("CUDA"), ValueError(KILLED)):
         assert killed_worker(other) is None and format_error(other) is None
+
+
+def test_killed_worker_is_recognized_while_arguments_of_a_kernel_are_converted() -> None:
+    class Interrupted:
+        @classmethod
+        def from_param(cls, value: object) -> Never:
+            raise RuntimeError(KILLED)
+
+    function = ctypes.CDLL(None).getpid
+    function.argtypes = [Interrupted]
+    with pytest.raises(ctypes.ArgumentError) as raised:
+        function(0)
+    assert "process 123 " in (killed_worker(raised.value) or "")
 
 
 def killed_while_read(process: int) -> Never:
