@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Never
+from typing import Any, Never, cast
 
 import pytest
 import torch
@@ -416,7 +416,7 @@ def test_killed_worker_is_recognized_while_arguments_of_a_kernel_are_converted()
             raise RuntimeError(KILLED)
 
     function = ctypes.CDLL(None).getpid
-    function.argtypes = [Interrupted]
+    function.argtypes = [cast(Any, Interrupted)]
     with pytest.raises(ctypes.ArgumentError) as raised:
         function(0)
     assert "process 123 " in (killed_worker(raised.value) or "")
