@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from common import cli
 from common.cli import add_json_option, load_function, positive, probability, whole_number
 from common.errors import InputError
 from launch.environment import set_allocator
@@ -46,14 +47,7 @@ def add_command(
     epilog: str | None = None,
 ) -> argparse.ArgumentParser:
     """Add a command; line breaks of its description and examples are kept."""
-    options: dict[str, Any] = {} if summary is None else {"help": summary}
-    parser = commands.add_parser(
-        name,
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        **options,
-    )
+    parser = cli.add_command(commands, name, about=description, examples=epilog, summary=summary)
     parser.set_defaults(run=run)
     return parser
 
