@@ -36,8 +36,8 @@ WEIGHT_GRADIENT = Kernels(
 )
 UNIT = 32  # The number of channels must be a multiple of this
 _Shape = c_struct("q images channels group_width in_height in_width out_height out_width stride")
-"""`GroupedShape` as the C++ has it."""
-_Work = c_struct("P source result gate bias", "i relu")  # `Maps` of both files
+"""`GroupedShape` of grouped_shape.h, which has `_Work` too."""
+_Work = c_struct("P source result gate bias", "i relu")  # `ConvolutionMaps`
 _GradientMaps = c_struct("P features gradient gate")  # `Maps` as grouped_weight_gradient.cpp has it
 
 

@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "grouped_shape.h"
 #include "tiles.h"
 
 constexpr int64_t UNIT = 32;    // channels that are taken together, in two blocks
@@ -28,18 +29,6 @@ constexpr int64_t STEP = 32;    // pixels that are taken together, in two tiles
 constexpr int64_t TAPS = 9;
 constexpr int64_t UNIT_WEIGHTS = TAPS * 2 * TILE_VALUES;
 constexpr int64_t STRIP_PIXELS = 1024;  // about so many pixels are copied at once
-
-struct GroupedShape {
-    int64_t images, channels, group_width, in_height, in_width, out_height, out_width, stride;
-};
-
-struct Maps {
-    const Bfloat16* source;
-    Bfloat16* result;
-    const Bfloat16* gate;  // as large as the result, which is zero where this is not positive; or null
-    const float* bias;     // [channels]
-    int32_t relu;
-};
 
 // Pixels of the result whose taps lie alike: all, or those of one parity of row and column.
 struct Class {
@@ -145,7 +134,7 @@ static Strip find_strip(const Plan& plan, int64_t index) {
 }
 
 // Copy a unit's rows, with a zero before each and zeros above and below the map.
-static void copy_rows(const Maps& maps, const Plan& plan, const Strip& strip, int64_t unit, Bfloat16* copied) {
+static void copy_rows(const ConvolutionMaps& maps, const Plan& plan, const Strip& strip, int64_t unit, Bfloat16* copied) {
     constexpr size_t LINE = UNIT * sizeof(Bfloat16);
     const int64_t rows = plan.split * (strip.rows - 1) + (plan.lead == 0 ? 2 : 3), plane = plan.plane_pixels * UNIT;
     const int64_t columns = plan.split * (plan.grid_width - 1) + 3;
@@ -229,7 +218,7 @@ static void multiply_step(const Bfloat16* copied, const Class& pixel_class, cons
 
 // Write the pixels of a step that exist; `place` is the first one's, in pixels of the pitch.
 static void write_step(
-    const Maps& maps, const Plan& plan, const Strip& strip, const Class& pixel_class, int64_t unit, int64_t place, const float* sums) {
+    const ConvolutionMaps& maps, const Plan& plan, const Strip& strip, const Class& pixel_class, int64_t unit, int64_t place, const float* sums) {
     int64_t row = place / plan.pitch, column = place % plan.pitch;
     for (int64_t pixel = 0; pixel < STEP && row < strip.rows; pixel++) {
         const int64_t y = (strip.row + row) * plan.result_step + pixel_class.row, x = column * plan.result_step + pixel_class.column;
@@ -247,7 +236,7 @@ static void write_step(
 
 template <typename Tiles>
 static void convolve_strip(
-    const Maps& maps, const Plan& plan, int64_t index, int64_t part, const Bfloat16* weights, char* scratch) {
+    const ConvolutionMaps& maps, const Plan& plan, int64_t index, int64_t part, const Bfloat16* weights, char* scratch) {
     float* sums = reinterpret_cast<float*>(scratch);
     Bfloat16* copied = reinterpret_cast<Bfloat16*>(sums + 2 * STEP * BLOCK);
     const Strip strip = find_strip(plan, index);
@@ -280,7 +269,7 @@ int64_t grouped_convolution_bytes(const GroupedShape* shape, int32_t backward, i
 // The output from the input or, `backward`, the input's gradient from the output's. `weight`
 // [channels, 3, 3, group_width].
 void grouped_convolve(
-    const GroupedShape* shape, const Maps* maps, const Bfloat16* weight, char* scratch, int32_t backward,
+    const GroupedShape* shape, const ConvolutionMaps* maps, const Bfloat16* weight, char* scratch, int32_t backward,
     int32_t tiles, int32_t threads) {
     const Plan plan = make_plan(*shape, backward, threads);
     Bfloat16* weights = reinterpret_cast<Bfloat16*>(scratch);

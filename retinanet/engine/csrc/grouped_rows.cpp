@@ -21,7 +21,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "bfloat16.h"
+#include "grouped_shape.h"
 
 #if defined(__AVX512BW__)
 #define WITH_BF16 __attribute__((target("avx512bf16,avx512bw,avx512vl,avx512dq")))
@@ -30,18 +30,6 @@ constexpr int UNIT = 32;   // channels that are taken together, in two vectors
 constexpr int LANES = 16;  // of a vector of sums
 constexpr int TAPS = 9;
 constexpr int STEP_VALUES = 6 * 2 * LANES;  // weights of a step: [tap of a row][vector][lane][2]
-
-struct GroupedShape {
-    int64_t images, channels, group_width, in_height, in_width, out_height, out_width, stride;
-};
-
-struct Maps {
-    const Bfloat16* source;
-    Bfloat16* result;
-    const Bfloat16* gate;  // as large as the result, which is zero where this is not open; or null
-    const float* bias;     // [channels]
-    int32_t relu;
-};
 
 // How taps lie. A block has some columns of results and begins at a multiple of SPREAD. Tap kx of its input pixel j
 // adds to its column `target`, if there is one; `first` is where its first input pixel is.
@@ -66,7 +54,7 @@ struct Gradient2 {
 
 struct Task {
     const GroupedShape& shape;
-    const Maps& maps;
+    const ConvolutionMaps& maps;
     const Bfloat16* weights;  // as `pack_weight` lays them out, unit by unit
     const float* bias;        // [unit][vector][lane]
     bool backward;
@@ -234,7 +222,7 @@ WITH_BF16 static void pack_weight(const Bfloat16* weight, const GroupedShape& sh
     }
 }
 
-static Task make_task(const GroupedShape& shape, const Maps& maps, const Bfloat16* weights, const float* bias, bool backward) {
+static Task make_task(const GroupedShape& shape, const ConvolutionMaps& maps, const Bfloat16* weights, const float* bias, bool backward) {
     Task task{shape, maps, weights, bias, backward, shape.in_height, shape.in_width, shape.out_height, shape.out_width};
     if (backward) {
         std::swap(task.source_height, task.result_height);
@@ -319,7 +307,7 @@ int64_t grouped_rows_bytes(const GroupedShape* shape) {
 // The output from the input or, `backward`, the input's gradient from the output's. `weight`
 // [channels, 3, 3, group_width].
 void grouped_rows_convolve(
-    const GroupedShape* shape, const Maps* maps, const Bfloat16* weight, char* scratch, int32_t backward, int32_t threads) {
+    const GroupedShape* shape, const ConvolutionMaps* maps, const Bfloat16* weight, char* scratch, int32_t backward, int32_t threads) {
     const int64_t width = shape->group_width, units = shape->channels / UNIT;
     Bfloat16* weights = reinterpret_cast<Bfloat16*>(scratch);
     float* bias = reinterpret_cast<float*>(weights + units * unit_weights(width));

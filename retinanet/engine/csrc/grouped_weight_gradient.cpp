@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "grouped_shape.h"
 #include "tiles.h"
 
 constexpr int64_t UNIT = 32;            // channels that are taken together, in two blocks
@@ -30,10 +31,6 @@ constexpr int64_t TAPS = 9;
 constexpr int64_t SUM_TILES = TAPS + 1;  // of a pair of blocks: the taps', and the bias's
 constexpr int64_t SUM_VALUES = 256;      // float32 values of a tile
 constexpr int64_t STRIP_PIXELS = 1024;   // about so many output pixels are packed at once
-
-struct GroupedShape {
-    int64_t images, channels, group_width, in_height, in_width, out_height, out_width, stride;
-};
 
 struct Maps {
     const Bfloat16* features;
