@@ -208,7 +208,6 @@ STEP = Benchmark(
         without("reference-loss", "torchvision's focal loss", focal_form="reference"),
         without("paper-loss", "the paper's focal loss", focal_form="paper"),
         without("unfused-adam", "Adam tensor by tensor", fused_adam=False),
-        without("fused-adam", "torch's own fused Adam", torch_adam=True),
         ours(
             "torch-compiled",
             "our model and loss, but torch.compile runs the model (compiles for minutes)",

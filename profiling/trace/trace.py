@@ -25,8 +25,8 @@ from common.files import regular_descriptor
 OPERATOR = ("cpu_op", "Operator")  # Categories of operators; the second is that of torch 1
 MODULE = "nn.Module: "  # How names of modules begin in traces `with_stack`
 OPTIMIZER_STEP = "Optimizer.step#"
-OUR_OPTIMIZERS = ("OnePassAdam", "Lamb")
-"""Optimizers of retinanet/engine whose kernels are not operators of the trace."""
+OUR_OPTIMIZER_STEP = OPTIMIZER_STEP + "Lamb.step"
+"""The step of retinanet/engine whose kernels are not operators of the trace."""
 
 
 class Annotation(NamedTuple):
@@ -220,9 +220,9 @@ class _Reader:
             elif category == "user_annotation":
                 annotation = self._annotation(event)
                 trace.annotations.append(annotation)
-                optimizer = annotation.text.removeprefix(OPTIMIZER_STEP)
-                if optimizer.removesuffix(".step") in OUR_OPTIMIZERS:
-                    trace.operators.add(annotation._replace(text=optimizer))
+                if annotation.text == OUR_OPTIMIZER_STEP:
+                    step = annotation.text.removeprefix(OPTIMIZER_STEP)
+                    trace.operators.add(annotation._replace(text=step))
             elif category == "python_function" and event["name"].startswith(MODULE):
                 module = self._annotation(event)
                 trace.modules.append(module._replace(text=module.text.removeprefix(MODULE)))

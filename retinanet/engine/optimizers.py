@@ -1,8 +1,9 @@
-"""The optimizers, each with all its tensors' steps in one call of C++ (csrc/optimizers.cpp).
+"""The optimizers: torch's fused Adam and SGD, and LAMB, which torch does not have.
 
-Adam's is torch's in one pass over memory. LAMB takes steps as long as a share of the weights that
-they change, layer by layer: You et al. 2019, "Large Batch Optimization for Deep Learning",
-arXiv 1904.00962, algorithm 2. The norm of all gradients of a step and their clipping are here too.
+LAMB takes steps as long as a share of the weights that they change, layer by layer: You et al.
+2019, "Large Batch Optimization for Deep Learning", arXiv 1904.00962, algorithm 2. Its step of all
+tensors is one call of C++ (csrc/optimizers.cpp). The norm of all gradients of a step and their
+clipping are here too.
 """
 
 import functools
@@ -26,7 +27,7 @@ from retinanet.engine.kernel_calls import (
     match_memory_format,
 )
 
-STEP_KERNELS = Kernels(CSRC / "optimizers.cpp", adam_step="PqPi", lamb_step="PqPi")
+STEP_KERNELS = Kernels(CSRC / "optimizers.cpp", lamb_step="PqPi")
 
 BETA2 = 0.999
 
@@ -51,28 +52,46 @@ def make_optimizer(
         beta1: Adam's and LAMB's first beta.
         weight_decay: Joins the gradient (L2) for adam and sgd, as in torch, and the update
             (decoupled) for lamb, whose biases and norms have none.
-        fused: Whether to use our C++ for adam and lamb, torch's for sgd. Without a compiler it is
-            torch's for adam and plain PyTorch for lamb, with one line on stderr. False: plain
-            PyTorch, tensor by tensor; the same numbers up to rounding.
+        fused: Whether to use torch's fused step for adam and sgd, our C++ for lamb. Without a
+            compiler lamb's is plain PyTorch, with one line on stderr. False: plain PyTorch,
+            tensor by tensor; the same numbers up to rounding.
     """
     assert name in ("adam", "sgd", "lamb"), name
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    form: dict[str, Any] = {"fused": True} if fused else {"foreach": False}
-    if name == "sgd":
-        return SGD(
-            trainable, lr=learning_rate, momentum=momentum, weight_decay=weight_decay, **form
-        )
-    compiled = fused and native_steps_work()
-    settings: dict[str, Any] = {"lr": learning_rate, "betas": (beta1, BETA2)}
-    settings["weight_decay"] = weight_decay
+    settings: dict[str, Any] = {"lr": learning_rate, "weight_decay": weight_decay}
     if name == "lamb":
-        return Lamb(trainable, fused=compiled, **settings)
-    return OnePassAdam(trainable, **settings) if compiled else Adam(trainable, **settings, **form)
+        compiled = fused and native_steps_work()
+        return Lamb(trainable, betas=(beta1, BETA2), fused=compiled, **settings)
+    settings |= {"fused": True} if fused else {"foreach": False}
+    optimizer = (
+        Adam(trainable, betas=(beta1, BETA2), **settings)
+        if name == "adam"
+        else SGD(trainable, momentum=momentum, **settings)
+    )
+    if fused:
+        optimizer.register_step_pre_hook(match_layouts)
+    return optimizer
+
+
+def match_layouts(optimizer: Optimizer, *_: Any) -> None:
+    """Give gradients and state the memory layout of their parameters.
+
+    State of a checkpoint, and gradients of some kernels, may be laid out otherwise, which torch's
+    fused steps do not notice.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.grad = match_memory_format(parameter, parameter.grad)
+            state = optimizer.state.get(parameter, {})
+            for slot, value in state.items():
+                if isinstance(value, Tensor):
+                    state[slot] = match_memory_format(parameter, value)
 
 
 @functools.cache
 def native_steps_work() -> bool:
-    """Return whether the C++ steps are available; if not, the first call prints why on stderr."""
+    """Return whether LAMB's C++ is available; if not, the first call prints why on stderr."""
     try:
         STEP_KERNELS.library()
     except NativeLibraryError as error:
@@ -83,44 +102,6 @@ def native_steps_work() -> bool:
         )
         return False
     return True
-
-
-class OnePassAdam(torch.optim.Adam):
-    """torch's Adam, with the step of all tensors in one call of C++; its state is torch's.
-
-    If a parameter is not float32 in a piece of CPU memory, the step is torch's `fused=True`.
-    """
-
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        *,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        weight_decay: float = 0.0,
-    ) -> None:
-        """Keep the settings. `weight_decay`: the share of a weight that joins its gradient."""
-        super().__init__(parameters, lr=lr, betas=betas, weight_decay=weight_decay, fused=True)
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient.
-
-        Raises:
-            NativeLibraryError: The C++ cannot be compiled here.
-        """
-        assert closure is None, "Adam needs the gradients only"
-        parameters = [weight for group in self.param_groups for weight in group["params"]]
-        if not all(map(can_step, parameters)):
-            super().step()
-            return
-        for group in self.param_groups:
-            updates = [
-                next_update(parameter, self.state[parameter], weight_decay=group["weight_decay"])
-                for parameter in group["params"]
-                if parameter.grad is not None
-            ]
-            native_step("adam_step", updates, group)
 
 
 class Lamb(Optimizer):
@@ -150,6 +131,7 @@ class Lamb(Optimizer):
         """
         settings = {"lr": lr, "betas": betas, "eps": eps}
         super().__init__(parameters, {**settings, "weight_decay": weight_decay, "fused": fused})
+        self.register_step_pre_hook(match_layouts)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -172,7 +154,7 @@ class Lamb(Optimizer):
             ]
             fused = [update for update in updates if group["fused"] and can_step(update.weight)]
             if fused:
-                native_step("lamb_step", fused, group)
+                native_step(fused, group)
             for update in updates:
                 if not (group["fused"] and can_step(update.weight)):
                     plain_step(update, group)
@@ -189,7 +171,7 @@ class TensorUpdate:
     step: int  # This step's number, from 1
     weight_decay: float
     use_trust_ratio: bool
-    """Whether LAMB scales the step by the weight's norm; Adam does not look at it."""
+    """Whether the step is scaled by the weight's norm."""
 
 
 def plain_step(update: TensorUpdate, group: Mapping[str, Any]) -> None:
@@ -223,11 +205,7 @@ _Settings = c_struct("f learning_rate beta1 beta2 eps")
 
 
 def next_update(
-    parameter: Tensor,
-    state: dict[str, Any],
-    *,
-    weight_decay: float,
-    use_trust_ratio: bool = False,
+    parameter: Tensor, state: dict[str, Any], *, weight_decay: float, use_trust_ratio: bool
 ) -> TensorUpdate:
     """Count a step in the state of a parameter that has a gradient, and return its update.
 
@@ -235,17 +213,14 @@ def next_update(
     """
     assert parameter.grad is not None
     if not state:
-        # A tensor, as in torch's Adam: either optimizer can load the other's state.
+        # A tensor, as in torch's optimizers.
         state["step"] = torch.zeros(())
         state["exp_avg"] = torch.zeros_like(parameter)
         state["exp_avg_sq"] = torch.zeros_like(parameter)
     state["step"] += 1
-    # State of a checkpoint, and gradients of some kernels, may be laid out otherwise.
-    for slot in ("exp_avg", "exp_avg_sq"):
-        state[slot] = match_memory_format(parameter, state[slot])
     return TensorUpdate(
         weight=parameter,
-        gradient=match_memory_format(parameter, parameter.grad),
+        gradient=parameter.grad,
         exp_avg=state["exp_avg"],
         exp_avg_sq=state["exp_avg_sq"],
         step=int(state["step"]),
@@ -259,11 +234,8 @@ def can_step(parameter: Tensor) -> bool:
     return parameter.dtype == torch.float32 and parameter.is_cpu and is_one_block(parameter)
 
 
-def native_step(function: str, updates: Sequence[TensorUpdate], group: Mapping[str, Any]) -> None:
-    """Update the parameters that `can_step`, on torch's number of threads.
-
-    `function` is `adam_step` or `lamb_step`; `group` has `lr`, `betas` and `eps`.
-    """
+def native_step(updates: Sequence[TensorUpdate], group: Mapping[str, Any]) -> None:
+    """Take LAMB's step of parameters that `can_step`, on torch's number of threads."""
     beta1, beta2 = group["betas"]
     # The corrections are differences of nearly equal numbers, hence computed here in float64.
     records = [
@@ -283,7 +255,7 @@ def native_step(function: str, updates: Sequence[TensorUpdate], group: Mapping[s
     settings, count = _Settings(group["lr"], beta1, beta2, group["eps"]), len(records)
     state = [part for u in updates for part in (u.weight, u.exp_avg, u.exp_avg_sq)]
     STEP_KERNELS.call(
-        function, (_Tensor * count)(*records), count, settings, torch.get_num_threads(),
+        "lamb_step", (_Tensor * count)(*records), count, settings, torch.get_num_threads(),
         read=[*state, *(update.gradient for update in updates)], written=state,
     )  # fmt: skip
 

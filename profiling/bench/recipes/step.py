@@ -70,7 +70,6 @@ def prepare_step_torch(
     folded: bool = True,
     convolutions: str = "auto",
     fused_adam: bool = True,
-    torch_adam: bool = False,
     compiled: bool = False,
     focal_form: str = "auto",
     main_cpus: tuple[int, ...] = (),
@@ -78,17 +77,14 @@ def prepare_step_torch(
     """Prepare BF16, Adam, frozen norms, three trainable layers.
 
     `folded`, `convolutions`, `fused_adam` and `focal_form` take one thing away from the engine;
-    `torch_adam` puts torch's fused Adam in the place of ours, `compiled` torch.compile of the
-    model's own modules in that of our forward pass; `main_cpus` is where the main thread computes.
+    `compiled` puts torch.compile of the model's own modules in the place of our forward pass;
+    `main_cpus` is where the main thread computes.
     """
     model = make_model(workload)
     optimizer = make_optimizer(model, name="adam", learning_rate=LEARNING_RATE, fused=fused_adam)
     prepared = prepare_training(
         model, optimizer, engine=engine, precision="bf16", convolutions=convolutions
     )
-    if torch_adam:
-        weights = [weight for weight in prepared.model.parameters() if weight.requires_grad]
-        prepared = replace(prepared, optimizer=Adam(weights, lr=LEARNING_RATE, fused=True))
     if compiled:
         compile_parts(prepared.model)
     # Our own forward pass does not call the modules, compiled or not.

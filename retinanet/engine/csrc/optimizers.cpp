@@ -1,10 +1,9 @@
-// Steps of LAMB (You et al. 2019, algorithm 2) and Adam (Kingma and Ba 2014, algorithm 1) over all
-// tensors in one call, float32.
+// Steps of LAMB (You et al. 2019, algorithm 2) over all tensors in one call, float32.
 //
-// Both are bound by memory, so each value is fetched as seldom as can be: once by Adam, twice by
-// LAMB, which needs the norms of the whole tensor before it can change a weight. Threads share
-// chunks, not tensors. The sums are added in the order of the chunks, whichever thread made
-// them, so that the result does not depend on the number of threads.
+// It is bound by memory, so each value is fetched as seldom as can be: twice, since the norms of
+// the whole tensor are needed before a weight can change. Threads share chunks, not tensors. The
+// sums are added in the order of the chunks, whichever thread made them, so that the result does
+// not depend on the number of threads.
 
 #include <algorithm>
 #include <cmath>
@@ -64,28 +63,9 @@ inline float moved(float average, float value, float beta) {
     return beta * average + (1 - beta) * value;
 }
 
-// The common part of both steps, before any scaling. The factors are 1 / correction.
+// The update before decay and scaling. The factors are 1 / correction.
 inline float direction(float exp_avg, float exp_avg_sq, float factor1, float factor2, float eps) {
     return exp_avg * factor1 / (std::sqrt(exp_avg_sq * factor2) + eps);
-}
-
-void adam_chunk(const Chunk& chunk, const Settings& settings) {
-    const Tensor& tensor = *chunk.tensor;
-    const float beta1 = settings.beta1, beta2 = settings.beta2, eps = settings.eps;
-    const float factor1 = 1 / tensor.correction1, factor2 = 1 / tensor.correction2;
-    const float decay = tensor.weight_decay, rate = settings.learning_rate;
-    float* weight = tensor.weight;
-    float* exp_avg = tensor.exp_avg;
-    float* exp_avg_sq = tensor.exp_avg_sq;
-#pragma omp simd
-    for (int64_t i = chunk.begin; i < chunk.end; ++i) {
-        const float gradient = tensor.gradient[i] + decay * weight[i];
-        const float m = moved(exp_avg[i], gradient, beta1);
-        const float v = moved(exp_avg_sq[i], gradient * gradient, beta2);
-        exp_avg[i] = m;
-        exp_avg_sq[i] = v;
-        weight[i] -= rate * direction(m, v, factor1, factor2, eps);
-    }
 }
 
 // LAMB's first pass: the moments, and the squares of the weight and of the update.
@@ -158,13 +138,6 @@ void lamb_group(const Tensor* first, const Tensor* last, const Settings& setting
 }  // namespace
 
 extern "C" {
-
-void adam_step(const Tensor* tensors, int64_t count, const Settings* settings, int threads) {
-    const std::vector<Chunk> chunks = make_chunks(tensors, tensors + count);
-    const int64_t chunk_count = chunks.size();
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t i = 0; i < chunk_count; ++i) adam_chunk(chunks[i], *settings);
-}
 
 void lamb_step(const Tensor* tensors, int64_t count, const Settings* settings, int threads) {
     const Tensor *first = tensors, *end = tensors + count;

@@ -55,7 +55,7 @@ def make_results(**runs: list[Run]) -> Results:
                 seconds=2.0,
                 by_kind={"convolution forward": 0.5, "matmul": 0.5, "reorder": 0.3},
                 winograd_seconds=0.3,
-                kernel_seconds={"weight_gradient_sum": 0.2, "masked_sum": 0.1, "adam_step": 0.1},
+                kernel_seconds={"weight_gradient_sum": 0.2, "masked_sum": 0.1, "lamb_step": 0.1},
             ),
             "torch-onednn": Primitives(seconds=4.0, by_kind={"convolution forward": 3.0}),
         },
@@ -142,7 +142,7 @@ def test_slowdown_compares_runs_of_the_same_round() -> None:
 def test_bytes_are_added_up_by_phase_and_compared_with_torchvision() -> None:
     moved = {
         "torch": [
-            BytesMoved("optimizer", "adam_step", 1, 4_000, 3_000),
+            BytesMoved("optimizer", "lamb_step", 1, 4_000, 3_000),
             BytesMoved("forward", "aten::convolution", 3, 2_000, 1_000),
             BytesMoved("", "aten::item", 1, 4, 0),
         ],
@@ -267,14 +267,13 @@ def test_outputs_are_background_except_for_objects() -> None:
 
 
 @pytest.mark.slow
-def test_fused_adam_of_torch_takes_the_same_step_as_ours() -> None:
+def test_counting_bytes_does_not_change_the_step() -> None:
     workload = Workload(images=1, image_size=128, classes=3)
-    ours, torchs = (step.prepare_step_torch(workload, torch_adam=adam) for adam in (False, True))
-    # Counting must not change the step, so the losses are compared after a counted one.
-    rows = bytes_of_run(ours)
-    torchs.run()
+    counted, plain = (step.prepare_step_torch(workload) for _ in range(2))
+    rows = bytes_of_run(counted)
+    plain.run()
     assert {"forward", "loss", "backward", "optimizer"} <= {row[0] for row in rows}
-    assert ours.run()["loss"] == pytest.approx(torchs.run()["loss"], rel=1e-2)
+    assert counted.run()["loss"] == plain.run()["loss"]
 
 
 @pytest.mark.parametrize(
@@ -375,8 +374,8 @@ def test_operators_of_compiled_graphs_are_in_the_count_of_inductor() -> None:
 
 def test_seconds_of_own_kernels_are_added_up() -> None:
     with kernel_seconds() as seconds:
-        for name in ("weight_gradient_sum", "weight_gradient_sum", "adam_step"):
+        for name in ("weight_gradient_sum", "weight_gradient_sum", "lamb_step"):
             with own_kernel(name, (), ()):
                 time.sleep(0.01)
-    assert seconds.keys() == {"weight_gradient_sum", "adam_step"}
-    assert seconds["weight_gradient_sum"] > seconds["adam_step"] >= 0.01
+    assert seconds.keys() == {"weight_gradient_sum", "lamb_step"}
+    assert seconds["weight_gradient_sum"] > seconds["lamb_step"] >= 0.01

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from profiling.capture.byte_counter import ByteCounter, CurrentPhase
 from retinanet.engine.kernel_calls import own_kernel, tensor_bytes
-from retinanet.engine.optimizers import OnePassAdam
+from retinanet.engine.optimizers import Lamb
 from retinanet.loss.focal import level_loss
 
 X = torch.zeros(2, 4, 6, 8)  # 384 elements
@@ -99,7 +99,7 @@ def test_optimizer_reads_four_tensors_of_a_weight_and_writes_three() -> None:
     weight = nn.Parameter(torch.zeros(10, 10))
     weight.grad = torch.ones_like(weight)
     for optimizer, name in (
-        (OnePassAdam([weight], lr=0.1), "adam_step"),
+        (Lamb([weight], lr=0.1), "lamb_step"),
         (torch.optim.Adam([weight], lr=0.1, fused=True), "aten::_fused_adam_"),
     ):
         optimizer.step()

@@ -172,7 +172,7 @@ MOVED = {
         ["forward", "aten::convolution", 3, 2_000_000_000, 1_000_000_000],
         ["forward", "aten::relu_", 2, 600_000_000, 600_000_000],
         ["backward", "aten::threshold_backward", 2, 1_200_000_000, 600_000_000],
-        ["optimizer", "adam_step", 1, 4_000_000_000, 3_000_000_000],
+        ["optimizer", "lamb_step", 1, 4_000_000_000, 3_000_000_000],
         ["", "aten::mul", 1, 8, 8],
     ],
 }
@@ -191,7 +191,7 @@ def test_memory_traffic_by_phase_and_operator(tmp_path: Path, run_here: RunHere)
     cells = table_cells(done.stdout)
     assert ["backward", "1.200", "0.600", "1.800"] in cells
     assert ["all", "7.800", "5.200", "13.000"] in cells
-    assert ["adam_step", "optimizer", "1", "4.000", "3.000", "53.8%"] in cells
+    assert ["lamb_step", "optimizer", "1", "4.000", "3.000", "53.8%"] in cells
     content = json.loads(numbers.read_text())["bytes_moved"]
     assert content["step"] == 19 and content["bytes"] == 13_000_000_016
     assert content["phases"]["forward"] == 4_200_000_000

@@ -9,7 +9,7 @@ from torch.profiler import profile
 from profiling.trace.analysis import Analysis, analyze
 from profiling.trace.operators import Category
 from profiling.trace.trace import read_trace
-from retinanet.engine.optimizers import OnePassAdam
+from retinanet.engine.optimizers import Lamb
 from retinanet.engine.winograd import choose_winograd, winograd_convolve
 from retinanet.loss.focal_kernel import focal_loss_operator
 from tests.profiling.trace.traced_model import CPU, Traced, traced, traced_on_schedule
@@ -97,7 +97,7 @@ def test_convolutions_without_onednn_are_not_in_its_category(tmp_path: Path) -> 
 
 def test_our_kernels_are_recognized_in_traces(tmp_path: Path) -> None:
     weight = torch.nn.Parameter(torch.randn(16, 16, 3, 3))
-    optimizer = OnePassAdam([weight], lr=1e-3)
+    optimizer = Lamb([weight], lr=1e-3)
     image = torch.randn(1, 16, 32, 32, dtype=torch.bfloat16, requires_grad=True)
     logits = torch.randn(1, 4, 3, requires_grad=True)
     with profile(activities=CPU) as profiler:
@@ -115,7 +115,7 @@ def test_our_kernels_are_recognized_in_traces(tmp_path: Path) -> None:
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
     analysis = analyze(read_trace(tmp_path / "trace.json"))
     ours = {(row.name, row.phase) for row in analysis.operators if row.category == Category.OURS}
-    assert ("OnePassAdam.step", "optimizer") in ours
+    assert ("Lamb.step", "optimizer") in ours
     assert ("retinanet::focal_loss", "forward") in ours
     kernel = ("GeneratedBackwardFor_retinanet_focal_loss_default", "forward")
     assert kernel in ours  # The C++ kernel runs in it
