@@ -14,6 +14,7 @@ from common.charts import Column, Table, text_column
 from common.cli import positive
 from common.console import make_console, significant
 from common.errors import FINISHED, OUR_BUG, WorkerDiedError
+from common.page import listed
 from common.program import command_words
 from profiling.ablate.analysis import (
     NAMED,
@@ -44,7 +45,6 @@ from profiling.ablate.result import (
 )
 from profiling.bench.job import JobFailedError
 from profiling.bench.results import disturbance
-from profiling.report.page import listed
 
 ABOUT = """\
 Reproduce the papers' ablations (Fu et al., 2023; Awan et al., 2017). A file in configs/ablations

@@ -9,6 +9,19 @@ from common.charts import Column, Table, markdown_table, save_chart, text_column
 from common.console import make_console
 from common.errors import FINISHED, InputError
 from common.files import require_free_outputs, write_atomically
+from common.page import (
+    Block,
+    Chart,
+    Facts,
+    Missing,
+    Section,
+    Text,
+    chart,
+    listed,
+    render_page,
+    sentence,
+    three,
+)
 from profiling.ablate.analysis import (
     ALIKE,
     HOLDS,
@@ -28,19 +41,6 @@ from profiling.ablate.analysis import (
 from profiling.ablate.charts import picture
 from profiling.ablate.definition import ChartChoice, SizeName, read_all
 from profiling.ablate.result import Result, default_folder
-from profiling.report.page import (
-    Block,
-    Chart,
-    Facts,
-    Missing,
-    Section,
-    Text,
-    chart,
-    listed,
-    render_page,
-    sentence,
-    three,
-)
 
 FILES = ("ablations.html", "ablations.md")
 PICTURES = "pictures"

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import mean
 from types import MappingProxyType
+from typing import NamedTuple
 
 from common.console import significant
+from common.page import three
 from profiling.compare import Comparison, Pair
 from profiling.efficiency_analysis import Efficiency, hot_ratio
 from profiling.onednn_log.log import OneDnnLog
@@ -26,7 +28,6 @@ from profiling.report.material import (
     find_phases,
     sum_by_kind,
 )
-from profiling.report.page import Advice, three, times
 from profiling.trace.analysis import (
     Analysis,
     costliest_outside_onednn,
@@ -36,6 +37,21 @@ from profiling.trace.analysis import (
 )
 from profiling.trace.operators import Category, find_category
 from profiling.trace.trace import BytesMoved
+
+
+class Advice(NamedTuple):
+    """A finding with its evidence and advice."""
+
+    title: str
+    evidence: str  # The numbers that it rests on
+    todo: str
+    section: str = "problems"  # The name of the section that shows it
+    saves_ms: float | None = None  # At most, of a step, or of a log without steps; None: not known
+
+
+def times(count: float) -> str:
+    """Return `1 call`, `12.5 calls`."""
+    return "1 call" if count == 1 else f"{significant(count)} calls"
 
 
 def saving(advice: Advice, measured: Measured) -> str:

@@ -13,14 +13,14 @@ from common.cli import add_command
 from common.console import make_console, print_line, progress_in_bytes
 from common.errors import FINISHED, InputError, printable
 from common.files import read_json_object, require_free_outputs, write_atomically
+from common.page import render_page, three
 from profiling.compare import Side, choose_names, compare
 from profiling.efficiency_analysis import analyze_efficiency
 from profiling.onednn_log.log import OneDnnLog, log_files, read_with_progress
 from profiling.peaks import add_peaks_option, choose_peaks
 from profiling.replay.replay import load_replay
-from profiling.report.advice import all_advice, saving
+from profiling.report.advice import Advice, all_advice, saving
 from profiling.report.material import Material, Traced, load_counters, sum_by_kind, summarize_log
-from profiling.report.page import Advice, render_page, three
 from profiling.report.sections import all_sections
 from profiling.trace.analysis import MatchedLog, analyze, match_log
 from profiling.trace.trace import read_trace

@@ -9,6 +9,16 @@ from typing import TYPE_CHECKING
 
 from common.charts import Column, Table, text_column
 from common.console import significant
+from common.page import (
+    Block,
+    Chart,
+    Missing,
+    Text,
+    chart,
+    count,
+    sentence,
+    three,
+)
 from profiling.compare import (
     Comparison,
     describe_library,
@@ -23,16 +33,6 @@ from profiling.efficiency_analysis import Efficiency, Projection, cold_ratio, ho
 from profiling.onednn_log.work import kind_and_direction
 from profiling.report.advice import ALIKE, common_share, onednn_ms_by_step, wall_ms_by_step
 from profiling.report.material import Counters, Material, Traced
-from profiling.report.page import (
-    Block,
-    Chart,
-    Missing,
-    Text,
-    chart,
-    count,
-    sentence,
-    three,
-)
 from profiling.trace.analysis import (
     Analysis,
     OperatorCost,

@@ -27,8 +27,22 @@ from common.charts import (
     text_column,
 )
 from common.console import significant
+from common.page import (
+    Block,
+    Chart,
+    Facts,
+    Missing,
+    Section,
+    Suggestion,
+    Suggestions,
+    Text,
+    chart,
+    count,
+    listed,
+    three,
+)
 from profiling.onednn_log.work import DIRECTION_COLOURS, direction_name, readable
-from profiling.report.advice import saving
+from profiling.report.advice import Advice, saving
 from profiling.report.material import (
     Material,
     Measured,
@@ -43,20 +57,6 @@ from profiling.report.optional_sections import (
     operators_of_trace,
     ranks_and_counters,
     run_against_replay,
-)
-from profiling.report.page import (
-    Advice,
-    Block,
-    Chart,
-    Facts,
-    Missing,
-    Section,
-    Suggestions,
-    Text,
-    chart,
-    count,
-    listed,
-    three,
 )
 from profiling.stats import Part, draw_distribution, draw_roofline, make_rows
 
@@ -387,7 +387,12 @@ def findings_blocks(material: Material, *, advice: Sequence[Advice]) -> list[Blo
     if not advice:
         needed = " Many findings need the peaks of the machine (--peaks)."
         return [Text([f"There are no findings.{'' if material.peaks else needed}"])]
-    items = [(item, saving(item, material.measured)) for item in advice]
+    items = [
+        Suggestion(
+            item.title, item.evidence, item.todo, item.section, saving(item, material.measured)
+        )
+        for item in advice
+    ]
     return [Text([MEANING]), Suggestions(items)]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.charts import as_svg
+from common.page import Chart, render_page
 from profiling.ablate import report
 from profiling.ablate.analysis import Row, Study, compare_variants, make_row, read_study
 from profiling.ablate.charts import picture
@@ -22,7 +23,6 @@ from profiling.ablate.report import (
     summary,
 )
 from profiling.ablate.result import Result
-from profiling.report.page import Chart, render_page
 from tests.profiling.ablate.samples import ablation, result, run
 from tests.support.browsers import Opened, started_browser
 

@@ -12,8 +12,8 @@ from profiling.onednn_log.work import MemoryDescriptor, Problem
 from profiling.peaks import Peaks
 from profiling.replay.replay import Conditions, Replay, ReplayTime
 from profiling.report import advice
+from profiling.report.advice import Advice, times
 from profiling.report.material import Counters, Measured, MeasuredProblem
-from profiling.report.page import Advice
 from tests.profiling.report.example_logs import PEAKS
 
 NO_STEPS = Steps(frozenset(), ranks=1, wall_ms=None, images=None, ranks_of_run=None)
@@ -257,3 +257,7 @@ def test_primitives_slower_in_the_run(hot_ms: float, savings: list[float]) -> No
     replay = Replay("torch", "3.7.1", "", Conditions(2), times)
     findings = advice.slower_than_alone(analyze_efficiency(log, replay, peaks=None))
     assert [finding.saves_ms for finding in findings] == savings
+
+
+def test_calls_are_counted_with_decimals_for_a_mean() -> None:
+    assert [times(1), times(2.5)] == ["1 call", "2.5 calls"]

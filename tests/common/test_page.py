@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from common.charts import Cell, Column, Table, new_figure
-from profiling.report.page import (
+from common.page import (
     Block,
     Facts,
     Missing,
@@ -24,7 +24,6 @@ from profiling.report.page import (
     render_page,
     sentence,
     three,
-    times,
 )
 from tests.profiling.report.example_logs import HOSTILE, hostile_log, write_page
 
@@ -140,6 +139,5 @@ def test_numbers_have_three_digits_and_no_exponent() -> None:
     texts = ["0", "< 0.001", "0.012", "1.23", "12.3", "123", "1,234,568", "-12.3"]
     assert list(map(three, values)) == texts
     assert (count(3.0), count(2.5)) == ("3", "2.50")
-    assert [times(1), times(2.5)] == ["1 call", "2.5 calls"]
     assert listed(["a", "b", "c"], 2) == "a, b and 1 more"
     assert [sentence("reorders"), sentence("oneDNN")] == ["Reorders.", "oneDNN."]

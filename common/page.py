@@ -21,7 +21,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from common.charts import Table, as_svg, plain
-from common.console import significant
 from common.errors import printable
 
 if TYPE_CHECKING:
@@ -56,20 +55,20 @@ class Missing(NamedTuple):
     command: str
 
 
-class Advice(NamedTuple):
+class Suggestion(NamedTuple):
     """A finding with its evidence and advice."""
 
     title: str
     evidence: str  # The numbers that it rests on
     todo: str
-    section: str = "problems"  # The name of the section that shows it
-    saves_ms: float | None = None  # At most, of a step, or of a log without steps; None: not known
+    section: str  # The name of the section that shows it
+    gain: str = ""  # A sentence on how much it would gain
 
 
 class Suggestions(NamedTuple):
-    """Findings in order of importance, each with a sentence on how much it would save."""
+    """Findings in order of importance."""
 
-    items: Sequence[tuple[Advice, str]]
+    items: Sequence[Suggestion]
 
 
 Block = Table | Chart | Facts | Text | Missing | Suggestions
@@ -151,11 +150,6 @@ def three(value: float) -> str:
 def count(value: float) -> str:
     """Format a number of calls, with decimals for a mean."""
     return f"{value:,.0f}" if value == round(value) else three(value)
-
-
-def times(count: float) -> str:
-    """Return `1 call`, `12.5 calls`."""
-    return "1 call" if count == 1 else f"{significant(count)} calls"
 
 
 def sentence(text: str) -> str:
