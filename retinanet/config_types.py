@@ -49,7 +49,7 @@ def field_marks(section: type, kind: type[Mark]) -> dict[str, Mark]:
     }
 
 
-INTERVAL = re.compile(r"(?:([1-9][0-9]{0,8}) ?)?(s|min|h|steps?|epochs?)")
+INTERVAL = re.compile(r"([1-9][0-9]{0,8}) ?(s|min|h|steps?|epochs?)|epoch")
 SECONDS = {"s": 1, "min": 60, "h": 3600}
 
 
@@ -63,16 +63,14 @@ class Interval:
 
 def is_interval(text: str) -> bool:
     """Return whether `parse_interval` reads a text."""
-    match = INTERVAL.fullmatch(text)
-    # Only `epoch` may stand without a number.
-    return match is not None and (match[1] is not None or match[2] == "epoch")
+    return INTERVAL.fullmatch(text) is not None
 
 
 def parse_interval(text: str) -> Interval:
     """Parse an interval; `is_interval` must be true of the text."""
     match = INTERVAL.fullmatch(text)
     assert match is not None
-    count, unit = int(match[1] or 1), match[2]
+    count, unit = int(match[1] or 1), match[2] or "epoch"
     if unit in SECONDS:
         return Interval(count * SECONDS[unit], "seconds")
     return Interval(count, "steps" if unit.startswith("step") else "epochs")

@@ -30,7 +30,10 @@ class Finding:
     @property
     def line(self) -> str:
         """The finding and its fix in one line."""
-        return "; ".join(filter(None, (f"{self.subject}: {self.detail}", self.fix)))
+        # The message of a bad setting begins with its name, such as `engine.name`.
+        is_named = self.detail.startswith(f"{self.subject}.")
+        text = self.detail if is_named else f"{self.subject}: {self.detail}"
+        return f"{text}; {self.fix}" if self.fix else text
 
 
 def ok(subject: str, detail: str) -> Finding:
