@@ -70,7 +70,7 @@ def test_groups_have_the_commands_of_their_packages(
 ) -> None:
     commands = vars(package)["COMMANDS"]
     listed = run_here(main, group, "--help").stdout
-    assert [name for name in commands if not re.search(rf"^ +{name} ", listed, re.MULTILINE)] == []
+    assert [name for name in commands if not re.search(rf"^ +{name}\b", listed, re.MULTILINE)] == []
 
 
 def test_command_of_a_group_runs(run_here: RunHere) -> None:

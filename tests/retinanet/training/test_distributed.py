@@ -207,6 +207,7 @@ def test_process_on_the_same_core_is_named_once(busy_process: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.whole_machine  # its thread wakes up late where others wait for the core too
 @pytest.mark.usefixtures("busy_process")
 def test_sleeping_threads_are_no_reason_for_a_note() -> None:
     load = BackgroundLoad({CPU}, place="rank 0 on node7", seconds=0.3)
