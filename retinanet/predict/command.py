@@ -3,8 +3,7 @@
 Pictures are processed in batches: the next batch is decoded and the last one drawn in threads.
 """
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -13,12 +12,10 @@ from common.console import Advance, make_console, progress
 from common.errors import BAD_INPUT, FINISHED, INTERRUPTED, InputError, printable
 from common.files import require_free
 from common.machine import require_packages
-from data.decoding import decode_image
-from retinanet.evaluation.command import read_trained
+from retinanet.detector import THREADS, Detector, read_ahead, read_picture
 from retinanet.evaluation.output import Pixels, draw_detections, save_picture
 from retinanet.predict.search import (
     DetectionCounter,
-    PictureDetector,
     Search,
     Source,
     box_file,
@@ -30,9 +27,6 @@ from retinanet.predict.video import detect_in_video
 from retinanet.training.signals import StopRequest
 
 DEFAULT_OUT = Path("predictions")
-THREADS = 2
-"""Threads that decode and compress, which Pillow does without holding the GIL. Only one thread
-calls torch, since OpenMP starts a separate team of threads for every calling thread."""
 FEW = 10  # Up to this number each picture gets a line; for more, the progress is shown
 
 
@@ -68,12 +62,15 @@ def predict(
     json_files = [json_file] if json_file else []
     outputs = [*(source.drawn for source in sources.all if draws), *json_files]
     require_free(outputs, overwrite=overwrite, advice="give --overwrite or another --out")
-    detector = PictureDetector(read_trained(checkpoint), least_score=least_score, only=only)
+    detector = Detector.load(checkpoint)
+    detector.require_classes(only, option="--class")
     console = make_console()
     counter = DetectionCounter(make_console(stderr=True))
     with StopRequest() as stop, box_file(json_file) as add_boxes:
         search = Search(
             detector=detector,
+            least_score=least_score,
+            only=only,
             batch_size=batch_size,
             draws=draws,
             add_boxes=add_boxes,
@@ -111,7 +108,7 @@ def detect_in_pictures(pictures: Sequence[Source], search: Search) -> None:
     if total > FEW:
         shown = progress(search.console, "pictures", total=total)
     with ThreadPoolExecutor(THREADS) as pool, shown as advance:
-        for batch in read_ahead(pictures, pool, batch_size=search.batch_size):
+        for batch in read_ahead(pictures, read, pool, batch_size=search.batch_size):
             if search.stop.received:
                 break
             readable = []
@@ -120,7 +117,7 @@ def detect_in_pictures(pictures: Sequence[Source], search: Search) -> None:
                     search.counter.problem(str(pixels))
                 else:
                     readable.append((source, pixels))
-            results = search.detector.detect([pixels for _, pixels in readable]) if readable else []
+            results = search.detect([pixels for _, pixels in readable]) if readable else []
             # Drawings of the batch before: slow compression must not fill the memory.
             wait_for_drawings(drawing)
             for (source, pixels), detections in zip(readable, results, strict=True):
@@ -141,24 +138,10 @@ def detect_in_pictures(pictures: Sequence[Source], search: Search) -> None:
         wait_for_drawings(drawing)
 
 
-def read_ahead(
-    pictures: Sequence[Source], pool: ThreadPoolExecutor, *, batch_size: int
-) -> Iterator[list[tuple[Source, Pixels | InputError]]]:
-    """Yield batches of decoded pictures while the next batch is being decoded."""
-    reading: deque[list[tuple[Source, Future[Pixels | InputError]]]] = deque()
-    for first in range(0, len(pictures), batch_size):
-        batch = pictures[first : first + batch_size]
-        reading.append([(source, pool.submit(read, source.file)) for source in batch])
-        if len(reading) > 1:
-            yield [(source, pixels.result()) for source, pixels in reading.popleft()]
-    for last in reading:
-        yield [(source, pixels.result()) for source, pixels in last]
-
-
-def read(file: Path) -> Pixels | InputError:
+def read(source: Source) -> Pixels | InputError:
     """Return a picture, rotated by its EXIF orientation, or the error of an unreadable one."""
     try:
-        return decode_image(file, apply_exif_orientation=True)
+        return read_picture(source.file)
     except InputError as error:
         # Returned instead of raised: an unreadable picture must not end its batch.
         return error

@@ -1,4 +1,4 @@
-"""The sources of `predict`, the detector, and the JSON file and counts of its boxes.
+"""The sources of `predict`, and the JSON file and counts of its boxes.
 
 Sources are pictures, folders of them, videos and cameras. A `Search` has what all of them share:
 the detector, the JSON file of the boxes, the counts, and the signal that stops early.
@@ -14,20 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-import torch
 from rich.console import Console
 
 from common.errors import InputError, one_line, printable
 from common.files import partial_name
-from data.annotations import ClassMap
 from data.decoding import SUFFIXES
-from data.transforms import resize_image
-from retinanet.engine.engines import torch_forward
-from retinanet.evaluation.detect import SCORE_THRESHOLD, detect_batch, to_original_size
-from retinanet.evaluation.matching import ImageDetections, xywh
-from retinanet.evaluation.output import LONGEST_NAME, Pixels
-from retinanet.training.checkpoint import Checkpoint
+from retinanet.detector import Detector, box_records
+from retinanet.evaluation.matching import ImageDetections
+from retinanet.evaluation.output import Pixels
 from retinanet.training.signals import StopRequest
 
 VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mjpeg", ".mjpg", ".mpg", ".ts")
@@ -187,58 +181,6 @@ def box_file(file: Path | None) -> Iterator[AddBoxes]:
             raise InputError(f"{file}: cannot be written: {problem.strerror}") from problem
 
 
-class PictureDetector:
-    """A checkpoint's model for pictures of any size, in the precision of its training."""
-
-    def __init__(
-        self, checkpoint: Checkpoint, *, least_score: float, only: Sequence[str] = ()
-    ) -> None:
-        """Load the checkpoint's weights.
-
-        Boxes below `least_score` are dropped, and all other classes if `only` names some.
-
-        Raises:
-            InputError: A class is unknown, or the weights cannot be read.
-        """
-        self._classes = ClassMap.from_json(checkpoint.model.classes)
-        for name in only:
-            if name not in self._classes.names:
-                names = ", ".join(sorted(set(self._classes.names)))
-                raise InputError(f"--class: {name!r} is not a class of the checkpoint: {names}")
-        pairs = list(zip(self._classes.category_ids, self._classes.names, strict=True))
-        selected = [number for number, name in pairs if not only or name in only]
-        self._selected = np.array(selected, dtype=np.int64)
-        self._size = checkpoint.model.image_size
-        self._least_score = least_score
-        self._model = checkpoint.build_model().eval()
-        self._forward = torch_forward(self._model, precision=checkpoint.model.precision)
-        self.names = {category_id: name[:LONGEST_NAME] for category_id, name in pairs}
-        """Category ids to names."""
-
-    def detect(self, pictures: Sequence[Pixels]) -> list[ImageDetections]:
-        """Return detections in pixels of the RGB pictures, which may differ in size; best first."""
-        input_size = (self._size, self._size)
-        shape = (len(pictures), 3, *input_size)
-        images = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
-        for image, pixels in zip(images, pictures, strict=True):
-            image.copy_(resize_image(pixels, self._size))
-        threshold = min(SCORE_THRESHOLD, self._least_score)
-        batch = detect_batch(self._model, images, forward=self._forward, score_threshold=threshold)
-        results = []
-        for index, (pixels, detections) in enumerate(zip(pictures, batch, strict=True)):
-            result = to_original_size(
-                detections,
-                self._classes,
-                image_id=index,
-                input_size=input_size,
-                original_size=(pixels.shape[0], pixels.shape[1]),
-            )
-            rows = result.scores >= self._least_score
-            rows &= np.isin(result.category_ids, self._selected)
-            results.append(result.select(rows))
-        return results
-
-
 class DetectionCounter:
     """Counts of processed pictures and frames and of boxes; prints errors immediately."""
 
@@ -277,13 +219,19 @@ def format_count(number: int, singular: str, plural: str | None = None) -> str:
 class Search:
     """The state and options of one `predict`."""
 
-    detector: PictureDetector
+    detector: Detector
+    least_score: float  # Boxes of a lower score are dropped
+    only: Sequence[str]  # and those of all other classes, if there are names
     batch_size: int
     draws: bool  # Whether drawn copies are written
     add_boxes: AddBoxes  # Writes to the JSON file, if there is one
     counter: DetectionCounter
     console: Console
     stop: StopRequest  # Checked between two batches
+
+    def detect(self, pictures: Sequence[Pixels]) -> list[ImageDetections]:
+        """Return the detections in one batch of pictures or frames."""
+        return self.detector.detect(pictures, least_score=self.least_score, only=self.only)
 
     def record(
         self, file: Path, detections: ImageDetections, **fields: float
@@ -296,18 +244,8 @@ class Search:
         Raises:
             InputError: The boxes cannot be written.
         """
-        boxes, ids = xywh(detections.boxes), detections.category_ids.tolist()
-        records: list[dict[str, Any]] = [
-            {
-                "file": str(file),
-                **fields,
-                "bbox": [round(edge, 2) for edge in box.tolist()],
-                "score": round(float(score), 4),
-                "category_id": category_id,
-                "category": self.detector.names[category_id],
-            }
-            for box, score, category_id in zip(boxes, detections.scores, ids, strict=True)
-        ]
+        names = self.detector.names
+        records = box_records(detections, names=names, file=str(file), **fields)
         self.add_boxes(records)
         self.counter.classes.update(record["category"] for record in records)
         return records

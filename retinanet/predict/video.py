@@ -76,7 +76,7 @@ def detect_in_video(source: Source, search: Search, *, every: int) -> None:
         ):
             selected = [frame for frame in frames if frame.number % every == 0]
             pictures = [frame.pixels for frame in selected]
-            results = search.detector.detect(pictures) if pictures else []
+            results = search.detect(pictures) if pictures else []
             boxes = dict(zip((frame.number for frame in selected), results, strict=True))
             for frame in frames:
                 seconds = round(float(frame.timestamp * video.time_base), 3)

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from retinanet.__main__ import main
+from retinanet.detector import Detector
 from retinanet.predict.command import format_boxes
-from retinanet.predict.search import PictureDetector
 from tests.support.commands import RunHere
 from tests.support.random_detectors import NAMES
 
@@ -212,13 +212,13 @@ def test_sigint_leaves_complete_files(
     run_here: RunHere,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    detect = PictureDetector.detect
+    detect = Detector.detect
 
-    def detect_and_interrupt(*arguments: Any) -> Any:
+    def detect_and_interrupt(*arguments: Any, **options: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
-        return detect(*arguments)
+        return detect(*arguments, **options)
 
-    monkeypatch.setattr(PictureDetector, "detect", detect_and_interrupt)
+    monkeypatch.setattr(Detector, "detect", detect_and_interrupt)
     out, boxes = tmp_path / "out", tmp_path / "boxes.json"
     options = ["--out", out, "--json", boxes, "--score", "0.1", "--batch-size", "2"]
     done = run_here(main, "predict", "--checkpoint", detector, many, *options)

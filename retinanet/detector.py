@@ -1,0 +1,405 @@
+"""A trained detector in Python: `Detector.load(path).predict(images)`, and the boxes it returns.
+
+`python -m retinanet predict` uses the same class, so both find the same boxes. docs/python.md has
+examples, and says what stays as it is between versions.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple, Self, TypeAlias, TypeGuard, TypeVar, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from common.errors import InputError, printable
+from data.annotations import ClassMap
+from data.decoding import decode_image, to_rgb
+from data.transforms import resize_image
+from launch.environment import set_allocator
+from retinanet.engine.engines import torch_forward
+from retinanet.evaluation.command import read_trained
+from retinanet.evaluation.detect import SCORE_THRESHOLD, detect_batch, to_original_size
+from retinanet.evaluation.matching import ImageDetections, xywh
+from retinanet.evaluation.output import LONGEST_NAME, Pixels, draw_detections
+from retinanet.training.checkpoint import Checkpoint
+
+DEFAULT_SCORE = 0.4
+"""Boxes of a lower score are left out; also the default of `predict --score`."""
+DEFAULT_BATCH = 8
+THREADS = 2
+"""Threads that decode and compress, which Pillow does without holding the GIL. Only one thread
+calls torch, since OpenMP starts a separate team of threads for every calling thread."""
+PRECISIONS = ("bf16", "float32")
+SHOWN_BOXES = 5  # in `repr`
+
+Picture: TypeAlias = str | PathLike[str] | Image.Image | NDArray[np.uint8] | Tensor
+"""What `predict` takes: a file's path, an image of Pillow's, RGB uint8 pixels [H, W, 3] or grey
+ones [H, W] as an array, or a uint8 tensor [3, H, W] or [1, H, W]."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Detection(NamedTuple):
+    """One object in an image."""
+
+    box: tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels of the image
+    name: str
+    score: float
+    label: int  # the id of its category in the annotations of the training
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Detections:
+    """The objects in one image, the best first; iterating yields a `Detection` for each.
+
+    Pixels are those of the image as it is displayed: a photo is turned by its EXIF orientation.
+    """
+
+    boxes: NDArray[np.float32]
+    """[N, 4] x1, y1, x2, y2 in pixels of the image."""
+    scores: NDArray[np.float32]
+    """[N] from 0 to 1, in descending order."""
+    labels: NDArray[np.int64]
+    """[N] ids of the categories in the annotations of the training."""
+    names: list[str]
+    """[N] names of the classes."""
+    width: int
+    height: int
+    path: Path | None
+    """The file that the image was read from; None for pixels in memory."""
+    _picture: Picture = field()
+
+    def __len__(self) -> int:
+        """Return the number of objects."""
+        return len(self.scores)
+
+    def __iter__(self) -> Iterator[Detection]:
+        """Yield the objects, the best first."""
+        for box, name, score, label in zip(
+            self.boxes.tolist(), self.names, self.scores.tolist(), self.labels.tolist(), strict=True
+        ):
+            yield Detection((box[0], box[1], box[2], box[3]), name, score, label)
+
+    def __repr__(self) -> str:
+        """Return a line with the size of the image and its best objects."""
+        best = [f"{printable(found.name)} {found.score:.2f}" for found in islice(self, SHOWN_BOXES)]
+        others = ["…"] if len(self) > SHOWN_BOXES else []
+        where = f"{self.path}, " if self.path else ""
+        noun = "object" if len(self) == 1 else "objects"
+        what = f": {', '.join([*best, *others])}" if best else ""
+        return f"<{where}{self.width}×{self.height} pixels, {len(self)} {noun}{what}>"
+
+    def draw(self) -> Image.Image:
+        """Return a copy of the image with boxes, classes and scores; small ones are enlarged.
+
+        Files are read again, so that detections in many photos take little memory.
+
+        Raises:
+            InputError: The file cannot be read any more.
+        """
+        names = dict(zip(self.labels.tolist(), self.names, strict=True))
+        drawn = draw_detections(
+            read_picture(self._picture), self._in_image(), names=names, least_score=0
+        )
+        return Image.fromarray(drawn)
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Return the objects as `predict --json` writes them, with COCO's `bbox`: x, y, w, h.
+
+        With an `image_id` in each they are COCO's result format.
+        """
+        names = dict(zip(self.labels.tolist(), self.names, strict=True))
+        facts = {} if self.path is None else {"file": str(self.path)}
+        return box_records(self._in_image(), names=names, **facts)
+
+    def _in_image(self) -> ImageDetections:
+        return ImageDetections(
+            image_id=0,
+            boxes=self.boxes.astype(np.float64),
+            scores=self.scores.astype(np.float64),
+            category_ids=self.labels,
+        )
+
+
+class Detector:
+    """The trained detector of a checkpoint; `Detector.load` makes one.
+
+    Threads may share it: they predict one after another. It must not be used in a process that is
+    forked after the first prediction, since OpenMP's threads do not exist there.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, *, precision: str | None = None) -> None:
+        """Load the weights of a checkpoint; `precision` as in `load`."""
+        if precision not in (None, *PRECISIONS):
+            raise InputError(f"precision: expected {' or '.join(PRECISIONS)}, found {precision!r}")
+        self._class_map = ClassMap.from_json(checkpoint.model.classes)
+        pairs = zip(self._class_map.category_ids, self._class_map.names, strict=True)
+        self.names: dict[int, str] = {number: name[:LONGEST_NAME] for number, name in pairs}
+        """The names of the classes by their ids in the annotations of the training."""
+        self.path: Path = checkpoint.folder
+        """The folder of the checkpoint."""
+        self.image_size: int = checkpoint.model.image_size
+        """Images are resized to a square of this side for the network. [pixels]"""
+        self.precision: str = precision or checkpoint.model.precision
+        """`bf16` or `float32`: the arithmetic of convolutions."""
+        self._model = checkpoint.build_model().eval()
+        self._forward = torch_forward(self._model, precision=self.precision)
+        self._lock = threading.Lock()
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], *, precision: str | None = None) -> Self:
+        """Load a detector from a run (its best checkpoint, else its last) or from a checkpoint.
+
+        `path` is `runs/NAME`, `runs/NAME/checkpoints/best`, a file in such a folder, or a folder
+        that `retinanet convert --detector` has written. `precision` is `bf16` or `float32`; None:
+        that of the training. As in all commands, the C library keeps freed memory of this process
+        for the next batch.
+
+        Raises:
+            InputError: There is no checkpoint, or it is damaged.
+        """
+        set_allocator("tuned")
+        return cls(read_trained(Path(path)), precision=precision)
+
+    def __repr__(self) -> str:
+        """Return a line with the checkpoint and its classes."""
+        names = ", ".join(map(printable, islice(self.names.values(), SHOWN_BOXES)))
+        others = ", …" if len(self.names) > SHOWN_BOXES else ""
+        size = f"{self.image_size}×{self.image_size}"
+        return f"<Detector {self.path}, {size} pixels, {self.precision}, {names}{others}>"
+
+    @overload
+    def predict(  # type: ignore[overload-overlap]  # a path is also an Iterable[str]
+        self,
+        images: Picture,
+        *,
+        min_score: float = DEFAULT_SCORE,
+        classes: Iterable[str] | None = None,
+        batch_size: int = DEFAULT_BATCH,
+    ) -> Detections: ...
+
+    @overload
+    def predict(
+        self,
+        images: Iterable[Picture],
+        *,
+        min_score: float = DEFAULT_SCORE,
+        classes: Iterable[str] | None = None,
+        batch_size: int = DEFAULT_BATCH,
+    ) -> list[Detections]: ...
+
+    def predict(
+        self,
+        images: Picture | Iterable[Picture],
+        *,
+        min_score: float = DEFAULT_SCORE,
+        classes: Iterable[str] | None = None,
+        batch_size: int = DEFAULT_BATCH,
+    ) -> Detections | list[Detections]:
+        """Return the objects in one image, or a list with those of each of many.
+
+        An image is a path, an image of Pillow's, an RGB uint8 array [H, W, 3] (grey: [H, W]), or a
+        uint8 tensor [3, H, W]. Objects with a score below `min_score` are left out, and those of
+        all other `classes` if some are named. `batch_size` images, which may differ in size, are
+        computed at a time, while the next ones are decoded.
+
+        Raises:
+            InputError: An image cannot be read, has other pixels, or is a folder; or a class is
+                unknown.
+        """
+        pictures: Iterable[Picture]
+        if is_one_picture(images):
+            pictures = [images]
+        elif isinstance(images, Iterable):
+            pictures = images
+        else:
+            raise InputError(
+                f"{type(images).__name__} is no image; give a path, a Pillow image, a uint8 array "
+                "or tensor, or a list of them"
+            )
+        if batch_size < 1:
+            raise InputError(f"batch_size: expected 1 or more, found {batch_size}")
+        only = () if classes is None else (classes,) if isinstance(classes, str) else tuple(classes)
+        self.require_classes(only, option="classes")
+        results: list[Detections] = []
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="decode") as pool:
+            for batch in read_ahead(pictures, read_picture, pool, batch_size=batch_size):
+                found = self.detect(
+                    [pixels for _, pixels in batch], least_score=min_score, only=only
+                )
+                results += [
+                    self._detections(picture, pixels, detections)
+                    for (picture, pixels), detections in zip(batch, found, strict=True)
+                ]
+        return results[0] if is_one_picture(images) else results
+
+    def require_classes(self, names: Iterable[str], *, option: str) -> None:
+        """Raise InputError if a name is not one of the classes; `option` begins the message."""
+        for name in names:
+            if name not in self._class_map.names:
+                known = ", ".join(sorted(set(self._class_map.names)))
+                raise InputError(f"{option}: {name!r} is not a class of the checkpoint: {known}")
+
+    def detect(
+        self, pictures: Sequence[Pixels], *, least_score: float, only: Sequence[str] = ()
+    ) -> list[ImageDetections]:
+        """Return detections in one batch of RGB pictures, which may differ in size; best first.
+
+        Boxes are in pixels of the pictures. Those below `least_score` are dropped, and all other
+        classes if `only` names some.
+        """
+        input_size = (self.image_size, self.image_size)
+        shape = (len(pictures), 3, *input_size)
+        images = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
+        for image, pixels in zip(images, pictures, strict=True):
+            image.copy_(resize_image(pixels, self.image_size))
+        threshold = min(SCORE_THRESHOLD, least_score)
+        with self._lock:
+            batch = detect_batch(
+                self._model, images, forward=self._forward, score_threshold=threshold
+            )
+        pairs = zip(self._class_map.category_ids, self._class_map.names, strict=True)
+        selected = [number for number, name in pairs if not only or name in only]
+        results = []
+        for index, (pixels, detections) in enumerate(zip(pictures, batch, strict=True)):
+            result = to_original_size(
+                detections,
+                self._class_map,
+                image_id=index,
+                input_size=input_size,
+                original_size=(pixels.shape[0], pixels.shape[1]),
+            )
+            rows = result.scores >= least_score
+            rows &= np.isin(result.category_ids, selected)
+            results.append(result.select(rows))
+        return results
+
+    def _detections(
+        self, picture: Picture, pixels: Pixels, detections: ImageDetections
+    ) -> Detections:
+        return Detections(
+            boxes=detections.boxes.astype(np.float32),
+            scores=detections.scores.astype(np.float32),
+            labels=detections.category_ids,
+            names=[self.names[number] for number in detections.category_ids.tolist()],
+            width=pixels.shape[1],
+            height=pixels.shape[0],
+            path=Path(picture) if isinstance(picture, str | PathLike) else None,
+            _picture=picture,
+        )
+
+
+def box_records(
+    detections: ImageDetections, *, names: dict[int, str], **facts: object
+) -> list[dict[str, Any]]:
+    """Return a dict of plain values per box, best first, with COCO's `bbox`; `facts` come first."""
+    boxes, ids = xywh(detections.boxes), detections.category_ids.tolist()
+    return [
+        {
+            **facts,
+            "bbox": [round(edge, 2) for edge in box.tolist()],
+            "score": round(float(score), 4),
+            "category_id": category_id,
+            "category": names[category_id],
+        }
+        for box, score, category_id in zip(boxes, detections.scores, ids, strict=True)
+    ]
+
+
+def read_ahead(
+    items: Iterable[Item],
+    read: Callable[[Item], Result],
+    pool: ThreadPoolExecutor,
+    *,
+    batch_size: int,
+) -> Iterator[list[tuple[Item, Result]]]:
+    """Yield batches of items with what `read` returns, while the next batch is being read."""
+    remaining = iter(items)
+    reading: deque[list[tuple[Item, Future[Result]]]] = deque()
+    while batch := list(islice(remaining, batch_size)):
+        reading.append([(item, pool.submit(read, item)) for item in batch])
+        if len(reading) > 1:
+            yield [(item, result.result()) for item, result in reading.popleft()]
+    for last in reading:
+        yield [(item, result.result()) for item, result in last]
+
+
+def is_one_picture(images: object) -> TypeGuard[Picture]:
+    """Return whether an argument of `predict` is one image; arrays of four dimensions are many."""
+    if isinstance(images, np.ndarray | Tensor):
+        return images.ndim != 4
+    return isinstance(images, str | PathLike | Image.Image)
+
+
+def read_picture(picture: Picture) -> Pixels:
+    """Return RGB pixels [H, W, 3] of an image, a photo turned by its EXIF orientation.
+
+    Raises:
+        InputError: The file cannot be read, or the pixels are not as `Picture` describes.
+    """
+    if isinstance(picture, str | PathLike):
+        path = Path(picture)
+        if path.is_dir():
+            raise InputError(
+                f"{path}: is a folder; give its files, such as sorted(Path({str(path)!r})"
+                ".glob('*.jpg'))"
+            )
+        return decode_image(path, apply_exif_orientation=True)
+    if isinstance(picture, Image.Image):
+        try:
+            return to_rgb(ImageOps.exif_transpose(picture))
+        except (OSError, ValueError) as error:  # a truncated file, or pixels of 32 bits
+            raise InputError(f"Pillow image: {error}") from error
+    if isinstance(picture, Tensor):
+        return tensor_pixels(picture)
+    if isinstance(picture, np.ndarray):
+        return array_pixels(picture)
+    raise InputError(
+        f"{type(picture).__name__} is no image; give a path, a Pillow image, a uint8 array or "
+        "tensor"
+    )
+
+
+def array_pixels(array: NDArray[Any]) -> Pixels:
+    """Return RGB pixels of an array: uint8 [H, W, 3], or grey [H, W]; InputError for another."""
+    shape = " × ".join(map(str, array.shape)) or "no dimension"
+    if array.dtype != np.uint8:
+        raise InputError(
+            f"array of {array.dtype}: expected uint8, 0 to 255; scale it by yourself, since its "
+            "range is not known"
+        )
+    if array.ndim == 2:
+        array = np.repeat(array[:, :, None], 3, axis=2)
+    if array.ndim != 3 or array.shape[2] != 3:
+        raise InputError(
+            f"array of {shape}: expected height × width × 3 (RGB; image[..., ::-1] makes it of "
+            "OpenCV's BGR) or height × width"
+        )
+    if 0 in array.shape:
+        raise InputError(f"array of {shape}: has no pixels")
+    # torch refuses negative strides, such as those of image[..., ::-1], and warns of read-only
+    # memory.
+    return np.require(array, requirements=["C", "W"])
+
+
+def tensor_pixels(tensor: Tensor) -> Pixels:
+    """Return RGB pixels of a uint8 tensor [3, H, W] or [1, H, W]; InputError for another."""
+    shape = " × ".join(map(str, tensor.shape)) or "no dimension"
+    if tensor.dtype != torch.uint8:
+        raise InputError(
+            f"tensor of {str(tensor.dtype).removeprefix('torch.')}: expected uint8, 0 to 255; for "
+            "values from 0 to 1: image.mul(255).round().to(torch.uint8), before it is normalized"
+        )
+    if tensor.ndim != 3 or tensor.shape[0] not in (1, 3):
+        raise InputError(f"tensor of {shape}: expected 3 × height × width (RGB), or 1 × … (grey)")
+    return array_pixels(tensor.detach().cpu().expand(3, -1, -1).permute(1, 2, 0).numpy())
