@@ -13,7 +13,7 @@ COMMANDS = {
         "data.synthetic:add_scenes",
         "create synthetic data: drawn images with bounding boxes",
     ),
-    "split": ("data.convert:add_split", "split annotations into training and validation"),
+    "split": ("data.split:add_split", "split annotations into training and validation"),
     "convert": ("data.convert:add_convert", "convert annotations to an index that opens instantly"),
     "verify": ("retinanet.verify_command:add_verify", "check images and boxes before a long run"),
     "bench": (

@@ -1,26 +1,17 @@
-"""Commands that convert annotations to an index, and split them into two files."""
+"""Command that converts annotations of other formats to COCO's, and these to an index."""
 
 import argparse
-import json
 import resource
 import shutil
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
-from functools import partial
-from itertools import chain
-from operator import itemgetter
 from pathlib import Path
-from random import Random
-from typing import Any
 
 from rich.console import Console
 
-from common.cli import add_command, number_that
+from common.cli import add_command
 from common.console import MEGABYTE, clock, make_console, progress_in_bytes
-from common.errors import InputError, printable
-from common.files import read_bytes, require_free_outputs, write_atomically
-from data.annotations import SPLITS, SplitName, known_trees
+from common.errors import InputError
+from data.annotations import SPLITS, known_trees
 from data.coco_json import read_annotations
 from data.index import find_or_make_index, is_index, open_index, read_stamp, write_index
 from data.openimages.export import write_coco_json
@@ -36,22 +27,6 @@ and creates MLPerf's JSON file from OpenImages' CSV files.
   python -m data convert oidv6-train-annotations-bbox.csv \\
       --class-descriptions class-descriptions-boxable.csv --images train/data \\
       --out train/labels/openimages-mlperf.json         MLPerf's 264 classes, then its index
-"""
-
-SPLIT = """Split annotations into a training and a validation file.
-
-Reads the COCO-format JSON file that a labelling tool exports, and writes DIR/train.json and
-DIR/validation.json. The images and the original file are not changed.
-
-  python -m data split my-photos/annotations/instances_default.json --out my-photos
-  python -m data split result.json --out splits --validation 0.1 --seed 7
-
-Images are assigned at random, with stratification: each class has its share of the images in both
-files, and a class with two images has one in each, as far as the sizes allow (iterative
-stratification, Sechidis et al. 2011).
-
-Photos that are nearly equal, such as frames of one video, must all be in the same file, or the mAP
-is too high. A random split does not ensure that.
 """
 
 
@@ -205,162 +180,3 @@ def convert_json(path: Path, *, out: Path | None, overwrite: bool, console: Cons
         f"  index  {folder}, {megabytes:,.1f} MB, {how}, peak memory {memory:,.0f} MB",
         soft_wrap=True,
     )
-
-
-def add_split(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command `split`."""
-    parser = add_command(commands, "split", about=SPLIT)
-    parser.set_defaults(run=run_split)
-    parser.add_argument("annotations", type=Path, metavar="JSON", help="annotations, COCO format")
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="folder for both files"
-    )
-    parser.add_argument(
-        "--validation",
-        type=share,
-        default=0.2,
-        metavar="SHARE",
-        help="share of the images for validation (default: 0.2)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of the random split (default: 0)"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
-
-
-share = partial(number_that, lambda x: 0 < x < 1, "a share between 0 and 1")
-Content = dict[str, Any]  # A COCO-format JSON, parsed
-MOST_BYTES = 2_000_000_000
-"""Limit for annotations to split: parsed, they take about eight times as much memory."""
-
-
-def run_split(
-    annotations: Path, *, out: Path, validation: float, seed: int, overwrite: bool
-) -> int:
-    """Write both splits and print their content; return the exit code."""
-    files = {split: out / f"{split}.json" for split in SPLITS}
-    if annotations.resolve() in [file.resolve() for file in files.values()]:
-        raise InputError(f"{annotations}: would be overwritten by a split; set another --out")
-    require_free_outputs(list(files.values()), overwrite=overwrite)
-    read_annotations(annotations)  # checks the fields that training reads
-    try:
-        # Parsed a second time, whole: the splits keep the fields that training does not read.
-        content: Content = json.loads(read_bytes(annotations, most_bytes=MOST_BYTES))
-    except OSError as error:
-        raise InputError(f"{annotations}: cannot be read: {error.strerror}") from error
-    except RecursionError as error:
-        raise InputError(f"{annotations}: the JSON is nested too deeply") from error
-
-    # Each side gets one image at least; images, boxes and other fields keep their order.
-    ids = [image["id"] for image in content["images"]]
-    if len(ids) < 2:
-        raise InputError(f"{annotations}: images: {len(ids)}; a split needs at least two")
-    count = min(max(round(len(ids) * validation), 1), len(ids) - 1)
-    classes: dict[int, set[int]] = {image_id: set() for image_id in ids}
-    for box in content["annotations"]:
-        classes[box["image_id"]].add(box["category_id"])
-    held_out = {ids[row] for row in stratified_rows(list(classes.values()), count=count, seed=seed)}
-    console = make_console()
-    splits: dict[SplitName, Content] = {}
-    for split, file in files.items():
-        is_validation = split == "validation"
-        images = [
-            image for image in content["images"] if (image["id"] in held_out) is is_validation
-        ]
-        boxes = [
-            box for box in content["annotations"] if (box["image_id"] in held_out) is is_validation
-        ]
-        splits[split] = content | {"images": images, "annotations": boxes}
-        write_atomically(file, json.dumps(splits[split], ensure_ascii=False))
-        console.print(
-            f"{split:<10}  {len(images):,} images, {len(boxes):,} boxes: {file}", soft_wrap=True
-        )
-    for note in lacking_notes(Counter(chain.from_iterable(classes.values())), splits):
-        console.print(f"note: {note}", soft_wrap=True, markup=False)
-    return 0
-
-
-def lacking_notes(
-    images_of_class: Mapping[int, int], splits: Mapping[SplitName, Content]
-) -> Iterator[str]:
-    """Yield a note for each reason why classes lack boxes in a split."""
-
-    def lacking(content: Content, *, images: int) -> str:
-        """Return the first names of classes without boxes, with 0, 1 or several (2) images."""
-        used = {box["category_id"] for box in content["annotations"]}
-        names = [
-            category["name"]
-            for category in content["categories"]
-            if category["id"] not in used and min(images_of_class[category["id"]], 2) == images
-        ]
-        others = f" and {len(names) - 5} more" if names[5:] else ""
-        return printable(", ".join(names[:5]) + others)
-
-    unused = lacking(splits["train"], images=0)
-    if unused:
-        yield f"classes without boxes: {unused}; remove these classes, or label photos of them"
-    for split, content in splits.items():
-        once = lacking(content, images=1)
-        if once:
-            yield f"no boxes in {split}: {once}; each is in one image only: label more photos"
-        others = lacking(content, images=2)
-        if others:
-            advice = "try another --validation or --seed, or label more photos"
-            yield f"no boxes in {split}: {others}; {advice}"
-
-
-SIDES = (TRAIN, VALIDATION) = (0, 1)
-
-
-def stratified_rows(classes: Sequence[Set[int]], *, count: int, seed: int) -> set[int]:
-    """Return the rows of `count` validation images, given the classes in each image.
-
-    The rarest class among the remaining images is assigned first, as later there is no choice
-    (iterative stratification, Sechidis et al. 2011). The same seed gives the same rows.
-    """
-    random = Random(seed)
-    rows = random.sample(range(len(classes)), len(classes))
-    rows_by_category: dict[int, list[int]] = {}
-    for row in rows:
-        # Sorted, so that the result depends on the seed alone, not on the order of a set.
-        for category in sorted(classes[row]):
-            rows_by_category.setdefault(category, []).append(row)
-    wanted = {}  # by class: how many images each side still needs
-    for category, class_rows in rows_by_category.items():
-        in_validation = len(class_rows) * (count / len(classes))
-        # A share of a rare class may be below one image: each side gets one nevertheless.
-        if len(class_rows) >= len(SIDES):
-            in_validation = min(max(in_validation, 1.0), len(class_rows) - 1.0)
-        wanted[category] = [len(class_rows) - in_validation, in_validation]
-    remaining = {
-        category: len(rows_by_category[category])
-        for category in random.sample(sorted(rows_by_category), len(rows_by_category))
-    }
-    free = [len(classes) - count, count]
-    side_by_row: dict[int, int] = {}
-    while remaining:
-        # Of equally rare classes the first one, which is at random.
-        rarest = min(remaining, key=remaining.__getitem__)
-        # Training usually gets the first images. Those with most of the classes that validation
-        # still needs come last, so that one image serves several of them.
-        class_rows = [row for row in rows_by_category[rarest] if row not in side_by_row]
-        lacking = [
-            sum(wanted[category][VALIDATION] > 0 for category in classes[row]) for row in class_rows
-        ]
-        # Sorted by the number alone: equal ones keep the random order of `rows`.
-        for _, row in sorted(zip(lacking, class_rows, strict=True), key=itemgetter(0)):
-            # The side that lacks most of the class, then the one with more space, then either.
-            side = max(
-                [side for side in SIDES if free[side]],
-                key=lambda side: (wanted[rarest][side], free[side], random.random()),
-            )
-            side_by_row[row] = side
-            free[side] -= 1
-            for category in classes[row]:
-                wanted[category][side] -= 1
-                remaining[category] -= 1
-        remaining = {category: images for category, images in remaining.items() if images}
-    # Images without boxes are last and fill the places that are left.
-    without_classes = [row for row in rows if row not in side_by_row]
-    held_out = {row for row, side in side_by_row.items() if side == VALIDATION}
-    return held_out | set(without_classes[: free[VALIDATION]])

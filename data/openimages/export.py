@@ -23,6 +23,7 @@ from rich.console import Console
 
 from common.console import Advance, progress, progress_in_bytes
 from common.errors import InputError
+from common.files import require_free_outputs, require_writable
 from common.processes import process_pool, run_tasks, usable_cores
 from data.decoding import DAMAGE, FORMATS
 from data.openimages.boxes import (
@@ -82,7 +83,8 @@ def write_coco_json(
         InputError: `out` exists or cannot be written, a CSV is invalid (with file, line and
             column), images are missing or cannot be read, or there is nothing to write.
     """
-    _require_writable(out, overwrite=overwrite)
+    require_free_outputs([out], overwrite=overwrite)
+    require_writable([out])
     class_list = resolve_classes(classes, class_descriptions)
     names = class_list.names
     listed = None if image_ids is None else read_image_ids(image_ids)
@@ -127,18 +129,6 @@ def _images_in(
     if len(missing) == len(selected):
         raise InputError(f"{folder}: none of the {len(selected)} images exists; download them")
     return selected[exists]
-
-
-def _require_writable(out: Path, *, overwrite: bool) -> None:
-    """Raise InputError before the work if the output cannot be written; create its folder."""
-    if out.is_dir() or (out.exists() and not overwrite):
-        raise InputError(f"{out}: already exists; remove it, set another file or overwrite it")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{out.parent}: cannot be created: {error.strerror}") from error
-    if not os.access(out.parent, os.W_OK):
-        raise InputError(f"{out.parent}: cannot be written to; set another file")
 
 
 Blocks = Iterator[list[dict[str, Any]]]  # the entries of a list, some at a time

@@ -5,7 +5,6 @@ with most and fewest boxes, and the next command; `--json` has the first places 
 """
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from rich.text import Text
 
 from common.console import clock
 from common.errors import FINISHED, InputError, printable
-from common.files import require_free_json, write_atomically
+from common.files import require_free_json, require_writable, write_atomically
 from data.annotations import Split, SplitName
 from data.index import write_index
 from data.verify.annotations import Entries, clean_annotations, clean_images
@@ -38,7 +37,7 @@ def require_free_outputs(
     """Raise InputError, before the work, for outputs that exist or cannot be written."""
     if json_file is not None:
         require_free_json(json_file)
-        require_writable(json_file.absolute().parent)
+        require_writable([json_file])
     if clean_folder is not None:
         if clean_folder.exists() and not clean_folder.is_dir():
             raise InputError(f"{clean_folder}: is a file; --write-clean needs a folder")
@@ -46,19 +45,16 @@ def require_free_outputs(
             path = index_folder(clean_folder, split)
             if path.exists():
                 raise InputError(f"{path}: exists; give --write-clean another folder, or remove it")
-        require_writable(clean_folder)
+        # The folder is made when there is something to write: the first missing part is tried.
+        first = index_folder(clean_folder, splits[0])
+        while not first.parent.exists():
+            first = first.parent
+        require_writable([first])
 
 
 def index_folder(folder: Path, split: str) -> Path:
     """Return the path of a split's clean index."""
     return folder / f"{split}.index"
-
-
-def require_writable(path: Path) -> None:
-    """Raise InputError, naming the folder, if nothing can be written below a path."""
-    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise InputError(f"{existing}: is not a writable folder; set another")
 
 
 def verify(

@@ -13,8 +13,8 @@ import pytest
 import data.index
 from data.__main__ import main
 from data.coco_json import read_annotations
-from data.convert import stratified_rows
 from data.index import open_annotations
+from data.split import stratified_rows
 from tests.data.openimages.csv_tables import (
     Row,
     write_boxes,

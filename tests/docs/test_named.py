@@ -10,9 +10,10 @@ from unittest.mock import patch
 import pytest
 
 from common.errors import InputError
+from common.yaml_text import read_yaml
 from profiling.ablate.definition import read_ablation
 from retinanet.config import SECTIONS, field_names
-from retinanet.config_file import load_config, read_yaml
+from retinanet.config_file import load_config
 from tests.docs.pages import REPOSITORY, all_pages, blocks_and_prose, page_commands
 from tests.docs.rules import is_a_name, plain
 from tests.docs.runner import run_in_process

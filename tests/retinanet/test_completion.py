@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from common.errors import InputError
+from common.yaml_text import read_yaml
 from retinanet.__main__ import COMMANDS, main
 from retinanet.config import field_names
-from retinanet.config_file import SHIPPED, load_config, read_yaml
+from retinanet.config_file import SHIPPED, load_config
 from tests.support.commands import REPOSITORY, RunHere, run_program
 
 EXAMPLES = ("docs/examples/my-photos.yaml", "docs/examples/profiled.yaml")

@@ -7,8 +7,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from common.machine import fastest_precision
+from common.yaml_text import read_yaml
 from retinanet.config import Config, config_to_tree, field_help, field_names, resume_marks
-from retinanet.config_file import SHIPPED, config_from_tree, find_config, load_config, read_yaml
+from retinanet.config_file import SHIPPED, config_from_tree, find_config, load_config
 from retinanet.config_types import Resume
 from tests.support.commands import error_message, run_program
 

@@ -181,7 +181,7 @@ def test_missing_images(tmp_path: Path) -> None:
     [
         (["Cat"], [], "none of the 2 images"),
         (["Tortoise"], [1], r"boxes\.csv: no image has a box of the 1 classes"),
-        (["Cat"], [1, 3], "labels: cannot be created"),
+        (["Cat"], [1, 3], "mlperf.json: cannot be written"),
     ],
 )
 def test_export_that_cannot_be_made_is_refused(
@@ -205,7 +205,7 @@ def test_old_output_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "writing openimages-mlperf.json, boxes 3/3",
     ]
     before = exported(tmp_path)
-    with pytest.raises(InputError, match="already exists"):
+    with pytest.raises(InputError, match="exists; give --overwrite"):
         export(tmp_path, ROWS, ["Dog"], photos=[1, 3])
     with monkeypatch.context() as full:
         full.setattr("data.openimages.export._annotations", fail)

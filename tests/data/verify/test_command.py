@@ -104,7 +104,7 @@ def test_output_that_cannot_be_written_is_refused_first(
     for file in (f"{config}/below/name", str(config))[: 1 + (option == "--json")]:
         done = run_here(main, "verify", "--config", str(config), option, file)
         assert done.returncode == 2 and done.stdout == "" and config.read_text() == before
-        assert done.stderr.startswith(f"error: {config}: ") and done.stderr.count("\n") == 1
+        assert done.stderr.startswith(f"error: {config}") and done.stderr.count("\n") == 1
 
 
 def test_file_names_are_printed_without_escape_sequences(tmp_path: Path, run_here: RunHere) -> None:
