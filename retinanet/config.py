@@ -11,7 +11,8 @@ closed division), `LogitCopies` (on the memory estimate).
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -59,6 +60,8 @@ BatchSplitInFile = (
 MOST_STEPS_OF_RUN = 10**12
 MOST_EPOCHS = 10**9
 MOST_CORES = 10**5
+MOST_MILESTONES = 1000
+DEFAULT_MILESTONE_FACTOR = 0.1
 
 
 def whole(pattern: re.Pattern[str]) -> str:
@@ -80,6 +83,16 @@ def accepting(
         return value
 
     return BeforeValidator(require, json_schema_input_type=accepted)
+
+
+def are_milestones(values: Sequence[Any]) -> bool:
+    """Return whether values are rising numbers of epochs, at most `MOST_MILESTONES`."""
+    # A comparison with NaN is false. `type`: true is a number for isinstance.
+    return (
+        len(values) <= MOST_MILESTONES
+        and all(type(value) in (int, float) and 0 < value <= MOST_EPOCHS for value in values)
+        and all(before < after for before, after in pairwise(values))
+    )
 
 
 def number_or_auto(*, least: int, most: int) -> BeforeValidator:
@@ -109,6 +122,21 @@ Steps = Annotated[
     ),
 ]
 """A window of a run's steps; see `retinanet.config_types`."""
+
+EpochsInFile = Annotated[
+    list[Annotated[float, Field(gt=0, le=MOST_EPOCHS)]], Field(max_length=MOST_MILESTONES)
+]
+Milestones = Annotated[
+    tuple[float, ...],
+    # Runs last: a strict tuple accepts no list of Python's.
+    BeforeValidator(tuple, json_schema_input_type=EpochsInFile),
+    accepting(
+        lambda value: isinstance(value, list | tuple) and are_milestones(value),
+        "input should be rising numbers of epochs, such as [16, 22]",
+        accepted=EpochsInFile,
+    ),
+]
+"""Epochs after which the learning rate falls, in rising order."""
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -249,8 +277,12 @@ class TrainingConfig:
     """Length of the linear warm-up; the rate changes at every step. [epochs]"""
     warmup_factor: Annotated[float, Field(gt=0, le=1)] = 1e-3
     """Fraction of the learning rate at the first step. [factor]"""
-    schedule: Annotated[Literal["constant", "cosine"], closed("constant")] = "constant"
-    """Learning rate after the warm-up: constant, or a cosine to zero at the last step. [name]"""
+    schedule: Annotated[Literal["constant", "cosine", "step"], closed("constant")] = "constant"
+    """After the warm-up: constant, cosine (to 0 at the last step), step (see milestones). [name]"""
+    milestones: Annotated[Milestones, Field(validate_default=True)] = ()
+    """schedule=step: epochs after which the learning rate falls, such as [16, 22]. [epochs]"""
+    milestone_factor: Annotated[float, Field(gt=0, lt=1)] = DEFAULT_MILESTONE_FACTOR
+    """schedule=step: factor of the learning rate at each milestone. [factor]"""
     clip_gradient_norm: Annotated[float | None, Field(gt=0), closed(None)] = None
     """Clip the gradients of a step to this L2 norm; null: no clipping. [norm or null]"""
     on_nonfinite: Annotated[Literal["stop", "skip"], Resume.FREE, closed("stop")] = "stop"
@@ -259,6 +291,8 @@ class TrainingConfig:
     """With on_nonfinite=skip: stop after more skipped steps than this. [steps]"""
     target_map: Annotated[float | None, Field(gt=0, le=1), Resume.FREE, closed(TARGET_MAP)] = None
     """Stop when an evaluation reaches this mAP (IoU 0.50:0.95). MLPerf: 0.34. [mAP or null]"""
+    patience: Annotated[int | None, Field(ge=1, le=MOST_EPOCHS), Resume.FREE, closed(None)] = None
+    """Stop after so many evaluations without a better mAP; null: never. [evaluations or null]"""
 
     @field_validator("momentum")
     @classmethod
@@ -269,6 +303,37 @@ class TrainingConfig:
             advice = "only training.optimizer=sgd has a momentum, but the optimizer is {name}"
             raise PydanticCustomError("unused", advice, {"name": name})
         return momentum
+
+    @field_validator("milestones")
+    @classmethod
+    def require_step_schedule(
+        cls, milestones: tuple[float, ...], others: ValidationInfo
+    ) -> tuple[float, ...]:
+        """Refuse milestones that would be ignored, and a step schedule without any."""
+        schedule, epochs = others.data.get("schedule"), others.data.get("epochs", MOST_EPOCHS)
+        if schedule == "step" and not milestones:
+            advice = "training.schedule=step needs milestones, such as [16, 22]"
+            raise PydanticCustomError("no_milestones", advice)
+        if schedule in ("constant", "cosine") and milestones:
+            advice = "only training.schedule=step has milestones, but it is {name}; set []"
+            raise PydanticCustomError("unused", advice, {"name": schedule})
+        if milestones and milestones[-1] >= epochs:
+            advice = (
+                "the learning rate would fall after {last} epochs, but training.epochs={epochs}"
+            )
+            numbers = {"last": f"{milestones[-1]:g}", "epochs": epochs}
+            raise PydanticCustomError("unused", advice, numbers)
+        return milestones
+
+    @field_validator("milestone_factor")
+    @classmethod
+    def require_milestones(cls, factor: float, others: ValidationInfo) -> float:
+        """Refuse a factor that would be ignored."""
+        schedule = others.data.get("schedule")
+        if schedule in ("constant", "cosine") and factor != DEFAULT_MILESTONE_FACTOR:
+            advice = "only training.schedule=step has milestones, but it is {name}"
+            raise PydanticCustomError("unused", advice, {"name": schedule})
+        return factor
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

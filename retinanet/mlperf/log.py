@@ -201,7 +201,7 @@ def describe_settings(config: "Config", *, ranks: int) -> dict[str, Any]:
     # Each compute group takes optimizer steps by itself, so the ranks of one group make up a batch.
     training, ranks_per_group = config.training, ranks // config.distributed.groups
     batch_size = ranks_per_group * training.batch_size * training.gradient_accumulation
-    settings = {
+    settings: dict[str, Any] = {
         constants.SEED: config.run.seed,
         constants.GLOBAL_BATCH_SIZE: batch_size,
         constants.GRADIENT_ACCUMULATION_STEPS: training.gradient_accumulation,
@@ -213,6 +213,9 @@ def describe_settings(config: "Config", *, ranks: int) -> dict[str, Any]:
         constants.OPT_LR_WARMUP_FACTOR: training.warmup_factor,
         constants.OPT_LR_DECAY_SCHEDULE: training.schedule,
     }
+    if training.schedule == "step":
+        settings[constants.OPT_LR_DECAY_BOUNDARY_EPOCHS] = list(training.milestones)
+        settings[constants.OPT_LR_DECAY_FACTOR] = training.milestone_factor
     if training.clip_gradient_norm is not None:
         settings[constants.OPT_GRADIENT_CLIP_NORM] = training.clip_gradient_norm
     return settings

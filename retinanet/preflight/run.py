@@ -111,10 +111,14 @@ def check_newest_checkpoint(folder: Path, config: Config) -> Finding:
         return failure(RUN_FOLDER, str(error))
     detail = f"resumes from {checkpoint.folder}, which is intact"
     position, training = checkpoint.position, config.training
+    to_raise = ""
     limit = math.inf if training.max_steps is None else training.max_steps
     if position.epoch >= training.epochs or position.step >= limit:  # whatever its target is
-        raised = "raise training.epochs or training.max_steps to continue"
-        detail = f"{checkpoint.folder} is the end of a finished run; {raised}"
+        to_raise = "training.epochs or training.max_steps"
+    elif training.patience is not None and position.evaluations_since_best >= training.patience:
+        to_raise = "training.patience"
+    if to_raise:
+        detail = f"{checkpoint.folder} is the end of a finished run; raise {to_raise} to continue"
     if problems:
         return warning(RUN_FOLDER, f"{detail}; {problems[0]}", fix="none needed: it is skipped")
     return ok(RUN_FOLDER, detail)

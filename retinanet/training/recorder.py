@@ -38,6 +38,7 @@ from retinanet.evaluation.output import (
 )
 from retinanet.training.loop import StepResult
 from retinanet.training.run_folder import RunFolder
+from retinanet.training.schedule import Ending
 
 SECONDS_BETWEEN_WARNINGS = 600.0  # Failed checkpoints warn of a full disk as well, each time
 STEPS_AVERAGED = 20  # Window of the means of speed and loss on the console
@@ -141,15 +142,25 @@ class Recorder:
                 self._console.print(f"{text}; training continues", soft_wrap=True, markup=False)
 
     def closing(
-        self, *, is_reached: bool, step: int, best_map: float | None, bad_images: int, example: Path
+        self,
+        *,
+        ending: Ending | None,
+        patience: int | None,
+        step: int,
+        best_map: float | None,
+        bad_images: int,
+        example: Path,
     ) -> None:
         """Print how the run ended, where its files are, and what to try next."""
         self._metrics.close()
         folder = self._folder
         headline = f"finished after {step} steps"
         if self._target_map is not None:
-            outcome = "reached" if is_reached else "not reached"
+            outcome = "reached" if ending == "target" else "not reached"
             headline += f", target mAP {self._target_map:g} {outcome}"
+        if ending == "patience":
+            count = "1 evaluation" if patience == 1 else f"{patience} evaluations"
+            headline += f", no better mAP in {count} (training.patience)"
         if best_map is not None:
             headline += f", best mAP {best_map:.3f}"
         memory = f"{peak_resident_mb() / 1000:.1f} GB at the peak"
@@ -159,6 +170,8 @@ class Recorder:
         if bad_images:
             facts["bad images"] = f"{bad_images} could not be read, see metrics"
         best = folder.checkpoints / "best"
+        # A link; it is missing if no checkpoint could be written.
+        is_of = f" ({best.readlink()})" if best.is_symlink() else ""
         program = installed_command("retinanet")
         predict = (*program, "predict", "--checkpoint", best, example)
         tensorboard = (installed("tensorboard"), "--logdir", folder.tensorboard)
@@ -169,7 +182,7 @@ class Recorder:
             paths={
                 "pictures": folder.pictures,
                 "curves": folder.pictures / "curves.png",
-                "best checkpoint": best,
+                "best checkpoint": f"{best}{is_of}",
                 "metrics": folder.metrics,
                 "tensorboard": folder.tensorboard,
             },
@@ -228,7 +241,7 @@ def print_summary(
     console: Console,
     *,
     headline: str,
-    paths: dict[str, Path],
+    paths: Mapping[str, Path | str],
     facts: dict[str, str],
     next_commands: Sequence[str],
 ) -> None:

@@ -17,6 +17,7 @@ from retinanet.config import Config, config_to_tree, resume_marks
 from retinanet.config_types import DEFAULT_BETA1, Resume, resolve_beta1
 from retinanet.training.checkpoint import Checkpoint, newest_valid
 from retinanet.training.run_folder import RunFolder
+from retinanet.training.schedule import Ending
 from retinanet.training.train_state import State
 
 ADVICE = "use the settings of the run's config.yaml, or another run.name"
@@ -91,13 +92,20 @@ def require_same_data(checkpoint: Checkpoint, *, classes: dict[str, Any], images
         )
 
 
-def format_finished(step: int, best_map: float | None, *, is_reached: bool) -> str:
+FIELDS_TO_RAISE: dict[Ending, str] = {
+    "target": "training.target_map",
+    "patience": "training.patience",
+    "length": "training.epochs or training.max_steps",
+}
+"""What continues a run that has ended."""
+
+
+def format_finished(step: int, best_map: float | None, *, ending: Ending) -> str:
     """Return a message that the run is finished, and what to change to continue training."""
     best = "" if best_map is None else f"best mAP {best_map:.3f}; "
-    fields = "training.target_map" if is_reached else "training.epochs or training.max_steps"
     return (
-        f"finished after step {step}; {best}increase {fields} to continue, or give --overwrite "
-        "to start from step 0"
+        f"finished after step {step}; {best}increase {FIELDS_TO_RAISE[ending]} to continue, or "
+        "give --overwrite to start from step 0"
     )
 
 
@@ -129,8 +137,8 @@ def differences(state: State, config: Config, setup: dict[str, Any]) -> list[str
     before = {**DEFAULT_SETUP, **state.setup}
     changes = [(name, before.get(name), now) for name, now in setup.items()]
     tree, marks = config_to_tree(config), resume_marks()
-    # The length of a run changes the rates of a cosine schedule, but not those of a constant one.
-    has_fixed_rate = config.training.schedule == "constant"
+    # The length of a run changes the rates of a cosine schedule alone.
+    has_fixed_rate = config.training.schedule != "cosine"
     free = (Resume.FREE, Resume.LENGTH) if has_fixed_rate else (Resume.FREE,)
     changes += [
         # A section within a section counts as one field.

@@ -4,12 +4,15 @@ All are functions of the step, so that a resumed run needs no state but its posi
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from common.errors import InputError
 from retinanet.config import TrainingConfig
+
+Ending = Literal["target", "patience", "length"]
+"""Why a run takes no further step: `training.target_map`, `training.patience`, or its last step."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class TrainState:
     current_map: float | None = None
     """mAP of the current weights; None if they have not been evaluated."""
     best_map: float | None = None
+    evaluations_since_best: int = 0
 
     def advance(self, position: Position) -> None:
         """Move to a later position, whose weights have not been evaluated."""
@@ -49,6 +53,13 @@ class TrainState:
         """Continue from the values of `state_dict`."""
         self.advance(Position(state["step"], state["epoch"], state["images"]))
         self.current_map, self.best_map = state["map_here"], state["best_map"]
+        self.evaluations_since_best = state["evaluations_since_best"]
+
+    def note_map(self, value: float) -> None:
+        """Compare an evaluation's mAP, of the current weights or earlier ones, with the best."""
+        is_better = self.best_map is None or value > self.best_map
+        self.best_map = value if is_better else self.best_map
+        self.evaluations_since_best = 0 if is_better else self.evaluations_since_best + 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,22 +167,36 @@ def learning_rate(settings: TrainingConfig, plan: StepPlan, step: int) -> float:
         warmup_factor=settings.warmup_factor,
         total_steps=plan.schedule_step(plan.total_steps),
         schedule=settings.schedule,
+        milestones=[round(epochs * plan.steps_per_epoch) for epochs in settings.milestones],
+        milestone_factor=settings.milestone_factor,
     )
 
 
 def learning_rate_factor(
-    step: int, *, warmup_steps: int, warmup_factor: float, total_steps: int, schedule: str
+    step: int,
+    *,
+    warmup_steps: int,
+    warmup_factor: float,
+    total_steps: int,
+    schedule: str,
+    milestones: Sequence[int] = (),
+    milestone_factor: float = 1.0,
 ) -> float:
     """Return the factor of the learning rate in the step after `step` steps.
 
     The warm-up is linear from `warmup_factor` and advances every step, as MLPerf's reference does
     (`torch.optim.lr_scheduler.LinearLR`). Then the rate is `constant`, or with `cosine` falls to
-    zero at the run's end.
+    zero at the run's end, or with `step` is multiplied by `milestone_factor` after as many steps as
+    each of the `milestones` says (`torch.optim.lr_scheduler.MultiStepLR`), in a warm-up too.
     """
+    if schedule == "step":
+        after_milestones = milestone_factor ** sum(step >= milestone for milestone in milestones)
+    else:
+        after_milestones = 1.0
     if step < warmup_steps:
-        return warmup_factor + (1 - warmup_factor) * step / warmup_steps
-    if schedule == "constant":
-        return 1.0
+        return after_milestones * (warmup_factor + (1 - warmup_factor) * step / warmup_steps)
+    if schedule != "cosine":
+        return after_milestones
     # The warm-up may fill the whole run.
     progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
     return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))

@@ -172,6 +172,7 @@ class TrainingPosition:
     images_per_epoch: Count  # Training images, of which there is an order in each epoch
     map_here: float | None  # mAP of the weights at this step; None if they were not evaluated
     best_map: float | None  # Highest mAP of an evaluation so far
+    evaluations_since_best: Count = 0  # Evaluations after the one with the highest mAP
     skipped_steps: Count = 0  # Steps whose loss or gradient was not finite, among the steps done
 
 
@@ -286,7 +287,7 @@ def require_consistent(state: State) -> None:
 
 def require_consistent_position(position: TrainingPosition) -> None:
     """Check the relations within a position."""
-    for name in ("epoch", "skipped_steps"):
+    for name in ("epoch", "evaluations_since_best", "skipped_steps"):
         if getattr(position, name) > position.step:
             value = getattr(position, name)
             raise InputError(f"position.{name}: {value}, but step is {position.step}")

@@ -63,7 +63,7 @@ from retinanet.training.run_folder import (
     print_rows,
     ranks_as_json,
 )
-from retinanet.training.schedule import Position, StepPlan, TrainState
+from retinanet.training.schedule import Ending, Position, StepPlan, TrainState
 from retinanet.training.signals import StopRequest
 from retinanet.training.train_state import (
     ModelDescription,
@@ -167,7 +167,7 @@ class Trainer:
         """The evaluation whose metric is being computed while training continues."""
 
     def fit(self, stop: StopRequest) -> int:
-        """Train to the last step, the target or a signal; return the exit code.
+        """Train to the last step or an earlier end; return the exit code.
 
         Raises:
             InputError: An image cannot be read (a checkpoint has the steps before it); or the last
@@ -175,9 +175,8 @@ class Trainer:
             NonFiniteLossError: The run cannot continue after a step that was not finite.
         """
         self.load_checkpoint()
-        if self.is_done():
-            is_reached = self.target_is_reached()
-            text = format_finished(self.state.step, self.state.best_map, is_reached=is_reached)
+        if self.ending and self.is_done():
+            text = format_finished(self.state.step, self.state.best_map, ending=self.ending)
             self.print_plainly(f"{self.folder.path}: {text}")
             return FINISHED
         self.prepare()
@@ -440,9 +439,9 @@ class Trainer:
         checkpoint is written: a resumed run starts from this one, and no evaluation is lost.
         """
         self.finish_evaluation()
-        # The earlier metric may have reached the target. The run has then returned to the weights
-        # of that step.
-        if self.target_is_reached():
+        # The earlier metric may have ended the run, which has then returned to the weights of that
+        # step.
+        if self.is_finished():
             return
         if not agree_on_weights(self.group, self.model):
             self.console.print("note: weights differed between ranks; all ranks now use rank 0's")
@@ -496,21 +495,27 @@ class Trainer:
     def apply_evaluation(self, evaluation: BackgroundEvaluation) -> None:
         """Write an evaluation's mAP into state, checkpoint and logs.
 
-        If it reached the target some steps ago, the run returns to the weights that reached it.
+        If it ends the run some steps later, by the target or by patience, the run returns to the
+        evaluated weights: without overlap there would have been no later ones.
         """
         result = evaluation.wait()
         # Only rank 0 has the metric, but all ranks must take the same decisions.
         current_map = self.group.from_first(lambda: result.evaluation.map if result else 0.0)
-        best_map = self.state.best_map
-        self.state.best_map = current_map if best_map is None else max(current_map, best_map)
-        position = replace(evaluation.position, map_here=current_map, best_map=self.state.best_map)
+        self.state.note_map(current_map)
+        position = replace(
+            evaluation.position,
+            map_here=current_map,
+            best_map=self.state.best_map,
+            evaluations_since_best=self.state.evaluations_since_best,
+        )
         step, epochs = position.step, evaluation.epochs
         steps_since = self.state.step - step
         is_reached = self.reaches_target(current_map)
+        ends_here = is_reached or self.patience_is_exhausted()
         self.log.evaluated(current_map, epoch=epochs, step=step)
         if is_reached:
             self.log.reached_target()
-        if steps_since == 0 or is_reached:
+        if steps_since == 0 or ends_here:
             self.state.load_state_dict(asdict(position))
         # The checkpoint comes before anything that might fail, such as drawing pictures.
         if steps_since == 0 and not self.checkpointer.is_there(step):
@@ -518,10 +523,11 @@ class Trainer:
             self.save()
         if self.checkpointer.is_there(step):
             self.checkpointer.add_evaluation(position)
-        if is_reached and steps_since:
+        if ends_here and steps_since:
+            reason = "the target was reached" if is_reached else "training.patience ended"
             self.console.print(
-                f"note: the target was reached after step {step}; the {steps_since} steps since "
-                "then are discarded"
+                f"note: {reason} after step {step}; the {steps_since} steps since then are "
+                "discarded"
             )
         if result is None:
             return
@@ -541,8 +547,17 @@ class Trainer:
         return not is_known and not is_running and self.plan.evaluation_is_due(step)
 
     def is_finished(self) -> bool:
-        """Return whether the last step is done or the target is reached."""
-        return self.state.step >= self.plan.total_steps or self.target_is_reached()
+        """Return whether no further step is to be taken, see `ending`."""
+        return self.ending is not None
+
+    @property
+    def ending(self) -> Ending | None:
+        """Why no further step is to be taken; None: the run goes on."""
+        if self.target_is_reached():
+            return "target"
+        if self.state.step >= self.plan.total_steps:
+            return "length"
+        return "patience" if self.patience_is_exhausted() else None
 
     def is_done(self) -> bool:
         """Return whether the run is finished, and its weights are evaluated."""
@@ -551,6 +566,11 @@ class Trainer:
     def target_is_reached(self) -> bool:
         """Return whether the current weights reached `training.target_map`."""
         return self.state.current_map is not None and self.reaches_target(self.state.current_map)
+
+    def patience_is_exhausted(self) -> bool:
+        """Return whether `training.patience` evaluations have passed without a better mAP."""
+        patience = self.config.training.patience
+        return patience is not None and self.state.evaluations_since_best >= patience
 
     def reaches_target(self, value: float) -> bool:
         """Return whether an mAP is at least `training.target_map`."""
@@ -578,7 +598,8 @@ class Trainer:
         """Print how the run ended and where its files are; add it to its submission."""
         validation = self.data.validation
         self.recorder.closing(
-            is_reached=self.target_is_reached(),
+            ending=self.ending,
+            patience=self.config.training.patience,
             step=self.state.step,
             best_map=self.state.best_map,
             bad_images=len(self.loading.bad_images.seen),

@@ -103,6 +103,15 @@ def test_overrides_reach_nested_fields_with_their_types() -> None:
     [
         (["training.momentum=0.9", "training.optimizer=adam"], "training.momentum", "adam"),
         (["training.momentum=0.9", "training.optimizer=lamb"], "training.momentum", "lamb"),
+        (
+            ["training.schedule=step", "training.milestones=[]"],
+            "training.milestones",
+            "such as [16, 22]",
+        ),
+        (["training.milestones=[2]"], "training.milestones", "constant; set []"),
+        (["training.milestones=[2]", "training.schedule=cosine"], "training.milestones", "cosine"),
+        (["training.schedule=step", "training.milestones=[2, 26]"], "training.milestones", "26 "),
+        (["training.milestone_factor=0.5"], "training.milestone_factor", "constant"),
         (["engine.convolutions=winograd", "engine.name=ipex"], "engine.convolutions", "auto"),
         (["engine.convolutions=winograd", "engine.precision=float32"], "engine.convolutions", ""),
         (["engine.name=ipex", "engine.precision=bf16", "data.image_size=64"], "engine", "NaN"),
@@ -118,6 +127,9 @@ def test_contradicting_fields_are_refused(overrides: list[str], field: str, part
 def test_fields_that_go_together_are_accepted() -> None:
     momentum = load_config("coco.yaml", ["training.momentum=0.9", "training.optimizer=sgd"])
     assert momentum.training.momentum == 0.9
+    steps = ["training.schedule=step", "training.milestones=[1.5, 20]"]
+    training = load_config("coco.yaml", [*steps, "training.milestone_factor=0.5"]).training
+    assert (training.milestones, training.milestone_factor) == ((1.5, 20.0), 0.5)
     overrides = ["engine.name=ipex", "engine.precision=bf16", "data.image_size=64"]
     for other in ("engine.precision=float32", "data.image_size=96", "engine.name=torch"):
         assert load_config("coco.yaml", [*overrides, other]).engine.allocator == "tuned"
@@ -148,6 +160,15 @@ def test_invalid_window_of_steps_is_refused(value: str) -> None:
         message = config_error(f"profile.{section}.steps={value}")
         assert message.startswith(f"command line: profile.{section}.steps: ")
         assert "such as 20-22 or 20" in message
+
+
+@pytest.mark.parametrize(
+    "value", ["[16, 8]", "[8, 8]", "[0]", "[-1]", "[true]", "[.nan]", "[a]", "8", "{}", "null"]
+)
+def test_milestones_that_are_no_rising_epochs_are_refused(value: str) -> None:
+    message = config_error("training.schedule=step", f"training.milestones={value}")
+    assert message.startswith("command line: training.milestones: ")
+    assert "rising numbers of epochs, such as [16, 22]" in message
 
 
 UNBOUNDED = {"training.learning_rate", "training.weight_decay", "training.clip_gradient_norm"}

@@ -37,6 +37,7 @@ POINTS = ("mlperf", "points")
         ("training.beta1=0.4", "0.9, not 0.4"),
         ("training.weight_decay=0.1", "0, not 0.1"),
         ("training.schedule=cosine", "constant, not cosine"),
+        ("training.patience=3", "null, not 3"),
         ("training.clip_gradient_norm=1", "null, not 1.0"),
         ("training.on_nonfinite=skip", "stop, not skip"),
         ("training.max_steps=5", "null, not 5"),

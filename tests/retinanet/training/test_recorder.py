@@ -26,6 +26,7 @@ from retinanet.evaluation.output import SplitResult
 from retinanet.training.loop import StepResult
 from retinanet.training.recorder import MetricsLog, Recorder, drop_later_lines
 from retinanet.training.run_folder import RunFolder
+from retinanet.training.schedule import Ending
 from tests.support.mounts import needs_root, tmpfs
 from tests.support.step_results import step_result
 
@@ -129,17 +130,35 @@ def test_speed_and_loss_are_means_over_twenty_steps(tmp_path: Path) -> None:
     assert notes[20] == "4.00 images/s  loss 1.7500"
 
 
-@pytest.mark.parametrize(("reached", "outcome"), [(True, "reached"), (False, "not reached")])
+def close(recorder: Recorder, *, ending: Ending | None, best_map: float | None) -> None:
+    example = Path("a.jpg")
+    recorder.closing(
+        ending=ending, patience=3, step=9, best_map=best_map, bad_images=0, example=example
+    )
+
+
+@pytest.mark.parametrize(
+    ("ending", "outcome"),
+    [
+        ("target", "reached"),
+        ("length", "not reached"),
+        ("patience", "not reached, no better mAP in 3 evaluations (training.patience)"),
+        (None, "not reached"),
+    ],
+)
 def test_summary_has_outcome_paths_memory_and_next_command(
-    reached: bool, outcome: str, tmp_path: Path
+    ending: Ending | None, outcome: str, tmp_path: Path
 ) -> None:
     recorder, text = make_recorder(tmp_path, target_map=0.34)
     for step, faults in enumerate((90_000, 12, 8, 30), start=1):
         recorder.step(result(step, page_faults=faults), epoch=1)
-    recorder.closing(is_reached=reached, step=9, best_map=0.25, bad_images=0, example=Path("a.jpg"))
+    best = tmp_path / "run" / "checkpoints" / "best"
+    best.parent.mkdir()
+    best.symlink_to("step-000006")
+    close(recorder, ending=ending, best_map=0.25)
     output = text.getvalue()
     assert f"finished after 9 steps, target mAP 0.34 {outcome}, best mAP 0.250" in output
-    best = tmp_path / "run" / "checkpoints" / "best"
+    assert f"best checkpoint  {best} (step-000006)\n" in output
     assert f"python -m retinanet predict --checkpoint {best} a.jpg" in output
     assert str(tmp_path / "run" / "pictures" / "curves.png") in output
     peak = f"{peak_resident_mb() / 1000:.1f} GB at the peak"
@@ -148,7 +167,8 @@ def test_summary_has_outcome_paths_memory_and_next_command(
 
 def test_summary_of_a_resumed_run_without_steps_has_no_median(tmp_path: Path) -> None:
     recorder, text = make_recorder(tmp_path)
-    recorder.closing(is_reached=False, step=9, best_map=None, bad_images=0, example=Path("a.jpg"))
+    close(recorder, ending="length", best_map=None)
+    assert "checkpoints/best\n" in text.getvalue()  # no checkpoint is there
     assert "GB at the peak\n" in text.getvalue()
 
 

@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from common.errors import InputError
-from retinanet.training.schedule import Position, StepPlan, learning_rate_factor
+from retinanet.config import TrainingConfig
+from retinanet.training.schedule import (
+    Position,
+    StepPlan,
+    TrainState,
+    learning_rate,
+    learning_rate_factor,
+)
 
 
 def make_plan(
@@ -145,6 +152,68 @@ def test_cosine_falls_from_the_end_of_the_warmup_to_zero() -> None:
     assert 0 < values[19] < 0.01
     assert values[4:] == sorted(values[4:], reverse=True)
     assert values[30] == pytest.approx(0)  # past the end
+
+
+def test_rate_falls_at_milestones() -> None:
+    values = [
+        learning_rate_factor(
+            step,
+            warmup_steps=4,
+            warmup_factor=0.2,
+            total_steps=20,
+            schedule="step",
+            milestones=(2, 6, 9),
+            milestone_factor=0.5,
+        )
+        for step in range(12)
+    ]
+    assert values == pytest.approx(
+        [0.2, 0.4, 0.6 / 2, 0.8 / 2, 0.5, 0.5, 0.25, 0.25, 0.25, 0.125, 0.125, 0.125]
+    )
+
+
+@pytest.mark.parametrize("milestones", [(3,), (2, 5, 6)])
+def test_milestones_equal_torchs_multi_step_lr(milestones: tuple[int, ...]) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, list(milestones), gamma=0.3)
+    for step in range(9):
+        factor = learning_rate_factor(
+            step,
+            warmup_steps=0,
+            warmup_factor=0.1,
+            total_steps=7,
+            schedule="step",
+            milestones=milestones,
+            milestone_factor=0.3,
+        )
+        assert factor == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
+        optimizer.step()
+        scheduler.step()
+
+
+def test_milestones_are_epochs_whatever_the_batch_size() -> None:
+    settings = TrainingConfig(
+        epochs=4, schedule="step", milestones=(0.5, 2), learning_rate=1.0, warmup_epochs=0
+    )
+    whole = make_plan(images=100, batch=10, epochs=4)
+    rates = [learning_rate(settings, whole, step) for step in range(40)]
+    assert rates == pytest.approx([1.0] * 5 + [0.1] * 15 + [0.01] * 20)
+    # Resumed after 1.5 epochs with batches of half the size.
+    resumed = make_plan(images=100, batch=5, epochs=4, start=(15, 1, 50))
+    rates = [learning_rate(settings, resumed, step) for step in range(15, 15 + 10 + 40)]
+    assert rates == pytest.approx([0.1] * 10 + [0.01] * 40)
+
+
+def test_evaluations_since_the_best_are_counted() -> None:
+    state, counts = TrainState(), []
+    for value in (0.0, 0.0, 0.2, 0.1, 0.2, 0.3):
+        state.note_map(value)
+        counts.append((state.best_map, state.evaluations_since_best))
+    assert counts == [(0.0, 0), (0.0, 1), (0.2, 0), (0.2, 1), (0.2, 2), (0.3, 0)]
+    state.note_map(0.1)
+    restored = TrainState()
+    restored.load_state_dict(state.state_dict())
+    assert restored == state and restored.evaluations_since_best == 1
 
 
 def test_warmup_may_be_longer_than_the_run() -> None:
