@@ -62,7 +62,9 @@ def test_configuration_matches_the_schema(file: Path, schema: Any) -> None:
     assert is_valid(read_yaml(file.read_text(encoding="utf-8"), file.name), schema)
 
 
-@pytest.mark.parametrize("name", ["coco.yaml", "demo.yaml", "openimages.yaml"])
+@pytest.mark.parametrize(
+    "name", ["coco-torchvision.yaml", "coco.yaml", "demo.yaml", "openimages.yaml"]
+)
 def test_configuration_names_its_schema(name: str) -> None:
     first = (SHIPPED / name).read_text(encoding="utf-8").partition("\n")[0]
     match = re.fullmatch(r"# yaml-language-server: \$schema=(\S+)", first)
@@ -165,7 +167,7 @@ CASES = {
     "retinanet train --conf": ["--config"],
     "retinanet train --config op": ["openimages.yaml"],
     "retinanet train --config mi": ["mine.yaml"],
-    "retinanet data verify --config co": ["coco.yaml"],
+    "retinanet data verify --config co": ["coco-torchvision.yaml", "coco.yaml"],
     "retinanet train --config coco.yaml evaluation.m": ["evaluation.metric="],
     "retinanet train run.seed=1 --resume training.opt": ["training.optimizer="],
     "retinanet launch plan --np 2 launch.th": ["launch.threads="],

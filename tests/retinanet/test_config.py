@@ -11,6 +11,7 @@ from common.yaml_text import read_yaml
 from retinanet.config import Config, config_to_tree, field_help, field_names, resume_marks
 from retinanet.config_file import SHIPPED, config_from_tree, find_config, load_config
 from retinanet.config_types import Resume
+from retinanet.training.schedule import StepPlan, learning_rate
 from tests.support.commands import error_message, run_program
 
 SHIPPED_NAMES = sorted(str(path.relative_to(SHIPPED)) for path in SHIPPED.glob("*.yaml"))
@@ -59,6 +60,28 @@ def test_coco_and_openimages_have_mlperfs_recipe() -> None:
     assert (coco.data.class_indices, coco.model.num_classes) == ("category_id", 91)
     assert openimages.data.class_indices == "contiguous"
     assert openimages.training.target_map == 0.34
+
+
+def test_torchvisions_recipe_for_coco() -> None:
+    config = load_config("coco-torchvision.yaml")
+    coco, training = load_config("coco.yaml"), config.training
+    assert (config.data, config.model) == (coco.data, coco.model)
+    assert (training.optimizer, training.momentum, training.weight_decay) == ("sgd", 0.9, 1e-4)
+    assert training.batch_size * training.gradient_accumulation == 16
+    images_with_boxes = 117_266
+    plan = StepPlan(
+        images_per_epoch=images_with_boxes,
+        images_per_batch=training.batch_size,
+        gradient_accumulation=training.gradient_accumulation,
+        epochs=training.epochs,
+        max_steps=training.max_steps,
+        evaluate_every=1,
+    )
+    assert plan.total_steps == 190_554
+    rates = {step: learning_rate(training, plan, step) for step in (0, 500, 1000, 16 * 7329 - 1)}
+    assert rates == pytest.approx({0: 1e-5, 500: 5.005e-3, 1000: 0.01, 16 * 7329 - 1: 0.01})
+    later = {step: learning_rate(training, plan, step) for step in (16 * 7329, 22 * 7329, 190_553)}
+    assert later == pytest.approx({16 * 7329: 1e-3, 22 * 7329: 1e-4, 190_553: 1e-4})
 
 
 @pytest.mark.parametrize("name", ["demo", "demo.yaml"])

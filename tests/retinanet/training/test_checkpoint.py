@@ -320,6 +320,7 @@ PART = {"sha256": 64 * "0", "bytes": 1}
         ({"position": {"step": 0, "epoch": 0}}, "position.images: "),
         ({"position": {"epoch": 13}}, "position.epoch: "),
         ({"position": {"skipped_steps": 13}}, "position.skipped_steps: "),
+        ({"position": {"evaluations_since_best": 13}}, "position.evaluations_since_best: "),
         ({"setup": {"ranks": 0}}, "setup.ranks: "),
         ({"setup": {"ranks": None}}, "setup.ranks: "),
         ({"setup": {"ranks": True}}, "setup.ranks: "),
