@@ -33,10 +33,13 @@ from common.machine import fastest_precision
 from retinanet.config_types import (
     DEFAULT_BETA1,
     DEFAULT_LIBRARY,
+    EXPORTED,
     INTERVAL,
     MOST_IMAGES,
     MOST_STEPS,
+    PICKLES,
     STEP_WINDOW,
+    TORCHVISION,
     BatchSplit,
     LogitCopies,
     MetricLibrary,
@@ -56,6 +59,11 @@ BatchSplitInFile = (
     Literal["even", "speed"]
     | Annotated[list[Annotated[int, Field(ge=1, le=MOST_IMAGES)]], Field(min_length=1)]
 )
+
+DETECTOR = (
+    rf"^(?!{TORCHVISION}$)(?!.*(?:{'|'.join(re.escape(end) for end in (*PICKLES, *EXPORTED))})$)."
+)
+"""A path by its name for `model.weights`, as a pattern for editors."""
 
 MOST_STEPS_OF_RUN = 10**12
 MOST_EPOCHS = 10**9
@@ -224,6 +232,13 @@ class ModelConfig:
         ),
     ] = None
     """Initial weights: a .safetensors file, or `torchvision` to download them. [path or null]"""
+    weights: Annotated[
+        str | None,
+        Resume.FREE,
+        closed(None),
+        WithJsonSchema({"type": ["string", "null"], "pattern": DETECTOR, "format": "path"}),
+    ] = None
+    """Detector to start from: a run, checkpoint or .safetensors; classes by name. [path or null]"""
     num_classes: Annotated[int | None, Field(ge=1, lt=10**5), Resume.MUST_MATCH] = None
     """Outputs of the classification head; null: as many as the categories need. [classes]"""
 
@@ -231,13 +246,46 @@ class ModelConfig:
     @classmethod
     def require_no_pickle(cls, file: str | None) -> str | None:
         """Refuse files that would have to be unpickled, before anything else is done."""
-        if file not in (None, "torchvision") and not str(file).endswith(".safetensors"):
+        if file not in (None, TORCHVISION) and not str(file).endswith(".safetensors"):
             advice = (
                 "input should be a .safetensors file or torchvision; a .pth can run code: convert "
                 "it once with python -m retinanet convert FILE.pth --out FILE.safetensors"
             )
             raise PydanticCustomError("pickle", advice)
         return file
+
+    @field_validator("weights")
+    @classmethod
+    def require_detector(cls, source: str | None, others: ValidationInfo) -> str | None:
+        """Refuse what is no detector of this architecture by its name, and a second start."""
+        if source is None:
+            return None
+        if not source:
+            raise PydanticCustomError("empty", "name a run, a checkpoint or a .safetensors file")
+        if source == TORCHVISION:
+            advice = (
+                "torchvision publishes no RetinaNet with a ResNeXt50-32x4d, only with a ResNet50, "
+                "whose weights do not fit; set model.pretrained_backbone=torchvision for weights "
+                "from ImageNet, or model.weights to a run or a converted detector"
+            )
+            raise PydanticCustomError("no_such_weights", advice)
+        if source.endswith(PICKLES):
+            advice = (
+                "input should be a run, a checkpoint or a .safetensors file; a .pth can run code: "
+                "convert it once with python -m retinanet convert --detector FILE.pth "
+                "--classes FILE.json --out DIR, and set model.weights=DIR"
+            )
+            raise PydanticCustomError("pickle", advice)
+        if source.endswith(EXPORTED):
+            advice = "an exported program cannot be trained; give the checkpoint it was made from"
+            raise PydanticCustomError("exported", advice)
+        if others.data.get("pretrained_backbone") is not None:
+            advice = (
+                "a detector includes its backbone, so model.pretrained_backbone would be unused; "
+                "set model.pretrained_backbone=null or model.weights=null"
+            )
+            raise PydanticCustomError("unused", advice)
+        return source
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

@@ -19,6 +19,11 @@ from launch.topology import format_cpu_list
 
 Mark = TypeVar("Mark")
 
+PICKLES = (".pth", ".pt", ".pkl", ".ckpt", ".bin")
+"""Suffixes of files that only `python -m retinanet convert` reads."""
+EXPORTED = (".onnx", ".pt2")
+TORCHVISION = "torchvision"  # In place of a file: weights that torchvision publishes
+
 
 class Resume(Enum):
     """The effect of a changed field on a resumed run.

@@ -27,8 +27,9 @@ from data.dataset import DetectionDataset
 from retinanet.config_file import configured_split
 from retinanet.evaluation.metric import METRICS, ClassResult, Evaluation
 from retinanet.training.checkpoint import checkpoint_folder
+from retinanet.training.detector_weights import describe_source
 from retinanet.training.recorder import format_metric
-from retinanet.training.run_folder import RunFacts
+from retinanet.training.run_folder import WEIGHTS, RunFacts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,7 @@ class CardFacts:
     image_size: int
     parameters: int
     is_pretrained: bool
+    start: str  # The detector that the training started from; empty if none
     is_synthetic: bool  # Whether the training data is synthetic
     train: SplitFacts
     validation: SplitFacts
@@ -87,7 +89,12 @@ def describe_limits(facts: CardFacts) -> Iterator[str]:
         yield f"The training was not finished: this is step {facts.step} of {facts.total_steps}."
     if not facts.is_synthetic and facts.train.number_of_images < FEW:
         yield f"The training set is small: {facts.train.number_of_images} images."
-    if not facts.is_pretrained:
+    if facts.start:
+        yield (
+            "The training started from another detector, so limitations and licence of that "
+            "detector and its training data apply too."
+        )
+    elif not facts.is_pretrained:
         yield "The training started from random weights, without a pretrained backbone."
     measured = [result for result in facts.classes if not math.isnan(result.map)]
     if unknown := len(facts.classes) - len(measured):
@@ -135,6 +142,8 @@ def model_card(facts: CardFacts) -> str:
     names = ", ".join(escape_markdown(result.name) for result in facts.classes[:NAMES_SHOWN])
     if len(facts.classes) > NAMES_SHOWN:
         names += f" and {len(facts.classes) - NAMES_SHOWN} more"
+    settings = {"started from": facts.start} if facts.start else {}
+    settings |= facts.settings
     measured_on = f"COCO metric on {facts.validation.number_of_images} images"
     parts = [
         f"---\n{yaml_header(facts)}---",
@@ -149,7 +158,7 @@ def model_card(facts: CardFacts) -> str:
         + "\n".join(f"- {text}" for text in describe_limits(facts)),
         "## Data\n\n" + table(("split", "images", "boxes", "annotations", "folder"), splits),
         f"Classes: {names}",
-        "## Training\n\n" + table(("setting", "value"), [*facts.settings.items()]),
+        "## Training\n\n" + table(("setting", "value"), [*settings.items()]),
         f"## Use\n\n{commands(facts)}",
         "## Licence\n\nWhoever trained these weights chooses their licence; the licences of the "
         "training images may restrict the choice. Enter it here and in `license` in the header. "
@@ -291,6 +300,7 @@ def update_card(run: RunFacts, evaluation: Evaluation, *, step: int, epochs: flo
             image_size=run.model.image_size,
             parameters=run.parameters,
             is_pretrained=run.config.model.pretrained_backbone is not None,
+            start=describe_start(run.folder.path / WEIGHTS),
             is_synthetic=run.config.data.scenes is not None,
             train=split_facts(run, "train", run.data.train),
             validation=split_facts(run, "validation", run.data.validation),
@@ -309,6 +319,22 @@ def update_card(run: RunFacts, evaluation: Evaluation, *, step: int, epochs: flo
         reason = reason or f"{type(error).__name__}: {error}"
         return f"warning: {folder / CARD}: cannot be written: {reason}; training continues"
     return None
+
+
+def describe_start(file: Path) -> str:
+    """Return the detector that a run started from, by its `weights.json`; empty if there is none.
+
+    A resumed run has read no such detector.
+    """
+    if not file.is_file():
+        return ""
+    start = json.loads(file.read_text(encoding="utf-8"))
+    kept, new, dropped = (len(start[name]) for name in ("kept", "new", "dropped"))
+    source = describe_source(start["source"], step=start["step"], map_value=start["map"])
+    return (
+        f"{source}, SHA-256 {start['sha256'][:16]}…; {kept} of {kept + new} classes kept, "
+        f"{new} new, {dropped} of the detector's dropped"
+    )
 
 
 def split_facts(run: RunFacts, name: SplitName, dataset: DetectionDataset) -> SplitFacts:

@@ -19,6 +19,7 @@ from retinanet.mlperf.official import check_compliance
 from tests.launch.ranks import Ended, ended, run_ranks, start_ranks
 from tests.support.commands import run_program
 from tests.support.processes import rank_processes, wait_until_gone
+from tests.support.random_detectors import write_detector
 from tests.support.training_runs import read_records, wait_for_steps
 
 pytestmark = pytest.mark.whole_machine
@@ -59,6 +60,21 @@ def test_both_ranks_end_with_the_weights_of_the_checkpoint(finished: Ended, root
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
         assert torch.equal(value, checkpoint[name]), name
+
+
+def test_both_ranks_start_from_the_same_detector(tmp_path: Path) -> None:
+    source = write_detector(tmp_path / "source")
+    changes = ("training.max_steps=1", "model.norm=frozen", "model.trainable_layers=0")
+    settings = settings_in(tmp_path, "tuned", *changes, f"model.weights={source}")
+    job = run_ranks(2, "tests/support/trained_ranks.py", str(tmp_path), *settings)
+    assert job.code == 0, job.errors
+    assert job.output.count("classes dropped") == 1
+    given = load_file(source / "model.safetensors")
+    # The body does not train, so no average of gradients has made it equal.
+    body = [name for name in given if name.startswith("backbone.body.")]
+    for rank in (0, 1):
+        weights = torch.load(tmp_path / f"rank{rank}.pt")
+        assert body and all(torch.equal(weights[name], given[name]) for name in body), rank
 
 
 def test_the_run_has_one_log_and_one_set_of_checkpoints(finished: Ended, root: Path) -> None:

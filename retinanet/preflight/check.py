@@ -102,7 +102,7 @@ def check(
                 *run.check_groups(config, ranks=job.all_ranks),
                 folder,
                 *cheap_run_findings(job),
-                *([] if job.resumes else [run.check_weights(config.model)]),
+                *([] if job.resumes else [run.check_weights(config)]),
             ]
         of_host = (group.hosts[group.rank], findings)
     # Rank 0 prints the findings of all hosts, and all ranks end with its exit code.

@@ -24,12 +24,13 @@ from data.loader import steps_per_epoch
 from data.synthetic import KINDS
 from retinanet.config import Config, DataConfig, ModelConfig
 from retinanet.config_file import configured_split
-from retinanet.config_types import planned_groups, planned_split
+from retinanet.config_types import TORCHVISION, planned_groups, planned_split
 from retinanet.memory import ModelBytes
 from retinanet.preflight.findings import Finding, amount, failure, ok, warning
-from retinanet.training.build import FROM_TORCHVISION, build_model, dropped_parts, starting_weights
+from retinanet.training.build import build_model, dropped_parts, starting_weights
 from retinanet.training.checkpoint import newest_valid
 from retinanet.training.data import require_no_files
+from retinanet.training.detector_weights import load_detector, match_classes, read_detector
 from retinanet.training.resume import require_same_settings
 from retinanet.training.run_folder import LOCK, holds_work, notes_on_folder, problem_of_folder
 
@@ -275,13 +276,62 @@ def disk_usage(folder: Path) -> int:
 WEIGHTS = "weights"
 
 
-def check_weights(settings: ModelConfig) -> Finding:
+def check_weights(config: Config) -> Finding:
+    """Load the weights to start from into a model, without downloading them."""
+    if config.model.weights is not None:
+        return check_detector(config.model.weights, config)
+    return check_backbone(config.model)
+
+
+def check_detector(source: str, config: Config) -> Finding:
+    """Load `model.weights` into a model, and match its classes with those of the data set."""
+    try:
+        detector = read_detector(source)
+        names = training_class_names(config)
+        match = match_classes(detector.names if names is None else names, detector.names)
+        with torch.device("cpu"):
+            model = build_model(config.model, num_classes=len(match.outputs), weights=None)
+        load_detector(model, detector, match)
+    except InputError as error:
+        return failure(WEIGHTS, str(error))
+    detail = f"{detector.file}: loaded into the model"
+    if names is None:
+        return ok(WEIGHTS, f"{detail}; its classes are matched when the run reads the data")
+    counts = f"classes: {len(match.kept)} kept, {len(match.new)} new, {len(match.dropped)} dropped"
+    if not match.kept:
+        fix = "none needed if the classes are new; otherwise give equal names to equal classes"
+        return warning(WEIGHTS, f"{detail}; {counts}", fix=fix)
+    return ok(WEIGHTS, f"{detail}; {counts}")
+
+
+def training_class_names(config: Config) -> Sequence[str] | None:
+    """Return the name of each class index; None if reading the annotations would take long."""
+    data = config.data
+    if data.scenes is not None:
+        return [kind.name for kind in KINDS]
+    try:
+        annotations = configured_split(data, "train", root=data.root).annotations
+        content = indexed_or_small(annotations)
+        if content is None:
+            return None
+        return make_class_map(
+            content,
+            source=str(annotations),
+            class_indices=data.class_indices,
+            num_classes=config.model.num_classes,
+        ).names
+    # The same error is reported by the check that opens the data.
+    except InputError:
+        return None
+
+
+def check_backbone(settings: ModelConfig) -> Finding:
     """Load the pretrained backbone into a model, without downloading it."""
     from torchvision.models import ResNeXt50_32X4D_Weights  # noqa: PLC0415
 
     source, cache = settings.pretrained_backbone, torch.hub.get_dir()
     file = Path(cache, "checkpoints", Path(ResNeXt50_32X4D_Weights.IMAGENET1K_V1.url).name)
-    if source == FROM_TORCHVISION and not file.is_file():
+    if source == TORCHVISION and not file.is_file():
         detail = f"torchvision's weights are not in {cache} yet"
         fix = "the run downloads them; without a network set model.pretrained_backbone=FILE"
         return warning(WEIGHTS, detail, fix=fix)

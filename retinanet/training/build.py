@@ -13,27 +13,25 @@ import io
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.errors import InputError, printable
 from common.files import read_bytes
 from retinanet.config import ModelConfig, TrainingConfig
-from retinanet.config_types import resolve_beta1
+from retinanet.config_types import EXPORTED, PICKLES, TORCHVISION, resolve_beta1
 from retinanet.engine.optimizers import make_optimizer
 from retinanet.model.backbone import IN_DETECTOR, load_pretrained_backbone
 from retinanet.model.retinanet import RetinaNet, current_key
 from retinanet.training.nonfinite import require_finite_tensors
 
-FROM_TORCHVISION = "torchvision"
-EXPORTED = (".onnx", ".pt2")
 IMAGENET_FILE = "resnext50_32x4d-7cdf4587.pth"
 """`ResNeXt50_32X4D_Weights.IMAGENET1K_V1`; the digits are the first of its SHA-256."""
 IMAGENET_SHA512 = (
@@ -42,7 +40,6 @@ IMAGENET_SHA512 = (
 )
 """The whole file's, as MLPerf's reference checks it: single_stage_detector's download_backbone.sh.
 It comes from another source than the digits in the name."""
-SUFFIXES = (".pth", ".pt", ".pkl", ".ckpt", ".bin")
 WRAPPINGS = ("model", "state_dict")
 """Keys under which training scripts save a state_dict: torchvision's and MLPerf's, and others."""
 
@@ -57,13 +54,15 @@ ESCAPE_CODE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def starting_weights(settings: ModelConfig) -> dict[str, Tensor] | None:
-    """Return the pretrained backbone's weights, or None for a start from random ones.
+    """Return the pretrained backbone's weights, or None for a start from a detector or random ones.
 
     Raises:
         InputError: They cannot be read or are not finite, or a start without them could not train.
     """
     require_trainable_start(
-        settings.pretrained_backbone, norm=settings.norm, trainable_layers=settings.trainable_layers
+        settings.weights or settings.pretrained_backbone,
+        norm=settings.norm,
+        trainable_layers=settings.trainable_layers,
     )
     if settings.pretrained_backbone is None:
         return None
@@ -109,15 +108,13 @@ def build_optimizer(
     )
 
 
-def require_trainable_start(
-    pretrained_backbone: str | None, *, norm: str, trainable_layers: int
-) -> None:
-    """Refuse random weights where parts of the model are frozen.
+def require_trainable_start(source: str | None, *, norm: str, trainable_layers: int) -> None:
+    """Refuse random weights (no `source`) where parts of the model are frozen.
 
     Frozen layers would stay random, and with frozen norms the activations of random layers would
     grow from block to block.
     """
-    if pretrained_backbone is not None:
+    if source is not None:
         return
     frozen = "model.norm: frozen" if norm == "frozen" else ""
     if trainable_layers < 5:
@@ -126,7 +123,8 @@ def require_trainable_start(
         raise InputError(
             f"{frozen} needs pretrained weights; set model.pretrained_backbone to a "
             ".safetensors file of resnext50_32x4d, or to `torchvision` to download them; "
-            "or train from random weights with model.norm=batch model.trainable_layers=5"
+            "or model.weights to a detector; or train from random weights with model.norm=batch "
+            "model.trainable_layers=5"
         )
 
 
@@ -136,7 +134,7 @@ def read_backbone_weights(pretrained_backbone: str) -> dict[str, Tensor]:
     That means ImageNet's weights (`ResNeXt50_32X4D_Weights.IMAGENET1K_V1`, which MLPerf starts
     from), from torch's cache or its download site.
     """
-    if pretrained_backbone == FROM_TORCHVISION:
+    if pretrained_backbone == TORCHVISION:
         return read_torchvision_weights()
     file = Path(pretrained_backbone)
     if not file.is_file():
@@ -145,10 +143,25 @@ def read_backbone_weights(pretrained_backbone: str) -> dict[str, Tensor]:
             "`torchvision`"
         )
     try:
-        return load_file(file)
+        return read_safetensors(file)[0]
+    except InputError as error:
+        raise InputError(f"model.pretrained_backbone: {error}") from error
+
+
+def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and the texts of a .safetensors file.
+
+    Raises:
+        InputError: It cannot be read.
+    """
+    try:
+        with safe_open(file, framework="pt") as content:
+            return {name: content.get_tensor(name) for name in content.keys()}, {  # noqa: SIM118
+                **(content.metadata() or {})
+            }
     except Exception as error:  # OSError, SafetensorError, and what a hostile header may cause
         reason = str(error).strip().split("\n", maxsplit=1)[0][:160]
-        raise InputError(f"model.pretrained_backbone: {file} cannot be read: {reason}") from error
+        raise InputError(f"{file}: cannot be read: {reason}") from error
 
 
 def dropped_parts(weights: Mapping[str, Tensor]) -> str:
@@ -277,16 +290,21 @@ def unpickle_weights(content: bytes, file: Path) -> PickledWeights:
     # `dense` copies each of them, so a small file could fill the memory.
     if sum(min(_size(value), limit) for value in given.values()) > LARGEST_RATIO * limit:
         raise InputError(f"{file}: declared size of tensors exceeds the file; it is damaged")
-    names = {name: current_key(name) for name in given}
-    if len(set(names.values())) < len(names):
-        # The file has a tensor under both spellings of its name. Both are kept, and the model
-        # refuses the unknown one.
-        names = {name: name for name in given}
+    names = current_names(given)
     return PickledWeights(
         {names[name]: dense(value, name, file, limit) for name, value in given.items()},
         renamed=sum(new != old for old, new in names.items()),
         dropped=tuple(dropped),
     )
+
+
+def current_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the present spelling of each name of a tensor, see `current_key`."""
+    current = {name: current_key(name) for name in names}
+    # The file has a tensor under both spellings of its name: both are kept, and the model refuses
+    # the unknown one.
+    both = len(set(current.values())) < len(current)
+    return {name: name for name in current} if both else current
 
 
 def load_failure(error: Exception) -> str:
@@ -340,7 +358,7 @@ def refuse_what_is_no_checkpoint(path: Path) -> None:
     Raises:
         InputError: Names the command that converts the file, or the option to give.
     """
-    if path.suffix in SUFFIXES:
+    if path.suffix in PICKLES:
         raise InputError(
             f"{path}: is a pickle, which could run code, not a checkpoint; convert weights for "
             f"training with python -m retinanet convert {path} --out "

@@ -6,14 +6,11 @@ read from COCO-format JSON or a list of names.
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from safetensors.torch import save
-from torch import Tensor
 
 from common.errors import FINISHED, InputError
 from common.files import require_free_outputs, write_atomically
@@ -22,10 +19,9 @@ from data.coco_json import require_unique, strict_columns
 from data.index import open_annotations
 from retinanet.config import config_to_tree
 from retinanet.config_file import config_from_tree
-from retinanet.model.anchors import ANCHORS_PER_LOCATION
-from retinanet.model.retinanet import RetinaNet
 from retinanet.training.build import describe_weights, read_trusted, unpickle_weights
 from retinanet.training.checkpoint import Contents, write_checkpoint
+from retinanet.training.detector_weights import count_outputs, detector_tensors
 from retinanet.training.train_state import (
     MODEL_FILE,
     STATE_FILE,
@@ -60,7 +56,6 @@ def convert(*, file: Path, out: Path, trust: bool, overwrite: bool) -> int:
 
 IMAGE_SIZE = 800
 """MLPerf's reference resizes images to this square, torchvision the shorter side. [pixels]"""
-LOGITS = "head.classification_head.cls_logits.weight"
 NORM, TRAINABLE_LAYERS, PRECISION = "frozen", 3, "float32"
 """Norms are constants in evaluation, however they were trained, and no training follows."""
 
@@ -121,43 +116,6 @@ def require_free_folder(out: Path, *, overwrite: bool) -> None:
     # A checkpoint of a run also has an optimizer's state, and is never replaced.
     if names != {MODEL_FILE, STATE_FILE}:
         raise InputError(f"{out}: is not a converted detector and is not replaced; set --out")
-
-
-def detector_tensors(given: Mapping[str, Tensor], *, source: str) -> dict[str, Tensor]:
-    """Return the tensors of a RetinaNet-ResNeXt50 in float32, without counters of batch norms."""
-    tensors = {
-        key: tensor for key, tensor in given.items() if not key.endswith("num_batches_tracked")
-    }
-    if LOGITS not in tensors or tensors[LOGITS].dim() != 4:
-        raise InputError(
-            f"{source}: contains no RetinaNet: {LOGITS} is missing; give the file of a complete "
-            "detector, or convert a backbone without --detector"
-        )
-    # Only names and shapes are needed. The meta device allocates no memory for values.
-    with torch.device("meta"):
-        # At least one class, since a model needs one. A wrong number of rows is reported below.
-        model = RetinaNet(num_classes=max(1, count_outputs(tensors)), norm=NORM)
-    expected = model.state_dict()
-    advice = "expected a resnext50_32x4d with a pyramid of P3 to P7 and 9 anchors per location"
-    for key in (*expected, *tensors):
-        wrong = ""
-        if key not in tensors:
-            wrong = "is missing"
-        elif key not in expected:
-            wrong = "is not known"
-        elif tensors[key].shape != expected[key].shape:
-            shapes = list(tensors[key].shape), list(expected[key].shape)
-            wrong = f"has shape {shapes[0]} instead of {shapes[1]}"
-        elif not tensors[key].is_floating_point() or not tensors[key].isfinite().all():
-            wrong = "holds values that are not finite numbers"
-        if wrong:
-            raise InputError(f"{source}: is not a RetinaNet-ResNeXt50: {key} {wrong}; {advice}")
-    return {key: tensor.to(torch.float32) for key, tensor in tensors.items()}
-
-
-def count_outputs(tensors: Mapping[str, Tensor]) -> int:
-    """Return how many classes each anchor has."""
-    return len(tensors[LOGITS]) // ANCHORS_PER_LOCATION
 
 
 def converted_state(class_map: ClassMap, *, image_size: int) -> State:

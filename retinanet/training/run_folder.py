@@ -22,7 +22,7 @@ from rich.console import Console
 from ruamel.yaml import YAML
 
 from common.errors import InputError, StoppedBeforeStart, printable
-from common.files import write_atomically
+from common.files import write_atomically, write_json
 from common.locks import FileLock, LockHeldError
 from common.machine import code_version, installed_versions, processor_name
 from data.dataset import DetectionData
@@ -32,10 +32,12 @@ from launch.topology import format_cpu_list
 from retinanet.config import Config
 from retinanet.config_types import describe_split
 from retinanet.training.checkpoint import newest_first
+from retinanet.training.detector_weights import DetectorStart
 from retinanet.training.distributed import RankBatches
 from retinanet.training.train_state import ModelDescription
 
-OWN_FILES = ("config.yaml", "environment.json", "metrics.jsonl", "mlperf.log")
+WEIGHTS = "weights.json"  # The detector that the run started from, see `DetectorStart`
+OWN_FILES = ("config.yaml", "environment.json", "metrics.jsonl", "mlperf.log", WEIGHTS)
 OWN_FOLDERS = ("checkpoints", "tensorboard", "eval", "pictures", "onednn", "trace", "perf")
 LOCK = ".lock"
 SCENES = "scenes"
@@ -66,10 +68,18 @@ class RunFolder:
         self.scenes = path / SCENES
         """Synthetic scenes, in OpenImages' layout."""
 
-    def begin(self, config: dict[str, Any], *, ranks: dict[str, Any], resume: bool) -> None:
+    def begin(
+        self,
+        config: dict[str, Any],
+        *,
+        ranks: dict[str, Any],
+        start: DetectorStart | None = None,
+        resume: bool,
+    ) -> None:
         """Write configuration and environment; unless resuming, remove files of an earlier run.
 
-        `ranks` describes the ranks, see `ranks_as_json`.
+        `ranks` describes the ranks, see `ranks_as_json`. `start` is what a new run took from
+        another detector; a resumed run keeps the file of its start.
 
         Raises:
             InputError: It cannot be written.
@@ -87,6 +97,8 @@ class RunFolder:
         write_atomically(self.path / "config.yaml", text.getvalue())
         environment = {**collect_environment(command_line()), "ranks": ranks}
         write_atomically(self.path / "environment.json", json.dumps(environment, indent=1))
+        if start is not None:
+            write_json(self.path / WEIGHTS, start.to_dict())
         for folder in (self.checkpoints, self.pictures, self.evaluations, self.tensorboard):
             try:
                 folder.mkdir(exist_ok=True)
@@ -312,6 +324,7 @@ class RunFacts:
     """The way gradients are averaged: `shared memory`, `gloo`, `ccl`; `none` for one rank."""
     batches: RankBatches
     context: RankContext  # Rank 0's
+    start: DetectorStart | None  # What a new run took from another detector
     rows: dict[str, object]  # Further rows for the console, see `EpochStrategy.describe`
 
 
@@ -339,7 +352,7 @@ def describe_run(facts: RunFacts, *, step: int) -> dict[str, Any]:
         rows["batches"] = describe_split(facts.batches.images, facts.batches.speeds)
         if facts.batches.is_recorded:
             rows["batches"] += ", by the speed measured at an earlier start"
-    rows |= describe_ranks(facts) | facts.rows
+    rows |= describe_ranks(facts) | facts.rows | (facts.start.rows() if facts.start else {})
     if step:
         rows["resumed"] = f"after step {step}"
     return rows

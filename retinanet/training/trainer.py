@@ -36,6 +36,7 @@ from retinanet.training.build import (
 from retinanet.training.checkpoint import Checkpoint
 from retinanet.training.checkpointer import Checkpointer
 from retinanet.training.data import Loading, open_run_data
+from retinanet.training.detector_weights import start_from_detector
 from retinanet.training.distributed import (
     agree_on_weights,
     average_norms,
@@ -111,12 +112,17 @@ class Trainer:
         self.data = open_run_data(config, scenes_folder=folder.scenes, console=console, group=group)
         classes, groups = self.data.classes, config.distributed.groups
         # Only rank 0 reads files of weights. `share_weights` sends them to the other ranks later.
-        weights = starting_weights(config.model) if group.is_first and not checkpoint else None
+        is_reading = group.is_first and not checkpoint
+        weights = starting_weights(config.model) if is_reading else None
         self.notes = notes_on_backbone(config.model.pretrained_backbone, weights)
         """Printed before the first step."""
         self.model = build_model(config.model, num_classes=classes.num_classes, weights=weights)
         # The tensors would keep their file mapped for the whole run.
         del weights
+        detector = config.model.weights if is_reading else None
+        self.start = start_from_detector(self.model, detector, names=classes.names)
+        """What a new run took from `model.weights`; None for others, and on ranks other than 0."""
+        self.notes += self.start.notes() if self.start else []
         self.optimizer = build_optimizer(config.training, self.model, engine=engine, groups=groups)
         self.description = ModelDescription(
             num_classes=classes.num_classes,
@@ -321,7 +327,7 @@ class Trainer:
         if self.group.is_first:
             config = config_to_tree(self.config)
             resume = self.checkpoint is not None
-            self.folder.begin(config, ranks=ranks_as_json(facts), resume=resume)
+            self.folder.begin(config, ranks=ranks_as_json(facts), start=self.start, resume=resume)
         steps = range(self.state.step + 1, self.plan.total_steps + 1)
         notes = (
             *self.group.notes,
@@ -654,6 +660,7 @@ class Trainer:
             exchange=self.exchange_name,
             batches=self.batches,
             context=self.place,
+            start=self.start,
             rows=self.strategy.describe(),
         )
 

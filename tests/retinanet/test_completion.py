@@ -86,6 +86,8 @@ ACCEPTED = (
     "profile: {onednn: {steps: 20-22}, trace: {steps: 20}}",
     "model: {pretrained_backbone: weights.safetensors}",
     "model: {pretrained_backbone: torchvision}",
+    "model: {weights: runs/a}",
+    "model: {weights: detector.safetensors}",
 )
 REFUSED = (
     "trainig: {epochs: 3}",
@@ -112,6 +114,10 @@ REFUSED = (
     "profile: {trace: {steps: 0}}",
     "profile: {trace: {steps: last}}",
     "model: {pretrained_backbone: weights.pth}",
+    "model: {weights: torchvision}",
+    "model: {weights: model_10.pth}",
+    "model: {weights: detector.onnx}",
+    "model: {weights: ''}",
 )
 
 

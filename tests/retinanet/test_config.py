@@ -167,6 +167,27 @@ def test_backbone_that_would_be_unpickled_is_refused(file: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "parts"),
+    [
+        ("torchvision", ("only with a ResNet50", "model.pretrained_backbone=torchvision")),
+        ("model_10.pth", ("convert --detector FILE.pth --classes FILE.json --out DIR",)),
+        ("a.safetensors.bin", ("convert --detector",)),
+        ("runs/a/detector.onnx", ("give the checkpoint",)),
+        ("runs/a", ("model.pretrained_backbone=null",)),
+        ("''", ("name a run",)),
+    ],
+)
+def test_start_that_is_no_detector_is_refused(value: str, parts: tuple[str, ...]) -> None:
+    message = config_error(f"model.weights={value}", config="coco.yaml")
+    assert message.startswith("command line: model.weights: ") and all(p in message for p in parts)
+
+
+def test_detector_replaces_the_backbone_of_a_shipped_configuration() -> None:
+    changes = ["model.weights=runs/a", "model.pretrained_backbone=null"]
+    assert load_config("coco.yaml", changes).model.weights == "runs/a"
+
+
+@pytest.mark.parametrize(
     ("value", "steps"),
     [("20-22", range(20, 23)), ("7", range(7, 8)), ("1-1", range(1, 2)), ("null", range(0))],
 )

@@ -51,6 +51,7 @@ def facts(**changes: Any) -> CardFacts:
         image_size=320,
         parameters=31_800_000,
         is_pretrained=True,
+        start="",
         is_synthetic=False,
         train=split,
         validation=replace(split, annotations="b.json", number_of_images=500),

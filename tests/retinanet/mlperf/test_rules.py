@@ -55,6 +55,13 @@ def test_closed_division_rejects_a_change_and_names_the_rule(change: str, expect
     load_config("openimages.yaml", ["mlperf.division=open", change])
 
 
+def test_closed_division_rejects_a_detector_to_start_from() -> None:
+    changes = ["model.pretrained_backbone=null", "model.weights=runs/a"]
+    message = error_message(load_config, "openimages.yaml", [*CLOSED, *changes])
+    assert "model.weights is null, not runs/a" in message
+    load_config("openimages.yaml", changes)
+
+
 @pytest.mark.parametrize(
     "change",
     [

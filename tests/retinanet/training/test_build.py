@@ -10,7 +10,7 @@ from retinanet.config import ModelConfig
 from retinanet.config_file import SHIPPED, load_config
 from retinanet.model.postprocess import postprocess
 from retinanet.model.retinanet import RetinaNet
-from retinanet.preflight.run import check_weights
+from retinanet.preflight.run import check_backbone
 from retinanet.training.build import (
     build_model,
     dropped_parts,
@@ -70,7 +70,7 @@ def test_dropped_parts_of_a_whole_detector_are_noted(tmp_path: Path) -> None:
     file = tmp_path / "detector.safetensors"
     save_file(RetinaNet(num_classes=2).state_dict(), file)
     settings = ModelConfig(pretrained_backbone=str(file))
-    check = check_weights(settings)
+    check = check_backbone(settings)
     assert check.level == "ok" and "backbone.fpn (16)" in check.detail
     [note] = notes_on_backbone(str(file), starting_weights(settings))
     for part in (str(file), "backbone.fpn (16)", "classification_head (10)"):

@@ -1,0 +1,301 @@
+"""A detector to start from (`model.weights`): its weights, and class rows matched by name.
+
+Everything but the last layer of the classification head is independent of the classes, and is
+taken as it is. That layer has nine rows per class, one for each anchor. The rows of a class that
+the detector knows by name are taken; the others keep the values of a fresh model.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.errors import InputError, printable
+from data.annotations import UNNAMED, ClassMap
+from retinanet.model.anchors import ANCHORS_PER_LOCATION
+from retinanet.model.retinanet import RetinaNet
+from retinanet.training.build import current_names, read_safetensors
+from retinanet.training.checkpoint import file_digest, read_checkpoint
+from retinanet.training.train_state import MODEL_FILE, STATE_FILE
+
+LOGITS = "head.classification_head.cls_logits"
+CLASS_NAMES = "classes"  # Key of a .safetensors file's metadata: the outputs' names, a JSON list
+
+
+def detector_tensors(given: Mapping[str, Tensor], *, source: str) -> dict[str, Tensor]:
+    """Return the tensors of a RetinaNet-ResNeXt50 in float32, without counters of batch norms.
+
+    Raises:
+        InputError: They are another network's; the message begins with `source`.
+    """
+    tensors = {
+        key: tensor for key, tensor in given.items() if not key.endswith("num_batches_tracked")
+    }
+    rows = tensors.get(f"{LOGITS}.weight")
+    if rows is None or rows.dim() != 4:
+        raise InputError(
+            f"{source}: contains no RetinaNet: {LOGITS}.weight is missing; give the file of a "
+            "complete detector; a backbone alone is for model.pretrained_backbone (retinanet "
+            "convert without --detector)"
+        )
+    # Only names and shapes are needed. The meta device allocates no memory for values.
+    with torch.device("meta"):
+        # At least one class, since a model needs one. A wrong number of rows is reported below.
+        model = RetinaNet(num_classes=max(1, count_outputs(tensors)), norm="frozen")
+    expected = model.state_dict()
+    advice = "expected a resnext50_32x4d with a pyramid of P3 to P7 and 9 anchors per location"
+    for key in (*expected, *tensors):
+        wrong = ""
+        if key not in tensors:
+            wrong = "is missing"
+        elif key not in expected:
+            wrong = "is not known"
+        elif tensors[key].shape != expected[key].shape:
+            shapes = list(tensors[key].shape), list(expected[key].shape)
+            wrong = f"has shape {shapes[0]} instead of {shapes[1]}"
+        elif not tensors[key].is_floating_point() or not tensors[key].isfinite().all():
+            wrong = "holds values that are not finite numbers"
+        if wrong:
+            raise InputError(f"{source}: is not a RetinaNet-ResNeXt50: {key} {wrong}; {advice}")
+    return {key: tensor.to(torch.float32) for key, tensor in tensors.items()}
+
+
+def count_outputs(tensors: Mapping[str, Tensor]) -> int:
+    """Return how many classes each anchor has."""
+    return len(tensors[f"{LOGITS}.weight"]) // ANCHORS_PER_LOCATION
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceDetector:
+    """A trained detector."""
+
+    file: Path  # The folder of a checkpoint, or a .safetensors file
+    names: tuple[str, ...]  # The class of each output, `UNNAMED` where it has none
+    tensors: Mapping[str, Tensor]
+    sha256: str  # Of the file of the tensors
+    step: int | None = None  # Steps of its training; None if it is not known
+    map: float | None = None  # mAP of these weights; None if it is not known
+
+
+def read_detector(source: str) -> SourceDetector:
+    """Read the detector that `model.weights` names.
+
+    It is the folder of a run (its best checkpoint, else its newest) or of a checkpoint, a file in
+    it, or a .safetensors file that names its classes, as `retinanet export` writes it.
+
+    Raises:
+        InputError: It is missing or damaged, has another architecture, or no class names.
+    """
+    path = Path(source)
+    is_checkpoints_file = path.name == MODEL_FILE and (path.parent / STATE_FILE).is_file()
+    try:
+        if path.is_file() and not is_checkpoints_file:
+            return read_weights_file(path)
+        return read_checkpointed_detector(path)
+    except InputError as error:
+        raise InputError(f"model.weights: {error}") from error
+
+
+def read_checkpointed_detector(path: Path) -> SourceDetector:
+    """Read the detector of a run or a checkpoint; raise InputError as `read_detector`."""
+    checkpoint = read_checkpoint(path)
+    file = checkpoint.folder / MODEL_FILE
+    tensors = detector_tensors(checkpoint.tensors(MODEL_FILE), source=str(file))
+    if count_outputs(tensors) != checkpoint.model.num_classes:
+        count = f"{checkpoint.model.num_classes} classes in {STATE_FILE}"
+        raise InputError(f"{file}: {count_outputs(tensors)} outputs per anchor, but {count}")
+    position = checkpoint.position
+    return SourceDetector(
+        file=checkpoint.folder,
+        names=ClassMap.from_json(checkpoint.model.classes).names,
+        tensors=tensors,
+        sha256=checkpoint.state.parts[MODEL_FILE].sha256,
+        # A converted detector has no steps of a training.
+        step=position.step or None,
+        map=position.map_here,
+    )
+
+
+def read_weights_file(file: Path) -> SourceDetector:
+    """Read a .safetensors file, in any spelling of the names.
+
+    Raises:
+        InputError: It cannot be read, is another network's, or has no class names.
+    """
+    given, texts = read_safetensors(file)
+    current = current_names(given)
+    renamed = {current[name]: tensor for name, tensor in given.items()}
+    tensors = detector_tensors(renamed, source=str(file))
+    if CLASS_NAMES not in texts:
+        raise InputError(
+            f"{file}: has no class names, by which classes are matched; name them once with "
+            f"python -m retinanet convert --detector {file} --classes FILE.json --out DIR, and set "
+            "model.weights=DIR"
+        )
+    try:
+        names = json.loads(texts[CLASS_NAMES])
+    except (ValueError, RecursionError):
+        names = None
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if not is_list or len(names) != count_outputs(tensors):
+        raise InputError(
+            f"{file}: metadata {CLASS_NAMES}: expected a JSON list of {count_outputs(tensors)} "
+            "names; convert or export the detector again"
+        )
+    return SourceDetector(file=file, names=tuple(names), tensors=tensors, sha256=file_digest(file))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassMatch:
+    """The classes of a data set that a detector knows, and those that it does not."""
+
+    outputs: tuple[int | None, ...]
+    """For each class index of the model the detector's output; None: it starts as from scratch."""
+    kept: tuple[tuple[str, str], ...]  # Name in the data set, and the detector's spelling of it
+    new: tuple[str, ...]
+    dropped: tuple[str, ...]  # Classes of the detector that the data set does not have
+
+
+def match_classes(names: Sequence[str], detector: Sequence[str]) -> ClassMatch:
+    """Match the classes of a data set to a detector's outputs by name.
+
+    Equal names come first; otherwise upper and lower case, and spaces, hyphens and underscores are
+    the same. `UNNAMED` outputs have no class: they match nothing, and are not listed.
+    """
+    exact, similar = first_outputs(detector, str), first_outputs(detector, simplified)
+    outputs = [exact.get(name, similar.get(simplified(name))) for name in names]
+    pairs = list(zip(names, outputs, strict=True))
+    used = {detector[output] for output in outputs if output is not None}
+    return ClassMatch(
+        outputs=tuple(outputs),
+        kept=tuple((name, detector[output]) for name, output in pairs if output is not None),
+        new=tuple(name for name, output in pairs if output is None and name != UNNAMED),
+        dropped=tuple(name for name in detector if name not in used and name != UNNAMED),
+    )
+
+
+def first_outputs(names: Sequence[str], spelling: Callable[[str], str]) -> dict[str, int]:
+    """Return the first output of each class that has a name."""
+    outputs: dict[str, int] = {}
+    for output, name in enumerate(names):
+        if name != UNNAMED:
+            outputs.setdefault(spelling(name), output)
+    return outputs
+
+
+def simplified(name: str) -> str:
+    """Return a name without differences in case, spaces, hyphens and underscores."""
+    return re.sub(r"[\s_-]+", " ", name.casefold()).strip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectorStart:
+    """A start from a detector, for the console, the model cards and the run's `weights.json`."""
+
+    source: str  # The checkpoint's folder, or the file
+    sha256: str
+    step: int | None
+    map: float | None
+    match: ClassMatch
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, with the name of every class."""
+        return {
+            "source": self.source,
+            "sha256": self.sha256,
+            "step": self.step,
+            "map": self.map,
+            "kept": dict(self.match.kept),
+            "new": list(self.match.new),
+            "dropped": list(self.match.dropped),
+        }
+
+    def rows(self) -> dict[str, str]:
+        """Return a short table: the detector, and classes kept, new and dropped."""
+        match = self.match
+        classes, known = len(match.kept) + len(match.new), len(match.kept) + len(match.dropped)
+        kept = [
+            name if name == spelling else f"{name} (as {spelling})" for name, spelling in match.kept
+        ]
+        rows = {
+            "weights": describe_source(self.source, step=self.step, map_value=self.map),
+            "classes kept": f"{len(kept)} of {classes}: {format_classes(kept)}",
+        }
+        if match.new:
+            names = format_classes(match.new)
+            rows["classes new"] = f"{len(match.new)} of {classes}, from scratch: {names}"
+        if match.dropped:
+            names = format_classes(match.dropped)
+            rows["classes dropped"] = f"{len(match.dropped)} of the detector's {known}: {names}"
+        return rows
+
+    def notes(self) -> list[str]:
+        """Return a note if the run takes none of the detector's classes."""
+        if self.match.kept:
+            return []
+        return [
+            f"model.weights: {self.source} has none of the data set's classes by name: all of "
+            "them start from scratch, on the detector's features and boxes"
+        ]
+
+
+NAMES_SHOWN = 8  # Of each row of the table
+
+
+def format_classes(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are, or `none`."""
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return printable(", ".join(name[:60] for name in names[:NAMES_SHOWN])) + more or "none"
+
+
+def describe_source(source: str, *, step: int | None, map_value: float | None) -> str:
+    """Return the detector, with its step and its mAP if they are known."""
+    steps = "" if step is None else f", step {step}"
+    return f"{source}{steps}" + ("" if map_value is None else f", mAP {map_value:.3f}")
+
+
+def start_from_detector(
+    model: RetinaNet, source: str | None, *, names: Sequence[str]
+) -> DetectorStart | None:
+    """Load `model.weights`, if it is set, into a fresh model with classes of these `names`.
+
+    Raises:
+        InputError: See `read_detector`.
+    """
+    if source is None:
+        return None
+    detector = read_detector(source)
+    match = match_classes(names, detector.names)
+    load_detector(model, detector, match)
+    # Not the tensors, which would stay in memory for the whole run.
+    return DetectorStart(
+        source=str(detector.file),
+        sha256=detector.sha256,
+        step=detector.step,
+        map=detector.map,
+        match=match,
+    )
+
+
+def load_detector(model: RetinaNet, detector: SourceDetector, match: ClassMatch) -> None:
+    """Copy a detector's weights into a fresh model; classes that it lacks keep the fresh rows.
+
+    The norms, frozen or trained, get the detector's statistics.
+    """
+    fresh = model.state_dict()
+    tensors = dict(detector.tensors)
+    known = [label for label, output in enumerate(match.outputs) if output is not None]
+    outputs = [output for output in match.outputs if output is not None]
+    for name in (f"{LOGITS}.weight", f"{LOGITS}.bias"):
+        # Rows are ordered by anchor, then by class.
+        rows = fresh[name].clone(memory_format=torch.contiguous_format)
+        by_class = rows.view(ANCHORS_PER_LOCATION, len(match.outputs), *rows.shape[1:])
+        source = tensors[name].view(ANCHORS_PER_LOCATION, len(detector.names), *rows.shape[1:])
+        by_class[:, known] = source[:, outputs]
+        tensors[name] = rows
+    model.load_state_dict(tensors)
