@@ -20,6 +20,18 @@ from common.errors import InputError
 MINIMUM_SIDE = 1e-3
 """Pixels; a box with a shorter side has no area that float32 holds, and no IoU with any anchor."""
 
+Resize = Literal["square", "letterbox"]
+"""Values of `data.resize`, see `data.transforms`."""
+
+
+def content_size(original_size: tuple[int, int], *, size: int, resize: Resize) -> tuple[int, int]:
+    """Return (height, width) of an image of `original_size` on the square of `size` pixels."""
+    if resize == "square":
+        return size, size
+    height, width = original_size
+    longer = max(height, width)
+    return max(1, round(height * size / longer)), max(1, round(width * size / longer))
+
 
 @dataclass(frozen=True, eq=False)
 class Annotations:

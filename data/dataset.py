@@ -1,6 +1,7 @@
 """Samples: an image resized to the model's square with its targets, and a data set's two splits."""
 
 import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -12,10 +13,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from common.errors import InputError
-from data.annotations import Annotations, ClassMap, Split, image_path, shown
+from data.annotations import Annotations, ClassMap, Resize, Split, image_path, shown
+from data.augmentation import Augmentation, view_boxes, whole_view
 from data.decoding import decode_image, is_resized_copy
 from data.index import open_annotations
-from data.transforms import clip_boxes, flip, resize_image, scale_boxes
+from data.transforms import pad_image, resize_image
 
 REPLACEMENTS_TRIED = 10
 """If so many images in a row cannot be read, the folder of images itself must be wrong."""
@@ -62,6 +64,10 @@ class DetectionDataset(Dataset[Sample]):
     reading. With `replace_bad_images` another image replaces it in training, chosen by the key's
     seed, and a black one in evaluation, where nothing is found; the sample's `bad_images` names it.
 
+    `augmentation` has names of `data.augmentation.AUGMENTATIONS`, for training. With
+    `skip_images_without_boxes`, none of its changes removes all boxes of an image; without, an
+    image whose boxes are all out of sight is background.
+
     Raises InputError, which names `source` where it is about the annotations, if a category has no
     class, the first image is not in the folder, or all images are skipped.
     """
@@ -74,6 +80,8 @@ class DetectionDataset(Dataset[Sample]):
         *,
         image_size: int,
         train: bool,
+        resize: Resize = "square",
+        augmentation: Sequence[str] = ("flip",),
         skip_images_without_boxes: bool = False,
         decoder: str = "pillow",
         replace_bad_images: bool = False,
@@ -107,7 +115,10 @@ class DetectionDataset(Dataset[Sample]):
         self.image_folder = image_folder
         self.class_map = class_map
         self.image_size = image_size
+        self.resize: Resize = resize
         self.train = train
+        self.augmentation = Augmentation(augmentation if train else ())
+        self.skip_images_without_boxes = skip_images_without_boxes
         self.decoder = decoder
         self.replace_bad_images = replace_bad_images
 
@@ -123,7 +134,7 @@ class DetectionDataset(Dataset[Sample]):
             return self._replacement(key, str(error))
 
     def read(self, key: SampleKey) -> Sample:
-        """Return a key's sample, in training mirrored with p = 0.5, or raise InputError."""
+        """Return a key's sample, in training augmented, or raise InputError."""
         row = int(self.rows[key.index])
         path = image_path(self.image_folder, self.annotations.file_names[row])
         original_size = self.annotations.image_size(row)
@@ -134,26 +145,44 @@ class DetectionDataset(Dataset[Sample]):
                 f"{path}: the image is {width}×{height} pixels, annotated as {original_size[1]}×"
                 f"{original_size[0]}; fix the annotations or the image"
             )
-        image = resize_image(pixels, self.image_size)
-        target = self._target(row)
-        # A generator for each sample, so that the flip does not depend on which process reads it.
-        if self.train and np.random.default_rng(key.seed).random() < 0.5:
-            image, target["boxes"] = flip(image, target["boxes"])
+        boxes, labels = self._objects(row)
+        view = self.augmentation.draw_view(
+            boxes,
+            seed=key.seed,
+            original_size=original_size,
+            image_size=(height, width),
+            size=self.image_size,
+            resize=self.resize,
+            keeps_an_object=self.skip_images_without_boxes,
+        )
+        left, top, right, bottom = view.source
+        image = resize_image(pixels[top:bottom, left:right], view.size)
+        boxes, keep = view_boxes(
+            boxes, view, original_size=original_size, image_size=(height, width)
+        )
+        boxes = boxes[keep].to(torch.float32)
+        image, boxes = self.augmentation.mirror(image, boxes, seed=key.seed)
+        image = self.augmentation.change_colours(image, seed=key.seed)
+        left, top = view.target[:2]
+        target = {"boxes": boxes + boxes.new_tensor((left, top) * 2), "labels": labels[keep]}
+        image = pad_image(image, size=self.image_size, top=top, left=left)
         return Sample(image, target, int(self.annotations.image_ids[row]), original_size)
 
     def _replacement(self, key: SampleKey, problem: str) -> Sample:
         """Return another sample in training, a black one in evaluation, with the problems."""
         if not self.train:
             row = int(self.rows[key.index])
+            original_size = self.annotations.image_size(row)
+            view = whole_view(original_size, size=self.image_size, resize=self.resize)
             # The image keeps its boxes: they count as not found, so the mAP is not too high.
-            black = torch.zeros(self.image_size, self.image_size, 3, dtype=torch.uint8)
-            return Sample(
-                black.permute(2, 0, 1),
-                self._target(row),
-                int(self.annotations.image_ids[row]),
-                self.annotations.image_size(row),
-                bad_images=(problem,),
+            boxes, labels = self._objects(row)
+            boxes, keep = view_boxes(
+                boxes, view, original_size=original_size, image_size=original_size
             )
+            target = {"boxes": boxes[keep].to(torch.float32), "labels": labels[keep]}
+            black = torch.zeros(self.image_size, self.image_size, 3, dtype=torch.uint8)
+            image_id = int(self.annotations.image_ids[row])
+            return Sample(black.permute(2, 0, 1), target, image_id, original_size, (problem,))
         problems = [problem]
         # The 1 makes another stream than that of the flip, which has the seed alone.
         others = np.random.default_rng([key.seed, 1]).integers(len(self), size=REPLACEMENTS_TRIED)
@@ -167,17 +196,14 @@ class DetectionDataset(Dataset[Sample]):
             "check the folder of images, or run `python -m data verify`"
         )
 
-    def _target(self, row: int) -> dict[str, Tensor]:
-        """Return boxes on the square and labels, of single objects with an area."""
+    def _objects(self, row: int) -> tuple[Tensor, Tensor]:
+        """Return boxes in annotated pixels, float64, and labels, of single objects."""
         rows = self.annotations.box_slice(row)
         single = ~self.annotations.box_is_crowd[rows]
         # In float64 until clipped, as `data.verify` computes them: both leave out the same boxes.
         boxes = torch.from_numpy(self.annotations.boxes[rows][single]).to(torch.float64)
         labels = self.class_map.to_labels(self.annotations.box_category_ids[rows][single])
-        size = self.annotations.image_size(row)
-        boxes = scale_boxes(boxes, original_size=size, size=self.image_size)
-        boxes, keep = clip_boxes(boxes, size=self.image_size)
-        return {"boxes": boxes[keep].to(torch.float32), "labels": torch.from_numpy(labels)[keep]}
+        return boxes, torch.from_numpy(labels)
 
 
 def collate(samples: list[Sample]) -> Batch:
@@ -212,6 +238,8 @@ def open_data(
     class_indices: str,
     num_classes: int | None,
     skip_images_without_boxes: bool,
+    resize: Resize = "square",
+    augmentation: Sequence[str] = ("flip",),
     decoder: str = "pillow",
     replace_bad_images: bool = False,
     console: Console | None = None,
@@ -237,6 +265,7 @@ def open_data(
         DetectionDataset,
         class_map=classes,
         image_size=image_size,
+        resize=resize,
         decoder=decoder,
         replace_bad_images=replace_bad_images,
     )
@@ -245,6 +274,7 @@ def open_data(
             train_annotations,
             train.images,
             train=True,
+            augmentation=augmentation,
             skip_images_without_boxes=skip_images_without_boxes,
             source=source,
         ),

@@ -1,5 +1,8 @@
 """Transforms of images and boxes: resized to the fixed square, mirrored, and normalized.
 
+The network's input is a square. `square` stretches an image to it; `letterbox` keeps the aspect
+ratio: the image is at the top left, and the rest has `PADDING`.
+
 Shapes: N images, S the side of the square in pixels, B boxes (xyxy).
 """
 
@@ -9,15 +12,35 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from data.annotations import MINIMUM_SIDE
+from data.annotations import MINIMUM_SIDE, Resize, content_size
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 CACHED_FLOATS = 1 << 18  # 1 MB, as a core's second-level cache has or nearly so
 
+PADDING = tuple(round(255 * mean) for mean in IMAGENET_MEAN)
+"""The colour that is 0 after normalization, to a third of a level."""
 
-def resize_image(image: NDArray[np.uint8], size: int) -> Tensor:
-    """Resize `[H, W, 3]` uint8 to `[3, S, S]` uint8, without keeping the aspect ratio.
+
+def fit_image(image: NDArray[np.uint8], *, size: int, resize: Resize) -> Tensor:
+    """Return `[3, S, S]` uint8, the network's input without augmentation, of `[H, W, 3]` uint8."""
+    height, width = image.shape[:2]
+    content = resize_image(image, content_size((height, width), size=size, resize=resize))
+    return pad_image(content, size=size)
+
+
+def pad_image(image: Tensor, *, size: int, top: int = 0, left: int = 0) -> Tensor:
+    """Return a square `[3, S, S]` of `PADDING` with the image `[3, H, W]` uint8 on it."""
+    height, width = image.shape[1:]
+    if (height, width) == (size, size):
+        return image
+    square = torch.tensor(PADDING, dtype=torch.uint8).repeat(size, size, 1).permute(2, 0, 1)
+    square[:, top : top + height, left : left + width] = image
+    return square
+
+
+def resize_image(image: NDArray[np.uint8], size: tuple[int, int]) -> Tensor:
+    """Resize `[H, W, 3]` uint8 to `[3, *size]` uint8; `size` is (height, width).
 
     Plain bilinear without antialiasing, `align_corners=False`, as the MLPerf reference and
     torchvision's GeneralizedRCNNTransform do. Integer arithmetic: within one level of float's.
@@ -26,19 +49,22 @@ def resize_image(image: NDArray[np.uint8], size: int) -> Tensor:
     # Permuted as a batch of one, and not unsqueezed after: only so does torch see channels_last
     # strides, for which it has a vectorized uint8 kernel.
     batch = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
-    return F.interpolate(batch, size=(size, size), mode="bilinear", align_corners=False)[0]
+    return F.interpolate(batch, size=size, mode="bilinear", align_corners=False)[0]
 
 
-def scale_boxes(boxes: Tensor, *, original_size: tuple[int, int], size: int) -> Tensor:
-    """Map boxes `[B, 4]` from an image of (height, width) pixels onto the square of `size`."""
-    height, width = original_size
-    ratios = (size / width, size / height, size / width, size / height)
+def scale_boxes(
+    boxes: Tensor, *, original_size: tuple[float, float], size: tuple[int, int]
+) -> Tensor:
+    """Map boxes `[B, 4]` from an image of `original_size` to one of `size`, (height, width)."""
+    (height, width), (new_height, new_width) = original_size, size
+    ratios = (new_width / width, new_height / height) * 2
     return boxes * boxes.new_tensor(ratios)
 
 
-def clip_boxes(boxes: Tensor, *, size: int) -> tuple[Tensor, Tensor]:
-    """Clip boxes `[B, 4]` to the square; also return which `[B]` bool still have an area."""
-    clipped = boxes.clamp(min=0, max=size)
+def clip_boxes(boxes: Tensor, *, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Clip boxes `[B, 4]` to (height, width); also return which `[B]` bool still have an area."""
+    height, width = size
+    clipped = boxes.clamp(min=0).minimum(boxes.new_tensor((width, height) * 2))
     sides = clipped[:, 2:] - clipped[:, :2]
     return clipped, (sides >= MINIMUM_SIDE).all(dim=1)
 

@@ -40,6 +40,7 @@ from retinanet.config_types import (
     PICKLES,
     STEP_WINDOW,
     TORCHVISION,
+    AugmentationName,
     BatchSplit,
     LogitCopies,
     MetricLibrary,
@@ -48,6 +49,7 @@ from retinanet.config_types import (
     is_interval,
     is_window,
     parse_window,
+    require_augmentation,
     require_split,
 )
 from retinanet.mlperf.rules import NEWEST, TARGET_MAP, Closed, Rules, broken_rules, closed
@@ -191,6 +193,20 @@ class DataConfig:
         int, Field(ge=64, le=16384, multiple_of=32), Resume.MUST_MATCH, closed(800)
     ] = 800
     """Side of the square that all images are resized to. [pixels]"""
+    resize: Annotated[Literal["square", "letterbox"], Resume.MUST_MATCH, closed("square")] = (
+        "square"
+    )
+    """Stretch images to the square, or keep their aspect ratio and pad them. [name]"""
+    augmentation: Annotated[
+        AugmentationName | tuple[AugmentationName, ...],
+        BeforeValidator(
+            require_augmentation,
+            json_schema_input_type=AugmentationName
+            | Annotated[list[AugmentationName], Field(json_schema_extra={"uniqueItems": True})],
+        ),
+        closed("flip"),
+    ] = "flip"
+    """Random changes of training images, or a list of them; []: none. [name or list]"""
     class_indices: Annotated[Literal["contiguous", "category_id"], Resume.MUST_MATCH] = "contiguous"
     """Class indices of the model: positions of the categories in the JSON, or their ids. [name]"""
     images_without_boxes: Annotated[

@@ -102,6 +102,31 @@ MetricLibrary = Literal["faster-coco-eval", "pycocotools"]
 METRIC_LIBRARIES: tuple[MetricLibrary, ...] = get_args(MetricLibrary)
 DEFAULT_LIBRARY: MetricLibrary = "faster-coco-eval"
 
+AugmentationName = Literal["flip", "scale_jitter", "photometric", "ssd", "strong"]
+AUGMENTATION_NAMES: tuple[AugmentationName, ...] = get_args(AugmentationName)
+
+
+def require_augmentation(value: object) -> object:
+    """Refuse what is neither a name of an augmentation nor a list of different ones.
+
+    A list becomes a tuple, and a list of one name that name.
+    """
+    names = list(value) if isinstance(value, list | tuple) else [value]
+    is_known = all(isinstance(name, str) and name in AUGMENTATION_NAMES for name in names)
+    if not is_known or len({*map(str, names)}) < len(names):
+        known = ", ".join(AUGMENTATION_NAMES)
+        advice = "input should be one of {known}, or a list of them such as [flip, photometric]"
+        raise PydanticCustomError("augmentation", advice, {"known": known})
+    return names[0] if len(names) == 1 else tuple(names)
+
+
+def augmentation_names(
+    value: AugmentationName | tuple[AugmentationName, ...],
+) -> tuple[AugmentationName, ...]:
+    """Return the names of a value of `data.augmentation`."""
+    return (value,) if isinstance(value, str) else value
+
+
 BatchSplit = Literal["even", "speed"] | tuple[int, ...]  # Values of `distributed.batch_split`
 MOST_IMAGES = 10**6
 """Images of a rank in a batch. What fits a host's memory is checked before a run."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from common.errors import InputError, printable
 from data.annotations import ClassMap
 from data.decoding import decode_image, to_rgb
-from data.transforms import resize_image
+from data.transforms import fit_image
 from launch.environment import set_allocator
 from retinanet.engine.engines import torch_forward
 from retinanet.evaluation.command import read_trained
@@ -150,6 +150,7 @@ class Detector:
         """The folder of the checkpoint."""
         self.image_size: int = checkpoint.model.image_size
         """Images are resized to a square of this side for the network. [pixels]"""
+        self._resize = checkpoint.model.resize
         self.precision: str = precision or checkpoint.model.precision
         """`bf16` or `float32`: the arithmetic of convolutions."""
         self._model = checkpoint.build_model().eval()
@@ -258,11 +259,10 @@ class Detector:
         Boxes are in pixels of the pictures. Those below `least_score` are dropped, and all other
         classes if `only` names some.
         """
-        input_size = (self.image_size, self.image_size)
-        shape = (len(pictures), 3, *input_size)
+        shape = (len(pictures), 3, self.image_size, self.image_size)
         images = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
         for image, pixels in zip(images, pictures, strict=True):
-            image.copy_(resize_image(pixels, self.image_size))
+            image.copy_(fit_image(pixels, size=self.image_size, resize=self._resize))
         threshold = min(SCORE_THRESHOLD, least_score)
         with self._lock:
             batch = detect_batch(
@@ -276,7 +276,8 @@ class Detector:
                 detections,
                 self._class_map,
                 image_id=index,
-                input_size=input_size,
+                size=self.image_size,
+                resize=self._resize,
                 original_size=(pixels.shape[0], pixels.shape[1]),
             )
             rows = result.scores >= least_score

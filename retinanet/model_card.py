@@ -22,9 +22,10 @@ from common.cli import installed_command
 from common.console import clock
 from common.errors import printable
 from common.files import partial_name, read_json_lines
-from data.annotations import SplitName
+from data.annotations import Resize, SplitName
 from data.dataset import DetectionDataset
 from retinanet.config_file import configured_split
+from retinanet.config_types import augmentation_names
 from retinanet.evaluation.metric import METRICS, ClassResult, Evaluation
 from retinanet.training.checkpoint import checkpoint_folder
 from retinanet.training.detector_weights import describe_source
@@ -53,6 +54,7 @@ class CardFacts:
     total_steps: int
     epochs: float
     image_size: int
+    resize: Resize
     parameters: int
     is_pretrained: bool
     start: str  # The detector that the training started from; empty if none
@@ -111,9 +113,10 @@ def describe_limits(facts: CardFacts) -> Iterator[str]:
             f"Small objects are detected less reliably: mAP {small:.3f} below 32×32 pixels, "
             f"{large:.3f} above 96×96."
         )
+    size, kept = f"{facts.image_size}×{facts.image_size}", facts.resize == "letterbox"
     yield (
-        f"Images are resized to {facts.image_size}×{facts.image_size} pixels: objects that are "
-        "then only a few pixels wide are lost."
+        f"Images are resized to {size} pixels{', their aspect ratio kept' if kept else ''}: "
+        "objects that are then only a few pixels wide are lost."
     )
     yield (
         "Its quality for other cameras, places, seasons and people is unknown. Evaluate it on "
@@ -298,6 +301,7 @@ def update_card(run: RunFacts, evaluation: Evaluation, *, step: int, epochs: flo
             total_steps=run.total_steps,
             epochs=epochs,
             image_size=run.model.image_size,
+            resize=run.model.resize,
             parameters=run.parameters,
             is_pretrained=run.config.model.pretrained_backbone is not None,
             start=describe_start(run.folder.path / WEIGHTS),
@@ -364,6 +368,7 @@ def describe_settings(run: RunFacts, *, step: int, epochs: float) -> dict[str, s
     return {
         "steps": f"{step} of {run.total_steps}, {epochs:.4g} epochs",
         "images per step": f"{run.images_per_step}, on {ranks} {'rank' if ranks == 1 else 'ranks'}",
+        "augmentation": ", ".join(augmentation_names(run.config.data.augmentation)) or "none",
         "optimizer": training.optimizer,
         "learning rate": f"{training.learning_rate:g}, {training.schedule} after a warm-up of "
         f"{training.warmup_epochs:g} epochs",

@@ -113,6 +113,7 @@ def run(
         TrainingRules(
             decoder=resolve_decoder(data.decoder),
             image_size=data.image_size,
+            resize=data.resize,
             class_indices=data.class_indices,
             num_classes=settings.model.num_classes,
             skip_images_without_boxes=data.images_without_boxes == "skip",

@@ -22,6 +22,7 @@ from data.annotations import (
     UNNAMED,
     Annotations,
     GrowingColumns,
+    Resize,
     TextColumn,
     positions_in,
     repeated,
@@ -224,7 +225,7 @@ def join_lists(lists: dict[str, ListColumns], findings: Findings) -> Entries:
     )
 
 
-def check_boxes(entries: Entries, findings: Findings, *, image_size: int) -> None:
+def check_boxes(entries: Entries, findings: Findings, *, image_size: int, resize: Resize) -> None:
     """Find boxes that are of no use at `image_size`, and those that reach beyond their image."""
 
     def make_place(row: int) -> Place:
@@ -240,7 +241,8 @@ def check_boxes(entries: Entries, findings: Findings, *, image_size: int) -> Non
         stop = min(start + BOXES_AT_ONCE, len(entries.boxes))
         counted = np.zeros(stop - start, dtype=np.bool_)
         # A box is a finding of the first kind that it is of.
-        for kind, flags in box_kinds(entries, start, stop, image_size=image_size).items():
+        kinds = box_kinds(entries, start, stop, image_size=image_size, resize=resize)
+        for kind, flags in kinds.items():
             rows = start + np.flatnonzero(flags & ~counted)
             counted |= flags
             findings.add_rows(kind, rows, make_place)
@@ -249,7 +251,7 @@ def check_boxes(entries: Entries, findings: Findings, *, image_size: int) -> Non
 
 
 def box_kinds(
-    entries: Entries, start: int, stop: int, *, image_size: int
+    entries: Entries, start: int, stop: int, *, image_size: int, resize: Resize
 ) -> dict[str, NDArray[np.bool_]]:
     """Return for each kind of finding which of some boxes are of it."""
     # A box without a known image has row -1, the last image's; `has_image` masks these results.
@@ -258,8 +260,11 @@ def box_kinds(
     lower, upper = boxes[:, :2], boxes[:, 2:]
     has_image = images >= 0  # without a known image there is nothing to be outside of
     with np.errstate(invalid="ignore", over="ignore"):
-        # The same as data.transforms.scale_boxes and clip_boxes in training.
-        clipped = np.clip(boxes * np.tile(image_size / sizes, 2), 0, image_size)
+        # As content_size, and scale_boxes and clip_boxes of data.transforms, in training.
+        content = np.full_like(sizes, image_size)
+        if resize == "letterbox":
+            content = np.maximum(1, np.round(sizes * image_size / sizes.max(axis=1, keepdims=True)))
+        clipped = np.clip(boxes * np.tile(content / sizes, 2), 0, np.tile(content, 2))
         beyond = (lower < -ROUNDING) | (upper > sizes + ROUNDING)
         has_area = (clipped[:, 2:] - clipped[:, :2] >= MINIMUM_SIDE).all(axis=1)
         return {

@@ -21,7 +21,7 @@ from rich.console import Console
 from common.console import progress, progress_in_bytes
 from common.errors import InputError
 from common.processes import process_pool, run_tasks, usable_cores
-from data.annotations import SPLITS, Split, SplitName, leaves_folder
+from data.annotations import SPLITS, Resize, Split, SplitName, leaves_folder
 from data.decoding import QUARTER_TURNS, SUFFIXES, decode_image, fits_both_ways, is_resized_copy
 from data.index import find_or_make_index
 from data.verify.annotations import (
@@ -44,6 +44,7 @@ class TrainingRules:
 
     decoder: str  # as `resolve_decoder` returns it
     image_size: int  # side of the square that images are resized to [pixels]
+    resize: Resize
     class_indices: str  # `contiguous` or `category_id`, see `data.dataset.make_class_map`
     num_classes: int | None  # outputs of the model; None for as many as the categories need
     skip_images_without_boxes: bool  # leave out images without a box of a single object
@@ -112,7 +113,7 @@ def check_annotations(
     entries = open_entries(split.annotations, findings, console=console)
     if entries is not None:
         check_ids(entries, findings)
-        check_boxes(entries, findings, image_size=rules.image_size)
+        check_boxes(entries, findings, image_size=rules.image_size, resize=rules.resize)
         check_categories_fit(
             entries, findings, class_indices=rules.class_indices, num_classes=rules.num_classes
         )

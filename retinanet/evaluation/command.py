@@ -131,6 +131,7 @@ def validation_split(
         split.images,
         classes,
         image_size=checkpoint.model.image_size,
+        resize=checkpoint.model.resize,
         train=False,
         decoder=resolve_decoder("auto"),  # all decoders give the same pixels
         source=str(split.annotations),

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from common.console import progress
 from common.errors import InputError
-from data.annotations import ClassMap
+from data.annotations import ClassMap, Resize, content_size
 from data.dataset import Batch
 from data.loader import DetectionLoader
 from data.transforms import normalize
@@ -23,7 +23,7 @@ from retinanet.engine.engines import Forward
 from retinanet.evaluation.matching import ImageDetections, SplitDetections
 from retinanet.evaluation.metric import coco_metric
 from retinanet.evaluation.output import SplitResult
-from retinanet.model.anchors import resize_boxes
+from retinanet.model.anchors import clip_boxes, resize_boxes
 from retinanet.model.postprocess import Detections, postprocess
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.signals import StopRequest
@@ -56,19 +56,19 @@ def detect(
     *,
     classes: ClassMap,
     forward: Forward,
+    resize: Resize = "square",
     main_cpus: tuple[int, ...] = (),
     bad_images: list[str] | None = None,
 ) -> Iterator[ImageDetections]:
     """Yield the detections of every image, scaled to the images' original sizes.
 
-    `main_cpus`: CPUs of the calling thread, see `launch.shares.Share.main_cpus`. Images that
-    cannot be read are appended to `bad_images`.
+    `resize` is how the batches' images were resized. `main_cpus`: CPUs of the calling thread, see
+    `launch.shares.Share.main_cpus`. Images that cannot be read are appended to `bad_images`.
     """
     model.eval()
     for batch in batches:
         if bad_images is not None:
             bad_images.extend(batch.bad_images)
-        height, width = batch.images.shape[-2:]
         # Bound only while it computes: processes that the main thread starts inherit its CPUs.
         with calling_thread_on(main_cpus):
             batch_detections = detect_batch(model, batch.images, forward=forward)
@@ -79,7 +79,8 @@ def detect(
                 detections,
                 classes,
                 image_id=image_id,
-                input_size=(height, width),
+                size=batch.images.shape[-1],
+                resize=resize,
                 original_size=original_size,
             )
 
@@ -89,11 +90,22 @@ def to_original_size(
     classes: ClassMap,
     *,
     image_id: int,
-    input_size: tuple[int, int],
+    size: int,
+    resize: Resize,
     original_size: tuple[int, int],
 ) -> ImageDetections:
-    """Return detections in pixels of the original image; sizes are (height, width)."""
-    boxes = resize_boxes(detections.boxes, input_size, original_size)
+    """Return detections in pixels of the original image, of (height, width).
+
+    `size` is the side of the network's input. On padding, which only a letterbox has, boxes are cut
+    off, and those that are outside of the image are left out.
+    """
+    content = content_size(original_size, size=size, resize=resize)
+    boxes = resize_boxes(detections.boxes, content, original_size)
+    if content != (size, size):
+        boxes = clip_boxes(boxes, original_size)
+        keep = (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
+        detections = Detections(boxes[keep], detections.scores[keep], detections.labels[keep])
+        boxes = detections.boxes
     return ImageDetections(
         image_id=image_id,
         boxes=boxes.double().numpy(),
@@ -157,6 +169,7 @@ def detect_split(
                 loader,
                 classes=classes,
                 forward=forward,
+                resize=loader.dataset.resize,
                 main_cpus=main_cpus,
                 bad_images=bad_images,
             ):

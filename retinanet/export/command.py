@@ -21,7 +21,7 @@ from common.errors import FINISHED, InputError
 from common.files import require_free_outputs, write_atomically
 from data.decoding import decode_image
 from data.synthetic import draw_scene
-from data.transforms import resize_image
+from data.transforms import fit_image
 from retinanet.engine.engines import torch_forward
 from retinanet.evaluation.command import read_trained, validation_split
 from retinanet.evaluation.detect import detect_batch
@@ -210,10 +210,10 @@ def check_images(checkpoint: Checkpoint, image: Path | None) -> tuple[Tensor, st
     These are the user's picture, or images of the run's validation split, or, if that is missing,
     synthetic images. Raises InputError if the user's picture cannot be read.
     """
-    size = checkpoint.model.image_size
+    size, resize = checkpoint.model.image_size, checkpoint.model.resize
     if image is not None:
         pixels = decode_image(image, apply_exif_orientation=True)
-        return resize_image(pixels, size)[None], str(image)
+        return fit_image(pixels, size=size, resize=resize)[None], str(image)
     try:
         split = validation_split(checkpoint, annotations=None, images=None)
         images = spread_images(split.annotations, split.image_folder, count=CHECK_IMAGES)
@@ -224,4 +224,5 @@ def check_images(checkpoint: Checkpoint, image: Path | None) -> tuple[Tensor, st
         pictures = [np.asarray(draw_scene(random)[0]) for _ in range(CHECK_IMAGES)]
         source = f"{CHECK_IMAGES} synthetic images (the run's validation images are missing)"
     # Copies: torch warns about arrays that share the read-only buffer of Pillow.
-    return torch.stack([resize_image(pixels.copy(), size) for pixels in pictures]), source
+    inputs = [fit_image(pixels.copy(), size=size, resize=resize) for pixels in pictures]
+    return torch.stack(inputs), source

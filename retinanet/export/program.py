@@ -25,7 +25,8 @@ from torchvision.ops import nms
 
 from common.errors import InputError
 from common.machine import require_packages
-from data.transforms import IMAGENET_MEAN, IMAGENET_STD
+from data.annotations import Resize
+from data.transforms import IMAGENET_MEAN, IMAGENET_STD, PADDING
 from retinanet.engine.folded_forward import folded_scale_shift
 from retinanet.model.anchors import anchors_for, clip_boxes, decode_boxes
 from retinanet.model.postprocess import CANDIDATES_PER_LEVEL, DETECTIONS_PER_IMAGE, NMS_IOU
@@ -371,11 +372,18 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-RESIZE = (
-    "to a square of image_size, without keeping the aspect ratio: bilinear, half-pixel centres, "
-    "no antialiasing (torch's interpolate with mode='bilinear', align_corners=False on uint8; "
-    "OpenCV's INTER_LINEAR), rounded to whole levels"
+INTERPOLATION = (
+    "bilinear, half-pixel centres, no antialiasing (torch's interpolate with mode='bilinear', "
+    "align_corners=False on uint8; OpenCV's INTER_LINEAR), rounded to whole levels"
 )
+RESIZES: dict[Resize, str] = {
+    "square": "to a square of image_size, without keeping the aspect ratio: " + INTERPOLATION,
+    "letterbox": "to (round(height × s), round(width × s)) with s = image_size / max(height, width)"
+    f", at least 1, at the top left of a square of image_size whose other pixels are {PADDING}: "
+    f"{INTERPOLATION}; divide boxes by the ratio of the sizes of each axis and clip them to the "
+    "image",
+}
+"""How a picture becomes the network's input, for users of the file."""
 
 
 def describe_checkpoint(checkpoint: Checkpoint, *, score_threshold: float) -> dict[str, Any]:
@@ -385,7 +393,7 @@ def describe_checkpoint(checkpoint: Checkpoint, *, score_threshold: float) -> di
         "model": "RetinaNet-ResNeXt50",
         "input": f"images: uint8 [N, 3, {size}, {size}], RGB, 0 to 255; normalized inside",
         "image_size": size,
-        "resize": RESIZE,
+        "resize": RESIZES[checkpoint.model.resize],
         "outputs": "boxes: float32 [N, D, 4] xyxy in pixels of the input; scores: float32 [N, D], "
         f"descending; labels: int64 [N, D], indices into classes; D is at most "
         f"{DETECTIONS_PER_IMAGE}; unused rows have score 0 and label {NO_LABEL}",

@@ -24,7 +24,12 @@ from data.loader import steps_per_epoch
 from data.synthetic import KINDS
 from retinanet.config import Config, DataConfig, ModelConfig
 from retinanet.config_file import configured_split
-from retinanet.config_types import TORCHVISION, planned_groups, planned_split
+from retinanet.config_types import (
+    TORCHVISION,
+    augmentation_names,
+    planned_groups,
+    planned_split,
+)
 from retinanet.memory import ModelBytes
 from retinanet.preflight.findings import Finding, amount, failure, ok, warning
 from retinanet.training.build import build_model, dropped_parts, starting_weights
@@ -439,6 +444,8 @@ def check_split(
             classes,
             source=str(split.annotations),
             image_size=settings.image_size,
+            resize=settings.resize,
+            augmentation=augmentation_names(settings.augmentation),
             train=is_train,
             skip_images_without_boxes=is_train and settings.images_without_boxes == "skip",
             decoder=decoder,

@@ -20,7 +20,7 @@ from data.synthetic import make_synthetic_data
 from launch.process_group import ProcessGroup
 from retinanet.config import Config, DataConfig
 from retinanet.config_file import configured_split
-from retinanet.config_types import loading_processes
+from retinanet.config_types import augmentation_names, loading_processes
 from retinanet.training.distributed import in_turn
 from retinanet.training.loop import StepResult
 
@@ -63,6 +63,8 @@ def open_run_data(
             configured_split(settings, "train", root=root),
             configured_split(settings, "validation", root=root),
             image_size=settings.image_size,
+            resize=settings.resize,
+            augmentation=augmentation_names(settings.augmentation),
             class_indices=settings.class_indices,
             num_classes=config.model.num_classes,
             skip_images_without_boxes=settings.images_without_boxes == "skip",

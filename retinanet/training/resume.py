@@ -5,6 +5,7 @@ the checkpoint does not fit with another value must not change; changes of other
 depend on are reported.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from common.errors import InputError
 from common.machine import processor_name
-from retinanet.config import Config, config_to_tree, resume_marks
+from retinanet.config import SECTIONS, Config, config_to_tree, resume_marks
 from retinanet.config_types import DEFAULT_BETA1, Resume, resolve_beta1
 from retinanet.training.checkpoint import Checkpoint, newest_valid
 from retinanet.training.run_folder import RunFolder
@@ -65,7 +66,7 @@ def require_same_settings(checkpoint: Checkpoint, config: Config) -> None:
     tree = config_to_tree(config)
     must_match = [name for name, mark in resume_marks().items() if mark is Resume.MUST_MATCH]
     for name in must_match:
-        before, now = get_field(checkpoint.state.config, name), get_field(tree, name)
+        before, now = recorded_field(checkpoint.state.config, name), get_field(tree, name)
         if before != now:
             raise InputError(
                 f"{checkpoint.folder}: cannot be resumed: {name} was {before}, is now {now}; "
@@ -142,7 +143,7 @@ def differences(state: State, config: Config, setup: dict[str, Any]) -> list[str
     free = (Resume.FREE, Resume.LENGTH) if has_fixed_rate else (Resume.FREE,)
     changes += [
         # A section within a section counts as one field.
-        (name, get_field(state.config, name), value)
+        (name, recorded_field(state.config, name), value)
         for section, fields in tree.items()
         for name, value in ((f"{section}.{field}", value) for field, value in fields.items())
         if marks.get(section) not in free and marks.get(name) not in free
@@ -170,6 +171,16 @@ def recorded_split(checkpoint: Checkpoint | None, config: Config, *, ranks: int)
     counts = split if isinstance(split, list) else []
     is_split = len(counts) == ranks and all(type(count) is int and count > 0 for count in counts)
     return tuple(counts) if is_split and sum(counts) == ranks * batch_size else ()
+
+
+def recorded_field(tree: dict[str, Any], name: str) -> Any:
+    """Return a field of a checkpoint's configuration; its default if the checkpoint is older."""
+    section, _, field = name.rpartition(".")
+    values = get_field(tree, section)
+    if not isinstance(values, dict) or field in values:
+        return get_field(tree, name)
+    defaults = {field.name: field.default for field in dataclasses.fields(SECTIONS[section])}
+    return defaults.get(field)
 
 
 def get_field(tree: dict[str, Any], name: str) -> Any:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from common.errors import InputError
 from common.files import open_regular
-from data.annotations import ClassMap, shown
+from data.annotations import ClassMap, Resize, shown
 
 MOST_DIGITS = 9  # Digits of a rank's number in a checkpoint
 FORMAT = 2  # Raised when a reader of an older format could go wrong
@@ -38,6 +38,7 @@ DESCRIBED_FIELDS = {
     "norm": ("model", "norm"),
     "trainable_layers": ("model", "trainable_layers"),
     "image_size": ("data", "image_size"),
+    "resize": ("data", "resize"),
     "precision": ("engine", "precision"),
 }
 """Fields of `ModelDescription` that repeat a setting: section and field of the configuration."""
@@ -159,6 +160,7 @@ class ModelDescription:
     image_size: Annotated[int, Field(ge=32, le=65536)]
     """Side of the square that images are resized to. [pixels]"""
     precision: Annotated[str, Field(pattern="^(bf16|float32)$")]
+    resize: Resize = "square"  # Older checkpoints do not have it
     classes: dict[str, Any]  # `ClassMap.to_json`: class indices, category ids and names
 
 

@@ -129,6 +129,7 @@ class Trainer:
             norm=config.model.norm,
             trainable_layers=config.model.trainable_layers,
             image_size=config.data.image_size,
+            resize=config.data.resize,
             precision=config.engine.precision,
             classes=classes.to_json(),
         )

@@ -95,6 +95,6 @@ def test_resized_levels_are_within_one_of_the_references(size: int) -> None:
             exact = to_tensor(image.convert("RGB"))[None]
         reference = F.interpolate(exact, size=(size, size), mode="bilinear", align_corners=False)
         levels = (reference[0] * 255).round().int()
-        resized = resize_image(decode_image(photo), size)
+        resized = resize_image(decode_image(photo), (size, size))
         assert resized.dtype == torch.uint8
         assert (resized - levels).abs().max() <= 1, photo

@@ -24,7 +24,7 @@ def noise(height: int, width: int) -> np.ndarray:
 @pytest.mark.parametrize("size", [32, 64, 128])
 def test_resize_is_within_one_level_of_float_bilinear(shape: tuple[int, int], size: int) -> None:
     image = noise(*shape)
-    resized = resize_image(image, size)
+    resized = resize_image(image, (size, size))
     assert resized.shape == (3, size, size) and resized.dtype == torch.uint8
     channels = torch.from_numpy(image).permute(2, 0, 1).contiguous()
     reference = F.interpolate(
@@ -38,7 +38,7 @@ def test_resize_uses_no_antialiasing() -> None:
     image = np.full((64, 64, 3), 255, dtype=np.uint8)
     for row, column in ((1, 1), (1, 2), (2, 1), (2, 2)):
         image[row::4, column::4] = 0
-    resized = resize_image(image, 16)
+    resized = resize_image(image, (16, 16))
     assert resized.max() == 0 and resized.stride() == (1, 48, 3)
 
 
@@ -51,10 +51,10 @@ def test_boxes_are_scaled_like_the_pixels(
 ) -> None:
     image = np.zeros((height, width, 3), dtype=np.uint8)
     image[box[1] : box[3], box[0] : box[2]] = 255
-    boxes = scale_boxes(torch.tensor([box]).double(), original_size=(height, width), size=96)
-    x1, y1, x2, y2 = painted(resize_image(image, 96))
+    boxes = scale_boxes(torch.tensor([box]).double(), original_size=(height, width), size=(96, 96))
+    x1, y1, x2, y2 = painted(resize_image(image, (96, 96)))
     assert boxes[0].tolist() == pytest.approx([x1, y1, x2, y2], abs=1)
-    mirrored, mirrored_boxes = flip(resize_image(image, 96), boxes)
+    mirrored, mirrored_boxes = flip(resize_image(image, (96, 96)), boxes)
     assert mirrored_boxes[0].tolist() == pytest.approx(painted(mirrored), abs=1)
 
 
@@ -66,11 +66,12 @@ def painted(image: Tensor) -> list[int]:
 
 def test_boxes_are_scaled_by_each_sides_ratio() -> None:
     boxes = torch.tensor([[10.0, 10, 20, 40]])
-    assert scale_boxes(boxes, original_size=(50, 200), size=100).tolist() == [[5, 20, 10, 80]]
+    scaled = scale_boxes(boxes, original_size=(50, 200), size=(100, 100))
+    assert scaled.tolist() == [[5, 20, 10, 80]]
 
 
 def test_flip_twice_is_identity() -> None:
-    image = resize_image(noise(20, 30), 16)
+    image = resize_image(noise(20, 30), (16, 16))
     boxes = torch.tensor([[1.0, 2, 5, 7], [0, 0, 16, 16]])
     once_image, once_boxes = flip(image, boxes)
     assert once_boxes.tolist() == [[11, 2, 15, 7], [0, 0, 16, 16]]
@@ -94,7 +95,7 @@ def test_flip_twice_is_identity() -> None:
 def test_boxes_are_clipped_and_marked_without_area(
     box: list[float], expected: list[float], keep: bool
 ) -> None:
-    clipped, has_area = clip_boxes(torch.tensor([box]), size=64)
+    clipped, has_area = clip_boxes(torch.tensor([box]), size=(64, 64))
     assert clipped[0].tolist() == pytest.approx(expected) and has_area.tolist() == [keep]
 
 

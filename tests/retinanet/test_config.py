@@ -8,9 +8,10 @@ from ruamel.yaml import YAML
 
 from common.machine import fastest_precision
 from common.yaml_text import read_yaml
+from data.augmentation import AUGMENTATIONS
 from retinanet.config import Config, config_to_tree, field_help, field_names, resume_marks
 from retinanet.config_file import SHIPPED, config_from_tree, find_config, load_config
-from retinanet.config_types import Resume
+from retinanet.config_types import AUGMENTATION_NAMES, Resume, augmentation_names
 from retinanet.training.schedule import StepPlan, learning_rate
 from tests.support.commands import error_message, run_program
 
@@ -325,6 +326,11 @@ def test_override_without_name_or_value_is_refused(pair: str) -> None:
         ("data.workers", "-1", "a number from 0 to 4096, or auto"),
         ("data.workers", "many", "a number from 0 to 4096, or auto"),
         ("data.decoder", "fast", "'simplejpeg'"),
+        ("data.resize", "crop", "'square' or 'letterbox'"),
+        ("data.augmentation", "mirror", "or a list of them such as [flip, photometric]"),
+        ("data.augmentation", "[flip, flip]", "flip, scale_jitter, photometric, ssd, strong"),
+        ("data.augmentation", "[[flip]]", "or a list"),
+        ("data.augmentation", "null", "or a list"),
         ("data.on_bad_image", "maybe", "'stop' or 'skip'"),
         ("data", "null", "section"),
         ("model.norm", "batchnorm", "'frozen' or 'batch'"),
@@ -345,6 +351,21 @@ def test_invalid_value_is_refused_with_field_expectation_and_value(
     assert message.startswith(f"command line: {name}: ")
     problem, _, actual = message.partition(", found ")
     assert expected in problem and actual
+
+
+def test_augmentation_is_a_name_or_a_list_of_names() -> None:
+    assert tuple(AUGMENTATIONS) == AUGMENTATION_NAMES
+    for value, names in (
+        ("flip", ("flip",)),
+        ("[flip]", ("flip",)),
+        ("[]", ()),
+        ("[ssd, scale_jitter]", ("ssd", "scale_jitter")),
+    ):
+        config = load_config("demo.yaml", [f"data.augmentation={value}"])
+        assert augmentation_names(config.data.augmentation) == names
+        assert config_from_tree(config_to_tree(config), "again") == config
+    default = load_config("demo.yaml").data
+    assert (default.augmentation, default.resize) == ("flip", "square")
 
 
 @pytest.mark.parametrize("value", ["[", "&a [*a]", "{[1, 2]: 3}", "!!python/name:os.system x"])
@@ -456,6 +477,7 @@ def test_marks_of_fields_that_a_resumed_run_must_not_change() -> None:
         "run.seed",
         "data.scenes",
         "data.image_size",
+        "data.resize",
         "data.class_indices",
         "data.images_without_boxes",
         "model.norm",

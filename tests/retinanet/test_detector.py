@@ -105,7 +105,7 @@ def test_torchvision_finds_the_same(detector: Path, photos: list[Path], tmp_path
     model.load_state_dict(loaded._model.state_dict(), strict=False)
     for photo in [*photos[:2], tmp_path / "turned.jpg"]:
         found = loaded.predict(photo, min_score=0.051)
-        image = resize_image(decode_image(photo, apply_exif_orientation=True), 64)
+        image = resize_image(decode_image(photo, apply_exif_orientation=True), (64, 64))
         with torch.inference_mode():
             [expected] = model([image / 255])
         is_above = expected["scores"] >= 0.051

@@ -49,6 +49,7 @@ def facts(**changes: Any) -> CardFacts:
         total_steps=9,
         epochs=2.5,
         image_size=320,
+        resize="square",
         parameters=31_800_000,
         is_pretrained=True,
         start="",

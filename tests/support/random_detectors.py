@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from data.annotations import Resize
 from data.transforms import normalize
 from retinanet.config import config_to_tree
 from retinanet.config_file import load_config
@@ -46,14 +47,19 @@ def random_detector(
 
 
 def write_detector(
-    folder: Path, *, norm: str = "frozen", image_size: int = 64, score: float = -3.0
+    folder: Path,
+    *,
+    norm: str = "frozen",
+    image_size: int = 64,
+    score: float = -3.0,
+    resize: Resize = "square",
 ) -> Path:
     """A run's folder with the checkpoint of such a model; returns the checkpoint's."""
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir(parents=True)
     model = random_detector(norm=norm, image_size=image_size, score=score)
     overrides = [f"model.norm={norm}", "model.trainable_layers=0", f"data.image_size={image_size}"]
-    overrides += ["engine.precision=float32"]
+    overrides += ["engine.precision=float32", f"data.resize={resize}"]
     state = State(
         model=ModelDescription(
             num_classes=len(NAMES),
@@ -61,6 +67,7 @@ def write_detector(
             trainable_layers=0,
             image_size=image_size,
             precision="float32",
+            resize=resize,
             classes={"category_ids": [7, 8, 44], "names": list(NAMES)},
         ),
         position=TrainingPosition(

@@ -62,11 +62,11 @@ def prepare_resize(workload: Workload, *, photos: str, decoder: str) -> Prepared
     """Prepare decoding followed by a resize to squares."""
     keep_to_one_core()
     torch.set_num_threads(1)
-    paths = read_list(photos)
+    paths, size = read_list(photos), (workload.image_size, workload.image_size)
 
     def run() -> dict[str, float]:
         for path in paths:
-            resize_image(decode_image(path, decoder=decoder), workload.image_size)
+            resize_image(decode_image(path, decoder=decoder), size)
         return {}
 
     return Prepared(run)

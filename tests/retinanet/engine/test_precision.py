@@ -35,10 +35,10 @@ def draw_sample(random: Random) -> Sample:
     original_size = (picture.height, picture.width)
     boxes = torch.tensor([box for _, box in objects])
     target = {
-        "boxes": scale_boxes(boxes, original_size=original_size, size=SIZE),
+        "boxes": scale_boxes(boxes, original_size=original_size, size=(SIZE, SIZE)),
         "labels": torch.tensor([kind for kind, _ in objects]),
     }
-    return Sample(resize_image(np.array(picture), SIZE), target, 0, original_size)
+    return Sample(resize_image(np.array(picture), (SIZE, SIZE)), target, 0, original_size)
 
 
 def train_losses(*, precision: str, convolutions: str = "auto") -> list[float]:

@@ -9,13 +9,21 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from data.annotations import ClassMap
+from data.annotations import ClassMap, Resize
+from data.augmentation import view_boxes, whole_view
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset
 from data.loader import evaluation_loader
 from retinanet.engine.engines import Forward, torch_forward
-from retinanet.evaluation.detect import detect, detect_batch, detect_split, evaluate_split
+from retinanet.evaluation.detect import (
+    detect,
+    detect_batch,
+    detect_split,
+    evaluate_split,
+    to_original_size,
+)
 from retinanet.evaluation.matching import ImageDetections
+from retinanet.model.postprocess import Detections
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.signals import StopRequest
 from retinanet.training.train_state import seed_everything
@@ -86,6 +94,56 @@ def test_detections_have_original_pixels_and_category_ids(
         assert (np.diff(image.scores) <= 0).all()
         assert 0 < image.scores.min() <= image.scores.max() < 1
     assert set(np.concatenate([image.category_ids for image in images])) == {30, 70}
+
+
+def test_letterbox_detections_are_within_the_original_image(
+    model: RetinaNet, dataset: DetectionDataset
+) -> None:
+    letterbox = DetectionDataset(
+        dataset.annotations,
+        dataset.image_folder,
+        dataset.class_map,
+        image_size=64,
+        train=False,
+        resize="letterbox",
+    )
+    [batch] = evaluation_loader(letterbox, batch_size=3)
+    loader = evaluation_loader(letterbox, batch_size=3)
+    forward = float32(model)
+    images = list(
+        detect(model, loader, classes=dataset.class_map, forward=forward, resize="letterbox")
+    )
+    on_square = detect_batch(model, batch.images, forward=forward)
+    for image, square, (width, height) in zip(images, on_square, SIZES, strict=True):
+        scale = 64 / max(width, height)  # 2/3, 2/3, 1: the images are 64×32, 32×64 and 64×64
+        content = torch.tensor([width, height, width, height]) * scale
+        boxes = square.boxes.minimum(content)
+        visible = (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
+        assert visible.all() == (width == height), "some boxes are on the padding alone"
+        np.testing.assert_allclose(image.boxes, boxes[visible].numpy() / scale, rtol=1e-5)
+        np.testing.assert_array_equal(image.scores, square.scores[visible].double().numpy())
+        assert image.boxes[:, 2].max() == width and image.boxes[:, 3].max() == height
+
+
+@pytest.mark.parametrize("shape", [(427, 640), (640, 427), (1, 333), (333, 335), (64, 64)])
+def test_boxes_make_the_round_trip_through_the_network_input(shape: tuple[int, int]) -> None:
+    """From annotated pixels to the network's input, as in training, and back as in evaluation."""
+    height, width = shape
+    random = np.random.default_rng(0)
+    corners = np.sort(random.uniform(0, 1, (200, 2, 2)), axis=1) * [width, height]
+    boxes = torch.from_numpy(corners.reshape(-1, 4))
+    classes = ClassMap((70,), ("seventy",))
+    resizes: tuple[Resize, ...] = ("square", "letterbox")
+    for resize in resizes:
+        view = whole_view(shape, size=416, resize=resize)
+        sizes = {"original_size": shape, "image_size": shape}
+        on_square, keep = view_boxes(boxes, view, **sizes)
+        labels = torch.zeros(int(keep.sum()), dtype=torch.int64)
+        detections = Detections(on_square[keep].float(), labels.float(), labels)
+        result = to_original_size(
+            detections, classes, image_id=0, size=416, resize=resize, original_size=shape
+        )
+        np.testing.assert_allclose(result.boxes, boxes[keep].numpy(), atol=1e-4)
 
 
 def test_scores_do_not_depend_on_batch_size(model: RetinaNet, dataset: DetectionDataset) -> None:

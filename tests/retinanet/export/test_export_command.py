@@ -9,6 +9,8 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from PIL import Image
+from torch.nn import functional as F
 
 from retinanet.__main__ import main
 from retinanet.export import program
@@ -87,6 +89,42 @@ def test_pt2_file_needs_only_torch_and_torchvision(
     user = run_program(sys.executable, "-W", "ignore", "-c", USER, cwd=tmp_path)
     assert user.returncode == 0, user.stderr
     assert user.stdout.startswith("['one', 'two', 'three'] 0.")
+
+
+@pytest.mark.slow
+def test_letterbox_file_used_as_described_has_the_boxes_of_predict(
+    tmp_path: Path, run_here: RunHere
+) -> None:
+    checkpoint = write_detector(tmp_path / "run", resize="letterbox")
+    file, picture, boxes = tmp_path / "model.pt2", tmp_path / "wide.png", tmp_path / "boxes.json"
+    pixels = np.random.default_rng(1).integers(0, 256, (40, 96, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(picture)
+    for arguments in (
+        ("export", "--out", file, "--score", "0.1", "--image", picture),
+        ("predict", picture, "--out", tmp_path, "--json", boxes, "--score", "0.1"),
+    ):
+        done = run_here(main, *arguments, "--checkpoint", checkpoint)
+        assert (done.returncode, done.stderr) == (0, "")
+    predicted = json.loads(boxes.read_text())
+    description = json.loads(file.with_name("model.pt2.json").read_text())
+    assert "top left" in description["resize"] and "(124, 116, 104)" in description["resize"]
+    # As the description says, without the code of this project: 96×40 becomes 64×27.
+    resized = F.interpolate(
+        torch.from_numpy(pixels)[None].permute(0, 3, 1, 2), (27, 64), mode="bilinear"
+    )
+    square = torch.tensor((124, 116, 104), dtype=torch.uint8).view(3, 1, 1).repeat(1, 64, 64)
+    square[:, :27] = resized[0]
+    found, scores, _ = torch.export.load(file).module()(square[None])
+    ratios = torch.tensor([96 / 64, 40 / 27] * 2)
+    found = (found[0] * ratios).clamp(min=0).minimum(torch.tensor([96.0, 40, 96, 40]))
+    visible = (scores[0] > 0) & (found[:, 2:] > found[:, :2]).all(dim=1)
+    assert 0 < len(predicted) == int(visible.sum()) < int((scores[0] > 0).sum())
+    expected = np.array([box["bbox"] for box in predicted])
+    expected[:, 2:] += expected[:, :2]
+    np.testing.assert_allclose(found[visible].numpy(), expected, atol=0.05)
+    np.testing.assert_allclose(
+        scores[0][visible].numpy(), [box["score"] for box in predicted], atol=0.001
+    )
 
 
 def replace_exporter(monkeypatch: pytest.MonkeyPatch, model: RetinaNet, *, score: float) -> None:

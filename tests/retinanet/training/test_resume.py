@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from common.errors import InputError
 from retinanet.config import config_to_tree
 from retinanet.config_file import load_config
 from retinanet.training.checkpoint import Checkpoint
-from retinanet.training.resume import differences, recorded_split
+from retinanet.training.resume import differences, recorded_split, require_same_settings
 from retinanet.training.train_state import ModelDescription, State, TrainingPosition
 
 OVERRIDES = ("training.batch_size=2", "distributed.batch_split=speed")
@@ -74,3 +75,23 @@ def test_measured_and_configured_split_are_the_same_setup() -> None:
     config = load_config("demo.yaml", [*OVERRIDES, "distributed.batch_split=[3, 1]"])
     assert differences(state, config, {"ranks": 2, "split of batches": [3, 1]}) == []
     assert differences(replace(state, setup={}), config, {"split of batches": "even"}) == []
+
+
+def test_fields_that_an_older_checkpoint_lacks_had_their_defaults() -> None:
+    checkpoint = make_checkpoint()
+    for field in ("resize", "augmentation"):
+        del checkpoint.state.config["data"][field]
+    config = load_config("demo.yaml", OVERRIDES)
+    require_same_settings(checkpoint, config)
+    assert differences(checkpoint.state, config, {}) == []
+    letterbox = load_config("demo.yaml", [*OVERRIDES, "data.resize=letterbox"])
+    with pytest.raises(InputError, match=r"data\.resize was square, is now letterbox"):
+        require_same_settings(checkpoint, letterbox)
+
+
+def test_another_augmentation_is_reported() -> None:
+    config = load_config("demo.yaml", [*OVERRIDES, "data.augmentation=[flip, photometric]"])
+    require_same_settings(make_checkpoint(), config)
+    assert differences(make_checkpoint().state, config, {}) == [
+        "data.augmentation was flip, is now ['flip', 'photometric']"
+    ]
