@@ -4,6 +4,7 @@ import argparse
 import resource
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -13,13 +14,27 @@ from common.console import MEGABYTE, clock, make_console, progress_in_bytes
 from common.errors import InputError
 from data.annotations import SPLITS, known_trees
 from data.coco_json import read_annotations
+from data.formats.convert import convert_labels
+from data.formats.labels import read_class_names, read_list
 from data.index import find_or_make_index, is_index, open_index, read_stamp, write_index
 from data.openimages.export import write_coco_json
 
-CONVERT = """Convert annotations to an index: columns that are memory-mapped instead of parsed.
+CONVERT = """Convert labels of other programs to COCO's format, and these to what training opens.
 
-Training creates the index of its JSON file at its first start. This command creates it beforehand,
-and creates MLPerf's JSON file from OpenImages' CSV files.
+  python -m data convert my-photos/data.yaml --from yolo --out converted
+  python -m data convert VOCdevkit/VOC2012 --from voc --out converted
+  python -m data convert my-export --from coco --classes Cat Dog --out converted
+
+With --from, the labels of each split become DIR/train.json, DIR/validation.json, …, and what
+`data verify` finds in them is printed. The first faulty line of a file ends the command.
+
+  yolo  data.yaml, or a folder with it, classes.txt or obj.names
+  voc   a folder with Annotations/, or with XML files beside the images
+  coco  a JSON file, or a folder with one for each split, wherever the images are
+
+Without --from, an index is made: columns that are memory-mapped instead of parsed. Training creates
+the index of its JSON file at its first start. This command creates it beforehand, and creates
+MLPerf's JSON file from OpenImages' CSV files.
 
   python -m data convert /data/coco                     both splits of a data set's folder
   python -m data convert labels.json                    index in labels.json.index/
@@ -38,15 +53,46 @@ def add_convert(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "source",
         type=Path,
         metavar="SOURCE",
-        help="COCO-format JSON, a folder with COCO's or MLPerf's tree, or OpenImages' CSV of boxes",
+        help="data set, see above; without --from COCO-format JSON, a folder with COCO's or "
+        "MLPerf's tree, or OpenImages' CSV of boxes",
+    )
+    parser.add_argument(
+        "--from",
+        dest="from_format",
+        choices=("yolo", "voc", "coco"),
+        help="format of the labels, to write COCO-format JSON to the folder --out",
     )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="PATH",
-        help="JSON source: folder of the index (default: SOURCE.index/). CSV source: JSON to write",
+        help="with --from the folder to write; of a JSON the index (default: SOURCE.index/); of a "
+        "CSV the JSON",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing --out")
+    parser.add_argument(
+        "--images",
+        type=Path,
+        metavar="DIR",
+        help="folder of the images, where it is not found by itself; needed for a CSV",
+    )
+    parser.add_argument(
+        "--classes",
+        nargs="+",
+        metavar="NAME",
+        help="convert only boxes of these classes: names, or a text file of names; for a CSV also "
+        "mlperf (264 classes, the default) and all (601)",
+    )
+    parser.add_argument(
+        "--skip-missing-images",
+        action="store_true",
+        help="skip labelled images that do not exist instead of stopping",
+    )
+    parser.add_argument(
+        "--copy-images",
+        action="store_true",
+        help="with --from: copy the images to the folder --out too",
+    )
     csv = parser.add_argument_group("options for a CSV of boxes")
     csv.add_argument(
         "--class-descriptions",
@@ -55,45 +101,58 @@ def add_convert(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="class-descriptions-boxable.csv: the names of the labels",
     )
     csv.add_argument(
-        "--images",
-        type=Path,
-        metavar="DIR",
-        help="folder of the images ID.jpg, to read their sizes",
-    )
-    csv.add_argument(
-        "--classes",
-        nargs="+",
-        default=["mlperf"],
-        metavar="NAME",
-        help="mlperf (264 classes, the default), all (601), names, or a text file of names",
-    )
-    csv.add_argument(
         "--image-ids",
         type=Path,
         metavar="CSV",
         help="use only images of this list; with all classes also those without boxes",
-    )
-    csv.add_argument(
-        "--skip-missing-images",
-        action="store_true",
-        help="skip images that are not in --images instead of stopping",
     )
 
 
 def run_convert(
     source: Path,
     *,
+    from_format: str | None,
     out: Path | None,
     overwrite: bool,
     class_descriptions: Path | None,
     images: Path | None,
-    classes: list[str],
+    classes: list[str] | None,
     image_ids: Path | None,
     skip_missing_images: bool,
+    copy_images: bool,
 ) -> int:
     """Run `convert` and return the exit code."""
     console = make_console()
-    if source.suffix.lower() == ".csv":
+    is_csv = from_format is None and source.suffix.lower() == ".csv"
+    csv_options = {"--class-descriptions": class_descriptions, "--image-ids": image_ids}
+    common_options = {
+        "--images": images,
+        "--classes": classes,
+        "--skip-missing-images": skip_missing_images or None,
+    }
+    if not is_csv:
+        refuse_options(csv_options, f"only for a CSV of boxes; {source} is not a .csv file")
+    if from_format is None:
+        refuse_options({"--copy-images": copy_images or None}, "only with --from")
+        if not is_csv:
+            refuse_options(
+                common_options, f"only with --from, or for a CSV of boxes; {source} is not one"
+            )
+    if from_format is not None:
+        if out is None:
+            raise InputError("--out: missing; --from needs a folder to write")
+        return convert_labels(
+            source,
+            from_format=from_format,
+            out=out,
+            images=images,
+            classes=class_names(classes or []),
+            skip_missing_images=skip_missing_images,
+            copy_images=copy_images,
+            overwrite=overwrite,
+            console=console,
+        )
+    if is_csv:
         needed = {"--class-descriptions": class_descriptions, "--images": images, "--out": out}
         for option, value in needed.items():
             if value is None:
@@ -102,7 +161,7 @@ def run_convert(
         summary = write_coco_json(
             source,
             class_descriptions,
-            classes=classes,
+            classes=classes or ["mlperf"],
             images=images,
             out=out,
             image_ids=image_ids,
@@ -113,22 +172,26 @@ def run_convert(
         if summary.images_left_out:
             console.print(f"{summary.images_left_out:,} images are not in {images}: skipped")
         source, out = out, None
-    else:
-        csv_options: dict[str, object] = {
-            "--class-descriptions": class_descriptions,
-            "--images": images,
-            "--image-ids": image_ids,
-            "--skip-missing-images": skip_missing_images or None,
-            "--classes": classes if classes != ["mlperf"] else None,
-        }
-        for option, setting in csv_options.items():
-            if setting is not None:
-                raise InputError(f"{option}: only for a CSV of boxes; {source} is not a .csv file")
     if source.is_dir() and out is not None:
         raise InputError(f"--out: {source} is a folder of splits; convert each JSON separately")
     for file in files_of_splits(source) if source.is_dir() else [source]:
         convert_json(file, out=out, overwrite=overwrite, console=console)
     return 0
+
+
+def refuse_options(options: Mapping[str, object], reason: str) -> None:
+    """Raise InputError about the first option that was given."""
+    for option, value in options.items():
+        if value is not None:
+            raise InputError(f"{option}: {reason}")
+
+
+def class_names(classes: list[str]) -> list[str]:
+    """Return the names of `--classes`, which may be a text file of names."""
+    if len(classes) == 1 and classes[0].endswith(".txt"):
+        file = Path(classes[0])
+        return read_class_names(file, read_list(file))
+    return classes
 
 
 def files_of_splits(root: Path) -> list[Path]:

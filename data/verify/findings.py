@@ -136,6 +136,7 @@ KINDS = {
     "image_orientation_unclear": Kind(
         NOTE, "the size does not show whether the EXIF orientation applies: read as stored"
     ),
+    "box_duplicate": Kind(NOTE, "a box equals an earlier one of its image and class: used twice"),
     "file_name_duplicate": Kind(NOTE, "two images have the same file: it is used twice"),
     "file_unused": Kind(NOTE, "an image file that is not in the annotations"),
     "class_without_boxes": Kind(NOTE, "a class without any box"),

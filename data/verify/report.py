@@ -58,7 +58,7 @@ def index_folder(folder: Path, split: str) -> Path:
 
 
 def verify(
-    splits: Mapping[SplitName, Split],
+    splits: Mapping[str, Split],
     rules: TrainingRules,
     *,
     check_images: bool,

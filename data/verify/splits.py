@@ -21,7 +21,7 @@ from rich.console import Console
 from common.console import progress, progress_in_bytes
 from common.errors import InputError
 from common.processes import process_pool, run_tasks, usable_cores
-from data.annotations import SPLITS, Resize, Split, SplitName, leaves_folder
+from data.annotations import SPLITS, Resize, Split, leaves_folder
 from data.decoding import QUARTER_TURNS, SUFFIXES, decode_image, fits_both_ways, is_resized_copy
 from data.index import find_or_make_index
 from data.verify.annotations import (
@@ -64,7 +64,7 @@ class FileFault(NamedTuple):
 class CheckedSplit:
     """A split and its findings."""
 
-    name: SplitName
+    name: str  # `train`, `validation`; in a conversion also others
     split: Split
     findings: Findings
     entries: Entries | None  # None if the annotations cannot be read
@@ -80,7 +80,7 @@ class CheckedSplit:
 
 
 def check_splits(
-    splits: Mapping[SplitName, Split],
+    splits: Mapping[str, Split],
     rules: TrainingRules,
     *,
     images: bool,
@@ -91,9 +91,17 @@ def check_splits(
     checked = [
         check_annotations(name, split, rules, console=console) for name, split in splits.items()
     ]
-    readable = [split.entries for split in checked if split.entries is not None]
-    if len(readable) == len(SPLITS) and not any(e.unreadable_categories for e in readable):
-        check_categories_agree(readable[0], readable[1], checked[1].findings)
+    by_name = {split.name: split for split in checked}
+    if set(SPLITS) <= by_name.keys():
+        train, validation = (by_name[name] for name in SPLITS)
+        if (
+            train.entries
+            and validation.entries
+            and not (
+                train.entries.unreadable_categories or validation.entries.unreadable_categories
+            )
+        ):
+            check_categories_agree(train.entries, validation.entries, validation.findings)
     if images:
         for split in checked:
             check_images(split, decoder=rules.decoder, sample=sample, console=console)
@@ -105,7 +113,7 @@ def check_splits(
 
 
 def check_annotations(
-    name: SplitName, split: Split, rules: TrainingRules, *, console: Console
+    name: str, split: Split, rules: TrainingRules, *, console: Console
 ) -> CheckedSplit:
     """Check a split's annotations, but no image."""
     began = time.monotonic()

@@ -23,6 +23,13 @@ from profiling.peaks import Peaks, save
 from profiling.studies.tune.measurements import write_measurements
 from retinanet.model.retinanet import RetinaNet
 from tests.data.download.samples import openimages
+from tests.data.formats.written import (
+    random_annotations,
+    write_data_yaml,
+    write_photos,
+    write_voc,
+    write_yolo,
+)
 from tests.docs.pages import REPOSITORY, page_commands
 from tests.docs.rules import (
     BACKBONE,
@@ -114,6 +121,20 @@ def run_shell(command: str, folder: Path) -> None:
 
 
 # Data sets
+
+
+def make_other_format(path: Path, _: Path) -> None:
+    """Write a data set in the format that its folder names: `yolo-photos` or `voc-photos`."""
+    for split, seed in (("train", 0), ("val", 1)):
+        names = ("person", "dog", "cat")
+        annotations = random_annotations(images=6, boxes=20, seed=seed, names=names)
+        if path.name == "yolo-photos":
+            write_photos(path / "images" / split, annotations)
+            write_yolo(path, annotations, split=split)
+            write_data_yaml(path, names, train="images/train", val="images/val")
+        else:
+            write_photos(path / "JPEGImages", annotations)
+            write_voc(path, annotations, split=split)
 
 
 def make_openimages(path: Path, _: Path) -> None:
@@ -329,6 +350,8 @@ FIXTURES: dict[str, Make] = {
     "class-descriptions-boxable.csv": write_table,
     **dict.fromkeys((*OWN_PHOTOS, "my-photos/annotations"), make_own_photos),
     "new-photos": make_new_photos,
+    "yolo-photos": make_other_format,
+    "voc-photos": make_other_format,
     "train/data": write_table_images,
     "backbone.pth": write_backbone_pth,
     "model_3.pth": write_detector_pth,

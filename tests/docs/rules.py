@@ -177,6 +177,11 @@ RULES = (
     run(r"python -m data verify .*"),
     run(r"python -m data convert .*\.csv .*", "--classes all"),
     run(
+        r"python -m data convert \S+-photos --from .*",
+        writes=("converted/train.json", "converted/validation.json.index/current.json"),
+        unlike=("image_without_boxes", "class_without_boxes", "fewest boxes", "no boxes", "note:"),
+    ),
+    run(
         r"python -m data convert \S+",
         writes=("sets/coco/annotations/*.json.index/current.json",),
     ),

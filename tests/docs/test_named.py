@@ -143,7 +143,7 @@ def named_settings(text: str) -> Iterator[tuple[str, str]]:
         for name, value in re.findall(rf"(?<![\w./'-])({FIELD})=(\S*)", line):
             yield name, value.rstrip(",;)")
     for name in code:
-        if re.fullmatch(FIELD, name) and not name.endswith(".log"):
+        if re.fullmatch(FIELD, name) and not name.endswith((".log", ".yaml")):
             yield name, ""
 
 

@@ -128,6 +128,8 @@ HARMLESS: list[tuple[str, Change, str]] = [
     ("box_vanishes", bbox([-9, 5, 9.0001, 4]), BBOX),
     ("box_partly_outside", bbox([60, 5, 9, 4]), BBOX),
     ("box_partly_outside", bbox([5, -1.1, 9, 4]), BBOX),
+    # Boxes 1 and 7 are of one image, and of one category.
+    ("box_duplicate", put("annotations", 7, "bbox", [3, 3, 20, 10]), "annotations[7].bbox"),
     ("image_without_boxes", remove_boxes(12), "images[2]"),
     ("image_with_crowds_only", mark_crowds(12), "images[2]"),
     ("file_name_duplicate", put("images", 3, "file_name", "1.jpg"), "images[3].file_name"),
@@ -173,8 +175,8 @@ def test_training_stops_at_the_faults_that_stop_it(
             train_on(*both_splits(tmp_path))
         return
     boxes = train_on(*both_splits(tmp_path))
-    if kind.startswith("box"):  # left out, or clipped
-        assert boxes == 4 * IMAGES - (kind != "box_partly_outside")
+    if kind.startswith("box"):  # left out, clipped, or learned twice
+        assert boxes == 4 * IMAGES - (kind not in ("box_partly_outside", "box_duplicate"))
     assert boxes > 0 and counts(report) == {kind: 1}
 
 
@@ -254,6 +256,14 @@ def test_all_faults_are_counted(
     code, report = verify_annotations(tmp_path, changed(*changes))
     assert counts(report) == expected and counts(report, "validation") == {}
     assert code == bool(expected)
+
+
+def test_equal_boxes_of_other_images_and_classes_are_no_duplicates(tmp_path: Path) -> None:
+    same = [9, 9, 12.5, 8]
+    equal = [put("annotations", n, "bbox", same) for n in (0, 1, 2, 6, 7)]
+    other_class = put("annotations", 6, "category_id", 5)
+    _, report = verify_annotations(tmp_path, changed(*equal, other_class))
+    assert entries(report, "box_duplicate") == ["annotations[7].bbox"]
 
 
 def test_truncated_file_keeps_earlier_findings(tmp_path: Path) -> None:

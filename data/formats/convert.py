@@ -1,0 +1,198 @@
+"""Convert other programs' data sets into what training reads, and report what is wrong with them.
+
+The labels of each split become a file in COCO's format, with the index that training opens. The
+images stay where they are, unless they are to be copied. The findings are those of
+`python -m data verify`, without decoding the images.
+"""
+
+import json
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from common.cli import installed_command
+from common.console import print_line, progress
+from common.errors import FINISHED, InputError
+from common.files import require_free_outputs, require_writable, write_parts
+from data.annotations import SPLITS, Annotations, Split
+from data.formats.coco import read_coco
+from data.formats.labels import LabelledSplit, select_classes
+from data.formats.voc import read_voc
+from data.formats.yolo import read_yolo
+from data.index import find_or_make_index
+from data.verify.report import STOPS_TRAINING, print_split
+from data.verify.splits import TrainingRules, check_splits
+
+READERS = {"yolo": read_yolo, "voc": read_voc, "coco": read_coco}
+ENTRIES_AT_ONCE = 10_000
+DEFAULT_RULES = TrainingRules(
+    decoder="pillow",
+    image_size=800,
+    resize="square",
+    class_indices="contiguous",
+    num_classes=None,
+    skip_images_without_boxes=True,
+    bad_image_limit=None,
+)
+"""Those of a run with the default settings; no image is decoded."""
+
+
+def convert_labels(
+    source: Path,
+    *,
+    from_format: str,
+    out: Path,
+    images: Path | None,
+    classes: Sequence[str],
+    skip_missing_images: bool,
+    copy_images: bool,
+    overwrite: bool,
+    console: Console,
+) -> int:
+    """Convert a data set, print the findings and the next command, and return the exit code.
+
+    Raises:
+        InputError: A file of the data set is faulty or missing, or an output exists.
+    """
+    require_writable([out / "train.json"])
+    splits = READERS[from_format](
+        source, images=images, skip_missing_images=skip_missing_images, console=console
+    )
+    if classes:
+        splits = select_classes(splits, classes)
+    files = [out / f"{split.name}.json" for split in splits]
+    require_free_outputs(files, overwrite=overwrite)
+    if source.resolve() in [file.resolve() for file in files]:
+        raise InputError(f"{source}: would be overwritten; set another --out")
+    if copy_images:
+        splits = [
+            replace(split, images=copy_files(split, out, overwrite=overwrite, console=console))
+            for split in splits
+        ]
+    for split, file in zip(splits, files, strict=True):
+        write_annotations(file, split.annotations, console=console)
+        find_or_make_index(file, console=console)
+    written = {
+        split.name: Split(file, split.images) for split, file in zip(splits, files, strict=True)
+    }
+    notes = {split.name: split.notes for split in splits}
+    del splits  # the checks read the indexes, which are mapped files
+    checked = check_splits(written, DEFAULT_RULES, images=False, sample=None, console=console)
+    for result in checked:
+        print_split(console, result)
+        for note in notes[result.name]:
+            print_line(console, f"note: {note}")
+    console.print()
+    print_next(console, written, out=out)
+    return STOPS_TRAINING if any(result.findings.stopping() for result in checked) else FINISHED
+
+
+def copy_files(split: LabelledSplit, out: Path, *, overwrite: bool, console: Console) -> Path:
+    """Copy a split's images, and return their new folder."""
+    folder = out / "images" / split.name
+    if folder.exists() and not overwrite:
+        raise InputError(f"{folder}: exists; give --overwrite or another --out")
+    names = split.annotations.file_names
+    with progress(console, f"copying {split.name} images", total=len(names)) as advance:
+        for done, name in enumerate(names, start=1):
+            target = folder / name
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if not (target.exists() and target.samefile(split.images / name)):
+                    shutil.copyfile(split.images / name, target)
+            except OSError as error:
+                raise InputError(f"{target}: cannot be written: {error.strerror}") from error
+            advance(done, "")
+    return folder
+
+
+def write_annotations(file: Path, annotations: Annotations, *, console: Console) -> None:
+    """Write COCO-format JSON, some thousand entries at a time."""
+    with progress(console, f"writing {file.name}", total=len(annotations.boxes)) as advance:
+
+        def parts() -> Iterator[bytes]:
+            categories = [
+                {"id": number, "name": name}
+                for number, name in zip(
+                    annotations.category_ids.tolist(), annotations.category_names, strict=True
+                )
+            ]
+            yield f'{{"categories": {json.dumps(categories)},\n"images": ['.encode()
+            yield from joined(image_entries(annotations))
+            yield b'],\n"annotations": ['
+            for done, block in enumerate(joined(box_entries(annotations)), start=1):
+                yield block
+                advance(min(len(annotations.boxes), done * ENTRIES_AT_ONCE), "")
+            yield b"]}\n"
+
+        write_parts(file, parts())
+
+
+Entries = Iterator[list[dict[str, Any]]]
+
+
+def joined(blocks: Entries) -> Iterator[bytes]:
+    """Yield the entries of a list as JSON, an entry a line, without the list's brackets."""
+    for place, block in enumerate(blocks):
+        lines = ",\n".join(json.dumps(entry) for entry in block)
+        yield f"{',' if place else ''}\n{lines}".encode()
+
+
+def image_entries(annotations: Annotations) -> Entries:
+    """Yield blocks of the list of images."""
+    for start in range(0, len(annotations), ENTRIES_AT_ONCE):
+        rows = slice(start, start + ENTRIES_AT_ONCE)
+        columns = (
+            annotations.image_ids[rows].tolist(),
+            annotations.file_names[rows],
+            annotations.widths[rows].tolist(),
+            annotations.heights[rows].tolist(),
+        )
+        yield [
+            {"id": number, "file_name": name, "width": width, "height": height}
+            for number, name, width, height in zip(*columns, strict=True)
+        ]
+
+
+def box_entries(annotations: Annotations) -> Entries:
+    """Yield blocks of the list of boxes."""
+    images = np.repeat(annotations.image_ids, np.diff(annotations.box_offsets))
+    for start in range(0, len(annotations.boxes), ENTRIES_AT_ONCE):
+        rows = slice(start, start + ENTRIES_AT_ONCE)
+        boxes = annotations.boxes[rows]
+        columns = (
+            annotations.box_ids[rows].tolist(),
+            images[rows].tolist(),
+            annotations.box_category_ids[rows].tolist(),
+            np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1).tolist(),
+            annotations.box_areas[rows].tolist(),
+            annotations.box_is_crowd[rows].astype(int).tolist(),
+        )
+        fields = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
+        yield [dict(zip(fields, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def print_next(console: Console, written: Mapping[str, Split], *, out: Path) -> None:
+    """Print the command that follows: the check of all images, or the split into two files."""
+    if set(SPLITS) <= set(written):
+        settings = [
+            f"data.{name}_{field}={path}"
+            for name in SPLITS
+            for field, path in written[name]._asdict().items()
+        ]
+        print_line(console, "next: check every image, with these settings of your configuration:")
+        fit = ("data.class_indices=contiguous", "model.num_classes=null")
+        command = [*installed_command("data"), "verify", "--config", "coco.yaml", *settings, *fit]
+    else:
+        name, split = next(iter(written.items()))
+        print_line(console, f"next: divide it into two files; the images are in {split.images}:")
+        folder = out if name not in SPLITS else out / "split"
+        command = [*installed_command("data"), "split", str(split.annotations)]
+        command += ["--out", str(folder)]
+    print_line(console, f"  {shlex.join(command)}")

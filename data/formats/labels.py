@@ -1,0 +1,323 @@
+"""What the readers of other formats share: their result, reading in parallel, and faults of files.
+
+A reader finds the splits of a data set and lists the files of each. Processes read parts of these
+lists. The parts become columns, in the order of the files, whatever the order in which they are
+read. A faulty file does not end the reading: the error names the first one and counts the others.
+"""
+
+import difflib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from common.console import progress
+from common.errors import InputError, printable
+from common.files import read_text
+from common.processes import process_pool, run_tasks, usable_cores
+from data.annotations import Annotations, TextColumn
+from data.coco_json import no_garbage_collection
+from data.decoding import SUFFIXES
+
+FILES_AT_ONCE = 256  # for one process: some hundredths of a second's work
+TASKS_PER_PROCESS = 4
+SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "test": "test",
+    "testing": "test",
+}
+"""The names that programs give to splits, and ours."""
+WHOLE = "all"
+"""The name of a data set that is not split."""
+MOST_BYTES = 10_000_000  # of a file with the labels of one image
+
+
+@dataclass
+class LabelledSplit:
+    """A split as it was read: columns, and the folder that its file names are relative to."""
+
+    name: str
+    annotations: Annotations
+    images: Path
+    notes: list[str] = field(default_factory=list)  # what a user should know, a line each
+
+
+@dataclass
+class LabelPart:
+    """The labels of N consecutive images, with B boxes; a faulty image has none."""
+
+    sizes: NDArray[np.int32]  # [N, 2] width and height in pixels
+    boxes_per_image: NDArray[np.int32]  # [N]
+    boxes: NDArray[np.float64]  # [B, 4] xyxy in pixels
+    classes: list[Any]  # B indices or names
+    areas: NDArray[np.float64]  # [B] square pixels
+    is_ignored: NDArray[np.bool_]  # [B] marked as difficult: iscrowd of COCO's format
+    faults: list[str]  # a line for each faulty file: file, line and field
+    counts: dict[str, int]  # what is worth a note, such as polygons
+    file_names: list[str]  # N, relative to the folder of images
+
+
+def labelled_images(
+    read: Callable[[Sequence[Any]], LabelPart],
+    files: Sequence[Any],
+    *,
+    title: str,
+    console: Console,
+) -> LabelPart:
+    """Read the labels of images in parallel; raise InputError about the first faulty file."""
+    starts = range(0, len(files), FILES_AT_ONCE)
+    tasks = ((start, files[start : start + FILES_AT_ONCE]) for start in starts)
+    processes = max(1, min(usable_cores(), len(starts)))
+    parts: dict[int, LabelPart] = {}
+    done = 0
+    # The processes are copies of this one: they are started before the progress bar's thread.
+    with process_pool(processes) as pool, progress(console, title, total=len(files)) as advance:
+        work = partial(read_task, read)
+        results = run_tasks(pool, work, tasks, at_once=TASKS_PER_PROCESS * processes)
+        for start, part in results:
+            parts[start] = part
+            done += len(part.sizes)
+            advance(done, "")
+    in_order = [parts.pop(start) for start in starts]
+    refuse_faults([fault for part in in_order for fault in part.faults])
+    return join_parts(in_order)
+
+
+def read_task(
+    read: Callable[[Sequence[Any]], LabelPart], task: tuple[int, Sequence[Any]]
+) -> tuple[int, LabelPart]:
+    """Return the labels of a task's images with its first row, by which parts are ordered."""
+    with no_garbage_collection():
+        return task[0], read(task[1])
+
+
+def refuse_faults(faults: Sequence[str]) -> None:
+    """Raise InputError about the first of some faults, if there is one; the others are counted."""
+    if not faults:
+        return
+    more = len(faults) - 1
+    others = f"; {more:,} more {'files have' if more > 1 else 'file has'} a fault" if more else ""
+    raise InputError(f"{faults[0]}{others}")
+
+
+def join_parts(parts: Sequence[LabelPart]) -> LabelPart:
+    """Return all parts as one."""
+    counts: dict[str, int] = {}
+    for part in parts:
+        for name, number in part.counts.items():
+            counts[name] = counts.get(name, 0) + number
+
+    def joined(name: str) -> NDArray[Any]:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    return LabelPart(
+        sizes=joined("sizes"),
+        boxes_per_image=joined("boxes_per_image"),
+        boxes=joined("boxes"),
+        classes=[name for part in parts for name in part.classes],
+        areas=joined("areas"),
+        is_ignored=joined("is_ignored"),
+        faults=[],
+        counts=counts,
+        file_names=[name for part in parts for name in part.file_names],
+    )
+
+
+class Box(NamedTuple):
+    """A box of an image, in pixels."""
+
+    category: int | str
+    xyxy: tuple[float, float, float, float]
+    area: float
+    is_ignored: bool = False
+
+
+class PartBuilder:
+    """Collects the labels of the images of a part."""
+
+    def __init__(self) -> None:
+        self.sizes: list[tuple[int, int]] = []
+        self.numbers: list[int] = []
+        self.boxes: list[Box] = []
+        self.file_names: list[str] = []
+        self.faults: list[str] = []
+        self.counts: dict[str, int] = {}
+
+    def add(self, file_name: str, size: tuple[int, int], boxes: Sequence[Box]) -> None:
+        """Add an image of a size (width, height)."""
+        self.file_names.append(file_name)
+        self.sizes.append(size)
+        self.numbers.append(len(boxes))
+        self.boxes += boxes
+
+    def add_fault(self, fault: str) -> None:
+        """Add a line about a file that cannot be used, and an empty image."""
+        self.faults.append(fault)
+        self.add("", (1, 1), [])
+
+    def count(self, name: str, number: int = 1) -> None:
+        """Count what is worth a note."""
+        self.counts[name] = self.counts.get(name, 0) + number
+
+    def finish(self) -> LabelPart:
+        """Return the part."""
+        return LabelPart(
+            sizes=np.array(self.sizes, dtype=np.int32).reshape(-1, 2),
+            boxes_per_image=np.array(self.numbers, dtype=np.int32),
+            boxes=np.array([box.xyxy for box in self.boxes], dtype=np.float64).reshape(-1, 4),
+            classes=[box.category for box in self.boxes],
+            areas=np.array([box.area for box in self.boxes], dtype=np.float64),
+            is_ignored=np.array([box.is_ignored for box in self.boxes], dtype=np.bool_),
+            faults=self.faults,
+            counts=self.counts,
+            file_names=self.file_names,
+        )
+
+
+def make_annotations(part: LabelPart, classes: Mapping[int, str], ids: list[int]) -> Annotations:
+    """Return columns; `classes` are names by category id, `ids` the category id of each box."""
+    images = len(part.sizes)
+    return Annotations(
+        category_ids=np.array(list(classes), dtype=np.int64),
+        category_names=tuple(classes.values()),
+        image_ids=np.arange(1, images + 1),
+        file_names=TextColumn.of(part.file_names),
+        widths=part.sizes[:, 0],
+        heights=part.sizes[:, 1],
+        box_offsets=np.concatenate([[0], np.cumsum(part.boxes_per_image)]).astype(np.int64),
+        boxes=part.boxes,
+        box_category_ids=np.array(ids, dtype=np.int64),
+        box_is_crowd=part.is_ignored,
+        box_areas=part.areas,
+        box_ids=np.arange(1, len(part.boxes) + 1),
+    )
+
+
+def number(text: str) -> float | None:
+    """Return a finite number, or None for any other text."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if abs(value) < float("inf") else None  # NaN compares false
+
+
+def quoted(text: str) -> str:
+    """Return a text of a file for a message, in quotes and not long."""
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+def nearest_name(name: str, known: Sequence[str]) -> str:
+    """Return `; did you mean …?` for a name that is not known, or nothing."""
+    by_lower = {other.lower(): other for other in known}
+    nearest = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[nearest[0]]!r}?" if nearest else ""
+
+
+def image_files(folder: Path) -> Iterator[str]:
+    """Yield the images in a folder and below, relative to it, in a stable order."""
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        # In place: os.walk visits subfolders in the order of this list.
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        below = os.path.relpath(parent, folder)
+        for name in sorted(files):
+            if name.lower().endswith(SUFFIXES) and not name.startswith("."):
+                yield name if below == "." else f"{below}/{name}"
+
+
+def read_list(file: Path) -> str:
+    """Return the text of a list of names or paths; raise InputError if it cannot be read."""
+    try:
+        return read_text(file)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: not UTF-8 text: {error.reason}") from error
+
+
+def read_class_names(file: Path, text: str) -> list[str]:
+    """Return the names of a file with one on each line; raise InputError for one that is twice."""
+    names = [line.strip() for line in text.splitlines() if line.strip()]
+    if not names:
+        raise InputError(f"{file}: no class; expected a name on each line")
+    require_distinct(file, names)
+    return names
+
+
+def require_distinct(source: Path | str, names: Sequence[str]) -> None:
+    """Raise InputError if a class has the name of another one."""
+    seen = set()
+    for name in names:
+        if name in seen:
+            raise InputError(f"{source}: the class {name!r} is listed twice; names must differ")
+        seen.add(name)
+
+
+def select_classes(splits: Sequence[LabelledSplit], wanted: Sequence[str]) -> list[LabelledSplit]:
+    """Return the boxes of the wanted classes, in the order of these, with their ids.
+
+    Images that have boxes of other classes only are left out; images without any box stay.
+    Raises InputError for a name that is not a class, with the nearest one.
+    """
+    require_distinct("--classes", wanted)
+    selected = []
+    for split in splits:
+        old = split.annotations
+        ids = dict(zip(old.category_names, old.category_ids.tolist(), strict=True))
+        for name in wanted:
+            if name not in ids:
+                advice = nearest_name(name, list(ids)) or f"; the classes are {some(list(ids))}"
+                raise InputError(f"--classes: {name!r} is not a class of {split.name}{advice}")
+        keep = np.isin(old.box_category_ids, [ids[name] for name in wanted])
+        before = np.diff(old.box_offsets)
+        after = np.diff(np.concatenate([[0], np.cumsum(keep)])[old.box_offsets])
+        annotations = select_images(select_boxes(old, keep), (after > 0) | (before == 0))
+        annotations = replace(
+            annotations,
+            category_ids=np.array([ids[name] for name in wanted], dtype=np.int64),
+            category_names=tuple(wanted),
+        )
+        without = len(old) - len(annotations)
+        note = f"images with boxes of other classes only (left out): {without:,}"
+        notes = [*split.notes, *([note] if without else [])]
+        selected.append(replace(split, annotations=annotations, notes=notes))
+    return selected
+
+
+def select_boxes(annotations: Annotations, keep: NDArray[np.bool_]) -> Annotations:
+    """Return the annotations with some of the boxes; `keep` is [B]."""
+    offsets = np.concatenate([[0], np.cumsum(keep)])[annotations.box_offsets]
+    columns = ("boxes", "box_category_ids", "box_is_crowd", "box_areas", "box_ids")
+    kept = {name: getattr(annotations, name)[keep] for name in columns}
+    return replace(annotations, box_offsets=offsets.astype(np.int64), **kept)
+
+
+def select_images(annotations: Annotations, keep: NDArray[np.bool_]) -> Annotations:
+    """Return the annotations with some of the images, and their boxes; `keep` is [I]."""
+    counts = np.diff(annotations.box_offsets)
+    with_boxes = select_boxes(annotations, np.repeat(keep, counts))
+    names = annotations.file_names
+    return replace(
+        with_boxes,
+        image_ids=annotations.image_ids[keep],
+        file_names=TextColumn.of(names[row] for row in np.flatnonzero(keep).tolist()),
+        widths=annotations.widths[keep],
+        heights=annotations.heights[keep],
+        box_offsets=np.concatenate([[0], np.cumsum(counts[keep])]).astype(np.int64),
+    )
+
+
+def some(names: Sequence[str], most: int = 8) -> str:
+    """Return the first names of a list, and how many more there are."""
+    others = f" and {len(names) - most} more" if len(names) > most else ""
+    return printable(", ".join(names[:most]) + others)

@@ -1,0 +1,393 @@
+"""Pascal VOC's format: an XML file for each image, and lists of images for the splits.
+
+Coordinates are VOC's: pixels are counted from 1, and `xmax` and `ymax` are the last pixels inside.
+A box from 1 to 64 covers 64 pixels, here from 0 to 64. Other programs count from 0; where any box
+of a data set begins below 1, all of its coordinates are taken as they are.
+
+An object marked as `difficult` becomes a box with `iscrowd`: as in VOC's evaluation it counts
+neither as found nor as missed, and training leaves it out.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+from xml.parsers import expat
+
+import numpy as np
+from rich.console import Console
+
+from common.errors import InputError
+from common.files import read_bytes
+from data.formats.labels import (
+    MOST_BYTES,
+    SPLIT_NAMES,
+    WHOLE,
+    Box,
+    LabelledSplit,
+    LabelPart,
+    PartBuilder,
+    image_files,
+    labelled_images,
+    make_annotations,
+    nearest_name,
+    number,
+    quoted,
+    read_class_names,
+    read_list,
+)
+
+CLASS_FILES = ("labelmap.txt", "classes.txt", "labels.txt")
+"""Lists of the classes; the first is CVAT's, with colours behind the names."""
+SIDES = ("xmin", "ymin", "xmax", "ymax")
+LARGEST_SIDE = 1_000_000  # pixels; a larger one is a mistake
+
+
+@dataclass(frozen=True)
+class VocSplit:
+    """The XML files of a split, and where its images are."""
+
+    name: str
+    files: Sequence[Path]
+    annotations: Path  # the folder of the XML files
+    images: Path
+    listed: Mapping[str, str]
+    """The images in the folder, relative to it: by their names with and without suffix"""
+    unlabelled: int = 0  # images without an XML file
+
+
+def read_voc(
+    source: Path, *, images: Path | None, skip_missing_images: bool, console: Console
+) -> list[LabelledSplit]:
+    """Read all splits of a data set in Pascal VOC's format.
+
+    `source` is a folder with `Annotations/`, or with XML files beside the images, perhaps in
+    folders `train`, `valid`, `test`. `images` replaces the folder of images.
+
+    Raises:
+        InputError: The first faulty file with line and field; there are no XML files; a class is
+            not in the data set's list, an image is missing, or an XML file of a split is.
+    """
+    if not source.is_dir():
+        raise InputError(f"{source}: is not a folder; expected one with Annotations/ and images")
+    listed = listed_classes(source)
+    parts = []
+    splits = find_splits(source, images)
+    for split in splits:
+        part = labelled_images(
+            partial(read_files, split, listed, skip_missing_images),
+            split.files,
+            title=f"reading {split.name} labels",
+            console=console,
+        )
+        if skip_missing_images:
+            part = without_missing(part)
+        if not len(part.sizes):
+            raise InputError(f"{split.images}: none of the labelled images exists; set --images")
+        parts.append(part)
+    # One list of classes for all splits: those of the file, else all that occur, by name.
+    names = listed or sorted({name for part in parts for name in part.classes})
+    if not names:
+        raise InputError(f"{source}: no object in any XML file; a data set needs a class")
+    ids = {name: place for place, name in enumerate(names, start=1)}
+    from_one = all((part.boxes[:, :2] >= 1).all() for part in parts)
+    read = []
+    for split, read_part in zip(splits, parts, strict=True):
+        part = read_part
+        if from_one:
+            # The first pixel begins at 0; the last one ends at its number.
+            boxes = part.boxes - np.array([1.0, 1.0, 0.0, 0.0])
+            part = replace(part, boxes=boxes, areas=np.prod(boxes[:, 2:] - boxes[:, :2], axis=1))
+        classes = {number: name for name, number in ids.items()}
+        annotations = make_annotations(part, classes, [ids[name] for name in part.classes])
+        notes = notes_on(split, part, from_one=from_one)
+        read.append(LabelledSplit(split.name, annotations, split.images, notes))
+    return read
+
+
+def notes_on(split: VocSplit, part: LabelPart, *, from_one: bool) -> list[str]:
+    """Return what was noticed while the labels were read, a line each."""
+    difficult, missing = int(part.is_ignored.sum()), part.counts.get("missing", 0)
+    notes = {
+        f"difficult objects (iscrowd: left out of training): {difficult:,}": difficult,
+        f"images without an XML file (left out): {split.unlabelled:,}": split.unlabelled,
+        f"images that do not exist (skipped): {missing:,}": missing,
+        "coordinates count from 0, not from 1 as VOC's do, since a box begins at 0": not from_one,
+    }
+    return [note for note, applies in notes.items() if applies]
+
+
+def without_missing(part: LabelPart) -> LabelPart:
+    """Return the part without images that do not exist, which have no file name and no boxes."""
+    keep = np.array([bool(name) for name in part.file_names], dtype=np.bool_)
+    return replace(
+        part,
+        sizes=part.sizes[keep],
+        boxes_per_image=part.boxes_per_image[keep],
+        file_names=[name for name in part.file_names if name],
+    )
+
+
+def listed_classes(source: Path) -> list[str] | None:
+    """Return the classes of the data set's list, in its order; None if it has no list."""
+    for file in (source / name for name in CLASS_FILES):
+        if not file.is_file():
+            continue
+        text = read_list(file)
+        # CVAT's lines are `name:colour:parts:actions`, below a comment.
+        lines = [line.split(":")[0] for line in text.splitlines() if not line.startswith("#")]
+        names = read_class_names(file, "\n".join(lines))
+        return [name for name in names if name != "background"]
+    return None
+
+
+def find_splits(source: Path, images: Path | None) -> list[VocSplit]:
+    """Find the XML files of each split."""
+    if images is not None and not images.is_dir():
+        raise InputError(f"--images: {images} is not a folder")
+    annotations = source / "Annotations"
+    if not annotations.is_dir():
+        folders = [
+            (SPLIT_NAMES[folder.name], folder)
+            for folder in sorted(source.iterdir())
+            if folder.name in SPLIT_NAMES and any(folder.glob("*.xml"))
+        ]
+        return [
+            make_split(name, folder, images or folder, None)
+            for name, folder in folders or [(WHOLE, source)]
+        ]
+    folder = images or next(
+        (source / name for name in ("JPEGImages", "images") if (source / name).is_dir()), source
+    )
+    lists = {file.stem: file for file in sorted((source / "ImageSets" / "Main").glob("*.txt"))}
+    chosen = {SPLIT_NAMES[name]: lists[name] for name in lists if name in SPLIT_NAMES}
+    if "train" not in chosen and "trainval" in lists:
+        chosen = {"train": lists["trainval"], **chosen}
+    if not chosen:
+        # CVAT's list of a data set that it did not split.
+        return [make_split(WHOLE, annotations, folder, lists.get("default"))]
+    return [make_split(name, annotations, folder, file) for name, file in chosen.items()]
+
+
+def make_split(name: str, annotations: Path, images: Path, listed: Path | None) -> VocSplit:
+    """Return a split: the XML files of a list of names, or all in the folder and below."""
+    by_name = {}
+    names = list(image_files(images))
+    for image in names:
+        by_name[image] = image
+        by_name.setdefault(os.path.splitext(image)[0], image)  # noqa: PTH122
+    if listed is None:
+        files = sorted(annotations.rglob("*.xml"))
+        if not files:
+            raise InputError(f"{annotations}: contains no XML file; expected one for each image")
+        stems = {os.path.splitext(file.relative_to(annotations))[0] for file in files}  # noqa: PTH122
+        unlabelled = sum(os.path.splitext(image)[0] not in stems for image in names)  # noqa: PTH122
+        return VocSplit(name, files, annotations, images, by_name, unlabelled)
+    files = []
+    for place, line in enumerate(read_list(listed).splitlines(), start=1):
+        if line.strip():
+            file = annotations / f"{line.strip()}.xml"
+            if not file.is_file():
+                raise InputError(f"{listed}: line {place}: {file} does not exist")
+            files.append(file)
+    if not files:
+        raise InputError(f"{listed}: empty; expected a name on each line")
+    return VocSplit(name, files, annotations, images, by_name)
+
+
+def read_files(
+    split: VocSplit,
+    listed: Sequence[str] | None,
+    skip_missing_images: bool,
+    files: Sequence[Path],
+) -> LabelPart:
+    """Read some XML files."""
+    part = PartBuilder()
+    for file in files:
+        try:
+            labels = parse_xml(file)
+            require_listed(file, labels, listed)
+            image = find_image(file, split, labels.file_name, may_be_missing=skip_missing_images)
+        except InputError as fault:
+            part.add_fault(str(fault))
+            continue
+        if image is None:
+            part.count("missing")
+            part.add("", (1, 1), [])
+        else:
+            part.add(image, labels.size, labels.boxes)
+    return part.finish()
+
+
+def find_image(file: Path, split: VocSplit, file_name: str, *, may_be_missing: bool) -> str | None:
+    """Return the image of an XML file, relative to the folder of images.
+
+    It has the name in the file, beside the XML file or wherever that lies in its own folder; or the
+    name of the XML file, as the names in it are often older. If it is missing, the result is None,
+    or raises InputError.
+    """
+    stem = os.path.splitext(file.relative_to(split.annotations))[0]  # noqa: PTH122
+    folder = os.path.dirname(stem)  # noqa: PTH120
+    base = os.path.basename(file_name.replace("\\", "/"))  # noqa: PTH119
+    for name in (os.path.join(folder, base), file_name, stem):  # noqa: PTH118
+        if name in split.listed:
+            return split.listed[name]
+    if may_be_missing:
+        return None
+    raise InputError(
+        f"{file}: filename: {quoted(file_name or file.stem)} is not in {split.images}; set "
+        "--images, or skip with --skip-missing-images"
+    )
+
+
+def require_listed(file: Path, labels: "XmlLabels", listed: Sequence[str] | None) -> None:
+    """Raise InputError for an object of a class that the data set's list lacks."""
+    if listed is None:
+        return
+    for place, (box, line) in enumerate(zip(labels.boxes, labels.lines, strict=True), start=1):
+        if box.category not in listed:
+            raise InputError(
+                f"{file}: line {line}: object[{place}].name: {quoted(str(box.category))} is not in "
+                f"the data set's list of classes{nearest_name(str(box.category), listed)}"
+            )
+
+
+@dataclass
+class XmlLabels:
+    """The content of an XML file; `lines` are those on which the objects begin."""
+
+    file_name: str = ""
+    size: tuple[int, int] = (0, 0)
+    boxes: list[Box] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+
+
+Fields = dict[str, tuple[str, int]]  # text and line by path, such as `bndbox.xmin`
+
+
+def parse_xml(file: Path) -> XmlLabels:
+    """Return the labels of an XML file; raise InputError with line and field for a fault."""
+    try:
+        content = read_bytes(file, most_bytes=MOST_BYTES)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
+    reader = XmlReader(file)
+    reader.parse(content)
+    labels = XmlLabels(file_name=reader.image.get("filename", ("", 0))[0])
+    sides = []
+    for name in ("width", "height"):
+        field_name = f"size.{name}" if "size" in reader.image else "size"
+        side = take_number(file, reader.image, f"size.{name}", field_name, line=0)
+        if not (side.is_integer() and 0 < side <= LARGEST_SIDE):
+            text, line = reader.image[f"size.{name}"]
+            raise InputError(
+                f"{file}: line {line}: size.{name}: expected the image's {name} in pixels, "
+                f"found {quoted(text)}"
+            )
+        sides.append(int(side))
+    labels.size = (sides[0], sides[1])
+    for place, (fields, line) in enumerate(reader.objects, start=1):
+        labels.boxes.append(parse_object(file, fields, f"object[{place}]", line))
+        labels.lines.append(line)
+    return labels
+
+
+def parse_object(file: Path, fields: Fields, name: str, line: int) -> Box:
+    """Return the box of an object."""
+    category, place = fields.get("name", ("", line))
+    if not category:
+        raise InputError(f"{file}: line {place}: {name}.name: missing; expected the class")
+    sides = [
+        take_number(file, fields, f"bndbox.{side}", f"{name}.bndbox.{side}", line) for side in SIDES
+    ]
+    for low, high in ((0, 2), (1, 3)):
+        if sides[high] < sides[low]:
+            place = fields[f"bndbox.{SIDES[high]}"][1]
+            raise InputError(
+                f"{file}: line {place}: {name}.bndbox.{SIDES[high]}: {sides[high]:g} is less than "
+                f"{SIDES[low]}, {sides[low]:g}"
+            )
+    difficult, place = fields.get("difficult", ("0", line))
+    if difficult.lower() not in ("", "0", "1", "false", "true"):
+        found = quoted(difficult)
+        raise InputError(f"{file}: line {place}: {name}.difficult: expected 0 or 1, found {found}")
+    area = (sides[2] - sides[0]) * (sides[3] - sides[1])
+    x1, y1, x2, y2 = sides
+    return Box(category, (x1, y1, x2, y2), area, difficult.lower() in ("1", "true"))
+
+
+def take_number(file: Path, fields: Fields, path: str, name: str, line: int) -> float:
+    """Return the number of a field; raise InputError if it is missing or another text."""
+    if path not in fields:
+        at = f"line {line}: " if line else ""
+        raise InputError(f"{file}: {at}{name}: missing; VOC's format requires it")
+    text, place = fields[path]
+    value = number(text)
+    if value is None or abs(value) > LARGEST_SIDE:
+        raise InputError(f"{file}: line {place}: {name}: {quoted(text)} is not a number of pixels")
+    return value
+
+
+class XmlReader:
+    """Takes the fields of the image and of its objects from an XML file, with their lines.
+
+    Expat's own events, not a tree, which has no lines. A file may not declare a document type: in
+    it are the entities by which a small file becomes a large one, or reads others.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.image: Fields = {}
+        self.objects: list[tuple[Fields, int]] = []
+        self.path: list[str] = []
+        self.text: list[str] = []
+        self.parser = expat.ParserCreate()
+        self.parser.StartElementHandler = self.start
+        self.parser.EndElementHandler = self.end
+        self.parser.CharacterDataHandler = self.text.append
+        self.parser.StartDoctypeDeclHandler = self.refuse_doctype
+
+    def parse(self, content: bytes) -> None:
+        """Read the whole file; raise InputError if it is not XML, or of another kind."""
+        try:
+            self.parser.Parse(content, True)
+        except expat.ExpatError as error:
+            reason = expat.ErrorString(error.code)
+            raise InputError(f"{self.file}: line {error.lineno}: not XML: {reason}") from error
+        except (ValueError, LookupError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{self.file}: not XML: {error}") from error  # its encoding
+
+    def start(self, name: str, attributes: dict[str, str]) -> None:
+        """Begin an element."""
+        line = self.parser.CurrentLineNumber
+        if not self.path and name != "annotation":
+            raise InputError(
+                f"{self.file}: line {line}: expected VOC's element annotation, found {quoted(name)}"
+            )
+        self.path.append(name)
+        self.text.clear()
+        if self.path == ["annotation", "object"]:
+            self.objects.append(({}, line))
+
+    def end(self, name: str) -> None:
+        """End an element, and keep its text if it is a field."""
+        path, text = self.path[1:], "".join(self.text).strip()
+        self.path.pop()
+        self.text.clear()
+        line = self.parser.CurrentLineNumber
+        if path[:1] == ["object"] and self.objects:
+            # Parts of an object (`part`), which have boxes of their own, are at longer paths.
+            self.objects[-1][0].setdefault(".".join(path[1:]), (text, line))
+        elif path:
+            self.image.setdefault(".".join(path), (text, line))
+
+    def refuse_doctype(self, *declaration: object) -> NoReturn:
+        """Raise InputError for a document type, which may hold entities."""
+        raise InputError(
+            f"{self.file}: line {self.parser.CurrentLineNumber}: has a document type declaration "
+            "(<!DOCTYPE), which VOC's format does not use; remove it"
+        )

@@ -1,0 +1,388 @@
+"""YOLO's format: a text file for each image, and the names of the classes in one file.
+
+A line is `class x y width height`: the class's index, the box's centre and its sides, as shares of
+the image's width and height. A line with more numbers is a polygon (`class x1 y1 x2 y2 x3 y3 …`,
+also the four corners of a rotated box), whose enclosing box is taken, or has key points after the
+box, if `data.yaml` has `kpt_shape`. An image without a file of labels has no boxes.
+
+The names are in `data.yaml` (Ultralytics, Roboflow), or, where nothing divides the images into
+splits, in `classes.txt` (LabelImg, Label Studio) or `obj.names` (Darknet, CVAT).
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from rich.console import Console
+
+from common.errors import InputError
+from common.files import read_bytes
+from common.yaml_text import read_yaml
+from data.decoding import DAMAGE, QUARTER_TURNS, exif_orientation, open_image
+from data.formats.labels import (
+    MOST_BYTES,
+    SPLIT_NAMES,
+    WHOLE,
+    Box,
+    LabelledSplit,
+    LabelPart,
+    PartBuilder,
+    image_files,
+    labelled_images,
+    make_annotations,
+    number,
+    quoted,
+    read_class_names,
+    read_list,
+    require_distinct,
+)
+
+NAME_FILES = ("classes.txt", "obj.names")
+SLACK = 0.01
+"""By how much a share may lie outside 0 to 1: programs round, and draw a little over the border."""
+POLYGON = 7  # numbers of a triangle's line, the shortest polygon
+FIELDS = ("x centre", "y centre", "width", "height")
+
+
+@dataclass(frozen=True)
+class YoloSet:
+    """A data set: its classes, and the folders or lists of the images of each split."""
+
+    source: Path  # the file with the names
+    names: Mapping[int, str]
+    splits: Mapping[str, Sequence[Path]]
+    keypoint_numbers: int  # numbers after a box; 0: none
+
+
+def read_yolo(
+    source: Path, *, images: Path | None, skip_missing_images: bool, console: Console
+) -> list[LabelledSplit]:
+    """Read all splits of a data set in YOLO's format.
+
+    `source` is `data.yaml`, or a folder with it or with a list of names. `images` replaces the
+    folder of images, of a set that is not split.
+
+    Raises:
+        InputError: The first faulty file with line and field; the names, a folder or all labels are
+            missing; or an image is.
+    """
+    found = find_set(source, images)
+    read = []
+    for name, entries in found.splits.items():
+        folder, files, missing = list_images(entries, skip_missing_images=skip_missing_images)
+        if not files:
+            entry = ", ".join(map(str, entries))
+            raise InputError(f"{entry}: no image; expected JPEG, PNG, WebP, BMP, TIFF or GIF files")
+        part = labelled_images(
+            partial(read_labels, folder, found),
+            files,
+            title=f"reading {name} labels",
+            console=console,
+        )
+        without = part.counts.get("without", 0)
+        if without == len(files):
+            first = folder / files[0]
+            looked_for = " or ".join(str(file) for file in label_files(first))
+            raise InputError(f"{first}: no image has a file of labels; looked for {looked_for}")
+        split = LabelledSplit(name, make_annotations(part, found.names, part.classes), folder)
+        split.notes = notes_on(part, missing)
+        read.append(split)
+    return read
+
+
+def notes_on(part: LabelPart, missing: int) -> list[str]:
+    """Return what was noticed while the labels were read, a line each."""
+    texts = {
+        "without": "images without a file of labels (no boxes)",
+        "polygons": "polygons (their enclosing boxes are taken)",
+        "keypoints": "boxes with key points (left out)",
+        "turned": "photos that EXIF rotates (labels are of the displayed photo)",
+    }
+    notes = [
+        f"{text}: {part.counts[name]:,}" for name, text in texts.items() if name in part.counts
+    ]
+    return [
+        *notes,
+        *([f"listed images that do not exist (skipped): {missing:,}"] if missing else []),
+    ]
+
+
+def find_set(source: Path, images: Path | None) -> YoloSet:
+    """Find the names and the splits."""
+    if source.is_file():
+        file = source
+    else:
+        if not source.is_dir():
+            raise InputError(f"{source}: does not exist; give data.yaml or the data set's folder")
+        yamls = sorted([*source.glob("*.yaml"), *source.glob("*.yml")])
+        named = [file for file in yamls if file.stem in ("data", "dataset")] or yamls
+        if len(named) > 1:
+            names = ", ".join(file.name for file in named)
+            raise InputError(f"{source}: has several YAML files ({names}); give one of them")
+        lists = [
+            folder / name
+            for folder in (source, source / "labels")
+            for name in NAME_FILES
+            if (folder / name).is_file()
+        ]
+        if not named and not lists:
+            raise InputError(
+                f"{source}: no names of classes: expected data.yaml, {' or '.join(NAME_FILES)}"
+            )
+        file = named[0] if named else lists[0]
+    if file.suffix in (".yaml", ".yml"):
+        if images is not None:
+            raise InputError(f"--images: {file} names the images; change it there")
+        return set_of_yaml(file)
+    root = source if source.is_dir() else file.parent
+    classes = read_class_names(file, read_list(file))
+    folder = images or root
+    if not folder.is_dir():
+        raise InputError(f"{folder}: is not a folder of images")
+    return YoloSet(file, dict(enumerate(classes)), {WHOLE: [folder]}, 0)
+
+
+def set_of_yaml(file: Path) -> YoloSet:
+    """Read `data.yaml` and find what it names."""
+    content = read_yaml(read_list(file), str(file))
+    if not isinstance(content, dict):
+        raise InputError(f"{file}: expected the fields names, train and val of YOLO's data.yaml")
+    names = class_names(file, content.get("names"), content.get("nc"))
+    root = content.get("path")
+    if root is not None and not isinstance(root, str):
+        raise InputError(f"{file}: path: expected a folder, found {quoted(str(root))}")
+    splits: dict[str, list[Path]] = {}
+    for key, value in content.items():
+        name = SPLIT_NAMES.get(str(key))
+        if name is None or value in (None, "", []):
+            continue
+        entries = value if isinstance(value, list) else [value]
+        if not all(isinstance(entry, str) for entry in entries):
+            raise InputError(f"{file}: {key}: expected a path or a list of paths")
+        splits.setdefault(name, []).extend(
+            find_entry(file, str(key), entry, root=root) for entry in entries
+        )
+    if not splits:
+        raise InputError(f"{file}: train: missing; expected the folder of the training images")
+    shape = content.get("kpt_shape")
+    keypoint_numbers = 0
+    if shape is not None:
+        if not (
+            isinstance(shape, list)
+            and len(shape) == 2
+            and all(type(size) is int and 0 < size < 10_000 for size in shape)
+        ):
+            raise InputError(f"{file}: kpt_shape: expected two numbers, found {quoted(str(shape))}")
+        keypoint_numbers = shape[0] * shape[1]
+    return YoloSet(file, names, splits, keypoint_numbers)
+
+
+def class_names(file: Path, names: Any, number_of_classes: Any) -> dict[int, str]:
+    """Return the names by index, of a list, or of a mapping of indices to names."""
+    if isinstance(names, list):
+        names = dict(enumerate(names))
+    if not isinstance(names, dict) or not names:
+        raise InputError(f"{file}: names: expected a list of class names, or index: name")
+    by_index = {}
+    for index, name in names.items():
+        text = str(index)
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            raise InputError(f"{file}: names: the index {quoted(text)} is not a whole number")
+        if not isinstance(name, str | int | float) or not str(name).strip():
+            raise InputError(f"{file}: names[{text}]: expected a name, found {quoted(str(name))}")
+        by_index[int(text)] = str(name).strip()
+    require_distinct(f"{file}: names", list(by_index.values()))
+    if number_of_classes not in (None, len(by_index)):
+        raise InputError(
+            f"{file}: nc: is {quoted(str(number_of_classes))}, but there are {len(by_index)} names"
+        )
+    return dict(sorted(by_index.items()))
+
+
+def find_entry(file: Path, key: str, entry: str, *, root: str | None) -> Path:
+    """Return the folder, or the list of images, that a field of `data.yaml` names.
+
+    Paths begin at `path`, and that at the file. Roboflow writes `../train/images` for a folder
+    beside the file, and other programs a `path` of the machine on which they ran.
+    """
+    roots = [file.parent / root, Path(root)] if root else []
+    inside = entry.removeprefix("../")
+    candidates = [
+        *(folder / entry for folder in (*roots, file.parent)),
+        *(folder / inside for folder in (file.parent,) if inside != entry),
+    ]
+    for candidate in candidates:
+        if candidate.exists():
+            return candidate
+    looked_for = ", ".join(dict.fromkeys(map(str, candidates)))
+    raise InputError(f"{file}: {key}: {quoted(entry)} does not exist; looked for {looked_for}")
+
+
+def list_images(
+    entries: Sequence[Path], *, skip_missing_images: bool
+) -> tuple[Path, list[str], int]:
+    """Return a folder, images relative to it, and the number of listed ones that do not exist."""
+    if len(entries) == 1 and entries[0].is_dir():
+        return entries[0], list(image_files(entries[0])), 0
+    paths: list[str] = []
+    missing = 0
+    for entry in entries:
+        if entry.is_dir():
+            paths += [str(entry / name) for name in image_files(entry)]
+            continue
+        for line, path in images_of_list(entry):
+            if os.path.isfile(path):  # noqa: PTH113 - a million of them
+                paths.append(path)
+            elif skip_missing_images:
+                missing += 1
+            else:
+                raise InputError(
+                    f"{entry}: line {line}: {path} does not exist; skip such images with "
+                    "--skip-missing-images"
+                )
+    paths = list(dict.fromkeys(map(os.path.abspath, paths)))
+    if not paths:
+        return entries[0], [], missing
+    folder = Path(os.path.commonpath([os.path.dirname(path) for path in paths]))  # noqa: PTH120
+    return folder, [os.path.relpath(path, folder) for path in paths], missing
+
+
+def images_of_list(file: Path) -> list[tuple[int, str]]:
+    """Return the line and the path of each image of a list.
+
+    Paths begin at the list's folder, or where the program is called. CVAT puts `data/` in front.
+    """
+    lines = [
+        (place, line.strip())
+        for place, line in enumerate(read_list(file).splitlines(), start=1)
+        if line.strip()
+    ]
+    if not lines:
+        return []
+    first = lines[0][1]
+    folder = str(file.parent)
+    ways: list[Callable[[str], str]] = [
+        lambda line: os.path.join(folder, line),  # noqa: PTH118
+        lambda line: os.path.join(folder, line.removeprefix("data/")),  # noqa: PTH118
+        lambda line: line,
+    ]
+    way = next((way for way in ways if Path(way(first)).exists()), ways[0])
+    return [(place, way(line)) for place, line in lines]
+
+
+def label_files(image: Path | str) -> list[str]:
+    """Return where an image's labels may be: `images` in its path is `labels`, or beside it."""
+    beside = f"{os.path.splitext(image)[0]}.txt"  # noqa: PTH122
+    before, images, after = beside.rpartition("/images/")
+    return [f"{before}/labels/{after}", beside] if images else [beside]
+
+
+def read_labels(folder: Path, labelled: YoloSet, names: Sequence[str]) -> LabelPart:
+    """Read the labels of some images, whose names are relative to the folder."""
+    part = PartBuilder()
+    for name in names:
+        path = os.path.join(folder, name)  # noqa: PTH118
+        try:
+            with open(path, "rb") as file:  # noqa: PTH123
+                image = open_image(file)
+                width, height = image.size
+                # Labelling tools show a photo as its EXIF orientation says, and so does YOLO.
+                if exif_orientation(image) in QUARTER_TURNS:
+                    width, height = height, width
+                    part.count("turned")
+        except (*DAMAGE, Image.DecompressionBombError) as error:
+            reason = " ".join(str(error).split())
+            part.add_fault(f"{path}: cannot be read as an image: {reason}; remove or replace it")
+            continue
+        place = ""
+        try:
+            file_of_labels, text = read_text_of(path)
+            if file_of_labels is None:
+                part.count("without")
+            boxes = []
+            for line, columns in enumerate(map(str.split, text.splitlines()), start=1):
+                if columns:
+                    place = f"{file_of_labels}: line {line}: "
+                    boxes.append(parse_line(columns, labelled, (width, height), part))
+        except InputError as fault:
+            part.add_fault(f"{place}{fault}")
+        else:
+            part.add(name, (width, height), boxes)
+    return part.finish()
+
+
+def read_text_of(image: str) -> tuple[str | None, str]:
+    """Return an image's file of labels and its text; None and no text if there is no file."""
+    for file in label_files(image):
+        if not os.path.exists(file):  # noqa: PTH110
+            continue
+        try:
+            return file, read_bytes(Path(file), most_bytes=MOST_BYTES).decode("utf-8-sig")
+        except OSError as error:
+            raise InputError(f"{file}: cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise InputError(f"{file}: not text: {error.reason}") from error
+    return None, ""
+
+
+def parse_line(
+    columns: Sequence[str], labelled: YoloSet, size: tuple[int, int], part: PartBuilder
+) -> Box:
+    """Return the box of a line, in pixels; raise InputError with the field."""
+    values = [number(column) for column in columns]
+    length = len(columns) - 1
+    keypoints = labelled.keypoint_numbers
+    is_polygon = not keypoints and len(columns) >= POLYGON and length % 2 == 0
+    if not is_polygon and length not in (4, 4 + keypoints):
+        expected = "5 (class x y width height), or a polygon's 7, 9, 11, …"
+        if keypoints:
+            expected = f"5 or, with kpt_shape, {5 + keypoints}"
+        confidence = "; is the last one a confidence?" if length == 5 else ""
+        raise InputError(f"{len(columns)} columns, expected {expected}{confidence}")
+    index = values[0]
+    if index is None or not index.is_integer():
+        raise InputError(f"class: {quoted(columns[0])} is not a whole number")
+    if int(index) not in labelled.names:
+        raise InputError(
+            f"class: {int(index)} is not in names of {labelled.source}, "
+            f"{min(labelled.names)} to {max(labelled.names)}"
+        )
+    shares = []
+    for column, value in enumerate(values[1:] if is_polygon else values[1:5]):
+        field = f"{'xy'[column % 2]}{column // 2 + 1}" if is_polygon else FIELDS[column]
+        if value is None:
+            raise InputError(f"{field}: {quoted(columns[column + 1])} is not a number")
+        if not -SLACK <= value <= 1 + SLACK or (column > 1 and value < 0 and not is_polygon):
+            raise InputError(
+                f"{field}: {value:g} is not from 0 to 1, a share of the image's "
+                f"{'height' if column % 2 else 'width'}"
+            )
+        shares.append(value)
+    if is_polygon:
+        part.count("polygons")
+        return box_of_polygon(int(index), shares, size)
+    if length > 4:
+        part.count("keypoints")
+    return box_of_shares(int(index), shares, size)
+
+
+def box_of_shares(index: int, shares: Sequence[float], size: tuple[int, int]) -> Box:
+    """Return the box of centre and sides."""
+    width, height = shares[2] * size[0], shares[3] * size[1]
+    x, y = shares[0] * size[0] - width / 2, shares[1] * size[1] - height / 2
+    return Box(index, (x, y, x + width, y + height), width * height)
+
+
+def box_of_polygon(index: int, shares: Sequence[float], size: tuple[int, int]) -> Box:
+    """Return the box around a polygon, with the polygon's area (the shoelace formula)."""
+    xs = [share * size[0] for share in shares[0::2]]
+    ys = [share * size[1] for share in shares[1::2]]
+    twice = sum(
+        x * next_y - next_x * y
+        for x, y, next_x, next_y in zip(xs, ys, [*xs[1:], xs[0]], [*ys[1:], ys[0]], strict=True)
+    )
+    return Box(index, (min(xs), min(ys), max(xs), max(ys)), abs(twice) / 2)

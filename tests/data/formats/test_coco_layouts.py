@@ -1,0 +1,138 @@
+"""COCO's format in other layouts of folders: the files of the splits, and their images."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from data.formats.coco import read_coco, split_of
+from data.formats.labels import LabelledSplit, select_classes
+from tests.data.samples import write_json
+from tests.data.verify.small_set import small_content, write_split
+from tests.support.commands import error_message
+
+
+def read(source: Path, **options: object) -> list[LabelledSplit]:
+    given: dict[str, object] = {"images": None, "skip_missing_images": False} | options
+    return read_coco(source, console=Console(file=io.StringIO()), **given)  # type: ignore[arg-type]
+
+
+def place(folder: Path, labels: str, images: str, *, prefix: str = "") -> None:
+    """Write a split whose JSON is at `labels` and whose photos are in `images`."""
+    made = write_split(folder / "made", small_content())
+    for photo in made.images.iterdir():
+        (folder / images).mkdir(parents=True, exist_ok=True)
+        photo.rename(folder / images / photo.name)
+    content = small_content()
+    for image in content["images"]:
+        image["file_name"] = prefix + image["file_name"]
+    (folder / labels).parent.mkdir(parents=True, exist_ok=True)
+    write_json(folder / labels, content)
+    made.annotations.unlink()
+    made.images.rmdir()
+    (folder / "made").rmdir()
+
+
+@pytest.mark.parametrize(
+    ("labels", "images", "prefix"),
+    [
+        ("{}/_annotations.coco.json", "{}", ""),
+        ("annotations/instances_{}2017.json", "{}2017", ""),
+        ("annotations/{}.json", "images/{}", ""),
+        ("annotations/{}.json", "images", "{}/"),
+        ("{}/labels.json", "{}/data", ""),
+        ("{}.json", "photos/{}", ""),
+        ("{}.json", "photos/{}", "/home/somebody/old place/"),
+    ],
+)
+def test_splits_and_images_are_found(tmp_path: Path, labels: str, images: str, prefix: str) -> None:
+    folder = images if "{}" in images else f"{images}/{prefix}".rstrip("/")
+    for name in ("train", "val"):
+        text = prefix if prefix.startswith("/") else prefix.format(name)
+        if prefix.startswith("/"):
+            text = text.lstrip("/")  # refused by the validator: names are relative
+        place(tmp_path, labels.format(name), folder.format(name), prefix=text)
+    (tmp_path / "annotations").mkdir(exist_ok=True)
+    write_json(tmp_path / "annotations" / "captions_train2017.json", {})
+    train, validation = sorted(read(tmp_path), key=lambda split: split.name)
+    for split, name in ((train, "train"), (validation, "val")):
+        expected = images.format(name) if "{}" in images else images
+        assert split.images == tmp_path / expected
+        assert all((split.images / file).is_file() for file in split.annotations.file_names)
+    assert (train.name, validation.name) == ("train", "validation")
+    assert bool(train.notes) == prefix.startswith("/")
+
+
+def test_one_file_is_one_split(tmp_path: Path) -> None:
+    place(tmp_path, "result.json", "images", prefix="images/")
+    [split] = read(tmp_path / "result.json")
+    assert (split.name, split.images) == ("all", tmp_path)
+    assert [part.name for part in read(tmp_path)] == ["all"]
+
+
+def test_given_folder_of_images_is_taken(tmp_path: Path) -> None:
+    source = tmp_path / "mine"
+    place(source, "train.json", "../photos")
+    message = error_message(read, source)
+    assert "images[0].file_name: '0.jpg' is in no folder near it" in message
+    assert "set --images" in message
+    [split] = read(source, images=tmp_path / "photos")
+    assert split.images == tmp_path / "photos" and len(split.annotations) == 6
+    assert "is not a folder" in error_message(read, source, images=tmp_path / "none")
+
+
+def test_missing_images_are_refused_or_skipped(tmp_path: Path) -> None:
+    place(tmp_path, "train.json", "images")
+    (tmp_path / "images" / "2.jpg").unlink()
+    (tmp_path / "images" / "4.jpg").unlink()
+    message = error_message(read, tmp_path)
+    assert "2.jpg does not exist, and 1 more images" in message
+    [split] = read(tmp_path, skip_missing_images=True)
+    kept = split.annotations
+    assert list(kept.file_names) == ["0.jpg", "1.jpg", "3.jpg", "5.jpg"]
+    assert np.diff(kept.box_offsets).tolist() == [2, 2, 2, 2]
+    assert kept.box_ids.tolist() == [100, 106, 101, 107, 103, 109, 105, 111]
+
+
+def test_two_files_of_one_split_are_refused(tmp_path: Path) -> None:
+    place(tmp_path, "train.json", "images")
+    write_json(tmp_path / "old_train.json", small_content())
+    assert "are both of the split 'train'" in error_message(read, tmp_path)
+    empty = tmp_path / "images"
+    assert "contains no JSON file" in error_message(read, empty)
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("instances_val2017.json", "validation"),
+        ("valid/_annotations.coco.json", "validation"),
+        ("test/train.json", "train"),
+        ("training.json", "train"),
+        ("trainer.json", "all"),
+        ("constraint.json", "all"),
+    ],
+)
+def test_split_is_named_by_words(file: str, expected: str) -> None:
+    assert split_of(Path("set") / file, Path("set")) == expected
+
+
+def test_chosen_classes_leave_out_images_of_others_only(tmp_path: Path) -> None:
+    # Image n has boxes n and n + 6, of class n % 3 both.
+    place(tmp_path, "train.json", "images")
+    content = small_content()
+    content["annotations"] = [box for box in content["annotations"] if box["image_id"] != 15]
+    write_json(tmp_path / "train.json", content)
+    [split] = select_classes(read(tmp_path), ["kind 9", "kind 3"])
+    chosen = split.annotations
+    assert chosen.category_names == ("kind 9", "kind 3")
+    assert chosen.category_ids.tolist() == [9, 3]
+    # Image 5 never had a box; 1 and 4 have boxes of another class.
+    assert list(chosen.file_names) == ["0.jpg", "2.jpg", "3.jpg", "5.jpg"]
+    assert chosen.box_category_ids.tolist() == [3, 3, 9, 9, 3, 3]
+    assert split.notes == ["images with boxes of other classes only (left out): 2"]
+    message = error_message(select_classes, read(tmp_path), ["Kind 4"])
+    assert message.startswith("--classes: 'Kind 4' is not a class of train; did you mean 'kind ")
+    assert "listed twice" in error_message(select_classes, read(tmp_path), ["a", "a"])

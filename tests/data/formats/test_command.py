@@ -1,0 +1,193 @@
+"""`python -m data convert --from`, from files of other programs to what training reads."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import data.formats.convert
+from data.__main__ import main
+from data.annotations import Annotations
+from data.coco_json import read_annotations
+from data.index import open_annotations
+from tests.data.formats.written import (
+    NAMES,
+    random_annotations,
+    without_crowds,
+    write_data_yaml,
+    write_photos,
+    write_voc,
+    write_yolo,
+)
+from tests.data.samples import assert_same_annotations
+from tests.data.test_coco128 import JSON, PHOTOS
+from tests.support.commands import RunHere, error_line
+
+
+def yolo_set(folder: Path, *, images: int = 12, boxes: int = 30) -> Path:
+    for split, seed in (("train", 0), ("val", 1)):
+        annotations = random_annotations(images=images, boxes=boxes, seed=seed)
+        write_photos(folder / "images" / split, annotations)
+        write_yolo(folder, annotations, split=split)
+    return write_data_yaml(folder, NAMES, train="images/train", val="images/val")
+
+
+def test_both_splits_are_written_with_findings_and_the_next_command(
+    tmp_path: Path, run_here: RunHere
+) -> None:
+    out = tmp_path / "out"
+    done = run_here(main, "convert", yolo_set(tmp_path / "set"), "--from", "yolo", "--out", out)
+    assert done.returncode == 0, done.stderr
+    for name in ("train", "validation"):
+        opened = open_annotations(out / f"{name}.json")
+        assert_same_annotations(opened, read_annotations(out / f"{name}.json"))
+        assert f"{name}: {out}/{name}.json, images in {tmp_path}/set/images/" in done.stdout
+    assert done.stdout.count("12 images, 30 boxes (0 of crowds), 3 classes") == 2
+    command = done.stdout.splitlines()[-1]
+    assert f"data.validation_images={tmp_path}/set/images/val" in command
+    assert not (out / "images").exists()
+
+
+def test_printed_command_verifies_the_converted_set(tmp_path: Path, run_here: RunHere) -> None:
+    out = tmp_path / "out"
+    done = run_here(main, "convert", yolo_set(tmp_path / "set"), "--from", "yolo", "--out", out)
+    words = done.stdout.splitlines()[-1].split()
+    done = run_here(main, *words[words.index("verify") :])
+    assert done.returncode == 0 and "nothing stops training" in done.stdout
+
+
+def test_findings_are_those_of_verify(tmp_path: Path, run_here: RunHere) -> None:
+    source = yolo_set(tmp_path / "set")
+    labels = next((tmp_path / "set" / "labels" / "val").rglob("*.txt"))
+    line = "0 0.5 0.5 0.25 0.5"
+    labels.write_text(f"{line}\n{line}\n0 0.5 0.5 0 0.1\n0 1 0.5 0.5 0.5\n")
+    done = run_here(main, "convert", source, "--from", "yolo", "--out", tmp_path / "out")
+    assert done.returncode == 0
+    validation = done.stdout[done.stdout.index("validation: ") :]
+    for name in ("box_zero_size", "box_partly_outside", "box_duplicate"):
+        assert f"{name} " in validation, name
+
+
+def test_labels_without_splits_are_divided_next(tmp_path: Path, run_here: RunHere) -> None:
+    annotations = random_annotations(images=10, boxes=30)
+    write_photos(tmp_path / "set" / "images", annotations)
+    write_yolo(tmp_path / "set", annotations, split="")
+    (tmp_path / "set" / "classes.txt").write_text("\n".join(NAMES), encoding="utf-8")
+    out = tmp_path / "out"
+    done = run_here(main, "convert", tmp_path / "set", "--from", "yolo", "--out", out)
+    assert done.returncode == 0 and (out / "all.json").is_file()
+    words = done.stdout.splitlines()[-1].split()
+    done = run_here(main, *words[words.index("split") :])
+    assert done.returncode == 0 and len(read_annotations(out / "train.json")) == 8
+
+
+def test_images_are_copied_if_asked(tmp_path: Path, run_here: RunHere) -> None:
+    source, out = yolo_set(tmp_path / "set"), tmp_path / "out"
+    arguments = ("convert", source, "--from", "yolo", "--out", out, "--copy-images")
+    done = run_here(main, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert f"data.train_images={out}/images/train " in done.stdout
+    for name in read_annotations(out / "train.json").file_names:
+        copied = out / "images" / "train" / name
+        assert copied.read_bytes() == (tmp_path / "set/images/train" / name).read_bytes()
+    assert "--overwrite" in error_line(run_here(main, *arguments))
+    assert run_here(main, *arguments, "--overwrite").returncode == 0
+
+
+def test_classes_may_be_in_a_file(tmp_path: Path, run_here: RunHere) -> None:
+    source, out = yolo_set(tmp_path / "set"), tmp_path / "out"
+    listed = tmp_path / "wanted.txt"
+    listed.write_text(f"{NAMES[2]}\n{NAMES[0]}\n", encoding="utf-8")
+    done = run_here(main, "convert", source, "--from", "yolo", "--out", out, "--classes", listed)
+    assert done.returncode == 0, done.stderr
+    assert read_annotations(out / "train.json").category_names == (NAMES[2], NAMES[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--from", "yolo"], "--out: missing; --from needs a folder to write"),
+        (["--from", "yolo", "--out", "{file}"], "data.yaml/train.json: cannot be written"),
+        (["--from", "yolo", "--out", "{out}", "--image-ids", "x"], "--image-ids: only for a CSV"),
+        (["--from", "voc", "--out", "{out}"], "is not a folder; expected one with Annotations/"),
+        (["--from", "coco", "--out", "{out}"], "data.yaml: "),
+        (["--copy-images"], "--copy-images: only with --from"),
+        (["--classes", "cat"], "--classes: only with --from, or for a CSV"),
+    ],
+)
+def test_bad_arguments_are_one_line(
+    tmp_path: Path, run_here: RunHere, arguments: list[str], expected: str
+) -> None:
+    source, out = yolo_set(tmp_path / "set", images=3, boxes=3), tmp_path / "out"
+    words = [word.format(file=source, out=out) for word in arguments]
+    done = run_here(main, "convert", source, *words)
+    assert expected in error_line(done)
+    assert not list(out.glob("*.json")) if out.exists() else True
+
+
+def test_existing_files_are_kept(tmp_path: Path, run_here: RunHere) -> None:
+    source, out = yolo_set(tmp_path / "set"), tmp_path / "out"
+    out.mkdir()
+    (out / "validation.json").write_text("mine")
+    arguments = ("convert", source, "--from", "yolo", "--out", out)
+    assert "--overwrite" in error_line(run_here(main, *arguments))
+    assert (out / "validation.json").read_text() == "mine" and not (out / "train.json").exists()
+    assert run_here(main, *arguments, "--overwrite").returncode == 0
+    assert len(json.loads((out / "validation.json").read_text())["images"]) == 12
+
+
+def test_interruption_leaves_no_partial_file(
+    tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(annotations: Annotations) -> None:
+        raise KeyboardInterrupt
+
+    source, out = yolo_set(tmp_path / "set"), tmp_path / "out"
+    monkeypatch.setattr(data.formats.convert, "box_entries", interrupted)
+    done = run_here(main, "convert", source, "--from", "yolo", "--out", out)
+    assert done.returncode == 130 and done.stderr == "interrupted\n"
+    assert not (out / "train.json").exists()
+
+
+def box_names(annotations: Annotations, rows: slice) -> list[str]:
+    ids = annotations.category_ids.tolist()
+    numbers = annotations.box_category_ids[rows].tolist()
+    return [annotations.category_names[ids.index(number)] for number in numbers]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not JSON.is_file(), reason=f"{JSON} is missing")
+@pytest.mark.parametrize("name", ["yolo", "voc", "coco"])
+def test_real_photos_boxes_survive_each_format(
+    tmp_path: Path, run_here: RunHere, name: str
+) -> None:
+    original = read_annotations(JSON)
+    expected = without_crowds(original) if name == "yolo" else original
+    source, out = tmp_path / "set", tmp_path / "out"
+    (source / "images").mkdir(parents=True)
+    images = source / {"yolo": "images/train", "voc": "JPEGImages", "coco": "photos"}[name]
+    images.symlink_to(PHOTOS)
+    if name == "yolo":
+        write_yolo(source, expected)
+        write_data_yaml(source, original.category_names, train="images/train")
+    elif name == "voc":
+        write_voc(source, expected)
+    else:
+        (source / "labels.train.json").symlink_to(JSON)
+    done = run_here(main, "convert", source, "--from", name, "--out", out)
+    assert done.returncode == 0, done.stderr
+    found = read_annotations(out / "train.json")
+    of_name = {file: row for row, file in enumerate(found.file_names)}
+    assert of_name.keys() == set(expected.file_names)
+    # YOLO's files have six digits of shares of 640 pixels; VOC's here six digits of pixels.
+    tolerance = {"yolo": 1e-3, "voc": 1e-3, "coco": 1e-9}[name]
+    for row, file in enumerate(expected.file_names):
+        a, b = found.box_slice(of_name[file]), expected.box_slice(row)
+        assert found.image_size(of_name[file]) == expected.image_size(row)
+        np.testing.assert_allclose(found.boxes[a], expected.boxes[b], rtol=0, atol=tolerance)
+        assert found.box_is_crowd[a].tolist() == expected.box_is_crowd[b].tolist()
+        assert box_names(found, a) == box_names(expected, b)
+    if name == "coco":
+        assert found.box_ids.tolist() == expected.box_ids.tolist()
+        np.testing.assert_allclose(found.box_areas, expected.box_areas)

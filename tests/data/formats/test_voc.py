@@ -1,0 +1,241 @@
+"""Pascal VOC's data sets: layouts, coordinates, classes, and the first faulty file."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from rich.console import Console
+
+from common.errors import InputError
+from data.formats.labels import LabelledSplit
+from data.formats.voc import parse_xml, read_voc
+from tests.data.formats.written import (
+    NAMES,
+    random_annotations,
+    voc_object,
+    voc_xml,
+    write_photos,
+    write_voc,
+)
+from tests.support.commands import error_message
+
+CAT = voc_object("cat", (1, 1, 64, 48))
+ENTITIES = (
+    '<!DOCTYPE annotation [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;">]>\n'
+    "<annotation><filename>&b;</filename></annotation>"
+)
+
+
+def read(source: Path, **options: object) -> list[LabelledSplit]:
+    given: dict[str, object] = {"images": None, "skip_missing_images": False} | options
+    return read_voc(source, console=Console(file=io.StringIO()), **given)  # type: ignore[arg-type]
+
+
+def write_image(folder: Path, name: str, xml: str | None = None, *, labels: str = "") -> None:
+    """Write a photo of 64×48 pixels, and its XML file."""
+    for parent in (folder, folder / labels):
+        parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (64, 48)).save(folder / f"{name}.jpg")
+    if xml is not None:
+        (folder / labels / f"{name}.xml").write_text(xml, encoding="utf-8")
+
+
+def test_boxes_are_equal(tmp_path: Path) -> None:
+    expected = random_annotations(images=400, boxes=900)
+    write_photos(tmp_path / "JPEGImages", expected)
+    write_voc(tmp_path, expected)
+    [split] = read(tmp_path)
+    found = split.annotations
+    assert split.name == "train" and split.images == tmp_path / "JPEGImages"
+    assert list(found.file_names) == list(expected.file_names)
+    assert sorted(NAMES) == list(found.category_names) and found.category_ids.tolist() == [1, 2, 3]
+    np.testing.assert_array_equal(found.boxes, expected.boxes)
+    np.testing.assert_array_equal(found.box_offsets, expected.box_offsets)
+    np.testing.assert_array_equal(found.box_areas, expected.box_areas)
+    assert [NAMES[number] for number in expected.box_category_ids] == [
+        found.category_names[number - 1] for number in found.box_category_ids
+    ]
+
+
+def test_difficult_object_is_a_crowd(tmp_path: Path) -> None:
+    objects = CAT + voc_object("cat", (2, 2, 9, 9), difficult=1)
+    write_image(tmp_path, "a", voc_xml("a.jpg", (64, 48), objects))
+    [split] = read(tmp_path)
+    assert split.annotations.box_is_crowd.tolist() == [False, True]
+    assert split.notes == ["difficult objects (iscrowd: left out of training): 1"]
+
+
+def test_pixels_count_from_one_unless_a_box_begins_below(tmp_path: Path) -> None:
+    write_image(tmp_path, "a", voc_xml("a.jpg", (64, 48), voc_object("cat", (11, 21, 30, 40))))
+    [split] = read(tmp_path)
+    assert split.annotations.boxes.tolist() == [[10, 20, 30, 40]]
+    assert split.annotations.box_areas.tolist() == [400]
+    write_image(tmp_path, "b", voc_xml("b.jpg", (64, 48), voc_object("cat", (0, 21.5, 30, 40))))
+    [split] = read(tmp_path)
+    assert split.annotations.boxes.tolist() == [[11, 21, 30, 40], [0, 21.5, 30, 40]]
+    assert "coordinates count from 0" in split.notes[0]
+
+
+def test_parts_of_objects_are_no_objects(tmp_path: Path) -> None:
+    part = "<part><name>head</name><bndbox><xmin>3</xmin></bndbox></part>"
+    objects = CAT.replace("<bndbox>", f"{part}<bndbox>")
+    write_image(tmp_path, "a", voc_xml("a.jpg", (64, 48), objects))
+    [split] = read(tmp_path)
+    assert split.annotations.category_names == ("cat",)
+    assert split.annotations.boxes.tolist() == [[0, 0, 64, 48]]
+
+
+def test_splits_have_one_list_of_classes(tmp_path: Path) -> None:
+    for name, kind in (("a", "zebra"), ("b", "ant")):
+        xml = voc_xml(f"{name}.jpg", (64, 48), voc_object(kind, (1, 1, 9, 9)))
+        write_image(tmp_path / "JPEGImages", name, xml, labels="../Annotations")
+    lists = tmp_path / "ImageSets" / "Main"
+    lists.mkdir(parents=True)
+    for name, content in {
+        "train": "a\n",
+        "val": "b\n",
+        "trainval": "a\nb\n",
+        "ant_val": "b 1\n",
+    }.items():
+        (lists / f"{name}.txt").write_text(content)
+    train, validation = read(tmp_path)
+    assert (train.name, validation.name) == ("train", "validation")
+    assert train.annotations.category_names == validation.annotations.category_names
+    assert train.annotations.category_names == ("ant", "zebra")
+    (lists / "train.txt").write_text("a\n\nmissing\n")
+    assert "train.txt: line 3: " in error_message(read, tmp_path)
+    (lists / "train.txt").unlink()
+    (lists / "val.txt").unlink()
+    [train] = read(tmp_path)
+    assert train.name == "train" and len(train.annotations) == 2
+
+
+def test_xml_files_may_lie_beside_the_images_of_each_split(tmp_path: Path) -> None:
+    for folder in ("train", "valid"):
+        write_image(tmp_path / folder, "a", voc_xml("a.jpg", (64, 48), CAT))
+    write_image(tmp_path / "valid", "b")
+    train, validation = read(tmp_path)
+    assert (train.images, validation.images) == (tmp_path / "train", tmp_path / "valid")
+    assert validation.notes == ["images without an XML file (left out): 1"]
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a", "C:\\photos\\a.jpg", "old name.png", ""])
+def test_image_has_the_name_in_the_file_or_the_files_own(tmp_path: Path, name: str) -> None:
+    write_image(tmp_path, "a", voc_xml(name, (64, 48), CAT))
+    [split] = read(tmp_path)
+    assert list(split.annotations.file_names) == ["a.jpg"]
+
+
+def test_missing_image_is_refused_or_skipped(tmp_path: Path) -> None:
+    for name in "ab":
+        write_image(tmp_path, name, voc_xml(f"{name}.jpg", (64, 48), CAT))
+    (tmp_path / "a.jpg").unlink()
+    message = error_message(read, tmp_path)
+    assert message.startswith(f"{tmp_path / 'a.xml'}: filename: 'a.jpg' is not in ")
+    assert "--skip-missing-images" in message
+    [split] = read(tmp_path, skip_missing_images=True)
+    assert list(split.annotations.file_names) == ["b.jpg"]
+    assert split.notes == ["images that do not exist (skipped): 1"]
+    moved = tmp_path / "moved"
+    write_image(moved, "a")
+    write_image(moved, "b")
+    [split] = read(tmp_path, images=moved)
+    assert split.images == moved and len(split.annotations) == 2
+    (tmp_path / "b.jpg").unlink()
+    for photo in moved.iterdir():
+        photo.unlink()
+    assert "none of the labelled images" in error_message(
+        read, tmp_path, images=moved, skip_missing_images=True
+    )
+
+
+def test_class_outside_the_sets_list_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    write_image(tmp_path, "a", voc_xml("a.jpg", (64, 48), CAT))
+    (tmp_path / "labelmap.txt").write_text(
+        "# label:color:parts\nbackground:0,0,0::\nCats:1,2,3::\n"
+    )
+    message = error_message(read, tmp_path)
+    assert "a.xml: line 4: object[1].name: 'cat' is not in the data set's list" in message
+    assert message.endswith("did you mean 'Cats'?")
+    (tmp_path / "labelmap.txt").write_text("dog:::\ncat:::\n")
+    [split] = read(tmp_path)
+    assert split.annotations.category_names == ("dog", "cat")
+    assert split.annotations.box_category_ids.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("xml", "expected"),
+    [
+        ("not XML", "line 1: not XML: syntax error"),
+        ("", "line 1: not XML: no element found"),
+        (voc_xml("a.jpg", (64, 48), CAT)[:-20], "not XML: "),
+        ("<html>\n</html>", "line 1: expected VOC's element annotation, found 'html'"),
+        (ENTITIES, "line 1: has a document type declaration"),
+        ("<annotation/>", "size: missing"),
+        (
+            "<annotation><size><width>64</width></size></annotation>",
+            "size.height: missing; VOC's format requires it",
+        ),
+        (voc_xml("a.jpg", (0, 48), CAT), "line 3: size.width: expected the image's width"),
+        (voc_xml("a.jpg", (64, 48), "<object><name/></object>"), "line 4: object[1].name: missing"),
+        (voc_xml("a.jpg", (64, 48), CAT.replace("xmax", "x2")), "object[1].bndbox.xmax: missing"),
+        (
+            voc_xml("a.jpg", (64, 48), CAT + voc_object("cat", (9, 1, 3, 9))),
+            "line 12: object[2].bndbox.xmax: 3 is less than xmin, 9",
+        ),
+        (
+            voc_xml("a.jpg", (64, 48), CAT.replace(">48<", ">NaN<")),
+            "line 7: object[1].bndbox.ymax: 'NaN' is not a number of pixels",
+        ),
+        (
+            voc_xml("a.jpg", (64, 48), CAT.replace(">0</diff", ">maybe</diff")),
+            "line 6: object[1].difficult: expected 0 or 1, found 'maybe'",
+        ),
+        ("<?xml version='1.0' encoding='nonsense'?><annotation/>", "not XML: "),
+    ],
+)
+def test_first_faulty_file_is_named(tmp_path: Path, xml: str, expected: str) -> None:
+    write_image(tmp_path, "a", xml)
+    write_image(tmp_path, "b", voc_xml("b.jpg", (64, 48), CAT))
+    message = error_message(read, tmp_path)
+    assert message.startswith(f"{tmp_path / 'a.xml'}: ") and expected in message
+
+
+def test_folder_without_xml_files_is_refused(tmp_path: Path) -> None:
+    assert "contains no XML file" in error_message(read, tmp_path)
+    assert "is not a folder" in error_message(read, tmp_path / "nowhere")
+    write_image(tmp_path, "a", voc_xml("a.jpg", (64, 48), ""))
+    assert "no object in any XML file" in error_message(read, tmp_path)
+
+
+TAGS = ["annotation", "size", "width", "object", "name", "bndbox", "xmin"]
+fragments = st.sampled_from(
+    [
+        *(f"<{tag}>" for tag in TAGS),
+        *(f"</{tag}>" for tag in TAGS),
+        "64",
+        "&lt;",
+        "&a;",
+        "\x00",
+        "é",
+    ]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(parts=st.lists(fragments, max_size=12))
+def test_any_text_is_labels_or_one_line(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[str]
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "any.xml"
+    file.write_text("".join(parts), encoding="utf-8")
+    try:
+        labels = parse_xml(file)
+    except InputError as error:
+        assert str(error).startswith(f"{file}: ")
+    else:
+        assert labels.size[0] > 0

@@ -1,0 +1,270 @@
+"""YOLO's data sets: layouts, lines, and the first faulty one."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from rich.console import Console
+
+from common.errors import InputError
+from data.formats.labels import LabelledSplit
+from data.formats.yolo import FIELDS, YoloSet, box_of_shares, read_labels, read_yolo
+from tests.data.formats.written import (
+    NAMES,
+    random_annotations,
+    write_data_yaml,
+    write_photos,
+    write_yolo,
+)
+from tests.support.commands import error_message
+
+
+def read(source: Path, **options: object) -> list[LabelledSplit]:
+    given: dict[str, object] = {"images": None, "skip_missing_images": False} | options
+    return read_yolo(source, console=Console(file=io.StringIO()), **given)  # type: ignore[arg-type]
+
+
+def small_set(folder: Path, text: str = "0 0.5 0.5 0.25 0.5\n", **splits: str) -> Path:
+    """Write two photos, 64×48, of which the first has labels."""
+    for name in "ab":
+        path = folder / "images" / "train" / f"{name}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (64, 48)).save(path)
+    (folder / "labels" / "train").mkdir(parents=True)
+    (folder / "labels" / "train" / "a.txt").write_text(text)
+    return write_data_yaml(folder, NAMES, **(splits or {"train": "images/train"}))
+
+
+def test_boxes_are_equal_within_the_formats_six_digits(tmp_path: Path) -> None:
+    expected = random_annotations(images=700, boxes=1500, size=(96, 64))
+    write_photos(tmp_path / "images" / "train", expected)
+    write_yolo(tmp_path, expected)
+    [split] = read(write_data_yaml(tmp_path, NAMES, train="images/train"))
+    found = split.annotations
+    order = np.argsort(list(expected.file_names))
+    assert split.images == tmp_path / "images" / "train"
+    assert list(found.file_names) == sorted(expected.file_names)
+    assert found.category_names == NAMES and found.category_ids.tolist() == [0, 1, 2]
+    for row, original in enumerate(order.tolist()):
+        a, b = found.box_slice(row), expected.box_slice(original)
+        np.testing.assert_allclose(found.boxes[a], expected.boxes[b], atol=1e-4)
+        assert (found.box_category_ids[a] == expected.box_category_ids[b]).all()
+    # Six digits of shares of 96 pixels.
+    np.testing.assert_allclose(np.sort(found.box_areas), np.sort(expected.box_areas), atol=1e-2)
+
+
+def test_image_without_file_of_labels_has_no_boxes(tmp_path: Path) -> None:
+    [split] = read(small_set(tmp_path))
+    assert np.diff(split.annotations.box_offsets).tolist() == [1, 0]
+    assert split.annotations.boxes.tolist() == [[24, 12, 40, 36]]
+    assert split.notes == ["images without a file of labels (no boxes): 1"]
+
+
+def test_empty_file_and_blank_lines_are_no_boxes(tmp_path: Path) -> None:
+    [split] = read(small_set(tmp_path, "\n  \n0.0 0.5 0.5 0.25 0.5\n\n"))
+    assert len(split.annotations.boxes) == 1
+    (tmp_path / "labels" / "train" / "b.txt").write_text("")
+    [split] = read(tmp_path)
+    assert split.notes == []
+
+
+def test_polygons_become_their_enclosing_boxes(tmp_path: Path) -> None:
+    rotated = "1 0.25 0.5 0.5 0.25 0.75 0.5 0.5 0.75\n2 0 0 1 0 0 1\n"
+    [split] = read(small_set(tmp_path, rotated))
+    assert split.annotations.boxes.tolist() == [[16, 12, 48, 36], [0, 0, 64, 48]]
+    # Half of the boxes: a square on its corner, and a triangle.
+    assert split.annotations.box_areas.tolist() == [32 * 24 / 2, 64 * 48 / 2]
+    assert "polygons (their enclosing boxes are taken): 2" in split.notes
+
+
+def test_key_points_are_left_out(tmp_path: Path) -> None:
+    file = small_set(tmp_path, "0 0.5 0.5 0.25 0.5 0.1 0.2 2 0.3 0.4 0\n")
+    assert "line 1: x4: 2 is not from 0 to 1" in error_message(read, file)
+    file.write_text(file.read_text() + "kpt_shape: [2, 3]\n")
+    [split] = read(file)
+    assert split.annotations.boxes.tolist() == [[24, 12, 40, 36]]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0 0.5 0.5 0.2\n", "a.txt: line 1: 4 columns, expected 5"),
+        ("0 0.5 0.5 0.2 0.2 0.9\n", "a.txt: line 1: 6 columns, expected 5"),
+        ("0 0.5 0.5 0.2 0.2 0.9\n", "is the last one a confidence?"),
+        ("0 .5 .5 .2 .2\n\n3 .5 .5 .2 .2\n", "a.txt: line 3: class: 3 is not in names of"),
+        ("-1 0.5 0.5 0.2 0.2\n", "line 1: class: -1 is not in names"),
+        ("1.5 0.5 0.5 0.2 0.2\n", "line 1: class: '1.5' is not a whole number"),
+        ("cat 0.5 0.5 0.2 0.2\n", "line 1: class: 'cat' is not a whole number"),
+        ("0 0.5 0.5 abc 0.2\n", "line 1: width: 'abc' is not a number"),
+        ("0 nan 0.5 0.2 0.2\n", "line 1: x centre: 'nan' is not a number"),
+        ("0 0.5 1.5 0.2 0.2\n", "line 1: y centre: 1.5 is not from 0 to 1"),
+        ("0 320 240 64 48\n", "line 1: x centre: 320 is not from 0 to 1"),
+        ("0 0.5 0.5 0.2 -0.001\n", "line 1: height: -0.001 is not from 0 to 1"),
+        ("0 0 0 1 0 0 7\n", "line 1: y3: 7 is not from 0 to 1"),
+        (b"0 0.5 0.5 0.2 \xff\n", "a.txt: not text"),
+    ],
+)
+def test_first_faulty_line_is_named(tmp_path: Path, text: str | bytes, expected: str) -> None:
+    file = small_set(tmp_path)
+    content = text if isinstance(text, bytes) else text.encode()
+    (tmp_path / "labels" / "train" / "a.txt").write_bytes(content)
+    message = error_message(read, file)
+    assert expected in message and str(tmp_path / "labels") in message
+
+
+def test_other_faulty_files_are_counted(tmp_path: Path) -> None:
+    file = small_set(tmp_path, "0\n0\n")
+    for name in ("b", "c"):
+        Image.new("RGB", (64, 48)).save(tmp_path / "images" / "train" / f"{name}.jpg")
+        (tmp_path / "labels" / "train" / f"{name}.txt").write_text("9 0 0 0 0\n")
+    assert error_message(read, file).endswith("; 2 more files have a fault")
+
+
+def test_damaged_image_is_named(tmp_path: Path) -> None:
+    file = small_set(tmp_path)
+    (tmp_path / "images" / "train" / "b.jpg").write_text("no image")
+    assert "b.jpg: cannot be read as an image" in error_message(read, file)
+
+
+def test_photo_that_is_displayed_rotated_has_its_displayed_size(tmp_path: Path) -> None:
+    file = small_set(tmp_path)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (64, 48)).save(tmp_path / "images" / "train" / "a.jpg", exif=exif)
+    [split] = read(file)
+    assert split.annotations.image_size(0) == (64, 48)  # height, width
+    assert split.annotations.boxes.tolist() == [[18, 16, 30, 48]]
+
+
+def test_splits_and_their_lists(tmp_path: Path) -> None:
+    small_set(tmp_path)
+    other = tmp_path / "images" / "val"
+    other.mkdir()
+    Image.new("RGB", (64, 48)).save(other / "c.jpg")
+    (tmp_path / "labels" / "val").mkdir()
+    (tmp_path / "labels" / "val" / "c.txt").write_text("1 0.5 0.5 1 1\n")
+    (tmp_path / "val.txt").write_text("./images/val/c.jpg\nimages/val/c.jpg\n")
+    splits = {"train": "[images/train, images/val]", "val": "val.txt", "test": ""}
+    train, validation = read(write_data_yaml(tmp_path, NAMES, **splits))
+    assert (train.name, train.images) == ("train", tmp_path / "images")
+    assert list(train.annotations.file_names) == ["train/a.jpg", "train/b.jpg", "val/c.jpg"]
+    assert (validation.name, validation.images) == ("validation", other)
+    assert validation.annotations.boxes.tolist() == [[0, 0, 64, 48]]
+    # CVAT's lists have a folder that is not in its export.
+    (tmp_path / "val.txt").write_text("data/images/val/c.jpg\ndata/images/val/d.jpg\n")
+    assert "val.txt: line 2: " in error_message(read, tmp_path)
+    validation = read(tmp_path, skip_missing_images=True)[1]
+    assert "listed images that do not exist (skipped): 1" in validation.notes
+
+
+def test_roboflows_paths_begin_beside_the_file(tmp_path: Path) -> None:
+    for name in ("train", "valid"):
+        (tmp_path / name / "images").mkdir(parents=True)
+        (tmp_path / name / "labels").mkdir()
+        Image.new("RGB", (64, 48)).save(tmp_path / name / "images" / "a.jpg")
+        (tmp_path / name / "labels" / "a.txt").write_text("0 0.5 0.5 1 1\n")
+    text = "train: ../train/images\nval: ../valid/images\nnc: 2\nnames: ['a', 'b']\n"
+    (tmp_path / "data.yaml").write_text(text)
+    assert [split.name for split in read(tmp_path)] == ["train", "validation"]
+
+
+@pytest.mark.parametrize("names", ["classes.txt", "labels/classes.txt", "obj.names"])
+def test_labels_without_splits_are_one_set(tmp_path: Path, names: str) -> None:
+    small_set(tmp_path)
+    (tmp_path / "data.yaml").unlink()
+    (tmp_path / names).write_text("cat\ndog\n\n")
+    [split] = read(tmp_path)
+    assert split.name == "all" and split.annotations.category_names == ("cat", "dog")
+    assert list(split.annotations.file_names) == ["images/train/a.jpg", "images/train/b.jpg"]
+
+
+def test_labels_may_lie_beside_the_images(tmp_path: Path) -> None:
+    Image.new("RGB", (64, 48)).save(tmp_path / "a.png")
+    (tmp_path / "a.txt").write_text("0 0.5 0.5 1 1\n")
+    (tmp_path / "classes.txt").write_text("cat\n")
+    [split] = read(tmp_path)
+    assert split.annotations.boxes.tolist() == [[0, 0, 64, 48]]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("train: images/train\n", "names: expected a list"),
+        ("train: images/train\nnames: [a, a]\n", "names: the class 'a' is listed twice"),
+        ("train: images/train\nnames: [a, [b]]\n", "names[1]: expected a name"),
+        ("train: images/train\nnames: {x: a}\n", "names: the index 'x' is not a whole number"),
+        ("train: images/train\nnames: [a]\nnc: 2\n", "nc: is '2', but there are 1 names"),
+        ("train: nowhere\nnames: [a]\n", "train: 'nowhere' does not exist; looked for"),
+        ("train: 5\nnames: [a]\n", "train: expected a path"),
+        ("names: [a]\n", "train: missing"),
+        ("- a\n", "expected the fields names, train and val"),
+        ("names: [a\n", "data.yaml:"),
+        ("train: images/train\nnames: [a]\nkpt_shape: 3\n", "kpt_shape: expected two numbers"),
+    ],
+)
+def test_faulty_description_is_one_line(tmp_path: Path, text: str, expected: str) -> None:
+    file = small_set(tmp_path)
+    file.write_text(text)
+    message = error_message(read, file)
+    assert message.startswith(str(file)) and expected in message
+
+
+def test_set_without_any_labels_is_refused(tmp_path: Path) -> None:
+    file = small_set(tmp_path)
+    (tmp_path / "labels" / "train" / "a.txt").unlink()
+    message = error_message(read, file)
+    assert "no image has a file of labels; looked for" in message
+    assert str(tmp_path / "labels" / "train" / "a.txt") in message
+    assert "no names of classes" in error_message(read, tmp_path / "images")
+    assert "does not exist" in error_message(read, tmp_path / "nowhere")
+
+
+share = st.floats(0, 1)
+
+
+@given(shares=st.tuples(share, share, share, share), size=st.tuples(*[st.integers(1, 9999)] * 2))
+def test_box_has_the_centre_and_sides_of_its_line(
+    shares: tuple[float, float, float, float], size: tuple[int, int]
+) -> None:
+    x1, y1, x2, y2 = box_of_shares(0, shares, size).xyxy
+    width, height = size
+    expected = [share * (width, height)[place % 2] for place, share in enumerate(shares)]
+    assert np.allclose([(x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1], expected, atol=1e-6)
+
+
+token = st.one_of(st.floats().map(repr), st.integers(-3, 9).map(str), st.text(max_size=4))
+
+
+@settings(max_examples=200, deadline=None)
+@given(lines=st.lists(st.lists(token, max_size=9), max_size=3))
+def test_any_text_is_boxes_or_one_line_that_names_the_file(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[list[str]]
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "yolo-any"
+    folder.mkdir(exist_ok=True)
+    if not (folder / "a.png").exists():
+        Image.new("RGB", (64, 48)).save(folder / "a.png")
+    text = "\n".join(" ".join(line) for line in lines)
+    (folder / "a.txt").write_bytes(text.encode("utf-8", "surrogatepass"))
+    labelled = YoloSet(folder / "classes.txt", {0: "cat"}, {}, 0)
+    part = read_labels(folder, labelled, ["a.png"])
+    assert len(part.boxes_per_image) == 1 and len(part.boxes) == part.boxes_per_image[0]
+    if part.faults:
+        assert part.faults[0].startswith(str(folder / "a.txt"))
+    elif len(part.boxes):
+        assert np.isfinite(part.boxes).all() and (part.boxes[:, 2:] >= part.boxes[:, :2]).all()
+    assert len(FIELDS) == 4
+
+
+def test_names_keep_their_indices(tmp_path: Path) -> None:
+    file = small_set(tmp_path, "7 0.5 0.5 0.5 0.5\n")
+    file.write_text("train: images/train\nnames: {7: cat, 2: dog}\n")
+    [split] = read(file)
+    assert split.annotations.category_ids.tolist() == [2, 7]
+    assert split.annotations.box_category_ids.tolist() == [7]
+    with pytest.raises(InputError, match="--images: "):
+        read(file, images=tmp_path)
