@@ -1,7 +1,7 @@
 """A page of sections: one HTML file without external resources, with a single script.
 
-Sections are plain values, no HTML: tables (`common.charts`), charts, facts, texts. They may hold
-anything that a log holds; rendering makes it harmless.
+Sections are plain values, no HTML: tables (`common.charts`), charts, pictures, facts, texts. They
+may hold anything that a log or a file name holds; rendering makes it harmless.
 
 Charts become part of the page as SVG without styles of its own, ids that clash, or anything
 foreign: a page that allows neither inline styles nor scripts can hold it. Styles become attributes,
@@ -10,6 +10,7 @@ and only the elements and attributes that charts are made of may be there.
 
 import base64
 import hashlib
+import math
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -71,7 +72,87 @@ class Suggestions(NamedTuple):
     items: Sequence[Suggestion]
 
 
-Block = Table | Chart | Facts | Text | Missing | Suggestions
+class Commands(NamedTuple):
+    """Command lines, each with what it is for."""
+
+    pairs: Sequence[tuple[str, str]]
+
+
+class Links(NamedTuple):
+    """Files and folders beside the page, as texts and addresses relative to it."""
+
+    pairs: Sequence[tuple[str, str]]
+
+
+class Line(NamedTuple):
+    """A line of a `Plot`; points from 0 to 1 in both directions."""
+
+    kind: str  # `first` or `second`, for the colour
+    points: Sequence[tuple[float, float]]
+
+
+class Plot(NamedTuple):
+    """A small chart of lines in a square from 0 to 1."""
+
+    label: str  # For screen readers
+    lines: Sequence[Line]
+    mark: float | None = None  # Where a vertical line is drawn
+    axis: str = ""  # Name of the horizontal axis
+
+    def path(self, line: Line) -> str:
+        """Return the points for SVG, in thousandths, y downwards."""
+        return " ".join(f"{round(x * 1000)},{round(1000 - y * 1000)}" for x, y in line.points)
+
+
+class Plots(NamedTuple):
+    """Small charts in groups, such as one group for each class."""
+
+    groups: Sequence[tuple[str, Sequence[Plot]]]
+    caption: str
+    fold: str = ""  # The text of the line that unfolds them; empty: they are visible at once
+
+
+class Matrix(NamedTuple):
+    """Counts by row and column, shaded by their share of the row."""
+
+    title: str
+    corner: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    counts: Sequence[Sequence[int]]
+    notes: Sequence[str] = ()
+
+    def shade(self, row: int, column: int) -> str:
+        """Return the CSS classes of a cell: `good` on the diagonal, and a level from 0 to 9."""
+        total = sum(self.counts[row])
+        share = self.counts[row][column] / total if total else 0.0
+        # The square root, so that a few boxes of many are visible.
+        level = math.ceil(9 * math.sqrt(share))
+        return f"{'good' if row == column else 'bad'} level{level}"
+
+
+class Picture(NamedTuple):
+    """A JPEG that is a part of the page, see `jpeg_address`."""
+
+    address: str
+    width: int
+    height: int
+    title: str
+    caption: str
+
+
+class Pictures(NamedTuple):
+    """Pictures side by side, with the meaning of the colours in them."""
+
+    items: Sequence[Picture]
+    legend: Sequence[tuple[str, str]] = ()  # Colours such as `#3c8ddc`, and their meanings
+    fold: str = ""  # As in `Plots`
+
+
+Block = (
+    Table | Chart | Facts | Text | Missing | Suggestions
+    | Commands | Links | Plots | Matrix | Pictures
+)  # fmt: skip
 
 
 class Section(NamedTuple):
@@ -115,6 +196,11 @@ def render_page(sections: Sequence[Section], *, title: str, summary: Sequence[st
         script=Markup(script),
         policy="; ".join(policy),
     )
+
+
+def jpeg_address(content: bytes) -> str:
+    """Return the address of a JPEG whose bytes are in the page itself."""
+    return f"data:image/jpeg;base64,{base64.b64encode(content).decode()}"
 
 
 def harmless(value: object) -> object:

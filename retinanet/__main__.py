@@ -45,6 +45,7 @@ CHAPTERS = {
     },
     "the trained detector": {
         "evaluate": ("retinanet.commands:add_evaluate", "mAP of a checkpoint"),
+        "report": ("retinanet.commands:add_report", "a page: what it finds, misses and confuses"),
         "predict": ("retinanet.commands:add_predict", "boxes in pictures and videos"),
         "export": ("retinanet.commands:add_export", "ONNX or torch.export of a checkpoint"),
         "convert": ("retinanet.commands:add_convert", "weights of a .pth as safetensors, once"),

@@ -111,6 +111,50 @@ def add_evaluate(commands: Commands) -> None:
     add("--overwrite", action="store_true", help="replace files of an earlier evaluation")
 
 
+REPORT_DESCRIPTION = """\
+Write one HTML page about a trained detector: what it finds and misses in the validation images of
+its run, and what to do next. It shows the worst pictures with their boxes, which classes are taken
+for one another, precision and recall of each class with its best threshold, and the next commands
+with paths and threshold filled in. The page is one file of at most 3 MB or so and loads no other;
+it is written into the folder of the run, and opens in any browser.
+
+The detections of the last evaluation, which the run keeps in eval/, are used if they are there;
+otherwise the detector runs on all images again."""
+
+REPORT_EXAMPLES = """\
+examples:
+  python -m retinanet report runs/demo
+  python -m retinanet report runs/demo --overwrite --json report.json
+  python -m retinanet report runs/demo/checkpoints/last --out last.html
+  python -m retinanet report runs/coco --annotations mine.json --images photos --out mine.html
+
+docs/evaluation.md explains the page."""
+
+
+def add_report(commands: Commands) -> None:
+    """Add `report`."""
+    parser = add_command(
+        commands,
+        "report",
+        description=REPORT_DESCRIPTION,
+        epilog=REPORT_EXAMPLES,
+        run=partial(call_with_torch, "retinanet.report.command:report"),
+    )
+    add = parser.add_argument
+    add(
+        "path",
+        type=Path,
+        metavar="RUN",
+        help="runs/NAME, for its best checkpoint, or a checkpoint such as "
+        "runs/NAME/checkpoints/last",
+    )
+    add("--annotations", **FILE, help="COCO-format JSON of other images, with --images")
+    add("--images", **DIR, help="the folder of its images")
+    add("--out", **FILE, help="the page (default: report.html in the folder of the run)")
+    add_json_option(parser, "also write all numbers of the page to this file")
+    add("--overwrite", action="store_true", help="replace an existing page")
+
+
 PREDICT_DESCRIPTION = """\
 Detect objects in pictures and videos, and draw their boxes, classes and scores. NAME.jpg becomes
 NAME.boxes.png, the tree of a folder is repeated below --out, a video becomes NAME.boxes.mp4 without

@@ -50,7 +50,7 @@ function makeSortable(table, refresh) {
 function makeFilter(container, table) {
   const body = table.tBodies[0];
   const texts = new Map(Array.from(body.rows, (row) => [row, row.textContent.toLowerCase()]));
-  const field = element("input", { type: "search", placeholder: "for example backward bf16" });
+  const field = element("input", { type: "search", placeholder: "words in a row" });
   const label = element("label", { className: "filter" });
   const count = element("output", { className: "count" });
   const more = element("button", { type: "button", className: "more" });

@@ -132,7 +132,7 @@ class ImageDetections:
     scores: NDArray[np.float64]  # [D] probabilities
     category_ids: NDArray[np.int64]  # [D] the JSON's category ids
 
-    def select(self, rows: NDArray[np.bool_]) -> "ImageDetections":
+    def select(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> "ImageDetections":
         """Return the boxes of some rows, in their order."""
         columns = (self.boxes[rows], self.scores[rows], self.category_ids[rows])
         return ImageDetections(self.image_id, *columns)

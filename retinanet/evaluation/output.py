@@ -137,12 +137,12 @@ def draw_boxes(
     pixels: Pixels,
     boxes: NDArray[np.float64],
     *,
-    labels: Sequence[str],
+    labels: Sequence[str | None],
     colours: Sequence[str],
 ) -> Pixels:
     """Return a copy of a picture, enlarged if it is small, with labelled boxes.
 
-    `boxes` [B, 4] are xyxy in pixels of the picture; each has a label and a colour.
+    `boxes` [B, 4] are xyxy in pixels of the picture; each has a label, or None, and a colour.
     """
     picture = Image.fromarray(pixels)
     scale = max(1.0, min(LEAST_SIDE / min(picture.size), MOST_ENLARGED / max(picture.size)))
@@ -157,7 +157,7 @@ def draw_boxes(
         tensor = draw_bounding_boxes(
             tensor,
             torch.from_numpy(boxes * scale),
-            labels=[f" {printable(label)} " for label in labels],
+            labels=[label and f" {printable(label)} " for label in labels],
             colors=list(colours),
             width=max(2, round(min(picture.size) / 200)),
             font=matplotlib.font_manager.findfont("DejaVu Sans"),

@@ -173,6 +173,7 @@ class Recorder:
         # A link; it is missing if no checkpoint could be written.
         is_of = f" ({best.readlink()})" if best.is_symlink() else ""
         program = installed_command("retinanet")
+        report = (*program, "report", folder.path)
         predict = (*program, "predict", "--checkpoint", best, example)
         tensorboard = (installed("tensorboard"), "--logdir", folder.tensorboard)
         print_summary(
@@ -186,7 +187,9 @@ class Recorder:
                 "metrics": folder.metrics,
                 "tensorboard": folder.tensorboard,
             },
-            next_commands=[shlex.join(map(str, command)) for command in (predict, tensorboard)],
+            next_commands=[
+                shlex.join(map(str, command)) for command in (report, predict, tensorboard)
+            ],
         )
 
 

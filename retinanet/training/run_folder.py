@@ -37,7 +37,8 @@ from retinanet.training.distributed import RankBatches
 from retinanet.training.train_state import ModelDescription
 
 WEIGHTS = "weights.json"  # The detector that the run started from, see `DetectorStart`
-OWN_FILES = ("config.yaml", "environment.json", "metrics.jsonl", "mlperf.log", WEIGHTS)
+REPORT = "report.html"  # Written by `python -m retinanet report`
+OWN_FILES = ("config.yaml", "environment.json", "metrics.jsonl", "mlperf.log", WEIGHTS, REPORT)
 OWN_FOLDERS = ("checkpoints", "tensorboard", "eval", "pictures", "onednn", "trace", "perf")
 LOCK = ".lock"
 SCENES = "scenes"

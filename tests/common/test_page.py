@@ -12,14 +12,23 @@ import pytest
 from common.charts import Cell, Column, Table, new_figure
 from common.page import (
     Block,
+    Commands,
     Facts,
+    Line,
+    Links,
+    Matrix,
     Missing,
+    Picture,
+    Pictures,
+    Plot,
+    Plots,
     Section,
     Text,
     chart,
     clean,
     count,
     inline_svg,
+    jpeg_address,
     listed,
     render_page,
     sentence,
@@ -141,3 +150,41 @@ def test_numbers_have_three_digits_and_no_exponent() -> None:
     assert (count(3.0), count(2.5)) == ("3", "2.50")
     assert listed(["a", "b", "c"], 2) == "a, b and 1 more"
     assert [sentence("reorders"), sentence("oneDNN")] == ["Reorders.", "oneDNN."]
+
+
+def test_matrix_is_shaded_by_the_share_of_its_row() -> None:
+    matrix = Matrix("m", "c", ["a", "b", "none"], ["a", "b", "missed"],
+                    [[90, 10, 0], [0, 0, 0], [1, 99, 0]])  # fmt: skip
+    assert [matrix.shade(0, place) for place in range(3)] == [
+        "good level9", "bad level3", "bad level0"
+    ]  # fmt: skip
+    assert [matrix.shade(1, 1), matrix.shade(2, 0)] == ["good level0", "bad level1"]
+    page = render_page([Section("s", "S", [matrix])], title="t", summary=[])
+    assert '<td class="number good level9">90</td>' in page
+    assert '<td class="number bad level0"></td>' in page  # No zeros, which would hide the others
+    style = re.search("<style>(.*?)</style>", page, re.DOTALL)
+    assert style and all(f".{kind}.level{n} " in style[1] for kind in ("good", "bad")
+                         for n in range(1, 10))  # fmt: skip
+
+
+def test_plot_has_its_lines_upwards_and_its_mark() -> None:
+    plot = Plot("a plot", [Line("first", [(0, 1), (0.25, 0.5), (1, 0)])], mark=0.3, axis="x")
+    page = render_page(
+        [Section("s", "S", [Plots([("a group", [plot])], "caption", fold="more")])],
+        title="t", summary=[],
+    )  # fmt: skip
+    assert 'points="0,0 250,500 1000,1000"' in page and 'd="M300 0V1000"' in page
+    assert "<summary>more</summary>" in page and 'aria-label="a plot"' in page
+
+
+def test_pictures_links_and_commands_are_escaped() -> None:
+    harm = '"><script>alert(1)</script>'
+    blocks: list[Block] = [
+        Pictures([Picture(jpeg_address(b"\xff\xd8"), 4, 3, harm, harm)], [("#123456", harm)]),
+        Links([(harm, "a%20b")]),
+        Commands([(harm, harm)]),
+    ]
+    page = render_page([Section("s", "S", blocks)], title="t", summary=[])
+    assert "<script>alert" not in page and 'src="data:image/jpeg;base64,/9g="' in page
+    assert page.count("&lt;script&gt;alert(1)") == 8
+    assert '<a href="a%20b">' in page and 'width="4" height="3"' in page

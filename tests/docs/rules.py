@@ -402,6 +402,7 @@ RULES = (
     run(r"python -m retinanet export .*", prints=("checked with",)),
     bash(r"\.venv/bin/tensorboard .*", "--inspect", prints=("loss",)),
     run(r"python -m retinanet evaluate .*", prints=("mAP50",)),
+    run(r"python -m retinanet report .*", prints=("open it in a browser",)),
     run(r"python -m retinanet convert --detector .* --trust", writes=("converted/*",)),
     run(r"python -m retinanet convert .* --trust"),
     run(r"python -m retinanet convert .*", status=2),

@@ -1,0 +1,118 @@
+"""`python -m retinanet report`: from a run to a page about its detector."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from common.console import make_console, print_line
+from common.errors import FINISHED, printable
+from common.files import require_free, require_free_json, write_atomically, write_json
+from common.page import render_page
+from retinanet.evaluation.command import read_trained
+from retinanet.report.curves import OperatingPoint
+from retinanet.report.material import Material, find_run, read_material
+from retinanet.report.mistakes import confused_pairs
+from retinanet.report.sections import all_sections, curve_records, summarize
+from retinanet.training.run_folder import REPORT
+
+
+def report(
+    *,
+    path: Path,
+    annotations: Path | None,
+    images: Path | None,
+    out: Path | None,
+    json_file: Path | None,
+    overwrite: bool,
+) -> int:
+    """Write the page of a run or a checkpoint, by default into the folder of the run.
+
+    Raises:
+        InputError: A file is missing or invalid, or an output exists.
+    """
+    folder = read_trained(path).folder
+    run = find_run(folder)
+    page = out or (run.path if run else folder) / REPORT
+    require_free([page], overwrite=overwrite, advice="give --overwrite, or another file with --out")
+    require_free_json(json_file, overwrite=overwrite)
+    console = make_console()
+    material = read_material(path, annotations=annotations, images=images, console=console)
+    summary = summarize(material)
+    title = f"{material.name}: what the detector finds and misses"
+    text = render_page(all_sections(material, page=page), title=title, summary=summary)
+    write_atomically(page, text)
+    if json_file is not None:
+        write_json(json_file, to_json(material))
+    for sentence in summary:
+        print_line(console, printable(sentence))
+    print_line(console, f"page: {page}, {len(text.encode()) / 1e6:.1f} MB; open it in a browser")
+    return FINISHED
+
+
+def to_json(material: Material) -> dict[str, Any]:
+    """Return all numbers of the page; null where nothing was measured."""
+    names, mistakes = list(material.annotations.category_names), material.mistakes
+    return {
+        "name": material.name,
+        "checkpoint": str(material.checkpoint.folder),
+        "step": material.checkpoint.position.step,
+        "images": len(material.annotations),
+        "true_boxes": material.joint.true_boxes,
+        "metrics": {name: number(value) for name, value in material.evaluation.summary.items()},
+        "best": point_to_json(material.best),
+        "classes": [
+            {
+                "category_id": item.category_id,
+                "name": item.name,
+                "map": number(result.map),
+                "map_50": number(result.map_50),
+                "true_boxes": item.curve.true_boxes,
+                "best": point_to_json(item.curve.best),
+                "threshold": float(threshold),
+                "curve": curve_records(item),
+            }
+            for item, result, threshold in zip(
+                material.curves, material.evaluation.classes, material.thresholds, strict=True
+            )
+        ],
+        "confusion": {
+            "true": [*names, None],
+            "predicted": [*names, None],
+            "boxes": mistakes.matrix.tolist(),
+        },
+        "pairs": [
+            {
+                "true": names[pair.true_class],
+                "predicted": names[pair.predicted_class],
+                "boxes": pair.boxes,
+                "share": pair.share,
+            }
+            for pair in confused_pairs(mistakes.matrix)
+        ],
+        "boxes": {kind.name.lower(): count for kind, count in mistakes.kinds.items()},
+        "missed": mistakes.missed,
+        "images_with_mistakes": mistakes.images_with_mistakes,
+        "worst_images": [
+            {
+                "image_id": result.detections.image_id,
+                "file_name": material.annotations.file_names[result.index],
+                "missed": result.missed,
+                "false_positives": result.false_positives,
+                "swaps": result.swaps,
+            }
+            for result in mistakes.worst
+        ],
+    }
+
+
+def number(value: float) -> float | None:
+    """Return a number for JSON, which has no NaN."""
+    return None if math.isnan(value) else value
+
+
+def point_to_json(point: OperatingPoint | None) -> dict[str, float] | None:
+    """Return threshold, counts and shares of an operating point."""
+    if point is None:
+        return None
+    names = ("threshold", "precision", "recall", "f1", "true_positives", "false_positives")
+    return {name: getattr(point, name) for name in names}

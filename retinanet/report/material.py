@@ -1,0 +1,274 @@
+"""The numbers that the page of a trained detector is made from.
+
+The detections of the checkpoint's evaluation in `eval/` of its run are used if they are there and
+have the mAP that the run recorded; otherwise the detector runs on all images.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from common.console import print_line, progress_in_bytes
+from common.errors import InputError
+from common.files import open_regular, read_json_lines
+from data.annotations import Annotations, SplitName, positions_in
+from data.coco_json import Window, list_entries, no_garbage_collection
+from data.dataset import DetectionDataset
+from data.loader import evaluation_loader
+from retinanet.config import Config
+from retinanet.config_file import config_from_tree, configured_split
+from retinanet.engine.engines import torch_forward
+from retinanet.evaluation.command import read_trained, validation_split
+from retinanet.evaluation.detect import detect_split
+from retinanet.evaluation.matching import SplitDetections
+from retinanet.evaluation.metric import Evaluation, coco_metric
+from retinanet.evaluation.output import evaluation_files, evaluation_name
+from retinanet.report.curves import (
+    ClassCurve,
+    Curve,
+    OperatingPoint,
+    class_curves,
+    class_thresholds,
+    joint_curve,
+)
+from retinanet.report.mistakes import Mistakes, find_mistakes
+from retinanet.training.checkpoint import Checkpoint
+from retinanet.training.run_folder import RunFolder
+
+PICTURES = 24
+"""Worst images that the page shows."""
+BATCH_SIZE = 8
+SAME_MAP = 1e-6
+"""Difference of mAP up to which kept detections are those of the recorded evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Material:
+    """A checkpoint, its detections on a split, and what follows from them."""
+
+    checkpoint: Checkpoint
+    run: RunFolder | None  # None: the checkpoint is not in a run's folder
+    config: Config
+    dataset: DetectionDataset
+    own_annotations: Path | None  # As the user gave them; None: the validation split of the run
+    detections: SplitDetections
+    evaluation: Evaluation
+    curves: Sequence[ClassCurve]  # In the categories' order, as all that follows
+    joint: Curve
+    thresholds: NDArray[np.float64]  # [K]
+    mistakes: Mistakes
+    records: Sequence[dict[str, Any]]  # The run's `metrics.jsonl`
+
+    @property
+    def name(self) -> str:
+        """The name of the run, or of the checkpoint's folder."""
+        folder = self.run.path if self.run else self.checkpoint.folder
+        return folder.resolve().name
+
+    @property
+    def annotations(self) -> Annotations:
+        """The true boxes of the split."""
+        return self.dataset.annotations
+
+    @property
+    def best(self) -> OperatingPoint | None:
+        """The best single threshold for all classes; None if no box is right."""
+        return self.joint.best
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The recorded evaluations of the run that have a mAP."""
+        return [
+            record
+            for record in self.records
+            if record.get("kind") == "evaluation" and record.get("map") is not None
+        ]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run came to its end, by its records."""
+        training, maps = self.config.training, [record["map"] for record in self.evaluations]
+        since_best = len(maps) - 1 - maps.index(max(maps)) if maps else 0
+        last = max(self.records, key=lambda record: record.get("step", 0), default={})
+        return (
+            last.get("epoch", 0) >= training.epochs
+            or (training.max_steps is not None and last.get("step", 0) >= training.max_steps)
+            or (training.target_map is not None and max(maps, default=0.0) >= training.target_map)
+            or (training.patience is not None and since_best >= training.patience)
+        )
+
+    def was_trained_on(self) -> bool:
+        """Return whether the images are those that the detector was trained on."""
+        try:
+            trained = annotations_of(self.config, self.run, "train")
+            measured = self.own_annotations or annotations_of(self.config, self.run, "validation")
+        except InputError:  # A data set that is not on this machine
+            return False
+        return trained.resolve() == measured.resolve()
+
+
+def read_material(
+    path: Path, *, annotations: Path | None, images: Path | None, console: Console
+) -> Material:
+    """Read a checkpoint and its detections, or detect.
+
+    Raises:
+        InputError: There is no checkpoint, or its images or annotations are missing.
+    """
+    checkpoint = read_trained(path)
+    run = find_run(checkpoint.folder)
+    dataset = validation_split(checkpoint, annotations=annotations, images=images)
+    records = read_json_lines(run.metrics) if run else []
+    detections, evaluation = None, None
+    if run is not None and annotations is None:
+        detections, evaluation = kept_evaluation(
+            run, dataset, step=checkpoint.position.step, records=records, console=console
+        )
+    if detections is None or evaluation is None:
+        detections = detect_all(checkpoint, dataset, console=console)
+        evaluation = coco_metric(dataset.annotations, detections)
+    curves = class_curves(dataset.annotations, detections)
+    joint = joint_curve([item.curve for item in curves])
+    default = joint.best.threshold if joint.best else 0.5
+    thresholds = class_thresholds(curves, default=default)
+    return Material(
+        checkpoint=checkpoint,
+        run=run,
+        config=config_from_tree(checkpoint.state.config, str(checkpoint.folder / "state.json")),
+        dataset=dataset,
+        own_annotations=annotations,
+        detections=detections,
+        evaluation=evaluation,
+        curves=curves,
+        joint=joint,
+        thresholds=thresholds,
+        mistakes=find_mistakes(dataset.annotations, detections, thresholds, images=PICTURES),
+        records=records,
+    )
+
+
+def annotations_of(config: Config, run: RunFolder | None, split: SplitName) -> Path:
+    """Return the annotations of one of a run's splits; InputError if they are not there."""
+    settings = config.data
+    root = settings.root if settings.scenes is None or run is None else run.scenes
+    return configured_split(settings, split, root=root).annotations
+
+
+def find_run(checkpoint: Path) -> RunFolder | None:
+    """Return the folder of the run that a checkpoint's folder is in, as the user named it."""
+    # Not resolved: `best` is a link beside the checkpoint that it points to.
+    checkpoints = (
+        checkpoint.parent if str(checkpoint.parent) != "." else checkpoint.resolve().parent
+    )
+    if checkpoints.name != "checkpoints":
+        return None
+    return RunFolder(checkpoints.parent)
+
+
+def kept_evaluation(
+    run: RunFolder,
+    dataset: DetectionDataset,
+    *,
+    step: int,
+    records: Sequence[dict[str, Any]],
+    console: Console,
+) -> tuple[SplitDetections | None, Evaluation | None]:
+    """Return the detections that the run kept of a step, and their metric; None if unusable.
+
+    The mAP must be the one in `metrics.jsonl`: a file of the same name may be of other data.
+    """
+    recorded = [
+        record["map"]
+        for record in records
+        if record.get("kind") == "evaluation" and record.get("step") == step
+    ]
+    file = evaluation_files(run.evaluations, name=evaluation_name(step))[0]
+    if not recorded or not file.is_file():
+        return None, None
+    try:
+        with progress_in_bytes(
+            console, f"reading {file.name}", total=file.stat().st_size
+        ) as advance:
+            detections = read_detections(
+                file, dataset.annotations, advance=lambda done: advance(done, "")
+            )
+    except InputError as error:
+        print_line(console, f"note: {error}; the images are searched again")
+        return None, None
+    evaluation = coco_metric(dataset.annotations, detections)
+    expected = math.nan if recorded[-1] is None else float(recorded[-1])
+    difference = abs(evaluation.summary["map"] - expected)
+    if difference > SAME_MAP:
+        print_line(
+            console,
+            f"note: {file}: has mAP {evaluation.map:.4f}, the run recorded {expected:.4f}; the "
+            "images are searched again",
+        )
+        return None, None
+    return detections, evaluation
+
+
+def read_detections(
+    file: Path, annotations: Annotations, *, advance: Callable[[int], None]
+) -> SplitDetections:
+    """Read detections in COCO's result format, in parts.
+
+    Raises:
+        InputError: It is no such file, or has boxes of unknown images or categories.
+    """
+    ids, boxes, scores, categories = [], [], [], []
+    try:
+        with (
+            no_garbage_collection(),
+            TextIOWrapper(open_regular(file), encoding="utf-8", newline="") as stream,
+        ):
+            for entries in list_entries(Window(file, stream, advance), "detections"):
+                ids.append(np.array([entry["image_id"] for entry in entries], np.int64))
+                boxes.append(np.array([entry["bbox"] for entry in entries], float).reshape(-1, 4))
+                scores.append(np.array([entry["score"] for entry in entries], float))
+                categories.append(np.array([entry["category_id"] for entry in entries], np.int64))
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{file}: is not in COCO's result format") from error
+    corners = np.concatenate(boxes)
+    corners[:, 2:] += corners[:, :2]
+    detections = SplitDetections(
+        image_ids=np.concatenate(ids),
+        boxes=corners.astype(np.float32),
+        scores=np.concatenate(scores).astype(np.float32),
+        category_ids=np.concatenate(categories),
+    )
+    for name, known, column in (
+        ("image_id", annotations.image_ids, detections.image_ids),
+        ("category_id", annotations.category_ids, detections.category_ids),
+    ):
+        unknown = np.flatnonzero(positions_in(known, column) < 0)
+        if len(unknown):
+            raise InputError(f"{file}: {name} {column[unknown[0]]} is not in the annotations")
+    return detections
+
+
+def detect_all(
+    checkpoint: Checkpoint, dataset: DetectionDataset, *, console: Console
+) -> SplitDetections:
+    """Run the detector on all images of a split, with progress."""
+    model = checkpoint.build_model()
+    detections = detect_split(
+        model,
+        evaluation_loader(dataset, batch_size=BATCH_SIZE),
+        classes=dataset.class_map,
+        forward=torch_forward(model, precision=checkpoint.model.precision),
+        console=console,
+    )
+    assert detections is not None, "None is returned only after a stop request"
+    return detections

@@ -1,0 +1,79 @@
+"""Small splits with boxes whose matches are worked out by hand."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from data.annotations import Annotations
+from retinanet.evaluation.matching import ImageDetections, SplitDetections
+
+NAMES = ("cat", "dog", "bus")
+IDS = (7, 3, 44)
+"""Not ascending: the order of the categories is not that of their ids."""
+CAT, DOG, BUS = IDS
+Box = tuple[float, float, float, float]  # xyxy
+True_ = tuple[int, Box] | tuple[int, Box, bool]  # category id, box, is crowd
+Predicted = tuple[int, Box, float]  # category id, box, score
+
+
+def split(
+    *images: Sequence[True_], names: Sequence[str] = NAMES, ids: Sequence[int] = IDS
+) -> Annotations:
+    """Return annotations of images of 200×100 pixels; image i has the id 10 + i."""
+    boxes = [box for image in images for box in image]
+    corners = np.array([box[1] for box in boxes], np.float64).reshape(-1, 4)
+    sides = corners[:, 2:] - corners[:, :2]
+    return Annotations(
+        category_ids=np.array(ids),
+        category_names=tuple(names),
+        image_ids=10 + np.arange(len(images)),
+        file_names=tuple(f"{index}.png" for index in range(len(images))),
+        widths=np.full(len(images), 200, np.int32),
+        heights=np.full(len(images), 100, np.int32),
+        box_offsets=np.cumsum([0, *map(len, images)]),
+        boxes=corners,
+        box_category_ids=np.array([box[0] for box in boxes], np.int64),
+        box_is_crowd=np.array([len(box) > 2 and box[2] for box in boxes], np.bool_),
+        box_areas=sides[:, 0] * sides[:, 1],
+        box_ids=1 + np.arange(len(boxes)),
+    )
+
+
+def predictions(*images: Sequence[Predicted]) -> SplitDetections:
+    """Return the detections in the images of `split`."""
+    return SplitDetections.from_images(
+        ImageDetections(
+            image_id=10 + index,
+            boxes=np.array([box for _, box, _ in image], np.float64).reshape(-1, 4),
+            scores=np.array([score for _, _, score in image], np.float64),
+            category_ids=np.array([number for number, _, _ in image], np.int64),
+        )
+        for index, image in enumerate(images)
+    )
+
+
+def random_split(
+    *, seed: int, images: int = 30, classes: int = 4
+) -> tuple[Annotations, SplitDetections]:
+    """Return boxes on a coarse grid, so that equal overlaps and scores occur, with some crowds."""
+    random = np.random.default_rng(seed)
+
+    def boxes(count: int) -> list[Box]:
+        corners = random.integers(0, 8, (count, 2)) * 10.0
+        sides = random.integers(1, 4, (count, 2)) * 10.0
+        rows = np.concatenate([corners, corners + sides], axis=1).tolist()
+        return [(a, b, c, d) for a, b, c, d in rows]
+
+    ids = random.permutation(50)[:classes].tolist()
+    truth, detected = [], []
+    for _ in range(images):
+        true_boxes = boxes(int(random.integers(0, 6)))
+        truth.append(
+            [(int(random.choice(ids)), box, bool(random.random() < 0.2)) for box in true_boxes]
+        )
+        found = boxes(int(random.integers(0, 12))) + true_boxes[::2]
+        detected.append(
+            [(int(random.choice(ids)), box, int(random.integers(1, 20)) / 20) for box in found]
+        )
+    names = [f"class {number}" for number in ids]
+    return split(*truth, names=names, ids=ids), predictions(*detected)

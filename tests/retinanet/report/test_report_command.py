@@ -1,0 +1,233 @@
+"""`python -m retinanet report`: the page, its numbers, what it reads, and wrong input."""
+
+import base64
+import io
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from common.files import write_parts
+from data.annotations import Annotations
+from retinanet.__main__ import main
+from retinanet.evaluation.matching import SplitDetections, true_box_dicts
+from retinanet.evaluation.metric import coco_metric
+from retinanet.evaluation.output import detections_as_json
+from retinanet.report.pictures import MOST_BYTES, as_jpeg
+from tests.retinanet.report.samples import predictions, split
+from tests.support.commands import RunHere
+from tests.support.random_detectors import NAMES
+
+ONE, TWO, THREE = IDS = (7, 8, 44)
+LEFT, RIGHT, LOW = (5, 5, 60, 60), (110, 5, 180, 60), (60, 65, 110, 95)
+TRUTH = split(
+    [(ONE, LEFT), (TWO, RIGHT)],
+    [(ONE, LEFT)],
+    [(TWO, RIGHT), (THREE, LEFT)],
+    [],
+    names=NAMES,
+    ids=IDS,
+)
+FOUND = predictions(
+    [(ONE, LEFT, 0.9), (TWO, RIGHT, 0.8), (THREE, LOW, 0.75)],
+    [(TWO, LEFT, 0.7)],  # Taken for another class
+    [(TWO, RIGHT, 0.6)],  # One object is missed
+    [],
+)
+
+
+def write_split(folder: Path, annotations: Annotations) -> None:
+    """Write annotations and pictures in the layout of a run's synthetic data."""
+    (folder / "data").mkdir(parents=True)
+    (folder / "labels").mkdir()
+    images = []
+    for index, (image_id, name) in enumerate(
+        zip(annotations.image_ids.tolist(), annotations.file_names, strict=True)
+    ):
+        pixels = np.random.default_rng(index).integers(0, 256, (100, 200, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "data" / name)
+        images.append({"id": image_id, "file_name": name, "width": 200, "height": 100})
+    names = zip(annotations.category_ids.tolist(), annotations.category_names, strict=True)
+    content = {
+        "images": images,
+        "annotations": true_box_dicts(annotations),
+        "categories": [{"id": number, "name": name} for number, name in names],
+    }
+    (folder / "labels" / "openimages-mlperf.json").write_text(json.dumps(content))
+
+
+def write_records(run: Path, *, last_map: float) -> None:
+    """Write the metrics of a run of six epochs that has just ended."""
+    steps = [{"kind": "step", "step": step, "epoch": step, "loss": 2 / step} for step in (1, 6)]
+    evaluations = [
+        {"kind": "evaluation", "step": step, "epoch": 6 * step / 7, "map": value, "map_50": value}
+        for step, value in ((6, last_map / 2), (7, last_map))
+    ]
+    lines = [json.dumps(record) for record in (*steps, *evaluations)]
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def run(detector: Path, tmp_path: Path) -> Path:
+    """A run with kept detections, whose checkpoint has no weights: nothing can be detected."""
+    run = tmp_path / "my run"
+    best = run / "checkpoints" / "best"
+    best.mkdir(parents=True)
+    shutil.copy(detector / "state.json", best)
+    (run / "config.yaml").write_text("{}\n")
+    write_split(run / "scenes" / "validation", TRUTH)
+    keep(run, FOUND)
+    write_records(run, last_map=coco_metric(TRUTH, FOUND).map)
+    return run
+
+
+def keep(run: Path, detections: SplitDetections) -> None:
+    """Write the detections of an evaluation as a training does."""
+    (run / "eval").mkdir(exist_ok=True)
+    write_parts(run / "eval" / "step-000007.json", detections_as_json(detections))
+
+
+def test_page_of_kept_detections(run: Path, tmp_path: Path, run_here: RunHere) -> None:
+    numbers = tmp_path / "numbers.json"
+    done = run_here(main, "report", run, "--json", numbers)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"page: {run}/report.html" in done.stdout and "4 images with 5 labelled" in done.stdout
+    page = (run / "report.html").read_text("utf-8")
+    assert page.count("<h2") == 6 and "mAP was still rising" in page
+    assert not re.search(r'(?:src|href)="(?!data:|#|[\w%./-]+")', page)
+    assert len(re.findall(r'src="data:image/jpeg', page)) == 3
+    for link in ("checkpoints/best", "config.yaml", "metrics.jsonl", "eval"):
+        assert f'<a href="{link}">' in page and (run / link).exists()
+    best = re.search(r"predict --checkpoint &#39;(.*?)&#39; --score (\S+) photo.jpg", page)
+    assert best and best[1] == str(run / "checkpoints" / "best")
+
+    content = json.loads(numbers.read_text())
+    assert float(best[2]) == content["best"]["threshold"]
+    assert content["confusion"]["boxes"] == [[1, 1, 0, 0], [0, 2, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]]
+    assert content["pairs"] == [{"true": "one", "predicted": "two", "boxes": 1, "share": 0.5}]
+    assert (content["missed"], content["images_with_mistakes"]) == (1, 3)
+    assert content["metrics"]["map"] == pytest.approx(coco_metric(TRUTH, FOUND).map)
+    one, two, three = content["classes"]
+    assert (one["best"]["precision"], one["best"]["recall"], one["true_boxes"]) == (1.0, 0.5, 2)
+    assert two["best"]["recall"] == 1.0 and three["best"] is None
+    assert [image["file_name"] for image in content["worst_images"]][:1] == ["0.png"]
+
+
+def test_existing_page_is_kept_without_overwrite(run: Path, run_here: RunHere) -> None:
+    (run / "report.html").write_text("mine")
+    done = run_here(main, "report", run)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--overwrite" in done.stderr
+    assert (run / "report.html").read_text() == "mine"
+    assert run_here(main, "report", run, "--overwrite").returncode == 0
+    assert (run / "report.html").read_text().startswith("<!doctype html>")
+    assert run_here(main, "report", run, "--out", run / "other" / "a.html").returncode == 0
+    assert '<a href="../checkpoints/best">' in (run / "other" / "a.html").read_text("utf-8")
+
+
+def test_detections_of_other_data_are_not_used(run: Path, run_here: RunHere) -> None:
+    write_records(run, last_map=0.9)
+    done = run_here(main, "report", run)
+    assert "the run recorded 0.9000; the images are searched again" in done.stdout
+    assert done.returncode == 2 and "model.safetensors" in done.stderr  # It has to detect
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("[{", "not JSON"),
+        ('{"a": 1}', "expected a list"),
+        ('[{"image_id": 10}]', "not in COCO's result format"),
+        ('[{"image_id": 1, "category_id": 7, "bbox": [1, 2, 3, 4], "score": 1}]', "image_id 1 is"),
+        ('[{"image_id": 10, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 1}]', "category_id 1"),
+        ('[{"image_id": 10, "category_id": 7, "bbox": [1, 2, 3], "score": 1}]', "result format"),
+    ],
+)
+def test_damaged_detections_are_not_used(
+    content: str, problem: str, run: Path, run_here: RunHere
+) -> None:
+    (run / "eval" / "step-000007.json").write_text(content)
+    done = run_here(main, "report", run)
+    assert problem in done.stdout and "searched again" in done.stdout
+    assert done.returncode == 2 and "model.safetensors" in done.stderr
+
+
+def test_run_without_detections_gets_a_page(run: Path, run_here: RunHere) -> None:
+    """A detector that finds nothing at all is a result."""
+    keep(run, predictions([], [], [], []))
+    write_records(run, last_map=0.0)
+    done = run_here(main, "report", run)
+    assert (done.returncode, done.stderr) == (0, "")
+    page = (run / "report.html").read_text("utf-8")
+    assert "The detector finds nothing yet" in page and "--score 0.4 photo.jpg" in page
+
+
+def test_names_of_classes_and_files_are_escaped(run: Path, run_here: RunHere) -> None:
+    file = run / "scenes" / "validation" / "labels" / "openimages-mlperf.json"
+    harm = "<b onclick=alert(1)>.png"
+    (run / "scenes" / "validation" / "data" / "0.png").rename(
+        run / "scenes" / "validation" / "data" / harm
+    )
+    file.write_text(file.read_text().replace('"0.png"', json.dumps(harm)))
+    assert run_here(main, "report", run).returncode == 0
+    page = (run / "report.html").read_text("utf-8")
+    assert "<b onclick" not in page and "&lt;b onclick=alert(1)&gt;.png" in page
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty folder", "foreign folder", "file", "pickle"])
+def test_what_is_no_run_is_refused_in_one_line(
+    kind: str, tmp_path: Path, run_here: RunHere
+) -> None:
+    path = tmp_path / ("weights.pth" if kind == "pickle" else "thing")
+    if kind.endswith("folder"):
+        path.mkdir()
+    if kind == "foreign folder":
+        (path / "metrics.jsonl").write_text("{}\n")
+    if kind in ("file", "pickle"):
+        path.write_text("text")
+    done = run_here(main, "report", path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert str(path) in done.stderr and "checkpoint" in done.stderr
+    assert not list(tmp_path.rglob("*.html"))
+
+
+def test_annotations_need_images(run: Path, run_here: RunHere) -> None:
+    done = run_here(main, "report", run, "--annotations", "a.json", "--out", run / "b.html")
+    assert done.returncode == 2 and "--images" in done.stderr
+
+
+@pytest.mark.slow
+def test_detector_runs_on_other_images(detector: Path, tmp_path: Path, run_here: RunHere) -> None:
+    write_split(tmp_path / "mine", TRUTH)
+    page, numbers = tmp_path / "page.html", tmp_path / "page.json"
+    annotations = tmp_path / "mine" / "labels" / "openimages-mlperf.json"
+    options = ["--annotations", annotations, "--images", tmp_path / "mine" / "data"]
+    done = run_here(main, "report", detector, *options, "--out", page, "--json", numbers)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "evaluation, images 4/4" in done.stdout and "that were given" in done.stdout
+    content = json.loads(numbers.read_text())
+    evaluated = tmp_path / "map.json"
+    evaluate = ["--checkpoint", detector, *options, "--json", evaluated]
+    assert run_here(main, "evaluate", *evaluate).returncode == 0
+    metric = json.loads(evaluated.read_text())
+    assert content["metrics"] == {name: metric[name] for name in content["metrics"]}
+    assert sum(content["boxes"].values()) > 0 and content["true_boxes"] == 5
+
+
+def test_picture_stays_below_its_limit() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (700, 900, 3), dtype=np.uint8)
+    content, size = as_jpeg(noise)
+    assert len(content) <= MOST_BYTES and size[0] < 900
+    with Image.open(io.BytesIO(content)) as picture:
+        assert picture.size == size
+    flat, size = as_jpeg(np.full((480, 640, 3), 200, np.uint8))
+    assert size == (640, 480) and len(base64.b64encode(flat)) < 10_000
+
+
+def test_help_teaches(run_here: RunHere) -> None:
+    done = run_here(main, "report", "--help")
+    assert done.returncode == 0
+    assert "examples:\n  python -m retinanet report runs/demo\n" in done.stdout
