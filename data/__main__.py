@@ -1,4 +1,4 @@
-"""Download, split, index, verify and benchmark data sets."""
+"""Download, split, index, verify, show and benchmark data sets."""
 
 import sys
 
@@ -16,6 +16,10 @@ COMMANDS = {
     "split": ("data.split:add_split", "split annotations into training and validation"),
     "convert": ("data.convert:add_convert", "convert annotations to an index that opens instantly"),
     "verify": ("retinanet.verify_command:add_verify", "check images and boxes before a long run"),
+    "show": (
+        "retinanet.show_command:add_show",
+        "draw images as the network sees them, augmentation and boxes included",
+    ),
     "bench": (
         "profiling.bench.data_bench:add_data_bench",
         "measure images per second of each decoder and of the whole pipeline",

@@ -278,15 +278,29 @@ def evaluation_sheet(
         pictures += [(draw_truth(pixels, annotations, index), "true"), (prediction, caption)]
     if not pictures:
         return None
-    rows = -(-len(pictures) // 4)
-    figure = new_figure(width=16, height=4.3 * rows)
+    return picture_grid([pictures[start : start + 4] for start in range(0, len(pictures), 4)])
+
+
+def picture_grid(rows: Sequence[Sequence[tuple[Pixels, str]]], *, title: str = "") -> Pixels:
+    """Return one picture of rows of pictures, each below its caption.
+
+    No row has more pictures than the first.
+    """
+    columns = len(rows[0])
+    lines = max(caption.count("\n") for row in rows for _, caption in row)
+    height = (4.3 + 0.2 * lines) * len(rows) + (0.5 if title else 0)
+    figure = new_figure(width=4 * columns, height=height)
     figure.set_dpi(100)
-    axes = figure.subplots(rows, 4, squeeze=False)
+    axes = figure.subplots(len(rows), columns, squeeze=False)
+    if title:
+        figure.suptitle(title, fontsize=13)
     for axis in axes.flat:
         axis.set_axis_off()
-    for axis, (picture, caption) in zip(axes.flat, pictures, strict=False):
-        axis.imshow(picture)
-        axis.set_title(caption, fontsize=11)
+        axis.set_anchor("N")  # pictures of a row begin at one height
+    for row, row_axes in zip(rows, axes, strict=True):
+        for (picture, caption), axis in zip(row, row_axes, strict=False):
+            axis.imshow(picture)
+            axis.set_title(caption, fontsize=11)
     canvas = figure.canvas
     assert isinstance(canvas, FigureCanvasAgg)
     canvas.draw()

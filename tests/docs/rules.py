@@ -175,6 +175,11 @@ RULES = (
         writes=("sets/*/train/labels/openimages-mlperf.json", "sets/*/validation/data/*.jpg"),
     ),
     run(r"python -m data verify .*"),
+    run(
+        r"python -m data show .*",
+        " ".join((*SCENES, "data.image_size=64", "--count 1 --epochs 1")),
+        writes=("show.png",),
+    ),
     run(r"python -m data convert .*\.csv .*", "--classes all"),
     run(
         r"python -m data convert \S+-photos --from .*",

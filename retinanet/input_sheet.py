@@ -1,0 +1,245 @@
+"""A sheet of pictures of what the network sees in training: `python -m data show`."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from common.console import make_console, progress
+from common.errors import FINISHED, InputError, printable
+from common.files import require_free_outputs
+from data.annotations import Split, image_path
+from data.dataset import DetectionDataset, Sample, SampleKey, make_class_map
+from data.decoding import decode_image, resolve_decoder
+from data.index import open_annotations
+from data.loader import training_keys
+from data.synthetic import make_synthetic_data
+from data.transforms import resize_image
+from retinanet.config import Config
+from retinanet.config_file import configured_split, load_config
+from retinanet.config_types import augmentation_names
+from retinanet.evaluation.output import (
+    LONGEST_NAME,
+    Pixels,
+    class_colour,
+    draw_boxes,
+    draw_truth,
+    picture_grid,
+    save_picture,
+)
+from retinanet.training.data import require_no_files
+from retinanet.training.run_folder import RunFolder
+
+OWN_FILES = "coco.yaml"  # The configuration of --images; its classes are set to those of the file
+MOST_PICTURES = 400  # A sheet with more pictures would take gigabytes
+LONGEST_FILE = 28  # Characters of a file name in a caption
+
+Picture = tuple[Pixels, str]
+"""Pixels and a caption."""
+
+
+def show(
+    *,
+    config: str | None,
+    overrides: list[str],
+    images: Path | None,
+    annotations: Path | None,
+    count: int,
+    epochs: int,
+    seed: int | None,
+    out: Path,
+    overwrite: bool,
+) -> int:
+    """Draw the sheet, write it, and return the exit code.
+
+    Raises:
+        InputError: Options contradict each other, a file is missing or wrong, or `out` exists.
+    """
+    if out.suffix.lower() != ".png":
+        raise InputError(f"--out: {out}: expected the name of a .png file")
+    if count * (epochs + 2) > MOST_PICTURES:
+        limit = f"at most {MOST_PICTURES} pictures fit on a sheet"
+        raise InputError(f"--count: {count} images in {epochs} epochs: {limit}; lower it")
+    settings = chosen_config(config, overrides, images=images, annotations=annotations)
+    require_free_outputs([out], overwrite=overwrite)
+    seed = settings.run.seed if seed is None else seed
+    console = make_console()
+    with training_files(settings, seed=seed, console=console) as split:
+        train, plain = open_datasets(settings, split, console=console)
+        rows = choose_images(len(train), count=count, seed=seed)
+        with progress(console, "drawing images", total=len(rows)) as advance:
+            pictures = []
+            for number, index in enumerate(rows, start=1):
+                pictures.append(
+                    list(row_of_pictures(train, plain, index, epochs=epochs, seed=seed))
+                )
+                advance(number, "")
+    title = describe(settings, seed=seed, images=len(train))
+    save_picture(picture_grid(pictures, title=title), out)
+    console.print(title, soft_wrap=True, markup=False, highlight=False)
+    console.print(f"→ {out}", soft_wrap=True, markup=False, highlight=False)
+    return FINISHED
+
+
+def chosen_config(
+    config: str | None,
+    overrides: Sequence[str],
+    *,
+    images: Path | None,
+    annotations: Path | None,
+) -> Config:
+    """Return the configuration of the options, of which either the first or both others are given.
+
+    Raises:
+        InputError: Neither or both ways are, or the configuration is wrong.
+    """
+    if (images is None) != (annotations is None):
+        missing = "--images" if images is None else "--annotations"
+        raise InputError(f"command line: {missing}: give --images and --annotations together")
+    if (config is None) == (images is None):
+        problem = "is missing" if config is None else "not allowed with --images"
+        raise InputError(
+            f"command line: --config: {problem}; give --config NAME, or --images DIR and "
+            "--annotations FILE"
+        )
+    if config is not None:
+        return load_config(config, overrides)
+    own = [
+        f"data.train_images={images}",
+        f"data.train_annotations={annotations}",
+        "data.class_indices=contiguous",
+        "model.num_classes=null",
+    ]
+    return load_config(OWN_FILES, [*own, *overrides])
+
+
+@contextmanager
+def training_files(settings: Config, *, seed: int, console: Console) -> Iterator[Split]:
+    """Yield the training split; synthetic data that no run has made yet is made for the while.
+
+    Raises:
+        InputError: Files are missing.
+    """
+    scenes = settings.data.scenes
+    if scenes is None:
+        yield configured_split(settings.data, "train", root=settings.data.root)
+        return
+    require_no_files(settings.data)
+    with tempfile.TemporaryDirectory(prefix="data-show-") as scratch:
+        root = RunFolder(settings.run.root / settings.run.name).scenes
+        if seed != settings.run.seed or not root.is_dir():
+            root = Path(scratch, "scenes")
+            with progress(console, "generating images", total=scenes.train + 1) as advance:
+                make_synthetic_data(
+                    root, seed=seed, train=scenes.train, validation=1, advance=advance
+                )
+        yield configured_split(settings.data, "train", root=root)
+
+
+def open_datasets(
+    settings: Config, split: Split, *, console: Console
+) -> tuple[DetectionDataset, DetectionDataset]:
+    """Return the training split as training reads it, and as an evaluation would."""
+    data = settings.data
+    annotations, source = open_annotations(split.annotations, console=console), split.annotations
+    classes = make_class_map(
+        annotations,
+        source=str(source),
+        class_indices=data.class_indices,
+        num_classes=settings.model.num_classes,
+    )
+    decoder = resolve_decoder(data.decoder)
+    train, plain = (
+        DetectionDataset(
+            annotations,
+            split.images,
+            classes,
+            image_size=data.image_size,
+            train=is_train,
+            resize=data.resize,
+            augmentation=augmentation_names(data.augmentation),
+            # Both have the same images, under the same indices.
+            skip_images_without_boxes=data.images_without_boxes == "skip",
+            decoder=decoder,
+            source=str(source),
+        )
+        for is_train in (True, False)
+    )
+    return train, plain
+
+
+def choose_images(total: int, *, count: int, seed: int) -> list[int]:
+    """Return up to `count` indices below `total`, the same for a seed, in ascending order."""
+    random = np.random.default_rng([seed, 2])  # 0 and 1 are those of `training_keys`
+    return sorted(random.choice(total, size=min(count, total), replace=False).tolist())
+
+
+def row_of_pictures(
+    train: DetectionDataset, plain: DetectionDataset, index: int, *, epochs: int, seed: int
+) -> Iterator[Picture]:
+    """Yield an image as it is annotated, as an evaluation sees it, and as each epoch does."""
+    annotations, row = train.annotations, int(train.rows[index])
+    file, size = annotations.file_names[row], annotations.image_size(row)
+    pixels = decode_image(
+        image_path(train.image_folder, file), decoder=train.decoder, annotated_size=size
+    )
+    name = printable(Path(file).name)
+    name = name if len(name) <= LONGEST_FILE else f"…{name[1 - LONGEST_FILE :]}"
+    boxes = annotations.box_slice(row)
+    caption = f"{name}\n{size[1]}×{size[0]}, {count_boxes(boxes.stop - boxes.start)}"
+    yield draw_truth(scaled_copy(pixels, size), annotations, row), caption
+    sample = plain[SampleKey(index, 0)]
+    side = plain.image_size
+    yield draw_sample(plain, sample), f"in evaluation\n{side}×{side}, {boxes_of(sample)}"
+    for epoch in range(epochs):
+        sample = train[key_in_epoch(len(train), index, epoch=epoch, seed=seed)]
+        yield draw_sample(train, sample), f"epoch {epoch + 1}\n{boxes_of(sample)}"
+
+
+def key_in_epoch(total: int, index: int, *, epoch: int, seed: int) -> SampleKey:
+    """Return the key that a run with this seed has for an image in an epoch."""
+    keys = chain.from_iterable(training_keys(total, seed=seed, epoch=epoch, batch_size=1))
+    return next(key for key in keys if key.index == index)
+
+
+def scaled_copy(pixels: Pixels, size: tuple[int, int]) -> Pixels:
+    """Return pixels of the annotated (height, width), in which boxes are given."""
+    if pixels.shape[:2] == size:
+        return pixels
+    return resize_image(pixels, size).permute(1, 2, 0).numpy()
+
+
+def draw_sample(dataset: DetectionDataset, sample: Sample) -> Pixels:
+    """Return a sample's image with its boxes and the names of their classes."""
+    classes, labels = dataset.class_map, sample.target["labels"].numpy()
+    ids = classes.to_category_ids(labels).tolist()
+    return draw_boxes(
+        sample.image.permute(1, 2, 0).numpy(),
+        sample.target["boxes"].double().numpy(),
+        labels=[classes.names[label][:LONGEST_NAME] for label in labels.tolist()],
+        colours=[*map(class_colour, ids)],
+    )
+
+
+def boxes_of(sample: Sample) -> str:
+    """Return the number of a sample's boxes, as a caption has it."""
+    return count_boxes(len(sample.target["labels"]))
+
+
+def count_boxes(number: int) -> str:
+    """Return `1 box`, `2 boxes`."""
+    return f"{number} {'box' if number == 1 else 'boxes'}"
+
+
+def describe(settings: Config, *, seed: int, images: int) -> str:
+    """Return the settings that the sheet shows, as they are written on a command line."""
+    data, names = settings.data, augmentation_names(settings.data.augmentation)
+    value = names[0] if len(names) == 1 else f"[{', '.join(names)}]"
+    return (
+        f"data.image_size={data.image_size} data.resize={data.resize} data.augmentation={value} "
+        f"run.seed={seed}, {images:,} training images"
+    )
