@@ -17,6 +17,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 PACKAGE = "retinanet"
 MOVED = ("common", "configs", "data", "launch", "profiling", "train.py")
 MODULES = {name.removesuffix(".py") for name in MOVED}
+RENAMED = {"train": "train_script"}
+"""`retinanet.train` is a function; a module of this name would take its place when imported."""
 OF_CHECKOUTS = ("image", "*.sh", "mpijob.yaml", "hosts.example", "apptainer.sbatch")
 """Of launch/: the image's scripts, and recipes that are run in a checkout or in the image."""
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "compiled", *OF_CHECKOUTS)
@@ -59,7 +61,8 @@ def write_tree(root: Path, package: Path) -> None:
         if (package / name).exists():
             raise FileExistsError(f"{PACKAGE}/{name} and {name} would be one file in the wheel")
         if name.endswith(".py"):
-            shutil.copy(root / name, package)
+            stem = name.removesuffix(".py")
+            shutil.copy(root / name, package / f"{RENAMED.get(stem, stem)}.py")
         else:
             shutil.copytree(root / name, package / name, ignore=LEFT_OUT)
     for file in package.rglob("*"):
@@ -89,7 +92,8 @@ def with_prefix(text: str, name: str) -> str:
         before, after = lines[line][:column], lines[line][column:]
         if not after.startswith(str(module)):
             raise SyntaxError(f"{name}:{line + 1}: expected one space before {module}")
-        lines[line] = f"{before}{PACKAGE}.{after}"
+        renamed = RENAMED.get(str(module), str(module))
+        lines[line] = f"{before}{PACKAGE}.{renamed}{after.removeprefix(str(module))}"
     return "".join(lines)
 
 

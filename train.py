@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from common.cli import run_command
 from common.errors import FINISHED
+from common.processes import end_with_caller
 from launch.pinning import RankContext
 from launch.ranks import read_ranks
 from launch.rendezvous import rank0_only_errors
@@ -23,6 +24,7 @@ from retinanet.placement import place_on_host, print_plan_here
 
 def main(*, prog: str | None = None, words: Sequence[str] | None = None) -> int:
     """Run the command line, or the `words` after `prog`; return the exit code."""
+    end_with_caller()
     ranks = read_ranks(os.environ)
     # All ranks read the same input, so each of them would print the same error.
     with rank0_only_errors(ranks):

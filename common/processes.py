@@ -5,6 +5,8 @@ None of it loads torch.
 - A command in a process group of its own (`start_process`, `running`, `wait_for`, `stop_process`,
   `exit_reason`). A terminal sends Ctrl-C to its whole group, so that it reaches the caller alone,
   which then stops the command.
+- A command that ends when its caller does, however that ends (`start_with_caller`, and
+  `end_with_caller` in the command).
 - A worker: a Python module that prepares something in a process of its own and then answers
   questions (`JsonWorker` is the caller's side, `serve` the worker's).
 - A pool of processes for many small tasks (`process_pool`, `run_tasks`), and signals in processes
@@ -18,6 +20,7 @@ import json
 import multiprocessing
 import os
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -123,6 +126,56 @@ def stop_process(process: "subprocess.Popen[Any]", *, patience_s: float = 0.0) -
         if stream is not None:
             with suppress(BrokenPipeError):  # unread text was left in it
                 stream.close()
+
+
+CALLER = "RETINANET_CALLER"
+"""The variable with the descriptor of a pipe that closes when the caller ends."""
+
+
+def start_with_caller(
+    command: Sequence[str | Path], *, environment: Mapping[str, str] | None = None, **options: Any
+) -> tuple[subprocess.Popen[str], int]:
+    """Start a command that calls `end_with_caller`, as `start_process` starts one.
+
+    It gets SIGTERM when this process ends, also if it is killed, or closes the descriptor that is
+    returned with the process. A process that is forked from this one holds the descriptor too.
+    """
+    reading, writing = os.pipe()
+    try:
+        process = start_process(
+            command,
+            environment={
+                **(os.environ if environment is None else environment),
+                CALLER: str(reading),
+            },
+            pass_fds=[reading],
+            **options,
+        )
+    except BaseException:
+        os.close(writing)
+        raise
+    finally:
+        os.close(reading)
+    return process, writing
+
+
+def end_with_caller() -> None:
+    """Send this process SIGTERM when its caller ends, if `start_with_caller` has started it."""
+    # The variable stays, since a rank may start its own command again, with the same descriptors.
+    # A process that only inherited it has another descriptor under this number, or none.
+    descriptor = os.environ.get(CALLER, "")
+    if not descriptor.isdecimal():
+        return
+
+    def wait() -> None:
+        with suppress(OSError):
+            if not stat.S_ISFIFO(os.fstat(int(descriptor)).st_mode):
+                return
+            while os.read(int(descriptor), 1):  # nothing is ever written: the end of the pipe
+                pass
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="caller", daemon=True).start()
 
 
 def signal_name(number: int) -> str:

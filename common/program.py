@@ -39,7 +39,10 @@ def program_version() -> str | None:
 
 def module_name(name: str) -> str:
     """Return the name under which a module of a checkout, such as `data.loader`, is imported."""
-    return name if name.partition(".")[0] == "retinanet" else PREFIX + name
+    if name.partition(".")[0] == "retinanet":
+        return name
+    # `retinanet.train` is the function of the interface for Python.
+    return f"{PREFIX}train_script" if IS_INSTALLED and name == "train" else PREFIX + name
 
 
 def module_command(name: str, python: str | None = None) -> list[str]:

@@ -48,7 +48,14 @@ from typing import Any
 from common.cli import add_command, number_of_ranks
 from common.errors import FINISHED, INTERRUPTED, OUR_BUG, STOPPED_BY_SIGNAL, InputError
 from common.machine import read_proc_text, read_status
-from common.processes import PR_SET_PDEATHSIG, start_process, stop_process, wait_for
+from common.processes import (
+    CALLER,
+    PR_SET_PDEATHSIG,
+    end_with_caller,
+    start_process,
+    stop_process,
+    wait_for,
+)
 from launch.hosts import (
     add_where,
     hosts_with_ranks,
@@ -123,6 +130,8 @@ def run_ranks(
     print(shlex.join(mpirun_line), file=sys.stdout if dry_run else sys.stderr, flush=True)
     if dry_run:
         return FINISHED
+    end_with_caller()
+    os.environ.pop(CALLER, None)  # the ranks have no such descriptor
     os.environ["PATH"] = search_path(launcher.path, os.environ)
     os.environ[STARTED_BY_US] = "1"
     # Open MPI's kills ranks half a second after SIGINT and SIGTERM (version 5; two seconds in 4).

@@ -11,14 +11,36 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from common.errors import InputError
     from retinanet.detector import Detection, Detections, Detector
+    from retinanet.train_in_child import (
+        EvaluationRecord,
+        StepRecord,
+        Training,
+        TrainingResult,
+        train,
+    )
 
-__all__ = ["Detection", "Detections", "Detector", "InputError"]
+__all__ = [
+    "Detection",
+    "Detections",
+    "Detector",
+    "EvaluationRecord",
+    "InputError",
+    "StepRecord",
+    "Training",
+    "TrainingResult",
+    "train",
+]
 
 _MODULES = {
     "Detection": "retinanet.detector",
     "Detections": "retinanet.detector",
     "Detector": "retinanet.detector",
+    "EvaluationRecord": "retinanet.train_in_child",
     "InputError": "common.errors",
+    "StepRecord": "retinanet.train_in_child",
+    "Training": "retinanet.train_in_child",
+    "TrainingResult": "retinanet.train_in_child",
+    "train": "retinanet.train_in_child",
 }
 """Imported when a name is used first: `import retinanet` must not load torch, since command lines
 set up cores and memory before."""

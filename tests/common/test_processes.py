@@ -10,11 +10,13 @@ import pytest
 
 from common.errors import InputError
 from common.processes import (
+    end_with_caller,
     exit_reason,
     process_pool,
     run_tasks,
     running,
     start_process,
+    start_with_caller,
     stop_process,
     wait_for,
 )
@@ -159,3 +161,42 @@ def test_ctrl_c_ends_the_pool(delay: float) -> None:
         os.killpg(process.pid, signal.SIGKILL)
         raise
     assert errors.rstrip().endswith("KeyboardInterrupt")
+
+
+WITH_CALLER = """
+import sys, time
+from common.processes import end_with_caller, start_with_caller
+if sys.argv[1] == "caller":
+    process, _ = start_with_caller([sys.executable, "-c", sys.argv[2], "command", ""])
+    print(process.pid, flush=True)
+else:
+    end_with_caller()
+time.sleep(60)
+"""
+
+
+def test_command_ends_when_its_caller_is_killed() -> None:
+    caller = start_program(sys.executable, "-c", WITH_CALLER, "caller", WITH_CALLER)
+    assert caller.stdout is not None
+    process = int(caller.stdout.readline())
+    assert is_running(process)
+    caller.kill()
+    caller.communicate()
+    wait_until_ended(process)
+
+
+def test_command_ends_when_the_descriptor_is_closed() -> None:
+    command = python("from common.processes import end_with_caller; import time; end_with_caller()")
+    command[-1] += "; print('ready', flush=True); time.sleep(60)"
+    process, descriptor = start_with_caller(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    os.close(descriptor)
+    assert process.wait(10) == -signal.SIGTERM
+    stop_process(process)
+
+
+def test_inherited_variable_of_a_caller_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("9999", "x"):
+        monkeypatch.setenv("RETINANET_CALLER", value)
+        end_with_caller()
+    time.sleep(0.1)

@@ -1,0 +1,440 @@
+"""Training from Python: `train(config, …)` runs it in a process of its own, and yields its metrics.
+
+A process of its own, since cores, memory policy and allocator must be set before torch is loaded,
+and because a notebook should survive whatever happens to a training. It is the process of
+`train.py`; metrics are read from the run's `metrics.jsonl` as they are written. It ends when this
+process does, however that ends.
+"""
+
+import atexit
+import json
+import math
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self, TypeAlias
+
+from common.errors import (
+    BAD_INPUT,
+    FINISHED,
+    LOSS_NOT_FINITE,
+    STOPPED_BY_SIGNAL,
+    InputError,
+    NonFiniteLossError,
+    WorkerDiedError,
+)
+from common.files import read_json_lines
+from common.processes import exit_reason, start_with_caller, stop_process
+from common.program import FOLDER, IS_INSTALLED, module_command, train_command
+from retinanet.config import Config
+from retinanet.config_file import load_config
+
+SECONDS_BETWEEN_LOOKS = 0.2
+SECONDS_TO_SAVE = 600.0
+"""How long a run may take to end its step and write a checkpoint, before it is killed."""
+LOSSES = ("classification", "bbox_regression")
+PLAIN_METRICS = ("map", "map_50", "map_75")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """One optimizer step; numbers are NaN in a step that was skipped for its loss."""
+
+    step: int  # Steps since the start of the run, from 1
+    epoch: float  # Completed epochs, with the fraction of the current one
+    loss: float
+    losses: dict[str, float]  # The terms of the loss: `classification`, `bbox_regression`
+    learning_rate: float
+    gradient_norm: float
+    images_per_second: float
+    seconds: float
+
+    def __str__(self) -> str:
+        """Return step, loss and speed on a line."""
+        return (
+            f"step {self.step}, epoch {self.epoch:.2f}: loss {self.loss:.4f}, "
+            f"{self.images_per_second:.2f} images/s"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRecord:
+    """One evaluation on the validation images; a metric is NaN if there was nothing to measure."""
+
+    step: int  # Steps before it
+    epoch: float
+    map: float  # COCO's mAP, IoU 0.50:0.95
+    map_50: float  # mAP at an IoU of 0.50
+    map_75: float
+    metrics: dict[str, float]  # COCO's twelve, by the names in metrics.jsonl
+    per_class: dict[str, float]  # mAP by class
+    seconds: float
+
+    def __str__(self) -> str:
+        """Return step and mAP on a line."""
+        return (
+            f"step {self.step}, epoch {self.epoch:.2f}: mAP {self.map:.3f}, mAP50 {self.map_50:.3f}"
+        )
+
+
+Record: TypeAlias = StepRecord | EvaluationRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """What a training has left: `Detector.load(result.run)` loads its best checkpoint."""
+
+    run: Path  # The folder with all files of the run
+    is_finished: bool  # False: it was stopped, and `train(…, resume=True)` continues
+    steps: int  # Steps since the start of the run
+    best_map: float | None  # None: no evaluation yet
+    best_checkpoint: Path | None  # None: no evaluation yet
+    last_checkpoint: Path | None  # None: it was stopped before the first
+
+
+def train(
+    config: str | os.PathLike[str] | Mapping[str, Any] = "demo.yaml",
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    ranks: int = 1,
+    **settings: Any,
+) -> "Training":
+    """Start a training in a process of its own; iterating over the result yields its metrics.
+
+    `config` is the path of a YAML file, a name in `configs/`, or a mapping of sections, such as
+    `{"data": {"root": "/data/coco"}, "run": {"name": "mine"}}`. `settings` go before it, by
+    section: `training={"epochs": 3}, engine="torch"`; only the fields that are named change.
+    `resume` continues the run from its last checkpoint, `overwrite` removes its files first.
+    `ranks` processes of this host take each step together, as `mpirun -np` starts them.
+
+    Leaving the loop (`break`, Ctrl-C), `stop()`, and the end of Python stop the training after its
+    step, with a checkpoint. So use a loop or `wait()`.
+
+    Raises:
+        InputError: A setting is wrong; see also `Training.wait`.
+    """
+    return Training(config, resume=resume, overwrite=overwrite, ranks=ranks, settings=settings)
+
+
+class Training:
+    """A training that runs in another process; `train` starts one.
+
+    Iterating yields a `StepRecord` for each step and an `EvaluationRecord` for each evaluation as
+    they are written, until the training ends, and raises what `wait` raises. Leaving the loop
+    before stops the training. It is for one thread.
+    """
+
+    def __init__(
+        self,
+        config: str | os.PathLike[str] | Mapping[str, Any],
+        *,
+        resume: bool,
+        overwrite: bool,
+        ranks: int,
+        settings: Mapping[str, Any],
+    ) -> None:
+        """Check the settings, and start the process; arguments as in `train`."""
+        if resume and overwrite:
+            raise InputError("resume and overwrite: give one of them")
+        if ranks < 1:
+            raise InputError(f"ranks: expected 1 or more, found {ranks}")
+        self._temporary = tempfile.TemporaryDirectory(prefix="retinanet-")
+        overrides = [*override_pairs(settings)]
+        file = config_file(config, folder=Path(self._temporary.name))
+        self._config = checked_config(file, overrides, is_mapping=isinstance(config, Mapping))
+        self.run: Path = (self._config.run.root / self._config.run.name).absolute()
+        """The folder of the run."""
+        self.result: TrainingResult | None = None
+        """None until the training has ended."""
+        self._metrics = MetricsReader(self.run / "metrics.jsonl", resumed=resume)
+        self._waiting: list[Record] = []
+        self._last: Record | None = None
+        # A file and not a pipe, which would block the training when it is full. O_APPEND, since
+        # reading must not move the position where the process writes.
+        self._printed = ""
+        self._output: IO[bytes] = (Path(self._temporary.name) / "output").open("a+b")
+        options = ["--config", file, *overrides]
+        options += ["--resume"] * resume + ["--overwrite"] * overwrite
+        environment = dict(os.environ)
+        if ranks > 1 and not IS_INSTALLED:
+            paths = [str(FOLDER), *filter(None, [environment.get("PYTHONPATH")])]
+            environment["PYTHONPATH"] = os.pathsep.join(paths)
+        launcher = [*module_command("launch"), "run", "--np", str(ranks), "--"]
+        self._process, self._alive = start_with_caller(
+            [*(launcher if ranks > 1 else []), *train_command(), *options],
+            environment=environment,
+            stdout=self._output,
+            stderr=self._output,
+        )
+        self._owner = os.getpid()
+        # This also keeps the object, and so the training, until it has ended.
+        atexit.register(self._end_with_python)
+
+    @property
+    def output(self) -> str:
+        """What the training has printed so far, such as the table of each evaluation."""
+        if self._output.closed:
+            return self._printed
+        size = os.fstat(self._output.fileno()).st_size
+        return os.pread(self._output.fileno(), size, 0).decode("utf-8", "replace")
+
+    @property
+    def progress(self) -> float:
+        """How much of the training is done, from 0 to 1, as of the last record that was yielded."""
+        if self.result is not None and self.result.is_finished:
+            return 1.0
+        if self._last is None:
+            return 0.0
+        settings = self._config.training
+        parts = [self._last.epoch / settings.epochs]
+        if settings.max_steps is not None:
+            parts.append(self._last.step / settings.max_steps)
+        return min(1.0, max(parts))
+
+    def __iter__(self) -> Iterator[Record]:
+        """Yield records until the training ends; stop it if the loop is left before."""
+        try:
+            while True:
+                # Before the records are read: they may be its last ones.
+                is_running = self._process.poll() is None
+                self._waiting += self._metrics.read()
+                while self._waiting:
+                    self._last = self._waiting.pop(0)
+                    yield self._last
+                if not is_running:
+                    break
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+        except BaseException:  # GeneratorExit, when a loop is left
+            self._stop()
+            raise
+        self._close()
+        self._raise_failure()
+
+    def wait(self) -> TrainingResult:
+        """Wait for the end of the training; Ctrl-C stops it.
+
+        Raises:
+            InputError: The settings do not fit the data or the machine; as of `train.py`.
+            NonFiniteLossError: The loss was infinite or NaN.
+            WorkerDiedError: The process ended otherwise, such as by a lack of memory.
+        """
+        for _ in self:
+            pass
+        assert self.result is not None
+        return self.result
+
+    def stop(self) -> TrainingResult:
+        """Stop after the current step, with a checkpoint, and return what there is.
+
+        Ctrl-C ends the process without a checkpoint. Raises what `wait` raises, if the training had
+        failed before.
+        """
+        self._stop()
+        self._raise_failure()
+        assert self.result is not None
+        return self.result
+
+    def __enter__(self) -> Self:
+        """Return the training, which is stopped at the end of the context if it still runs."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop the training."""
+        self._stop()
+
+    def __repr__(self) -> str:
+        """Return a line with the folder of the run and its progress."""
+        if self.result is None:
+            state = f"{self.progress:.0%}"
+        else:
+            state = "finished" if self.result.is_finished else "stopped"
+        return f"<Training {self.run}, {state}>"
+
+    def _stop(self) -> None:
+        try:
+            stop_process(self._process, patience_s=SECONDS_TO_SAVE)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        if self.result is not None:
+            return
+        self._printed = self.output
+        self.result = read_result(self.run, is_finished=self._process.returncode == FINISHED)
+        os.close(self._alive)
+        self._output.close()
+        self._temporary.cleanup()
+        atexit.unregister(self._end_with_python)
+
+    def _raise_failure(self) -> None:
+        status = self._process.returncode
+        # SIGTERM before the run handles signals.
+        if status in (FINISHED, STOPPED_BY_SIGNAL, -15):
+            return
+        lines = [line for line in self.output.splitlines() if line.startswith("error: ")]
+        message = lines[-1].removeprefix("error: ") if lines else ""
+        if status == BAD_INPUT and message:
+            raise InputError(as_python(message))
+        if status == LOSS_NOT_FINITE and message:
+            raise NonFiniteLossError(message)
+        raise WorkerDiedError(f"{self.run}: {message or exit_reason(status, self.output)}")
+
+    def _end_with_python(self) -> None:
+        if os.getpid() != self._owner:  # a fork that ends, and is not the caller
+            return
+        print(f"{self.run}: stopped, since Python ends; wait() trains to the end", file=sys.stderr)
+        self._stop()
+
+
+class MetricsReader:
+    """Reads the records that a run adds to `metrics.jsonl`, which it replaces at its start."""
+
+    def __init__(self, file: Path, *, resumed: bool) -> None:
+        self._file = file
+        self._stream: IO[bytes] | None = None
+        self._rest = b""
+        # Kept open until there is another: so long no other file can get its number.
+        self._earlier: IO[bytes] | None = None
+        with suppress(OSError):
+            self._earlier = file.open("rb")
+        # A resumed run copies the records of the steps before.
+        self._copied = read_json_lines(file) if resumed else []
+
+    def read(self) -> list[Record]:
+        """Return the records that were added since the last call."""
+        if self._stream is None and not self._open():
+            return []
+        assert self._stream is not None
+        *lines, self._rest = (self._rest + self._stream.read()).split(b"\n")
+        records = []
+        for line in lines:
+            content = json.loads(line)
+            if self._copied and content == self._copied[0]:
+                del self._copied[0]
+                continue
+            self._copied = []
+            if record := parse_record(content):
+                records.append(record)
+        return records
+
+    def _open(self) -> bool:
+        try:
+            stream = self._file.open("rb")
+        except OSError:  # not yet
+            return False
+        if self._earlier is not None:
+            earlier, found = (os.fstat(file.fileno()) for file in (self._earlier, stream))
+            if (earlier.st_dev, earlier.st_ino) == (found.st_dev, found.st_ino):
+                stream.close()
+                return False
+            self._earlier.close()
+        self._stream = stream
+        return True
+
+
+def parse_record(content: Mapping[str, Any]) -> Record | None:
+    """Return a line of `metrics.jsonl`; None for the other kinds, such as an unreadable image."""
+
+    def number(value: float | None) -> float:
+        return math.nan if value is None else float(value)
+
+    def numbers(values: Mapping[str, float | None]) -> dict[str, float]:
+        return {name: number(value) for name, value in values.items()}
+
+    if content["kind"] == "step":
+        rates = ("loss", "learning_rate", "gradient_norm", "images_per_second", "seconds")
+        return StepRecord(
+            step=content["step"],
+            epoch=content["epoch"],
+            losses=numbers({name: content[name] for name in LOSSES}),
+            **{name: number(content[name]) for name in rates},
+        )
+    if content["kind"] == "evaluation":
+        metrics = {key: value for key, value in content.items() if key.startswith(("map", "mar"))}
+        return EvaluationRecord(
+            step=content["step"],
+            epoch=content["epoch"],
+            **{name: number(content[name]) for name in PLAIN_METRICS},
+            metrics=numbers(metrics),
+            per_class=numbers(content["per_class"]),
+            seconds=content["seconds"],
+        )
+    return None
+
+
+def read_result(run: Path, *, is_finished: bool) -> TrainingResult:
+    """Return what is in the folder of a run that has ended."""
+    with_steps: list[dict[str, Any]] = []
+    with suppress(OSError):
+        with_steps = [entry for entry in read_json_lines(run / "metrics.jsonl") if "step" in entry]
+    maps = [entry["map"] for entry in with_steps if entry["kind"] == "evaluation"]
+    best, last = (run / "checkpoints" / name for name in ("best", "last"))
+    return TrainingResult(
+        run=run,
+        is_finished=is_finished,
+        steps=max((entry["step"] for entry in with_steps), default=0),
+        best_map=max((value for value in maps if value is not None), default=None),
+        best_checkpoint=best if best.exists() else None,
+        last_checkpoint=last if last.exists() else None,
+    )
+
+
+def override_pairs(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield `section.field=value` for each field of nested mappings; values are JSON."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from override_pairs(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}={as_json(value)}"
+
+
+def as_json(value: object) -> str:
+    """Return a value as JSON, which is YAML too; a path is text."""
+
+    def plain(other: object) -> str:
+        if isinstance(other, os.PathLike):
+            return os.fspath(other)
+        raise InputError(f"{other!r}: is no plain value; give a number, text, list or mapping")
+
+    return json.dumps(value, default=plain, ensure_ascii=False)
+
+
+def config_file(config: str | os.PathLike[str] | Mapping[str, Any], *, folder: Path) -> str:
+    """Return the name for `--config`; a mapping is written into the folder."""
+    if not isinstance(config, Mapping):
+        return os.fspath(config)
+    # The run is named after the file, unless the mapping has a name.
+    file = folder / "python.yaml"
+    file.write_text(as_json(config), encoding="utf-8")
+    return str(file)
+
+
+def checked_config(file: str, overrides: Sequence[str], *, is_mapping: bool) -> Config:
+    """Return the configuration; the message of an InputError names the arguments of `train`."""
+    try:
+        return load_config(file, overrides)
+    except InputError as error:
+        message = str(error)
+        if is_mapping:
+            message = message.replace(file, "config", 1)
+        raise InputError(as_python(message)) from None
+
+
+def as_python(message: str) -> str:
+    """Return a message of the command line with what it advises as arguments of `train`."""
+    message = re.sub(r"--(resume|overwrite)\b", r"\1=True", message)
+    message = message.replace("run.name=NEW", "run={'name': 'NEW'}")
+    return message.removeprefix("command line: ")

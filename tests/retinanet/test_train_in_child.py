@@ -1,0 +1,266 @@
+"""`train` from Python: its metrics, its end, and the end of what started it."""
+
+import json
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import InputError, NonFiniteLossError, WorkerDiedError
+from common.files import read_json_lines
+from retinanet import EvaluationRecord, StepRecord, Training, train
+from retinanet.train_in_child import MetricsReader, override_pairs, parse_record
+from tests.support.commands import error_message, run_program, start_program
+from tests.support.processes import child_processes, is_running, wait_until_ended
+from tests.support.training_runs import read_records
+
+TINY: dict[str, Any] = {
+    "data": {"image_size": 64, "scenes": {"train": 8, "validation": 2}},
+    "training": {"batch_size": 2, "epochs": 2, "target_map": None},
+    "evaluation": {"pictures": 0},
+    "engine": {"precision": "float32"},
+    "launch": {"threads": 1, "pin": False},
+}
+STEP = {
+    "kind": "step", "step": 3, "epoch": 0.75, "loss": None, "classification": 1.0,
+    "bbox_regression": 0.5, "learning_rate": 1e-3, "gradient_norm": None, "images": 2,
+    "images_per_second": 4.0, "seconds": 0.5, "resident_mb": 100.0,
+}  # fmt: skip
+
+
+def tiny(run: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a training of seconds in the folder `run`."""
+    names = {"run": {"root": run.parent, "name": run.name}}
+    return {name: TINY.get(name, {}) | sections.get(name, {}) for name in TINY} | names
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """Put a small program in the place of train.py."""
+
+    def replace(text: str) -> None:
+        file = tmp_path / "program.py"
+        file.write_text(text)
+        command = [sys.executable, str(file)]
+        monkeypatch.setattr("retinanet.train_in_child.train_command", lambda: command)
+
+    return replace
+
+
+def test_settings_become_pairs_whose_values_are_yaml() -> None:
+    settings = {
+        "training": {"epochs": 3, "target_map": None},
+        "data": {"scenes": {"train": 8}, "root": Path("/d")},
+        "engine": "torch",
+        "run": {"name": "a: é😀"},
+    }
+    assert [*override_pairs(settings)] == [
+        "training.epochs=3",
+        "training.target_map=null",
+        "data.scenes.train=8",
+        'data.root="/d"',
+        'engine="torch"',
+        'run.name="a: é😀"',
+    ]
+    with pytest.raises(InputError, match="is no plain value"):
+        [*override_pairs({"training": {"epochs": object()}})]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"config": "demo", "training": {"epoch": 3}}, "training.epoch: no such field; did you"),
+        ({"config": "dem"}, "dem: no such configuration file; did you mean demo.yaml?"),
+        ({"config": "demo", "training": {"epochs": "many"}}, "training.epochs: input should be"),
+        ({"config": {"training": {"epochz": 3}}}, "config: training.epochz: no such field"),
+        ({"config": {"data": 3}}, "config: data: "),
+        ({"config": "demo", "ranks": 0}, "ranks: expected 1 or more"),
+        ({"config": "demo", "resume": True, "overwrite": True}, "give one of them"),
+    ],
+)
+def test_wrong_settings_are_refused_at_once(arguments: dict[str, Any], message: str) -> None:
+    assert message in error_message(train, **arguments)
+
+
+def test_records_of_other_kinds_and_missing_numbers() -> None:
+    step = parse_record(STEP)
+    assert isinstance(step, StepRecord) and math.isnan(step.loss) and step.seconds == 0.5
+    assert step.losses == {"classification": 1.0, "bbox_regression": 0.5}
+    assert str(step) == "step 3, epoch 0.75: loss nan, 4.00 images/s"
+    content = {"kind": "evaluation", "step": 4, "epoch": 1, "map": 0.25, "map_50": 0.5}
+    content |= {"map_75": None, "mar_1": 0.1, "per_class": {"Bus": None}, "seconds": 2.0}
+    evaluation = parse_record(content)
+    assert isinstance(evaluation, EvaluationRecord) and math.isnan(evaluation.per_class["Bus"])
+    assert [*evaluation.metrics] == ["map", "map_50", "map_75", "mar_1"]
+    assert str(evaluation) == "step 4, epoch 1.00: mAP 0.250, mAP50 0.500"
+    assert parse_record({"kind": "bad_image", "step": 1, "problem": "a.jpg"}) is None
+
+
+def test_reader_waits_for_the_new_file_and_for_whole_lines(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(json.dumps(STEP) + "\n")
+    reader = MetricsReader(file, resumed=False)
+    assert reader.read() == []
+    file.unlink()
+    assert reader.read() == []
+    line = json.dumps(STEP | {"step": 1, "loss": 1.5}) + "\n"
+    file.write_text(line + line[:20])
+    assert [record.step for record in reader.read()] == [1]
+    with file.open("a") as stream:
+        stream.write(line[20:])
+    assert [record.step for record in reader.read()] == [1] and reader.read() == []
+
+
+def test_reader_of_a_resumed_run_skips_the_steps_before(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    lines = [json.dumps(STEP | {"step": step}) + "\n" for step in (1, 2, 3)]
+    file.write_text("".join(lines))
+    reader = MetricsReader(file, resumed=True)
+    new = tmp_path / "new"
+    again = json.dumps(STEP | {"step": 2, "seconds": 0.6}) + "\n"
+    new.write_text(lines[0] + again + lines[2])
+    new.replace(file)
+    assert [record.step for record in reader.read()] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("program_text", "error", "message"),
+    [
+        ("import sys; sys.exit('error: data.root: none')", WorkerDiedError, "data.root: none"),
+        (
+            "import sys; print('error: a: contains another run; give --resume'); sys.exit(2)",
+            InputError,
+            "^a: contains another run; give resume=True$",
+        ),
+        ("import sys; print('error: NaN'); sys.exit(3)", NonFiniteLossError, "^NaN$"),
+        ("raise RuntimeError('broken')", WorkerDiedError, "status 1: RuntimeError: broken"),
+        ("import os; os.kill(os.getpid(), 9)", WorkerDiedError, r"SIGKILL \(out of memory\?\)"),
+    ],
+)
+def test_failure_of_the_process_is_raised_with_its_line(
+    program: Callable[[str], None],
+    tmp_path: Path,
+    program_text: str,
+    error: type[Exception],
+    message: str,
+) -> None:
+    program(program_text)
+    training = train("demo", **tiny(tmp_path / "run"))
+    with pytest.raises(error, match=message):
+        training.wait()
+    assert training.result is not None and not training.result.is_finished
+    assert training.result.last_checkpoint is None
+
+
+def test_stopping_before_the_start_leaves_nothing(
+    program: Callable[[str], None], tmp_path: Path
+) -> None:
+    program("import time; print('begun', flush=True); time.sleep(60)")
+    with train("demo", **tiny(tmp_path / "run")) as training:
+        process = training._process.pid
+        assert repr(training) == f"<Training {tmp_path / 'run'}, 0%>"
+    result = training.stop()
+    assert (result.steps, result.is_finished, result.best_map) == (0, False, None)
+    assert not is_running(process) and not Path(training._temporary.name).exists()
+
+
+def test_python_that_ends_stops_the_training_with_a_note(tmp_path: Path) -> None:
+    text = f"""
+import retinanet.train_in_child as module
+module.train_command = lambda: ["sleep", "60"]
+print(module.train("demo", run={{"root": {str(tmp_path)!r}, "name": "x"}})._process.pid)
+"""
+    done = run_program(sys.executable, "-c", text, check=True, timeout=60)
+    assert not is_running(int(done.stdout))
+    assert (
+        done.stderr == f"{tmp_path / 'x'}: stopped, since Python ends; wait() trains to the end\n"
+    )
+
+
+@pytest.mark.slow
+def test_a_run_is_left_resumed_and_finished(root: Path) -> None:
+    run, steps = root / "left", list[int]()
+    for record in train("demo", **tiny(run, training={"epochs": 50})):
+        steps.append(record.step)
+        if len(steps) == 3:
+            break
+    assert steps == [1, 2, 3]
+    assert (run / "checkpoints" / "last" / "state.json").is_file()
+    done = read_records(run, kind="step")[-1]["step"]
+    assert 3 <= done < 100
+
+    assert "give resume=True, overwrite=True, or run={'name'" in error_message(
+        train("demo", **tiny(run)).wait
+    )
+
+    training = train("demo", resume=True, **tiny(run, training={"max_steps": done + 2}))
+    records = list(training)
+    # The evaluation of an epoch that ended with the stop may come first.
+    assert [record.step for record in records if isinstance(record, StepRecord)] == [
+        done + 1,
+        done + 2,
+    ]
+    assert isinstance(records[-1], EvaluationRecord)
+    assert training.progress == 1 and training.wait() == training.result
+    assert f"finished after {done + 2} steps" in training.output
+    result = training.wait()
+    assert result.run == run and result.is_finished and result.steps == done + 2
+    assert result.best_checkpoint == run / "checkpoints" / "best"
+    maps = [record["map"] for record in read_records(run, kind="evaluation")]
+    assert result.best_map == max(maps)
+
+
+KILLED = """
+import sys, time
+from retinanet import train
+training = train("demo", **{settings!r})
+print(training._process.pid, flush=True)
+for record in training:
+    print(record, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_the_training_ends_with_its_caller(root: Path, number: signal.Signals) -> None:
+    run = root / number.name
+    settings = tiny(run, training={"epochs": 500})
+    settings["run"]["root"] = str(root)
+    caller = start_program(
+        *(sys.executable, "-c", KILLED.format(settings=settings)), start_new_session=True
+    )
+    assert caller.stdout is not None
+    process = int(caller.stdout.readline())
+    assert caller.stdout.readline().startswith("step 1, ")
+    everything = [process, *child_processes(process)]
+    os.kill(caller.pid, number)
+    caller.wait(60)
+    end = time.monotonic() + 60
+    while any(map(is_running, everything)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert [number for number in everything if is_running(number)] == []
+    assert (run / "checkpoints" / "last" / "state.json").is_file()
+    assert read_json_lines(run / "metrics.jsonl")
+
+
+@pytest.mark.slow
+@pytest.mark.whole_machine
+def test_two_ranks(root: Path) -> None:
+    run = root / "ranks"
+    settings = tiny(run, training={"epochs": 50}, launch={"pin": True})
+    training = train("demo", ranks=2, **settings)
+    for record in training:
+        if record.step == 2:
+            processes = child_processes(training._process.pid)
+            result = training.stop()
+            break
+    assert not result.is_finished and result.last_checkpoint is not None
+    wait_until_ended(processes)
+    assert " of 2 ranks × " in training.output
+    assert isinstance(training, Training)
