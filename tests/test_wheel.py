@@ -161,10 +161,28 @@ def test_import_that_cannot_be_moved_stops_the_build(text: str) -> None:
 def test_beside_another_project(installed: Installed, environment: Path) -> None:
     text = (
         "import data, retinanet.train_script, retinanet.data.loader, data.names\n"
-        "print(data.WHOSE, data.names.WHOSE, retinanet.__file__)"
+        "from retinanet import Detector, train\n"
+        "print(data.WHOSE, data.names.WHOSE, Detector.__module__, train.__module__)\n"
+        "print(retinanet.__file__)"
     )
     *names, file = installed("python", "-c", text).stdout.split()
-    assert names == ["another's", "another's"] and Path(file).is_relative_to(environment)
+    assert names == [*["another's"] * 2, "retinanet.detector", "retinanet.train_in_child"]
+    assert Path(file).is_relative_to(environment)
+
+
+def test_training_and_detection_from_python(installed: Installed, project: Path) -> None:
+    fields = [word for word in SMALL if word.startswith(("data.", "training.", "engine."))]
+    settings = {name: yaml for name, _, yaml in (field.partition("=") for field in fields)}
+    text = (
+        "from retinanet import Detector, train\n"
+        "from ruamel.yaml import YAML\n"
+        f"settings = {{name: YAML(typ='safe').load(text) for name, text in {settings}.items()}}\n"
+        "result = train('demo', **settings, run={'name': 'python'}, launch={'threads': 1}).wait()\n"
+        "pictures = sorted((result.run / 'scenes/validation/data').iterdir())\n"
+        "print(len(Detector.load(result.run).predict(pictures, min_score=0)), result.steps)"
+    )
+    assert installed("python", "-c", text).stdout == "2 6\n"
+    assert (project / "runs" / "python" / "metrics.jsonl").is_file()
 
 
 @pytest.mark.exhaustive
