@@ -7,6 +7,7 @@ each round, and the median is reported. Run it on an otherwise idle machine.
   decode-NAME    decode files to uint8 arrays with one decoder (data.decoder=NAME)
   resize-NAME    decode, then resize to uint8 squares
   pipeline-NAME  as in training: decode, resize, mirror, collate, normalize
+  strong-NAME    the same with data.augmentation=strong, by the fastest decoder
   mlperf         as in MLPerf's reference: decode by Pillow, convert to float, normalize, resize
   loader-N       batches from N worker processes on all cores (with --workers)
 
@@ -54,6 +55,11 @@ MLPERF = "mlperf"
 STANDARD_SIZE = 800  # The size of MLPerf's images, for which the target is given. [pixels]
 TARGET = 2.0
 """Times as many images a second of a core as MLPerf's recipe; for photos at 800×800 pixels."""
+STRONG = "strong"  # The augmentation that costs most, and the beginning of its contestant's name
+STEP_S, STEP_IMAGES = 3.72, 2
+STEP = "a BF16 step of 2 images of 800×800 on 2 cores of an AMD EPYC (Zen 4): 3.72 s, docs/speed.md"
+LARGEST_SHARE = 0.05
+"""Of the time of a step, if the training process itself loads the images, on one core."""
 
 
 def add_data_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -241,6 +247,12 @@ def variants_of_a_core(decoders: Sequence[str], *, photos: Path, batch_size: int
         ("resize", "decode, then resize to uint8 squares", options),
         ("pipeline", "training samples, collated and normalized", batched),
     )
+    augmented = Variant(
+        f"{STRONG}-{decoders[0]}",
+        f"the pipeline with data.augmentation={STRONG}",
+        f"{RECIPES}.pipeline",
+        options={**batched, "decoder": decoders[0], "augmentation": STRONG},
+    )
     variants = [
         Variant(
             f"{stage}-{decoder}",
@@ -252,7 +264,7 @@ def variants_of_a_core(decoders: Sequence[str], *, photos: Path, batch_size: int
         for decoder in decoders
     ]
     about = "Pillow, converted to float, normalized, resized, collated"
-    return [*variants, Variant(MLPERF, about, f"{RECIPES}.mlperf", options=batched)]
+    return [*variants, augmented, Variant(MLPERF, about, f"{RECIPES}.mlperf", options=batched)]
 
 
 def loaders(decoder: str, *, photos: Path, batch_size: int, workers: int) -> list[Variant]:
@@ -285,6 +297,20 @@ def compare_with_mlperf(results: Results) -> list[Finding]:
         finding
         for place, name in enumerate(pipelines)
         for finding in speed_up(results, name, MLPERF, at_least=TARGET if place == 0 else None)
+    ]
+
+
+def share_of_a_step(results: Results) -> list[Finding]:
+    """Return the share of `STEP` in which one core loads its images, strongly augmented."""
+    return [
+        Finding(
+            f"{name}: share of a step",
+            share := STEP_IMAGES / median_rate(results, name) / STEP_S,
+            f"{share:.1%}",
+            at_most=LARGEST_SHARE,
+        )
+        for name in results.names
+        if name.startswith(f"{STRONG}-")
     ]
 
 
@@ -324,8 +350,16 @@ def print_results(results: Results, *, source: Source, decoders: Mapping[str, st
     if disturbed := disturbance(results.other_cores):
         console.print(disturbed, soft_wrap=True)
     with_targets = side == STANDARD_SIZE and not source.is_synthetic
-    findings = findings_table(compare_with_mlperf(results), with_targets=with_targets)
+    findings = findings_table(all_findings(results, side=side), with_targets=with_targets)
     console.print(findings.for_console())
+    if side == STANDARD_SIZE:
+        console.print(f"share of a step: {STEP}", soft_wrap=True)
+
+
+def all_findings(results: Results, *, side: int) -> list[Finding]:
+    """Return the comparisons, and at the standard size the share of a step."""
+    shares = share_of_a_step(results) if side == STANDARD_SIZE else []
+    return [*compare_with_mlperf(results), *shares]
 
 
 def rates_table(results: Results) -> rich_table.Table:
@@ -352,7 +386,7 @@ def rates_table(results: Results) -> rich_table.Table:
 
 def stage_milliseconds(results: Results, name: str) -> dict[str, float]:
     """Return the time of an image by stage; empty for variants of one stage."""
-    if name != MLPERF and not name.startswith("pipeline-"):
+    if name != MLPERF and not name.startswith(("pipeline-", f"{STRONG}-")):
         return {}
     details = results.details(name)
     return {stage: s / results.workload.images * 1000 for stage, s in details.items()}
@@ -390,6 +424,6 @@ def as_json(
         "decoders": dict(decoders),
         "environment": {**environment(), "cores_busy_otherwise": results.other_cores},
         "contestants": contestants,
-        "findings": findings_json(compare_with_mlperf(results)),
+        "findings": findings_json(all_findings(results, side=source.image_size)),
     }
     return json.dumps(content, indent=1, ensure_ascii=False)

@@ -31,6 +31,8 @@ from data.transforms import IMAGENET_MEAN, IMAGENET_STD, normalize, resize_image
 from profiling.bench.data_bench import keep_to_one_core, read_list
 from profiling.bench.variant import Prepared, Workload
 
+BOXES_PER_PHOTO = 7  # The mean of COCO
+
 
 def prepare_decode(workload: Workload, *, photos: str, decoder: str) -> Prepared:
     """Prepare the decoding of JPEG files to uint8 arrays, also by accimage, for the ablation."""
@@ -86,11 +88,18 @@ class Stopwatch:
         self._last = now
 
 
-def prepare_pipeline(workload: Workload, *, photos: str, decoder: str, batch_size: str) -> Prepared:
+def prepare_pipeline(
+    workload: Workload, *, photos: str, decoder: str, batch_size: str, augmentation: str = "flip"
+) -> Prepared:
     """Prepare training samples, joined and normalized. The details are seconds of each stage."""
     keep_to_one_core()
     torch.set_num_threads(1)
-    dataset = photo_dataset(read_list(photos), image_size=workload.image_size, decoder=decoder)
+    dataset = photo_dataset(
+        read_list(photos),
+        image_size=workload.image_size,
+        decoder=decoder,
+        augmentation=augmentation,
+    )
     keys = [SampleKey(index, seed=index) for index in range(len(dataset))]
     size = int(batch_size)
 
@@ -108,7 +117,7 @@ def make_batch(
 ) -> Tensor:
     """Return a batch as the model takes it, float32 `[N, 3, S, S]`."""
     samples = [dataset[key] for key in keys]
-    stopwatch.lap("decode, resize, mirror")
+    stopwatch.lap("decode, resize, augment")
     batch = collate(samples)
     stopwatch.lap("collate")
     images = normalize(batch.images)
@@ -116,14 +125,19 @@ def make_batch(
     return images
 
 
-def photo_dataset(photos: Sequence[Path], *, image_size: int, decoder: str) -> DetectionDataset:
-    """Return photos as a training split without boxes, which would take next to no time."""
+def photo_dataset(
+    photos: Sequence[Path], *, image_size: int, decoder: str, augmentation: str = "flip"
+) -> DetectionDataset:
+    """Return photos as a training split with boxes at random places, as many as COCO's have."""
     sizes = []
     for photo in photos:
         with Image.open(photo) as image:
             sizes.append(image.size)
     count = len(photos)
     widths, heights = np.array(sizes, dtype=np.int32).T
+    boxes = BOXES_PER_PHOTO * count
+    corners = np.sort(np.random.default_rng(0).random((boxes, 2, 2)), axis=1)
+    corners *= np.repeat(np.array(sizes), BOXES_PER_PHOTO, axis=0)[:, None]
     annotations = Annotations(
         category_ids=np.array([1]),
         category_names=["thing"],
@@ -133,16 +147,23 @@ def photo_dataset(photos: Sequence[Path], *, image_size: int, decoder: str) -> D
         file_names=[str(photo.resolve().relative_to("/")) for photo in photos],
         widths=widths,
         heights=heights,
-        box_offsets=np.zeros(count + 1, dtype=np.int64),
-        boxes=np.zeros((0, 4)),
-        box_category_ids=np.zeros(0, dtype=np.int64),
-        box_is_crowd=np.zeros(0, dtype=np.bool_),
-        box_areas=np.zeros(0),
-        box_ids=np.zeros(0, dtype=np.int64),
+        box_offsets=np.arange(0, boxes + 1, BOXES_PER_PHOTO, dtype=np.int64),
+        boxes=corners.reshape(boxes, 4),
+        box_category_ids=np.ones(boxes, dtype=np.int64),
+        box_is_crowd=np.zeros(boxes, dtype=np.bool_),
+        box_areas=(corners[:, 1] - corners[:, 0]).prod(axis=1),
+        box_ids=np.arange(boxes),
     )
     classes = ClassMap.contiguous(annotations.category_ids, annotations.category_names)
     return DetectionDataset(
-        annotations, Path("/"), classes, image_size=image_size, train=True, decoder=decoder
+        annotations,
+        Path("/"),
+        classes,
+        image_size=image_size,
+        train=True,
+        augmentation=(augmentation,),
+        skip_images_without_boxes=True,
+        decoder=decoder,
     )
 
 

@@ -281,7 +281,7 @@ def test_counting_bytes_does_not_change_the_step() -> None:
     [
         ("decode", []),
         ("resize", []),
-        ("pipeline", ["decode, resize, mirror", "collate", "normalize"]),
+        ("pipeline", ["decode, resize, augment", "collate", "normalize"]),
         ("mlperf", ["decode", "to float", "mirror", "normalize", "resize", "collate"]),
     ],
 )

@@ -27,11 +27,13 @@ from profiling.bench.data_bench import (
     loaders,
     photos_in,
     read_list,
+    share_of_a_step,
     variants_of_a_core,
     write_list,
 )
 from profiling.bench.recipes import images
 from profiling.bench.recipes.images import Stopwatch
+from profiling.bench.variant import Workload
 from tests.support.commands import RunHere, error_line
 
 QUIET = Console(quiet=True)
@@ -104,8 +106,9 @@ def test_missing_decoders_are_skipped_or_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_every_decoder_has_a_variant_for_each_stage() -> None:
     variants = variants_of_a_core(["a", "b"], photos=Path("list"), batch_size=8)
-    stages = ("decode-a", "decode-b", "resize-a", "resize-b", "pipeline-a", "pipeline-b", "mlperf")
-    assert [variant.name for variant in variants] == list(stages)
+    stages = ("decode-a", "decode-b", "resize-a", "resize-b", "pipeline-a", "pipeline-b")
+    assert [variant.name for variant in variants] == [*stages, "strong-a", "mlperf"]
+    assert variants[-2].options["augmentation"] == "strong"
     assert {variant.allocator for variant in variants} == {"tuned"}
     on_all_cores = loaders("a", photos=Path("list"), batch_size=8, workers=2)
     assert [variant.name for variant in on_all_cores] == ["loader-1", "loader-2"]
@@ -145,6 +148,34 @@ def test_both_pipelines_make_the_same_batch_up_to_rounding(
     assert min(*ours.seconds.values(), *theirs.seconds.values()) > 0
 
 
+def test_photos_have_boxes_within_them_and_augmentation_changes_their_pixels(
+    photos: list[Path],
+) -> None:
+    plain, strong = (
+        images.photo_dataset(photos, image_size=96, decoder="pillow", augmentation=name)
+        for name in ("flip", "strong")
+    )
+    assert len(plain.annotations.boxes) == 28
+    for index in range(4):
+        sample, changed = (dataset[SampleKey(index, seed=3)] for dataset in (plain, strong))
+        boxes = sample.target["boxes"]
+        assert len(boxes) == 7 and boxes.min() >= 0 and boxes.max() <= 96
+        assert not torch.equal(sample.image, changed.image)
+
+
+def test_share_of_a_step_is_that_of_one_core_between_two_steps() -> None:
+    class Measured:
+        names = ("pipeline-a", "strong-a", "mlperf")
+        workload = Workload(images=10)
+
+        def seconds(self, name: str) -> float:
+            return {"strong-a": 0.2}[name]
+
+    [share] = share_of_a_step(Measured())  # type: ignore[arg-type]
+    # 20 ms an image: 40 ms before a step of 3.72 s
+    assert share.shown == "1.1%" and share.is_met
+
+
 class AccimageStandIn:
     """Behaves like an image of accimage 0.2.0, by its source: it copies pixels as planes."""
 
@@ -182,7 +213,8 @@ def test_all_variants_are_measured_printed_and_written(
     content = json.loads(file.read_text())
     assert list(content["decoders"]) == ["pillow"]
     variants = content["contestants"]
-    assert len(variants) == 5
+    assert len(variants) == 6
+    assert "strong-pillow" in variants and "share of a step" not in done.stdout
     for variant in variants.values():
         for seconds, rate in zip(variant["runs_s"], variant["images_per_s_of_runs"], strict=True):
             assert rate == pytest.approx(4 / seconds)
