@@ -18,6 +18,7 @@ STILL_RISING = 0.05  # Rise of mAP in the last evaluation, relative, from which 
 FALLEN = 0.95  # mAP of the last evaluation relative to the best, below which training was too long
 FEW_BOXES = 100  # Labelled boxes of a split below which all numbers are rough
 FEW_CLASS_BOXES = 20  # Labelled boxes of a class below which its numbers are rough
+FEWEST_BOXES = 5  # Labelled boxes of a class without which it is not compared with others
 WEAK = 0.5  # AP50 of a class relative to the median class, below which it is named
 PAIR_BOXES, PAIR_SHARE = 3, 0.1  # Swaps of a pair of classes from which it is named
 MANY = 0.15  # Share of the boxes from which a kind of mistake is named
@@ -140,7 +141,7 @@ def weak_classes(material: Material) -> Iterator[Suggestion]:
         weak = [
             f"{item.name} (AP50 {item.map_50:.2f}, {item.true_boxes} boxes)"
             for item in classes
-            if item.map_50 < limit or item.map_50 == 0
+            if item.true_boxes >= FEWEST_BOXES and (item.map_50 < limit or item.map_50 == 0)
         ]
         if weak:
             yield Suggestion(
@@ -156,12 +157,12 @@ def weak_classes(material: Material) -> Iterator[Suggestion]:
     if (few and material.joint.true_boxes >= FEW_BOXES) or (missing and classes):
         parts = []
         if few:
-            parts.append(f"fewer than {FEW_CLASS_BOXES} boxes: {listed(few, NAMES)}")
+            parts.append(f"Fewer than {FEW_CLASS_BOXES} boxes: {listed(few, NAMES)}.")
         if missing:
-            parts.append(f"no box at all: {counted(missing, 'class', 'classes')}")
+            parts.append(f"No box at all: {counted(missing, 'class', 'classes')}.")
         yield Suggestion(
             "some classes have too few labelled boxes to measure them",
-            f"In these images there are {'; '.join(parts)}.",
+            " ".join(parts),
             "Their numbers are rough or missing. Add pictures of them to the validation images.",
             "classes",
         )

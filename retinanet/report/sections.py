@@ -206,6 +206,11 @@ def next_commands(material: Material) -> Iterator[tuple[str, str]]:
                 more.append("training.target_map=null")
         train = [*installed_command("train"), "--config", str(config)]
         yield purpose, shlex.join([*train, *more, "--resume"])
+        if material.config.data.scenes is None:
+            yield (
+                "Check the labels, and count the boxes of each class in the training pictures:",
+                shlex.join([*installed_command("data"), "verify", "--config", str(config)]),
+            )
 
 
 def linked_files(material: Material, *, page: Path) -> Iterator[tuple[str, str]]:
@@ -313,7 +318,7 @@ def confusion_blocks(material: Material) -> list[Block]:
             text_column("true class", name="true"),
             text_column("predicted class", name="predicted"),
             Column("boxes", ",d"),
-            Column("share of the true class", ".1%", name="share"),
+            Column("share of true", ".1%", name="share", meaning="Of the true class's objects"),
         )
         number = f"the {MOST_PAIRS} most frequent of {len(pairs):,} pairs"
         title = "Class swaps" + (f": {number}" if len(pairs) > MOST_PAIRS else "")
@@ -325,7 +330,7 @@ def confusion_blocks(material: Material) -> list[Block]:
 
 def class_blocks(material: Material) -> list[Block]:
     """Return the table of the classes, and their curves."""
-    return [classes_table(material), curve_block(material)]
+    return [classes_table(material), *curve_blocks(material)]
 
 
 CLASS_COLUMNS = (
@@ -365,30 +370,38 @@ def classes_table(material: Material) -> Table:
     return Table("All classes, the weakest first", CLASS_COLUMNS, rows, totals=totals, notes=notes)
 
 
-def curve_block(material: Material) -> Plots:
+def curve_blocks(material: Material) -> list[Block]:
     """Return precision against recall, and F1 against score, of all classes together and each."""
-    measured = [
-        (result.map_50, item)
+    found = [
+        (result, item)
         for item, result in zip(material.curves, material.evaluation.classes, strict=True)
-        if not math.isnan(result.map_50)
+        if item.curve.best is not None
     ]
-    measured.sort(key=lambda pair: pair[0])
-    groups = [("all classes, one threshold", class_plots("all classes", material.joint))]
-    groups += [
-        (f"{item.name}: AP50 {value:.3f}", class_plots(item.name, item.curve))
-        for value, item in measured[:CURVE_CLASSES]
+    if not found:
+        return []
+    found.sort(key=lambda pair: (pair[0].map, pair[0].name))
+    everything = ("all classes, one threshold", class_plots("all classes", material.joint))
+    groups = [
+        (f"{item.name}: AP50 {result.map_50:.3f}", class_plots(item.name, item.curve))
+        for result, item in found[:CURVE_CLASSES]
     ]
-    fold = ""
-    if len(measured) > OPEN_CLASSES:
-        fold = f"Curves of {len(measured)} classes, the weakest first"
-    if len(measured) > CURVE_CLASSES:
-        fold = f"Curves of the {CURVE_CLASSES} weakest of {len(measured)} classes"
-    caption = (
-        "Left: precision (upwards) against recall (to the right), at IoU 0.50; the more of the "
-        "square is below the line, the better. Right: F1 against the score from which boxes are "
-        "kept; the dashed line is the best threshold. All axes run from 0 to 1."
-    )
-    return Plots(groups, caption, fold=fold)
+    if len(found) <= OPEN_CLASSES:
+        return [Plots([everything, *groups], CURVES_CAPTION)]
+    number = f"{len(found)} classes, the weakest first"
+    if len(found) > CURVE_CLASSES:
+        number = f"the {CURVE_CLASSES} weakest of {len(found)} classes"
+    return [
+        Plots([everything], CURVES_CAPTION),
+        Plots(groups, CURVES_CAPTION, fold=f"Curves of {number}"),
+    ]
+
+
+CURVES_CAPTION = (
+    "Left: precision (upwards) against recall (to the right), at IoU 0.50; the more of the square "
+    "is below the line, the better. Right: F1 against the score from which boxes are kept; the "
+    "dashed line is the best threshold. All axes run from 0 to 1. Classes without a right box have "
+    "no curve."
+)
 
 
 def class_plots(name: str, curve: Curve) -> tuple[Plot, Plot]:

@@ -1,0 +1,209 @@
+"""What the page recommends, from splits whose numbers are known."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data.annotations import Annotations
+from retinanet.config_file import load_config
+from retinanet.evaluation.matching import SplitDetections
+from retinanet.evaluation.metric import coco_metric
+from retinanet.report.curves import class_curves, class_thresholds, joint_curve
+from retinanet.report.findings import all_suggestions
+from retinanet.report.material import Material
+from retinanet.report.mistakes import find_mistakes
+from retinanet.report.sections import confusion_blocks, curve_blocks, summarize
+from tests.retinanet.report.samples import (
+    CAT,
+    DOG,
+    Predicted,
+    True_,
+    predictions,
+    random_split,
+    split,
+)
+
+LEFT, RIGHT, BIG = (0, 0, 50, 50), (100, 0, 150, 50), (0, 0, 198, 98)
+
+
+def material(
+    truth: Annotations,
+    found: SplitDetections,
+    *,
+    maps: tuple[float, ...] = (),
+    epochs: int = 8,
+    overrides: tuple[str, ...] = (),
+    trained_on: str = "",
+) -> Material:
+    """Return the material of a run with an evaluation after each epoch, of `epochs` epochs."""
+    curves = class_curves(truth, found)
+    joint = joint_curve([item.curve for item in curves])
+    thresholds = class_thresholds(curves, default=joint.best.threshold if joint.best else 0.5)
+    paths = ("data.train_annotations=/a.json", "data.train_images=/tmp") if trained_on else ()
+    config = load_config("demo.yaml", [f"training.epochs={epochs}", "training.target_map=null",
+                                       *overrides])  # fmt: skip
+    if paths:
+        data = replace(config.data, scenes=None, train_annotations=Path(trained_on),
+                       train_images=Path("/tmp"))  # fmt: skip
+        config = replace(config, data=data)
+    records: list[dict[str, Any]] = [
+        {"kind": "evaluation", "step": 10 * epoch, "epoch": epoch, "map": value}
+        for epoch, value in enumerate(maps, 1)
+    ]
+    described: Any = SimpleNamespace(model=SimpleNamespace(image_size=320))
+    return Material(
+        checkpoint=described,
+        run=None,
+        config=config,
+        dataset=SimpleNamespace(annotations=truth),  # type: ignore[arg-type]
+        own_annotations=Path(trained_on) if trained_on else None,
+        detections=found,
+        evaluation=coco_metric(truth, found),
+        curves=curves,
+        joint=joint,
+        thresholds=thresholds,
+        mistakes=find_mistakes(truth, found, thresholds, images=3),
+        records=records,
+    )
+
+
+def titles(given: Material) -> str:
+    return "\n".join(suggestion.title for suggestion in all_suggestions(given))
+
+
+def many(
+    truth: list[True_], found: list[Predicted], *, images: int = 60
+) -> tuple[Annotations, SplitDetections]:
+    """Return the same image many times, so that there are boxes enough to measure."""
+    return split(*[truth] * images), predictions(*[found] * images)
+
+
+PERFECT = many([(CAT, LEFT), (DOG, RIGHT)], [(CAT, LEFT, 0.9), (DOG, RIGHT, 0.9)])
+
+
+def test_perfect_detector_has_only_a_class_without_boxes() -> None:
+    (finding,) = all_suggestions(material(*PERFECT))
+    assert finding.evidence == "No box at all: 1 class."
+
+
+def test_rising_map_asks_for_more_epochs() -> None:
+    assert "mAP was still rising" in titles(material(*PERFECT, maps=(0.2, 0.3), epochs=2))
+    assert "rising" not in titles(material(*PERFECT, maps=(0.2, 0.3, 0.31), epochs=3))
+
+
+def test_falling_map_is_a_training_that_was_too_long() -> None:
+    falling = material(*PERFECT, maps=(0.2, 0.4, 0.3), epochs=3)
+    assert "went on too long" in titles(falling)
+    assert (
+        "after 2 epochs, has mAP 0.400, the last one 0.300" in all_suggestions(falling)[0].evidence
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "maps", "is_finished"),
+    [
+        ((), (0.2, 0.3), False),
+        (("training.target_map=0.3",), (0.2, 0.3), True),
+        (("training.max_steps=20",), (0.2, 0.3), True),
+        (("training.patience=2",), (0.3, 0.2, 0.1), True),
+        (("training.patience=3",), (0.3, 0.2, 0.1), False),
+        ((), (0.1,) * 8, True),
+    ],
+)
+def test_end_of_a_run(
+    overrides: tuple[str, ...], maps: tuple[float, ...], is_finished: bool
+) -> None:
+    given = material(*PERFECT, maps=maps, overrides=overrides)
+    assert given.is_finished is is_finished
+    assert ("is not finished" in titles(given)) is not is_finished
+
+
+def test_few_boxes_are_a_doubt() -> None:
+    few = many([(CAT, LEFT)], [(CAT, LEFT, 0.9)], images=7)
+    assert "there are only 7 labelled boxes" in titles(material(*few))
+
+
+def test_detector_without_right_boxes_finds_nothing() -> None:
+    nothing = material(*many([(CAT, LEFT)], [(CAT, RIGHT, 0.9)], images=200))
+    assert "finds nothing yet" in titles(nothing)
+    assert "finds none of the objects" in summarize(nothing)[1]
+    assert curve_blocks(nothing) == []
+
+
+def test_training_images_are_a_doubt(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text("{}")
+    known = material(*PERFECT, trained_on=str(file))
+    assert "the detector was trained on" in titles(known)
+    assert "it was trained on" in summarize(known)[0]
+    assert "was trained on" not in titles(material(*PERFECT))
+
+
+def test_swapped_classes_are_named() -> None:
+    swapped = many([(CAT, LEFT), (DOG, RIGHT)], [(DOG, LEFT, 0.95), (DOG, RIGHT, 0.9)])
+    finding = next(s for s in all_suggestions(material(*swapped)) if s.section == "confusion")
+    assert finding.evidence == "cat taken for dog (60 times, 100%)."
+
+
+def test_weak_class_is_named() -> None:
+    weak = many([(CAT, LEFT), (DOG, RIGHT)], [(CAT, LEFT, 0.8)])
+    assert "1 class is found much less well" in titles(material(*weak))
+
+
+def test_small_objects_are_named() -> None:
+    small = many([(CAT, BIG), (CAT, (0, 0, 20, 20))], [(CAT, BIG, 0.8)])
+    finding = next(s for s in all_suggestions(material(*small)) if "small" in s.title)
+    assert "mAP is 0.000 for objects below 32×32 pixels, and 1.000" in finding.evidence
+    assert "320×320" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("found", "title"),
+    [
+        ((CAT, (100, 60, 150, 90)), "where nothing is labelled"),
+        ((CAT, (30, 0, 80, 50)), "too far off"),
+        ((CAT, (0, 0, 50, 45)), "more than one box"),
+    ],
+)
+def test_frequent_kinds_of_mistakes_are_named(
+    found: tuple[int, tuple[float, float, float, float]], title: str
+) -> None:
+    boxes: list[Predicted] = [(CAT, LEFT, 0.9), (*found, 0.8), (CAT, RIGHT, 0.3)]
+    given = material(*many([(CAT, LEFT), (CAT, RIGHT)], boxes))
+    assert title in titles(given) and title not in titles(material(*PERFECT))
+    finding = next(s for s in all_suggestions(given) if title in s.title)
+    assert finding.evidence == "60 of 180 boxes above the thresholds (33%)."
+
+
+def test_many_missed_objects_are_named() -> None:
+    missed = many([(CAT, LEFT), (CAT, RIGHT)], [(CAT, LEFT, 0.9)])
+    finding = next(s for s in all_suggestions(material(*missed)) if "missed" in s.title)
+    assert finding.evidence == "60 of 120 labelled objects have no box at all (50%)."
+
+
+def test_many_classes_have_a_matrix_of_the_most_confused() -> None:
+    truth, found = random_split(seed=1, images=200, classes=40)
+    given = material(truth, found)
+    matrix: Any = confusion_blocks(given)[0]
+    assert len(matrix.rows) == 21 and matrix.rows[-1] == "nothing"
+    assert matrix.columns[-2:] == ["missed", "other class"]
+    counts = np.array(matrix.counts)
+    names = list(truth.category_names)
+    for row, name in enumerate(matrix.rows[:-1]):
+        whole = given.mistakes.matrix[names.index(name)]
+        assert counts[row].sum() == whole.sum() and counts[row, row] == whole[names.index(name)]
+        assert counts[row, -2] == whole[-1]
+
+
+@pytest.mark.parametrize(("classes", "folds"), [(3, [""]), (14, ["", "Curves of 14 classes, "])])
+def test_curves_of_many_classes_are_folded(classes: int, folds: list[str]) -> None:
+    ids = range(1, classes + 1)
+    truth = split([(number, LEFT) for number in ids], names=[f"n{n}" for n in ids], ids=ids)
+    found = predictions([(number, LEFT, 0.9) for number in ids])
+    blocks: list[Any] = curve_blocks(material(truth, found))
+    assert [block.fold.removesuffix("the weakest first") for block in blocks] == folds
+    assert sum(len(block.groups) for block in blocks) == 1 + classes
