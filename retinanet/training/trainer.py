@@ -447,8 +447,8 @@ class Trainer:
         """
         self.finish_evaluation()
         # The earlier metric may have ended the run, which has then returned to the weights of that
-        # step.
-        if self.is_finished():
+        # step: they are evaluated.
+        if not self.evaluation_is_due():
             return
         if not agree_on_weights(self.group, self.model):
             self.console.print("note: weights differed between ranks; all ranks now use rank 0's")
