@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -38,6 +39,7 @@ from common.errors import InputError, WorkerDiedError
 from common.program import module_command, working_folder
 
 SECONDS_TO_END = 10.0  # between SIGTERM and SIGKILL
+SECONDS_TO_SAVE = 600.0  # between SIGTERM and SIGKILL for a run that ends its step and saves
 SECONDS_BETWEEN_SIGNALS = 0.2  # how long Ctrl-C waits at the most
 STOPS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR1})  # signals that stop a run
 PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
@@ -160,7 +162,10 @@ def start_with_caller(
 
 
 def end_with_caller() -> None:
-    """Send this process SIGTERM when its caller ends, if `start_with_caller` has started it."""
+    """Send this process SIGTERM when its caller ends, if `start_with_caller` has started it.
+
+    If it still runs after `SECONDS_TO_SAVE`, it is killed with all that it has started.
+    """
     # The variable stays, since a rank may start its own command again, with the same descriptors.
     # A process that only inherited it has another descriptor under this number, or none.
     descriptor = os.environ.get(CALLER, "")
@@ -174,6 +179,9 @@ def end_with_caller() -> None:
             while os.read(int(descriptor), 1):  # nothing is ever written: the end of the pipe
                 pass
             os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(SECONDS_TO_SAVE)
+            # Nobody else would end a process that hangs. It leads a group of its own.
+            os.killpg(os.getpgrp(), signal.SIGKILL)
 
     threading.Thread(target=wait, name="caller", daemon=True).start()
 

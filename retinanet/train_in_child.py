@@ -31,14 +31,12 @@ from common.errors import (
     WorkerDiedError,
 )
 from common.files import read_json_lines
-from common.processes import exit_reason, start_with_caller, stop_process
+from common.processes import SECONDS_TO_SAVE, exit_reason, start_with_caller, stop_process
 from common.program import FOLDER, IS_INSTALLED, module_command, train_command
 from retinanet.config import Config
 from retinanet.config_file import load_config
 
 SECONDS_BETWEEN_LOOKS = 0.2
-SECONDS_TO_SAVE = 600.0
-"""How long a run may take to end its step and write a checkpoint, before it is killed."""
 LOSSES = ("classification", "bbox_regression")
 PLAIN_METRICS = ("map", "map_50", "map_75")
 
@@ -163,7 +161,8 @@ class Training:
         self._output: IO[bytes] = (Path(self._temporary.name) / "output").open("a+b")
         options = ["--config", file, *overrides]
         options += ["--resume"] * resume + ["--overwrite"] * overwrite
-        environment = dict(os.environ)
+        # Jupyter sets FORCE_COLOR, by which a progress bar would be drawn into the file.
+        environment = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"}
         if ranks > 1 and not IS_INSTALLED:
             paths = [str(FOLDER), *filter(None, [environment.get("PYTHONPATH")])]
             environment["PYTHONPATH"] = os.pathsep.join(paths)

@@ -185,6 +185,19 @@ def test_command_ends_when_its_caller_is_killed() -> None:
     wait_until_ended(process)
 
 
+def test_command_that_hangs_is_killed_after_its_caller() -> None:
+    command = python(
+        "import signal, time, common.processes as processes; processes.SECONDS_TO_SAVE = 0.2;"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); processes.end_with_caller();"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    process, descriptor = start_with_caller(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    os.close(descriptor)
+    assert process.wait(10) == -signal.SIGKILL
+    stop_process(process)
+
+
 def test_command_ends_when_the_descriptor_is_closed() -> None:
     command = python("from common.processes import end_with_caller; import time; end_with_caller()")
     command[-1] += "; print('ready', flush=True); time.sleep(60)"
