@@ -247,6 +247,7 @@ EXPORT_EXAMPLES = """\
 examples:
   python -m retinanet export --checkpoint runs/demo/checkpoints/best --out demo.onnx
   python -m retinanet export --checkpoint runs/demo --out demo.pt2 --score 0.3
+  python -m retinanet export --checkpoint runs/demo --format torchvision --out demo.pth
 
 ONNX needs the packages of `make serving`. docs/serving.md shows how to run the file."""
 
@@ -262,7 +263,21 @@ def add_export(commands: Commands) -> None:
     )
     add = parser.add_argument
     add_checkpoint_option(parser)
-    add("--out", required=True, **FILE, help="NAME.onnx for ONNX, NAME.pt2 for torch.export")
+    add(
+        "--out",
+        required=True,
+        **FILE,
+        help="NAME.onnx for ONNX, NAME.pt2 for torch.export; with --format torchvision NAME.pth "
+        "for torch.load, or NAME.safetensors, which runs no code and has the class names",
+    )
+    add(
+        "--format",
+        dest="kind",
+        choices=("program", "torchvision"),
+        default="program",
+        help="program: the whole detector (default); torchvision: only the weights, as a "
+        "state_dict that torchvision.models.detection.RetinaNet loads strictly",
+    )
     add(
         "--score",
         dest="score_threshold",
@@ -292,7 +307,8 @@ def add_convert(commands: Commands) -> None:
         "only from authors whom you trust; no other command reads a .pth. The file has a "
         "state_dict, alone or under `model` (torchvision's and MLPerf's scripts) or `state_dict`; "
         "entries that are not tensors are dropped and listed. With --detector, a whole "
-        "RetinaNet-ResNeXt50 is converted to a checkpoint for evaluate, predict and export.",
+        "RetinaNet-ResNeXt50 is converted to a checkpoint for evaluate, predict, export and "
+        "model.weights.",
     )
     parser.set_defaults(run=run_convert)
     add = parser.add_argument
@@ -307,8 +323,8 @@ def add_convert(commands: Commands) -> None:
         "--detector",
         type=Path,
         metavar="FILE.pth",
-        help="PyTorch file of a full RetinaNet-ResNeXt50, such as a checkpoint of torchvision's "
-        "or MLPerf's scripts; --out is then the folder of the new checkpoint",
+        help="PyTorch or .safetensors file of a full RetinaNet-ResNeXt50, such as a checkpoint of "
+        "torchvision's or MLPerf's scripts; --out is then the folder of the new checkpoint",
     )
     add(
         "--classes",

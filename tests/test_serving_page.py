@@ -1,4 +1,4 @@
-"""The program in docs/serving.md runs an exported model by ONNX Runtime."""
+"""The programs in docs/serving.md run exported models by ONNX Runtime and by torchvision."""
 
 import json
 import re
@@ -19,14 +19,25 @@ LINE = re.compile(r"(\w+) ([\d.]+) \[(.*)\]")
 
 
 @pytest.mark.exhaustive
-def test_program_of_the_page_finds_the_boxes_of_predict(tmp_path: Path, run_here: RunHere) -> None:
-    [program] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+@pytest.mark.parametrize(
+    ("runtime", "options"),
+    [
+        ("onnxruntime", ("--out", "demo.onnx")),
+        ("torchvision", ("--out", "demo.pth", "--format", "torchvision")),
+    ],
+)
+def test_program_of_the_page_finds_the_boxes_of_predict(
+    runtime: str, options: tuple[str, ...], tmp_path: Path, run_here: RunHere
+) -> None:
+    programs = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    [program] = [text for text in programs if f"{runtime}" in text]
     checkpoint = write_detector(tmp_path / "run", score=-0.5)
     photo, boxes = tmp_path / "photo.jpg", tmp_path / "boxes.json"
     noise = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     Image.fromarray(noise).resize((200, 150), Image.Resampling.BICUBIC).save(photo)
     words = ["--checkpoint", checkpoint]
-    exported = run_here(main, "export", *words, "--out", tmp_path / "demo.onnx")
+    flag, name, *more = options
+    exported = run_here(main, "export", *words, flag, tmp_path / name, *more)
     assert exported.returncode == 0, exported.stderr
     predicted = run_here(main, "predict", *words, photo, "--no-pictures", "--json", boxes)
     assert predicted.returncode == 0, predicted.stderr

@@ -5,11 +5,11 @@ split, on a picture of the user, or on synthetic images.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,12 @@ from retinanet.evaluation.command import read_trained, validation_split
 from retinanet.evaluation.detect import detect_batch
 from retinanet.evaluation.output import spread_images
 from retinanet.export.program import Detector, describe_checkpoint, select_format, write_program
+from retinanet.export.state_dict import (
+    describe_state_dict,
+    load_state_dict,
+    require_state_dict_name,
+    write_state_dict,
+)
 from retinanet.model.postprocess import DETECTIONS_PER_IMAGE, NMS_IOU, Detections
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import Checkpoint
@@ -37,33 +43,63 @@ IOU_TOLERANCE = 0.001  # Rounding of a runtime may change suppression within thi
 CHECK_IMAGES = 4
 
 
+class Target(NamedTuple):
+    """A kind of file: what runs it, and how it is described, written and loaded."""
+
+    runtime: str  # Package that runs the file
+    describe: Callable[..., dict[str, Any]]
+    write: Callable[[RetinaNet, Path, dict[str, Any]], None]
+    load: Callable[[Path, dict[str, Any]], Detector]
+
+
+def select_target(kind: str, out: Path) -> Target:
+    """Return the target for `--format` and `--out`; raise InputError if the name does not fit."""
+    if kind == "torchvision":
+        require_state_dict_name(out)
+        return Target(kind, describe_state_dict, write_state_dict, load_state_dict)
+    program = select_format(out)
+    return Target(
+        program.runtime,
+        describe_checkpoint,
+        write_program,
+        lambda file, description: program.load(file),
+    )
+
+
 def export(
-    *, checkpoint: Path, out: Path, score_threshold: float, image: Path | None, overwrite: bool
+    *,
+    checkpoint: Path,
+    out: Path,
+    kind: str = "program",
+    score_threshold: float,
+    image: Path | None,
+    overwrite: bool,
 ) -> int:
     """Write the file, and keep it only if its detections equal the checkpoint's.
 
-    `out` ends in `.onnx` or `.pt2`; its description is written to the same name with `.json`
+    `kind` is `program`, for an `out` that ends in `.onnx` or `.pt2`, or `torchvision`, for one that
+    ends in `.pth` or `.safetensors`. The description is written to the same name with `.json`
     appended. `image` is a picture for the comparison; None: validation images of the run.
 
     Raises:
         InputError: A file is missing or invalid, packages are missing, an output exists, or the
             program has other detections.
     """
-    file_format = select_format(out)
-    runtime = f"{file_format.runtime} {version(file_format.runtime)}"
+    target = select_target(kind, out)
+    runtime = f"{target.runtime} {version(target.runtime)}"
     beside = out.with_name(f"{out.name}.json")
     require_free_outputs([out, beside], overwrite=overwrite)
     trained = read_trained(checkpoint)
     images, source = check_images(trained, image)
     model = trained.build_model().eval()
-    description = describe_checkpoint(trained, score_threshold=score_threshold)
+    description = target.describe(trained, score_threshold=score_threshold)
     console = make_console()
     # The suffix stays last, since it selects the format.
     partial = out.with_name(f".{out.stem}.partial{out.suffix}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_program(model, partial, classes=trained.model.num_classes, description=description)
-        run = file_format.load(partial)
+        target.write(model, partial, description)
+        run = target.load(partial, description)
         comparison = compare_program(model, run, images, score_threshold=score_threshold)
         if comparison.differing:
             raise InputError(

@@ -232,18 +232,16 @@ def select_format(file: Path) -> Format:
     if file_format is None:
         raise InputError(
             f"--out: {file}: unknown format {file.suffix or '(no extension)'}; use .onnx (ONNX) or "
-            ".pt2 (torch.export)"
+            ".pt2 (torch.export); weights as .pth or .safetensors need --format torchvision"
         )
     require_packages(*file_format.packages, purpose=f"--out: {file}")
     return file_format
 
 
-def write_program(
-    model: RetinaNet, file: Path, *, classes: int, description: dict[str, Any]
-) -> None:
+def write_program(model: RetinaNet, file: Path, description: dict[str, Any]) -> None:
     """Write a model's detector, for any number of images, in the format of the file name.
 
-    The model has K `classes` and is in evaluation mode. Image size and threshold are taken from the
+    The model is in evaluation mode. Classes, image size and threshold are taken from the
     description, which is stored in the file too, see `describe_checkpoint`.
     """
     file_format = FORMATS[file.suffix]
@@ -251,7 +249,7 @@ def write_program(
         model,
         image_size=description["image_size"],
         score_threshold=description["score_threshold"],
-        suppress=file_format.suppress(classes),
+        suppress=file_format.suppress(len(description["classes"])),
     )
     with quiet():
         file_format.write(export_program(program), file, description)

@@ -262,8 +262,14 @@ def unpickle_weights(content: bytes, file: Path) -> PickledWeights:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             size = sum(member.file_size for member in archive.infolist())
+            is_program = any(name.endswith("/constants.pkl") for name in archive.namelist())
     except Exception:  # torch's older format, or a damaged archive: torch.load reports which
-        size = 0
+        size, is_program = 0, False
+    if is_program:
+        raise InputError(
+            f"{file}: is a TorchScript program, not a state_dict; convert the checkpoint that it "
+            "was made from"
+        )
     if size > limit:
         raise InputError(
             f"{file}: inflates to {size:,} bytes from {limit:,}; "

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.torch import save
+from torch import Tensor
 
 from common.errors import FINISHED, InputError
 from common.files import require_free_outputs, write_atomically
@@ -20,8 +21,12 @@ from data.index import open_annotations
 from retinanet.config import config_to_tree
 from retinanet.config_file import config_from_tree
 from retinanet.training.build import describe_weights, read_trusted, unpickle_weights
-from retinanet.training.checkpoint import Contents, write_checkpoint
-from retinanet.training.detector_weights import count_outputs, detector_tensors
+from retinanet.training.checkpoint import Contents, file_digest, write_checkpoint
+from retinanet.training.detector_weights import (
+    count_outputs,
+    detector_tensors,
+    read_named_tensors,
+)
 from retinanet.training.train_state import (
     MODEL_FILE,
     STATE_FILE,
@@ -69,10 +74,11 @@ def convert_detector(
     trust: bool,
     overwrite: bool,
 ) -> int:
-    """Write a checkpoint without an optimizer's state, for `evaluate`, `predict` and `export`.
+    """Write a checkpoint without an optimizer's state.
 
-    `detector` is torch's file of a RetinaNet-ResNeXt50: a state_dict, alone or under `model` or
-    `state_dict`, as the scripts of torchvision and of MLPerf's reference save it. For `classes` see
+    `evaluate`, `predict`, `export` and `model.weights` take it. `detector` is torch's file of a
+    RetinaNet-ResNeXt50: a state_dict, alone or under `model` or `state_dict`, as the scripts of
+    torchvision and of MLPerf's reference save it; or a .safetensors file. For `classes` see
     `read_class_map`. `image_size` is the side of the square that images are resized to. [pixels]
     `overwrite` permits to replace a checkpoint that was converted to the folder `out` earlier.
 
@@ -81,11 +87,9 @@ def convert_detector(
             not fit it, or `out` exists or cannot be written.
     """
     require_free_folder(out, overwrite=overwrite)
-    content, is_known = read_trusted(detector, trust=trust)
-    weights = unpickle_weights(content, detector)
-    tensors = detector_tensors(weights.tensors, source=str(detector))
+    given, lines = read_detector_file(detector, trust=trust)
+    tensors = detector_tensors(given, source=str(detector))
     class_map = read_class_map(classes, outputs=count_outputs(tensors))
-    lines = describe_weights(detector, content, weights, is_known=is_known)
     state = converted_state(class_map, image_size=image_size)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -100,6 +104,19 @@ def convert_detector(
         f"them with a name, images of {image_size}×{image_size} pixels"
     )
     return FINISHED
+
+
+def read_detector_file(file: Path, *, trust: bool) -> tuple[dict[str, Tensor], list[str]]:
+    """Return a detector's tensors, and lines about what was read and what was dropped.
+
+    Raises:
+        InputError: The file is a pickle that is not trusted, or cannot be read.
+    """
+    if file.suffix == ".safetensors":
+        return read_named_tensors(file)[0], [f"{file}: safetensors, sha256 {file_digest(file)}"]
+    content, is_known = read_trusted(file, trust=trust)
+    weights = unpickle_weights(content, file)
+    return weights.tensors, describe_weights(file, content, weights, is_known=is_known)
 
 
 def require_free_folder(out: Path, *, overwrite: bool) -> None:
@@ -145,6 +162,8 @@ def converted_state(class_map: ClassMap, *, image_size: int) -> State:
 
 
 MOST_BYTES = 16 << 20  # A larger file is read as annotations, in parts
+BACKGROUND = "__background__"
+"""The name of output 0 in torchvision's lists: its labels begin at 1, and no box has this class."""
 
 
 def read_class_map(file: Path, *, outputs: int) -> ClassMap:
@@ -154,7 +173,8 @@ def read_class_map(file: Path, *, outputs: int) -> ClassMap:
     JSON list or a line of text each, from output 0 on. If all category ids are below `outputs`,
     they are the outputs' indices, as torchvision's and MLPerf's scripts train: COCO's ids 1 to 90
     are among 91 outputs, and the outputs between them are unnamed. Otherwise there must be a
-    category for each output, in the order of the file.
+    category for each output, in the order of the file. A name of `UNNAMED` or `BACKGROUND` is that
+    of an output without a class.
     """
     ids, names = read_categories(file, outputs)
     if not len(ids):
@@ -193,12 +213,17 @@ def read_categories(file: Path, outputs: int) -> tuple[NDArray[np.int64], tuple[
         content = [line.strip() for line in text.splitlines() if line.strip()]
     if isinstance(content, list) and set(map(type, content)) <= {str}:
         if len(content) != outputs:
+            advice = f"name each ({UNNAMED} for one without a class)"
+            # A name may also be missing elsewhere, so the first output is not skipped by itself.
+            if len(content) == outputs - 1:
+                advice += f", beginning with {BACKGROUND} if torchvision's script trained it"
             raise InputError(
                 f"{file}: {len(content)} names, but the detector has {outputs} outputs per anchor; "
-                f"name each ({UNNAMED} for one without a class), or give annotations with category "
-                "ids"
+                f"{advice}, or give annotations with category ids"
             )
-        return np.arange(outputs), tuple(content)
+        return np.arange(outputs), tuple(
+            UNNAMED if name == BACKGROUND else name for name in content
+        )
     entries = content.get("categories") if isinstance(content, dict) else None
     if not isinstance(entries, list):
         raise InputError(f"{file}: categories: expected a list, as in COCO's annotations")

@@ -127,10 +127,8 @@ def read_weights_file(file: Path) -> SourceDetector:
     Raises:
         InputError: It cannot be read, is another network's, or has no class names.
     """
-    given, texts = read_safetensors(file)
-    current = current_names(given)
-    renamed = {current[name]: tensor for name, tensor in given.items()}
-    tensors = detector_tensors(renamed, source=str(file))
+    given, texts = read_named_tensors(file)
+    tensors = detector_tensors(given, source=str(file))
     if CLASS_NAMES not in texts:
         raise InputError(
             f"{file}: has no class names, by which classes are matched; name them once with "
@@ -148,6 +146,13 @@ def read_weights_file(file: Path) -> SourceDetector:
             "names; convert or export the detector again"
         )
     return SourceDetector(file=file, names=tuple(names), tensors=tensors, sha256=file_digest(file))
+
+
+def read_named_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of a .safetensors file under their present names, and its texts."""
+    given, texts = read_safetensors(file)
+    current = current_names(given)
+    return {current[name]: tensor for name, tensor in given.items()}, texts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -355,6 +355,7 @@ FIXTURES: dict[str, Make] = {
     "train/data": write_table_images,
     "backbone.pth": write_backbone_pth,
     "model_3.pth": write_detector_pth,
+    "retinanet_model_10.pth": write_detector_pth,
     "classes.json": write_classes,
     "backbone.safetensors": write_backbone,
     "node.txt": write_topology,

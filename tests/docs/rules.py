@@ -126,7 +126,7 @@ CANNOT = {
     r"(?:mpirun .*)?(?:docker|podman|buildah|apptainer|kubectl) .*": "containers",
     r"mpirun (?!.*train\.py).*": "a launcher's options alone; tests/launch/test_mpirun.py",
     r"numastat -p PID": "no numactl",
-    r"git clone .*": "the internet",
+    r"(?:git clone|wget) .*": "the internet",
     r"(?:cmake|cp) .*build.*": "oneDNN's sources; it takes 35 minutes",
 }
 STUDIES = "tests/profiling/studies"
@@ -406,8 +406,20 @@ RULES = (
     bash(r"head -n 24 .*/MODEL_CARD\.md", prints=("object-detection", "mAP")),
     run(r"python -m retinanet export .*", prints=("checked with",)),
     bash(r"\.venv/bin/tensorboard .*", "--inspect", prints=("loss",)),
+    run(
+        r"python -m retinanet evaluate --checkpoint converted/mlperf .*",
+        instead=((r"converted/mlperf", "runs/openimages"),),
+        why="MLPerf's weights and data set are not here; tests/retinanet/training/test_convert.py",
+        prints=("mAP50",),
+    ),
     run(r"python -m retinanet evaluate .*", prints=("mAP50",)),
     run(r"python -m retinanet report .*", prints=("open it in a browser",)),
+    run(
+        r"python -m retinanet convert --detector retinanet_model_10\.pth .*",
+        instead=((r"--classes \S+", "--classes classes.json"),),
+        why="MLPerf's weights and data set are not here; tests/retinanet/training/test_convert.py",
+        writes=("converted/*",),
+    ),
     run(r"python -m retinanet convert --detector .* --trust", writes=("converted/*",)),
     run(r"python -m retinanet convert .* --trust"),
     run(r"python -m retinanet convert .*", status=2),

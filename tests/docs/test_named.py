@@ -42,7 +42,11 @@ OTHER_PROGRAMS = {
 
 PLACEHOLDER = re.compile(r"[A-Z…<$]|^$")
 
-REFUSED = ("distributed.timeout_s=1e300", "model.pretrained_backbone=backbone.pth")
+REFUSED = (
+    "distributed.timeout_s=1e300",
+    "model.pretrained_backbone=backbone.pth",
+    "model.weights=torchvision",
+)
 """Values that the pages show as mistakes."""
 
 

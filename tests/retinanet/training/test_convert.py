@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torchvision.models import resnext50_32x4d
 from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
-from torchvision.models.detection import retinanet_resnet50_fpn
+from torchvision.models.detection import RetinaNet_ResNet50_FPN_Weights, retinanet_resnet50_fpn
 
 from common.errors import InputError
 from data.annotations import UNNAMED
@@ -27,12 +27,8 @@ from retinanet.__main__ import main
 from retinanet.evaluation.command import evaluate
 from retinanet.training.build import unpickle_weights
 from retinanet.training.checkpoint import read_checkpoint
-from retinanet.training.convert import (
-    convert,
-    detector_tensors,
-    read_class_map,
-    require_free_folder,
-)
+from retinanet.training.convert import convert, read_class_map, require_free_folder
+from retinanet.training.detector_weights import detector_tensors, read_detector
 from tests.support.commands import RunHere, error_message, run_program
 from tests.support.random_detectors import random_detector
 from tests.support.torchvision_models import old_spelling, torchvision_retinanet
@@ -249,8 +245,9 @@ def test_code_in_a_file_is_refused_and_not_run(tmp_path: Path, run_here: RunHere
         ('{"categories": [{"id": 1, "name": "a"}, {"id": 0, "name": "b"}]}', 2, ([0, 1], "ba")),
         ('["a", "b"]', 2, ([0, 1], "ab")),
         ("a\n\nb c\n", 2, ([0, 1], ["a", "b c"])),
+        ("__background__\na\nN/A\nb\n", 4, ([0, 1, 2, 3], [UNNAMED, "a", UNNAMED, "b"])),
     ],
-    ids=["COCO's gaps", "other ids", "out of order", "JSON list", "lines"],
+    ids=["COCO's gaps", "other ids", "out of order", "JSON list", "lines", "torchvision's list"],
 )
 def test_classes_are_assigned_to_outputs(
     content: str, outputs: int, expected: tuple[list[int], Any], tmp_path: Path
@@ -283,6 +280,62 @@ def test_classes_that_do_not_fit_are_refused(content: str | None, tmp_path: Path
     else:
         file.write_text(content)
     assert str(file) in error_message(read_class_map, file, outputs=3)
+
+
+def test_list_without_the_background_is_not_shifted(tmp_path: Path) -> None:
+    file = tmp_path / "names.txt"
+    file.write_text("a\nb\n")
+    assert "beginning with __background__" in error_message(read_class_map, file, outputs=3)
+    file.write_text("a\n")
+    message = error_message(read_class_map, file, outputs=3)
+    assert "__background__" not in message and "1 names" in message
+
+
+def test_torchvisions_names_of_coco_fit_its_91_outputs(tmp_path: Path) -> None:
+    names = RetinaNet_ResNet50_FPN_Weights.COCO_V1.meta["categories"]
+    file = tmp_path / "names.json"
+    file.write_text(json.dumps(names))
+    classes = read_class_map(file, outputs=91)
+    ids = np.array([1, 3, 90])
+    assert list(classes.category_ids) == [*range(91)]
+    assert [classes.names[label] for label in classes.to_labels(ids)] == [
+        "person", "car", "toothbrush",
+    ]  # fmt: skip
+    # The background and ten ids that COCO does not use.
+    assert classes.names[0] == UNNAMED and sum(name != UNNAMED for name in classes.names) == 80
+
+
+@pytest.mark.slow
+def test_safetensors_of_a_detector_needs_no_trust(tmp_path: Path, run_here: RunHere) -> None:
+    state = random_detector(classes=2).state_dict()
+    file, classes = tmp_path / "a.safetensors", tmp_path / "names.txt"
+    save_file({f"module.{old_spelling(name)}": value for name, value in state.items()}, file)
+    classes.write_text("a\nb\n")
+    out = tmp_path / "made"
+    done = run_here(main, "convert", "--detector", file, "--classes", classes, "--out", out)
+    assert (done.returncode, done.stderr) == (0, "") and "safetensors, sha256" in done.stdout
+    checkpoint = read_checkpoint(out)
+    assert checkpoint.model.classes["names"] == ["a", "b"]
+    tensors = checkpoint.tensors("model.safetensors")
+    assert all(torch.equal(tensors[name], value) for name, value in state.items())
+    detector = read_detector(str(out))
+    assert (detector.names, detector.step, detector.map) == (("a", "b"), None, None)
+
+
+def test_missing_file_is_one_line(tmp_path: Path, run_here: RunHere) -> None:
+    for name in ("none.pth", "none.safetensors"):
+        arguments = ("--detector", tmp_path / name, "--classes", "c", "--out", tmp_path / "made")
+        done = run_here(main, "convert", *arguments, "--trust")
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and name in done.stderr
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_torchscript_program_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "program.pth"
+    torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2)), file)
+    message = error_message(unpickle_weights, file.read_bytes(), file)
+    assert message.startswith(f"{file}: is a TorchScript program")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,114 @@
+"""A checkpoint's weights as a state_dict of `torchvision.models.detection.RetinaNet`.
+
+torchvision loads it strictly into a network of its own parts: `torchvision_retinanet` builds it, as
+docs/serving.md shows. The names of the tensors are equal already. The counters of batch norms are
+added, so that the file fits both a body with trained norms, which requires them, and one with
+frozen norms, which ignores them.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
+from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+
+from common.errors import InputError
+from retinanet.export.program import NO_LABEL, Detector, describe_checkpoint
+from retinanet.model.postprocess import CANDIDATES_PER_LEVEL, DETECTIONS_PER_IMAGE, NMS_IOU
+from retinanet.model.retinanet import PYRAMID_CHANNELS, RetinaNet
+from retinanet.training.checkpoint import Checkpoint
+from retinanet.training.detector_weights import CLASS_NAMES
+
+PICKLED, SAFE = ".pth", ".safetensors"
+
+
+def require_state_dict_name(out: Path) -> None:
+    """Refuse a name whose extension does not say how the file is loaded."""
+    if out.suffix not in (PICKLED, SAFE):
+        raise InputError(
+            f"--out: {out}: unknown format {out.suffix or '(no extension)'} of torchvision's "
+            f"weights; use {PICKLED} (torch.load) or {SAFE} (safetensors.torch.load_file)"
+        )
+
+
+def write_state_dict(model: RetinaNet, file: Path, description: dict[str, Any]) -> None:
+    """Write a model's weights, in the format of the file name.
+
+    A .safetensors file has the class names as well, so that it can be a `model.weights`.
+    """
+    tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    for name in list(tensors):
+        if name.endswith(".running_mean"):
+            counter = name.replace("running_mean", "num_batches_tracked")
+            tensors.setdefault(counter, torch.tensor(0))
+    if file.suffix == PICKLED:
+        torch.save(tensors, file)
+    else:
+        names = json.dumps(description["classes"], ensure_ascii=False)
+        texts = {"format": "pt", CLASS_NAMES: names}
+        save_file(tensors, file, metadata=texts)
+
+
+def torchvision_retinanet(
+    *, num_classes: int, image_size: int, score_threshold: float
+) -> TorchvisionRetinaNet:
+    """Return torchvision's RetinaNet with this backbone, for squares of `image_size` pixels."""
+    backbone = resnet_fpn_backbone(
+        backbone_name="resnext50_32x4d",
+        weights=None,
+        norm_layer=nn.BatchNorm2d,
+        returned_layers=[2, 3, 4],
+        extra_blocks=LastLevelP6P7(PYRAMID_CHANNELS, PYRAMID_CHANNELS),
+    )
+    return TorchvisionRetinaNet(
+        backbone,
+        num_classes=num_classes,
+        fixed_size=(image_size, image_size),
+        score_thresh=score_threshold,
+        nms_thresh=NMS_IOU,
+        detections_per_img=DETECTIONS_PER_IMAGE,
+        topk_candidates=CANDIDATES_PER_LEVEL,
+    )
+
+
+def load_state_dict(file: Path, description: dict[str, Any]) -> Detector:
+    """Load the file strictly into torchvision's network, as a user does; see `Detector`."""
+    tensors = torch.load(file, weights_only=True) if file.suffix == PICKLED else load_file(file)
+    model = torchvision_retinanet(
+        num_classes=len(description["classes"]),
+        image_size=description["image_size"],
+        score_threshold=description["score_threshold"],
+    )
+    model.load_state_dict(tensors, strict=True)
+    model.eval()
+
+    def run(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        shape = (len(images), DETECTIONS_PER_IMAGE)
+        boxes, scores = torch.zeros(*shape, 4), torch.zeros(shape)
+        labels = torch.full(shape, NO_LABEL)
+        with torch.no_grad():
+            detections = model(list(images / 255))
+        for row, found in enumerate(detections):
+            number = len(found["scores"])
+            boxes[row, :number] = found["boxes"]
+            scores[row, :number] = found["scores"]
+            labels[row, :number] = found["labels"]
+        return boxes, scores, labels
+
+    return run
+
+
+def describe_state_dict(checkpoint: Checkpoint, *, score_threshold: float) -> dict[str, Any]:
+    """Return everything needed to use the file alone, as plain values for JSON."""
+    return describe_checkpoint(checkpoint, score_threshold=score_threshold) | {
+        "model": "torchvision.models.detection.RetinaNet with a resnext50_32x4d body, P3 to P7",
+        "input": "a list of images: float32 [3, H, W], RGB, 0 to 1; normalized and resized by the "
+        "model with fixed_size=(image_size, image_size)",
+        "outputs": "for each image boxes: float32 [D, 4] xyxy in pixels of the image; scores; "
+        "labels: indices into classes",
+    }
