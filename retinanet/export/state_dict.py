@@ -105,10 +105,14 @@ def load_state_dict(file: Path, description: dict[str, Any]) -> Detector:
 
 def describe_state_dict(checkpoint: Checkpoint, *, score_threshold: float) -> dict[str, Any]:
     """Return everything needed to use the file alone, as plain values for JSON."""
+    size = "H, W], RGB, 0 to 1; normalized and resized by the model, whose fixed_size is image_size"
+    if checkpoint.model.resize == "letterbox":
+        # torchvision can only stretch an image to a square.
+        side = checkpoint.model.image_size
+        size = f"{side}, {side}], RGB, 0 to 1, fitted to the square as `resize` says; normalized"
     return describe_checkpoint(checkpoint, score_threshold=score_threshold) | {
         "model": "torchvision.models.detection.RetinaNet with a resnext50_32x4d body, P3 to P7",
-        "input": "a list of images: float32 [3, H, W], RGB, 0 to 1; normalized and resized by the "
-        "model with fixed_size=(image_size, image_size)",
+        "input": f"a list of images: float32 [3, {size}",
         "outputs": "for each image boxes: float32 [D, 4] xyxy in pixels of the image; scores; "
         "labels: indices into classes",
     }
