@@ -5,13 +5,17 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 
+import numpy as np
 import pytest
+import torch
 
 import data.coco_json
 from common.errors import InputError
-from data.annotations import Split
+from data.annotations import Resize, Split
+from data.augmentation import view_boxes, whole_view
 from data.coco_json import read_annotations
 from data.index import write_index
 from data.verify import annotations
@@ -373,3 +377,23 @@ def test_sample_of_rows_is_fixed_and_spread() -> None:
     assert 45_000 < rows.mean() < 55_000
     assert rows.tolist() == rows_to_check(100_000, 1_000).tolist()
     assert rows_to_check(5, 9).tolist() == rows_to_check(5, None).tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("resize", get_args(Resize))
+def test_boxes_that_vanish_are_those_that_training_leaves_out(resize: Resize) -> None:
+    """Wide, high and small images; boxes of sides about the smallest that is kept."""
+    random = np.random.default_rng(0)
+    sizes = random.choice([1, 3, 10, 333, 2000, 9999], size=(400, 2))  # width, height
+    corners = random.uniform(0, 1, (400, 2)) * sizes
+    boxes = np.concatenate([corners, corners + 10.0 ** random.uniform(-5, 1, (400, 2))], axis=1)
+    columns = SimpleNamespace(
+        boxes=boxes, image_of_box=np.arange(400), widths=sizes[:, 0], heights=sizes[:, 1]
+    )
+    kinds = annotations.box_kinds(columns, 0, 400, image_size=64, resize=resize)  # type: ignore[arg-type]
+    kept = []
+    for box, (width, height) in zip(torch.from_numpy(boxes), sizes.tolist(), strict=True):
+        shape = height, width
+        view = whole_view(shape, size=64, resize=resize)
+        kept.append(bool(view_boxes(box[None], view, original_size=shape, image_size=shape)[1]))
+    assert 50 < sum(kept) < 350
+    assert (~kinds["box_vanishes"]).tolist() == kept
