@@ -14,15 +14,27 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from common.charts import save_chart
 from common.console import clock
 from common.errors import FINISHED, InputError, printable
-from common.files import require_free_json, require_writable, write_atomically
+from common.files import require_free, require_free_json, require_writable, write_atomically
 from data.annotations import Split, SplitName
 from data.index import write_index
 from data.verify.annotations import Entries, clean_annotations, clean_images
+from data.verify.chart import draw_objects
 from data.verify.findings import KINDS, Finding, Severity
+from data.verify.objects import (
+    AnchorRule,
+    Examined,
+    examine,
+    format_objects,
+    format_proposal,
+    objects_json,
+    proposal_json,
+)
 from data.verify.splits import CheckedSplit, TrainingRules, check_splits, processes_for
 
+CHART_SUFFIXES = (".png", ".svg")
 CLASSES_SHOWN = 5
 KINDS_SHOWN = 4
 LONGEST_EXAMPLE = 160
@@ -32,12 +44,21 @@ STOPS_TRAINING = 1  # the exit status when something would stop training
 
 
 def require_free_outputs(
-    *, json_file: Path | None, clean_folder: Path | None, splits: Sequence[SplitName]
+    *,
+    json_file: Path | None,
+    chart: Path | None,
+    clean_folder: Path | None,
+    splits: Sequence[SplitName],
 ) -> None:
     """Raise InputError, before the work, for outputs that exist or cannot be written."""
     if json_file is not None:
         require_free_json(json_file)
         require_writable([json_file])
+    if chart is not None:
+        if chart.suffix not in CHART_SUFFIXES:
+            raise InputError(f"--chart: {chart}: expected a name that ends with .png or .svg")
+        require_free([chart], overwrite=False, advice="give --chart another file")
+        require_writable([chart])
     if clean_folder is not None:
         if clean_folder.exists() and not clean_folder.is_dir():
             raise InputError(f"{clean_folder}: is a file; --write-clean needs a folder")
@@ -64,23 +85,34 @@ def verify(
     check_images: bool,
     sample: int | None,
     json_file: Path | None,
+    chart: Path | None,
     clean_folder: Path | None,
+    make_anchor_rule: Callable[[], AnchorRule],
     command_with_config: Callable[..., str],
     console: Console,
 ) -> int:
     """Check splits (the training split first), print the findings, and return the exit code.
 
     `check_images` decodes images, `sample` of each split, or all. All findings are written to
-    `json_file`, indexes without the bad entries to `clean_folder`, unless None.
-    `command_with_config` returns a command line, given `train`, or `data` for `verify`, and further
-    arguments.
+    `json_file`, a picture of the objects to `chart`, indexes without the bad entries to
+    `clean_folder`, unless None. `make_anchor_rule` is called after the images were decoded: it may
+    load torch, which must not be in the processes that decode. `command_with_config` returns a
+    command line, given `train`, or `data` for `verify`, and further arguments.
 
     Raises:
         InputError: An output cannot be written.
     """
     checked = check_splits(splits, rules, images=check_images, sample=sample, console=console)
+    examined = examine(
+        {split.name: split.entries for split in checked if split.entries is not None},
+        make_anchor_rule,
+        image_size=rules.image_size,
+        resize=rules.resize,
+    )
     for split in checked:
         print_split(console, split)
+        print_objects(console, split.name, examined)
+    print_proposal(console, examined)
     stopping = [
         f"{finding.count:,} {finding.name} ({split.name})"
         for split in checked
@@ -90,9 +122,12 @@ def verify(
         report = {
             "stops_training": bool(stopping),
             "decoder": rules.decoder,
-            "splits": {split.name: split_json(split) for split in checked},
+            "proposed_image_size": proposal_json(examined.proposal) if examined else None,
+            "splits": {split.name: split_json(split, examined) for split in checked},
         }
         write_atomically(json_file, json.dumps(report, indent=1))
+    if chart is not None:
+        write_chart(chart, checked, examined, console)
     console.print()
     print_line(console, format_conclusion(checked, stopping), wrap=True)
     obstacles = [reason for reason in map(obstacle, checked) if reason is not None]
@@ -113,6 +148,39 @@ def verify(
     if command is not None:
         print_line(console, f"  {command}")
     return STOPS_TRAINING if stopping else FINISHED
+
+
+def print_objects(console: Console, name: str, examined: Examined | None) -> None:
+    """Print the sizes of a split's objects, and how many no anchor matches."""
+    if examined is not None and name in examined.objects:
+        for line in format_objects(examined.objects[name], examined.rule):
+            print_line(console, line, wrap=True)
+
+
+def print_proposal(console: Console, examined: Examined | None) -> None:
+    """Print the proposed image size."""
+    if examined is not None:
+        console.print()
+        first = next(iter(examined.objects.values()))
+        for line in format_proposal(examined.proposal, first):
+            print_line(console, line, wrap=True)
+
+
+def write_chart(
+    chart: Path, checked: Sequence[CheckedSplit], examined: Examined | None, console: Console
+) -> None:
+    """Draw the objects of all splits that have some."""
+    console.print()
+    if examined is None:
+        print_line(console, f"{chart}: not written: there is no box to draw")
+        return
+    entries = {
+        split.name: split.entries
+        for split in checked
+        if split.entries is not None and split.name in examined.objects
+    }
+    save_chart(draw_objects(entries, examined), chart)
+    print_line(console, f"picture: {chart}")
 
 
 def print_split(console: Console, checked: CheckedSplit) -> None:
@@ -232,7 +300,7 @@ def print_line(console: Console, text: str, *, wrap: bool = False) -> None:
     console.print(Text(printable(text)), soft_wrap=not (wrap and console.is_terminal))
 
 
-def split_json(checked: CheckedSplit) -> dict[str, Any]:
+def split_json(checked: CheckedSplit, examined: Examined | None) -> dict[str, Any]:
     """Return one split as JSON; `null` where the annotations cannot be read."""
     entries = checked.entries
     return {
@@ -258,6 +326,9 @@ def split_json(checked: CheckedSplit) -> dict[str, Any]:
             for finding in checked.findings.in_order()
         ],
         "classes": None if entries is None else classes_json(entries),
+        "objects": objects_json(examined.objects[checked.name], examined.rule)
+        if examined is not None and checked.name in examined.objects
+        else None,
     }
 
 

@@ -16,6 +16,15 @@ ASPECT_RATIOS = (0.5, 1.0, 2.0)
 ANCHORS_PER_LOCATION = len(OCTAVES) * len(ASPECT_RATIOS)
 
 
+STRIDES = (8, 16, 32, 64, 128)
+"""Pixels of the input for each place of P3 to P7."""
+
+
+def feature_sizes_of(image_size: int) -> list[tuple[int, int]]:
+    """Return (height, width) of P3 to P7 for a square input: each level halves, rounded up."""
+    return [(-(-image_size // stride),) * 2 for stride in STRIDES]
+
+
 def anchors_for(
     image_size: tuple[int, int],
     feature_sizes: Sequence[tuple[int, int]],

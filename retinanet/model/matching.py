@@ -140,25 +140,41 @@ def anchor_shapes(anchors: Sequence[Tensor]) -> AnchorShapes:
     )
 
 
+class Overlaps(NamedTuple):
+    """How M boxes lie to the S anchor shapes; all but the last are [M, S, 2] or [M, S], float64."""
+
+    offsets: Tensor  # [M, S, 2] pixels from the anchor at the grid's first place to the box
+    smaller: Tensor  # [M, S, 2] the smaller of the two sizes
+    half_sums: Tensor  # [M, S, 2] half of the sum of the two sizes
+    areas: Tensor  # [M, S] the sum of the two areas
+    best: Tensor  # [M] the largest IoU of each box with any anchor
+
+
+def overlaps_with(shapes: AnchorShapes, boxes: Tensor) -> Overlaps:
+    """Return how boxes [M, 4], xyxy pixels, lie to the anchors, and their largest IoU with one."""
+    corners = boxes.double()[:, None]
+    sizes = corners[..., 2:] - corners[..., :2]
+    offsets = corners[..., :2] + sizes / 2 - shapes.centers
+    smaller = sizes.minimum(shapes.sizes)
+    half_sums = (sizes + shapes.sizes) / 2
+    areas = sizes.prod(dim=-1) + shapes.sizes.prod(dim=-1)
+
+    # Of a shape, the anchor nearest in both directions overlaps most.
+    nearest = (offsets / shapes.steps).round().clamp(min=0).minimum(shapes.last_places)
+    distances = (offsets - nearest * shapes.steps).abs()
+    intersections = (half_sums - distances).clamp(min=0).minimum(smaller).prod(dim=-1)
+    best = (intersections / (areas - intersections)).amax(dim=1)
+    return Overlaps(offsets, smaller, half_sums, areas, best)
+
+
 def nearby_anchors(shapes: AnchorShapes, boxes: Tensor, *, iou: float) -> Tensor:
     """Return every anchor whose IoU with a box is at least `iou` or, less, the largest of that box.
 
     `boxes` [M, 4] xyxy pixels; M may be 0. Returns int64 indices, ascending, counted through all
     levels; there are others among them, but few. Equally good anchors are all there.
     """
-    corners = boxes.double()[:, None]
-    sizes = corners[..., 2:] - corners[..., :2]
-    offsets = corners[..., :2] + sizes / 2 - shapes.centers  # [M, S, 2], as all that follow
-    smaller = sizes.minimum(shapes.sizes)
-    half_sums = (sizes + shapes.sizes) / 2
-    areas = sizes.prod(dim=-1) + shapes.sizes.prod(dim=-1)  # [M, S]
-
-    # Of a shape, the anchor nearest in both directions overlaps most.
-    nearest = (offsets / shapes.steps).round().clamp(min=0).minimum(shapes.last_places)
-    distances = (offsets - nearest * shapes.steps).abs()
-    intersections = (half_sums - distances).clamp(min=0).minimum(smaller).prod(dim=-1)
-    best = (intersections / (areas - intersections)).amax(dim=1, keepdim=True)
-    least_iou = best.clamp(max=iou) * (1 - IOU_MARGIN)
+    offsets, smaller, half_sums, areas, best = overlaps_with(shapes, boxes)
+    least_iou = best[:, None].clamp(max=iou) * (1 - IOU_MARGIN)
 
     # Even where an anchor and the box overlap fully in one direction, there is a length by which
     # they must do so in the other.

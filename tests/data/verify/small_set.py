@@ -81,7 +81,8 @@ def verify(config: Path, *overrides: str, **options: Any) -> tuple[int, Content]
     """Run the command; return its exit code and its JSON."""
     file = options.pop("json_file", config.with_suffix(".json"))
     file.unlink(missing_ok=True)
-    arguments = {"split": None, "no_images": False, "sample": None, "clean_folder": None}
+    arguments = {"split": None, "no_images": False, "sample": None}
+    arguments |= {"chart": None, "clean_folder": None}
     code = run(
         config=str(config), overrides=list(overrides), json_file=file, **(arguments | options)
     )

@@ -80,19 +80,22 @@ def test_bad_input_is_one_line_and_exit_status_2(
 
 
 @pytest.mark.slow
-def test_command_does_not_load_torch(tmp_path: Path) -> None:
-    """Loading torch takes 400 MB of memory and several seconds."""
+def test_images_are_decoded_before_torch_is_loaded(tmp_path: Path) -> None:
+    """The processes that decode are copies of this one; torch takes 400 MB and has threads."""
     program = (
-        "import sys\nfrom data.__main__ import main\ncode = main()\n"
-        "sys.exit(9 if 'torch' in sys.modules else code)"
+        "import sys\nfrom data.__main__ import main\nimport data.verify.report as report\n"
+        "check = report.check_splits\n"
+        "def watched(*arguments, **options):\n"
+        "    checked = check(*arguments, **options)\n"
+        "    print('torch' in sys.modules, checked[0].images_checked)\n"
+        "    return checked\n"
+        "report.check_splits = watched\n"
+        "sys.exit(main())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "verify", "--config", str(write_splits(tmp_path)[0])],
-        cwd=REPOSITORY,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0
+    config = str(write_splits(tmp_path)[0])
+    done = run_program(sys.executable, "-c", program, "verify", "--config", config)
+    assert done.returncode == 0, done.stderr
+    assert "\nFalse 6\n" in done.stdout and "proposed: data.image_size=" in done.stdout
 
 
 @pytest.mark.parametrize("option", ["--json", "--write-clean"])

@@ -13,6 +13,7 @@ from retinanet.model.anchors import (
     clip_boxes,
     decode_boxes,
     encode_boxes,
+    feature_sizes_of,
     resize_boxes,
 )
 from retinanet.model.retinanet import RetinaNet
@@ -22,6 +23,14 @@ GEOMETRIES = [
     ((800, 800), [(100, 100), (50, 50), (25, 25), (13, 13), (7, 7)]),
     ((97, 161), [(13, 21), (7, 11), (4, 6), (2, 3), (1, 2)]),
 ]
+
+
+def test_feature_sizes_are_those_of_the_network() -> None:
+    with torch.device("meta"):
+        model = RetinaNet(num_classes=2)
+        for image_size in (64, 96, 160, 608, 800, 1056):
+            images = torch.empty(1, 3, image_size, image_size)
+            assert model(images).feature_sizes == feature_sizes_of(image_size)
 
 
 @pytest.mark.parametrize(("image_size", "feature_sizes"), GEOMETRIES)
