@@ -318,7 +318,9 @@ class TrainingConfig:
     """Images per rank in a batch; the mean over the ranks if batch_split is uneven. [images]"""
     gradient_accumulation: Annotated[int, Field(ge=1, le=10**9)] = 1
     """Batches per optimizer step; their gradients are averaged. [batches]"""
-    optimizer: Annotated[Literal["adam", "sgd", "lamb"], Resume.MUST_MATCH, closed("adam")] = "adam"
+    optimizer: Annotated[
+        Literal["adam", "adamw", "sgd", "lamb"], Resume.MUST_MATCH, closed("adam")
+    ] = "adam"
     """Optimizer. MLPerf: adam. [name]"""
     momentum: Annotated[float, Field(ge=0, lt=1), Resume.MUST_MATCH] = 0.0
     """Momentum of sgd, often 0.9; the other optimizers have none. [factor]"""
@@ -332,11 +334,13 @@ class TrainingConfig:
         Resume.FREE,
         closed(DEFAULT_BETA1, "auto"),
     ] = "auto"
-    """Momentum of adam and lamb; auto: 0.9, minus 1 − 1/g with g compute groups. [factor]"""
-    weight_decay: Annotated[float, Field(ge=0), closed(0)] = 0.0
-    """Weight decay, added to the gradient, or with lamb to the update. MLPerf: 0. [factor]"""
+    """Momentum of adam, adamw, lamb; auto: 0.9, minus 1 − 1/g with g compute groups. [factor]"""
+    weight_decay: Annotated[float, Field(ge=0, validate_default=True), closed(0)] = 0.0
+    """Added to the gradient (adam, sgd) or to the update (adamw, lamb). MLPerf: 0. [factor]"""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     """Learning rate after the warm-up. [1/step]"""
+    body_learning_rate_factor: Annotated[float, Field(gt=0, le=1), closed(1)] = 1.0
+    """Factor of the learning rate of the backbone's body, without the pyramid. [factor]"""
     warmup_epochs: Annotated[float, Field(ge=0, le=MOST_EPOCHS)] = 1.0
     """Length of the linear warm-up; the rate changes at every step. [epochs]"""
     warmup_factor: Annotated[float, Field(gt=0, le=1)] = 1e-3
@@ -347,6 +351,8 @@ class TrainingConfig:
     """schedule=step: epochs after which the learning rate falls, such as [16, 22]. [epochs]"""
     milestone_factor: Annotated[float, Field(gt=0, lt=1)] = DEFAULT_MILESTONE_FACTOR
     """schedule=step: factor of the learning rate at each milestone. [factor]"""
+    ema: Annotated[float | None, Field(gt=0, lt=1), closed(None)] = None
+    """Decay of an average of the weights, which is evaluated and used; null: none. [factor]"""
     clip_gradient_norm: Annotated[float | None, Field(gt=0), closed(None)] = None
     """Clip the gradients of a step to this L2 norm; null: no clipping. [norm or null]"""
     on_nonfinite: Annotated[Literal["stop", "skip"], Resume.FREE, closed("stop")] = "stop"
@@ -363,10 +369,19 @@ class TrainingConfig:
     def require_sgd(cls, momentum: float, others: ValidationInfo) -> float:
         """Refuse a momentum that would be ignored."""
         name = others.data.get("optimizer")
-        if momentum and name in ("adam", "lamb"):
+        if momentum and name in ("adam", "adamw", "lamb"):
             advice = "only training.optimizer=sgd has a momentum, but the optimizer is {name}"
             raise PydanticCustomError("unused", advice, {"name": name})
         return momentum
+
+    @field_validator("weight_decay")
+    @classmethod
+    def require_weight_decay(cls, weight_decay: float, others: ValidationInfo) -> float:
+        """Refuse AdamW without the decay in which alone it differs from Adam."""
+        if others.data.get("optimizer") == "adamw" and not weight_decay:
+            advice = "adamw without weight decay is adam; set training.weight_decay=0.01 or adam"
+            raise PydanticCustomError("unused", advice)
+        return weight_decay
 
     @field_validator("milestones")
     @classmethod
@@ -593,6 +608,29 @@ class Config:
     profile: Annotated[ProfileConfig, Resume.FREE] = ProfileConfig()
     mlperf: Annotated[MlperfConfig, Resume.FREE] = MlperfConfig()
 
+    @field_validator("training")
+    @classmethod
+    def require_trained_body(
+        cls, training: TrainingConfig, others: ValidationInfo
+    ) -> TrainingConfig:
+        """Refuse a learning rate of a body that does not train."""
+        model = others.data.get("model")
+        is_frozen = isinstance(model, ModelConfig) and model.trainable_layers == 0
+        if training.body_learning_rate_factor != 1 and is_frozen:
+            advice = "body_learning_rate_factor needs model.trainable_layers above 0"
+            raise PydanticCustomError("unused", advice)
+        return training
+
+    @field_validator("engine")
+    @classmethod
+    def require_whole_weights(cls, engine: EngineConfig, others: ValidationInfo) -> EngineConfig:
+        """Refuse to average weights that IPEX splits into two tensors."""
+        training = others.data.get("training")
+        if engine.name == "ipex" and isinstance(training, TrainingConfig) and training.ema:
+            advice = "training.ema needs engine.name=torch: ipex splits the weights"
+            raise PydanticCustomError("pieces", advice)
+        return engine
+
     @field_validator("engine")
     @classmethod
     def require_right_gradients(cls, engine: EngineConfig, others: ValidationInfo) -> EngineConfig:
@@ -614,6 +652,18 @@ class Config:
         if distributed.groups > 1 and isinstance(engine, EngineConfig) and engine.name == "ipex":
             advice = "groups above 1 need engine.name=torch: ipex splits the weights"
             raise PydanticCustomError("pieces", advice)
+        return distributed
+
+    @field_validator("distributed")
+    @classmethod
+    def require_no_average(
+        cls, distributed: DistributedConfig, others: ValidationInfo
+    ) -> DistributedConfig:
+        """Refuse compute groups with an average of the weights, which no rank has step by step."""
+        training = others.data.get("training")
+        if distributed.groups > 1 and isinstance(training, TrainingConfig) and training.ema:
+            advice = "groups above 1 need training.ema=null: no rank has the weights of every step"
+            raise PydanticCustomError("unused", advice)
         return distributed
 
     @field_validator("mlperf")

@@ -47,20 +47,22 @@ class ModelBytes:
     trained: int  # The parameters that train; their gradients are as large
     backbone: int
     trained_backbone: int
-    statistics: int  # Running statistics of the norms that train, which differ between ranks
+    statistics: int
+    """Running statistics of the norms that train, and their averages, which differ by rank."""
     optimizer: int
+    average: int  # The average of the weights (`training.ema`)
 
     @property
     def checkpoint(self) -> int:
         """The tensors of a checkpoint."""
-        return self.state + self.optimizer
+        return self.state + self.optimizer + self.average
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryNeed:
     """The memory of a rank beyond a process that has loaded the libraries. [bytes]"""
 
-    model: int  # Weights, gradients and optimizer state
+    model: int  # Weights, their average, gradients and optimizer state
     activations: int
     """Maps saved for the backward pass, or maps of an evaluation if these are larger."""
     other: int  # Copies of weights, libraries, exchange
@@ -100,11 +102,14 @@ def memory_need(
     image = training_bytes(config, num_classes=num_classes, engine=engine)
     evaluated = evaluation_bytes(config, num_classes=num_classes)
     evaluation = evaluation_images(config, validation_images) * evaluated
-    # An evaluation has no gradients, which `model` counts. Processes of both splits exist from the
+    # An evaluation has no gradients, which `model` counts, but a copy of the weights that averages
+    # stand in for. Processes of both splits exist from the
     # first step on, because starting them later costs page faults.
     return MemoryNeed(
-        model=model.state + model.trained + model.optimizer,
-        activations=max(training_images(config) * image, evaluation - model.trained),
+        model=model.state + model.average + model.trained + model.optimizer,
+        activations=max(
+            training_images(config) * image, evaluation + model.average - model.trained
+        ),
         other=other,
         loading=2 * count_loading_processes(config) * LOADING_PROCESS,
     )
@@ -237,16 +242,18 @@ def model_bytes(model: ModelConfig, training: TrainingConfig, *, num_classes: in
     statistics = [tensor for norm in norms for tensor in (norm.running_mean, norm.running_var)]
     if training.optimizer == "sgd":  # a momentum
         optimizer = total(trained) if training.momentum else 0
-    else:  # adam and lamb: two averages, and a counter of steps per parameter
+    else:  # two averages, and a counter of steps per parameter
         counter = torch.zeros((), device="meta").nbytes
         optimizer = 2 * total(trained) + counter * len(trained)
+    running = total(tensor for tensor in statistics if tensor is not None)
     return ModelBytes(
         state=total(network.state_dict().values()),
         trained=total(trained),
         backbone=total(body),
         trained_backbone=total(tensor for tensor in body if tensor.requires_grad),
-        statistics=total(tensor for tensor in statistics if tensor is not None),
+        statistics=running if training.ema is None else 2 * running,
         optimizer=optimizer,
+        average=0 if training.ema is None else total(trained) + running,
     )
 
 

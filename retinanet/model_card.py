@@ -24,6 +24,7 @@ from common.errors import printable
 from common.files import partial_name, read_json_lines
 from data.annotations import Resize, SplitName
 from data.dataset import DetectionDataset
+from retinanet.config import TrainingConfig
 from retinanet.config_file import configured_split
 from retinanet.config_types import augmentation_names
 from retinanet.evaluation.metric import METRICS, ClassResult, Evaluation
@@ -354,6 +355,23 @@ def split_facts(run: RunFacts, name: SplitName, dataset: DetectionDataset) -> Sp
     )
 
 
+def describe_rates(training: TrainingConfig) -> str:
+    """Describe the learning rates of a run in a line."""
+    schedule: str = training.schedule
+    if schedule == "step":
+        epochs = ", ".join(f"{milestone:g}" for milestone in training.milestones)
+        schedule = f"× {training.milestone_factor:g} after {epochs} epochs"
+    factor = training.body_learning_rate_factor
+    body = "" if factor == 1 else f"; of the backbone's body × {factor:g}"
+    warmup = f"after a warm-up of {training.warmup_epochs:g} epochs"
+    return f"{training.learning_rate:g}, {schedule} {warmup}{body}"
+
+
+def describe_average(decay: float | None) -> str:
+    """Describe of which steps the weights are."""
+    return "of this step" if decay is None else f"moving average over the steps, decay {decay:g}"
+
+
 def describe_settings(run: RunFacts, *, step: int, epochs: float) -> dict[str, str]:
     """Return the run's settings, and from its files the machine, the time and the versions."""
     training, ranks = run.config.training, len(run.hosts)
@@ -370,8 +388,8 @@ def describe_settings(run: RunFacts, *, step: int, epochs: float) -> dict[str, s
         "images per step": f"{run.images_per_step}, on {ranks} {'rank' if ranks == 1 else 'ranks'}",
         "augmentation": ", ".join(augmentation_names(run.config.data.augmentation)) or "none",
         "optimizer": training.optimizer,
-        "learning rate": f"{training.learning_rate:g}, {training.schedule} after a warm-up of "
-        f"{training.warmup_epochs:g} epochs",
+        "learning rate": describe_rates(training),
+        "weights": describe_average(training.ema),
         "precision": f"{run.model.precision}, engine {run.engine}",
         "norms": run.model.norm,
         "trainable layers of the backbone": f"{run.model.trainable_layers} of 5",

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from common.native import NativeLibraryError
 from retinanet.config_types import DEFAULT_BETA1
@@ -30,6 +30,8 @@ from retinanet.engine.kernel_calls import (
 STEP_KERNELS = Kernels(CSRC / "optimizers.cpp", lamb_step="PqPi")
 
 BETA2 = 0.999
+RATE_FACTOR = "learning_rate_factor"
+"""Key of an optimizer's group whose learning rate is the run's times a factor."""
 
 
 def make_optimizer(
@@ -40,34 +42,43 @@ def make_optimizer(
     momentum: float = 0.0,
     beta1: float = DEFAULT_BETA1,
     weight_decay: float = 0.0,
+    body_parameters: int = 0,
+    body_factor: float = 1.0,
     fused: bool = True,
 ) -> Optimizer:
     """Return an optimizer over the parameters that train.
 
     Args:
         model: Its parameters keep their memory layout; the optimizer's state takes it over.
-        name: `adam`, `sgd` or `lamb`. Adam's and LAMB's second beta is 0.999.
+        name: `adam`, `adamw`, `sgd` or `lamb`. The second beta of all but SGD is 0.999.
         learning_rate: That of the first step; the training loop sets each step's own.
         momentum: SGD's.
-        beta1: Adam's and LAMB's first beta.
-        weight_decay: Joins the gradient (L2) for adam and sgd, as in torch, and the update
-            (decoupled) for lamb, whose biases and norms have none.
-        fused: Whether to use torch's fused step for adam and sgd, our C++ for lamb. Without a
+        beta1: The first beta of all but SGD.
+        weight_decay: Joins the gradient (L2) for adam and sgd, and the update (decoupled) for
+            adamw, as in torch, and for lamb, whose biases and norms have none.
+        body_parameters: The first so many parameters that train have a learning rate of their own.
+        body_factor: Its factor, see `set_learning_rate`.
+        fused: Whether to use torch's fused step for all but lamb, our C++ for lamb. Without a
             compiler lamb's is plain PyTorch, with one line on stderr. False: plain PyTorch,
             tensor by tensor; the same numbers up to rounding.
     """
-    assert name in ("adam", "sgd", "lamb"), name
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    assert name in ("adam", "adamw", "sgd", "lamb"), name
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trainable: Any = parameters
+    # A single group otherwise: two would halve what a fused step computes in one call.
+    if body_factor != 1:
+        body, others = parameters[:body_parameters], parameters[body_parameters:]
+        trainable = [{"params": body, RATE_FACTOR: body_factor}, {"params": others}]
     settings: dict[str, Any] = {"lr": learning_rate, "weight_decay": weight_decay}
     if name == "lamb":
         compiled = fused and native_steps_work()
         return Lamb(trainable, betas=(beta1, BETA2), fused=compiled, **settings)
     settings |= {"fused": True} if fused else {"foreach": False}
-    optimizer = (
-        Adam(trainable, betas=(beta1, BETA2), **settings)
-        if name == "adam"
-        else SGD(trainable, momentum=momentum, **settings)
-    )
+    if name == "sgd":
+        optimizer: Optimizer = SGD(trainable, momentum=momentum, **settings)
+    else:
+        kind = AdamW if name == "adamw" else Adam
+        optimizer = kind(trainable, betas=(beta1, BETA2), **settings)
     if fused:
         optimizer.register_step_pre_hook(match_layouts)
     return optimizer
@@ -87,6 +98,12 @@ def match_layouts(optimizer: Optimizer, *_: Any) -> None:
             for slot, value in state.items():
                 if isinstance(value, Tensor):
                     state[slot] = match_memory_format(parameter, value)
+
+
+def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
+    """Set the rate of the next step, in each group times the group's factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group.get(RATE_FACTOR, 1.0)
 
 
 @functools.cache

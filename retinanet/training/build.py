@@ -90,11 +90,17 @@ def build_model(
 
 
 def build_optimizer(
-    settings: TrainingConfig, model: nn.Module, *, engine: str, groups: int = 1
+    settings: TrainingConfig,
+    model: nn.Module,
+    *,
+    engine: str,
+    groups: int = 1,
+    body_parameters: int | None = None,
 ) -> Optimizer:
     """Return the optimizer of the parameters that train.
 
     `engine` is `torch` or `ipex`. Compute groups have momentum of their own, see `resolve_beta1`.
+    The first `body_parameters` are the body's; None: by their names.
     """
     return make_optimizer(
         model,
@@ -103,9 +109,20 @@ def build_optimizer(
         momentum=settings.momentum,
         beta1=resolve_beta1(settings.beta1, groups=groups),
         weight_decay=settings.weight_decay,
+        body_parameters=count_body(model) if body_parameters is None else body_parameters,
+        body_factor=settings.body_learning_rate_factor,
         # IPEX replaces the step of torch's plain optimizers by its own fused step.
         fused=engine != "ipex",
     )
+
+
+def count_body(model: nn.Module) -> int:
+    """Return how many of the parameters that train are the body's, which come first."""
+    names = [name for name, value in model.named_parameters() if value.requires_grad]
+    in_body = [name.startswith(IN_DETECTOR) for name in names]
+    # The state of an optimizer is stored by the parameters' order.
+    assert in_body == sorted(in_body, reverse=True)
+    return sum(in_body)
 
 
 def require_trainable_start(source: str | None, *, norm: str, trainable_layers: int) -> None:

@@ -2,7 +2,9 @@
 
 A checkpoint is a folder `step-000500/` with `model.safetensors` (torchvision's names),
 `optimizer.safetensors`, for several ranks with norms that train `ranks.safetensors`, and
-`state.json`. It gets its name once it is complete and on the disk. Nothing is pickled.
+`state.json`. With `training.ema` the model's file has the averages, for everyone who uses the
+model, and `raw.safetensors` the weights with which training continues. A checkpoint gets its name
+once it is complete and on the disk. Nothing is pickled.
 
 The SHA-256 of a part is checked before the part is used. The optimizer's state is stored as tensors
 under the parameters' names.
@@ -26,11 +28,13 @@ from common.errors import InputError
 from common.files import open_regular
 from retinanet.engine.kernel_calls import match_memory_format
 from retinanet.model.retinanet import RetinaNet
+from retinanet.training.ema import WeightAverage, averaged_tensors
 from retinanet.training.nonfinite import require_finite_tensors
 from retinanet.training.train_state import (
     MODEL_FILE,
     OPTIMIZER_FILE,
     RANKS_FILE,
+    RAW_FILE,
     STATE_FILE,
     ModelDescription,
     Part,
@@ -128,19 +132,47 @@ class Checkpoint:
             file = self.folder / MODEL_FILE
             raise InputError(f"{file}: does not fit the configured model: {detail}") from error
 
-    def load_training_state(self, model: RetinaNet, optimizer: Optimizer) -> None:
-        """Restore weights and the optimizer's state.
+    @property
+    def has_average(self) -> bool:
+        """Whether the weights are averages, beside which are those of the training."""
+        return RAW_FILE in self.state.parts
+
+    def load_training_state(
+        self, model: RetinaNet, optimizer: Optimizer, average: WeightAverage | None = None
+    ) -> None:
+        """Restore weights, the optimizer's state, and the average of weights if both have one.
 
         Raises:
             InputError: A file cannot be read, or belongs to another model.
         """
         self.load_weights(model)
+        if self.has_average:
+            if average is not None:
+                average.restart()
+            self.load_raw_weights(model)
         tensors = self.tensors(OPTIMIZER_FILE)
         state = optimizer_state(tensors, model, file=self.folder / OPTIMIZER_FILE)
         # Learning rate, momentum and weight decay are those of the configuration: a resumed run may
         # change them.
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    def load_raw_weights(self, model: RetinaNet) -> None:
+        """Replace averages by the weights of the training.
+
+        Raises:
+            InputError: They cannot be read or do not fit.
+        """
+        file, expected = self.folder / RAW_FILE, averaged_tensors(model)
+        tensors = self.tensors(RAW_FILE)
+        for name in sorted(expected.keys() ^ tensors.keys()):
+            problem = "is missing" if name in expected else "does not train in the configured model"
+            raise InputError(f"{file}: {name} {problem}; use another checkpoint")
+        for name, value in expected.items():
+            if value.shape != tensors[name].shape:
+                shape = list(tensors[name].shape)
+                raise InputError(f"{file}: {name} has the shape {shape} of another model")
+            value.copy_(tensors[name])
 
     def rank_states(self) -> list[RankState]:
         """Return the state of each rank.

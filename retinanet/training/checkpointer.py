@@ -36,15 +36,18 @@ from retinanet.training.checkpoint import (
     write_checkpoint,
 )
 from retinanet.training.distributed import averaged_norms
+from retinanet.training.ema import WeightAverage
 from retinanet.training.train_state import (
     MODEL_FILE,
     OPTIMIZER_FILE,
     RANKS_FILE,
+    RAW_FILE,
     State,
     TrainingPosition,
     number_statistics,
     rank_state_dict,
     read_state,
+    trained_norms,
 )
 
 
@@ -110,12 +113,20 @@ class Checkpointer:
             return False
         return self._timer.is_due(step=step, epoch=epoch)
 
-    def save(self, model: nn.Module, optimizer: Optimizer, state: State, *, epoch: float) -> None:
+    def save(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        state: State,
+        *,
+        epoch: float,
+        average: WeightAverage | None = None,
+    ) -> None:
         """Begin to write a checkpoint, unless that of this step exists; training may continue."""
         step = state.position.step
         if self.is_there(step):
             return
-        contents = gathered(self.group, model, optimizer, state)
+        contents = gathered(self.group, model, optimizer, state, average)
         if contents is not None:
             self.write(contents)
         self._timer.restart(step=step, epoch=epoch)
@@ -135,7 +146,13 @@ class Checkpointer:
         return self.group.from_first(lambda: self._problem)
 
     def save_nonfinite(
-        self, model: nn.Module, optimizer: Optimizer, state: State, *, report: dict[str, Any]
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        state: State,
+        *,
+        report: dict[str, Any],
+        average: WeightAverage | None = None,
     ) -> Path:
         """Write the state before a step that was not finite, with a report; return the folder.
 
@@ -143,7 +160,7 @@ class Checkpointer:
             InputError: It cannot be written.
         """
         folder = self._checkpoints / f"nonfinite-{state.position.step + 1:06d}"
-        contents = gathered(self.group, model, optimizer, state)
+        contents = gathered(self.group, model, optimizer, state, average)
         if contents is not None:
             self.wait()
             try:
@@ -224,12 +241,21 @@ class Checkpointer:
 
 
 def gathered(
-    group: ProcessGroup, model: nn.Module, optimizer: Optimizer, state: State
+    group: ProcessGroup,
+    model: nn.Module,
+    optimizer: Optimizer,
+    state: State,
+    average: WeightAverage | None = None,
 ) -> Contents | None:
     """Return copies of a checkpoint's contents on rank 0, None on others; all ranks call it."""
-    # These two calls are collective, so all ranks make them before rank 0 continues alone.
-    averaged = averaged_norms(group, model)
-    states = group.gather(rank_state_dict(model, with_statistics=bool(averaged)))
+    averages = average.norms if average else {}
+    # These calls are collective, so all ranks make them before rank 0 continues alone.
+    averaged = averaged_norms(group, trained_norms(model))
+    averaged_of_average = averaged_norms(group, averages)
+    with_statistics = bool(averaged)
+    states = group.gather(
+        rank_state_dict(model, with_statistics=with_statistics, averages=averages)
+    )
     if states is None:
         return None
     parts = {
@@ -238,6 +264,10 @@ def gathered(
         MODEL_FILE: {**copies(model.state_dict()), **averaged},
         OPTIMIZER_FILE: copies(optimizer_tensors(model, optimizer)),
     }
+    if average is not None:
+        raw = parts[MODEL_FILE]
+        parts[RAW_FILE] = {name: raw[name] for name in average.tensors}
+        parts[MODEL_FILE] = {**raw, **copies(average.tensors), **averaged_of_average}
     if averaged:
         parts[RANKS_FILE] = number_statistics(states)
     return Contents(parts, replace(state, random_states=[rank.random for rank in states]))

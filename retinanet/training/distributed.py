@@ -10,7 +10,7 @@ measures how fast each rank trains while all others train too.
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -33,6 +33,7 @@ from retinanet.engine.folded_forward import RunningStatistics
 from retinanet.engine.gradient_sync import GradientExchange, share_gradients
 from retinanet.engine.kernel_calls import is_one_block
 from retinanet.memory import images_that_fit
+from retinanet.training.ema import WeightAverage
 from retinanet.training.loop import (
     NO_PROFILER,
     StepProfiler,
@@ -40,19 +41,24 @@ from retinanet.training.loop import (
     accumulate_gradients,
     batch_losses,
 )
-from retinanet.training.train_state import trained_norms
 
 Value = TypeVar("Value")
 
 
-def share_weights(group: ProcessGroup, model: nn.Module, optimizer: Optimizer) -> None:
-    """Copy rank 0's weights, and its optimizer's state if there is one, to all ranks.
+def share_weights(
+    group: ProcessGroup,
+    model: nn.Module,
+    optimizer: Optimizer,
+    average: WeightAverage | None = None,
+) -> None:
+    """Copy rank 0's weights, their average, and its optimizer's state if any, to all ranks.
 
     So only one host needs the files of pretrained weights and checkpoints.
     """
     if group.size == 1:
         return
-    group.broadcast(model.state_dict().values())
+    averages = average.tensors.values() if average else ()
+    group.broadcast([*model.state_dict().values(), *averages])
     # The state is sent as one pickled object: the other ranks' optimizers have no tensors yet that
     # could receive a broadcast.
     state = group.from_first(optimizer.state_dict)
@@ -60,8 +66,12 @@ def share_weights(group: ProcessGroup, model: nn.Module, optimizer: Optimizer) -
         optimizer.load_state_dict(state)
 
 
-def agree_on_weights(group: ProcessGroup, model: nn.Module) -> bool:
+def agree_on_weights(
+    group: ProcessGroup, model: nn.Module, average: WeightAverage | None = None
+) -> bool:
     """Make trainable weights bitwise equal to rank 0's; return whether they were equal before.
+
+    So are their averages.
 
     Averaged gradients are the same everywhere, so equal processors keep equal weights. On hosts of
     different kinds the optimizer rounds differently, and nothing else would correct the drift.
@@ -69,6 +79,8 @@ def agree_on_weights(group: ProcessGroup, model: nn.Module) -> bool:
     if group.size == 1:
         return True
     trained = [value.detach() for value in model.parameters() if value.requires_grad]
+    if average is not None:
+        trained += [value for name, value in average.tensors.items() if name not in average.norms]
     # The ranks compare four bytes each. Sending the weights at every evaluation would cost more.
     if len(set(group.all_gather(bit_checksum(trained)))) == 1:
         return True
@@ -87,24 +99,22 @@ def bit_checksum(tensors: Iterable[Tensor]) -> int:
     return checksum
 
 
-def averaged_norms(group: ProcessGroup, model: nn.Module) -> dict[str, Tensor]:
-    """Return means over the ranks of the running statistics of trainable norms; all ranks call it.
+def averaged_norms(group: ProcessGroup, norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return means over the ranks of the running statistics of `norms`; all ranks call it.
 
-    Each rank has statistics of its own images. The means are copies, under the names in the
-    `state_dict`; empty for one rank, or if norms are constants.
+    Each rank has statistics of its own images, and averages of them over its steps. The means are
+    copies, under the same names; empty for one rank, or if norms are constants.
     """
-    norms = trained_norms(model) if group.size > 1 else {}
-    copied = {name: values.clone() for name, values in norms.items()}
+    copied = {name: values.clone() for name, values in norms.items()} if group.size > 1 else {}
     # The mean of equal numbers can be rounded, but averaging twice must change nothing.
     if copied and len(set(group.all_gather(bit_checksum(copied.values())))) > 1:
         group.average(copied.values())
     return copied
 
 
-def average_norms(group: ProcessGroup, model: nn.Module) -> None:
+def average_norms(group: ProcessGroup, norms: Mapping[str, Tensor]) -> None:
     """Replace each rank's running statistics by their means over the ranks."""
-    norms = trained_norms(model)
-    for name, averaged in averaged_norms(group, model).items():
+    for name, averaged in averaged_norms(group, norms).items():
         norms[name].copy_(averaged)
 
 

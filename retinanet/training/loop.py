@@ -24,8 +24,14 @@ from launch.compute_threads import calling_thread_on
 from retinanet.engine.engines import PreparedTraining
 from retinanet.engine.folded_forward import RunningStatistics
 from retinanet.engine.gradient_sync import GradientExchange
-from retinanet.engine.optimizers import clip_gradients, gradient_norm
+from retinanet.engine.optimizers import (
+    RATE_FACTOR,
+    clip_gradients,
+    gradient_norm,
+    set_learning_rate,
+)
 from retinanet.loss.detection import detection_loss
+from retinanet.training.ema import WeightAverage
 from retinanet.training.nonfinite import BatchTerms, NonFiniteStep, find_nonfinite
 
 Update = Callable[[float], object]
@@ -62,6 +68,7 @@ class StepResult:
     exchange_seconds: float = 0.0
     """Averaging gradients over the ranks, beyond what the backward pass hides."""
     forward_seconds: float = 0.0  # Forward passes and losses, in which no rank waits for another
+    body_learning_rate: float | None = None  # Of the backbone's body, if it has one of its own
     bad_images: tuple[str, ...] = ()
     """Images that could not be read and were replaced by others, a line each."""
     nonfinite: tuple[NonFiniteStep, ...] = ()
@@ -125,6 +132,7 @@ def train_one_epoch(
     focal_form: str = "auto",
     exchange: GradientExchange | None = None,
     update: Update | None = None,
+    average: WeightAverage | None = None,
     profiler: StepProfiler = NO_PROFILER,
     main_cpus: tuple[int, ...] = (),
 ) -> Iterator[StepResult]:
@@ -136,12 +144,13 @@ def train_one_epoch(
     `nonfinite`, and the caller decides whether to continue.
 
     `learning_rate` maps the number of completed steps, `first_step` of them before the call, to the
-    next step's rate. `update` replaces the step of the prepared optimizer. The thread that calls
-    computes on `main_cpus`, see `launch.shares.Share.main_cpus`.
+    next step's rate. `update` replaces the step of the prepared optimizer, and `average` follows
+    the weights. The thread that calls computes on `main_cpus`, see `launch.shares.Share.main_cpus`.
     """
     model = prepared.model
     model.train()
     statistics = RunningStatistics(model)
+    body_factor = prepared.optimizer.param_groups[0].get(RATE_FACTOR)
     update = update or partial(optimizer_step, prepared.optimizer)
     stream = iter(batches)
     for step in count(first_step):
@@ -171,6 +180,8 @@ def train_one_epoch(
                     if math.isfinite(norm):
                         clip_gradients(model.parameters(), norm=norm, longest=max_grad_norm)
                         update(rate)
+                        if average is not None:
+                            average.update(step)
                     else:
                         # Averaged gradients have one norm on all ranks, so all skip this step, and
                         # no flag needs to be exchanged.
@@ -185,6 +196,7 @@ def train_one_epoch(
                 },
                 gradient_norm=norm,
                 learning_rate=rate,
+                body_learning_rate=rate * body_factor if body_factor else None,
                 images=sum(len(batch.image_ids) for batch in step_batches),
                 seconds=time.perf_counter() - start,
                 data_seconds=data_seconds,
@@ -261,10 +273,9 @@ def batch_losses(
 
 def optimizer_step(optimizer: Optimizer, learning_rate: float) -> None:
     """Run one optimizer step at the given rate and clear the gradients."""
-    for parameters in optimizer.param_groups:
-        # The rate is set at every step and is a function of the step, so no scheduler has a state
-        # that a checkpoint would need.
-        parameters["lr"] = learning_rate
+    # The rate is set at every step and is a function of the step, so no scheduler has a state that
+    # a checkpoint would need.
+    set_learning_rate(optimizer, learning_rate)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 

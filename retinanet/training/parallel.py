@@ -17,6 +17,7 @@ from retinanet.training.async_groups.groups import compute_group, make_compute_g
 from retinanet.training.checkpointer import Checkpointer
 from retinanet.training.data import Loading
 from retinanet.training.distributed import BackgroundLoad, SlowRank, advice_on_slow_rank
+from retinanet.training.ema import WeightAverage
 from retinanet.training.epoch import EpochContext, EpochStrategy, SynchronousEpoch
 from retinanet.training.loop import StepProfiler, train_one_epoch
 from retinanet.training.nonfinite import NonFiniteGuard
@@ -38,6 +39,7 @@ def make_strategy(
     group: ProcessGroup,
     averaging: ProcessGroup,
     exchange: GradientExchange | None,
+    average: WeightAverage | None,
     place: RankContext,
     loading: Loading,
     plan: StepPlan,
@@ -50,7 +52,7 @@ def make_strategy(
     """Return the strategy by which the ranks take the steps of an epoch.
 
     `group` has all ranks, `averaging` those of `averaging_ranks`, which share `exchange`; None for
-    a single rank. For the last two parameters see `EpochContext`.
+    a single rank. `average` follows the weights. For the last two parameters see `EpochContext`.
     """
     share = place.pinned.share
     context = EpochContext(
@@ -61,6 +63,7 @@ def make_strategy(
             max_grad_norm=config.training.clip_gradient_norm,
             focal_form=config.engine.focal_loss,
             exchange=exchange,
+            average=average,
             profiler=profiler,
             main_cpus=share.main_cpus,
         ),

@@ -287,12 +287,16 @@ class MetricsLog:
             **result.losses,
             **{name: getattr(result, name) for name in (*RATES, *TIMES, *MEMORY)},
         }
+        if result.body_learning_rate is not None:
+            record["body_learning_rate"] = result.body_learning_rate
         if result.group is not None:
             record |= {"group": result.group.number, "staleness": result.group.staleness}
         self._write(record)
         train = [name for name in ("loss", *result.losses, *RATES) if name != "images"]
         shown = {f"train/{name}": record[name] for name in train}
         shown |= {f"memory/{name}": record[name] for name in MEMORY}
+        if result.body_learning_rate is not None:
+            shown["train/body_learning_rate"] = result.body_learning_rate
         if result.group is not None:
             shown["train/staleness"] = result.group.staleness
         self._tensorboard.scalars(shown, step=result.step)

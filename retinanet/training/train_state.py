@@ -30,7 +30,10 @@ FORMAT = 2  # Raised when a reader of an older format could go wrong
 STATE_FILE = "state.json"
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
+RAW_FILE = "raw.safetensors"
+"""The weights without averaging, where the model's file has the averages (`training.ema`)."""
 RANKS_FILE = "ranks.safetensors"
+AVERAGE = "ema/"  # Prefix of averaged statistics of a rank
 MOST_BYTES = 64_000_000  # A larger `state.json` is not read: thousands of ranks need less
 
 RANDOM_GENERATORS = {"python", "numpy", "torch"}  # The keys of `random_states`
@@ -53,7 +56,8 @@ class RankState:
 
     random: dict[str, Any]  # See `random_states`
     statistics: dict[str, Tensor]
-    """Means and variances under the model's names, unless they are the checkpoint's model's."""
+    """Means and variances under the model's names, unless they are the checkpoint's model's; and
+    their averages, under the same names after `AVERAGE`."""
 
 
 def trained_norms(model: nn.Module) -> dict[str, Tensor]:
@@ -66,22 +70,34 @@ def trained_norms(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def rank_state_dict(model: nn.Module, *, with_statistics: bool) -> RankState:
-    """Return a copy of this rank's state."""
-    norms = trained_norms(model) if with_statistics else {}
+def rank_norms(model: nn.Module, averages: Mapping[str, Tensor] = {}) -> dict[str, Tensor]:
+    """Return a rank's running statistics, and their `averages`, under the names of `RankState`."""
+    averaged = {f"{AVERAGE}{name}": values for name, values in averages.items()}
+    return trained_norms(model) | averaged
+
+
+def rank_state_dict(
+    model: nn.Module, *, with_statistics: bool, averages: Mapping[str, Tensor] = {}
+) -> RankState:
+    """Return a copy of this rank's state; `averages` are those of its running statistics."""
+    norms = rank_norms(model, averages) if with_statistics else {}
     return RankState(random_states(), {name: values.clone() for name, values in norms.items()})
 
 
-def load_rank_state_dict(state: RankState, model: nn.Module) -> None:
-    """Restore a rank's state.
+def load_rank_state_dict(
+    state: RankState, model: nn.Module, averages: Mapping[str, Tensor] = {}
+) -> None:
+    """Restore a rank's state; averages that the checkpoint has and this run has not are left out.
 
     Raises:
         ValueError: It is not from `rank_state_dict` of this model.
     """
     restore_random_states(state.random)
-    norms = trained_norms(model)
+    norms = rank_norms(model, averages)
     with torch.no_grad():
         for name, values in state.statistics.items():
+            if name.startswith(AVERAGE) and not averages:
+                continue
             if name not in norms or norms[name].shape != values.shape:
                 raise ValueError(f"{name}: the model has no such norm")
             norms[name].copy_(values)

@@ -8,6 +8,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 
@@ -44,6 +45,7 @@ from retinanet.training.distributed import (
     settle_batches,
     share_weights,
 )
+from retinanet.training.ema import WeightAverage
 from retinanet.training.epoch import EpochStep
 from retinanet.training.evaluation import BackgroundEvaluation, MetricWork
 from retinanet.training.loop import StepProfiler
@@ -72,6 +74,7 @@ from retinanet.training.train_state import (
     TrainingPosition,
     load_rank_state_dict,
     seed_everything,
+    trained_norms,
 )
 
 
@@ -124,6 +127,8 @@ class Trainer:
         """What a new run took from `model.weights`; None for others, and on ranks other than 0."""
         self.notes += self.start.notes() if self.start else []
         self.optimizer = build_optimizer(config.training, self.model, engine=engine, groups=groups)
+        decay = config.training.ema
+        self.average = None if decay is None else WeightAverage(self.model, decay=decay)
         self.description = ModelDescription(
             num_classes=classes.num_classes,
             norm=config.model.norm,
@@ -233,7 +238,7 @@ class Trainer:
             # Compared before tensors are read: other classes would otherwise appear as wrong
             # shapes.
             require_same_data(checkpoint, classes=classes, images=len(self.data.train))
-            checkpoint.load_training_state(self.model, self.optimizer)
+            checkpoint.load_training_state(self.model, self.optimizer, self.average)
         position = self.group.from_first(lambda: checkpoint.position if checkpoint else None)
         if position is None:
             return
@@ -253,7 +258,7 @@ class Trainer:
             lambda: recorded_split(checkpoint, config, ranks=averaging.size)
         )
         # Before `prepare_training`: IPEX then splits each weight into two tensors.
-        share_weights(self.group, self.model, self.optimizer)
+        share_weights(self.group, self.model, self.optimizer, self.average)
         self.prepared = prepare_training(
             self.model,
             self.optimizer,
@@ -290,6 +295,7 @@ class Trainer:
             group=self.group,
             averaging=averaging,
             exchange=self.exchange,
+            average=self.average,
             place=self.place,
             loading=self.loading,
             plan=self.plan,
@@ -307,12 +313,17 @@ class Trainer:
         """Restore random states and running statistics of each rank, and note differences."""
         checkpoint = self.checkpoint
         states = self.group.from_first(lambda: checkpoint.rank_states() if checkpoint else [])
+        averages = self.average.norms if self.average else {}
         # With another number of ranks, no state belongs to any of the present ranks.
         if len(states) == self.group.size:
             try:
-                load_rank_state_dict(states[self.group.rank], self.model)
+                load_rank_state_dict(states[self.group.rank], self.model, averages)
             except ValueError as error:
                 raise InputError(f"{self.folder.checkpoints}: {error}") from error
+        has_average = self.group.from_first(lambda: bool(checkpoint and checkpoint.has_average))
+        # The average begins with the weights of a pretrained backbone, or of a run without one.
+        if self.average is not None and not has_average:
+            self.average.restart()
         if checkpoint is not None:
             self.notes += self.checkpointer.resume_from(checkpoint, epoch=self.epochs_done)
             changed = differences(checkpoint.state, self.config, self.setup())
@@ -418,7 +429,11 @@ class Trainer:
             return
         try:
             folder = self.checkpointer.save_nonfinite(
-                self.model, self.optimizer, self.checkpoint_state(), report=report.content
+                self.model,
+                self.optimizer,
+                self.checkpoint_state(),
+                report=report.content,
+                average=self.average,
             )
             details = f"details in {folder}"
         except InputError as error:
@@ -450,25 +465,28 @@ class Trainer:
         # step: they are evaluated.
         if not self.evaluation_is_due():
             return
-        if not agree_on_weights(self.group, self.model):
+        if not agree_on_weights(self.group, self.model, self.average):
             self.console.print("note: weights differed between ranks; all ranks now use rank 0's")
         # Each rank evaluates a part of the images, so all need the same statistics of norms.
-        average_norms(self.group, self.model)
+        average_norms(self.group, trained_norms(self.model))
+        if self.average is not None:
+            average_norms(self.group, self.average.norms)
         # An evaluation may take as long as an epoch, so the steps before it are saved.
         self.save()
         self.log.evaluation_started(epoch=self.epochs_done, step=self.state.step)
         start = time.perf_counter()
-        detections = detect_split(
-            self.model,
-            self.loading.validation,
-            classes=self.data.classes,
-            forward=self.prepared.forward,
-            console=self.console,
-            group=self.group,
-            stop=stop,
-            main_cpus=self.share.main_cpus,
-            note_bad_images=self.log_bad_validation_images,
-        )
+        with self.average.in_model() if self.average else nullcontext():
+            detections = detect_split(
+                self.model,
+                self.loading.validation,
+                classes=self.data.classes,
+                forward=self.prepared.forward,
+                console=self.console,
+                group=self.group,
+                stop=stop,
+                main_cpus=self.share.main_cpus,
+                note_bad_images=self.log_bad_validation_images,
+            )
         if detections is None:
             return
         work = MetricWork(
@@ -588,7 +606,11 @@ class Trainer:
         """Begin to write a checkpoint, unless this step's is there; a failure is a warning."""
         self.finish_evaluation()
         self.checkpointer.save(
-            self.model, self.optimizer, self.checkpoint_state(), epoch=self.epochs_done
+            self.model,
+            self.optimizer,
+            self.checkpoint_state(),
+            epoch=self.epochs_done,
+            average=self.average,
         )
 
     def save_and_wait(self) -> None:

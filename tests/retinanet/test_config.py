@@ -132,6 +132,15 @@ def test_overrides_reach_nested_fields_with_their_types() -> None:
             "training.milestones",
             "such as [16, 22]",
         ),
+        (["training.momentum=0.9", "training.optimizer=adamw"], "training.momentum", "adamw"),
+        (["training.optimizer=adamw", "training.weight_decay=0"], "training.weight_decay", "0.01"),
+        (
+            ["model.trainable_layers=0", "training.body_learning_rate_factor=0.1"],
+            "training",
+            "model.trainable_layers",
+        ),
+        (["training.ema=0.99", "engine.name=ipex"], "engine", "training.ema"),
+        (["training.ema=0.99", "distributed.groups=2"], "distributed", "training.ema"),
         (["training.milestones=[2]"], "training.milestones", "constant; set []"),
         (["training.milestones=[2]", "training.schedule=cosine"], "training.milestones", "cosine"),
         (["training.schedule=step", "training.milestones=[2, 26]"], "training.milestones", "26 "),
@@ -151,6 +160,10 @@ def test_contradicting_fields_are_refused(overrides: list[str], field: str, part
 def test_fields_that_go_together_are_accepted() -> None:
     momentum = load_config("coco.yaml", ["training.momentum=0.9", "training.optimizer=sgd"])
     assert momentum.training.momentum == 0.9
+    adamw = ["training.optimizer=adamw", "training.weight_decay=0.01"]
+    assert load_config("coco", adamw).training.weight_decay == 0.01
+    body = ["training.body_learning_rate_factor=0.1", "distributed.groups=2"]
+    assert load_config("coco", body).training.body_learning_rate_factor == 0.1
     steps = ["training.schedule=step", "training.milestones=[1.5, 20]"]
     training = load_config("coco.yaml", [*steps, "training.milestone_factor=0.5"]).training
     assert (training.milestones, training.milestone_factor) == ((1.5, 20.0), 0.5)

@@ -15,6 +15,7 @@ from retinanet.engine.engines import prepare_training
 from retinanet.memory import BYTES, forward_values, images_that_fit, model_bytes, training_bytes
 from retinanet.training.build import build_model, build_optimizer
 from retinanet.training.checkpoint import optimizer_tensors
+from retinanet.training.ema import WeightAverage
 from retinanet.training.loop import batch_losses
 from tests.support.fast_precision import FAST_PRECISION
 
@@ -84,6 +85,7 @@ def test_every_form_of_the_focal_loss_has_a_number_of_logit_copies() -> None:
 OPTIMIZERS = (
     TrainingConfig(),
     TrainingConfig(optimizer="sgd", momentum=0.9),
+    TrainingConfig(optimizer="adamw", weight_decay=0.01, ema=0.99),
 )
 
 
@@ -108,7 +110,11 @@ def test_estimated_sizes_equal_a_real_model_and_optimizer() -> None:
         assert sizes.state == sum(value.nbytes for value in model.state_dict().values())
         assert sizes.trained == sum(value.nbytes for value in trained)
         assert sizes.trained_backbone == sum(value.nbytes for value in body)
-        assert sizes.statistics == sum(value.nbytes for value in running)
+        averages = WeightAverage(model, decay=0.99)
+        assert sizes.statistics == (2 if training.ema else 1) * sum(v.nbytes for v in running)
+        averaged = sum(value.nbytes for value in averages.tensors.values())
+        # All norms' statistics are averaged, those of frozen layers too.
+        assert sizes.average == pytest.approx(averaged if training.ema else 0, rel=0.01)
         assert sizes.optimizer == sum(slot.nbytes for slot in slots), training
 
 

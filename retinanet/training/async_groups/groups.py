@@ -29,7 +29,7 @@ from retinanet.training.async_groups.weights import (
     WeightsServer,
     memory_of_weights,
 )
-from retinanet.training.build import build_optimizer
+from retinanet.training.build import build_optimizer, count_body
 from retinanet.training.loop import StepResult
 
 LONGEST_WAIT = timedelta(days=365)
@@ -165,7 +165,13 @@ def make_compute_groups(
     memory = memory_of_weights(parameters, optimizer=name) if all_ranks.is_first else None
     place = all_ranks.from_first(lambda: memory.place if memory else None)
     assert place is not None
-    make = partial(build_optimizer, config.training, engine="torch", groups=count)
+    make = partial(
+        build_optimizer,
+        config.training,
+        engine="torch",
+        groups=count,
+        body_parameters=count_body(prepared.model),
+    )
     settings: dict[str, Any] = {"optimizer": name, "make": make, "timeout_s": timeout_s}
     make_view = partial(GroupWeights, place, parameters, **settings)
     view = None

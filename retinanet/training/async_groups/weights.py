@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from retinanet.engine.gradient_sync import LINE, MemoryPlace, SharedMemory, map_memory
 from retinanet.engine.kernel_calls import is_one_block
+from retinanet.engine.optimizers import set_learning_rate
 
 VALUES_OF_A_LINE = LINE // 4
 VERSION_AT = LINE  # After the name. [bytes]
@@ -31,11 +32,12 @@ SECONDS_BETWEEN_TRIES = 0.0005
 
 SLOTS = {
     "adam": ("exp_avg", "exp_avg_sq"),
+    "adamw": ("exp_avg", "exp_avg_sq"),
     "lamb": ("exp_avg", "exp_avg_sq"),
     "sgd": ("momentum_buffer",),
 }
 """Tensors that each optimizer keeps of a parameter, under torch's names."""
-COUNTING = ("adam", "lamb")  # Optimizers that also count each parameter's steps
+COUNTING = ("adam", "adamw", "lamb")  # Optimizers that also count each parameter's steps
 
 MakeOptimizer = Callable[[nn.Module], Optimizer]
 """`make_optimizer` with all arguments but the model, for example."""
@@ -141,8 +143,7 @@ class GroupWeights:
         """
         for weight, gradient in zip(self._weights, gradients, strict=True):
             weight.grad = gradient
-        for settings in self.optimizer.param_groups:
-            settings["lr"] = learning_rate
+        set_learning_rate(self.optimizer, learning_rate)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         staleness = int(self._version) - self._read

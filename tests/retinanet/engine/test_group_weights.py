@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from retinanet.engine.gradient_sync import LINE, SharedMemory
-from retinanet.engine.optimizers import make_optimizer
+from retinanet.engine.optimizers import make_optimizer, set_learning_rate
 from retinanet.training.async_groups.weights import SLOTS, GroupWeights, memory_of_weights
 from tests.launch.ranks import start_apart
 from tests.retinanet.engine.kernels import assert_equal
@@ -29,8 +29,9 @@ OPTIMIZERS: list[dict[str, Any]] = [
     {"name": "lamb", "weight_decay": 0.1},
     {"name": "sgd"},
     {"name": "sgd", "momentum": 0.9, "weight_decay": 0.1},
+    {"name": "adamw", "weight_decay": 0.1, "body_parameters": 3, "body_factor": 0.25},
 ]
-BY_NAME = [OPTIMIZERS[0], OPTIMIZERS[2], OPTIMIZERS[4]]
+BY_NAME = [OPTIMIZERS[0], OPTIMIZERS[2], *OPTIMIZERS[4:]]
 
 
 def plain(model: nn.Module, settings: dict[str, Any]) -> Optimizer:
@@ -62,8 +63,7 @@ def take_step(optimizer: Optimizer, model: nn.Module, *, step: int) -> None:
     gradients = random_gradients(trainable(model), seed=step)
     for parameter, gradient in zip(trainable(model), gradients, strict=True):
         parameter.grad = gradient
-    for group in optimizer.param_groups:
-        group["lr"] = RATES[step % len(RATES)]
+    set_learning_rate(optimizer, RATES[step % len(RATES)])
     optimizer.step()
 
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from common.native import usable_instruction_sets
 from retinanet.engine.optimizers import (
@@ -19,6 +19,7 @@ from retinanet.engine.optimizers import (
     gradient_norm,
     make_optimizer,
     native_steps_work,
+    set_learning_rate,
 )
 from tests.retinanet.engine.kernels import assert_equal
 from tests.retinanet.engine.layers import Layers, random_gradients, trainable
@@ -40,6 +41,7 @@ SHAPES = [
     (9,),
 ]
 """Odd sizes, and 300,000 values: many chunks of threads, more than a thread's group."""
+NAMES = ("adam", "adamw", "sgd", "lamb")
 RATE, DECAY, STEPS = 0.05, 0.1, 4
 
 
@@ -75,6 +77,7 @@ def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     [
         ("adam", Adam, {"weight_decay": 0.0}),
         ("adam", Adam, {"weight_decay": 0.1}),
+        ("adamw", AdamW, {"weight_decay": 0.1}),
         ("sgd", SGD, {"weight_decay": 0.1, "momentum": 0.0}),
         ("sgd", SGD, {"weight_decay": 0.1, "momentum": 0.9}),
     ],
@@ -90,18 +93,18 @@ def test_steps_are_torchs(
     assert_close(train_model(fused, model), train_model(plain, other))
 
 
-@pytest.mark.parametrize("name", ["adam", "sgd", "lamb"])
+@pytest.mark.parametrize("name", NAMES)
 def test_plain_form_takes_equal_steps_tensor_by_tensor(name: str) -> None:
     model, other = Layers(), Layers()
     make: Make = partial(make_optimizer, name=name, learning_rate=0.02, weight_decay=0.1)
     plain = make(other, fused=False)
     group = plain.param_groups[0]
     assert not group["fused"] and not group.get("foreach", False)
-    assert type(plain) in (Adam, SGD, Lamb)
+    assert type(plain) in (Adam, AdamW, SGD, Lamb)
     assert_close(train_model(make(model), model), train_model(plain, other))
 
 
-@pytest.mark.parametrize("name", ["adam", "sgd", "lamb"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("fused", [True, False])
 def test_settings_arrive_and_frozen_parameters_are_left_out(name: str, fused: bool) -> None:
     model = Layers()
@@ -112,6 +115,25 @@ def test_settings_arrive_and_frozen_parameters_are_left_out(name: str, fused: bo
     assert list(map(id, group["params"])) == list(map(id, trainable(model)))
     assert (group["lr"], group["weight_decay"]) == (0.5, 0.25)
     assert group.get("momentum", 0.7) == 0.7
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("fused", [True, False])
+def test_first_parameters_have_a_learning_rate_times_a_factor(name: str, fused: bool) -> None:
+    """They step as in an optimizer of their own with that rate, and so do the others."""
+    make: Make = partial(make_optimizer, name=name, weight_decay=0.1, fused=fused)
+    weights = {}
+    for factor, rate in ((0.25, 0.02), (1.0, 0.02), (1.0, 0.005)):
+        model = Layers()
+        optimizer = make(model, learning_rate=1.0, body_parameters=3, body_factor=factor)
+        assert len(optimizer.param_groups) == (1 if factor == 1 else 2)
+        set_learning_rate(optimizer, rate)
+        train(optimizer, trainable(model), first_seed=1)
+        weights[factor, rate] = [value.detach() for value in trainable(model)]
+    expected = weights[1.0, 0.005][:3] + weights[1.0, 0.02][3:]
+    assert len(expected) > 4
+    for value, reference in zip(weights[0.25, 0.02], expected, strict=True):
+        assert torch.equal(value, reference)
 
 
 @pytest.fixture

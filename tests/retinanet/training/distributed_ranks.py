@@ -23,6 +23,7 @@ if __name__ == "__main__":
         in_turn,
         share_weights,
     )
+    from retinanet.training.train_state import trained_norms
 
     with joined(place, timeout_s=60) as group:
         value = float(group.rank + 1)
@@ -49,7 +50,7 @@ if __name__ == "__main__":
 
         assert norm.running_mean is not None
         norm.running_mean.fill_(value)
-        average_norms(group, model)
+        average_norms(group, trained_norms(model))
         results["mean"] = norm.running_mean.tolist()
 
         def make() -> tuple[float, float]:

@@ -68,6 +68,7 @@ STATE = State(
 
 SLOTS = {
     "adam": {"step", "exp_avg", "exp_avg_sq"},
+    "adamw": {"step", "exp_avg", "exp_avg_sq"},
     "lamb": {"step", "exp_avg", "exp_avg_sq"},
     "sgd": set[str](),
     "sgd with momentum": {"momentum_buffer"},
@@ -430,7 +431,7 @@ def weights(model: nn.Module) -> list[Tensor]:
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("before", [0, 2])
-@pytest.mark.parametrize("name", ["adam", "lamb", "sgd", "sgd with momentum"])
+@pytest.mark.parametrize("name", ["adam", "adamw", "lamb", "sgd", "sgd with momentum"])
 def test_training_continues_bit_for_bit_from_a_file(
     name: str, before: int, fused: bool, tmp_path: Path
 ) -> None:
@@ -442,6 +443,8 @@ def test_training_continues_bit_for_bit_from_a_file(
             learning_rate=0.01,
             momentum=0.9 if "momentum" in name else 0.0,
             weight_decay=0.1,
+            body_parameters=2,
+            body_factor=0.5 if name == "adamw" else 1.0,
             fused=fused,
         )
 
