@@ -1,18 +1,20 @@
 """Runs with an average of the weights, AdamW, milestones, and a learning rate of the body."""
 
-import json
 import signal
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from torchvision.models import resnext50_32x4d
 
+from retinanet.evaluation.detect import detect_split
+from retinanet.model.retinanet import RetinaNet
+from retinanet.training import trainer
 from retinanet.training.checkpoint import read_checkpoint
-from tests.launch.ranks import ended, run_ranks, start_ranks
-from tests.support.commands import run_program
+from tests.launch.ranks import TrainHere, ended, run_ranks, start_ranks
 from tests.support.training_runs import read_records, start_training, wait_for_steps
 
 pytestmark = pytest.mark.slow
@@ -78,15 +80,24 @@ def test_averages_follow_the_weights(whole: Path) -> None:
     assert not torch.equal(averages[bias], weights[bias])
 
 
-def test_evaluate_finds_what_the_run_has_found(whole: Path, tmp_path: Path) -> None:
-    last = whole / "checkpoints" / "last"
-    out = tmp_path / "evaluated"
-    command = ("-m", "retinanet", "evaluate", "--checkpoint", str(last), "--out", str(out))
-    outcome = run_program(sys.executable, *command, "--pictures", "0")
-    assert outcome.returncode == 0, outcome.stderr
-    [file] = out.glob("*.json")
-    found = json.loads((whole / "eval" / f"step-{STEPS:06d}.json").read_text())
-    assert found and json.loads(file.read_text()) == found
+def test_evaluation_sees_the_averages_that_the_checkpoint_has(
+    root: Path, train_here: TrainHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Tensor]] = []
+
+    def detect(model: RetinaNet, *inputs: Any, **settings: Any) -> Any:
+        seen.append({name: value.clone() for name, value in model.state_dict().items()})
+        return detect_split(model, *inputs, **settings)
+
+    monkeypatch.setattr(trainer, "detect_split", detect)
+    outcome = train_here(*settings_in(root, "seen", "training.max_steps=2"))
+    assert outcome.code == 0, outcome.errors
+    last = root / "seen" / "checkpoints" / "last"
+    averages, weights = (load_file(last / part) for part in PARTS[:2])
+    [state] = seen
+    assert state.keys() == averages.keys()
+    assert all(torch.equal(state[name], value) for name, value in averages.items())
+    assert not all(torch.equal(state[name], value) for name, value in weights.items())
 
 
 def test_rates_of_every_step_are_recorded(whole: Path) -> None:
