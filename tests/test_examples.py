@@ -19,6 +19,7 @@ from retinanet.config_file import load_config
 from retinanet.engine import folded_forward
 from retinanet.model.retinanet import RetinaNet
 from tests.support.commands import RunHere, run_program
+from tests.support.random_detectors import write_detector
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 EXAMPLES = REPOSITORY / "docs" / "examples"
@@ -55,7 +56,8 @@ def test_tutorial_ends_with_boxes_in_a_new_photo(tmp_path: Path, run_here: RunHe
     small = ("data.image_size=64", "training.batch_size=2", "training.max_steps=1")
     quick = ("evaluation.pictures=0", "engine.precision=float32", "launch.pin=false")
     root = f"run.root={tmp_path / 'runs'}"
-    config = ("--config", EXAMPLES / "my-photos.yaml", *settings, *small, *quick, root)
+    weights = f"model.weights={write_detector(tmp_path / 'other')}"
+    config = ("--config", EXAMPLES / "my-photos.yaml", *settings, *small, *quick, root, weights)
     verified = run_here(data.__main__.main, "verify", *config)
     assert verified.returncode == 0 and "nothing stops training" in verified.stdout
     trained = run_here(train.main, *config)

@@ -281,7 +281,7 @@ def train_one_step(path: Path, made: Path) -> None:
 
 def train_on_own_photos(_: Path, made: Path) -> None:
     """Train a small version of the tutorial's run."""
-    for part in OWN_PHOTOS:
+    for part in (*OWN_PHOTOS, "runs/demo"):
         make_once(part, made)
     config = REPOSITORY / "docs/examples/my-photos.yaml"
     run_ours(f"train.py --config {config} {' '.join(SMALL)}", made)

@@ -176,6 +176,11 @@ RULES = (
     ),
     run(r"python -m data verify .*"),
     run(
+        r"python -m data show --config my-photos\.yaml .*",
+        "data.image_size=64 --count 1 --epochs 1",
+        needs=OWN_PHOTOS,
+    ),
+    run(
         r"python -m data show .*",
         " ".join((*SCENES, "data.image_size=64", "--count 1 --epochs 1")),
         writes=("show.png",),
@@ -221,7 +226,7 @@ RULES = (
     run(
         r"python train\.py --config my-photos\.yaml --check",
         TINY,
-        needs=OWN_PHOTOS,
+        needs=(*OWN_PHOTOS, "runs/demo"),
         prints=("the run can start",),
     ),
     run(
@@ -233,14 +238,24 @@ RULES = (
     run(
         r"python train\.py --config my-photos\.yaml",
         TINY,
-        needs=OWN_PHOTOS,
+        needs=(*OWN_PHOTOS, "runs/demo"),
         writes=("runs/my-photos/checkpoints/best", "runs/my-photos/pictures/curves.png"),
         prints=("finished after 2 steps",),
+    ),
+    run(
+        r"python -m retinanet report runs/my-photos",
+        needs=OWN_PHOTOS,
+        writes=("runs/my-photos/report.html",),
     ),
     run(
         r"python -m retinanet evaluate --checkpoint runs/my-photos",
         needs=OWN_PHOTOS,
         prints=("mAP50",),
+    ),
+    bash(
+        r"python - <<'END'.*Detector\.load.*END",
+        writes=("drawn.png",),
+        prints=("pixels,",),
     ),
     bash(  # a shell replaces the asterisk
         r"python -m retinanet predict .*/\*\.jpg",
