@@ -62,7 +62,7 @@ def test_each_failure_is_one_line(train: TrainHere, tmp_path: Path) -> None:
     lines = outcome.errors.splitlines()
     assert [line.split(":")[:2] for line in lines] == [
         ["error", " placement"],
-        ["error", " data"],
+        ["error", " data.root"],
         ["error", " writing"],
         ["error", " weights"],
     ]

@@ -21,6 +21,7 @@ from common.errors import InputError
 from retinanet.export.program import NO_LABEL, Detector, describe_checkpoint
 from retinanet.model.postprocess import CANDIDATES_PER_LEVEL, DETECTIONS_PER_IMAGE, NMS_IOU
 from retinanet.model.retinanet import PYRAMID_CHANNELS, RetinaNet
+from retinanet.training.build import unpickle_weights
 from retinanet.training.checkpoint import Checkpoint
 from retinanet.training.detector_weights import CLASS_NAMES
 
@@ -78,7 +79,10 @@ def torchvision_retinanet(
 
 def load_state_dict(file: Path, description: dict[str, Any]) -> Detector:
     """Load the file strictly into torchvision's network, as a user does; see `Detector`."""
-    tensors = torch.load(file, weights_only=True) if file.suffix == PICKLED else load_file(file)
+    if file.suffix == PICKLED:
+        tensors = unpickle_weights(file.read_bytes(), file).tensors
+    else:
+        tensors = load_file(file)
     model = torchvision_retinanet(
         num_classes=len(description["classes"]),
         image_size=description["image_size"],
