@@ -3,7 +3,8 @@
 # creates a minimal Debian as the base image; Podman builds the Dockerfile from it, and containers
 # train: the demo, several ranks, as any user, on a read-only root, as pods.
 #
-#   apt-get install debootstrap podman openssh-client      # as root, on Debian or Ubuntu
+#   apt-get install debootstrap podman openssh-client      # as root, on Debian or Ubuntu; with the
+#                                                          # packages that podman recommends
 #   bash launch/image/try_it.sh                            # or: ... --build-arg SERVING=1
 #
 # Settings, from the environment:
