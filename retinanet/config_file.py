@@ -26,11 +26,11 @@ from retinanet.config import (
     SCHEMA,
     SECTIONS,
     Config,
-    DataConfig,
     config_to_tree,
     field_help,
     field_names,
 )
+from retinanet.config_sections import DataConfig
 
 SHIPPED = FOLDER / "configs"
 """The folder of `--config openimages.yaml`, from any working directory."""

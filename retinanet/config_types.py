@@ -1,17 +1,19 @@
 """Types of configuration fields, and what follows from their values for a number of ranks.
 
-Marks at fields; intervals between checkpoints (`30min`, `500 steps`, `epoch`) and windows of steps
-(`20-22`); how a batch is split among ranks; compute groups, and the momentum of the optimizer in
-addition to theirs.
+Marks at fields, and checks of their values; intervals between checkpoints (`30min`, `500 steps`,
+`epoch`), windows of steps (`20-22`) and milestones; how a batch is split among ranks; compute
+groups, and the momentum of the optimizer in addition to theirs.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from heapq import heapify, heappop, heappush
-from typing import Literal, TypeVar, get_args, get_type_hints
+from itertools import pairwise
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
+from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from common.errors import InputError
@@ -19,10 +21,21 @@ from launch.topology import format_cpu_list
 
 Mark = TypeVar("Mark")
 
+# Strict: pydantic makes no number of a text. Docstrings of fields are their descriptions in --help.
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
 PICKLES = (".pth", ".pt", ".pkl", ".ckpt", ".bin")
 """Suffixes of files that only `python -m retinanet convert` reads."""
 EXPORTED = (".onnx", ".pt2")
 TORCHVISION = "torchvision"  # In place of a file: weights that torchvision publishes
+DETECTOR = (
+    rf"^(?!{TORCHVISION}$)(?!.*(?:{'|'.join(re.escape(end) for end in (*PICKLES, *EXPORTED))})$)."
+)
+"""A path by its name for `model.weights`, as a pattern for editors."""
+
+MOST_STEPS_OF_RUN = 10**12
+MOST_EPOCHS = 10**9
+MOST_CORES = 10**5
 
 
 class Resume(Enum):
@@ -52,6 +65,38 @@ def field_marks(section: type, kind: type[Mark]) -> dict[str, Mark]:
         for mark in getattr(hint, "__metadata__", ())
         if isinstance(mark, kind)
     }
+
+
+def accepting(
+    is_valid: Callable[[Any], bool], advice: str, *, accepted: Any, **numbers: int
+) -> BeforeValidator:
+    """Return a check whose message lists all valid values; `accepted` is their type for editors.
+
+    pydantic's message about a union names only one member of it at a time.
+    """
+
+    def require(value: object) -> object:
+        if not is_valid(value):
+            raise PydanticCustomError("value", advice, numbers)
+        return value
+
+    return BeforeValidator(require, json_schema_input_type=accepted)
+
+
+def number_or_auto(*, least: int, most: int) -> BeforeValidator:
+    """Return a check of a number from `least` to `most`, or `auto`."""
+    return accepting(
+        lambda value: value == "auto" or (type(value) is int and least <= value <= most),
+        "input should be a number from {least} to {most}, or auto",
+        accepted=Annotated[int, Field(ge=least, le=most)] | Literal["auto"],
+        least=least,
+        most=most,
+    )
+
+
+def whole(pattern: re.Pattern[str]) -> str:
+    """Return the pattern for a JSON schema, where it is searched for, of whole texts."""
+    return f"^(?:{pattern.pattern})$"
 
 
 INTERVAL = re.compile(r"([1-9][0-9]{0,8}) ?(s|min|h|steps?|epochs?)|epoch")
@@ -98,6 +143,53 @@ def parse_window(text: str | None) -> range:
     return range(int(first), int(last or first) + 1)
 
 
+StepsInFile = Annotated[str, Field(pattern=whole(STEP_WINDOW))] | Annotated[int, Field(ge=1)] | None
+Steps = Annotated[
+    str | None,
+    accepting(
+        lambda value: value is None or (isinstance(value, str) and is_window(value)),
+        "input should be at most {most} steps, counted from 1, such as 20-22 or 20",
+        accepted=StepsInFile,
+        most=MOST_STEPS,
+    ),
+    # Runs first: a single step may be given as a number.
+    BeforeValidator(
+        lambda value: str(value) if type(value) is int else value,
+        json_schema_input_type=StepsInFile,
+    ),
+]
+"""A window of a run's steps."""
+
+MOST_MILESTONES = 1000
+DEFAULT_MILESTONE_FACTOR = 0.1
+
+
+def are_milestones(values: Sequence[Any]) -> bool:
+    """Return whether values are rising numbers of epochs, at most `MOST_MILESTONES`."""
+    # A comparison with NaN is false. `type`: true is a number for isinstance.
+    return (
+        len(values) <= MOST_MILESTONES
+        and all(type(value) in (int, float) and 0 < value <= MOST_EPOCHS for value in values)
+        and all(before < after for before, after in pairwise(values))
+    )
+
+
+EpochsInFile = Annotated[
+    list[Annotated[float, Field(gt=0, le=MOST_EPOCHS)]], Field(max_length=MOST_MILESTONES)
+]
+Milestones = Annotated[
+    tuple[float, ...],
+    # Runs last: a strict tuple accepts no list of Python's.
+    BeforeValidator(tuple, json_schema_input_type=EpochsInFile),
+    accepting(
+        lambda value: isinstance(value, list | tuple) and are_milestones(value),
+        "input should be rising numbers of epochs, such as [16, 22]",
+        accepted=EpochsInFile,
+    ),
+]
+"""Epochs after which the learning rate falls, in rising order."""
+
+
 MetricLibrary = Literal["faster-coco-eval", "pycocotools"]
 METRIC_LIBRARIES: tuple[MetricLibrary, ...] = get_args(MetricLibrary)
 DEFAULT_LIBRARY: MetricLibrary = "faster-coco-eval"
@@ -130,6 +222,10 @@ def augmentation_names(
 BatchSplit = Literal["even", "speed"] | tuple[int, ...]  # Values of `distributed.batch_split`
 MOST_IMAGES = 10**6
 """Images of a rank in a batch. What fits a host's memory is checked before a run."""
+BatchSplitInFile = (
+    Literal["even", "speed"]
+    | Annotated[list[Annotated[int, Field(ge=1, le=MOST_IMAGES)]], Field(min_length=1)]
+)
 
 
 def require_split(value: object) -> object:

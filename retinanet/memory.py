@@ -17,7 +17,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from launch.limits import FreeMemory
-from retinanet.config import Config, EngineConfig, ModelConfig, TrainingConfig
+from retinanet.config import Config
+from retinanet.config_sections import EngineConfig, ModelConfig, TrainingConfig
 from retinanet.config_types import LogitCopies, field_marks, largest_batch, loading_processes
 from retinanet.engine.folded_forward import FoldedForward
 from retinanet.model.retinanet import RetinaNet

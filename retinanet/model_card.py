@@ -24,8 +24,8 @@ from common.errors import printable
 from common.files import partial_name, read_json_lines
 from data.annotations import Resize, SplitName
 from data.dataset import DetectionDataset
-from retinanet.config import TrainingConfig
 from retinanet.config_file import configured_split
+from retinanet.config_sections import TrainingConfig
 from retinanet.config_types import augmentation_names
 from retinanet.evaluation.metric import METRICS, ClassResult, Evaluation
 from retinanet.training.checkpoint import checkpoint_folder

@@ -15,8 +15,8 @@ from pydantic.dataclasses import dataclass
 from common.errors import InputError
 from common.files import read_text
 from common.yaml_text import read_yaml
-from retinanet.config import STRICT
 from retinanet.config_file import SHIPPED, format_value
+from retinanet.config_types import STRICT
 
 Option = str | int | float | bool
 

@@ -21,7 +21,7 @@ from profiling.bench.recipes.step import make_weights
 from profiling.bench.variant import Prepared, Subject, Workload
 from profiling.layers.timing import TimedModel, model_autocast, timed_model
 from profiling.onednn_log.work import direction_name
-from retinanet.config import ModelConfig
+from retinanet.config_sections import ModelConfig
 from retinanet.engine.convolution import (
     ConvParams,
     cast_weight,

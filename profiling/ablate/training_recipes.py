@@ -27,7 +27,7 @@ from data.transforms import normalize
 from profiling.bench.recipes.parts import make_logits
 from profiling.bench.recipes.step import feature_sizes, make_batch, make_weights
 from profiling.bench.variant import Prepared, Workload
-from retinanet.config import ModelConfig
+from retinanet.config_sections import ModelConfig
 from retinanet.engine.engines import (
     Forward,
     PreparedTraining,

@@ -29,7 +29,8 @@ from profiling.bench.variant import Prepared, Workload
 from profiling.capture.backends import verbose
 from profiling.capture.byte_counter import ByteCounter
 from profiling.onednn_log.log import read_logs
-from retinanet.config import Config, ModelConfig
+from retinanet.config import Config
+from retinanet.config_sections import ModelConfig
 from retinanet.engine.engines import PreparedTraining, chosen_engine, prepare_training
 from retinanet.engine.gradient_sync import GradientExchange
 from retinanet.engine.kernel_calls import KernelCall, listening

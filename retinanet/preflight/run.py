@@ -22,8 +22,9 @@ from data.decoding import resolve_decoder
 from data.index import current_index, index_homes, index_of_folder, read_stamp
 from data.loader import steps_per_epoch
 from data.synthetic import KINDS
-from retinanet.config import Config, DataConfig, ModelConfig
+from retinanet.config import Config
 from retinanet.config_file import configured_split
+from retinanet.config_sections import DataConfig, ModelConfig
 from retinanet.config_types import (
     TORCHVISION,
     augmentation_names,

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from common.errors import InputError, printable
 from common.files import read_bytes
-from retinanet.config import ModelConfig, TrainingConfig
+from retinanet.config_sections import ModelConfig, TrainingConfig
 from retinanet.config_types import EXPORTED, PICKLES, TORCHVISION, resolve_beta1
 from retinanet.engine.optimizers import make_optimizer
 from retinanet.model.backbone import IN_DETECTOR, load_pretrained_backbone

@@ -18,8 +18,9 @@ from data.decoding import describe_decoder, resolve_decoder
 from data.loader import DetectionLoader, EvaluationBatches, TrainingBatches, evaluation_loader
 from data.synthetic import make_synthetic_data
 from launch.process_group import ProcessGroup
-from retinanet.config import Config, DataConfig
+from retinanet.config import Config
 from retinanet.config_file import configured_split
+from retinanet.config_sections import DataConfig
 from retinanet.config_types import augmentation_names, loading_processes
 from retinanet.training.distributed import in_turn
 from retinanet.training.loop import StepResult

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from common.errors import InputError
-from retinanet.config import TrainingConfig
+from retinanet.config_sections import TrainingConfig
 
 Ending = Literal["target", "patience", "length"]
 """Why a run takes no further step: `training.target_map`, `training.patience`, or its last step."""

@@ -8,10 +8,9 @@ from ruamel.yaml import YAML
 
 from common.machine import fastest_precision
 from common.yaml_text import read_yaml
-from data.augmentation import AUGMENTATIONS
 from retinanet.config import Config, config_to_tree, field_help, field_names, resume_marks
 from retinanet.config_file import SHIPPED, config_from_tree, find_config, load_config
-from retinanet.config_types import AUGMENTATION_NAMES, Resume, augmentation_names
+from retinanet.config_types import Resume
 from retinanet.training.schedule import StepPlan, learning_rate
 from tests.support.commands import error_message, run_program
 
@@ -125,15 +124,6 @@ def test_overrides_reach_nested_fields_with_their_types() -> None:
 @pytest.mark.parametrize(
     ("overrides", "field", "part"),
     [
-        (["training.momentum=0.9", "training.optimizer=adam"], "training.momentum", "adam"),
-        (["training.momentum=0.9", "training.optimizer=lamb"], "training.momentum", "lamb"),
-        (
-            ["training.schedule=step", "training.milestones=[]"],
-            "training.milestones",
-            "such as [16, 22]",
-        ),
-        (["training.momentum=0.9", "training.optimizer=adamw"], "training.momentum", "adamw"),
-        (["training.optimizer=adamw", "training.weight_decay=0"], "training.weight_decay", "0.01"),
         (
             ["model.trainable_layers=0", "training.body_learning_rate_factor=0.1"],
             "training",
@@ -141,122 +131,20 @@ def test_overrides_reach_nested_fields_with_their_types() -> None:
         ),
         (["training.ema=0.99", "engine.name=ipex"], "engine", "training.ema"),
         (["training.ema=0.99", "distributed.groups=2"], "distributed", "training.ema"),
-        (["training.milestones=[2]"], "training.milestones", "constant; set []"),
-        (["training.milestones=[2]", "training.schedule=cosine"], "training.milestones", "cosine"),
-        (["training.schedule=step", "training.milestones=[2, 26]"], "training.milestones", "26 "),
-        (["training.milestone_factor=0.5"], "training.milestone_factor", "constant"),
-        (["engine.convolutions=winograd", "engine.name=ipex"], "engine.convolutions", "auto"),
-        (["engine.convolutions=winograd", "engine.precision=float32"], "engine.convolutions", ""),
         (["engine.name=ipex", "engine.precision=bf16", "data.image_size=64"], "engine", "NaN"),
-        (["profile.perf=true"], "profile.perf", "profile.onednn.steps"),
-        (["profile.perf=true", "profile.trace={}"], "profile.perf", "profile.onednn.steps"),
     ],
 )
-def test_contradicting_fields_are_refused(overrides: list[str], field: str, part: str) -> None:
+def test_contradicting_sections_are_refused(overrides: list[str], field: str, part: str) -> None:
     message = config_error(*overrides, config="coco.yaml")
     assert message.startswith(f"command line: {field}: ") and part in message
 
 
-def test_fields_that_go_together_are_accepted() -> None:
-    momentum = load_config("coco.yaml", ["training.momentum=0.9", "training.optimizer=sgd"])
-    assert momentum.training.momentum == 0.9
-    adamw = ["training.optimizer=adamw", "training.weight_decay=0.01"]
-    assert load_config("coco", adamw).training.weight_decay == 0.01
+def test_sections_that_go_together_are_accepted() -> None:
     body = ["training.body_learning_rate_factor=0.1", "distributed.groups=2"]
     assert load_config("coco", body).training.body_learning_rate_factor == 0.1
-    steps = ["training.schedule=step", "training.milestones=[1.5, 20]"]
-    training = load_config("coco.yaml", [*steps, "training.milestone_factor=0.5"]).training
-    assert (training.milestones, training.milestone_factor) == ((1.5, 20.0), 0.5)
     overrides = ["engine.name=ipex", "engine.precision=bf16", "data.image_size=64"]
     for other in ("engine.precision=float32", "data.image_size=96", "engine.name=torch"):
         assert load_config("coco.yaml", [*overrides, other]).engine.allocator == "tuned"
-    assert load_config("demo", ["profile.perf=true", "profile.trace.steps=3"]).profile.perf
-
-
-@pytest.mark.parametrize("file", ["a.pth", "weights.pt", "a.safetensors.pth", "weights"])
-def test_backbone_that_would_be_unpickled_is_refused(file: str) -> None:
-    message = config_error(f"model.pretrained_backbone={file}")
-    assert message.startswith("command line: model.pretrained_backbone: ") and repr(file) in message
-    assert "python -m retinanet convert FILE.pth --out FILE.safetensors" in message
-
-
-@pytest.mark.parametrize(
-    ("value", "parts"),
-    [
-        ("torchvision", ("only with a ResNet50", "model.pretrained_backbone=torchvision")),
-        ("model_10.pth", ("convert --detector FILE.pth --classes FILE.json --out DIR",)),
-        ("a.safetensors.bin", ("convert --detector",)),
-        ("runs/a/detector.onnx", ("give the checkpoint",)),
-        ("runs/a", ("model.pretrained_backbone=null",)),
-        ("''", ("name a run",)),
-    ],
-)
-def test_start_that_is_no_detector_is_refused(value: str, parts: tuple[str, ...]) -> None:
-    message = config_error(f"model.weights={value}", config="coco.yaml")
-    assert message.startswith("command line: model.weights: ") and all(p in message for p in parts)
-
-
-def test_detector_replaces_the_backbone_of_a_shipped_configuration() -> None:
-    changes = ["model.weights=runs/a", "model.pretrained_backbone=null"]
-    assert load_config("coco.yaml", changes).model.weights == "runs/a"
-
-
-@pytest.mark.parametrize(
-    ("value", "steps"),
-    [("20-22", range(20, 23)), ("7", range(7, 8)), ("1-1", range(1, 2)), ("null", range(0))],
-)
-def test_window_of_steps(value: str, steps: range) -> None:
-    overrides = [f"profile.{section}.steps={value}" for section in ("onednn", "trace")]
-    profile = load_config("demo.yaml", overrides).profile
-    assert (profile.onednn_steps, profile.trace_steps) == (steps, steps)
-    assert not profile.perf
-
-
-@pytest.mark.parametrize("value", ["0", "0-3", "5-3", "-1", "1-", "20,21", "1.5", "true", "[1, 2]"])
-def test_invalid_window_of_steps_is_refused(value: str) -> None:
-    for section in ("onednn", "trace"):
-        message = config_error(f"profile.{section}.steps={value}")
-        assert message.startswith(f"command line: profile.{section}.steps: ")
-        assert "such as 20-22 or 20" in message
-
-
-@pytest.mark.parametrize(
-    "value", ["[16, 8]", "[8, 8]", "[0]", "[-1]", "[true]", "[.nan]", "[a]", "8", "{}", "null"]
-)
-def test_milestones_that_are_no_rising_epochs_are_refused(value: str) -> None:
-    message = config_error("training.schedule=step", f"training.milestones={value}")
-    assert message.startswith("command line: training.milestones: ")
-    assert "rising numbers of epochs, such as [16, 22]" in message
-
-
-UNBOUNDED = {"training.learning_rate", "training.weight_decay", "training.clip_gradient_norm"}
-COUNTS_WITHOUT_DEFAULT = (
-    "training.max_steps",
-    "launch.threads",
-    "data.workers",
-    "model.num_classes",
-)
-
-
-def default_value(name: str) -> object:
-    """The value of a field in the demo's configuration."""
-    value: object = config_to_tree(load_config("demo.yaml"))
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("digits", [13, 5000])
-def test_every_count_and_amount_has_an_upper_bound(digits: int) -> None:
-    numbers = [name for name in field_names() if type(default_value(name)) in (int, float)]
-    assert len(numbers) > 20
-    for name in {*numbers, *COUNTS_WITHOUT_DEFAULT} - UNBOUNDED:
-        assert f" {name}: " in config_error(f"{name}={'9' * digits}")
-    for name in ("profile.onednn.steps", "profile.trace.steps"):
-        assert f" {name}: " in config_error(f"{name}=1-{'9' * digits}")
-    assert " distributed.batch_split: " in config_error(f"distributed.batch_split=[{'9' * digits}]")
-    assert " run.name: " in config_error(f"run.name={'a' * 300}")
 
 
 def test_overrides_may_remove_and_create_sections(tmp_path: Path) -> None:
@@ -364,21 +252,6 @@ def test_invalid_value_is_refused_with_field_expectation_and_value(
     assert message.startswith(f"command line: {name}: ")
     problem, _, actual = message.partition(", found ")
     assert expected in problem and actual
-
-
-def test_augmentation_is_a_name_or_a_list_of_names() -> None:
-    assert tuple(AUGMENTATIONS) == AUGMENTATION_NAMES
-    for value, names in (
-        ("flip", ("flip",)),
-        ("[flip]", ("flip",)),
-        ("[]", ()),
-        ("[ssd, scale_jitter]", ("ssd", "scale_jitter")),
-    ):
-        config = load_config("demo.yaml", [f"data.augmentation={value}"])
-        assert augmentation_names(config.data.augmentation) == names
-        assert config_from_tree(config_to_tree(config), "again") == config
-    default = load_config("demo.yaml").data
-    assert (default.augmentation, default.resize) == ("flip", "square")
 
 
 @pytest.mark.parametrize("value", ["[", "&a [*a]", "{[1, 2]: 3}", "!!python/name:os.system x"])

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from data.dataset import Batch
 from launch.limits import FreeMemory
-from retinanet.config import EngineConfig, ModelConfig, TrainingConfig
 from retinanet.config_file import load_config
+from retinanet.config_sections import EngineConfig, ModelConfig, TrainingConfig
 from retinanet.config_types import LogitCopies, field_marks
 from retinanet.engine.engines import prepare_training
 from retinanet.memory import BYTES, forward_values, images_that_fit, model_bytes, training_bytes

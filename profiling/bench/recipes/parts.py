@@ -20,7 +20,7 @@ from profiling.bench.recipes.step import (
     torchvision_model,
 )
 from profiling.bench.variant import Prepared, Workload
-from retinanet.config import ModelConfig
+from retinanet.config_sections import ModelConfig
 from retinanet.engine.engines import torch_forward
 from retinanet.engine.optimizers import clip_gradients, gradient_norm, make_optimizer
 from retinanet.evaluation.detect import detect_batch

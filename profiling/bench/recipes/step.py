@@ -45,7 +45,7 @@ from profiling.peaks_measure import (
     median_seconds,
     movers,
 )
-from retinanet.config import ModelConfig
+from retinanet.config_sections import ModelConfig
 from retinanet.engine.engines import (
     PreparedTraining,
     autocast,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch.distributed as dist
 
 from common.errors import InputError, NonFiniteLossError
-from retinanet.config import TrainingConfig
+from retinanet.config_sections import TrainingConfig
 from retinanet.config_types import planned_groups, resolve_beta1
 from retinanet.engine.engines import PreparedTraining
 from retinanet.training.async_groups.groups import (

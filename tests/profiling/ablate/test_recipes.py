@@ -13,7 +13,7 @@ from profiling.ablate import training_recipes as training
 from profiling.ablate.training_recipes import PhaseStopwatch
 from profiling.bench.variant import Subject, Variant, Workload
 from profiling.bench.worker_pool import variant_worker
-from retinanet.config import ModelConfig
+from retinanet.config_sections import ModelConfig
 from retinanet.engine.engines import autocast
 from retinanet.mlperf.rules import reference_points
 from retinanet.model.retinanet import HeadOutputs

@@ -6,8 +6,8 @@ from safetensors.torch import save, save_file
 from torchvision.models import resnext50_32x4d
 
 from common.errors import InputError
-from retinanet.config import ModelConfig
 from retinanet.config_file import SHIPPED, load_config
+from retinanet.config_sections import ModelConfig
 from retinanet.model.postprocess import postprocess
 from retinanet.model.retinanet import RetinaNet
 from retinanet.preflight.run import check_backbone

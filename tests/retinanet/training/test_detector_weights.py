@@ -12,8 +12,9 @@ from torchvision.models import resnext50_32x4d
 from torchvision.models.detection import retinanet_resnet50_fpn
 
 from data.annotations import UNNAMED
-from retinanet.config import Config, ModelConfig
+from retinanet.config import Config
 from retinanet.config_file import load_config
+from retinanet.config_sections import ModelConfig
 from retinanet.model.retinanet import RetinaNet
 from retinanet.preflight.run import check_weights
 from retinanet.training.build import build_model

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from common.errors import InputError
-from retinanet.config import TrainingConfig
+from retinanet.config_sections import TrainingConfig
 from retinanet.training.schedule import (
     Position,
     StepPlan,

@@ -1,0 +1,498 @@
+"""The sections of a configuration: their fields, and the checks within a section.
+
+Every field has a type, a default, and one line of help with a unit. Marks in its annotation state
+its effect elsewhere: `Resume` (on a resumed run), `closed` (MLPerf's closed division),
+`LogitCopies` (on the memory estimate). `retinanet.config` joins the sections. Importing this module
+loads no torch, because ranks are pinned after the configuration is known and before torch is
+loaded.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
+from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
+
+from common.machine import fastest_precision
+from retinanet.config_types import (
+    DEFAULT_BETA1,
+    DEFAULT_LIBRARY,
+    DEFAULT_MILESTONE_FACTOR,
+    DETECTOR,
+    EXPORTED,
+    INTERVAL,
+    MOST_CORES,
+    MOST_EPOCHS,
+    MOST_IMAGES,
+    MOST_STEPS_OF_RUN,
+    PICKLES,
+    STRICT,
+    TORCHVISION,
+    AugmentationName,
+    BatchSplit,
+    BatchSplitInFile,
+    LogitCopies,
+    MetricLibrary,
+    Milestones,
+    Resume,
+    Steps,
+    accepting,
+    is_interval,
+    number_or_auto,
+    parse_window,
+    require_augmentation,
+    require_split,
+    whole,
+)
+from retinanet.mlperf.rules import NEWEST, TARGET_MAP, Closed, Rules, closed
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class RunConfig:
+    """The output folder and the random seed."""
+
+    name: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200), Resume.FREE
+    ]
+    """Folder of the run, below `root`; the run writes nowhere else. [letters, digits, . _ -]"""
+    root: Annotated[Path, Resume.FREE] = Path("runs")
+    """Folder that holds the runs. [path]"""
+    seed: Annotated[int, Field(ge=0, lt=2**32), Resume.MUST_MATCH] = 0
+    """Seed of weights, order of images and augmentation. [integer]"""
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class ScenesConfig:
+    """The size of a synthetic data set."""
+
+    train: Annotated[int, Field(ge=1, le=10**7)] = 1000
+    """Synthetic training images. [images]"""
+    validation: Annotated[int, Field(ge=1, le=10**7)] = 150
+    """Synthetic validation images. [images]"""
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class DataConfig:
+    """The data set, and how its images are loaded."""
+
+    scenes: Annotated[ScenesConfig | None, Resume.MUST_MATCH] = None
+    """Generate synthetic images in the run's folder instead of reading files. [section or null]"""
+    root: Annotated[Path | None, Resume.FREE] = None
+    """Folder with the layout of COCO or of MLPerf's OpenImages. [path or null]"""
+    train_annotations: Annotated[Path | None, Resume.FREE] = None
+    """COCO-format JSON or index of the training split, for other layouts. [path or null]"""
+    train_images: Annotated[Path | None, Resume.FREE] = None
+    """Folder of the training images. [path or null]"""
+    validation_annotations: Annotated[Path | None, Resume.FREE] = None
+    """COCO-format JSON or index of the validation split. [path or null]"""
+    validation_images: Annotated[Path | None, Resume.FREE] = None
+    """Folder of the validation images. [path or null]"""
+    image_size: Annotated[
+        int, Field(ge=64, le=16384, multiple_of=32), Resume.MUST_MATCH, closed(800)
+    ] = 800
+    """Side of the square that all images are resized to. [pixels]"""
+    resize: Annotated[Literal["square", "letterbox"], Resume.MUST_MATCH, closed("square")] = (
+        "square"
+    )
+    """Stretch images to the square, or keep their aspect ratio and pad them. [name]"""
+    augmentation: Annotated[
+        AugmentationName | tuple[AugmentationName, ...],
+        BeforeValidator(
+            require_augmentation,
+            json_schema_input_type=AugmentationName
+            | Annotated[list[AugmentationName], Field(json_schema_extra={"uniqueItems": True})],
+        ),
+        closed("flip"),
+    ] = "flip"
+    """Random changes of training images, or a list of them; []: none. [name or list]"""
+    class_indices: Annotated[Literal["contiguous", "category_id"], Resume.MUST_MATCH] = "contiguous"
+    """Class indices of the model: positions of the categories in the JSON, or their ids. [name]"""
+    images_without_boxes: Annotated[
+        Literal["skip", "train"], Resume.MUST_MATCH, closed("train")
+    ] = "skip"
+    """Skip them in training, as torchvision does, or train on them, as MLPerf does. [name]"""
+    decoder: Literal["auto", "pillow", "torchvision", "simplejpeg"] = "auto"
+    """JPEG decoder; auto: the fastest that is installed. Pillow decodes other formats. [name]"""
+    on_bad_image: Annotated[Literal["stop", "skip"], Resume.FREE, closed("stop")] = "stop"
+    """When an image cannot be read: stop the run, or skip it and use another one. [name]"""
+    bad_image_limit: Annotated[int, Field(ge=1, le=10**9), Resume.FREE] = 100
+    """With on_bad_image=skip: stop the run after more unreadable images than this. [images]"""
+    workers: Annotated[int | Literal["auto"], number_or_auto(least=0, most=4096), Resume.FREE] = (
+        "auto"
+    )
+    """Loading processes per rank; 0: load in the training process; auto: 1 if needed. [count]"""
+    reserve_cores: Annotated[int, Field(ge=0, le=MOST_CORES), Resume.FREE] = 0
+    """Cores per rank reserved for loading; training uses the others. [cores]"""
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class ModelConfig:
+    """The detector: RetinaNet with a ResNeXt50-32x4d backbone."""
+
+    norm: Annotated[Literal["frozen", "batch"], Resume.MUST_MATCH, closed("frozen")] = "frozen"
+    """Batch norms: frozen (needs pretrained weights), or trained with the model. [name]"""
+    trainable_layers: Annotated[int, Field(ge=0, le=5), Resume.MUST_MATCH, closed(3)] = 3
+    """Trainable backbone stages, counted from the last; 5: all. MLPerf: 3. [stages]"""
+    pretrained_backbone: Annotated[
+        str | None,
+        Resume.FREE,
+        Closed("torchvision, or its file", lambda value: value is not None),
+        WithJsonSchema(
+            {
+                "type": ["string", "null"],
+                "pattern": r"^torchvision$|\.safetensors$",
+                "format": "path",
+            }
+        ),
+    ] = None
+    """Initial weights: a .safetensors file, or `torchvision` to download them. [path or null]"""
+    weights: Annotated[
+        str | None,
+        Resume.FREE,
+        closed(None),
+        WithJsonSchema({"type": ["string", "null"], "pattern": DETECTOR, "format": "path"}),
+    ] = None
+    """Detector to start from: a run, checkpoint or .safetensors; classes by name. [path or null]"""
+    num_classes: Annotated[int | None, Field(ge=1, lt=10**5), Resume.MUST_MATCH] = None
+    """Outputs of the classification head; null: as many as the categories need. [classes]"""
+
+    @field_validator("pretrained_backbone")
+    @classmethod
+    def require_no_pickle(cls, file: str | None) -> str | None:
+        """Refuse files that would have to be unpickled, before anything else is done."""
+        if file not in (None, TORCHVISION) and not str(file).endswith(".safetensors"):
+            advice = (
+                "input should be a .safetensors file or torchvision; a .pth can run code: convert "
+                "it once with python -m retinanet convert FILE.pth --out FILE.safetensors"
+            )
+            raise PydanticCustomError("pickle", advice)
+        return file
+
+    @field_validator("weights")
+    @classmethod
+    def require_detector(cls, source: str | None, others: ValidationInfo) -> str | None:
+        """Refuse what is no detector of this architecture by its name, and a second start."""
+        if source is None:
+            return None
+        if not source:
+            raise PydanticCustomError("empty", "name a run, a checkpoint or a .safetensors file")
+        if source == TORCHVISION:
+            advice = (
+                "torchvision publishes no RetinaNet with a ResNeXt50-32x4d, only with a ResNet50, "
+                "whose weights do not fit; set model.pretrained_backbone=torchvision for weights "
+                "from ImageNet, or model.weights to a run or a converted detector"
+            )
+            raise PydanticCustomError("no_such_weights", advice)
+        if source.endswith(PICKLES):
+            advice = (
+                "input should be a run, a checkpoint or a .safetensors file; a .pth can run code: "
+                "convert it once with python -m retinanet convert --detector FILE.pth "
+                "--classes FILE.json --out DIR, and set model.weights=DIR"
+            )
+            raise PydanticCustomError("pickle", advice)
+        if source.endswith(EXPORTED):
+            advice = "an exported program cannot be trained; give the checkpoint it was made from"
+            raise PydanticCustomError("exported", advice)
+        if others.data.get("pretrained_backbone") is not None:
+            advice = (
+                "a detector includes its backbone, so model.pretrained_backbone would be unused; "
+                "set model.pretrained_backbone=null or model.weights=null"
+            )
+            raise PydanticCustomError("unused", advice)
+        return source
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class TrainingConfig:
+    """The training schedule and the optimizer; the defaults are MLPerf's."""
+
+    epochs: Annotated[int, Field(ge=1, le=MOST_EPOCHS), Resume.LENGTH] = 8
+    """Passes over the training images. [epochs]"""
+    max_steps: Annotated[
+        int | None, Field(ge=1, le=MOST_STEPS_OF_RUN), Resume.LENGTH, closed(None)
+    ] = None
+    """Stop after this many optimizer steps, and evaluate, even before `epochs` ends. [steps]"""
+    batch_size: Annotated[int, Field(ge=1, le=MOST_IMAGES)] = 2
+    """Images per rank in a batch; the mean over the ranks if batch_split is uneven. [images]"""
+    gradient_accumulation: Annotated[int, Field(ge=1, le=10**9)] = 1
+    """Batches per optimizer step; their gradients are averaged. [batches]"""
+    optimizer: Annotated[
+        Literal["adam", "adamw", "sgd", "lamb"], Resume.MUST_MATCH, closed("adam")
+    ] = "adam"
+    """Optimizer. MLPerf: adam. [name]"""
+    momentum: Annotated[float, Field(ge=0, lt=1), Resume.MUST_MATCH] = 0.0
+    """Momentum of sgd, often 0.9; the other optimizers have none. [factor]"""
+    beta1: Annotated[
+        float | Literal["auto"],
+        accepting(
+            lambda value: value == "auto" or (type(value) in (int, float) and 0 <= value < 1),
+            "input should be a number from 0 to below 1, or auto",
+            accepted=Annotated[float, Field(ge=0, lt=1)] | Literal["auto"],
+        ),
+        Resume.FREE,
+        closed(DEFAULT_BETA1, "auto"),
+    ] = "auto"
+    """Momentum of adam, adamw, lamb; auto: 0.9, minus 1 − 1/g with g compute groups. [factor]"""
+    weight_decay: Annotated[float, Field(ge=0, validate_default=True), closed(0)] = 0.0
+    """Added to the gradient (adam, sgd) or to the update (adamw, lamb). MLPerf: 0. [factor]"""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    """Learning rate after the warm-up. [1/step]"""
+    body_learning_rate_factor: Annotated[float, Field(gt=0, le=1), closed(1)] = 1.0
+    """Factor of the learning rate of the backbone's body, without the pyramid. [factor]"""
+    warmup_epochs: Annotated[float, Field(ge=0, le=MOST_EPOCHS)] = 1.0
+    """Length of the linear warm-up; the rate changes at every step. [epochs]"""
+    warmup_factor: Annotated[float, Field(gt=0, le=1)] = 1e-3
+    """Fraction of the learning rate at the first step. [factor]"""
+    schedule: Annotated[Literal["constant", "cosine", "step"], closed("constant")] = "constant"
+    """After the warm-up: constant, cosine (to 0 at the last step), step (see milestones). [name]"""
+    milestones: Annotated[Milestones, Field(validate_default=True)] = ()
+    """schedule=step: epochs after which the learning rate falls, such as [16, 22]. [epochs]"""
+    milestone_factor: Annotated[float, Field(gt=0, lt=1)] = DEFAULT_MILESTONE_FACTOR
+    """schedule=step: factor of the learning rate at each milestone. [factor]"""
+    ema: Annotated[float | None, Field(gt=0, lt=1), closed(None)] = None
+    """Decay of an average of the weights, which is evaluated and used; null: none. [factor]"""
+    clip_gradient_norm: Annotated[float | None, Field(gt=0), closed(None)] = None
+    """Clip the gradients of a step to this L2 norm; null: no clipping. [norm or null]"""
+    on_nonfinite: Annotated[Literal["stop", "skip"], Resume.FREE, closed("stop")] = "stop"
+    """When a loss or a gradient is not finite: stop the run, or skip the step. [name]"""
+    nonfinite_limit: Annotated[int, Field(ge=1, le=MOST_STEPS_OF_RUN), Resume.FREE] = 10
+    """With on_nonfinite=skip: stop after more skipped steps than this. [steps]"""
+    target_map: Annotated[float | None, Field(gt=0, le=1), Resume.FREE, closed(TARGET_MAP)] = None
+    """Stop when an evaluation reaches this mAP (IoU 0.50:0.95). MLPerf: 0.34. [mAP or null]"""
+    patience: Annotated[int | None, Field(ge=1, le=MOST_EPOCHS), Resume.FREE, closed(None)] = None
+    """Stop after so many evaluations without a better mAP; null: never. [evaluations or null]"""
+
+    @field_validator("momentum")
+    @classmethod
+    def require_sgd(cls, momentum: float, others: ValidationInfo) -> float:
+        """Refuse a momentum that would be ignored."""
+        name = others.data.get("optimizer")
+        if momentum and name in ("adam", "adamw", "lamb"):
+            advice = "only training.optimizer=sgd has a momentum, but the optimizer is {name}"
+            raise PydanticCustomError("unused", advice, {"name": name})
+        return momentum
+
+    @field_validator("weight_decay")
+    @classmethod
+    def require_weight_decay(cls, weight_decay: float, others: ValidationInfo) -> float:
+        """Refuse AdamW without the decay in which alone it differs from Adam."""
+        if others.data.get("optimizer") == "adamw" and not weight_decay:
+            advice = "adamw without weight decay is adam; set training.weight_decay=0.01 or adam"
+            raise PydanticCustomError("unused", advice)
+        return weight_decay
+
+    @field_validator("milestones")
+    @classmethod
+    def require_step_schedule(
+        cls, milestones: tuple[float, ...], others: ValidationInfo
+    ) -> tuple[float, ...]:
+        """Refuse milestones that would be ignored, and a step schedule without any."""
+        schedule, epochs = others.data.get("schedule"), others.data.get("epochs", MOST_EPOCHS)
+        if schedule == "step" and not milestones:
+            advice = "training.schedule=step needs milestones, such as [16, 22]"
+            raise PydanticCustomError("no_milestones", advice)
+        if schedule in ("constant", "cosine") and milestones:
+            advice = "only training.schedule=step has milestones, but it is {name}; set []"
+            raise PydanticCustomError("unused", advice, {"name": schedule})
+        if milestones and milestones[-1] >= epochs:
+            advice = (
+                "the learning rate would fall after {last} epochs, but training.epochs={epochs}"
+            )
+            numbers = {"last": f"{milestones[-1]:g}", "epochs": epochs}
+            raise PydanticCustomError("unused", advice, numbers)
+        return milestones
+
+    @field_validator("milestone_factor")
+    @classmethod
+    def require_milestones(cls, factor: float, others: ValidationInfo) -> float:
+        """Refuse a factor that would be ignored."""
+        schedule = others.data.get("schedule")
+        if schedule in ("constant", "cosine") and factor != DEFAULT_MILESTONE_FACTOR:
+            advice = "only training.schedule=step has milestones, but it is {name}"
+            raise PydanticCustomError("unused", advice, {"name": schedule})
+        return factor
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class EvaluationConfig:
+    """Evaluation on the validation split."""
+
+    every: Annotated[int, Field(ge=1, le=MOST_EPOCHS), closed(1)] = 1
+    """Evaluate and write a checkpoint every N epochs, and at the end. [epochs]"""
+    batch_size: Annotated[int, Field(ge=1, le=MOST_IMAGES)] = 8
+    """Images per rank in an evaluation batch. [images]"""
+    metric: MetricLibrary = DEFAULT_LIBRARY
+    """Library that computes mAP; pycocotools is the reference: same numbers, 10× slower. [name]"""
+    overlap: bool = False
+    """Compute mAP in the background during the next epoch, on unused CPUs if any. [bool]"""
+    pictures: Annotated[int, Field(ge=0, le=MOST_IMAGES)] = 6
+    """Validation images to draw with predicted and true boxes. [images]"""
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Checkpoints between evaluations; each evaluation writes one too."""
+
+    every: Annotated[
+        str,
+        accepting(
+            lambda value: isinstance(value, str) and is_interval(value),
+            "input should be a time, steps or epochs, such as 30min, 2h, 500 steps or epoch",
+            accepted=Annotated[str, Field(pattern=whole(INTERVAL))],
+        ),
+    ] = "30min"
+    """Interval: 30min, 2h, 500 steps, epoch. [time, steps or epochs]"""
+    keep: Annotated[int, Field(ge=1, le=MOST_STEPS_OF_RUN)] = 3
+    """Newest checkpoints to keep, in addition to the one with the best mAP. [checkpoints]"""
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class EngineConfig:
+    """How the model is computed. `engine: ipex` is short for `engine.name: ipex`."""
+
+    name: Annotated[Literal["auto", "torch", "ipex"], Resume.FREE] = "auto"
+    """torch, ipex (the paper's, in `make ipex`'s environment); auto: torch, the faster. [name]"""
+    precision: Annotated[
+        Literal["auto", "bf16", "float32"],
+        AfterValidator(lambda value: fastest_precision() if value == "auto" else value),
+        # pydantic does not validate defaults by itself, and `auto` would stay.
+        Field(validate_default=True),
+    ] = "auto"
+    """Number format of the model; auto: bf16 if the processor supports it, else float32. [name]"""
+    convolutions: Literal["auto", "onednn", "winograd"] = "auto"
+    """BF16 kernels; auto: own tiles on AMX, Winograd on AVX-512 BF16, else oneDNN. [name]"""
+    focal_loss: Annotated[
+        Literal["auto", "kernel", "paper", "paper_implicit", "reference"],
+        LogitCopies({"auto": 1, "kernel": 1, "paper": 11, "paper_implicit": 11, "reference": 40}),
+    ] = "auto"
+    """Implementation of the focal loss; auto: kernel, or paper without a C++ compiler. [name]"""
+    allocator: Annotated[Literal["tuned", "system", "tcmalloc", "jemalloc"], Resume.FREE] = "tuned"
+    """malloc: glibc's, tuned to keep freed memory, or unchanged; or a preloaded one. [name]"""
+
+    @field_validator("convolutions")
+    @classmethod
+    def require_torch_and_bf16(cls, convolutions: str, others: ValidationInfo) -> str:
+        """Refuse convolutions that would be ignored."""
+        of_another = others.data.get("name") == "ipex" or others.data.get("precision") == "float32"
+        if convolutions == "winograd" and of_another:
+            advice = "winograd needs engine.name=torch and engine.precision=bf16; set auto"
+            raise PydanticCustomError("unused", advice)
+        return convolutions
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class LaunchConfig:
+    """Placement of the ranks on the cores and memory of a host."""
+
+    pin: bool = True
+    """Bind each rank to cores and memory of its own; false: no binding. [bool]"""
+    threads: Annotated[int | Literal["auto"], number_or_auto(least=1, most=MOST_CORES)] = "auto"
+    """Compute threads per rank, one per core; auto: all cores of the rank. [threads]"""
+    comm_cores: Annotated[int, Field(ge=0, le=MOST_CORES)] = 0
+    """Cores per rank reserved for gradient exchange; useful with ccl on many cores. [cores]"""
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class DistributedConfig:
+    """How several ranks split a batch and average their gradients."""
+
+    backend: Annotated[Literal["auto", "shared", "gloo", "ccl"], Resume.FREE] = "auto"
+    """auto: ccl if installed, else shared memory on one host, gloo on several. [name]"""
+    groups: Annotated[int, Field(ge=1, le=MOST_CORES), Resume.FREE, closed(1)] = 1
+    """Compute groups, which train asynchronously; 1: all ranks in step (synchronous). [groups]"""
+    batch_split: Annotated[
+        BatchSplit,
+        BeforeValidator(require_split, json_schema_input_type=BatchSplitInFile),
+        Resume.FREE,
+    ] = "even"
+    """Images of each rank: even, by measured speed, or a list such as [3, 1]. [name or list]"""
+    compress: Literal["none", "bf16"] = "none"
+    """Compression of exchanged gradients; bf16 halves the bytes, and rounds. [name]"""
+    timeout_s: Annotated[float, Field(gt=0, le=10**7), Resume.FREE] = 600.0
+    """Stop the job if a rank is silent for longer; set it above rank 0's longest work. [seconds]"""
+
+    @field_validator("batch_split")
+    @classmethod
+    def require_one_group(cls, split: BatchSplit, others: ValidationInfo) -> BatchSplit:
+        """Refuse an uneven split with compute groups, which do not wait for each other."""
+        if split != "even" and others.data.get("groups", 1) > 1:
+            advice = "must be even if distributed.groups is above 1: fast groups take more batches"
+            raise PydanticCustomError("unused", advice)
+        return split
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class OneDnnProfileConfig:
+    """oneDNN's log of some steps, written to `onednn/rank<N>.log` in the run's folder."""
+
+    steps: Steps = None
+    """Steps to log on every rank, with marks of their phases, such as 20-22. [steps or null]"""
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class TraceProfileConfig:
+    """torch.profiler's trace of some steps, as `trace/rank<N>.json.gz` in the run's folder."""
+
+    steps: Steps = None
+    """Steps to trace on every rank, with marks of phases and modules: 20-22. [steps or null]"""
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class ProfileConfig:
+    """Profiling of single steps; the resulting weights are the same."""
+
+    onednn: OneDnnProfileConfig | None = None
+    """oneDNN's log of some steps. [section or null]"""
+    trace: TraceProfileConfig | None = None
+    """torch.profiler's trace of some steps. [section or null]"""
+    perf: bool = False
+    """Also count cycles, page faults and more in these steps, if perf is available. [bool]"""
+
+    @field_validator("perf")
+    @classmethod
+    def require_window(cls, perf: bool, others: ValidationInfo) -> bool:
+        """Refuse counters that would never be read."""
+        # `others.data` has only the valid fields that are declared before this one.
+        windows = (others.data.get("onednn"), others.data.get("trace"))
+        if perf and not any(window and window.steps for window in windows):
+            advice = "counters need the steps of a profile; add profile.onednn.steps=20-22"
+            raise PydanticCustomError("no_steps", advice)
+        return perf
+
+    @property
+    def onednn_steps(self) -> range:
+        """The steps that oneDNN logs; empty: none."""
+        return parse_window(self.onednn.steps if self.onednn else None)
+
+    @property
+    def trace_steps(self) -> range:
+        """The steps that are traced; empty: none."""
+        return parse_window(self.trace.steps if self.trace else None)
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class MlperfConfig:
+    """Content of `mlperf.log`, for MLCommons' checkers (docs/mlperf.md)."""
+
+    division: Literal["open", "closed"] = "open"
+    """closed: stop at the start unless model, data and schedule are MLPerf's. [name]"""
+    rules: Rules = NEWEST
+    """Rule set of the log; before 5.0.0 the benchmark is called `ssd`. [version]"""
+    organization: Annotated[str, Field(min_length=1)] = "unnamed"
+    """Name of the submitting organization. [text]"""
+    platform: Annotated[str, Field(min_length=1)] | None = None
+    """Name of the system; null: number of hosts and processor. [text or null]"""
+    status: Literal["onprem", "cloud", "research", "preview"] = "research"
+    """Availability of the system to others. [name]"""
+    clear_caches: bool = False
+    """Drop the page cache of every host before timing starts; needs root. [bool]"""
+    submission: Path | None = None
+    """Folder of a submission, to which a finished run adds its log. [path or null]"""
