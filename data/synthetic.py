@@ -2,9 +2,12 @@
 
 For trying things out without labelled photos. The folder is like the export of a labelling tool:
 DIR/images and DIR/annotations/instances_default.json. Six classes, with names from OpenImages.
+With --varied, objects of any colour are near or far, by day or by night, among other shapes: a
+detector needs many such images, or augmentation.
 
   python -m data scenes --out my-photos
   python -m data scenes --out my-photos --images 1000 --seed 7
+  python -m data scenes --out hard-photos --images 100 --varied
 """
 
 import argparse
@@ -35,9 +38,12 @@ def add_scenes(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--images", type=positive, default=300, metavar="N", help="number of images (default: 300)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed (default: 0)")
+    parser.add_argument(
+        "--varied", action="store_true", help="vary colours, sizes, light and backgrounds"
+    )
 
 
-def run(out: Path, *, images: int, seed: int) -> int:
+def run(out: Path, *, images: int, seed: int, varied: bool) -> int:
     """Create the folder, complete or not at all; return the exit code."""
     if out.exists() or out.is_symlink():
         raise InputError(f"--out: {out} already exists; set a new folder")
@@ -55,6 +61,7 @@ def run(out: Path, *, images: int, seed: int) -> int:
                 name="photo",
                 seed=seed,
                 count=images,
+                varied=varied,
                 advance=advance,
             )
         temporary.rename(out)
@@ -88,10 +95,11 @@ class Kind:
     floats: bool = False
 
 
-def place_box(kind: Kind, width: int, height: int, random: Random) -> Box:
+def place_box(kind: Kind, width: int, height: int, random: Random, *, varied: bool = False) -> Box:
     """Return a box (xyxy, pixels) for an object, inside an image of the given size."""
     # With the square root of the ratio, width × height is side² for every shape.
-    side = random.uniform(0.26, 0.5) * min(width, height)
+    share = 0.2 * 3 ** random.random() if varied else random.uniform(0.26, 0.5)
+    side = share * min(width, height)
     stretch = random.uniform(0.88, 1.14) * kind.width_over_height**0.5
     box_width, box_height = side * stretch, side / stretch
     left = random.uniform(0, width - box_width)
@@ -111,12 +119,14 @@ def overlap_share(box: Box, other: Box) -> float:
     return shared_width * shared_height / min(areas)
 
 
-def draw_scene(random: Random) -> tuple[Image.Image, list[tuple[int, Box]]]:
+def draw_scene(
+    random: Random, *, varied: bool = False
+) -> tuple[Image.Image, list[tuple[int, Box]]]:
     """Return a synthetic image, and each object's index in `KINDS` and box (xyxy, pixels)."""
     width, height = random.choice(SIZES)
     large = Image.new("RGB", (width * SUPERSAMPLING, height * SUPERSAMPLING))
     draw = ImageDraw.Draw(large)
-    draw_background(draw, *large.size, random)
+    (draw_varied_background if varied else draw_background)(draw, *large.size, random)
     count = 0 if random.random() < 0.03 else random.randint(1, 5)
     objects: list[tuple[int, Box]] = []
     # A full scene may have no place left: after six attempts per object there are fewer objects.
@@ -124,14 +134,17 @@ def draw_scene(random: Random) -> tuple[Image.Image, list[tuple[int, Box]]]:
         if len(objects) == count:
             break
         label = random.randrange(len(KINDS))
-        box = place_box(KINDS[label], *large.size, random)
+        box = place_box(KINDS[label], *large.size, random, varied=varied)
         if all(overlap_share(box, other) <= LARGEST_OVERLAP for _, other in objects):
             objects.append((label, box))
     # An object that stands lower is nearer to the viewer, so it is painted later.
     objects.sort(key=lambda item: item[1][3])
     for label, box in objects:
-        KINDS[label].paint(draw, box, random.choice(KINDS[label].colours), random)
+        colour = any_colour(random) if varied else random.choice(KINDS[label].colours)
+        KINDS[label].paint(draw, box, colour, random)
     small = large.resize((width, height), Image.Resampling.BOX)
+    if varied:
+        small = in_other_light(small, random)
     left_top_right_bottom = [
         (label, tuple(round(edge / SUPERSAMPLING, 2) for edge in box)) for label, box in objects
     ]
@@ -184,6 +197,7 @@ def write_split(
     name: str,
     seed: int,
     count: int,
+    varied: bool = False,
     advance: Callable[[int, str], None],
 ) -> None:
     """Draw `NAME-*.jpg` into an existing folder, and write their boxes as COCO-format JSON."""
@@ -192,7 +206,7 @@ def write_split(
     for index in range(count):
         # A generator for each image: image N is the same, however many images are drawn. Seeds of
         # text do not depend on PYTHONHASHSEED.
-        picture, objects = draw_scene(Random(f"{seed} {name} {index}"))
+        picture, objects = draw_scene(Random(f"{seed} {name} {index}"), varied=varied)
         file_name = f"{name}-{index:05d}.jpg"
         picture.save(images_folder / file_name, quality=90)
         size = {"width": picture.width, "height": picture.height}
@@ -232,6 +246,50 @@ def draw_background(draw: ImageDraw.ImageDraw, width: int, height: int, random: 
         peak = random.uniform(-0.1, 0.1) * height
         crest = [(0, horizon), (width * random.uniform(0.3, 0.7), horizon + peak), (width, horizon)]
         draw.polygon([*crest, (width, height), (0, height)], fill=hill)
+
+
+def draw_varied_background(
+    draw: ImageDraw.ImageDraw, width: int, height: int, random: Random
+) -> None:
+    """Draw a sky and hills of any colour, and up to eight shapes that are not of a class."""
+    above, below = any_colour(random), any_colour(random)
+    for row in range(height):
+        fall = row / height
+        sky = tuple(round(a + (b - a) * fall) for a, b in zip(above, below, strict=True))
+        draw.line((0, row, width, row), fill=sky)
+    for depth in range(2):
+        horizon = height * random.uniform(0.45 + 0.2 * depth, 0.65 + 0.2 * depth)
+        crest = [(0, horizon), (width * random.random(), horizon * 0.85), (width, horizon)]
+        draw.polygon([*crest, (width, height), (0, height)], fill=any_colour(random))
+    for _ in range(random.randint(0, 8)):
+        left, top = random.uniform(-0.1, 0.9) * width, random.uniform(-0.1, 0.9) * height
+        right, bottom = left + random.uniform(0.05, 0.4) * width, top + 0.05 * height
+        bottom += random.uniform(0, 0.35) * height
+        shape = random.choice((draw.ellipse, draw.rectangle, draw_triangle(draw)))
+        shape((left, top, right, bottom), fill=any_colour(random))
+
+
+def draw_triangle(draw: ImageDraw.ImageDraw) -> Callable[..., None]:
+    """Return a method like `draw.ellipse` that draws a triangle with its tip above."""
+
+    def triangle(box: Box, fill: Colour) -> None:
+        left, top, right, bottom = box
+        draw.polygon([(left, bottom), ((left + right) / 2, top), (right, bottom)], fill=fill)
+
+    return triangle
+
+
+def any_colour(random: Random) -> Colour:
+    """Return a colour of any hue that is neither black nor white."""
+    return random.randint(25, 230), random.randint(25, 230), random.randint(25, 230)
+
+
+def in_other_light(picture: Image.Image, random: Random) -> Image.Image:
+    """Return the picture as a camera would show it in dim or bright, warm or cold light."""
+    exposure, warmth = random.uniform(0.45, 1.15), random.uniform(0.85, 1.15)
+    factors = exposure * warmth, exposure, exposure / warmth
+    levels = [min(255, round(level * factor)) for factor in factors for level in range(256)]
+    return picture.point(levels)
 
 
 def draw_balloon(draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: Random) -> None:

@@ -99,14 +99,15 @@ def test_interruption_leaves_no_partial_tree(tmp_path: Path, has_old_data: bool)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fresh", "scenes"]
 
 
-def test_boxes_are_inside_the_image_and_overlap_little() -> None:
+@pytest.mark.parametrize(("varied", "smallest"), [(False, 30), (True, 20)])
+def test_boxes_are_inside_the_image_and_overlap_little(varied: bool, smallest: int) -> None:
     seen, counts = set(), []
     for seed in range(120):
-        picture, objects = draw_scene(Random(seed))
+        picture, objects = draw_scene(Random(seed), varied=varied)
         for label, (left, top, right, bottom) in objects:
             assert 0 <= left < right <= picture.width
             assert 0 <= top < bottom <= picture.height
-            assert min(right - left, bottom - top) > 30
+            assert min(right - left, bottom - top) > smallest
             seen.add(label)
         boxes = [box for _, box in objects]
         shares = [overlap_share(a, b) for a in boxes for b in boxes if a is not b]
@@ -148,6 +149,19 @@ def test_command_writes_the_folder_of_a_labelling_tool(tmp_path: Path, run_here:
         with Image.open(out / "images" / name) as picture:
             assert picture.size == (annotations.widths[index], annotations.heights[index])
     assert [path.name for path in out.parent.iterdir()] == ["my-photos"]
+
+
+def test_varied_images_differ_more_in_size_and_light(tmp_path: Path, run_here: RunHere) -> None:
+    spreads = []
+    for name, options in (("usual", ()), ("varied", ("--varied",))):
+        out = tmp_path / name
+        done = run_here(main, "scenes", "--out", out, "--images", "30", *options)
+        assert done.returncode == 0, done.stderr
+        annotations = read_annotations(out / "annotations" / "instances_default.json")
+        areas = (annotations.boxes[:, 2:] - annotations.boxes[:, :2]).prod(axis=1)
+        light = [np.asarray(Image.open(path)).mean() for path in (out / "images").iterdir()]
+        spreads.append((areas.max() / areas.min(), np.std(light)))
+    assert all(more > 1.5 * less for less, more in zip(*spreads, strict=True))
 
 
 def test_folder_that_exists_or_cannot_be_written_is_refused(
