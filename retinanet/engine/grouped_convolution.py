@@ -135,7 +135,7 @@ def _convolve(
         )  # fmt: skip
         return
     size = CONVOLUTION.library().grouped_convolution_bytes(shape, backward, threads)
-    scratch = torch.empty(size, dtype=torch.uint8)
+    scratch = scratch_bytes(size)
     CONVOLUTION.call(
         "grouped_convolve", shape, work, weight, scratch, backward, tiles, threads,
         read=read, written=(written,), kernel=kernel,
@@ -165,7 +165,7 @@ def grouped_weight_gradient(
     grad_bias = torch.empty(channels)
     threads = torch.get_num_threads()
     size = WEIGHT_GRADIENT.library().grouped_gradient_bytes(shape, threads)
-    scratch = torch.empty(size, dtype=torch.uint8)
+    scratch = scratch_bytes(size)
     WEIGHT_GRADIENT.call(
         "grouped_weight_gradient",
         shape, maps, grad_weight, grad_bias, scratch, tiles_for(tiles), threads,

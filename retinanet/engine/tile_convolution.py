@@ -236,7 +236,7 @@ def weight_gradient(
     shape = _GradientShape(inputs[0].shape[1], len(grad_bias), kernel, stride)
     scale, threads = float32_or_none(scale), torch.get_num_threads()
     size = WEIGHT_GRADIENT.library().weight_gradient_bytes(levels, len(levels), shape, threads)
-    scratch = torch.empty(size, dtype=torch.uint8)
+    scratch = scratch_bytes(size)
     WEIGHT_GRADIENT.call(
         "weight_gradient_sum",
         levels, len(levels), shape, scale, grad_weight, grad_bias, scratch, threads,

@@ -22,7 +22,14 @@ from common.errors import InputError
 from common.machine import cpu_flags
 from common.native import NativeLibraryError
 from retinanet.engine.convolution import SAME_3X3, ConvParams
-from retinanet.engine.kernel_calls import CSRC, Kernels, channels_last, empty_maps, level_records
+from retinanet.engine.kernel_calls import (
+    CSRC,
+    Kernels,
+    channels_last,
+    empty_maps,
+    level_records,
+    scratch_bytes,
+)
 
 WINOGRAD = Kernels(
     CSRC / "winograd.cpp",
@@ -135,7 +142,7 @@ def convolve_levels(
         read=(weight,), written=(panels,),
     )  # fmt: skip
     outputs = [empty_maps(len(level), columns, *level.shape[2:]) for level in inputs]
-    scratch = torch.empty(library.winograd_thread_bytes() * threads, dtype=torch.uint8)
+    scratch = scratch_bytes(library.winograd_thread_bytes() * threads)
     WINOGRAD.call(
         "winograd_convolve",
         level_records(inputs, outputs, gates), len(inputs), summed, columns, panels,
@@ -159,7 +166,7 @@ def weight_gradient(
     size = WINOGRAD.library().winograd_gradient_bytes(*work, threads)
     WINOGRAD.call(
         "winograd_weight_gradient",
-        *work, grad_weight, grad_bias, torch.empty(size, dtype=torch.uint8), threads,
+        *work, grad_weight, grad_bias, scratch_bytes(size), threads,
         read=(*inputs, *gradients, *gates), written=(grad_weight, grad_bias),
     )  # fmt: skip
     return grad_weight, grad_bias
