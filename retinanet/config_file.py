@@ -146,7 +146,21 @@ def validated(tree: Mapping[str, Any], *, source: str, origins: Mapping[str, str
     message = message.replace("an object", "a section of fields")
     # For a whole section the message is enough.
     actual = "" if isinstance(first["input"], dict) else f", found {format_value(first['input'])}"
+    if not is_written(tree, name):
+        # Another field, which the message names, rules the default out.
+        place = next((origins[key] for key in origins if key in message), source)
+        actual = ""
     raise InputError(f"{place}: {name}: {message}{actual}")
+
+
+def is_written(tree: Mapping[str, Any], name: str) -> bool:
+    """Return whether the tree has a value under a dotted name."""
+    value: Any = tree
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return False
+        value = value[part]
+    return True
 
 
 def is_within(key: str, name: str) -> bool:

@@ -285,7 +285,10 @@ class TrainingConfig:
     def require_weight_decay(cls, weight_decay: float, others: ValidationInfo) -> float:
         """Refuse AdamW without the decay in which alone it differs from Adam."""
         if others.data.get("optimizer") == "adamw" and not weight_decay:
-            advice = "adamw without weight decay is adam; set training.weight_decay=0.01 or adam"
+            advice = (
+                "training.optimizer=adamw without weight decay is adam; set "
+                "training.weight_decay=0.01 or training.optimizer=adam"
+            )
             raise PydanticCustomError("unused", advice)
         return weight_decay
 

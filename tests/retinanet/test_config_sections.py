@@ -1,5 +1,7 @@
 """Fields of the sections: their values, and which of them contradict each other."""
 
+from pathlib import Path
+
 import pytest
 
 from data.augmentation import AUGMENTATIONS
@@ -38,6 +40,24 @@ def config_error(*overrides: str, config: str = "demo.yaml") -> str:
 def test_contradicting_fields_are_refused(overrides: list[str], field: str, part: str) -> None:
     message = config_error(*overrides, config="coco.yaml")
     assert message.startswith(f"command line: {field}: ") and part in message
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.schedule=step", "training.milestones: training.schedule=step needs milestones"),
+        ("training.optimizer=adamw", "training.weight_decay: training.optimizer=adamw without"),
+    ],
+)
+def test_refused_default_is_attributed_to_the_field_that_rules_it_out(
+    override: str, message: str, tmp_path: Path
+) -> None:
+    error = config_error(override, config="coco.yaml")
+    assert error.startswith(f"command line: {message}") and "found" not in error
+    section, field, value = override.replace("=", ".").split(".")
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"data: {{scenes: {{}}}}\n{section}: {{{field}: {value}}}\n")
+    assert config_error("run.seed=1", config=str(file)).startswith(f"{file}: {message}")
 
 
 def test_fields_that_go_together_are_accepted() -> None:
