@@ -2,7 +2,10 @@
 
 import json
 import math
+import time
 from pathlib import Path
+
+from rich.console import Console
 
 from common.console import make_console
 from common.errors import FINISHED, InputError
@@ -13,10 +16,12 @@ from data.decoding import resolve_decoder
 from data.index import open_annotations
 from data.loader import evaluation_loader
 from retinanet.config_file import config_from_tree
-from retinanet.config_types import MetricLibrary
+from retinanet.config_types import DEFAULT_LIBRARY, MetricLibrary
 from retinanet.engine.engines import torch_forward
-from retinanet.evaluation.detect import evaluate_split
+from retinanet.evaluation.detect import detect_split
+from retinanet.evaluation.metric import coco_metric
 from retinanet.evaluation.output import (
+    SplitResult,
     evaluation_files,
     evaluation_name,
     evaluation_sheet,
@@ -55,14 +60,8 @@ def evaluate(
         require_free_outputs([*evaluation_files(out, name=name), sheet_file], overwrite=overwrite)
     dataset = validation_split(trained, annotations=annotations, images=images)
     console = make_console()
-    model = trained.build_model()
     result = evaluate_split(
-        model,
-        evaluation_loader(dataset, batch_size=batch_size),
-        classes=dataset.class_map,
-        forward=torch_forward(model, precision=trained.model.precision),
-        console=console,
-        library=metric,
+        trained, dataset, batch_size=batch_size, library=metric, console=console
     )
     title = f"{trained.folder}, step {trained.position.step}, {len(dataset)} images"
     print_evaluation(console, result.evaluation, title=title)
@@ -84,6 +83,33 @@ def evaluate(
         content["per_class"] = result.evaluation.per_class
         write_atomically(json_file, json.dumps(content, indent=1))
     return FINISHED
+
+
+def evaluate_split(
+    checkpoint: Checkpoint,
+    dataset: DetectionDataset,
+    *,
+    batch_size: int,
+    library: MetricLibrary = DEFAULT_LIBRARY,
+    console: Console,
+) -> SplitResult:
+    """Detect in every image of a split and compute COCO's metric, in this process.
+
+    Raises:
+        InputError: An image cannot be read.
+    """
+    model = checkpoint.build_model()
+    start = time.perf_counter()
+    detections = detect_split(
+        model,
+        evaluation_loader(dataset, batch_size=batch_size),
+        classes=dataset.class_map,
+        forward=torch_forward(model, precision=checkpoint.model.precision),
+        console=console,
+    )
+    assert detections is not None, "None is returned only after a stop request"
+    evaluation = coco_metric(dataset.annotations, detections, library=library)
+    return SplitResult(evaluation, detections, seconds=time.perf_counter() - start)
 
 
 def read_trained(path: Path) -> Checkpoint:

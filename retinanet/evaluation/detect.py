@@ -1,9 +1,8 @@
 """Run a model on images; return detections on the original images with the data set's ids.
 
-`detect_split` divides a split among ranks; `evaluate_split` uses one process and adds the metric.
+`detect_split` divides a split among ranks.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
@@ -18,11 +17,8 @@ from data.loader import DetectionLoader
 from data.transforms import normalize
 from launch.compute_threads import calling_thread_on
 from launch.process_group import ProcessGroup
-from retinanet.config_types import DEFAULT_LIBRARY, MetricLibrary
 from retinanet.engine.engines import Forward
 from retinanet.evaluation.matching import ImageDetections, SplitDetections
-from retinanet.evaluation.metric import coco_metric
-from retinanet.evaluation.output import SplitResult
 from retinanet.model.anchors import clip_boxes, resize_boxes
 from retinanet.model.postprocess import Detections, postprocess
 from retinanet.model.retinanet import RetinaNet
@@ -112,27 +108,6 @@ def to_original_size(
         scores=detections.scores.double().numpy(),
         category_ids=classes.to_category_ids(detections.labels.numpy()),
     )
-
-
-def evaluate_split(
-    model: RetinaNet,
-    loader: DetectionLoader,
-    *,
-    classes: ClassMap,
-    forward: Forward,
-    console: Console,
-    library: MetricLibrary = DEFAULT_LIBRARY,
-) -> SplitResult:
-    """Detect in every image of a split and compute COCO's metric, in one process.
-
-    Raises:
-        InputError: An image cannot be read.
-    """
-    start = time.perf_counter()
-    detections = detect_split(model, loader, classes=classes, forward=forward, console=console)
-    assert detections is not None, "None is returned only after a stop request"
-    evaluation = coco_metric(loader.dataset.annotations, detections, library=library)
-    return SplitResult(evaluation, detections, seconds=time.perf_counter() - start)
 
 
 def detect_split(

@@ -21,12 +21,9 @@ from common.files import open_regular, read_json_lines
 from data.annotations import Annotations, SplitName, positions_in
 from data.coco_json import Window, list_entries, no_garbage_collection
 from data.dataset import DetectionDataset
-from data.loader import evaluation_loader
 from retinanet.config import Config
 from retinanet.config_file import config_from_tree, configured_split
-from retinanet.engine.engines import torch_forward
-from retinanet.evaluation.command import read_trained, validation_split
-from retinanet.evaluation.detect import detect_split
+from retinanet.evaluation.command import evaluate_split, read_trained, validation_split
 from retinanet.evaluation.matching import SplitDetections
 from retinanet.evaluation.metric import Evaluation, coco_metric
 from retinanet.evaluation.output import evaluation_files, evaluation_name
@@ -132,8 +129,8 @@ def read_material(
             run, dataset, step=checkpoint.position.step, records=records, console=console
         )
     if detections is None or evaluation is None:
-        detections = detect_all(checkpoint, dataset, console=console)
-        evaluation = coco_metric(dataset.annotations, detections)
+        result = evaluate_split(checkpoint, dataset, batch_size=BATCH_SIZE, console=console)
+        detections, evaluation = result.detections, result.evaluation
     curves = class_curves(dataset.annotations, detections)
     joint = joint_curve([item.curve for item in curves])
     default = joint.best.threshold if joint.best else 0.5
@@ -255,20 +252,4 @@ def read_detections(
         unknown = np.flatnonzero(positions_in(known, column) < 0)
         if len(unknown):
             raise InputError(f"{file}: {name} {column[unknown[0]]} is not in the annotations")
-    return detections
-
-
-def detect_all(
-    checkpoint: Checkpoint, dataset: DetectionDataset, *, console: Console
-) -> SplitDetections:
-    """Run the detector on all images of a split, with progress."""
-    model = checkpoint.build_model()
-    detections = detect_split(
-        model,
-        evaluation_loader(dataset, batch_size=BATCH_SIZE),
-        classes=dataset.class_map,
-        forward=torch_forward(model, precision=checkpoint.model.precision),
-        console=console,
-    )
-    assert detections is not None, "None is returned only after a stop request"
     return detections

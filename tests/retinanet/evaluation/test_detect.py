@@ -19,7 +19,6 @@ from retinanet.evaluation.detect import (
     detect,
     detect_batch,
     detect_split,
-    evaluate_split,
     to_original_size,
 )
 from retinanet.evaluation.matching import ImageDetections
@@ -160,18 +159,17 @@ def test_detection_leaves_model_unchanged(model: RetinaNet, dataset: DetectionDa
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_evaluate_split_shows_progress(model: RetinaNet, dataset: DetectionDataset) -> None:
+def test_detection_shows_progress(model: RetinaNet, dataset: DetectionDataset) -> None:
     output = io.StringIO()
-    result = evaluate_split(
+    detections = detect_split(
         model,
         evaluation_loader(dataset, batch_size=2),
         classes=dataset.class_map,
         forward=torch_forward(model, precision="bf16"),
         console=Console(file=output, width=120),
     )
-    assert result.seconds > 0
-    assert set(result.detections.image_ids.tolist()) == {100, 99, 98}
-    assert set(result.evaluation.per_class) == {"seventy"}
+    assert detections is not None
+    assert set(detections.image_ids.tolist()) == {100, 99, 98}
     assert "3/3" in output.getvalue()
 
 
