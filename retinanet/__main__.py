@@ -56,8 +56,8 @@ CHAPTERS = {
             "ProfileDNN: where the time of a step goes; benchmarks, ablations",
         ),
         "mlperf": (
-            "retinanet.commands:add_mlperf",
-            "MLPerf's checkers, reference points and submissions",
+            "retinanet.mlperf.commands:add_mlperf",
+            "MLPerf's checkers, reference points and submissions; published logs compared",
         ),
     },
     "installation": {

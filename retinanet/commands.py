@@ -15,7 +15,6 @@ from common.cli import add_json_option, load_function, positive, probability, wh
 from common.errors import InputError
 from launch.environment import set_allocator
 from retinanet.config_types import DEFAULT_LIBRARY, METRIC_LIBRARIES
-from retinanet.mlperf.rules import NEWEST, RULES
 
 # A string, because argparse's class cannot be subscripted at run time.
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -404,99 +403,3 @@ def add_compile(commands: Commands) -> None:
     parser.set_defaults(
         run=partial(call_with_torch, "retinanet.engine.kernel_calls:compile_kernels")
     )
-
-
-POINTS_DESCRIPTION = """\
-Print MLPerf's reference convergence points: the epochs of the reference implementation to mAP 0.34,
-by global batch size (images per step, of all ranks). They are part of MLCommons' package, and
-submissions are compared with them. Larger batches need more epochs, which costs part of the
-speed-up of a cluster. For other batch sizes, epochs, learning rate and warm-up are interpolated."""
-
-POINTS_EXAMPLES = """\
-examples:
-  python -m retinanet mlperf points
-  python -m retinanet mlperf points --batch-size 128 448 1536 --chart points.png"""
-
-CHECK_DESCRIPTION = """\
-Run MLCommons' compliance checker on the log of a run, and list all violations. Exit status 0: it
-passes, 4: it does not. The division is in the log (mlperf.division). Logs of other programs work
-too: prefixes with ranks are removed, incomplete lines are listed."""
-
-RCP_DESCRIPTION = """\
-Run MLCommons' RCP checker on runs of one global batch size: whether they need as many epochs to the
-target as the reference implementation, which shows that only speed was changed. The fastest and the
-slowest run do not count. Exit status 0: it passes, 4: it does not."""
-
-SUBMISSION_DESCRIPTION = """\
-Add runs to the folder of a submission: their logs as results, a description of the system filled in
-from this machine, and a reference to the code. Run it on the machine that trained. Then MLCommons'
-package checker checks the folder. Existing files are not changed: complete the description by hand,
-and add runs one by one. Exit status 0: the checker passes, 4: it does not."""
-
-RUN_FOLDER = "folder of a run, such as runs/demo"
-RUN_LOG = f"{RUN_FOLDER}, its mlperf.log, or a folder of result_0.txt, result_1.txt, …"
-
-
-def add_mlperf(commands: Commands) -> None:
-    """Add `mlperf` and its commands."""
-    mlperf = commands.add_parser(
-        "mlperf",
-        description="MLPerf training: RetinaNet. Each run writes mlperf.log beside its metrics.",
-    )
-    kinds = mlperf.add_subparsers(required=True, metavar="COMMAND")
-    points = add_command(
-        kinds,
-        "points",
-        summary="epochs and settings by global batch size",
-        description=POINTS_DESCRIPTION,
-        epilog=POINTS_EXAMPLES,
-        run=partial(call, "retinanet.mlperf.rules:points"),
-    )
-    points.add_argument(
-        "--batch-size",
-        dest="batch_sizes",
-        type=positive,
-        nargs="+",
-        default=[],
-        metavar="N",
-        help="global batch sizes to interpolate: ranks × training.batch_size × "
-        "training.gradient_accumulation",
-    )
-    points.add_argument(
-        "--rules", choices=RULES, default=NEWEST, help=f"rule set (default: {NEWEST})"
-    )
-    points.add_argument("--chart", type=Path, metavar="FILE.png", help="draw a chart of the points")
-    add_json_option(points)
-    check = add_command(
-        kinds,
-        "check",
-        summary="the official compliance checker on a run",
-        description=CHECK_DESCRIPTION,
-        run=partial(call, "retinanet.mlperf.official:check"),
-    )
-    check.add_argument("path", type=Path, metavar="RUN", help=RUN_LOG)
-    rcp = add_command(
-        kinds,
-        "rcp",
-        summary="the official RCP checker on a set of runs",
-        description=RCP_DESCRIPTION,
-        run=partial(call, "retinanet.mlperf.official:rcp"),
-    )
-    rcp.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=RUN_LOG)
-    submission = add_command(
-        kinds,
-        "submission",
-        summary="the folder of a submission",
-        description=SUBMISSION_DESCRIPTION,
-        run=partial(call, "retinanet.mlperf.submission:submission"),
-    )
-    submission.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=RUN_FOLDER)
-    submission.add_argument("--out", required=True, **DIR, help="the submission's folder")
-    for parser in (check, rcp, submission):
-        parser.add_argument(
-            "--rules",
-            choices=RULES,
-            help="rule set (default: the newest that has the log's benchmark)",
-        )
-    for parser in (check, rcp):
-        add_json_option(parser, "also write the verdict to this file")

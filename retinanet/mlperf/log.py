@@ -249,6 +249,7 @@ def begin_log(
 
 BEGIN = ":::MLLOG "
 MOST_BYTES = 256_000_000  # Limit of a log: some contain the output of all ranks
+GZIP = "\x1f\ufffd"  # The first two bytes of a gzip file, the second of which is no UTF-8
 LATEST_MS, LARGEST = 2**53, 1e15  # Larger times and numbers are invalid
 EVALUATION_KEYS = (constants.EVAL_START, constants.EVAL_ACCURACY, constants.EVAL_STOP)
 
@@ -425,6 +426,8 @@ def read_run_log(path: Path) -> RunLog:
             f"runs/demo, or its {NAME}"
         ) from error
     lines = parse_events(texts)
+    if not lines and texts and texts[0].startswith(GZIP):
+        raise InputError(f"{file}: is compressed; unpack it, as by gunzip -k, and give the result")
     if not lines:
         raise InputError(f"{file}: no lines of an MLPerf log (:::MLLOG …); give a run's {NAME}")
     return RunLog(file=file, lines=tuple(lines), damaged=damaged_lines(texts))

@@ -41,6 +41,7 @@ from retinanet.mlperf.rules import (
     TRAINING_IMAGES,
     VALIDATION_IMAGES,
     Rules,
+    counts_batches,
     expectation,
     reference_points,
 )
@@ -232,10 +233,7 @@ def print_verdict(console: Console, checker: str, verdict: Verdict, *, result: s
 def format_batch_counts(log: RunLog) -> str:
     """Return the sample counts if they are in batches, as submissions may, else an empty text."""
     samples, batch = log.value(constants.TRAIN_SAMPLES), log.value(constants.GLOBAL_BATCH_SIZE)
-    if type(batch) is not int or batch < 2:
-        return ""
-    # Rounded down or up: accepted submissions have 4,571 and 4,572 batches of 256 images.
-    if samples not in (TRAINING_IMAGES // batch, -(-TRAINING_IMAGES // batch)):
+    if type(batch) is not int or batch < 2 or not counts_batches(samples, batch):
         return ""
     evaluated = log.value(constants.EVAL_SAMPLES)
     text = f"{constants.TRAIN_SAMPLES} {samples:,} × {batch}"

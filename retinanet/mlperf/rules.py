@@ -41,6 +41,15 @@ def benchmark_name(rules: Rules) -> str:
     return "retinanet" if rules.startswith("5.") else "ssd"
 
 
+def counts_batches(samples: object, batch_size: int) -> bool:
+    """Return whether a `train_samples` is MLPerf's training images in batches, as logs may count.
+
+    Accepted submissions round down or up: 4,571 and 4,572 batches of 256 images.
+    """
+    batches = (TRAINING_IMAGES // batch_size, -(-TRAINING_IMAGES // batch_size))
+    return batch_size > 1 and samples in batches
+
+
 class Closed(NamedTuple):
     """The closed division's rule on a field of the configuration: a mark in its annotation.
 

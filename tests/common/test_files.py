@@ -39,6 +39,7 @@ READERS = (
     "profiling trace {file}",
     "retinanet convert {file} --trust --out {folder}/out.safetensors",
     "retinanet mlperf check {file}",
+    "retinanet mlperf compare {file}",
 )
 """A command for each reader of a file that a user names."""
 

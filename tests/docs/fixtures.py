@@ -245,6 +245,12 @@ def write_closed_run(path: Path, _: Path) -> None:
     write_run(path, closed_config(f"run.seed={seed}"), accuracies=[0.2, 0.25, 0.3, 0.35])
 
 
+def copy_published_log(path: Path, _: Path) -> None:
+    """Copy the parts of a published log, by the name of its submitter."""
+    [file] = (REPOSITORY / "tests" / "fixtures" / "mlperf").glob(f"{path.stem}-*.txt")
+    shutil.copy(file, path)
+
+
 def copy_ablation_results(path: Path, _: Path) -> None:
     """Copy the results of ablations in docs, without their report."""
     results = REPOSITORY / "docs" / "ablations" / path.name
@@ -378,5 +384,6 @@ FIXTURES: dict[str, Make] = {
     "runs/three": remove_calls,
     **dict.fromkeys(DEMOS, copy_fixture("runs/demo")),
     **dict.fromkeys(CLOSED_RUNS, write_closed_run),
+    **dict.fromkeys(("published/intel.txt", "published/nvidia.txt"), copy_published_log),
     "runs/ablations/quick": copy_ablation_results,
 }
