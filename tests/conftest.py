@@ -78,10 +78,14 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def train_here(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> TrainHere:
+def train_here(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainHere]:
     """Return a function that runs train.py in this process, unpinned since torch is loaded."""
-    # Not above: train loads numpy, whose OpenBLAS counts cores before a worker keeps to one.
+    # Not above: these load OpenBLAS, which counts cores before a worker keeps to one.
+    import torch
+
     from train import main
+
+    threads = torch.get_num_threads()
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # is changed, and put back
 
@@ -89,7 +93,8 @@ def train_here(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> TrainHere:
         done = run_here(main, *arguments, "launch.pin=false", program="train.py")
         return Ended(done.returncode, done.stdout, done.stderr)
 
-    return run
+    yield run
+    torch.set_num_threads(threads)  # for tests that compute with as many as a run would
 
 
 @pytest.fixture(scope="module")

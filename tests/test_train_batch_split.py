@@ -1,6 +1,8 @@
 """Batches split among two ranks under the real mpirun: by speed, by a list, and when resumed."""
 
 import json
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from profiling.bench.jobs import cpus_of_last_rank
 from profiling.bench.worker_pool import busy_cores
 from retinanet.config_file import load_config
 from retinanet.training.checkpoint import read_checkpoint
-from tests.launch.ranks import Ended, run_ranks
+from tests.launch.ranks import Ended, ended, run_ranks, start_ranks
 from tests.support.training_runs import read_records
 
 pytestmark = pytest.mark.whole_machine
@@ -34,10 +36,17 @@ SETTINGS = (
 """Two steps an epoch, each of two batches of four images."""
 
 
-def trained(root: Path, name: str, *changes: str) -> Ended:
-    job = run_ranks(2, "train.py", *SETTINGS, f"run.root={root}", f"run.name={name}", *changes)
+def arguments(root: Path, name: str, *changes: str) -> list[str]:
+    return ["train.py", *SETTINGS, f"run.root={root}", f"run.name={name}", *changes]
+
+
+def checked(job: Ended) -> Ended:
     assert (job.code, job.errors) == (0, "")
     return job
+
+
+def trained(root: Path, name: str, *changes: str) -> Ended:
+    return checked(run_ranks(2, *arguments(root, name, *changes)))
 
 
 def read_ranks(run: Path) -> dict[str, Any]:
@@ -46,13 +55,26 @@ def read_ranks(run: Path) -> dict[str, Any]:
     return ranks
 
 
+def wait_for_file(path: Path, job: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert job.poll() is None and time.monotonic() < end, path
+        time.sleep(0.01)
+
+
 @pytest.fixture(scope="module")
 def slowed(root: Path) -> Ended:
     """Return two steps of a run split by speed, with a background load on the core of rank 1."""
     cpus = cpus_of_last_rank(load_config("demo.yaml", SETTINGS))
+    changes = ("distributed.batch_split=speed", "training.max_steps=2")
+    job = start_ranks(2, *arguments(root, "by-speed", *changes))
+    # Starting Python under the load would take half a minute. The folder comes before the model,
+    # and what describes the ranks after their speed is known.
+    wait_for_file(root / "by-speed", job)
     # Three processes, so that rank 1 is slower than rank 0 even if another job shares a core.
     with busy_cores(cpus * 3):
-        return trained(root, "by-speed", "distributed.batch_split=speed", "training.max_steps=2")
+        wait_for_file(root / "by-speed" / "environment.json", job)
+    return checked(ended(job))
 
 
 @pytest.fixture(scope="module")
@@ -131,8 +153,8 @@ def test_dry_run_prints_the_split(word: str, comment: str) -> None:
 def test_list_with_a_wrong_sum_is_refused_before_anything_is_written(
     root: Path, flags: list[str]
 ) -> None:
-    arguments = (*SETTINGS, f"run.root={root}", "run.name=wrong", "distributed.batch_split=[3, 2]")
-    job = run_ranks(2, "train.py", *arguments, *flags)
+    wrong = arguments(root, "wrong", "distributed.batch_split=[3, 2]")
+    job = run_ranks(2, *wrong, *flags)
     assert job.code == 2
     [line] = [line for line in job.errors.splitlines() if "error: " in line]
     expected = "expected 2 numbers with the sum 4 (ranks × training.batch_size=2), even or speed"

@@ -1,6 +1,5 @@
 """Runs with an average of the weights, AdamW, milestones, and a learning rate of the body."""
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from retinanet.evaluation.detect import detect_split
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training import trainer
 from retinanet.training.checkpoint import read_checkpoint
-from tests.launch.ranks import TrainHere, ended, run_ranks, start_ranks
-from tests.support.training_runs import read_records, start_training, wait_for_steps
+from tests.launch.ranks import TrainHere, ended, run_ranks
+from tests.support.training_runs import cut_back, read_records, start_training
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +29,8 @@ SETTINGS = (
     *(f"training.max_steps={STEPS}", "evaluation.pictures=0", "engine.precision=float32"),
 )
 """Four steps an epoch; evaluations after steps 4 and 6."""
+BETWEEN = "checkpoint.every=3 steps"
+"""A checkpoint within the first epoch, from which other runs continue."""
 
 
 def settings_in(root: Path, name: str, *changes: str) -> list[str]:
@@ -54,20 +55,30 @@ def assert_same_end(run: Path, other: Path, *parts: str) -> None:
 @pytest.fixture(scope="module")
 def whole(root: Path) -> Path:
     """Return an uninterrupted run."""
-    outcome = ended(start_training(*settings_in(root, "whole")))
+    outcome = ended(start_training(*settings_in(root, "whole", BETWEEN)))
     assert (outcome.code, outcome.errors) == (0, "")
     return root / "whole"
 
 
-def test_interrupted_run_continues_bit_for_bit(whole: Path, root: Path) -> None:
-    process = start_training(*settings_in(root, "pieces"))
-    wait_for_steps(root / "pieces", process, count=2)
-    process.send_signal(signal.SIGTERM)
-    assert ended(process).code == 75
-    assert len(read_records(root / "pieces", kind="step")) < STEPS
-    outcome = ended(start_training(*settings_in(root, "pieces"), "--resume"))
-    assert (outcome.code, outcome.errors) == (0, "")
+def test_resumed_run_continues_bit_for_bit_and_evaluates_the_averages(
+    whole: Path, root: Path, train_here: TrainHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Tensor]] = []
+
+    def detect(model: RetinaNet, *inputs: Any, **settings: Any) -> Any:
+        seen.append({name: value.clone() for name, value in model.state_dict().items()})
+        return detect_split(model, *inputs, **settings)
+
+    monkeypatch.setattr(trainer, "detect_split", detect)
+    cut_back(whole, root / "pieces", step=3)
+    outcome = train_here(*settings_in(root, "pieces", "launch.threads=1"), "--resume")
+    assert outcome.code == 0, outcome.errors
+    assert "resumed after step 3" in " ".join(outcome.output.split())
     assert_same_end(root / "pieces", whole)
+    averages, weights = (load_file(whole / "checkpoints" / "last" / part) for part in PARTS[:2])
+    assert len(seen) == 2 and seen[1].keys() == averages.keys()
+    assert all(torch.equal(seen[1][name], value) for name, value in averages.items())
+    assert not all(torch.equal(seen[1][name], value) for name, value in weights.items())
 
 
 def test_averages_follow_the_weights(whole: Path) -> None:
@@ -80,26 +91,6 @@ def test_averages_follow_the_weights(whole: Path) -> None:
     assert not torch.equal(averages[bias], weights[bias])
 
 
-def test_evaluation_sees_the_averages_that_the_checkpoint_has(
-    root: Path, train_here: TrainHere, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[dict[str, Tensor]] = []
-
-    def detect(model: RetinaNet, *inputs: Any, **settings: Any) -> Any:
-        seen.append({name: value.clone() for name, value in model.state_dict().items()})
-        return detect_split(model, *inputs, **settings)
-
-    monkeypatch.setattr(trainer, "detect_split", detect)
-    outcome = train_here(*settings_in(root, "seen", "training.max_steps=2"))
-    assert outcome.code == 0, outcome.errors
-    last = root / "seen" / "checkpoints" / "last"
-    averages, weights = (load_file(last / part) for part in PARTS[:2])
-    [state] = seen
-    assert state.keys() == averages.keys()
-    assert all(torch.equal(state[name], value) for name, value in averages.items())
-    assert not all(torch.equal(state[name], value) for name, value in weights.items())
-
-
 def test_rates_of_every_step_are_recorded(whole: Path) -> None:
     records = read_records(whole, kind="step")
     rates = [1e-3, 1e-3, 5e-4, 5e-4, 2.5e-4, 2.5e-4]
@@ -108,43 +99,39 @@ def test_rates_of_every_step_are_recorded(whole: Path) -> None:
     assert body == pytest.approx([rate / 4 for rate in rates])
 
 
-def test_average_changes_no_training_and_may_begin_and_end_in_a_resumed_run(
-    whole: Path, root: Path
+def test_average_changes_no_training_and_may_end_and_begin_in_a_resumed_run(
+    whole: Path, root: Path, train_here: TrainHere
 ) -> None:
-    for ema, steps in (("null", 2), ("0.9", 4), ("null", STEPS)):
-        changes = (f"training.ema={ema}", f"training.max_steps={steps}")
-        resume = ("--resume",) if (root / "changed").exists() else ()
-        outcome = ended(start_training(*settings_in(root, "changed"), *changes, *resume))
-        assert (outcome.code, outcome.errors) == (0, "")
-        last = root / "changed" / "checkpoints" / "last"
+    cut_back(whole, root / "changed", step=3)
+    last = root / "changed" / "checkpoints" / "last"
+    for was, ema, steps in (("0.9", "null", 5), ("None", "0.9", STEPS)):
+        changes = (f"training.ema={ema}", f"training.max_steps={steps}", "launch.threads=1")
+        outcome = train_here(*settings_in(root, "changed", *changes), "--resume")
+        assert outcome.code == 0, outcome.errors
         assert (last / "raw.safetensors").exists() == (ema != "null")
-    assert "training.ema was 0.9, is now None" in " ".join(outcome.output.split())
+        assert f"training.ema was {was}, is now " in " ".join(outcome.output.split())
     averaged = whole / "checkpoints" / "last"
-    assert (last / PARTS[2]).read_bytes() == (averaged / PARTS[2]).read_bytes()
-    weights, raw = load_file(last / "model.safetensors"), load_file(averaged / "raw.safetensors")
-    assert all(torch.equal(weights[name], value) for name, value in raw.items())
+    for part in PARTS[1:]:
+        assert (last / part).read_bytes() == (averaged / part).read_bytes(), part
 
 
 @pytest.mark.whole_machine
 def test_two_ranks_resume_bit_for_bit(root: Path) -> None:
     changes = ("training.batch_size=1", "distributed.timeout_s=60")
-    job = run_ranks(2, "train.py", *settings_in(root, "ranks", *changes))
+    job = run_ranks(2, "train.py", *settings_in(root, "ranks", *changes, BETWEEN))
     assert (job.code, job.errors) == (0, "") and "weights differed" not in job.output
     parts = load_file(root / "ranks" / "checkpoints" / "last" / "ranks.safetensors")
     name = "backbone.body.bn1.running_mean"
     assert {f"{rank}/{prefix}{name}" for rank in (0, 1) for prefix in ("", "ema/")} <= parts.keys()
-    process = start_ranks(2, "train.py", *settings_in(root, "ranks-resumed", *changes))
-    wait_for_steps(root / "ranks-resumed", process, count=2)
-    process.send_signal(signal.SIGTERM)
-    assert ended(process).code != 0
-    assert len(read_records(root / "ranks-resumed", kind="step")) < STEPS
+    cut_back(root / "ranks", root / "ranks-resumed", step=3)
     job = run_ranks(2, "train.py", *settings_in(root, "ranks-resumed", *changes), "--resume")
     assert (job.code, job.errors) == (0, "")
+    assert "resumed after step 3" in " ".join(job.output.split())
     assert_same_end(root / "ranks-resumed", root / "ranks", "ranks.safetensors")
 
 
 @pytest.mark.whole_machine
-def test_two_ranks_average_what_one_rank_does(root: Path) -> None:
+def test_two_ranks_average_what_one_rank_does(root: Path, train_here: TrainHere) -> None:
     """With constant norms, whose statistics no rank has of its own."""
     torch.manual_seed(0)
     backbone = dict(resnext50_32x4d(weights=None).state_dict())
@@ -156,8 +143,8 @@ def test_two_ranks_average_what_one_rank_does(root: Path) -> None:
         *(f"model.pretrained_backbone={root / 'backbone.safetensors'}", "model.norm=frozen"),
         *("model.trainable_layers=3", "training.optimizer=sgd", "training.max_steps=3"),
     ]
-    one = ended(start_training(*settings_in(root, "one", *changes)))
-    assert (one.code, one.errors) == (0, "")
+    one = train_here(*settings_in(root, "one", *changes, "launch.threads=1"))
+    assert one.code == 0, one.errors
     arguments = settings_in(root, "two", *changes, "training.batch_size=1")
     two = run_ranks(2, "train.py", *arguments, "distributed.timeout_s=60")
     assert (two.code, two.errors) == (0, "")

@@ -1,6 +1,5 @@
 """Runs that end by `training.patience`, also overlapped, interrupted and resumed."""
 
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from retinanet.mlperf.log import read_events
-from retinanet.training.checkpoint import read_checkpoint
+from retinanet.training.checkpoint import newest_first, read_checkpoint
 from tests.launch.ranks import TrainHere
 from tests.support.commands import start_program
-from tests.support.training_runs import read_records, wait_for_steps
+from tests.support.training_runs import cut_back, read_records
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +65,7 @@ def assert_same_end(run: Path, other: Path) -> None:
 @pytest.fixture(scope="module")
 def impatient(root: Path) -> Path:
     """Return a run that its patience has ended."""
-    shown = wait_for_output(start(root, "impatient"))
+    shown = wait_for_output(start(root, "impatient", "checkpoint.every=5 steps"))
     run = root / "impatient"
     step = last_step(run)
     assert f"finished after {step} steps, target mAP 0.9 not reached, no better mAP in" in shown
@@ -94,19 +93,31 @@ def test_mlperf_log_ends_as_aborted_after_the_last_evaluation(impatient: Path) -
     assert keys.count("epoch_start") == keys.count("epoch_stop") == keys.count("eval_accuracy")
 
 
-def test_interrupted_run_ends_at_the_same_evaluation(impatient: Path, root: Path) -> None:
-    process = start(root, "interrupted")
-    wait_for_steps(root / "interrupted", process, count=6)
-    process.send_signal(signal.SIGTERM)
-    wait_for_output(process, code=75)
-    wait_for_output(start(root, "interrupted", "--resume"))
-    assert_same_end(root / "interrupted", impatient)
+@pytest.fixture
+def within_last_epoch(impatient: Path, root: Path) -> int:
+    """Return the step of the checkpoint before the last; one more evaluation ends the run."""
+    folder = newest_first(impatient / "checkpoints")[1]
+    position = read_checkpoint(folder).position
+    assert position.evaluations_since_best == PATIENCE - 1
+    return position.step
+
+
+def test_resumed_run_ends_at_the_same_evaluation(
+    impatient: Path, within_last_epoch: int, root: Path, train_here: TrainHere
+) -> None:
+    cut_back(impatient, root / "resumed", step=within_last_epoch)
+    place = (f"run.root={root}", "run.name=resumed")
+    outcome = train_here(*SETTINGS, *place, "--resume")
+    assert outcome.code == 0, outcome.errors
+    assert f"resumed after step {within_last_epoch}" in " ".join(outcome.output.split())
+    assert_same_end(root / "resumed", impatient)
 
 
 def test_overlapped_evaluation_ends_the_run_with_the_same_weights(
-    impatient: Path, root: Path
+    impatient: Path, within_last_epoch: int, root: Path
 ) -> None:
-    shown = wait_for_output(start(root, "beside", "evaluation.overlap=true"))
+    cut_back(impatient, root / "beside", step=within_last_epoch)
+    shown = wait_for_output(start(root, "beside", "evaluation.overlap=true", "--resume"))
     assert_same_end(root / "beside", impatient)
     steps = read_records(root / "beside", kind="step")[-1]["step"]
     end = last_step(impatient)

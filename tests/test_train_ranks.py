@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from retinanet.mlperf.log import read_events
 from retinanet.mlperf.official import check_compliance
-from tests.launch.ranks import Ended, ended, run_ranks, start_ranks
+from tests.launch.ranks import Ended, TrainHere, ended, run_ranks, start_ranks
 from tests.support.commands import run_program
 from tests.support.processes import rank_processes, wait_until_gone
 from tests.support.random_detectors import write_detector
@@ -97,13 +96,12 @@ def test_the_run_has_one_log_and_one_set_of_checkpoints(finished: Ended, root: P
 
 
 def test_first_loss_of_two_ranks_equals_that_of_one_rank_with_all_images(
-    finished: Ended, root: Path
+    finished: Ended, root: Path, train_here: TrainHere
 ) -> None:
     # With trained norms only the first step is the same: each rank norms its own images. Weights
     # are the same then, the images too, and the loss is a mean over both.
-    command = [sys.executable, "train.py", *settings_in(root, "alone", "training.max_steps=1")]
-    command += ["model.norm=batch", "training.batch_size=2", "evaluation.pictures=0"]
-    subprocess.run(command, check=True, capture_output=True)
+    changes = ("training.max_steps=1", "training.batch_size=2", "launch.threads=1")
+    assert train_here(*settings_in(root, "alone", *changes)).code == 0
     [alone] = read_records(root / "alone", kind="step")
     both = read_records(root / "whole", kind="step")[0]
     assert both["loss"] == pytest.approx(alone["loss"], rel=0.05)

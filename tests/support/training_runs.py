@@ -1,5 +1,7 @@
-"""Start a training, read what it writes while it runs, and wait for its steps."""
+"""Start a training, read what it writes while it runs, wait for its steps, and cut it back."""
 
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -8,6 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from common.files import read_json_lines
+from retinanet.training.checkpoint import (
+    BEST,
+    LAST,
+    checkpoint_folder,
+    checkpoint_step,
+    newest_first,
+    point_to,
+)
 from tests.support.commands import start_program
 
 
@@ -33,3 +43,22 @@ def wait_for_steps(run: Path, job: subprocess.Popen[str], *, count: int) -> None
             return
         assert running and time.monotonic() < end, f"{run}: fewer than {count} steps"
         time.sleep(0.01)
+
+
+def cut_back(run: Path, copy: Path, *, step: int) -> None:
+    """Copy a run as if it had been killed between the checkpoint after `step` steps and the next.
+
+    Its records go on, as those of a killed run do; the evaluation whose checkpoint was the best
+    until then must be among those that the run kept.
+    """
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("checkpoints"))
+    checkpoints = copy / "checkpoints"
+    for folder in newest_first(run / "checkpoints"):
+        if checkpoint_step(folder) <= step:  # linked, since a run replaces these files as a whole
+            shutil.copytree(folder, checkpoints / folder.name, copy_function=os.link)
+    records = read_records(run, kind="evaluation")
+    maps = {record["step"]: record["map"] for record in records if record["step"] <= step}
+    if maps:
+        best = max(maps, key=maps.__getitem__)
+        point_to(checkpoints / BEST, checkpoint_folder(checkpoints, best))
+    point_to(checkpoints / LAST, checkpoint_folder(checkpoints, step))
