@@ -1,13 +1,17 @@
 """The command lines of `python -m retinanet mlperf`."""
 
 import argparse
+import re
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from common.cli import add_json_option, positive
+from common.cli import LONGEST_SHOWN, add_json_option, positive
 from retinanet.commands import DIR, Commands, add_command, call
 from retinanet.mlperf.rules import NEWEST, RULES
+
+if TYPE_CHECKING:
+    from retinanet.mlperf.timeline import Machine
 
 POINTS_DESCRIPTION = """\
 Print MLPerf's reference convergence points: the epochs of the reference implementation to mAP 0.34,
@@ -59,16 +63,19 @@ RUN_FOLDER = "folder of a run, such as runs/demo"
 RUN_LOG = f"{RUN_FOLDER}, its mlperf.log, or a folder of result_0.txt, result_1.txt, …"
 
 
-def size_of_log(text: str) -> Any:
-    """Parse the machines of a log, `LOG=16x4x28`."""
+def size_of_log(text: str) -> tuple[str, "Machine"]:
+    """Parse `LOG=HOSTSxRANKSxCORES`: ranks of a host, cores of a rank, which may be left out."""
     # Imported here, because it loads MLCommons' package.
-    from retinanet.mlperf.timeline import parse_size  # noqa: PLC0415
+    from retinanet.mlperf.timeline import Machine  # noqa: PLC0415
 
-    try:
-        return parse_size(text)
-    except ValueError as error:
+    path, _, numbers = text.rpartition("=")
+    match = re.fullmatch(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})(?:x([1-9][0-9]{0,5}))?", numbers)
+    if not path or match is None:
         expected = "expected LOG=HOSTSxRANKSxCORES, such as intel.txt=16x4x28"
-        raise argparse.ArgumentTypeError(f"{expected}, found {text[-60:]!r}") from error
+        raise argparse.ArgumentTypeError(f"{expected}, found {text[-LONGEST_SHOWN:]!r}")
+    hosts, ranks, cores = (int(number or 0) for number in match.groups())
+    ranks *= hosts
+    return path, Machine(hosts=hosts, ranks=ranks, cores=ranks * cores or None)
 
 
 def add_compare(kinds: Commands) -> None:

@@ -162,8 +162,8 @@ def target_text(timeline: Timeline) -> str:
 
 
 def time_to_target(timeline: Timeline) -> str:
-    """Return the minutes to the target; `not reached` if the log says so."""
-    if timeline.log.status == constants.ABORTED:
+    """Return the minutes to the target; `not reached` if the run ended before."""
+    if timeline.log.status == constants.ABORTED and not timeline.has_no_target:
         return "not reached"
     return number_text(timeline.minutes_to_target)
 

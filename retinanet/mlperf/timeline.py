@@ -19,7 +19,7 @@ from common.console import significant
 from common.errors import InputError
 from common.files import read_json_object, read_text
 from common.yaml_text import read_yaml
-from retinanet.mlperf.log import NAME, LogLine, RunLog, finite_number
+from retinanet.mlperf.log import EVALUATION_KEYS, NAME, LogLine, RunLog, finite_number
 from retinanet.mlperf.rules import TARGET_MAP, TRAINING_IMAGES, counts_batches
 
 CLOSED_IMAGE_SIZE = 800
@@ -151,7 +151,6 @@ def read_timeline(log: RunLog, *, size: Machine | None = None) -> Timeline:
     epoch_images, dataset_images = reader.images(batch, steps=max(steps.values(), default=None))
     epochs = reader.with_images(epochs, steps, batch=batch, whole=epoch_images)
     start, stop = reader.time(constants.RUN_START), reader.last_time(constants.RUN_STOP)
-    first = min((epoch.start_ms for epoch in epochs), default=reader.first_epoch_start())
     target, has_no_target = reader.target()
     timeline = Timeline(
         log=log,
@@ -165,7 +164,7 @@ def read_timeline(log: RunLog, *, size: Machine | None = None) -> Timeline:
         initialization=seconds_between(
             reader.time(constants.INIT_START), reader.last_time(constants.INIT_STOP)
         ),
-        to_first_step=seconds_between(start, first),
+        to_first_step=seconds_between(start, reader.first_start()),
         epochs=epochs,
         evaluations=reader.evaluations(start),
         minutes_to_target=None,
@@ -190,10 +189,19 @@ def positive_integer(value: object) -> int | None:
     return value if type(value) is int and 1 <= value <= 10**12 else None
 
 
-def epoch_number(line: LogLine) -> float | None:
-    """Return the epoch that an event is about, as the log counts it."""
-    number = finite_number(line.metadata.get(constants.EPOCH_NUM))
-    return finite_number(line.value) if number is None else number
+BLOCKS = (constants.BLOCK_START, constants.BLOCK_STOP)
+EPOCHS = (constants.EPOCH_START, constants.EPOCH_STOP)
+NUMBERED = (*BLOCKS, *EPOCHS, *EVALUATION_KEYS)
+"""Events of an epoch, which have its number."""
+
+
+def numbered_by(line: LogLine) -> float | None:
+    """Return the epoch, or the first epoch of a block, that an event is about."""
+    name = constants.FIRST_EPOCH_NUM if line.key in BLOCKS else constants.EPOCH_NUM
+    number = finite_number(line.metadata.get(name))
+    # The value of other events may be the number too.
+    is_number = number is None and line.key != constants.EVAL_ACCURACY
+    return finite_number(line.value) if is_number else number
 
 
 @dataclass(frozen=True)
@@ -254,9 +262,8 @@ class Reader:
             (constants.BLOCK_STOP, 1, max),
         ):
             for line in self.lines(key):
-                number, count = epoch_number(line), 1
-                if key in (constants.BLOCK_START, constants.BLOCK_STOP):
-                    number = finite_number(line.metadata.get(constants.FIRST_EPOCH_NUM))
+                number, count = numbered_by(line), 1
+                if key in BLOCKS:
                     count = positive_integer(line.metadata.get(constants.EPOCH_COUNT)) or 1
                 if number is None:
                     continue
@@ -282,10 +289,18 @@ class Reader:
                 self.notes.append(f"epoch {number + shift:g}: left out, it has no {event}")
         return tuple(epochs)
 
-    def first_epoch_start(self) -> int | None:
+    def first_start(self) -> int | None:
         """Return the time at which the first epoch started, even if it has no stop. [ms]"""
-        times = (self.time(constants.EPOCH_START), self.time(constants.BLOCK_START))
-        return min((time for time in times if time is not None), default=None)
+        for start_key, stop_key in (
+            (constants.EPOCH_START, constants.EPOCH_STOP),
+            (constants.BLOCK_START, constants.BLOCK_STOP),
+        ):
+            first = self.time(start_key)
+            # If its line is lost, the first one of the log is that of a later epoch.
+            earlier = (self.time(stop_key), self.time(constants.EVAL_START))
+            if first is not None and all(time is None or time > first for time in earlier):
+                return first
+        return None
 
     def steps(self, epochs: Sequence[Epoch]) -> dict[float, int]:
         """Return the steps of the global batch size in each epoch, for logs that number steps."""
@@ -349,15 +364,19 @@ class Reader:
         results = [line.time_ms for line in self.lines(constants.EVAL_ACCURACY)]
         starts = [line.time_ms for line in self.lines(constants.EVAL_START)]
         is_last = all(time < epoch.stop_ms for time in starts)
-        return is_last and any(epoch.start_ms < time <= epoch.stop_ms for time in results)
+        # A log without its end may lack the evaluation of a whole epoch.
+        has_end = self.log.last(constants.RUN_STOP) is not None
+        return (
+            has_end and is_last and any(epoch.start_ms < time <= epoch.stop_ms for time in results)
+        )
 
     def evaluations(self, start_ms: int | None) -> tuple[Evaluation, ...]:
         """Return the evaluations in order; `start_ms` is MLPerf's clock's start."""
         times: dict[float, dict[str, int]] = {}
         accuracies: dict[float, float | None] = {}
-        for key in (constants.EVAL_START, constants.EVAL_ACCURACY, constants.EVAL_STOP):
+        for key in EVALUATION_KEYS:
             for line in self.lines(key):
-                number = finite_number(line.metadata.get(constants.EPOCH_NUM))
+                number = numbered_by(line)
                 if number is None:
                     continue
                 times.setdefault(number, {}).setdefault(key, line.time_ms)
@@ -492,6 +511,15 @@ class Reader:
             constants.EVAL_ACCURACY: timeline.evaluations or None,
             constants.RUN_STOP: self.time(constants.RUN_STOP),
         }
+        unnumbered = sorted(
+            {
+                line.key
+                for line in self.log.lines
+                if line.key in NUMBERED and numbered_by(line) is None
+            }
+        )
+        if unnumbered:
+            self.notes.append(f"left out, without the number of an epoch: {', '.join(unnumbered)}")
         missing = [key for key, value in required.items() if value is None]
         if missing:
             self.notes.append(f"not in the log: {', '.join(missing)}")
@@ -516,19 +544,3 @@ def hosts_of_platform(log: RunLog) -> int | None:
     """Return the number of hosts in a platform's name as we write it, such as `2 hosts of …`."""
     name = re.match(r"([1-9][0-9]{0,5}) hosts? of ", str(log.value(constants.SUBMISSION_PLATFORM)))
     return int(name[1]) if name else None
-
-
-def parse_size(text: str) -> tuple[str, Machine]:
-    """Parse `LOG=HOSTSxRANKSxCORES`: ranks of a host, and cores of a rank, which may be left out.
-
-    Raises:
-        ValueError: It has another form.
-    """
-    path, separator, numbers = text.rpartition("=")
-    match = re.fullmatch(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})(?:x([1-9][0-9]{0,5}))?", numbers)
-    if not separator or not path or match is None:
-        raise ValueError(text)
-    hosts, ranks = int(match[1]), int(match[1]) * int(match[2])
-    return path, Machine(
-        hosts=hosts, ranks=ranks, cores=ranks * int(match[3]) if match[3] else None
-    )

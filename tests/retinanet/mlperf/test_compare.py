@@ -17,9 +17,10 @@ from mlperf_logging.compliance_checker.mlp_parser import parse_file
 from PIL import Image
 
 from retinanet.__main__ import main
+from retinanet.mlperf.commands import size_of_log
 from retinanet.mlperf.compare import labels
 from retinanet.mlperf.log import read_run_log
-from retinanet.mlperf.timeline import Machine, Timeline, parse_size, read_timeline
+from retinanet.mlperf.timeline import Machine, Timeline, read_timeline
 from tests.support.commands import RunHere, error_line, run_program
 from tests.support.mlperf_runs import closed_config, write_run
 
@@ -277,12 +278,13 @@ def test_target_of_a_run_is_its_configurations(run_here: RunHere, tmp_path: Path
     without = closed_config("mlperf.division=open", "training.target_map=null")
     runs = [
         write_run(tmp_path / "with", target, accuracies=[0.31]),
+        write_run(tmp_path / "below", target, accuracies=[0.29]),
         write_run(tmp_path / "without", without, accuracies=[0.31]),
     ]
     done = run_here(main, *COMPARE, *runs, INTEL)
-    assert cells(done, "target mAP") == ["0.3", "none", "0.34"]
-    assert cells(done, "time to the target [min]")[1:] == ["not reached", "232.2"]
-    assert "not the same target mAP (0.3: with; none: without; 0.34: intel" in done.stdout
+    assert cells(done, "target mAP") == ["0.3", "0.3", "none", "0.34"]
+    assert cells(done, "time to the target [min]")[1:] == ["not reached", "", "232.2"]
+    assert "not the same target mAP (0.3: with, below; none: without; 0.34: intel" in done.stdout
     assert "not the same training images" not in done.stdout
 
 
@@ -397,6 +399,32 @@ def test_value_of_a_wrong_type_is_no_value(
     assert "\x1b" not in done.stdout
 
 
+def test_lost_start_of_the_first_epoch_is_not_replaced_by_that_of_the_second(
+    run_here: RunHere, tmp_path: Path
+) -> None:
+    lines = NVIDIA.read_text().splitlines()
+    lost = [line for line in lines if '"epoch_start", "value": 0' not in line]
+    assert len(lost) == len(lines) - 1
+    done = run_here(main, *COMPARE, write_log(tmp_path, *lost))
+    assert cells(done, "time to the first step [s]") == [""]
+    assert "a: epoch 1: left out, it has no start" in done.stdout
+
+
+def test_epoch_is_not_cut_short_only_because_the_log_is(tmp_path: Path) -> None:
+    # The evaluation of epoch 1 ended in epoch 2, whose own evaluation is lost with the rest.
+    lines = NVIDIA.read_text().splitlines()
+    [last] = [place for place, line in enumerate(lines) if '"epoch_stop", "value": 1' in line]
+    log = timeline(write_log(tmp_path, *lines[: last + 1]))
+    assert log.epoch_seconds == [529.084, 525.009]
+
+
+def test_events_without_an_epoch_are_named(tmp_path: Path) -> None:
+    lines = [event("eval_accuracy", 30, 0.3), event("epoch_start", 10), event("eval_start", 20, 1)]
+    log = timeline(write_log(tmp_path, *HEAD, *lines))
+    assert noted(log, "without the number of an epoch: epoch_start, eval_accuracy")
+    assert [item.epoch for item in log.evaluations] == [1]
+
+
 def test_times_that_run_backwards_are_no_durations(tmp_path: Path) -> None:
     lines = [*HEAD, *epoch(1, 20, 10), *evaluation(1, 2, 3, 0.3), event("run_stop", 1)]
     log = timeline(write_log(tmp_path, *lines))
@@ -466,8 +494,8 @@ def test_wrong_size_is_an_error(option: str, reason: str, run_here: RunHere) -> 
 
 
 def test_size_gives_all_of_the_hosts_together() -> None:
-    assert parse_size("a=b.txt=16x4x28") == ("a=b.txt", Machine(hosts=16, ranks=64, cores=1792))
-    assert parse_size("b.txt=1x8") == ("b.txt", Machine(hosts=1, ranks=8))
+    assert size_of_log("a=b.txt=16x4x28") == ("a=b.txt", Machine(hosts=16, ranks=64, cores=1792))
+    assert size_of_log("b.txt=1x8") == ("b.txt", Machine(hosts=1, ranks=8))
 
 
 def test_folder_of_results_is_compared_log_by_log(run_here: RunHere, tmp_path: Path) -> None:
