@@ -19,7 +19,7 @@ import profiling.__main__
 import retinanet.__main__
 from common.errors import STOPPED_BY_SIGNAL
 from tests.support.commands import REPOSITORY, run_program
-from tests.support.training_runs import wait_for_steps
+from tests.support.training_runs import read_records, wait_for_steps
 
 pytestmark = pytest.mark.slow
 
@@ -201,20 +201,8 @@ def test_help_of_each_command(installed: Installed) -> None:
         assert "python -m" not in text and "train.py" not in text
 
 
-def test_training_profile_and_pictures(installed: Installed, project: Path) -> None:
-    begun = installed("retinanet", "train", *SMALL, "profile.onednn.steps=2-3").stdout
-    assert "finished after 6 steps" in begun
-    assert re.search(r"bin/retinanet profile stats runs/demo/onednn/rank0.log", begun)
-    done = installed("retinanet", "profile", "stats", "runs/demo/onednn/rank0.log")
-    assert "convolution" in done.stdout
-    [predict] = re.findall(r"bin/(retinanet) (predict --checkpoint \S+ \S+)", begun)
-    installed(predict[0], *predict[1].split(), "--json", "found.json")
-    assert (project / "found.json").is_file()
-
-
-def test_training_continues_with_the_printed_command(
-    installed: Installed, environment: Path, project: Path
-) -> None:
+def stopped_training(environment: Path, project: Path) -> str:
+    """Return the output of a training that SIGTERM stopped after some steps."""
     command = (environment / "bin/retinanet", "train", *SMALL, "run.name=stopped")
     job = subprocess.Popen(
         [*map(str, command), "training.epochs=50"], cwd=project, stdout=subprocess.PIPE, text=True
@@ -223,10 +211,25 @@ def test_training_continues_with_the_printed_command(
     job.terminate()
     output, _ = job.communicate(timeout=120)
     assert job.returncode == STOPPED_BY_SIGNAL
-    program, *arguments = shlex.split(output.partition("continue with: ")[2].splitlines()[0])
+    return output
+
+
+def test_training_continues_with_the_printed_command_then_profile_and_pictures(
+    installed: Installed, environment: Path, project: Path
+) -> None:
+    stopped = stopped_training(environment, project)
+    program, *arguments = shlex.split(stopped.partition("continue with: ")[2].splitlines()[0])
     assert Path(program).name == "retinanet" and "--resume" in arguments
-    resumed = installed("retinanet", *arguments, "training.max_steps=8")
-    assert "finished after 8 steps" in resumed.stdout
+    done = read_records(project / "runs" / "stopped", kind="step")[-1]["step"]
+    more = (f"training.max_steps={done + 3}", f"profile.onednn.steps={done + 2}-{done + 3}")
+    resumed = installed("retinanet", *arguments, *more).stdout
+    assert f"finished after {done + 3} steps" in resumed
+    assert re.search(r"bin/retinanet profile stats runs/stopped/onednn/rank0.log", resumed)
+    shown = installed("retinanet", "profile", "stats", "runs/stopped/onednn/rank0.log")
+    assert "convolution" in shown.stdout
+    [predict] = re.findall(r"bin/(retinanet) (predict --checkpoint \S+ \S+)", resumed)
+    installed(predict[0], *predict[1].split(), "--json", "found.json")
+    assert (project / "found.json").is_file()
 
 
 @pytest.mark.whole_machine
