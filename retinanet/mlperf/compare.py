@@ -314,13 +314,18 @@ def draw_accuracies(
 def to_dict(name: str, timeline: Timeline) -> dict[str, Any]:
     """Return everything about a log as JSON values; null is what it does not say."""
     log, machine = timeline.log, timeline.machine
+
+    def text(key: str) -> str | None:
+        value = log.value(key)
+        return None if value is None else str(value)
+
     return {
         "name": name,
         "log": str(log.file),
-        "benchmark": log.value(constants.SUBMISSION_BENCHMARK),
-        "submitter": log.value(constants.SUBMISSION_ORG),
-        "system": log.value(constants.SUBMISSION_PLATFORM),
-        "division": log.value(constants.SUBMISSION_DIVISION),
+        "benchmark": text(constants.SUBMISSION_BENCHMARK),
+        "submitter": text(constants.SUBMISSION_ORG),
+        "system": text(constants.SUBMISSION_PLATFORM),
+        "division": text(constants.SUBMISSION_DIVISION),
         "status": status_text(timeline) or None,
         **asdict(machine),
         "batch_size": timeline.batch_size,

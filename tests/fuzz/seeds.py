@@ -62,7 +62,7 @@ def configs() -> list[bytes]:
 
 
 def mlperf_logs() -> list[bytes]:
-    """Return the log of a converged run, and its lines in another order."""
+    """Return the log of a converged run, its lines in another order, and parts of Intel's log."""
     config = load_config("demo.yaml")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "mlperf.log"
@@ -76,7 +76,8 @@ def mlperf_logs() -> list[bytes]:
                 log.evaluated(0.3 * epoch, epoch=epoch, step=4 * epoch)
             log.reached_target()
         lines = file.read_bytes().splitlines()
-    return [b"\n".join(lines) + b"\n", b"\n".join(sorted(lines))]
+    [intel] = (REPOSITORY / "tests" / "fixtures" / "mlperf").glob("intel-*.txt")
+    return [b"\n".join(lines) + b"\n", b"\n".join(sorted(lines)), intel.read_bytes()]
 
 
 def annotations() -> list[bytes]:

@@ -17,6 +17,7 @@ from tests.support.mlperf_runs import closed_config, write_run, write_runs
 
 CHECK, RCP = ("mlperf", "check"), ("mlperf", "rcp")
 DIVISIONS = ("open", "closed")
+PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "logs" / "mlperf"
 
 
 @pytest.fixture
@@ -58,6 +59,24 @@ def test_converged_run_passes(rules: str, division: str, run_here: RunHere, tmp_
     assert "mAP 0.350 after epoch 2" in done.stdout
     assert "mlperf-logging 4.1.68): passed" in done.stdout
     assert "✗" not in done.stdout
+
+
+@pytest.mark.parametrize("submitter", ["intel", "nvidia"])
+def test_published_logs_pass_both_checkers(
+    submitter: str, run_here: RunHere, tmp_path: Path
+) -> None:
+    logs = [*PUBLISHED.glob(f"{submitter}-*.txt")]
+    if not logs:
+        pytest.skip("no published logs at ../shared/logs")
+    done = run_here(main, *CHECK, logs[0])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ssd, rules 4.1.0, closed division, batch size 256, success, mAP 0.344" in done.stdout
+    assert "samples are counted in batches, which is allowed" in done.stdout
+    for number in range(3):
+        shutil.copy(logs[0], tmp_path / f"result_{number}.txt")
+    done = run_here(main, *RCP, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "these runs: 4.00 epochs" in done.stdout and "passed: RCP found" in done.stdout
 
 
 def test_missed_target_is_the_only_fault(run_here: RunHere, tmp_path: Path) -> None:
