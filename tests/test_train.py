@@ -477,12 +477,10 @@ def without_locks_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built_library(tmp_path_factory.mktemp("library"))
 
 
-def test_nonfinite_losses_are_skipped_up_to_the_limit(
-    root: Path,
-) -> None:
+def test_nonfinite_losses_are_skipped_up_to_the_limit(root: Path, train_here: TrainHere) -> None:
     changes = ["training.learning_rate=1e30", "training.warmup_epochs=0", "run.seed=1"]
     changes += ["training.on_nonfinite=skip", "training.nonfinite_limit=2"]
-    outcome = ended(start_training(*settings_in(root, "diverged", *changes)))
+    outcome = train_here(*settings_in(root, "diverged", *changes), "launch.threads=1")
     assert outcome.code == 3
     assert outcome.errors.startswith("error: loss not finite at step 4: ")
     assert outcome.errors.count("\n") == 1

@@ -1,7 +1,6 @@
 """Training on a data set with images that cannot be read."""
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 from PIL import Image
 
 from tests.data.samples import write_json
+from tests.launch.ranks import TrainHere
 from tests.support.commands import run_program
 from tests.support.fast_precision import FAST_PRECISION
 from tests.support.training_runs import read_records
@@ -44,16 +44,15 @@ def dataset(tmp_path: Path) -> Path:
     return folder
 
 
-def train(dataset: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_program(
-        *(sys.executable, "train.py", "--config", "coco.yaml", f"data.root={dataset}"),
+def settings_in(dataset: Path, *changes: str) -> list[str]:
+    return [
+        *("--config", "coco.yaml", f"data.root={dataset}"),
         *(f"run.root={dataset.parent / 'runs'}", "run.name=bad", "data.image_size=64"),
         *("data.class_indices=contiguous", "model.num_classes=null", "model.norm=batch"),
         *("model.trainable_layers=5", "model.pretrained_backbone=null", "training.batch_size=2"),
-        *("training.epochs=2", "evaluation.every=2", "evaluation.pictures=0", *arguments),
+        *("training.epochs=2", "evaluation.every=2", "evaluation.pictures=0", *changes),
         *("launch.threads=1", f"engine.precision={FAST_PRECISION}"),
-        timeout=120,
-    )
+    ]
 
 
 def records(dataset: Path, kind: str) -> list[dict[str, Any]]:
@@ -67,46 +66,48 @@ def clean_up(dataset: Path) -> object:
 
 
 @pytest.mark.usefixtures("clean_up")
-def test_bad_images_are_replaced_and_recorded_once(dataset: Path) -> None:
+def test_bad_images_are_replaced_and_recorded_once(dataset: Path, train_here: TrainHere) -> None:
     bad = dataset / "train2017" / "3.png"
     bad.write_bytes(bad.read_bytes()[:80])
     (dataset / "val2017" / "1.png").unlink()
-    done = train(dataset, "data.on_bad_image=skip")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(f"{bad}: damaged image") == 1
-    assert "another image is used instead" in done.stdout
-    assert "1.png: no such image file" in done.stdout
-    assert "evaluated as an image without detections" in done.stdout
+    done = train_here(*settings_in(dataset, "data.on_bad_image=skip"))
+    assert done.code == 0, done.errors
+    assert done.output.count(f"{bad}: damaged image") == 1
+    assert "another image is used instead" in done.output
+    assert "1.png: no such image file" in done.output
+    assert "evaluated as an image without detections" in done.output
     assert len(records(dataset, "bad_image")) == 2
-    assert "2 could not be read, see metrics" in done.stdout
+    assert "2 could not be read, see metrics" in done.output
     assert len(records(dataset, "step")) == 8
 
 
 @pytest.mark.usefixtures("clean_up")
-def test_bad_image_stops_the_run_which_resumes_after_repair(dataset: Path) -> None:
+def test_bad_image_stops_the_run_which_resumes_after_repair(
+    dataset: Path, train_here: TrainHere
+) -> None:
     bad = dataset / "val2017" / "1.png"
     content = bad.read_bytes()
     bad.write_bytes(content[:80])
-    done = train(dataset)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    done = train_here(*settings_in(dataset))
+    assert done.code == 2
+    (line,) = done.errors.splitlines()
     assert line.startswith(f"error: {bad}: damaged image") and line.endswith("--resume")
     assert len(records(dataset, "step")) == 8
     bad.write_bytes(content)
-    done = train(dataset, "--resume")
-    assert done.returncode == 0, done.stderr
+    done = train_here(*settings_in(dataset, "--resume"))
+    assert done.code == 0, done.errors
     assert len(records(dataset, "step")) == 8
     assert len(records(dataset, "evaluation")) == 1
 
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("clean_up")
-def test_more_bad_images_than_the_limit_end_the_run(dataset: Path) -> None:
+def test_more_bad_images_than_the_limit_end_the_run(dataset: Path, train_here: TrainHere) -> None:
     for index in range(0, NUM_IMAGES, 2):
         (dataset / "train2017" / f"{index}.png").write_bytes(b"no image")
-    done = train(dataset, "data.on_bad_image=skip", "data.bad_image_limit=2")
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    done = train_here(*settings_in(dataset, "data.on_bad_image=skip", "data.bad_image_limit=2"))
+    assert done.code == 2
+    (line,) = done.errors.splitlines()
     assert "more than data.bad_image_limit=2 images could not be read" in line
     assert "python -m data verify" in line
 
@@ -115,6 +116,7 @@ def test_more_bad_images_than_the_limit_end_the_run(dataset: Path) -> None:
 @pytest.mark.usefixtures("clean_up")
 @pytest.mark.whole_machine
 def test_reserved_core_loads_images(dataset: Path) -> None:
-    done = train(dataset, "data.reserve_cores=1")
+    arguments = settings_in(dataset, "data.reserve_cores=1")
+    done = run_program(sys.executable, "train.py", *arguments, timeout=120)
     assert done.returncode == 0, done.stderr
     assert len(records(dataset, "step")) == 8
