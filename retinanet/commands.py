@@ -339,6 +339,13 @@ def add_convert(commands: Commands) -> None:
         help="for --detector: side of the square that images are resized to (default: 800)",
     )
     add(
+        "--resize",
+        choices=("square", "letterbox"),
+        help="for --detector: square stretches images, as MLPerf's reference does (default); "
+        "letterbox keeps the aspect ratio and fills the square up, as for detectors of "
+        "torchvision's scripts, which keep it too",
+    )
+    add(
         "--out",
         type=Path,
         required=True,
@@ -369,6 +376,7 @@ def run_convert(
     detector: Path | None,
     classes: Path | None,
     image_size: int | None,
+    resize: str | None,
     **options: Any,
 ) -> int:
     """Convert a backbone or a complete detector; return the exit code.
@@ -380,12 +388,13 @@ def run_convert(
     if (file is None) == (detector is None):
         raise InputError("command line: give either FILE.pth or --detector FILE.pth")
     if detector is None:
-        if classes is not None or image_size is not None:
-            raise InputError("command line: --classes and --image-size need --detector")
+        if (classes, image_size, resize) != (None, None, None):
+            raise InputError("command line: --classes, --image-size and --resize need --detector")
         return call("retinanet.training.convert:convert", file=file, **options)
     if classes is None:
         raise InputError("command line: --detector: needs --classes FILE")
     options |= {} if image_size is None else {"image_size": image_size}
+    options |= {} if resize is None else {"resize": resize}
     return call(
         "retinanet.training.convert:convert_detector", detector=detector, classes=classes, **options
     )

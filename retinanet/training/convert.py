@@ -15,7 +15,7 @@ from torch import Tensor
 
 from common.errors import FINISHED, InputError
 from common.files import require_free_outputs, write_atomically
-from data.annotations import UNNAMED, ClassMap
+from data.annotations import UNNAMED, ClassMap, Resize
 from data.coco_json import require_unique, strict_columns
 from data.index import open_annotations
 from retinanet.config import config_to_tree
@@ -71,6 +71,7 @@ def convert_detector(
     classes: Path,
     out: Path,
     image_size: int = IMAGE_SIZE,
+    resize: Resize = "square",
     trust: bool,
     overwrite: bool,
 ) -> int:
@@ -79,8 +80,9 @@ def convert_detector(
     `evaluate`, `predict`, `export` and `model.weights` take it. `detector` is torch's file of a
     RetinaNet-ResNeXt50: a state_dict, alone or under `model` or `state_dict`, as the scripts of
     torchvision and of MLPerf's reference save it; or a .safetensors file. For `classes` see
-    `read_class_map`. `image_size` is the side of the square that images are resized to. [pixels]
-    `overwrite` permits to replace a checkpoint that was converted to the folder `out` earlier.
+    `read_class_map`. `image_size` is the side of the square that images are resized to [pixels],
+    in the way of `resize`, see `data.resize`. `overwrite` permits to replace a checkpoint that was
+    converted to the folder `out` earlier.
 
     Raises:
         InputError: The file is not trusted, cannot be read or holds another model, the classes do
@@ -90,7 +92,7 @@ def convert_detector(
     given, lines = read_detector_file(detector, trust=trust)
     tensors = detector_tensors(given, source=str(detector))
     class_map = read_class_map(classes, outputs=count_outputs(tensors))
-    state = converted_state(class_map, image_size=image_size)
+    state = converted_state(class_map, image_size=image_size, resize=resize)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_checkpoint(out, Contents({MODEL_FILE: tensors}, state))
@@ -102,6 +104,7 @@ def convert_detector(
     print(
         f"{out}: {len(tensors):,} tensors, {class_map.num_classes} outputs per anchor, {named} of "
         f"them with a name, images of {image_size}×{image_size} pixels"
+        + (", letterbox" if resize == "letterbox" else "")
     )
     return FINISHED
 
@@ -135,12 +138,12 @@ def require_free_folder(out: Path, *, overwrite: bool) -> None:
         raise InputError(f"{out}: is not a converted detector and is not replaced; set --out")
 
 
-def converted_state(class_map: ClassMap, *, image_size: int) -> State:
+def converted_state(class_map: ClassMap, *, image_size: int, resize: Resize) -> State:
     """Return the state of a checkpoint that no run of this program has written."""
     settings = {
         "run": {"name": "converted"},
         "model": {"norm": NORM, "trainable_layers": TRAINABLE_LAYERS},
-        "data": {"image_size": image_size},
+        "data": {"image_size": image_size, "resize": resize},
         "engine": {"precision": PRECISION},
     }
     position = dict.fromkeys(("step", "epoch", "images", "images_per_epoch"), 0)
@@ -150,6 +153,7 @@ def converted_state(class_map: ClassMap, *, image_size: int) -> State:
             norm=NORM,
             trainable_layers=TRAINABLE_LAYERS,
             image_size=image_size,
+            resize=resize,
             precision=PRECISION,
             classes=class_map.to_json(),
         ),

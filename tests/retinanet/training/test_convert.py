@@ -312,9 +312,12 @@ def test_safetensors_of_a_detector_needs_no_trust(tmp_path: Path, run_here: RunH
     save_file({f"module.{old_spelling(name)}": value for name, value in state.items()}, file)
     classes.write_text("a\nb\n")
     out = tmp_path / "made"
-    done = run_here(main, "convert", "--detector", file, "--classes", classes, "--out", out)
+    options = ("--classes", classes, "--out", out, "--resize", "letterbox")
+    done = run_here(main, "convert", "--detector", file, *options)
     assert (done.returncode, done.stderr) == (0, "") and "safetensors, sha256" in done.stdout
+    assert "images of 800×800 pixels, letterbox\n" in done.stdout
     checkpoint = read_checkpoint(out)
+    assert checkpoint.model.resize == checkpoint.state.config["data"]["resize"] == "letterbox"
     assert checkpoint.model.classes["names"] == ["a", "b"]
     tensors = checkpoint.tensors("model.safetensors")
     assert all(torch.equal(tensors[name], value) for name, value in state.items())
@@ -345,6 +348,7 @@ def test_torchscript_program_is_refused(tmp_path: Path) -> None:
         ("a.pth", "--detector", "b.pth", "--classes", "c"),
         ("--detector", "b.pth"),
         ("a.pth", "--classes", "c"),
+        ("a.pth", "--resize", "letterbox"),
     ],
 )
 def test_contradicting_options_are_refused(arguments: tuple[str, ...], run_here: RunHere) -> None:
