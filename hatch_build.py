@@ -19,7 +19,10 @@ MOVED = ("common", "configs", "data", "launch", "profiling", "train.py")
 MODULES = {name.removesuffix(".py") for name in MOVED}
 RENAMED = {"train": "train_script"}
 """`retinanet.train` is a function; a module of this name would take its place when imported."""
-OF_CHECKOUTS = ("image", "*.sh", "mpijob.yaml", "hosts.example", "apptainer.sbatch")
+OF_CHECKOUTS = (
+    *("image", "*.sh", "*.pbs", "mpijob.yaml", "jobset.yaml", "hosts.example"),
+    *("apptainer.sbatch", "16-hosts.sbatch"),
+)
 """Of launch/: the image's scripts, and recipes that are run in a checkout or in the image."""
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "compiled", *OF_CHECKOUTS)
 TEXTS = {

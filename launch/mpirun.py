@@ -131,7 +131,8 @@ def identify(path: Path) -> Mpirun:
 
 
 THREADING = ("GOMP_", "KMP_", "OMP_")
-NETWORK = ("CCL_", "FI_", "GLOO_", "MPI4PY_")
+# Those of Intel MPI under Open MPI's mpirun are for oneCCL, which has Intel MPI's library in it.
+NETWORK = ("CCL_", "FI_", "GLOO_", "I_MPI_", "MPI4PY_", "PSM3_", "UCX_")
 LIBRARIES = ("DNNL_", "LD_", "MALLOC_", "ONEDNN_", "PYTHON", "RETINANET_", "TCMALLOC_", "TORCH_")
 PASSED_ON = (*THREADING, *NETWORK, *LIBRARIES)
 """Variables to name with -x: Open MPI passes no others to other hosts; MPICH and Intel MPI pass

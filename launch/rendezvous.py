@@ -227,15 +227,17 @@ def host_addresses(environment: Mapping[str, str]) -> tuple[str, ...]:
         InputError: `GLOO_SOCKET_IFNAME` names no interface that has an address.
     """
     addresses = interface_addresses()
-    name = environment.get("GLOO_SOCKET_IFNAME")
-    if not name:
+    names = environment.get("GLOO_SOCKET_IFNAME")
+    if not names:
         return tuple(item for item in addresses.values() if not item.startswith("127."))
-    if name not in addresses:
-        raise InputError(
-            f"GLOO_SOCKET_IFNAME={name}: no such interface with an IPv4 address on "
-            f"{socket.gethostname()}; choose among {', '.join(addresses)}"
-        )
-    return (addresses[name],)
+    # gloo takes several interfaces, separated by commas, in turn.
+    for name in names.split(","):
+        if name not in addresses:
+            raise InputError(
+                f"GLOO_SOCKET_IFNAME={name}: no such interface with an IPv4 address on "
+                f"{socket.gethostname()}; choose among {', '.join(addresses)}"
+            )
+    return tuple(addresses[name] for name in names.split(","))
 
 
 def reachable(addresses: tuple[str, ...], port: int) -> str:

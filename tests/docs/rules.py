@@ -389,9 +389,15 @@ RULES = (
         why="no docker; its command is printed",
     ),
     bash(
-        r"sbatch launch/recipes/\w+\.sbatch",
-        instead=((r"^sbatch", "bash -n"),),
-        why="no Slurm; tests/launch/test_recipes.py",
+        r"(?:sbatch|qsub) launch/recipes/[\w-]+\.(?:sbatch|pbs)",
+        instead=((r"^\w+", "bash -n"),),
+        why="no Slurm, no PBS; tests/launch/test_recipes.py",
+    ),
+    bash(
+        r"bash launch/recipes/16-hosts\.sh",
+        "--config demo.yaml --dry-run launch.comm_cores=0",
+        instead=instead_of_start("HOSTS=my-hosts RANKS=2 DATA=null "),
+        whole_machine=True,
     ),
     bash(
         r"bash launch/image/try_it\.sh",

@@ -151,6 +151,12 @@ def test_open_mpi_passes_variables_to_other_hosts() -> None:
     assert "-x" not in command_line("mpich", EVEN, environment=environment)
 
 
+def test_open_mpi_passes_the_choice_of_the_fabric() -> None:
+    names = ("FI_PROVIDER", "I_MPI_OFI_PROVIDER", "PSM3_MULTIRAIL", "UCX_NET_DEVICES")
+    several = command_line("open-mpi", EVEN, environment=dict.fromkeys(names, "x"))
+    assert " ".join(f"-x {name}" for name in names) in several
+
+
 def test_open_mpi_without_a_terminal_disables_it_for_ranks() -> None:
     assert " -x TTY_COMPATIBLE=0 -np 8" in command_line("open-mpi", (), is_terminal=False)
     assert "TTY" not in command_line("open-mpi", ()) + command_line("mpich", (), is_terminal=False)

@@ -1,8 +1,10 @@
 """The recipes on one or two ranks; Slurm and containers are replaced by small programs."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,9 @@ from tests.support.commands import run_program, write_program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RECIPES = REPOSITORY / "launch" / "recipes"
-SCRIPTS = sorted([*RECIPES.glob("*.sh"), *RECIPES.glob("*.sbatch")])
+SCRIPTS = (
+    sorted(RECIPES.glob("*.sh")) + sorted(RECIPES.glob("*.sbatch")) + sorted(RECIPES.glob("*.pbs"))
+)
 
 uses_its_environment = pytest.mark.skipif(
     Path(sys.prefix) != REPOSITORY / ".venv", reason="the recipes use .venv of this folder"
@@ -118,6 +122,165 @@ def test_slurm_job_requeues_itself_and_resumes(
     first = line if restarts == "0" else f"{line} --auto-resume"
     assert done.stdout.splitlines() == [first, *(["requeue 17"] if status == "75" else [])]
     assert done.returncode == (0 if status == "75" else int(status))
+
+
+IN_A_JOB = {"SLURM_JOB_ID": "17", "PBS_JOBID": "17.server"}
+
+
+@pytest.fixture
+def cluster_mpi(tmp_path: Path) -> str:
+    """Return a PATH whose first mpirun is Intel's by its version, and prints its arguments."""
+    write_program(
+        tmp_path / "mpi" / "mpirun",
+        '[ "$1" = --version ] && { echo "Intel(R) MPI Library"; exit; }\n'
+        'echo "$UCX_NET_DEVICES $*"\nexit "${STATUS:-0}"',
+    )
+    return f"{tmp_path / 'mpi'}:{os.environ['PATH']}"
+
+
+RANKS_OF_16_HOSTS = (
+    "train.py --config openimages.yaml data.root=/d training.batch_size=4 launch.comm_cores=2 "
+    "distributed.compress=bf16"
+)
+
+
+@uses_its_environment
+@pytest.mark.parametrize("job", [None, *IN_A_JOB])
+def test_16_hosts_are_those_of_the_job_or_of_a_file(
+    job: str | None, tmp_path: Path, cluster_mpi: str
+) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("".join(f"node{number}:4\n" for number in range(1, 17)))
+    environment = {name: "" for name in IN_A_JOB} | ({job: IN_A_JOB[job]} if job else {})
+    done = run_recipe(
+        "16-hosts.sh",
+        "run.name=a",
+        PATH=cluster_mpi,
+        HOSTS=str(hosts),
+        DATA="/d",
+        UCX_NET_DEVICES="mlx5_0:1,mlx5_1:1",
+        # Otherwise the names are looked up, and reached by ssh.
+        HYDRA_LAUNCHER_EXEC="true",
+        I_MPI_HYDRA_BOOTSTRAP_EXEC="true",
+        **environment,
+    )
+    assert done.returncode == 0, done.stderr
+    command = done.stdout.splitlines()[-1]
+    names = ",".join(f"node{number}" for number in range(1, 17))
+    where = "" if job else f"-hosts {names} -ppn 4 "
+    start = f"mlx5_0:1,mlx5_1:1 -genv I_MPI_PIN off {where}-np 64 "
+    assert command.startswith(start)
+    assert command.endswith(f"{RANKS_OF_16_HOSTS} run.name=a")
+
+
+def test_16_hosts_outside_of_a_job_need_a_hostfile() -> None:
+    done = run_recipe("16-hosts.sh", HOSTS="none", **{name: "" for name in IN_A_JOB})
+    assert done.returncode == 2
+    assert "none" in done.stderr and "hosts.example" in done.stderr
+
+
+@uses_its_environment
+@pytest.mark.parametrize(("status", "restarts"), [("75", "0"), ("3", "2")])
+def test_slurm_job_of_16_hosts_requeues_itself(
+    status: str, restarts: str, tmp_path: Path, cluster_mpi: str
+) -> None:
+    write_program(tmp_path / "mpi" / "scontrol", 'echo "$*"')
+    done = run_recipe(
+        "16-hosts.sbatch",
+        PATH=cluster_mpi,
+        STATUS=status,
+        DATA="/d",
+        SLURM_SUBMIT_DIR=str(REPOSITORY),
+        SLURM_JOB_ID="17",
+        SLURM_RESTART_COUNT=restarts,
+    )
+    *_, last = [line for line in done.stdout.splitlines() if "train.py" in line]
+    assert last.endswith(RANKS_OF_16_HOSTS + ("" if restarts == "0" else " --auto-resume"))
+    assert ("requeue 17" in done.stdout) == (status == "75")
+    assert done.returncode == (0 if status == "75" else int(status))
+
+
+@uses_its_environment
+@pytest.mark.parametrize(
+    ("recipe", "variables"),
+    [
+        ("16-hosts.sbatch", {"SLURM_SUBMIT_DIR": str(REPOSITORY), "SLURM_JOB_ID": "17"}),
+        (
+            "16-hosts.pbs",
+            {"PBS_O_WORKDIR": str(REPOSITORY), "PBS_JOBID": "17"},
+        ),
+    ],
+)
+def test_ranks_write_a_checkpoint_before_the_limit_of_the_job(
+    recipe: str, variables: dict[str, str], tmp_path: Path, cluster_mpi: str
+) -> None:
+    ready = tmp_path / "ready"
+    write_program(
+        tmp_path / "mpi" / "mpirun",
+        '[ "$1" = --version ] && { echo "Intel(R) MPI Library"; exit; }\n'
+        f"trap 'echo checkpoint written; exit 75' TERM\ntouch {ready}\n"
+        "while :; do sleep 0.1; done",
+    )
+    for name in ("scontrol", "qsub"):
+        write_program(tmp_path / "mpi" / name, f'echo "{name} $*"')
+    job = subprocess.Popen(
+        ["bash", RECIPES / recipe],
+        env={**os.environ, **variables, "PATH": cluster_mpi, "ARGUMENTS": "run.name=a"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not ready.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if recipe.endswith(".sbatch"):
+        job.send_signal(signal.SIGUSR1)
+    else:
+        # `timeout` passes this signal on as it does at its end.
+        children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGTERM)
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode == 0
+    assert "checkpoint written" in output
+    again = (
+        "scontrol requeue 17"
+        if recipe.endswith(".sbatch")
+        else "qsub -v RESUME=--auto-resume,ARGUMENTS=run.name=a,MODULES= launch/recipes/16-hosts.pbs"
+    )
+    assert output.splitlines()[-1] == again
+
+
+def test_job_set_of_kubernetes_is_consistent() -> None:
+    job = YAML(typ="safe").load((RECIPES / "jobset.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    [replicated] = job["spec"]["replicatedJobs"]
+    spec = replicated["template"]["spec"]
+    assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"] == 16
+    pod = spec["template"]["spec"]
+    [ranks] = pod["containers"]
+    variables = {entry["name"]: entry["value"] for entry in ranks["env"]}
+    assert variables["HOSTS"] == str(spec["completions"])
+    # The name that JobSet gives the pod with index 0.
+    network = job["spec"]["network"]
+    first = f"{job['metadata']['name']}-{replicated['name']}-0-0.{network['subdomain']}"
+    assert network["enableDNSHostnames"] and variables["FIRST"] == first
+    assert {mount["name"] for mount in ranks["volumeMounts"]} == {
+        volume["name"] for volume in pod["volumes"]
+    }
+    [script] = ranks["args"]
+    program, _, arguments = script.partition(" train.py ")
+    mounted = {mount["mountPath"] for mount in ranks["volumeMounts"]}
+    roots = {item.partition("=")[2] for item in arguments.split() if ".root=" in item}
+    assert len(roots) == 2 and roots <= mounted
+    done = subprocess.run(
+        ["bash", "-c", program.replace("exec torchrun", "echo")],
+        env={**variables, "JOB_COMPLETION_INDEX": "3"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == (
+        f"--nnodes 16 --nproc-per-node 4 --node-rank 3 --master-addr {first} --master-port 29500\n"
+    )
 
 
 @pytest.mark.slow

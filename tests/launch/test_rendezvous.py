@@ -82,6 +82,14 @@ def test_interfaces_of_this_host() -> None:
         host_addresses({"GLOO_SOCKET_IFNAME": "ib7"})
 
 
+def test_gloo_may_use_several_interfaces() -> None:
+    assert host_addresses({"GLOO_SOCKET_IFNAME": "lo,lo"}) == ("127.0.0.1", "127.0.0.1")
+    with pytest.raises(InputError, match=r"^GLOO_SOCKET_IFNAME=ib7: no such "):
+        host_addresses({"GLOO_SOCKET_IFNAME": "lo,ib7"})
+    with pytest.raises(InputError, match=r"^GLOO_SOCKET_IFNAME=: no such "):
+        host_addresses({"GLOO_SOCKET_IFNAME": "lo,"})
+
+
 def test_first_address_that_responds_is_used() -> None:
     port = free_port()
     with socket.create_server(("127.0.0.3", port)):
