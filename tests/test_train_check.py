@@ -1,10 +1,13 @@
 """`train.py --check`, and the checks of every start before anything is written."""
 
+import json
 import signal
 from pathlib import Path
 
 import pytest
 
+from launch.topology import read_host_state
+from tests.launch import host_trees
 from tests.launch.ranks import TrainHere, run_ranks
 from tests.support.mounts import needs_root, tmpfs
 
@@ -47,6 +50,26 @@ def test_slurm_job_of_several_tasks_without_srun_gets_a_warning(
     assert trained.code == 0, trained.errors
     [line] = [line for line in trained.output.splitlines() if "SLURM_NTASKS=8" in line]
     assert line.startswith("note: ") and "srun" in line
+
+
+def test_state_of_the_host_is_checked_noted_and_kept(
+    train: TrainHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = read_host_state(host_trees.laptop(tmp_path / "laptop"))
+    monkeypatch.setattr("retinanet.preflight.check.read_host_state", lambda: state)
+    runs = tmp_path / "runs"
+    checked = train("--check", f"run.root={runs}")
+    assert (checked.code, checked.errors) == (0, "")
+    assert "host state" in checked.output and "energy preference balance_power" in checked.output
+    assert "with 3 warnings" in checked.output
+    trained = train(f"run.root={runs}", "run.name=x", "evaluation.pictures=0")
+    assert trained.code == 0, trained.errors
+    for subject in ("frequency", "turbo", "swap"):
+        [line] = [line for line in trained.output.splitlines() if f"note: {subject}: " in line]
+        assert "sudo " in line
+    environment = json.loads((runs / "x" / "environment.json").read_text())
+    [kept] = environment["host_state"].values()
+    assert kept["turbo"] == "off" and kept["huge_pages"] == "never" and kept["swap_used"] > 0
 
 
 def test_each_failure_is_one_line(train: TrainHere, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from common.console import make_console
 from common.errors import CONDITION_MET, FINISHED, InputError
 from common.files import read_json_object, read_text, write_atomically
 from common.machine import cpu_field, processor_name, read_proc_text, read_status
-from launch.topology import count_cores, list_sockets, read_topology
+from launch.topology import HostState, count_cores, list_sockets, read_topology
 from retinanet.mlperf.log import RunLog, read_run_log
 from retinanet.mlperf.official import check_package, print_verdict
 from retinanet.mlperf.rules import RUNS_OF_SUBMISSION, Rules
@@ -217,7 +217,7 @@ AVAILABILITY = {
 
 HOST = ("processor_interconnect", "storage_type", "networking", "networking_topology")
 UNKNOWN_FIELDS = [f"host_{name}" for name in (*HOST, "memory_configuration")]
-UNKNOWN_FIELDS += ["cooling", "hw_notes", "sw_notes"]
+UNKNOWN_FIELDS += ["cooling"]
 """Fields that are left empty, for the user to fill in."""
 
 ACCELERATOR_FIELDS = (
@@ -274,7 +274,28 @@ def system_description(
         "other_software_stack": ", ".join(software),
         "operating_system": ", ".join(filter(None, (distribution, f"Linux {platform.release()}"))),
         **dict.fromkeys(UNKNOWN_FIELDS, ""),
+        **notes_on_hosts(environment),
     }
+
+
+HARDWARE = ("turbo", "hyperthreads", "memory_speed")
+SOFTWARE = ("governor", "energy_preference", "numa_balancing", "huge_pages", "swappiness")
+
+
+def notes_on_hosts(environment: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings of the hosts at the start of the run, as notes on hard- and software."""
+    states = environment.get("host_state", {})
+    labels = {item.name: item.metadata["label"] for item in fields(HostState) if item.metadata}
+    notes = {}
+    for field, names in (("hw_notes", HARDWARE), ("sw_notes", SOFTWARE)):
+        parts = []
+        for name in names:
+            # Of hosts that differ, each value once.
+            values = dict.fromkeys(str(state[name]) for state in states.values() if name in state)
+            if values:
+                parts.append(f"{labels[name]} {' or '.join(values)}")
+        notes[field] = ", ".join(parts)
+    return notes
 
 
 def caches() -> str:

@@ -25,6 +25,7 @@ from launch.environment import ALLOCATORS, allocator_library, is_loaded
 from launch.limits import FreeMemory
 from launch.placement import count_ranks
 from launch.ranks import Ranks
+from launch.shares import Share
 from launch.topology import format_cpu_list, is_number
 from retinanet import memory
 from retinanet.config import Config
@@ -37,22 +38,23 @@ from retinanet.preflight.run import KnownData
 PLACEMENT = "placement"
 
 
-def check_placement(config: Config, ranks: Ranks) -> list[Finding]:
-    """Plan the placement of this host's ranks, and warn about idle cores."""
+def check_placement(config: Config, ranks: Ranks) -> tuple[list[Finding], tuple[Share, ...]]:
+    """Plan the placement of this host's ranks, and warn about idle cores; return their shares."""
     try:
         plan = plan_of_host(config, ranks)
     except InputError as error:
         what, _, fix = str(error).rpartition(": ")
-        return [failure(PLACEMENT, what, fix=fix)]
-    shares = [rank.share for rank in plan.hosts[0].ranks]
+        return [failure(PLACEMENT, what, fix=fix)], ()
+    shares = tuple(rank.share for rank in plan.hosts[0].ranks)
     cpus = format_cpu_list(cpu for share in shares for cpu in share.cpus)
     threads = shares[0].threads
     detail = f"{count_ranks(len(shares))} of {threads} thread{'s' if threads > 1 else ''}"
     notes = [note for note in plan.notes if note != NOT_PINNED]
-    return [
+    findings = [
         ok(PLACEMENT, f"{detail} on CPUs {cpus}"),
         *(warning(PLACEMENT, note, fix="see `python -m launch plan`") for note in notes),
     ]
+    return findings, shares
 
 
 def check_launcher(

@@ -11,7 +11,7 @@ import platform
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from common.machine import code_version, installed_versions, processor_name
 from data.dataset import DetectionData
 from launch.pinning import RankContext
 from launch.process_group import ProcessGroup
-from launch.topology import format_cpu_list
+from launch.topology import HostState, format_cpu_list
 from retinanet.config import Config
 from retinanet.config_types import describe_split
 from retinanet.training.checkpoint import newest_first
@@ -74,12 +74,14 @@ class RunFolder:
         config: dict[str, Any],
         *,
         ranks: dict[str, Any],
+        host_states: Mapping[str, HostState] | None = None,
         start: DetectorStart | None = None,
         resume: bool,
     ) -> None:
         """Write configuration and environment; unless resuming, remove files of an earlier run.
 
-        `ranks` describes the ranks, see `ranks_as_json`. `start` is what a new run took from
+        `ranks` describes the ranks, see `ranks_as_json`. `host_states` are those of all hosts at
+        the start. `start` is what a new run took from
         another detector; a resumed run keeps the file of its start.
 
         Raises:
@@ -96,7 +98,8 @@ class RunFolder:
         text = io.StringIO()
         YAML().dump(config, text)
         write_atomically(self.path / "config.yaml", text.getvalue())
-        environment = {**collect_environment(command_line()), "ranks": ranks}
+        states = {host: state.to_dict() for host, state in (host_states or {}).items()}
+        environment = collect_environment(command_line()) | {"ranks": ranks, "host_state": states}
         write_atomically(self.path / "environment.json", json.dumps(environment, indent=1))
         if start is not None:
             write_json(self.path / WEIGHTS, start.to_dict())

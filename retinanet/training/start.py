@@ -41,7 +41,9 @@ def check_or_train(
         with running_log(config, group=connected, local_rank=place.ranks.local_rank) as log:
             profiling: Profiling = load_function(profiler)
             engine = chosen_engine(config.engine.name)
-            group = check_start(config, arguments, group=connected, place=place, engine=engine)
+            group, host_states = check_start(
+                config, arguments, group=connected, place=place, engine=engine
+            )
             console = make_console(quiet=not group.is_first)
             path = config.run.root / config.run.name
             resume, auto_resume = arguments.resume, arguments.auto_resume
@@ -71,5 +73,6 @@ def check_or_train(
                     console=console,
                     log=log,
                     profiler=capture,
+                    host_states=host_states,
                 )
                 return trainer.fit(stop)

@@ -7,7 +7,7 @@
 import os
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -21,6 +21,7 @@ from launch.mpirun import launcher_command
 from launch.pinning import RankContext
 from launch.process_group import ProcessGroup
 from launch.run import stopping_notes
+from launch.topology import HostState
 from retinanet.config import Config, config_to_tree
 from retinanet.engine.engines import prepare_training
 from retinanet.evaluation.detect import detect_split
@@ -96,6 +97,7 @@ class Trainer:
         console: Console,
         log: MlperfLog,
         profiler: StepProfiler,
+        host_states: Mapping[str, HostState],
     ) -> None:
         """Open data and build the model; rank 0 resumes from `checkpoint`, the others have none.
 
@@ -106,6 +108,7 @@ class Trainer:
         self.place, self.console, self.log, self.profiler = place, console, log, profiler
         self.print = partial(console.print, soft_wrap=True, markup=False)
         """Prints a line above the progress bar; on ranks other than 0 the console is quiet."""
+        self.host_states = host_states
         self.share = place.pinned.share
         """This rank's cores."""
         self.group = group
@@ -339,7 +342,13 @@ class Trainer:
         if self.group.is_first:
             config = config_to_tree(self.config)
             resume = self.checkpoint is not None
-            self.folder.begin(config, ranks=ranks_as_json(facts), start=self.start, resume=resume)
+            self.folder.begin(
+                config,
+                ranks=ranks_as_json(facts),
+                host_states=self.host_states,
+                start=self.start,
+                resume=resume,
+            )
         steps = range(self.state.step + 1, self.plan.total_steps + 1)
         notes = (
             *self.group.notes,

@@ -8,7 +8,7 @@ from mlperf_logging.system_desc_checker.system_desc_checker import check_system_
 
 from common.errors import InputError
 from retinanet.__main__ import main
-from retinanet.mlperf.submission import add_run
+from retinanet.mlperf.submission import add_run, notes_on_hosts
 from tests.support.commands import RunHere
 from tests.support.mlperf_runs import closed_config, write_run, write_runs
 
@@ -121,3 +121,14 @@ def test_official_checker_accepts_each_status(status: str, tmp_path: Path) -> No
     file.write_text(file.read_text().replace('"status": "', '"status": "un'))
     valid, *_ = check_system_desc(str(file), "training", "5.1.0")
     assert not valid
+
+
+def test_settings_of_the_hosts_are_notes_of_the_description() -> None:
+    tuned = {"turbo": "on", "governor": "performance", "numa_balancing": "off", "load": 1.5}
+    states = {"left": tuned, "right": tuned | {"numa_balancing": "on"}}
+    assert notes_on_hosts({"host_state": states}) == {
+        "hw_notes": "turbo on",
+        "sw_notes": "frequency governor performance, NUMA balancing off or on",
+    }
+    # Runs of earlier versions have none: the fields stay empty, for the user.
+    assert notes_on_hosts({}) == {"hw_notes": "", "sw_notes": ""}

@@ -1,0 +1,93 @@
+"""The state of hosts, read from copies of /sys and /proc."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.topology import HostState, NodeMemory, read_host_state
+from tests.launch import host_trees
+from tests.launch.host_trees import CPU, GB, write_host
+
+
+def test_tuned_host(tmp_path: Path) -> None:
+    state = read_host_state(host_trees.tuned_xeon(tmp_path))
+    assert state.settings() == {
+        "frequency governor": "performance",
+        "energy preference": "performance",
+        "turbo": "on",
+        "hyperthreads": "on",
+        "memory": "4800 MT/s (rated 5600)",
+        "NUMA balancing": "off",
+        "huge pages": "madvise",
+        "swappiness": "1",
+    }
+    assert (state.cores, state.load, state.running) == (16, 0.2, 1)
+    assert (state.swap, state.swap_used) == (0, 0)
+    assert [node.node for node in state.nodes] == [0, 1]
+    # Copies of files count as available.
+    assert state.nodes[0].available == pytest.approx(240 * GB, rel=1e-6)
+
+
+def test_virtual_machine_without_frequencies(tmp_path: Path) -> None:
+    state = read_host_state(host_trees.epyc_vm(tmp_path))
+    assert (state.governor, state.energy_preference, state.turbo, state.memory_speed) == ("",) * 4
+    assert state.huge_pages == "always" and state.cores == 8
+    assert "governor" not in state.to_dict()
+
+
+def test_processors_that_differ_are_all_named(tmp_path: Path) -> None:
+    host_trees.tuned_xeon(tmp_path)
+    write_host(tmp_path, {f"{CPU}/cpufreq/policy7/scaling_governor": "powersave"})
+    assert read_host_state(tmp_path).governor == "performance, powersave"
+
+
+def test_amd_turbo_is_called_boost(tmp_path: Path) -> None:
+    assert read_host_state(write_host(tmp_path, {f"{CPU}/cpufreq/boost": "0"})).turbo == "off"
+
+
+HOSTILE = {
+    "empty": b"",
+    "binary": bytes(range(256)),
+    "words": b"no such thing",
+    "minus": b"-1\n",
+    "digits": b"9" * 5000,
+    "not ASCII": "²".encode(),
+    "brackets": b"[[]] : : /",
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
+def test_files_of_other_content_are_unknown(content: bytes, tmp_path: Path) -> None:
+    host_trees.tuned_xeon(tmp_path)
+    for file in [file for file in tmp_path.rglob("*") if file.is_file()]:
+        file.write_bytes(content)
+    assert read_host_state(tmp_path) == HostState()
+
+
+def test_folders_in_the_place_of_files_are_unknown(tmp_path: Path) -> None:
+    host_trees.tuned_xeon(tmp_path)
+    for file in [file for file in tmp_path.rglob("*") if file.is_file()]:
+        file.unlink()
+        file.mkdir()
+    assert read_host_state(tmp_path) == HostState()
+
+
+def test_missing_files_are_unknown(tmp_path: Path) -> None:
+    assert read_host_state(tmp_path / "nowhere") == HostState()
+    assert HostState().to_dict() == {}
+
+
+def test_values_are_kept_for_the_environment(tmp_path: Path) -> None:
+    facts = read_host_state(host_trees.laptop(tmp_path)).to_dict()
+    assert facts["governor"] == "powersave" and facts["huge_pages"] == "never"
+    assert facts["swap_used"] == pytest.approx(3 * GB, rel=1e-6)
+    assert [sorted(node) for node in facts["nodes"]] == [["available", "node", "size"]]
+
+
+def test_this_host_is_read_in_little_time() -> None:
+    began = time.process_time()
+    state = read_host_state()
+    assert time.process_time() - began < 0.1
+    assert state.memory and isinstance(state.nodes, tuple)
+    assert all(isinstance(node, NodeMemory) for node in state.nodes)
