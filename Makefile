@@ -16,7 +16,8 @@ export TORCH_INDEX PYTHON PINS
 environment = .venv
 python = $(environment)/bin/python
 FUZZ_SECONDS = 60
-FUZZ_TARGETS = annotations checkpoint config environment hosts image index log openimages topology
+FUZZ_TARGETS = annotations checkpoint config environment hosts image index log mlperf openimages topology \
+	voc weights yolo
 
 .PHONY: demo test-fast test test-all ipex-tests test-pythons ipex serving fuzz torture lint audit update tools setup clean
 

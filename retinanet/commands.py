@@ -30,6 +30,17 @@ def call(target: str, **options: Any) -> int:
     return code
 
 
+def call_with_checkpoint(target: str, *, option: str, **options: Any) -> int:
+    """Call as `call_with_torch`, after a check of the path: torch takes seconds to load.
+
+    Raises:
+        InputError: The path of `option` has no checkpoint.
+    """
+    find = load_function("retinanet.config_types:require_checkpoint")
+    find(options[option])
+    return call_with_torch(target, **options)
+
+
 def call_with_torch(target: str, **options: Any) -> int:
     """Call a function as `call`, with the allocator set before torch is loaded."""
     set_allocator("tuned")
@@ -80,7 +91,9 @@ def add_evaluate(commands: Commands) -> None:
         "evaluate",
         description=EVALUATE_DESCRIPTION,
         epilog=EVALUATE_EXAMPLES,
-        run=partial(call_with_torch, "retinanet.evaluation.command:evaluate"),
+        run=partial(
+            call_with_checkpoint, "retinanet.evaluation.command:evaluate", option="checkpoint"
+        ),
     )
     add = parser.add_argument
     add_checkpoint_option(parser)
@@ -137,7 +150,7 @@ def add_report(commands: Commands) -> None:
         "report",
         description=REPORT_DESCRIPTION,
         epilog=REPORT_EXAMPLES,
-        run=partial(call_with_torch, "retinanet.report.command:report"),
+        run=partial(call_with_checkpoint, "retinanet.report.command:report", option="path"),
     )
     add = parser.add_argument
     add(

@@ -2,7 +2,8 @@
 
 Marks at fields, and checks of their values; intervals between checkpoints (`30min`, `500 steps`,
 `epoch`), windows of steps (`20-22`) and milestones; how a batch is split among ranks; compute
-groups, and the momentum of the optimizer in addition to theirs.
+groups, and the momentum of the optimizer in addition to theirs. Also which paths mean a checkpoint:
+nothing here loads torch, so commands refuse a wrong one at once.
 """
 
 import re
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, Field
@@ -394,3 +396,51 @@ def planned_groups(groups: int, *, ranks: int) -> str:
     size = ranks // groups
     ranks_text = "1 rank" if size == 1 else f"{size} ranks"
     return f"{groups} of {ranks_text}, asynchronous" if groups > 1 else ""
+
+
+STATE_FILE = "state.json"  # Every checkpoint has one
+BEST, LAST = "best", "last"  # Links beside the checkpoints
+
+
+def find_checkpoint(path: Path) -> Path:
+    """Return the checkpoint folder for a path that the user gave.
+
+    The path is a checkpoint's folder, a file in it, or a run's folder (its best, else its last).
+
+    Raises:
+        InputError: There is none.
+    """
+    below = (path / "checkpoints" / BEST, path / "checkpoints" / LAST, path / BEST, path / LAST)
+    if path.exists():
+        for candidate in (path, path.parent, *below):
+            if (candidate / STATE_FILE).is_file():
+                return candidate
+    reason = "contains no checkpoint" if path.exists() else "does not exist"
+    raise InputError(f"{path}: {reason}; give runs/NAME/checkpoints/best or a folder like it")
+
+
+def refuse_what_is_no_checkpoint(path: Path) -> None:
+    """Refuse pickled weights and exported models, where a checkpoint is expected.
+
+    Raises:
+        InputError: Names the command that converts the file, or the option to give.
+    """
+    if path.suffix in PICKLES:
+        raise InputError(
+            f"{path}: is a pickle, which could run code, not a checkpoint; convert weights for "
+            f"training with python -m retinanet convert {path} --out "
+            f"{path.with_suffix('.safetensors')}, or a whole detector to a checkpoint with "
+            f"python -m retinanet convert --detector {path} --classes FILE.json --out "
+            f"{path.with_suffix('')}"
+        )
+    if path.suffix in EXPORTED:
+        raise InputError(
+            f"{path}: is an exported model; give --checkpoint the checkpoint that it was exported "
+            "from, such as runs/NAME/checkpoints/best"
+        )
+
+
+def require_checkpoint(path: Path) -> None:
+    """Raise InputError if a path means no checkpoint."""
+    refuse_what_is_no_checkpoint(path)
+    find_checkpoint(path)

@@ -16,7 +16,7 @@ from data.decoding import resolve_decoder
 from data.index import open_annotations
 from data.loader import evaluation_loader
 from retinanet.config_file import config_from_tree
-from retinanet.config_types import DEFAULT_LIBRARY, MetricLibrary
+from retinanet.config_types import DEFAULT_LIBRARY, MetricLibrary, refuse_what_is_no_checkpoint
 from retinanet.engine.engines import torch_forward
 from retinanet.evaluation.detect import detect_split
 from retinanet.evaluation.metric import coco_metric
@@ -28,7 +28,6 @@ from retinanet.evaluation.output import (
     save_picture,
     write_evaluation,
 )
-from retinanet.training.build import refuse_what_is_no_checkpoint
 from retinanet.training.checkpoint import Checkpoint, read_checkpoint
 from retinanet.training.recorder import print_evaluation
 

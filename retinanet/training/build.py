@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from common.errors import InputError, printable
 from common.files import read_bytes
 from retinanet.config_sections import ModelConfig, TrainingConfig
-from retinanet.config_types import EXPORTED, PICKLES, TORCHVISION, resolve_beta1
+from retinanet.config_types import TORCHVISION, resolve_beta1
 from retinanet.engine.optimizers import make_optimizer
 from retinanet.model.backbone import IN_DETECTOR, load_pretrained_backbone
 from retinanet.model.retinanet import RetinaNet, current_key
@@ -373,24 +373,3 @@ def dense(value: Tensor, name: str, file: Path, limit: int) -> Tensor:
     if _size(value) > limit:
         raise InputError(f"{file}: {name}: its declared size exceeds the file; it is damaged")
     return value.detach().clone(memory_format=torch.contiguous_format)
-
-
-def refuse_what_is_no_checkpoint(path: Path) -> None:
-    """Refuse pickled weights and exported models, where a checkpoint is expected.
-
-    Raises:
-        InputError: Names the command that converts the file, or the option to give.
-    """
-    if path.suffix in PICKLES:
-        raise InputError(
-            f"{path}: is a pickle, which could run code, not a checkpoint; convert weights for "
-            f"training with python -m retinanet convert {path} --out "
-            f"{path.with_suffix('.safetensors')}, or a whole detector to a checkpoint with "
-            f"python -m retinanet convert --detector {path} --classes FILE.json --out "
-            f"{path.with_suffix('')}"
-        )
-    if path.suffix in EXPORTED:
-        raise InputError(
-            f"{path}: is an exported model; give --checkpoint the checkpoint that it was exported "
-            "from, such as runs/NAME/checkpoints/best"
-        )

@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 
 from common.errors import InputError
 from common.files import open_regular
+from retinanet.config_types import BEST, LAST, STATE_FILE, find_checkpoint
 from retinanet.engine.kernel_calls import match_memory_format
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.ema import WeightAverage, averaged_tensors
@@ -35,7 +36,6 @@ from retinanet.training.train_state import (
     OPTIMIZER_FILE,
     RANKS_FILE,
     RAW_FILE,
-    STATE_FILE,
     ModelDescription,
     Part,
     RankState,
@@ -361,26 +361,7 @@ def checkpoint_folder(checkpoints: Path, step: int) -> Path:
     return checkpoints / f"step-{step:06d}"
 
 
-BEST, LAST = "best", "last"  # Links beside the checkpoints
-
 NAME = re.compile(r"step-([0-9]{6,18})")
-
-
-def find_checkpoint(path: Path) -> Path:
-    """Return the checkpoint folder for a path that the user gave.
-
-    The path is a checkpoint's folder, a file in it, or a run's folder (its best, else its last).
-
-    Raises:
-        InputError: There is none.
-    """
-    below = (path / "checkpoints" / BEST, path / "checkpoints" / LAST, path / BEST, path / LAST)
-    if path.exists():
-        for candidate in (path, path.parent, *below):
-            if (candidate / STATE_FILE).is_file():
-                return candidate
-    reason = "contains no checkpoint" if path.exists() else "does not exist"
-    raise InputError(f"{path}: {reason}; give runs/NAME/checkpoints/best or a folder like it")
 
 
 def checkpoint_step(folder: Path) -> int:

@@ -18,9 +18,8 @@ from torch.optim import Optimizer
 
 from common.errors import InputError
 from launch.process_group import ProcessGroup
-from retinanet.config_types import parse_interval
+from retinanet.config_types import BEST, parse_interval
 from retinanet.training.checkpoint import (
-    BEST,
     LAST,
     Checkpoint,
     Contents,

@@ -20,6 +20,7 @@ from data.coco_json import require_unique, strict_columns
 from data.index import open_annotations
 from retinanet.config import config_to_tree
 from retinanet.config_file import config_from_tree
+from retinanet.config_types import STATE_FILE
 from retinanet.training.build import describe_weights, read_trusted, unpickle_weights
 from retinanet.training.checkpoint import Contents, file_digest, write_checkpoint
 from retinanet.training.detector_weights import (
@@ -29,7 +30,6 @@ from retinanet.training.detector_weights import (
 )
 from retinanet.training.train_state import (
     MODEL_FILE,
-    STATE_FILE,
     ModelDescription,
     State,
     TrainingPosition,

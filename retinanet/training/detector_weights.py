@@ -17,11 +17,12 @@ from torch import Tensor
 
 from common.errors import InputError, printable
 from data.annotations import UNNAMED, ClassMap
+from retinanet.config_types import STATE_FILE
 from retinanet.model.anchors import ANCHORS_PER_LOCATION
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.build import current_names, read_safetensors
 from retinanet.training.checkpoint import file_digest, read_checkpoint
-from retinanet.training.train_state import MODEL_FILE, STATE_FILE
+from retinanet.training.train_state import MODEL_FILE
 
 LOGITS = "head.classification_head.cls_logits"
 CLASS_NAMES = "classes"  # Key of a .safetensors file's metadata: the outputs' names, a JSON list

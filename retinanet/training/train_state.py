@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from common.errors import InputError
 from common.files import open_regular
 from data.annotations import ClassMap, Resize, shown
+from retinanet.config_types import STATE_FILE
 
 MOST_DIGITS = 9  # Digits of a rank's number in a checkpoint
 FORMAT = 2  # Raised when a reader of an older format could go wrong
 
-STATE_FILE = "state.json"
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 RAW_FILE = "raw.safetensors"

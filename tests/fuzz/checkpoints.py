@@ -14,6 +14,7 @@ from torch import nn
 from common.errors import InputError
 from retinanet.config import Config, config_to_tree
 from retinanet.config_file import config_from_tree, load_config
+from retinanet.config_types import STATE_FILE
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import (
     Checkpoint,
@@ -28,7 +29,6 @@ from retinanet.training.train_state import (
     MODEL_FILE,
     OPTIMIZER_FILE,
     RANKS_FILE,
-    STATE_FILE,
     ModelDescription,
     State,
     TrainingPosition,

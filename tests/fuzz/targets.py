@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzz import checkpoints, readers, seeds
+from tests.fuzz import checkpoints, labels, readers, seeds
 
 
 @dataclass(frozen=True)
@@ -31,4 +31,7 @@ TARGETS = {
     "mlperf": Target(readers.check_mlperf_log, seeds.mlperf_logs, longest=8192),
     "openimages": Target(readers.check_openimages, seeds.csv_files),
     "topology": Target(readers.check_topology, seeds.topologies),
+    "voc": Target(labels.check_voc, labels.voc_files),
+    "weights": Target(labels.check_weights, labels.weights_files),
+    "yolo": Target(labels.check_yolo, labels.yolo_files),
 }

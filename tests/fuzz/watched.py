@@ -23,4 +23,7 @@ WATCHED = {
     "mlperf": ("retinanet.mlperf",),
     "openimages": ("data.openimages",),
     "topology": ("launch.topology",),
+    "voc": ("data.formats",),
+    "weights": ("retinanet.training.detector_weights", "retinanet.training.build", "safetensors"),
+    "yolo": ("data.formats", "data.decoding", "common.yaml_text", "ruamel.yaml"),
 }

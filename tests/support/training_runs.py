@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from common.files import read_json_lines
+from retinanet.config_types import BEST
 from retinanet.training.checkpoint import (
-    BEST,
     LAST,
     checkpoint_folder,
     checkpoint_step,

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from retinanet.evaluation.metric import coco_metric
 from retinanet.evaluation.output import detections_as_json
 from retinanet.report.pictures import MOST_BYTES, as_jpeg
 from tests.retinanet.report.samples import predictions, split
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, run_program
 from tests.support.random_detectors import NAMES
 
 ONE, TWO, THREE = IDS = (7, 8, 44)
@@ -192,6 +193,15 @@ def test_what_is_no_run_is_refused_in_one_line(
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert str(path) in done.stderr and "checkpoint" in done.stderr
     assert not list(tmp_path.rglob("*.html"))
+
+
+@pytest.mark.parametrize("words", [["report"], ["evaluate", "--checkpoint"]])
+def test_wrong_path_is_refused_before_torch_is_loaded(words: list[str], tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "retinanet", *words, str(tmp_path))
+    done = run_program(*command, PYTHONPROFILEIMPORTTIME="1")
+    assert done.returncode == 2 and f"{tmp_path}: contains no checkpoint" in done.stderr
+    assert " pathlib\n" in done.stderr
+    assert [name for name in (" torch\n", " numpy\n") if name in done.stderr] == []
 
 
 def test_annotations_need_images(run: Path, run_here: RunHere) -> None:

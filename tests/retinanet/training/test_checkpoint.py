@@ -15,12 +15,12 @@ from torch.optim import Optimizer
 from common.errors import InputError
 from data.annotations import ClassMap
 from launch.process_group import ProcessGroup
+from retinanet.config_types import find_checkpoint
 from retinanet.engine.optimizers import make_optimizer
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import (
     copies,
     file_digest,
-    find_checkpoint,
     newest_valid,
     optimizer_state,
     optimizer_tensors,
