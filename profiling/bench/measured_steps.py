@@ -36,8 +36,9 @@ from retinanet.engine.gradient_sync import GradientExchange
 from retinanet.engine.kernel_calls import KernelCall, listening
 from retinanet.training.build import build_model, build_optimizer
 from retinanet.training.data import Loading, open_run_data
-from retinanet.training.distributed import agreed_batches, make_exchange, settle_batches
+from retinanet.training.distributed import agreed_batches
 from retinanet.training.loop import StepResult, require_finite, train_one_epoch
+from retinanet.training.parallel import split_and_exchange
 
 RATE = 1e-6  # A learning rate at which random weights stay what they are
 
@@ -55,18 +56,8 @@ def measure_steps(
     with joined(place, timeout_s=config.distributed.timeout_s) as group:
         settings = config.model if arguments.own_model else ModelConfig()
         loading, prepared = open_training(config, arguments.scenes, settings, group, place=place)
-        local_ranks = place.ranks.local_size
-        batches = settle_batches(config, prepared, group=group, local_ranks=local_ranks)
+        batches, exchange = split_and_exchange(config, prepared, averaging=group, place=place)
         loading.batches.split = batches.images
-        exchange = make_exchange(
-            group,
-            prepared,
-            backend=config.distributed.backend,
-            compress=config.distributed.compress,
-            focal_form=config.engine.focal_loss,
-            timeout_s=config.distributed.timeout_s,
-            weight=batches.weight(group.rank),
-        )
 
         # An epoch of a small data set has fewer batches than the job has steps.
         def endless_batches() -> Iterator[Batch]:
