@@ -11,7 +11,7 @@ from torchvision.models import resnext50_32x4d
 
 from retinanet.evaluation.detect import detect_split
 from retinanet.model.retinanet import RetinaNet
-from retinanet.training import trainer
+from retinanet.training import components
 from retinanet.training.checkpoint import read_checkpoint
 from tests.launch.ranks import TrainHere, ended, run_ranks
 from tests.support.training_runs import cut_back, read_records, start_training
@@ -69,7 +69,7 @@ def test_resumed_run_continues_bit_for_bit_and_evaluates_the_averages(
         seen.append({name: value.clone() for name, value in model.state_dict().items()})
         return detect_split(model, *inputs, **settings)
 
-    monkeypatch.setattr(trainer, "detect_split", detect)
+    monkeypatch.setattr(components, "detect_split", detect)
     cut_back(whole, root / "pieces", step=3)
     outcome = train_here(*settings_in(root, "pieces", "launch.threads=1"), "--resume")
     assert outcome.code == 0, outcome.errors

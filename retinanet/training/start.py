@@ -12,6 +12,7 @@ from retinanet.config import Config
 from retinanet.engine.engines import chosen_engine
 from retinanet.mlperf.log import running_log
 from retinanet.preflight.check import check, check_start
+from retinanet.training.components import RunComponents
 from retinanet.training.loop import StepProfiler
 from retinanet.training.resume import checkpoint_to_resume
 from retinanet.training.run_folder import claim_run_folder
@@ -63,7 +64,7 @@ def check_or_train(
                 # Only rank 0 reads the checkpoint, and sends its state to the other ranks.
                 if (resume or auto_resume) and group.is_first:
                     checkpoint = checkpoint_to_resume(folder, config, console=console)
-                trainer = Trainer(
+                components = RunComponents(
                     config,
                     folder,
                     checkpoint,
@@ -71,8 +72,6 @@ def check_or_train(
                     group=group,
                     place=place,
                     console=console,
-                    log=log,
                     profiler=capture,
-                    host_states=host_states,
                 )
-                return trainer.fit(stop)
+                return Trainer(components, log=log, host_states=host_states).fit(stop)

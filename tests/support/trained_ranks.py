@@ -20,7 +20,7 @@ def run_and_save(*arguments: Any) -> int:
 
     def fit_and_save(self: Trainer, *inputs: Any) -> int:
         code = fit(self, *inputs)
-        torch.save(self.model.state_dict(), folder / f"rank{self.group.rank}.pt")
+        torch.save(self.run.model.state_dict(), folder / f"rank{self.run.group.rank}.pt")
         return code
 
     setattr(Trainer, "fit", fit_and_save)  # noqa: B010

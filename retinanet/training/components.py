@@ -1,0 +1,347 @@
+"""The components of a run: data, model and optimizer, and what trains, saves and describes them.
+
+`RunComponents` opens and builds them by the configuration, restores them from a checkpoint, and
+prepares them for the first step. `retinanet.training.trainer` drives them from there, and has the
+progress of the run, `TrainState`, of which nothing here knows.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from functools import partial
+
+from rich.console import Console
+
+from common.errors import InputError
+from launch.pinning import RankContext
+from launch.process_group import ProcessGroup
+from retinanet.config import Config, config_to_tree
+from retinanet.engine.engines import prepare_training
+from retinanet.evaluation.detect import detect_split
+from retinanet.evaluation.matching import SplitDetections
+from retinanet.training.build import (
+    build_model,
+    build_optimizer,
+    notes_on_backbone,
+    starting_weights,
+)
+from retinanet.training.checkpoint import Checkpoint
+from retinanet.training.checkpointer import Checkpointer
+from retinanet.training.data import Loading, open_run_data
+from retinanet.training.detector_weights import start_from_detector
+from retinanet.training.distributed import agree_on_weights, average_norms, share_weights
+from retinanet.training.ema import WeightAverage
+from retinanet.training.loop import StepProfiler
+from retinanet.training.nonfinite import NonFiniteGuard, NonFiniteReport
+from retinanet.training.parallel import averaging_ranks, make_strategy, split_and_exchange
+from retinanet.training.resume import (
+    describe_setup,
+    differences,
+    recorded_split,
+    require_same_data,
+)
+from retinanet.training.run_folder import RunFacts, RunFolder
+from retinanet.training.schedule import Position, StepPlan
+from retinanet.training.signals import StopRequest
+from retinanet.training.train_state import (
+    ModelDescription,
+    State,
+    TrainingPosition,
+    load_rank_state_dict,
+    seed_everything,
+    trained_norms,
+)
+
+
+class RunComponents:
+    """The components of a run on this rank. All ranks call the methods at the same steps."""
+
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        checkpoint: Checkpoint | None,
+        *,
+        engine: str,
+        group: ProcessGroup,
+        place: RankContext,
+        console: Console,
+        profiler: StepProfiler,
+    ) -> None:
+        """Open data and build the model; rank 0 resumes from `checkpoint`, the others have none.
+
+        Raises:
+            InputError: The data or the weights to start from do not fit, or cannot be read.
+        """
+        self.config, self.folder, self.checkpoint, self.engine = config, folder, checkpoint, engine
+        self.place, self.console, self.profiler = place, console, profiler
+        self.print = partial(console.print, soft_wrap=True, markup=False)
+        """Prints a line above the progress bar; on ranks other than 0 the console is quiet."""
+        self.share = place.pinned.share
+        """This rank's cores."""
+        self.group = group
+        """The ranks of the job that have not ended."""
+        seed_everything(config.run.seed)
+        self.data = open_run_data(config, scenes_folder=folder.scenes, console=console, group=group)
+        classes, groups = self.data.classes, config.distributed.groups
+        # Only rank 0 reads files of weights. `share_weights` sends them to the other ranks later.
+        is_reading = group.is_first and not checkpoint
+        weights = starting_weights(config.model) if is_reading else None
+        self.notes = notes_on_backbone(config.model.pretrained_backbone, weights)
+        """Printed before the first step."""
+        self.model = build_model(config.model, num_classes=classes.num_classes, weights=weights)
+        # The tensors would keep their file mapped for the whole run.
+        del weights
+        detector = config.model.weights if is_reading else None
+        self.start = start_from_detector(self.model, detector, names=classes.names)
+        """What a new run took from `model.weights`; None for others, and on ranks other than 0."""
+        self.notes += self.start.notes() if self.start else []
+        self.optimizer = build_optimizer(config.training, self.model, engine=engine, groups=groups)
+        decay = config.training.ema
+        self.average = None if decay is None else WeightAverage(self.model, decay=decay)
+        self.description = ModelDescription(
+            num_classes=classes.num_classes,
+            norm=config.model.norm,
+            trainable_layers=config.model.trainable_layers,
+            image_size=config.data.image_size,
+            resize=config.data.resize,
+            precision=config.engine.precision,
+            classes=classes.to_json(),
+        )
+        self.open_for_averaging_ranks()
+
+    def open_for_averaging_ranks(self) -> None:
+        """Create plan, loaders, checkpointer and guard for the ranks that average with this one."""
+        config, group, training = self.config, self.group, self.config.training
+        self.averaging = averaging_ranks(config, group, self.place)
+        """The ranks that average their gradients with this one."""
+        self.plan = StepPlan(
+            images_per_epoch=len(self.data.train),
+            images_per_batch=training.batch_size * self.averaging.size,
+            gradient_accumulation=training.gradient_accumulation,
+            epochs=training.epochs,
+            max_steps=training.max_steps,
+            evaluate_every=config.evaluation.every,
+        )
+        self.loading = Loading(
+            self.data,
+            config,
+            cores=self.share.loader_cpus,
+            rank=self.averaging.rank,
+            ranks=self.averaging.size,
+            evaluation_rank=group.rank,
+            evaluation_ranks=group.size,
+        )
+        self.guard = NonFiniteGuard(
+            training.on_nonfinite,
+            limit=training.nonfinite_limit,
+            annotations=self.data.train.annotations,
+        )
+        self.checkpointer = Checkpointer(
+            self.folder.checkpoints,
+            every=config.checkpoint.every,
+            keep=config.checkpoint.keep,
+            group=group,
+            warn=self.print,
+        )
+
+    def load_checkpoint(self) -> TrainingPosition | None:
+        """Restore weights and optimizer, if rank 0 has a checkpoint; return its position.
+
+        Raises:
+            InputError: The checkpoint does not fit the data or the settings.
+        """
+        checkpoint = self.checkpoint
+        if checkpoint is not None:
+            classes = self.description.classes
+            # Compared before tensors are read: other classes would otherwise appear as wrong
+            # shapes.
+            require_same_data(checkpoint, classes=classes, images=len(self.data.train))
+            checkpoint.load_training_state(self.model, self.optimizer, self.average)
+        position = self.group.from_first(lambda: checkpoint.position if checkpoint else None)
+        if position is not None:
+            self.guard.load_state_dict(asdict(position))
+            start = Position(position.step, position.epoch, position.images)
+            self.plan = replace(self.plan, start=start)
+        return position
+
+    def prepare(self, *, metric_is_ready: Callable[[], bool]) -> None:
+        """Set up engine, batches, gradient averaging and strategy; restore the ranks' states.
+
+        For `metric_is_ready` see `EpochContext`.
+        """
+        config, averaging, checkpoint = self.config, self.averaging, self.checkpoint
+        split = self.group.from_first(
+            lambda: recorded_split(checkpoint, config, ranks=averaging.size)
+        )
+        # Before `prepare_training`: IPEX then splits each weight into two tensors.
+        share_weights(self.group, self.model, self.optimizer, self.average)
+        self.prepared = prepare_training(
+            self.model,
+            self.optimizer,
+            engine=self.engine,
+            precision=config.engine.precision,
+            convolutions=config.engine.convolutions,
+        )
+        self.model, self.optimizer = self.prepared.model, self.prepared.optimizer
+        self.batches, self.exchange = split_and_exchange(
+            config,
+            self.prepared,
+            averaging=averaging,
+            place=self.place,
+            recorded=split,
+            profiler=self.profiler,
+        )
+        # Loading starts only at the first step, so the sampler still accepts a new split.
+        self.loading.batches.split = self.batches.images
+        self.strategy = make_strategy(
+            config,
+            self.prepared,
+            group=self.group,
+            averaging=averaging,
+            exchange=self.exchange,
+            average=self.average,
+            place=self.place,
+            loading=self.loading,
+            plan=self.plan,
+            guard=self.guard,
+            checkpointer=self.checkpointer,
+            profiler=self.profiler,
+            metric_is_ready=metric_is_ready,
+            print_note=self.print,
+        )
+        # Last: the engine may have replaced the model, whose running statistics are restored, and
+        # nothing may draw random numbers between this and the first step.
+        self.restore_rank_states()
+
+    def restore_rank_states(self) -> None:
+        """Restore random states and running statistics of each rank, and note differences."""
+        checkpoint = self.checkpoint
+        states = self.group.from_first(lambda: checkpoint.rank_states() if checkpoint else [])
+        averages = self.average.norms if self.average else {}
+        # With another number of ranks, no state belongs to any of the present ranks.
+        if len(states) == self.group.size:
+            try:
+                load_rank_state_dict(states[self.group.rank], self.model, averages)
+            except ValueError as error:
+                raise InputError(f"{self.folder.checkpoints}: {error}") from error
+        has_average = self.group.from_first(lambda: bool(checkpoint and checkpoint.has_average))
+        # The average begins with the weights of a pretrained backbone, or of a run without one.
+        if self.average is not None and not has_average:
+            self.average.restart()
+        if checkpoint is not None:
+            epoch = self.plan.epochs_done(self.plan.start.step)
+            self.notes += self.checkpointer.resume_from(checkpoint, epoch=epoch)
+            changed = differences(checkpoint.state, self.config, self.setup())
+            if changed:
+                self.notes.append(
+                    f"resumed under other conditions: {'; '.join(changed)}; training continues "
+                    "from the same image, but not bit for bit as without the interruption"
+                )
+
+    def continue_with(self, group: ProcessGroup) -> None:
+        """Go on with the remaining ranks, which divide the validation images among themselves."""
+        self.group = self.checkpointer.group = group
+        self.loading.share_evaluation(rank=group.rank, ranks=group.size)
+
+    def agree_on_weights(self) -> None:
+        """Make weights and statistics of norms equal on all ranks, with a note if they were not."""
+        if not agree_on_weights(self.group, self.model, self.average):
+            self.console.print("note: weights differed between ranks; all ranks now use rank 0's")
+        # Each rank evaluates a part of the images, so all need the same statistics of norms.
+        average_norms(self.group, trained_norms(self.model))
+        if self.average is not None:
+            average_norms(self.group, self.average.norms)
+
+    def detect(
+        self, stop: StopRequest, *, note_bad_images: Callable[[tuple[str, ...]], None]
+    ) -> SplitDetections | None:
+        """Detect in the validation images, with averaged weights if there are any.
+
+        See `detect_split`.
+        """
+        with self.average.in_model() if self.average else nullcontext():
+            return detect_split(
+                self.model,
+                self.loading.validation,
+                classes=self.data.classes,
+                forward=self.prepared.forward,
+                console=self.console,
+                group=self.group,
+                stop=stop,
+                main_cpus=self.share.main_cpus,
+                note_bad_images=note_bad_images,
+            )
+
+    def save(self, position: TrainingPosition) -> None:
+        """Begin to write a checkpoint, unless this step's is there; a failure is a warning."""
+        self.checkpointer.save(
+            self.model,
+            self.optimizer,
+            self.checkpoint_state(position),
+            epoch=self.plan.epochs_done(position.step),
+            average=self.average,
+        )
+
+    def save_nonfinite(self, report: NonFiniteReport, position: TrainingPosition) -> str:
+        """Write the state before a step that was not finite; return where it is, or why not."""
+        try:
+            folder = self.checkpointer.save_nonfinite(
+                self.model,
+                self.optimizer,
+                self.checkpoint_state(position),
+                report=report.content,
+                average=self.average,
+            )
+        except InputError as error:
+            return str(error)
+        return f"details in {folder}"
+
+    def checkpoint_state(self, position: TrainingPosition) -> State:
+        """Return the content of `state.json`, without the states of the ranks."""
+        return State(
+            model=self.description,
+            position=position,
+            setup=self.setup(),
+            config=config_to_tree(self.config),
+            random_states=[],
+            parts={},
+        )
+
+    def setup(self) -> dict[str, object]:
+        """Return the conditions of the next steps besides configuration and checkpoint."""
+        return describe_setup(
+            self.config,
+            ranks=self.group.size,
+            engine=self.engine,
+            exchange=self.exchange_name,
+            split=self.batches.images,
+        )
+
+    def facts(self) -> RunFacts:
+        """Return the facts about the run for the console, `environment.json` and model cards."""
+        sizes = [(value.numel(), value.requires_grad) for value in self.model.parameters()]
+        return RunFacts(
+            config=self.config,
+            folder=self.folder,
+            data=self.data,
+            model=self.description,
+            parameters=sum(size for size, _ in sizes),
+            trained_parameters=sum(size for size, trains in sizes if trains),
+            total_steps=self.plan.total_steps,
+            images_per_step=self.plan.images_per_step,
+            engine=self.engine,
+            loading=self.loading.describe(),
+            hosts=self.group.hosts,
+            averaging_ranks=self.averaging.size,
+            exchange=self.exchange_name,
+            batches=self.batches,
+            context=self.place,
+            start=self.start,
+            rows=self.strategy.describe(),
+        )
+
+    @property
+    def exchange_name(self) -> str:
+        """Backend of gradient averaging: `shared memory`, `gloo` or `ccl`; `none` for one rank."""
+        return self.exchange.way if self.exchange else "none"
