@@ -215,8 +215,8 @@ class Detector:
         computed at a time, while the next ones are decoded.
 
         Raises:
-            InputError: An image cannot be read, has other pixels, or is a folder; or a class is
-                unknown.
+            InputError: An image cannot be read, has other pixels, or is a folder, and none is
+                returned; or a class is unknown.
         """
         pictures: Iterable[Picture]
         if is_one_picture(images):

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,19 @@ WRONG: list[tuple[object, str]] = [
 @pytest.mark.parametrize(("wrong", "message"), WRONG, ids=[text for _, text in WRONG])
 def test_wrong_images_are_refused_in_one_line(loaded: Detector, wrong: Any, message: str) -> None:
     assert message in error_message(loaded.predict, wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_damaged_photo_among_others_is_named(
+    loaded: Detector, photos: list[Path], tmp_path: Path, batch_size: int
+) -> None:
+    damaged = tmp_path / "damaged.jpg"
+    damaged.write_bytes(b"text")
+    files = [photos[0], damaged, photos[0]]
+    message = error_message(partial(loaded.predict, batch_size=batch_size), files)
+    assert message.startswith(f"{damaged}: ")
+    assert len(loaded.predict([files[0], files[2]])) == 2  # the detector is as usable as before
 
 
 @pytest.mark.slow
