@@ -151,7 +151,7 @@ def test_16_hosts_are_those_of_the_job_or_of_a_file(
 ) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("".join(f"node{number}:4\n" for number in range(1, 17)))
-    environment = {name: "" for name in IN_A_JOB} | ({job: IN_A_JOB[job]} if job else {})
+    environment = dict.fromkeys(IN_A_JOB, "") | ({job: IN_A_JOB[job]} if job else {})
     done = run_recipe(
         "16-hosts.sh",
         "run.name=a",
@@ -174,7 +174,7 @@ def test_16_hosts_are_those_of_the_job_or_of_a_file(
 
 
 def test_16_hosts_outside_of_a_job_need_a_hostfile() -> None:
-    done = run_recipe("16-hosts.sh", HOSTS="none", **{name: "" for name in IN_A_JOB})
+    done = run_recipe("16-hosts.sh", HOSTS="none", **dict.fromkeys(IN_A_JOB, ""))
     assert done.returncode == 2
     assert "none" in done.stderr and "hosts.example" in done.stderr
 
@@ -244,7 +244,8 @@ def test_ranks_write_a_checkpoint_before_the_limit_of_the_job(
     again = (
         "scontrol requeue 17"
         if recipe.endswith(".sbatch")
-        else "qsub -v RESUME=--auto-resume,ARGUMENTS=run.name=a,MODULES= launch/recipes/16-hosts.pbs"
+        else "qsub -v RESUME=--auto-resume,ARGUMENTS=run.name=a,MODULES= "
+        "launch/recipes/16-hosts.pbs"
     )
     assert output.splitlines()[-1] == again
 
