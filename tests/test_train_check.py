@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.topology import read_host_state
+from launch.host_state import read_host_state
 from tests.launch import host_trees
 from tests.launch.ranks import TrainHere, run_ranks
 from tests.support.mounts import needs_root, tmpfs

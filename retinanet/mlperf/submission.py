@@ -27,7 +27,8 @@ from common.console import make_console
 from common.errors import CONDITION_MET, FINISHED, InputError
 from common.files import read_json_object, read_text, write_atomically
 from common.machine import cpu_field, processor_name, read_proc_text, read_status
-from launch.topology import HostState, count_cores, list_sockets, read_topology
+from launch.host_state import HostState
+from launch.topology import count_cores, list_sockets, read_topology
 from retinanet.mlperf.log import RunLog, read_run_log
 from retinanet.mlperf.official import check_package, print_verdict
 from retinanet.mlperf.rules import RUNS_OF_SUBMISSION, Rules

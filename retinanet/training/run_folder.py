@@ -26,9 +26,10 @@ from common.files import write_atomically, write_json
 from common.locks import FileLock, LockHeldError
 from common.machine import code_version, installed_versions, processor_name
 from data.dataset import DetectionData
+from launch.host_state import HostState
 from launch.pinning import RankContext
 from launch.process_group import ProcessGroup
-from launch.topology import HostState, format_cpu_list
+from launch.topology import format_cpu_list
 from retinanet.config import Config
 from retinanet.config_types import describe_split
 from retinanet.training.checkpoint import newest_first

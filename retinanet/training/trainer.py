@@ -15,9 +15,9 @@ from functools import partial
 from common.cli import resuming_command
 from common.console import progress
 from common.errors import FINISHED, STOPPED_BY_SIGNAL, InputError, NonFiniteLossError
+from launch.host_state import HostState
 from launch.mpirun import launcher_command
 from launch.run import stopping_notes
-from launch.topology import HostState
 from retinanet.config import config_to_tree
 from retinanet.evaluation.output import evaluation_name
 from retinanet.mlperf.log import MlperfLog, begin_log

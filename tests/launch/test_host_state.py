@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.topology import HostState, NodeMemory, read_host_state
+from launch.host_state import HostState, NodeMemory, read_host_state
 from tests.launch import host_trees
 from tests.launch.host_trees import CPU, GB, write_host
 

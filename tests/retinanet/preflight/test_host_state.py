@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from launch.host_state import HostState, read_host_state
 from launch.pinning import Pinned, RankContext
 from launch.process_group import ProcessGroup
 from launch.ranks import Ranks
 from launch.shares import Share
-from launch.topology import HostState, read_host_state
 from retinanet.config_file import load_config
 from retinanet.preflight import check
-from retinanet.preflight.check import HostReport, check_host_state, check_hosts
+from retinanet.preflight.host_state import HostReport, check_host_state, check_hosts
 from tests.launch import host_trees
 from tests.launch.host_trees import GB
 

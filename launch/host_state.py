@@ -1,0 +1,192 @@
+"""The state of a host: settings of kernel and processor, memory and load that may slow training.
+
+It is read, never changed. In containers and virtual machines its files may be missing or of another
+form; what cannot be read is unknown, and left out. https://docs.kernel.org/admin-guide/ describes
+them: pm/cpufreq.html and pm/intel_pstate.html, sysctl/kernel.html (NUMA balancing), sysctl/vm.html
+(swappiness), mm/transhuge.html (huge pages).
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from common.machine import KIB, read_proc_text, read_status
+from launch.topology import is_number, parse_cpu_list
+
+ROOT = Path("/")
+CPU = "sys/devices/system/cpu"
+WORD = re.compile(r"[A-Za-z][\w-]{0,39}", re.ASCII)
+NUMBER = re.compile(r"[0-9]{1,15}")
+DECIMAL = re.compile(r"[0-9]{1,9}\.[0-9]{1,3}")
+ACTIVE = re.compile(r"\[([a-z+_-]{1,40})\]")  # The kernel marks the active mode by brackets
+NUMA_BALANCING = {"0": "off", "1": "on", "2": "between tiers", "3": "on, also between tiers"}
+HYPERTHREADS = {"0": "off", "1": "on"}
+NO_TURBO = {"1": "off", "0": "on"}  # Of intel_pstate
+BOOST = {"0": "off", "1": "on"}  # Of other drivers
+
+
+@dataclass(frozen=True)
+class NodeMemory:
+    """Memory of a NUMA node. [bytes]"""
+
+    node: int
+    size: int
+    available: int  # Free, or held by copies of files that the kernel can drop
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostState:
+    """What was read on a host; unknown values are empty or None.
+
+    Fields with a label are settings, which should be equal on the hosts of a job.
+    """
+
+    frequency_driver: str = ""
+    governor: str = field(default="", metadata={"label": "frequency governor"})
+    """Those of all CPUs, joined by commas where they differ."""
+    energy_preference: str = field(default="", metadata={"label": "energy preference"})
+    turbo: str = field(default="", metadata={"label": "turbo"})
+    hyperthreads: str = field(default="", metadata={"label": "hyperthreads"})
+    memory_speed: str = field(default="", metadata={"label": "memory"})
+    numa_balancing: str = field(default="", metadata={"label": "NUMA balancing"})
+    huge_pages: str = field(default="", metadata={"label": "huge pages"})
+    swappiness: str = field(default="", metadata={"label": "swappiness"})
+    memory: int | None = None  # [bytes], like both below
+    swap: int | None = None
+    swap_used: int | None = None
+    nodes: tuple[NodeMemory, ...] = ()
+    cores: int | None = None  # Physical ones, of the whole host
+    load: float | None = None  # Threads that ran or waited for a core, mean of a minute
+    running: int | None = None  # Threads that do so now
+
+    def settings(self) -> dict[str, str]:
+        """Return the known settings by label."""
+        labels = {item.metadata["label"]: item.name for item in fields(self) if item.metadata}
+        values = {label: getattr(self, name) for label, name in labels.items()}
+        return {label: value for label, value in values.items() if value}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the known values for `environment.json`; sizes are in bytes."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values["nodes"] = [vars(node) for node in self.nodes]
+        return {name: value for name, value in values.items() if value not in ("", None, [])}
+
+
+def read_host_state(root: Path = ROOT) -> HostState:
+    """Return the state of this host, or of a copy of its files, in milliseconds."""
+    cpu = root / CPU
+    policies = sorted((cpu / "cpufreq").glob("policy[0-9]*"))
+    turbo = named(cpu / "intel_pstate/no_turbo", NO_TURBO) or named(cpu / "cpufreq/boost", BOOST)
+    memory, swap, swap_free = read_sizes(root / "proc/meminfo", "MemTotal", "SwapTotal", "SwapFree")
+    used = None if swap is None or swap_free is None else max(0, swap - swap_free)
+    huge_pages = ACTIVE.search(read_proc_text(root / "sys/kernel/mm/transparent_hugepage/enabled"))
+    load, running = read_load(root / "proc/loadavg")
+    return HostState(
+        frequency_driver=", ".join(distinct(policies[:1], "scaling_driver")),
+        governor=", ".join(distinct(policies, "scaling_governor")),
+        energy_preference=", ".join(distinct(policies, "energy_performance_preference")),
+        turbo=turbo,
+        hyperthreads=named(cpu / "smt/active", HYPERTHREADS),
+        memory_speed=read_memory_speed(root),
+        numa_balancing=named(root / "proc/sys/kernel/numa_balancing", NUMA_BALANCING),
+        huge_pages=huge_pages[1] if huge_pages else "",
+        swappiness=first_match(NUMBER, root / "proc/sys/vm/swappiness"),
+        memory=memory,
+        swap=swap,
+        swap_used=used,
+        nodes=tuple(read_nodes(root / "sys/devices/system/node")),
+        cores=count_physical_cores(cpu),
+        load=load,
+        running=running,
+    )
+
+
+def named(file: Path, names: dict[str, str]) -> str:
+    """Return the name of a file's value; empty for any other content."""
+    return names.get(read_proc_text(file).strip(), "")
+
+
+def first_match(pattern: re.Pattern[str], file: Path) -> str:
+    """Return the file's text if the pattern describes all of it, else an empty text."""
+    text = read_proc_text(file).strip()
+    return text if pattern.fullmatch(text) else ""
+
+
+def distinct(policies: list[Path], name: str) -> list[str]:
+    """Return the values that a file has in the folders, each once, sorted."""
+    values = {read_proc_text(policy / name).strip() for policy in policies}
+    # An energy preference may also be a number, from 0 for speed to 255 for saving.
+    return sorted(value for value in values if WORD.fullmatch(value) or NUMBER.fullmatch(value))
+
+
+def read_sizes(file: Path, *names: str) -> list[int | None]:
+    """Return sizes of /proc/meminfo [bytes]; None for those that it does not have."""
+    status = read_status(file)
+    numbers = [status.get(name, "").partition(" ")[0] for name in names]
+    return [int(number) * KIB if NUMBER.fullmatch(number) else None for number in numbers]
+
+
+def read_nodes(folder: Path) -> Iterator[NodeMemory]:
+    """Yield the memory of each node that has some, in order of number."""
+    names = [path.name.removeprefix("node") for path in folder.glob("node[0-9]*")]
+    for node in sorted(int(name) for name in names if is_number(name)):
+        sizes = {}
+        # Lines such as `Node 0 MemFree:  6442628 kB`.
+        for line in read_proc_text(folder / f"node{node}/meminfo").splitlines():
+            name, _, value = line.partition(":")
+            number = value.strip().partition(" ")[0]
+            if name.startswith("Node ") and NUMBER.fullmatch(number):
+                sizes[name.split()[-1]] = int(number) * KIB
+        if sizes.get("MemTotal") and "MemFree" in sizes:
+            droppable = ("Active(file)", "Inactive(file)", "SReclaimable")
+            available = sizes["MemFree"] + sum(sizes.get(name, 0) for name in droppable)
+            yield NodeMemory(node, sizes["MemTotal"], min(available, sizes["MemTotal"]))
+
+
+def count_physical_cores(cpu: Path) -> int | None:
+    """Return the host's cores that are online, if all have as many hyperthreads as the first."""
+    # Two files instead of one for each CPU; nothing is placed by this number.
+    try:
+        online = len(parse_cpu_list(read_proc_text(cpu / "online")))
+        siblings = len(parse_cpu_list(read_proc_text(cpu / "cpu0/topology/thread_siblings_list")))
+    except ValueError:
+        return None
+    return max(1, online // max(1, siblings)) if online else None
+
+
+def read_load(file: Path) -> tuple[float | None, int | None]:
+    """Return the mean load of a minute, and the threads that run or wait for a core now."""
+    # https://man7.org/linux/man-pages/man5/proc_loadavg.5.html: `0.20 0.18 0.12 1/80 11206`
+    columns = read_proc_text(file).split()
+    if len(columns) != 5 or not DECIMAL.fullmatch(columns[0]):
+        return None, None
+    running = columns[3].partition("/")[0]
+    return float(columns[0]), int(running) if NUMBER.fullmatch(running) else None
+
+
+def read_memory_speed(root: Path) -> str:
+    """Return the speed of the memory modules, such as `4800 MT/s (rated 5600)`; root may read it.
+
+    Of modules that differ, the slowest.
+    """
+    speeds = []
+    for file in sorted((root / "sys/firmware/dmi/entries").glob("17-*/raw")):
+        try:
+            entry = file.read_bytes()
+        except OSError:
+            return ""
+        # SMBIOS (DMTF DSP0134) 2.7: size at 0x0C (0: an empty slot), speeds at 0x15 and 0x20.
+        # 0 is unknown, and 0xFFFF stands for a longer field, of memory that is not built yet.
+        if len(entry) < 0x22 or entry[0] != 17 or not any(entry[0x0C:0x0E]):
+            continue
+        configured, rated = (
+            int.from_bytes(entry[offset : offset + 2], "little") for offset in (0x20, 0x15)
+        )
+        if 0 < configured < 0xFFFF:
+            speeds.append((configured, rated if rated < 0xFFFF else 0))
+    if not speeds:
+        return ""
+    configured, rated = min(speeds)
+    return f"{configured} MT/s" + (f" (rated {rated})" if rated > configured else "")

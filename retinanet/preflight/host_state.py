@@ -1,0 +1,184 @@
+"""What the state of the hosts means for training: warnings, and what differs between hosts.
+
+Only what slows training and can be changed is a warning, one line each, with the command that
+changes it. Huge pages are none: they had no benefit once memory is kept (docs/experiments.md). Nor
+are hyperthreads: ranks have one thread a core.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launch.host_state import HostState
+from launch.shares import Share
+from retinanet.preflight.findings import Finding, amount, merged, ok, warning
+
+HOST_STATE = "host state"
+FREQUENCY = "frequency"
+SYSFS_CPU = "/sys/devices/system/cpu"
+SAVING = ("power", "balance_power")
+SAVING_FROM = 192  # `balance_power`, where the preference is a number up to 255
+SET_PERFORMANCE = f"echo performance | sudo tee {SYSFS_CPU}/cpufreq/policy*/scaling_governor"
+TURBO = {
+    "intel_pstate": f"echo 0 | sudo tee {SYSFS_CPU}/intel_pstate/no_turbo",
+    "": f"echo 1 | sudo tee {SYSFS_CPU}/cpufreq/boost",
+}
+"""The command that permits turbo, by driver; the second is that of all others."""
+SWAPPED = 0.05
+"""A part of the memory: as much in swap is more than a few programs that nobody uses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostReport:
+    """The state of a host, and what the job takes from it."""
+
+    host: str
+    state: HostState
+    memory_of_rank: int  # An estimate of what each rank will take. [bytes]
+    shares: tuple[Share, ...] = ()  # Of the host's ranks
+    pinned: bool = True
+
+
+def check_hosts(reports: Sequence[HostReport]) -> list[Finding]:
+    """Return the warnings about all hosts, and one for each setting that differs between them."""
+    of_hosts = [(report.host, check_host_state(report)) for report in reports]
+    rows = [finding for finding in merged(of_hosts) if finding.level == "warning"]
+    return [*rows, *differences_of_hosts(reports)]
+
+
+def check_host_state(report: HostReport) -> list[Finding]:
+    """Return one finding with the settings of a host, and its warnings."""
+    state = report.state
+    values = [f"{label} {value}" for label, value in state.settings().items()]
+    if state.swap is not None:
+        used = f", {amount(state.swap_used)} in use" if state.swap_used else ""
+        values.append(f"swap {amount(state.swap)}{used}" if state.swap else "no swap")
+    if state.load is not None:
+        values.append(f"load {state.load:g}")
+    values += [
+        f"node {node.node}: {amount(node.available)} of {amount(node.size)} available"
+        for node in state.nodes
+        if len(state.nodes) > 1
+    ]
+    summary = ok(HOST_STATE, ", ".join(values) or "not known: this system hides it")
+    warnings = (
+        check_frequency(state),
+        check_turbo(state),
+        check_numa_balancing(report),
+        check_swap(state),
+        *check_node_memory(report),
+        check_other_load(report),
+    )
+    return [summary, *(finding for finding in warnings if finding is not None)]
+
+
+def check_frequency(state: HostState) -> Finding | None:
+    """Warn where the governor, or the energy preference, holds the frequency down.
+
+    `powersave` is the lowest frequency, except with a driver that follows the load: intel_pstate,
+    and those that have an energy preference, which then decides.
+    """
+    if "powersave" not in state.governor.split(", "):
+        return None
+    preferences = state.energy_preference.split(", ") if state.energy_preference else []
+    saving = [
+        name
+        for name in preferences
+        if name in SAVING or (name.isdecimal() and int(name) >= SAVING_FROM)
+    ]
+    if saving:
+        detail = f"governor powersave with energy preference {', '.join(saving)} lowers the clock"
+    elif not preferences and state.frequency_driver not in ("", "intel_pstate"):
+        detail = "governor powersave keeps cores at their lowest clock"
+    else:
+        return None
+    return warning(FREQUENCY, detail, fix=SET_PERFORMANCE)
+
+
+def check_turbo(state: HostState) -> Finding | None:
+    """Warn where cores may not exceed their nominal frequency."""
+    if state.turbo != "off":
+        return None
+    command = TURBO.get(state.frequency_driver, TURBO[""])
+    return warning("turbo", "off: cores stay at their nominal clock", fix=command)
+
+
+def check_numa_balancing(report: HostReport) -> Finding | None:
+    """Warn of page faults that the kernel causes to find out who uses memory.
+
+    Pinned ranks have their memory near their cores already, so it costs time and gains nothing.
+    """
+    state = report.state
+    if not state.numa_balancing.startswith("on") or len(state.nodes) < 2 or not report.pinned:
+        return None
+    detail = "on: it causes page faults to move memory that pinned ranks already have near them"
+    return warning("NUMA balancing", detail, fix="sudo sysctl -w kernel.numa_balancing=0")
+
+
+def check_swap(state: HostState) -> Finding | None:
+    """Warn where much of the memory's content is in swap."""
+    if not state.swap_used or not state.memory or state.swap_used < SWAPPED * state.memory:
+        return None
+    detail = f"{amount(state.swap_used)} in use: programs have taken more memory than there is"
+    fix = "end those that are not needed; sudo sysctl -w vm.swappiness=1 makes Linux swap later"
+    return warning("swap", detail, fix=fix)
+
+
+def check_node_memory(report: HostReport) -> list[Finding]:
+    """Warn of nodes with less memory than the ranks there will take: they take distant memory."""
+    nodes = report.state.nodes
+    if len(nodes) < 2:
+        return []  # The memory of the host is checked anyway
+    findings = []
+    for node in nodes:
+        parts = [1 / len(share.nodes) for share in report.shares if node.node in share.nodes]
+        need = sum(parts) * report.memory_of_rank
+        if node.available < need:
+            detail = (
+                f"node {node.node} has {amount(node.available)} of {amount(node.size)} available, "
+                f"but its ranks will take about {amount(need)}: the rest is slower, distant memory"
+            )
+            fix = "end the program that holds it; numastat -p python shows the memory of Python's"
+            findings.append(warning("node memory", detail, fix=fix))
+    return findings
+
+
+def check_other_load(report: HostReport) -> Finding | None:
+    """Warn of other threads that take cores of the job, which has them to itself by plan.
+
+    The mean of a minute counts programs that have just ended, the threads of now those that run for
+    a moment; so the lower one counts.
+    """
+    state = report.state
+    if state.cores is None or state.load is None or state.running is None:
+        return None
+    cores = sum(min(len(share.cpus), share.threads) for share in report.shares)
+    others = min(state.load, state.running - len(report.shares))
+    left = max(0, state.cores - cores)
+    if others - left < 1:
+        return None
+    busy, of = counted(round(others), "thread"), counted(state.cores, "core")
+    detail = f"other programs keep about {busy} busy; this job uses {cores} of {of}"
+    fix = "end them, or wait; top shows them"
+    return warning("other load", detail, fix=fix)
+
+
+def counted(count: int, name: str) -> str:
+    """Return a number with a noun, such as `1 core`, `2 cores`."""
+    return f"{count} {name}{'' if count == 1 else 's'}"
+
+
+def differences_of_hosts(reports: Sequence[HostReport]) -> list[Finding]:
+    """Return a warning for each setting whose known values differ between hosts."""
+    labels = dict.fromkeys(label for report in reports for label in report.state.settings())
+    findings = []
+    for label in labels:
+        hosts_by_value: dict[str, list[str]] = {}
+        for report in reports:
+            value = report.state.settings().get(label)
+            if value is not None:
+                hosts_by_value.setdefault(value, []).append(report.host)
+        if len(hosts_by_value) > 1:
+            parts = [f"{', '.join(names)}: {value}" for value, names in hosts_by_value.items()]
+            detail = f"{label} differs, {'; '.join(parts)}"
+            findings.append(warning("hosts", detail, fix="all wait for the slowest: set it alike"))
+    return findings
