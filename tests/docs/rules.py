@@ -473,6 +473,7 @@ RULES = (
         r"python -m launch tune --plan scenes\.json .*--probe .*",
         unlike=("measured: ", "probe ", "  global batch "),  # all have been trained already
     ),
+    run(r"python -m launch tune --cluster mine\.yaml", needs=("mine.yaml",), status=2),
     run(r"python -m launch tune .*"),
     # profiling
     run(

@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -20,12 +20,20 @@ from common.cli import (
     positive_number,
 )
 from common.console import make_console, print_line
-from common.errors import FINISHED, OUR_BUG, WorkerDiedError
-from common.files import require_free, require_writable, write_atomically, write_json
+from common.errors import FINISHED, OUR_BUG, InputError, WorkerDiedError
+from common.files import (
+    require_free,
+    require_free_json,
+    require_writable,
+    write_atomically,
+    write_json,
+)
 from common.program import FOLDER, TRAIN, command_words
 from profiling.bench.job import JobFailedError
+from profiling.studies.tune.cluster import forecast_cluster, measured_program, read_cluster
 from profiling.studies.tune.forecast import Constraints, Forecast, Plan, choose_allocation
 from profiling.studies.tune.gather import PlannerOptions, gathered
+from profiling.studies.tune.measure import OPENIMAGES
 from profiling.studies.tune.measurements import (
     Measurements,
     epochs_of_probes,
@@ -38,7 +46,12 @@ from profiling.studies.tune.model import (
     epochs_of_mlperf,
     fit_network,
 )
-from profiling.studies.tune.report import landscape, print_plan
+from profiling.studies.tune.report import (
+    cluster_to_dict,
+    landscape,
+    print_cluster,
+    print_plan,
+)
 from retinanet.mlperf.rules import NEWEST, RULES, expectation, reference_points
 
 SLURM = FOLDER / "launch" / "recipes" / "slurm.sbatch"
@@ -54,8 +67,49 @@ NETWORK = re.compile(
 )
 
 
+def cluster_command(options: PlannerOptions, file: Path) -> int:
+    """Forecast a described cluster and print it; return the exit code.
+
+    Raises:
+        InputError: The description is wrong, has no measured program, or an option does not fit.
+    """
+    require_free_json(options.json_file)
+    refused = {
+        "hosts": options.hosts > 1,
+        "groups": options.groups.most > 1,
+        "data": options.data not in (None, OPENIMAGES),
+    }
+    of_a_choice = ("network", "measure_hosts", "hostfile", "probe", "deadline", "budget")
+    for field in (*of_a_choice, "chart", "slurm"):
+        refused[field] = getattr(options, field) is not None
+    for field in (field for field, is_given in refused.items() if is_given):
+        raise InputError(
+            f"--{field.replace('_', '-')}: the file of --cluster describes all hosts, which train "
+            "on openimages; omit it"
+        )
+    cluster = read_cluster(file)
+    console = make_console(pipe_width=140)
+    programs = list(cluster.programs)
+    if options.plan is not None:
+        measured = gathered(replace(options, hosts=1), console=console)
+        programs.append(measured_program(measured, options.plan))
+    if not programs:
+        raise InputError(
+            f"{file}: programs: has no measured step; add one, or give --plan with measurements of "
+            "this host"
+        )
+    epochs = epochs_of_mlperf(options.rules)
+    forecasts = [forecast_cluster(program, cluster, epochs) for program in programs]
+    print_cluster(cluster, forecasts, epochs, console=console)
+    if options.json_file is not None:
+        write_json(options.json_file, cluster_to_dict(cluster, forecasts, epochs))
+    return FINISHED
+
+
 def tune_command(options: PlannerOptions) -> int:
     """Select an allocation and print it; return the exit code."""
+    if options.cluster is not None:
+        return cluster_command(options, options.cluster)
     outputs = [options.chart, options.slurm, options.json_file]
     files = [file for file in outputs if file is not None]
     require_free(files, overwrite=False, advice="give another name")
@@ -159,6 +213,9 @@ takes as long as these trainings take here. They are written to a folder beside 
 The network is given by --network, or measured with one rank on each host of --measure-hosts or
 --hostfile.
 
+--cluster FILE.yaml forecasts one configuration of hosts that cannot be measured, from their cores,
+memory bandwidth, peak rate and network, beside published times.
+
 --plan FILE stores all measurements as soon as they are made. After Ctrl-C, repeat the command to
 continue. Stored measurements are not repeated: other options take a second, also on a laptop."""
 
@@ -170,6 +227,7 @@ examples:
   python -m launch tune --plan here.json --hosts 64 --network 25Gbit/s,20us --budget 20000 \\
       --chart landscape.png --slurm job.sbatch
   python -m launch tune --plan here.json --hosts 64 --measure-hosts node1,node2
+  python -m launch tune --cluster launch/recipes/16-hosts.yaml              # described hosts
   python -m launch tune --plan coco.json --data coco.yaml data.root=/data/coco \\
       --probe 16,32,64 --probe-target 0.3                                   # days"""
 
@@ -201,6 +259,13 @@ def add_tune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         type=Path,
         metavar="FILE",
         help="measure the network between the hosts of this file, as for launch run",
+    )
+    parser.add_argument(
+        "--cluster",
+        type=Path,
+        metavar="FILE.yaml",
+        help="forecast the training on described hosts instead, from steps that were measured "
+        "elsewhere and, with --plan, on this host",
     )
     add_data_and_limits(parser)
     parser.add_argument(

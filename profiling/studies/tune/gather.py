@@ -65,6 +65,7 @@ class PlannerOptions:
 
     hosts: int
     network: Network | None
+    cluster: Path | None
     measure_hosts: str | None
     hostfile: Path | None
     data: str | None  # None: the plan's, else OpenImages

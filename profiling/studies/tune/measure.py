@@ -39,10 +39,12 @@ from profiling.bench.results import RECIPES, background_load
 from profiling.bench.single import FOUND, measured_metric
 from profiling.bench.variant import Variant, Workload
 from profiling.bench.worker_pool import variant_worker
+from profiling.peaks import measure_peaks
 from profiling.studies.scale_study import Combination, Measured, Rounds, run_rounds
 from profiling.studies.tune.measurements import (
     Added,
     BetweenHosts,
+    HostPeaks,
     JobsOfShape,
     Measurements,
     PartialMeasurement,
@@ -298,6 +300,7 @@ def measure_host(
             ("evaluation …", "evaluation_seconds", lambda: evaluation_seconds(plan)),
             ("COCO's metric …", "metric_seconds", lambda: metric_seconds(images)),
             ("optimizer step …", "update_seconds", lambda: update_seconds(plan)),
+            ("peak rates …", "peaks", lambda: host_peaks(plan)),
         )
         for title, field, measure in parts:
             if getattr(result, field) is None:
@@ -317,7 +320,7 @@ def finished(
     """Return the planner's measurements from a complete measurement."""
     names = (
         *("command", "environment", "shapes", "all_reduces", "all_reduces_over"),
-        *("evaluation_seconds", "metric_seconds", "update_seconds"),
+        *("evaluation_seconds", "metric_seconds", "update_seconds", "peaks"),
     )
     ranks = [rank for of_shape in measured for job in of_shape.jobs for rank in job]
     return Measurements(
@@ -453,6 +456,15 @@ def update_seconds(plan: MeasurementPlan) -> float:
         environment=PINNED | {"OMP_NUM_THREADS": "1"},
     )
     return median_seconds(step, plan, images=1)
+
+
+def host_peaks(plan: MeasurementPlan) -> HostPeaks:
+    """Measure the peak rate of a core and the memory bandwidth, with one thread on each core."""
+    peaks = measure_peaks(threads=None)
+    rates = peaks.matrix_gflop_per_s
+    # A processor that only emulates BF16 has no peak for it, and computes in float32.
+    rate = rates.get("bf16" if plan.config.engine.precision == "bf16" else "f32", rates["f32"])
+    return HostPeaks(core_gflops=rate / peaks.threads, memory_gb_per_s=peaks.bandwidth_gb_per_s)
 
 
 def median_seconds(variant: Variant, plan: MeasurementPlan, *, images: int) -> float:

@@ -168,6 +168,14 @@ class Added:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostPeaks:
+    """The peak rates of this host, from which those of other hosts follow."""
+
+    core_gflops: float = Field(gt=0)  # Of a core while all compute, in the step's precision
+    memory_gb_per_s: float = Field(gt=0)  # Of all cores
+
+
+@dataclass(frozen=True, kw_only=True)
 class BetweenHosts:
     """All-reduces between ranks on several hosts, one on each."""
 
@@ -210,6 +218,7 @@ class Measurements:
     busy_cores: float
     update_seconds: float | None = None
     """Time of the optimizer's step, by one thread; None in files from before compute groups."""
+    peaks: HostPeaks | None = None  # None in files from before descriptions of clusters
     between_hosts: BetweenHosts | None = None
     probes: Probes | None = None
     """None: the epochs until the target are MLPerf's, or were not asked for yet."""
@@ -240,6 +249,7 @@ class PartialMeasurement:
     evaluation_seconds: float | None = None
     metric_seconds: float | None = None
     update_seconds: float | None = None
+    peaks: HostPeaks | None = None
     unfinished: Literal[True] = True
 
     @property

@@ -1,11 +1,13 @@
 """The planner's plan: tables and sentences for a person, and the landscape of allocations.
 
-The landscape shows the time to the target and its price by number of hosts and local batch.
+The landscape shows the time to the target and its price by number of hosts and local batch. The
+forecast of a described cluster has its parts, what each assumption changes, and the reasons for its
+difference to published times.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -21,10 +23,19 @@ from common.charts import (
     as_png,
     new_figure,
     table_rows,
+    text_column,
 )
-from common.console import print_line
+from common.console import print_line, significant
 from profiling.bench.job import AllReduceTime
 from profiling.bench.results import disturbance
+from profiling.studies.tune.cluster import (
+    ASSUMED,
+    Cluster,
+    ClusterForecast,
+    Published,
+    changed_step,
+    explaining_factor,
+)
 from profiling.studies.tune.forecast import (
     Forecast,
     Plan,
@@ -43,6 +54,9 @@ BEST_SHOWN = 5
 OTHERS_SHOWN = 8
 BATCHES_NAMED = 4
 COLOURS = (BLUE, GREEN, ORANGE, PURPLE, RED, "#333333")
+STEP_CHANGED = 0.25  # By how much each assumption is changed to show what depends on it
+CLOSE = 0.25
+"""A forecast within this share of a published time is in agreement with it."""
 
 
 def print_plan(
@@ -192,6 +206,206 @@ def turning_points(forecasts: Sequence[Forecast], winner: Forecast) -> Iterator[
                 f"{turn.allocation.name}: more hosts take longer, because global batches above "
                 f"{turn.allocation.global_batch:,} need more epochs"
             )
+
+
+def print_cluster(
+    cluster: Cluster,
+    forecasts: Sequence[ClusterForecast],
+    epochs: EpochsModel,
+    *,
+    console: Console,
+) -> None:
+    """Print forecasts, what they assume, and their difference to what is published."""
+    print_line(
+        console,
+        f"{cluster.name}: {cluster.hosts} hosts × {cluster.ranks} ranks × {cluster.threads} "
+        f"threads, {cluster.batch_size} images per rank: {cluster.global_batch:,} a step, "
+        f"{cluster.steps:,} steps an epoch",
+    )
+    for number, assumption in enumerate(cluster.assumptions):
+        print_line(console, f"{'assumed:' if number == 0 else '        '} {assumption}")
+    for result in forecasts:
+        print_line(
+            console, f"\n{result.program.name}, measured with {result.program.threads} threads"
+        )
+        print_line(console, f"  {result.program.source}")
+    console.print()
+    console.print(forecast_table(cluster, forecasts).for_console())
+    console.print(parts_table(cluster, forecasts).for_console())
+    console.print(assumptions_table(cluster, forecasts).for_console())
+    print_line(console, f"epochs to {epochs.target}: {epochs.source}\n")
+    for result in forecasts:
+        for line in reasons(cluster, result):
+            print_line(console, line)
+
+
+def format_seconds(seconds: Estimate) -> str:
+    """Return `3,545 (3,249–3,842)`; short times with three digits."""
+    low, middle, high = map(short, (seconds.low, seconds.middle, seconds.high))
+    return middle if low == high else f"{middle} ({low}–{high})"
+
+
+def short(value: float) -> str:
+    """Return a number with three digits, or all before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else significant(value, 3)
+
+
+def forecast_table(cluster: Cluster, forecasts: Sequence[ClusterForecast]) -> Table:
+    """Return the times of each program, and what is published of one of them."""
+    published = cluster.published
+    step = None if published is None else published.epoch_seconds / cluster.steps
+    images = cluster.global_batch
+
+    def row(name: str, known: float | None, values: Sequence[Estimate]) -> list[object]:
+        return [name, None if known is None else short(known), *map(format_seconds, values)]
+
+    def speed(seconds: Estimate) -> Estimate:
+        low, middle, high = (
+            images / value for value in (seconds.high, seconds.middle, seconds.low)
+        )
+        return Estimate(low=low, middle=middle, high=high)
+
+    steps = [result.step.seconds for result in forecasts]
+    evaluation = published.evaluation_seconds if published else None
+    rows = [
+        row("step [s]", step, steps),
+        row("images/s", images / step if step else None, list(map(speed, steps))),
+        row(
+            "epoch [s]",
+            published.epoch_seconds if published else None,
+            [result.epoch_seconds for result in forecasts],
+        ),
+        row("evaluation [s]", evaluation, [result.evaluation_seconds for result in forecasts]),
+        row(
+            "time to target [min]",
+            published.minutes_to_target if published else None,
+            [result.minutes_to_target for result in forecasts],
+        ),
+    ]
+    known = f"published\n({published.program})" if published else "published"
+    names = [Column(result.program.name, is_number=True) for result in forecasts]
+    columns = [text_column(""), Column(known, is_number=True), *names]
+    if published is None:
+        columns, rows = [columns[0], *names], [[row[0], *row[2:]] for row in rows]
+    return Table("forecast (limits: bytes moved beside computing, or after it)", columns, rows)
+
+
+def parts_table(cluster: Cluster, forecasts: Sequence[ClusterForecast]) -> Table:
+    """Return the parts of a step of as many images, where they were measured and on the cluster."""
+    rows: list[list[object]] = []
+    for result in forecasts:
+        program, step = result.program, result.step
+        batch = cluster.batch_size
+        serial = program.seconds("nothing", batch_size=batch)
+        computing = program.seconds("rate", "cores", batch_size=batch)
+        gigabytes = program.gigabytes(batch)
+        whole = step.seconds.middle
+        for name, there, here in (
+            ("serial", serial, step.serial),
+            ("computing", computing, step.computing),
+            (f"moving {gigabytes:.3g} GB", gigabytes / program.memory_gb_per_s, step.moving),
+            ("exchange not hidden", None, step.exchange),
+        ):
+            milliseconds = None if there is None else 1e3 * there
+            rows.append([program.name, name, milliseconds, 1e3 * here, here / whole])
+    columns = (
+        text_column("program"),
+        text_column("part of a step"),
+        Column("where measured", ",.0f", unit=" ms"),
+        Column("forecast", ",.0f", unit=" ms"),
+        Column("share of the step", ".0%"),
+    )
+    title = f"a step of {cluster.batch_size} images; computing and moving bytes overlap in part"
+    return Table(title, columns, rows)
+
+
+def assumptions_table(cluster: Cluster, forecasts: Sequence[ClusterForecast]) -> Table:
+    """Return the epoch's time with each assumption changed to either side."""
+    rows = []
+    for result in forecasts:
+        for name in ASSUMED:
+            less, more = (
+                cluster.steps * changed_step(result.program, cluster, name, factor)
+                for factor in (1 - STEP_CHANGED, 1 + STEP_CHANGED)
+            )
+            rows.append([result.program.name, name, less, more])
+    columns = (
+        text_column("program"),
+        text_column("assumption"),
+        Column(f"{STEP_CHANGED:.0%} less", ",.0f", unit=" s"),
+        Column(f"{STEP_CHANGED:.0%} more", ",.0f", unit=" s"),
+    )
+    return Table("time of an epoch if an assumption is wrong", columns, rows)
+
+
+def reasons(cluster: Cluster, result: ClusterForecast) -> Iterator[str]:
+    """Yield what bounds a step, the difference to published times, and what would explain it."""
+    program, step, published = result.program, result.step, cluster.published
+    name = program.name
+    yield f"{name}: a step takes longest for {step.bound}"
+    if published is not None and published.program == name:
+        yield from differences(cluster, result, published)
+        return
+    alone, computing = 1e3 * step.computing_alone, 1e3 * step.computing
+    yield (
+        f"{name}: not measured with {cluster.threads} threads; for this forecast such a step has "
+        f"to show at most {1e3 * step.serial:.0f} ms outside of parallel work, {alone:.0f} ms of "
+        f"computing without and {computing:.0f} ms with waiting for memory, and "
+        f"{cluster.memory_of_rank:.3g} GB/s; each further millisecond adds "
+        f"{cluster.steps / 1e3:.3g} s to an epoch"
+    )
+    if published is not None:
+        times = published.epoch_seconds / result.epoch_seconds.middle
+        yield f"{name}: an epoch is forecast {times:.2f} times as fast as {published.program}"
+
+
+def differences(cluster: Cluster, result: ClusterForecast, published: Published) -> Iterator[str]:
+    """Yield the difference of each published time to its forecast, and what would explain it."""
+    epoch, name = result.epoch_seconds, result.program.name
+    error = epoch.middle / published.epoch_seconds - 1
+    verdict = "within" if abs(error) <= CLOSE else "not within"
+    yield (
+        f"{name}: epoch forecast {short(epoch.middle)} s, published "
+        f"{short(published.epoch_seconds)} s: {error:+.1%}, {verdict} {CLOSE:.0%} "
+        f"({published.source})"
+    )
+    step = published.epoch_seconds / cluster.steps
+    explained = []
+    for assumption in ASSUMED:
+        factor = explaining_factor(result.program, cluster, assumption, step_seconds=step)
+        explained.append(
+            f"{assumption} × {factor:.2f}" if factor else f"no value of the {assumption}"
+        )
+    yield (
+        f"{name}: the published step of {step:.3f} s instead of {result.step.seconds.middle:.3f} s "
+        f"would follow from each of: {', '.join(explained)}"
+    )
+    if published.evaluation_seconds is not None:
+        missing = published.evaluation_seconds - result.evaluation_seconds.middle
+        yield (
+            f"{name}: an evaluation is published as {short(published.evaluation_seconds)} s, "
+            f"{short(abs(missing))} s {'more' if missing > 0 else 'less'} than forecast"
+        )
+    for remark in published.remarks:
+        yield f"{name}: {remark}"
+
+
+def cluster_to_dict(
+    cluster: Cluster, forecasts: Sequence[ClusterForecast], epochs: EpochsModel
+) -> dict[str, Any]:
+    """Return description and forecasts as JSON has them."""
+    return {
+        "cluster": asdict(cluster),
+        "epochs": asdict(epochs),
+        "forecasts": [
+            {
+                **asdict(result),
+                "program": result.program.name,
+                "step_seconds": asdict(result.step.seconds),
+            }
+            for result in forecasts
+        ],
+    }
 
 
 def landscape(forecasts: Sequence[Forecast], winner: Forecast, *, title: str) -> bytes:

@@ -18,6 +18,7 @@ from launch.__main__ import main
 from profiling.bench.job import AllReduces, AllReduceTime, JobFailedError, MeasuredJob, RankSteps
 from profiling.studies.tune import gather, measure
 from profiling.studies.tune.measurements import (
+    HostPeaks,
     Measurements,
     PartialMeasurement,
     read_measurements,
@@ -72,6 +73,8 @@ def fake_jobs(monkeypatch: pytest.MonkeyPatch) -> list[MeasuredJob]:
     monkeypatch.setattr(measure, "measure_all_reduces", all_reduces)
     for name in ("evaluation_seconds", "metric_seconds", "update_seconds"):
         monkeypatch.setattr(measure, name, lambda _: 1.0)
+    peaks = HostPeaks(core_gflops=450.0, memory_gb_per_s=25.0)
+    monkeypatch.setattr(measure, "host_peaks", lambda _: peaks)
     return jobs
 
 
@@ -93,6 +96,7 @@ def test_interrupted_measurement_continues_with_the_missing_jobs(
     assert f"continuing: {plan}, 2 of {jobs} jobs" in done.stdout and "\nbest: " in done.stdout
     complete = read_measurements(plan)
     assert isinstance(complete, Measurements) and complete.update_seconds == 1.0
+    assert complete.peaks == HostPeaks(core_gflops=450.0, memory_gb_per_s=25.0)
     again = run_here(main, "tune", "--plan", plan)
     assert again.returncode == FINISHED and len(fake_jobs) == jobs + 1
 

@@ -1,0 +1,441 @@
+"""Forecast a training on hosts that cannot be measured, from a description of them.
+
+A description gives cores, memory bandwidth, peak rate and network, and the parts of a step that
+were measured elsewhere. Each part scales by what bounds it:
+
+- computing: with the number of cores and, where it is arithmetic, with their peak rate;
+- moving bytes: with the memory bandwidth of a rank (roofline, Williams et al. 2009);
+- the serial part: not at all (Amdahl's law);
+- the exchange: bytes over the host's link (a ring's all-reduce), hidden by the backward pass.
+
+One measurement does not show how far a step computes while it waits for memory. Both limits are
+forecast: full overlap, where the longer of the two counts, and none, where their sum does.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from common.errors import InputError
+from common.files import read_text
+from common.program import FOLDER
+from common.yaml_text import read_yaml
+from profiling.studies.tune.measurements import Measurements
+from profiling.studies.tune.model import EpochsModel, Estimate, Network
+from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
+
+BUCKET_BYTES = 25 * 2**20
+"""Gradients that are exchanged together; nothing hides the exchange of the last bucket."""
+PASSES_IN_MEMORY = 3
+"""A rank writes its gradients, reads its part of all ranks', and reads the averages."""
+SEARCHED = 16.0  # A value that would explain a published time is sought up to so many times away
+BISECTIONS = 60
+
+STRICT = ConfigDict(extra="forbid")
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(gt=0)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Part:
+    """A part of a measured step."""
+
+    name: Text
+    seconds: NotNegative  # Of a whole step with the program's `images` and `threads`
+    scales: Literal["rate", "cores", "nothing"]
+    """rate: arithmetic, with cores and their peak rate; cores: with cores; nothing: serial."""
+    per: Literal["image", "step"] = "image"
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Program:
+    """A program whose step was measured on a machine that can be."""
+
+    name: Text
+    source: Text  # What measured each number
+    images: Count
+    threads: Count
+    core_gflops: Positive  # Peak rate of a core of that machine
+    memory_gb_per_s: Positive  # Memory bandwidth that `threads` threads reach there
+    parts: Annotated[tuple[Part, ...], Field(min_length=1)]
+    gigabytes_per_image: NotNegative  # Bytes that operators read and write
+    gigabytes_per_step: NotNegative
+    gradient_megabytes: Positive  # As they are sent
+    forward_share: Annotated[float, Field(gt=0, lt=1)]
+    """The evaluation of an image as a share of its training; the rest is the backward pass."""
+    metric_seconds: NotNegative  # COCO's metric of the validation split, by one thread
+
+    def seconds(self, *scales: str, batch_size: int) -> float:
+        """Return the measured time of the parts that scale so, of a step of `batch_size` images."""
+        images = batch_size / self.images
+        return sum(
+            part.seconds * (images if part.per == "image" else 1)
+            for part in self.parts
+            if part.scales in scales
+        )
+
+    def gigabytes(self, batch_size: int) -> float:
+        """Return the bytes that a step moves. [10⁹]"""
+        return self.gigabytes_per_image * batch_size + self.gigabytes_per_step
+
+    def with_serial(self, factor: float) -> "Program":
+        """Return the program with its serial parts multiplied."""
+        return replace(
+            self,
+            parts=tuple(
+                replace(part, seconds=factor * part.seconds) if part.scales == "nothing" else part
+                for part in self.parts
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Published:
+    """What is published of a training on these hosts, to compare with."""
+
+    source: Text
+    program: Text  # Of whom these are the times: a name in `programs`
+    epoch_seconds: Positive
+    evaluation_seconds: Positive | None = None
+    minutes_to_target: Positive | None = None
+    remarks: tuple[Text, ...] = ()  # What the forecast leaves out
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Cluster:
+    """Equal hosts, and the ranks on them."""
+
+    name: Text
+    hosts: Count
+    sockets: Count  # Of a host, as all that follows until `network_gbit_per_s`
+    cores: Count
+    memory_gb_per_s: Positive  # What large copies reach, not the product of channels and clock
+    network_gbit_per_s: Positive  # All cards together, in one direction
+    latency_us: NotNegative  # Of a message between hosts
+    core_gflops: Positive  # Peak rate of a core, in the step's precision
+    ranks: Count  # Of a host
+    threads: Count  # Of a rank, that compute
+    batch_size: Count  # Images of a rank
+    assumptions: tuple[Text, ...] = ()  # What the numbers above are taken from
+    programs: tuple[Program, ...] = ()
+    published: Published | None = None
+
+    @property
+    def all_ranks(self) -> int:
+        """Ranks over all hosts."""
+        return self.hosts * self.ranks
+
+    @property
+    def global_batch(self) -> int:
+        """Images of a step over all ranks."""
+        return self.all_ranks * self.batch_size
+
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch on OpenImages; an incomplete last batch is dropped."""
+        return max(1, TRAINING_IMAGES // self.global_batch)
+
+    @property
+    def memory_of_rank(self) -> float:
+        """The memory bandwidth of a rank, which no rank spans two sockets for. [10⁹ bytes/s]"""
+        return self.memory_gb_per_s / max(self.ranks, self.sockets)
+
+    @property
+    def network(self) -> Network:
+        """The network between hosts."""
+        return Network(
+            latency=1e-6 * self.latency_us,
+            bandwidth=1e9 * self.network_gbit_per_s / 8,
+            source=self.name,
+        )
+
+
+SCHEMA = TypeAdapter(Cluster)
+EXAMPLE = FOLDER / "launch" / "recipes" / "16-hosts.yaml"
+
+
+def read_cluster(file: Path) -> Cluster:
+    """Read the description of a cluster.
+
+    Raises:
+        InputError: The file cannot be read, or a value is missing, unknown or impossible; names
+            file and field.
+    """
+    try:
+        text = read_text(file)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{file}: cannot be read: {reason}; see {EXAMPLE}") from error
+    tree = read_yaml(text, str(file))
+    if not isinstance(tree, dict):
+        raise InputError(f"{file}: expected fields such as `hosts: 16`; see {EXAMPLE}")
+    try:
+        cluster = SCHEMA.validate_json(json.dumps(tree, default=str))
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_context=False)
+        # A misspelt name is also a missing one: it is named first.
+        errors.sort(key=lambda each: each["type"] != "unexpected_keyword_argument")
+        first = errors[0]
+        field = ".".join(map(str, first["loc"]))
+        problem = {
+            "unexpected_keyword_argument": "no such field",
+            "missing": "is missing",
+            "missing_argument": "is missing",
+        }.get(first["type"], first["msg"][0].lower() + first["msg"][1:])
+        raise InputError(f"{file}: {field}: {problem}; see {EXAMPLE}") from error
+    if cluster.ranks * cluster.threads > cluster.cores:
+        raise InputError(
+            f"{file}: threads: {cluster.ranks} ranks of {cluster.threads} threads are more than "
+            f"{cluster.cores} cores; give at most {cluster.cores // cluster.ranks}"
+        )
+    if cluster.ranks > cluster.sockets and cluster.ranks % cluster.sockets:
+        raise InputError(
+            f"{file}: ranks: {cluster.ranks} ranks do not share {cluster.sockets} sockets evenly; "
+            f"give a multiple of {cluster.sockets}"
+        )
+    names = [program.name for program in cluster.programs]
+    if cluster.published is not None and cluster.published.program not in names:
+        raise InputError(
+            f"{file}: published.program: no program is named {cluster.published.program}; choose "
+            f"{' or '.join(names) or 'a name, and add the program'}"
+        )
+    return cluster
+
+
+def measured_program(measured: Measurements, file: Path) -> Program:
+    """Return this program's step from the measurements of a plan.
+
+    The steps of one rank are split into `serial + moved · images + (fixed + per_image · images) /
+    threads`: what grows with the images and not with fewer threads is taken for moving bytes, at
+    the bandwidth of all cores.
+
+    Raises:
+        InputError: The plan has no peak rates, or too few steps to split.
+    """
+    from scipy.optimize import nnls  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    if measured.peaks is None:
+        raise InputError(
+            f"{file}: was measured by an older version, without peak rates; measure again with "
+            "another --plan"
+        )
+    times = [time for time in measured.steps if time.shape.ranks == 1]
+    threads = {time.shape.threads for time in times}
+    if len(threads) < 2 or len({time.shape.batch_size for time in times}) < 2:
+        raise InputError(
+            f"{file}: has no steps of one rank with several numbers of threads and of images, from "
+            "which the serial part follows; measure a host of several cores"
+        )
+    rows = np.array(
+        [
+            (1.0, images, 1 / count, images / count)
+            for time in times
+            for images, count in [(time.shape.batch_size, time.shape.threads)]
+        ]
+    )
+    seconds = np.array([time.seconds for time in times])
+    # Divided by the times: relative errors.
+    (serial, moved, fixed, per_image), _ = nnls(rows / seconds[:, None], np.ones(len(times)))
+    most, images = max(threads), max(time.shape.batch_size for time in times)
+    bandwidth = measured.peaks.memory_gb_per_s
+    of_image = moved + per_image / most
+    return Program(
+        name=f"this program on {measured.environment['cpu']}",
+        source=f"{file}: {measured.command}",
+        images=images,
+        threads=most,
+        core_gflops=measured.peaks.core_gflops,
+        memory_gb_per_s=bandwidth,
+        parts=(
+            Part(name="computing, per image", seconds=of_image * images, scales="rate"),
+            Part(name="computing, per step", seconds=fixed / most, scales="rate", per="step"),
+            Part(name="serial", seconds=serial, scales="nothing", per="step"),
+        ),
+        gigabytes_per_image=moved * bandwidth,
+        gigabytes_per_step=0.0,
+        gradient_megabytes=measured.gradient_bytes / 1e6,
+        forward_share=min(0.9, measured.evaluation_seconds / measured.cores / of_image),
+        metric_seconds=measured.metric_seconds,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepForecast:
+    """The step of a rank on a cluster. [seconds]"""
+
+    serial: float
+    computing: float
+    """Without the serial part: measured core time on more cores, waiting for memory as there."""
+    computing_alone: float  # The same, less the time in which bytes were moved there
+    moving: float  # All bytes at the bandwidth of a rank
+    exchange: float  # The part that the backward pass does not hide
+
+    @property
+    def seconds(self) -> Estimate:
+        """The step between full overlap of computing with moving bytes, and none."""
+        overlapped = max(self.computing, self.moving)
+        added = self.computing_alone + self.moving
+        low, high = sorted((overlapped, added))
+        rest = self.serial + self.exchange
+        return Estimate(low=rest + low, middle=rest + (low + high) / 2, high=rest + high)
+
+    @property
+    def bound(self) -> str:
+        """What a step takes longest for."""
+        parts = {
+            "the serial part": self.serial,
+            "computing": self.computing,
+            "memory bandwidth": self.moving,
+            "the exchange of gradients": self.exchange,
+        }
+        return max(parts, key=lambda name: parts[name])
+
+
+def forecast_step(program: Program, cluster: Cluster) -> StepForecast:
+    """Return the step of one rank of a cluster, by what bounds each part."""
+    batch = cluster.batch_size
+    by_cores = program.threads / cluster.threads
+    by_rate = by_cores * program.core_gflops / cluster.core_gflops
+    rated = program.seconds("rate", batch_size=batch)
+    plain = program.seconds("cores", batch_size=batch)
+    computing = by_rate * rated + by_cores * plain
+    gigabytes = program.gigabytes(batch)
+    # Caches may have served more than the memory could: then moving took all of the time there.
+    there = min(1.0, gigabytes / program.memory_gb_per_s / (rated + plain)) if computing else 0.0
+    moving = gigabytes / cluster.memory_of_rank
+    serial = program.seconds("nothing", batch_size=batch)
+    shortest = min(max(computing, moving), (1 - there) * computing + moving)
+    return StepForecast(
+        serial=serial,
+        computing=computing,
+        computing_alone=(1 - there) * computing,
+        moving=moving,
+        # The shorter backward pass hides less.
+        exchange=exchange_seconds(
+            1e6 * program.gradient_megabytes,
+            cluster,
+            hidden_by=(1 - program.forward_share) * (serial + shortest),
+        ),
+    )
+
+
+def exchange_seconds(size: float, cluster: Cluster, *, hidden_by: float) -> float:
+    """Return the time that averaging `size` bytes of each rank adds to a step. [s]
+
+    Within a host through its memory; between hosts over a ring, bucket after bucket, where the
+    ranks of a host share the work, so that its link carries the gradients of one rank.
+    """
+    within = 0.0
+    if cluster.ranks > 1:
+        within = PASSES_IN_MEMORY * size / (1e9 * cluster.memory_of_rank)
+    buckets = math.ceil(size / BUCKET_BYTES)
+
+    def between(amount: float, *, parts: int) -> float:
+        if cluster.hosts == 1:
+            return 0.0
+        one = cluster.network.all_reduce_seconds(math.ceil(amount / parts), ranks=cluster.hosts)
+        return parts * one
+
+    whole = within + between(size, parts=buckets)
+    last = within / buckets + between(size / buckets, parts=1)
+    return max(last, whole - hidden_by)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterForecast:
+    """The training of a program on a cluster until MLPerf's target."""
+
+    program: Program
+    step: StepForecast
+    epoch_seconds: Estimate  # Without evaluation
+    evaluation_seconds: Estimate
+    minutes_to_target: Estimate  # From the first step on
+    epochs: Estimate
+
+
+def forecast_cluster(program: Program, cluster: Cluster, epochs: EpochsModel) -> ClusterForecast:
+    """Return the times of a training on OpenImages."""
+    step = forecast_step(program, cluster)
+    epoch = step.seconds.times(cluster.steps)
+    batches = math.ceil(VALIDATION_IMAGES / cluster.all_ranks / cluster.batch_size)
+    inference = step.seconds.times(batches * program.forward_share)
+    needed = epochs.epochs(cluster.global_batch)
+    evaluation = Estimate(
+        **{
+            name: getattr(inference, name) + program.metric_seconds
+            for name in ("low", "middle", "high")
+        }
+    )
+    minutes = Estimate(
+        **{
+            name: getattr(needed, name) * (getattr(epoch, name) + getattr(evaluation, name)) / 60
+            for name in ("low", "middle", "high")
+        }
+    )
+    return ClusterForecast(
+        program=program,
+        step=step,
+        epoch_seconds=epoch,
+        evaluation_seconds=evaluation,
+        minutes_to_target=minutes,
+        epochs=needed,
+    )
+
+
+Changed = Callable[[Program, Cluster, float], tuple[Program, Cluster]]
+
+ASSUMED: dict[str, Changed] = {
+    "peak rate of a core": lambda program, cluster, factor: (
+        program,
+        replace(cluster, core_gflops=factor * cluster.core_gflops),
+    ),
+    "memory bandwidth": lambda program, cluster, factor: (
+        program,
+        replace(cluster, memory_gb_per_s=factor * cluster.memory_gb_per_s),
+    ),
+    "serial part": lambda program, cluster, factor: (program.with_serial(factor), cluster),
+    "network": lambda program, cluster, factor: (
+        program,
+        replace(cluster, network_gbit_per_s=factor * cluster.network_gbit_per_s),
+    ),
+}
+"""The numbers that a measurement on the cluster would replace, and how to multiply each."""
+
+
+def changed_step(program: Program, cluster: Cluster, name: str, factor: float) -> float:
+    """Return the middle of the step's time with one assumption multiplied. [s]"""
+    return forecast_step(*ASSUMED[name](program, cluster, factor)).seconds.middle
+
+
+def explaining_factor(
+    program: Program, cluster: Cluster, name: str, *, step_seconds: float
+) -> float | None:
+    """Return by what to multiply an assumption for a step to take `step_seconds`.
+
+    None: no value within a factor of `SEARCHED` does.
+    """
+
+    def excess(logarithm: float) -> float:
+        return changed_step(program, cluster, name, math.exp(logarithm)) - step_seconds
+
+    low, high = -math.log(SEARCHED), math.log(SEARCHED)
+    # A step's time is monotonic in each assumption.
+    if excess(low) * excess(high) > 0:
+        return None
+    rises = excess(high) > excess(low)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        if (excess(middle) > 0) == rises:
+            high = middle
+        else:
+            low = middle
+    return math.exp((low + high) / 2)

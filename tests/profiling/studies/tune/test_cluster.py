@@ -1,0 +1,308 @@
+"""The forecast of described hosts: its arithmetic by hand, its file, its command."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from common.errors import InputError
+from launch.__main__ import main
+from profiling.studies.tune.cluster import (
+    ASSUMED,
+    EXAMPLE,
+    Cluster,
+    Part,
+    Program,
+    changed_step,
+    explaining_factor,
+    forecast_cluster,
+    forecast_step,
+    measured_program,
+    read_cluster,
+)
+from profiling.studies.tune.measurements import HostPeaks, Measurements, write_measurements
+from profiling.studies.tune.model import Shape, StepTime, epochs_of_mlperf
+from tests.profiling.studies.tune.samples import STEP, measurements
+from tests.support.commands import RunHere, error_line
+
+Tune = Callable[..., CompletedProcess[str]]
+
+PROGRAM = Program(
+    name="a program",
+    source="by hand",
+    images=2,
+    threads=2,
+    core_gflops=1000,
+    memory_gb_per_s=20,
+    parts=(
+        Part(name="convolutions", seconds=2.0, scales="rate"),
+        Part(name="operators", seconds=0.8, scales="cores"),
+        Part(name="weights", seconds=0.2, scales="cores", per="step"),
+        Part(name="dispatch", seconds=0.1, scales="nothing", per="step"),
+        Part(name="decoding", seconds=0.02, scales="nothing"),
+    ),
+    gigabytes_per_image=4,
+    gigabytes_per_step=2,
+    gradient_megabytes=50,
+    forward_share=0.4,
+    metric_seconds=10,
+)
+CLUSTER = Cluster(
+    name="a cluster",
+    hosts=4,
+    sockets=2,
+    cores=40,
+    memory_gb_per_s=200,
+    network_gbit_per_s=80,
+    latency_us=10,
+    core_gflops=2000,
+    ranks=2,
+    threads=16,
+    batch_size=4,
+)
+SERIAL = 0.1 + 2 * 0.02
+# 8 times the cores for everything, and twice the rate for convolutions: 4 images instead of 2.
+COMPUTING = 2 * 2.0 / 8 / 2 + (2 * 0.8 + 0.2) / 8
+# A bucket over a ring of 4 hosts: 6 messages, each a quarter of 25 MB over 10 GB/s.
+BUCKET = 6 * (10e-6 + 25e6 / 4 / 10e9)
+WITHIN = 3 * 50e6 / 100e9
+"""Gradients written, a part of all ranks' read, and averages read, at 100 GB/s for a rank."""
+
+
+@pytest.fixture
+def tune(run_here: RunHere) -> Tune:
+    return lambda *arguments: run_here(main, "tune", *arguments)
+
+
+@pytest.fixture
+def described(tmp_path: Path) -> Callable[..., Path]:
+    """Write the description with some fields changed; None removes a field."""
+
+    def write(**changes: Any) -> Path:
+        tree = json.loads(json.dumps(asdict(replace(CLUSTER, programs=(PROGRAM,)))))
+        tree = {name: value for name, value in (tree | changes).items() if value is not None}
+        file = tmp_path / "cluster.yaml"
+        with file.open("w") as stream:
+            YAML().dump(tree, stream)
+        return file
+
+    return write
+
+
+def test_each_part_of_a_step_scales_by_its_bound() -> None:
+    step = forecast_step(PROGRAM, CLUSTER)
+    assert step.serial == pytest.approx(0.14) == pytest.approx(SERIAL)
+    assert step.computing == pytest.approx(0.475) == pytest.approx(COMPUTING)
+    assert step.moving == pytest.approx((4 * 4 + 2) / 100)
+    # 18 GB took 0.9 s of 5.8 s where the step was measured.
+    assert step.computing_alone == pytest.approx(0.475 * 4.9 / 5.8)
+    # The backward pass hides all but the last of two buckets.
+    assert step.exchange == pytest.approx(BUCKET + WITHIN / 2)
+    assert step.bound == "computing"
+
+
+def test_step_lies_between_full_overlap_and_none() -> None:
+    step = forecast_step(PROGRAM, CLUSTER)
+    rest = 0.14 + BUCKET + WITHIN / 2
+    assert step.seconds.low == pytest.approx(rest + 0.475)
+    assert step.seconds.high == pytest.approx(rest + 0.475 * 4.9 / 5.8 + 0.18)
+    assert step.seconds.middle == pytest.approx((step.seconds.low + step.seconds.high) / 2)
+
+
+def test_memory_bounds_a_step_with_little_bandwidth() -> None:
+    step = forecast_step(PROGRAM, replace(CLUSTER, memory_gb_per_s=20))
+    assert step.moving == pytest.approx(1.8) and step.bound == "memory bandwidth"
+    assert step.seconds.low == pytest.approx(0.14 + 1.8 + step.exchange)
+    # One rank has the bandwidth of its socket only.
+    alone = forecast_step(PROGRAM, replace(CLUSTER, memory_gb_per_s=20, ranks=1))
+    assert alone.moving == pytest.approx(1.8)
+
+
+def test_serial_part_remains_with_any_number_of_cores() -> None:
+    many = replace(CLUSTER, cores=10**6, threads=10**5, memory_gb_per_s=1e9, hosts=1, ranks=1)
+    assert forecast_step(PROGRAM, many).seconds.high == pytest.approx(0.14, rel=1e-3)
+    half = forecast_step(PROGRAM.with_serial(0.5), many)
+    assert half.seconds.high == pytest.approx(0.07, rel=2e-3)
+
+
+def test_same_machine_gives_the_measured_step() -> None:
+    here = replace(
+        CLUSTER, hosts=1, ranks=1, sockets=1, threads=2, memory_gb_per_s=20, core_gflops=1000
+    )
+    step = forecast_step(PROGRAM, replace(here, batch_size=2)).seconds
+    measured = 2.0 + 0.8 + 0.2 + 0.1 + 0.02
+    assert step.low == pytest.approx(measured) and step.high == pytest.approx(measured)
+
+
+def test_bytes_from_caches_leave_no_computing_alone() -> None:
+    cached = replace(PROGRAM, gigabytes_per_image=40)
+    step = forecast_step(cached, CLUSTER)
+    assert step.computing_alone == 0 and step.seconds.low == step.seconds.high
+
+
+def test_slow_network_is_hidden_only_by_the_backward_pass() -> None:
+    step = forecast_step(PROGRAM, replace(CLUSTER, network_gbit_per_s=0.8))
+    whole = WITHIN + 2 * 6 * (10e-6 + 25e6 / 4 / 0.1e9)
+    assert step.exchange == pytest.approx(whole - 0.6 * (SERIAL + COMPUTING))
+    one_host = replace(CLUSTER, hosts=1, network_gbit_per_s=0.8)
+    assert forecast_step(PROGRAM, one_host).exchange == pytest.approx(WITHIN / 2)
+    assert forecast_step(PROGRAM, replace(one_host, ranks=1)).exchange == 0
+
+
+def test_epoch_evaluation_and_time_to_the_target() -> None:
+    result = forecast_cluster(PROGRAM, CLUSTER, epochs_of_mlperf("5.1.0"))
+    step = result.step.seconds.middle
+    # 1,170,301 images in steps of 32; 24,781 in batches of 4 on 8 ranks.
+    assert CLUSTER.steps == 36_571
+    assert result.epoch_seconds.middle == pytest.approx(36_571 * step)
+    assert result.evaluation_seconds.middle == pytest.approx(775 * 0.4 * step + 10)
+    minutes = 4.0 * (36_571 * step + 775 * 0.4 * step + 10) / 60
+    assert result.minutes_to_target.middle == pytest.approx(minutes)
+
+
+@pytest.mark.parametrize("name", ASSUMED)
+@pytest.mark.parametrize("factor", [0.3, 1.5])
+def test_explaining_factor_gives_the_time_of_the_step(name: str, factor: float) -> None:
+    slow = replace(CLUSTER, network_gbit_per_s=0.8)
+    seconds = changed_step(PROGRAM, slow, name, factor)
+    found = explaining_factor(PROGRAM, slow, name, step_seconds=seconds)
+    assert found == pytest.approx(factor, rel=1e-6)
+
+
+def test_nothing_explains_a_time_below_all_other_parts() -> None:
+    assert explaining_factor(PROGRAM, CLUSTER, "serial part", step_seconds=0.1) is None
+    assert explaining_factor(PROGRAM, CLUSTER, "network", step_seconds=0.1) is None
+
+
+def with_threads(*threads: int) -> Measurements:
+    """Return measurements with steps of one rank by threads, of 1, 2 and 4 images."""
+    shapes = [Shape(ranks=1, threads=n, batch_size=b) for n in threads for b in (1, 2, 4)]
+    return replace(
+        measurements(),
+        steps=tuple(StepTime(shape=shape, seconds=STEP.seconds(shape)) for shape in shapes),
+        peaks=HostPeaks(core_gflops=100, memory_gb_per_s=400),
+    )
+
+
+def test_plan_is_split_into_serial_moving_and_computing() -> None:
+    program = measured_program(with_threads(7, 14, 56), Path("plan.json"))
+    # (0.6 + 2.5 · images) · (0.02 + 0.98 / threads)
+    assert program.seconds("nothing", batch_size=4) == pytest.approx(0.6 * 0.02)
+    assert program.gigabytes(4) == pytest.approx(4 * 2.5 * 0.02 * 400)
+    of_image = 2.5 * (0.02 + 0.98 / 56)
+    computing = 4 * of_image + 0.6 * 0.98 / 56
+    assert program.seconds("rate", batch_size=4) == pytest.approx(computing)
+    assert program.forward_share == pytest.approx(1.5 / 56 / of_image)
+    assert (program.threads, program.core_gflops, program.metric_seconds) == (56, 100, 25)
+
+
+@pytest.mark.parametrize(
+    ("measured", "problem"),
+    [
+        (replace(with_threads(7, 14), peaks=None), "without peak rates; measure again"),
+        (with_threads(56), "no steps of one rank with several numbers of threads"),
+    ],
+)
+def test_plan_without_peaks_or_threads_is_refused(measured: Measurements, problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        measured_program(measured, Path("plan.json"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"hosts": None}, "hosts: is missing"),
+        ({"hosts": None, "host": 4}, "host: no such field"),
+        ({"hosts": 0}, "hosts: input should be greater than 0"),
+        ({"core_gflops": "fast"}, "core_gflops: input should be a valid number"),
+        ({"memory_gb_per_s": float("inf")}, "memory_gb_per_s: "),
+        ({"speed": 3}, "speed: no such field"),
+        ({"threads": 21}, "threads: 2 ranks of 21 threads are more than 40 cores; give at most 20"),
+        ({"ranks": 3, "threads": 8}, "ranks: 3 ranks do not share 2 sockets evenly"),
+        ({"programs": []}, "programs: has no measured step; add one, or give --plan"),
+        ({"published": {"source": "a", "program": "a"}}, "published.epoch_seconds: is missing"),
+        (
+            {"published": {"source": "a", "program": "b", "epoch_seconds": 1}},
+            "published.program: no program is named b; choose a program",
+        ),
+    ],
+)
+def test_wrong_description_is_one_line(
+    changes: dict[str, Any], problem: str, described: Callable[..., Path], tune: Tune
+) -> None:
+    file = described(**changes)
+    assert f"error: {file}: {problem}" in error_line(tune("--cluster", file))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("- 1", "expected fields such as `hosts: 16`"), ("a: [", ":1: not valid YAML")],
+)
+def test_other_file_is_not_a_description(
+    text: str, problem: str, tmp_path: Path, tune: Tune
+) -> None:
+    file = tmp_path / "other.yaml"
+    file.write_text(text)
+    assert problem in error_line(tune("--cluster", file))
+    assert "cannot be read: No such file" in error_line(tune("--cluster", tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *(("--hosts", "4"), ("--network", "25Gbit/s,20us"), ("--chart", "a.png")),
+        *(("--groups", "2,1.1"), ("--deadline", "3"), ("--data", "demo.yaml")),
+    ],
+)
+def test_options_of_a_choice_are_refused(
+    option: tuple[str, str], described: Callable[..., Path], tune: Tune
+) -> None:
+    message = error_line(tune("--cluster", described(), *option))
+    assert f"{option[0]}: the file of --cluster describes all hosts" in message
+
+
+def test_plan_adds_this_host(described: Callable[..., Path], tmp_path: Path, tune: Tune) -> None:
+    plan, numbers = tmp_path / "plan.json", tmp_path / "numbers.json"
+    write_measurements(plan, with_threads(7, 14, 56))
+    done = tune("--cluster", described(), "--plan", plan, "--json", numbers)
+    assert done.returncode == 0, done.stderr
+    assert "this program on a processor, measured with 56 threads" in done.stdout
+    assert "published" not in done.stdout
+    content = json.loads(numbers.read_text())
+    first, second = content["forecasts"]
+    assert first["program"] == "a program" and second["program"] == "this program on a processor"
+    expected = asdict(forecast_step(PROGRAM, CLUSTER).seconds)
+    assert first["step_seconds"] == pytest.approx(expected)
+    only_here = tune("--cluster", described(programs=[]), "--plan", plan)
+    assert only_here.returncode == 0 and "a program," not in only_here.stdout
+
+
+def test_shipped_description_is_forecast_beside_what_is_published(tune: Tune) -> None:
+    cluster = read_cluster(EXAMPLE)
+    submission, ours = cluster.programs
+    assert (cluster.all_ranks, cluster.global_batch, cluster.steps) == (64, 256, 4571)
+    # The measured step of 4 images, without decoding.
+    parts = sum(part.seconds for part in submission.parts if part.name != "decoding images")
+    assert parts == pytest.approx(5.54)
+    done = tune("--cluster", EXAMPLE)
+    assert done.returncode == 0, done.stderr
+    result = forecast_cluster(submission, cluster, epochs_of_mlperf("5.1.0"))
+    assert cluster.published is not None
+    error = result.epoch_seconds.middle / cluster.published.epoch_seconds - 1
+    assert abs(error) < 0.25
+    assert f"published 3,331 s: {error:+.1%}, within 25%" in done.stdout
+    assert f"{ours.name}: not measured with 26 threads; for this forecast" in done.stdout
+
+
+def test_recipe_has_the_numbers_of_the_description() -> None:
+    cluster = read_cluster(EXAMPLE)
+    recipe = EXAMPLE.with_suffix(".sh").read_text()
+    assert f"RANKS:-{cluster.all_ranks}" in recipe
+    assert f"training.batch_size={cluster.batch_size} " in recipe
+    cores_of_rank = cluster.cores // cluster.ranks
+    assert f"launch.comm_cores={cores_of_rank - cluster.threads} " in recipe
