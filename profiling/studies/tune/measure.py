@@ -459,12 +459,23 @@ def update_seconds(plan: MeasurementPlan) -> float:
 
 
 def host_peaks(plan: MeasurementPlan) -> HostPeaks:
-    """Measure the peak rate of a core and the memory bandwidth, with one thread on each core."""
+    """Measure the peak rate of a core and the memory bandwidth, with one thread on each core.
+
+    Raises:
+        InputError: Other work disturbed the measurement.
+    """
     peaks = measure_peaks(threads=None)
     rates = peaks.matrix_gflop_per_s
     # A processor that only emulates BF16 has no peak for it, and computes in float32.
-    rate = rates.get("bf16" if plan.config.engine.precision == "bf16" else "f32", rates["f32"])
-    return HostPeaks(core_gflops=rate / peaks.threads, memory_gb_per_s=peaks.bandwidth_gb_per_s)
+    wanted = "bf16" if plan.config.engine.precision == "bf16" and "bf16" in rates else "f32"
+    if wanted not in rates:
+        reason = peaks.left_out.get(wanted, "not measured")
+        raise InputError(
+            f"peak rates: {wanted}: {reason}, while other processes kept {peaks.other_cores:.2f} "
+            "cores busy; stop them, and repeat the command"
+        )
+    rate = rates[wanted] / peaks.threads
+    return HostPeaks(core_gflops=rate, memory_gb_per_s=peaks.bandwidth_gb_per_s)
 
 
 def median_seconds(variant: Variant, plan: MeasurementPlan, *, images: int) -> float:

@@ -16,13 +16,17 @@ from launch.placement import fitting_shapes
 from launch.shares import CoreRequest
 from launch.topology import Socket, list_sockets
 from profiling.bench.job import MeasuredJob, measure_all_reduces
+from profiling.peaks import Peaks
+from profiling.studies.tune import measure
 from profiling.studies.tune.measure import (
     NETWORK_SIZES,
     STEPS,
     WARM_UP,
+    MeasurementPlan,
     TrainedData,
     added,
     evaluation_seconds,
+    host_peaks,
     measure_steps,
     measured_pairs,
     named_hosts,
@@ -32,7 +36,12 @@ from profiling.studies.tune.measure import (
     what_to_measure,
     with_batches,
 )
-from profiling.studies.tune.measurements import Measurements, read_measurements, write_measurements
+from profiling.studies.tune.measurements import (
+    HostPeaks,
+    Measurements,
+    read_measurements,
+    write_measurements,
+)
 from profiling.studies.tune.model import Shape, fit_network
 from retinanet.config_file import load_config
 from tests.launch.ranks import MPIRUN, Ended, ended
@@ -164,13 +173,53 @@ def test_larger_all_reduces_take_longer() -> None:
     assert result.over == "measured over sockets of one host, gloo"
 
 
-@pytest.mark.exhaustive
-def test_evaluation_uses_the_configured_model() -> None:
-    overrides = ("model.norm=batch", *SMALL)
+def peaks_of(**rates: float) -> Peaks:
+    left_out = {} if "f32" in rates else {"f32": "emulated by this processor, 3 GFLOP/s"}
+    return Peaks(
+        matrix_gflop_per_s=rates,
+        bandwidth_gb_per_s=25.0,
+        threads=2,
+        cpu="a processor",
+        versions={},
+        left_out=left_out,
+        other_cores=1.5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("precision", "rates", "of_core"),
+    [
+        ("bf16", {"f32": 200.0, "bf16": 800.0}, 400.0),
+        ("float32", {"f32": 200.0, "bf16": 800.0}, 100.0),
+        ("bf16", {"f32": 200.0}, 100.0),  # emulated
+    ],
+)
+def test_peak_is_that_of_a_core_in_the_precision_of_the_step(
+    precision: str, rates: dict[str, float], of_core: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "measure_peaks", lambda **_: peaks_of(**rates))
+    plan = demo_plan(f"engine.precision={precision}")
+    assert host_peaks(plan) == HostPeaks(core_gflops=of_core, memory_gb_per_s=25.0)
+
+
+def test_disturbed_peak_is_an_error_that_names_the_other_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measure, "measure_peaks", lambda **_: peaks_of(bf16=800.0))
+    with pytest.raises(InputError, match=r"f32: emulated .*kept 1\.50 cores busy; stop them"):
+        host_peaks(demo_plan("engine.precision=float32"))
+
+
+def demo_plan(*overrides: str) -> MeasurementPlan:
     data = TrainedData(
         name="demo.yaml", config="demo.yaml", images=8, evaluated_images=1, classes=4
     )
-    assert 0 < evaluation_seconds(what_to_measure(data, overrides=overrides)) < 60
+    return what_to_measure(data, overrides=overrides)
+
+
+@pytest.mark.exhaustive
+def test_evaluation_uses_the_configured_model() -> None:
+    assert 0 < evaluation_seconds(demo_plan("model.norm=batch", *SMALL)) < 60
 
 
 @pytest.fixture
