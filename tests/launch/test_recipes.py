@@ -133,7 +133,8 @@ def cluster_mpi(tmp_path: Path) -> str:
     write_program(
         tmp_path / "mpi" / "mpirun",
         '[ "$1" = --version ] && { echo "Intel(R) MPI Library"; exit; }\n'
-        'echo "$UCX_NET_DEVICES $*"\nexit "${STATUS:-0}"',
+        'echo "srun of mpirun: ${SLURM_CPU_BIND:-} ${SRUN_CPUS_PER_TASK:-}"\n'
+        'echo "${UCX_NET_DEVICES:-} $*"\nexit "${STATUS:-0}"',
     )
     return f"{tmp_path / 'mpi'}:{os.environ['PATH']}"
 
@@ -192,9 +193,11 @@ def test_slurm_job_of_16_hosts_requeues_itself(
         DATA="/d",
         SLURM_SUBMIT_DIR=str(REPOSITORY),
         SLURM_JOB_ID="17",
+        SLURM_CPUS_ON_NODE="112",
         SLURM_RESTART_COUNT=restarts,
     )
     *_, last = [line for line in done.stdout.splitlines() if "train.py" in line]
+    assert "srun of mpirun: none 112" in done.stdout
     assert last.endswith(RANKS_OF_16_HOSTS + ("" if restarts == "0" else " --auto-resume"))
     assert ("requeue 17" in done.stdout) == (status == "75")
     assert done.returncode == (0 if status == "75" else int(status))
@@ -204,7 +207,14 @@ def test_slurm_job_of_16_hosts_requeues_itself(
 @pytest.mark.parametrize(
     ("recipe", "variables"),
     [
-        ("16-hosts.sbatch", {"SLURM_SUBMIT_DIR": str(REPOSITORY), "SLURM_JOB_ID": "17"}),
+        (
+            "16-hosts.sbatch",
+            {
+                "SLURM_SUBMIT_DIR": str(REPOSITORY),
+                "SLURM_JOB_ID": "17",
+                "SLURM_CPUS_ON_NODE": "112",
+            },
+        ),
         (
             "16-hosts.pbs",
             {"PBS_O_WORKDIR": str(REPOSITORY), "PBS_JOBID": "17"},
