@@ -37,9 +37,9 @@ ADVICE |= dict.fromkeys(
 """Other variables in which the plan goes before the user's environment, and what to use instead."""
 
 
-def installed_backend() -> str:
-    """Return `ccl` where oneCCL's bindings for torch are installed, else `gloo`; loads neither."""
-    return "ccl" if find_spec("oneccl_bindings_for_pytorch") else "gloo"
+def has_ccl() -> bool:
+    """Return whether oneCCL's bindings for torch are installed, without loading them."""
+    return find_spec("oneccl_bindings_for_pytorch") is not None
 
 
 def rank_environment(

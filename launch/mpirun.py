@@ -43,7 +43,10 @@ FAMILIES: dict[Family, FamilyOptions] = {
         lambda hosts: ["-hosts", ",".join(name for name, _ in hosts), "-ppn", str(hosts[0][1])],
     ),
     "mpich": FamilyOptions(
-        ("HYDRA",), ("-bind-to", "none"), lambda hosts: ["-hosts", with_counts(hosts)]
+        ("HYDRA",),
+        ("-bind-to", "none"),
+        # Otherwise, when a rank with MPI dies, it kills all others before they have said so.
+        lambda hosts: ["-disable-auto-cleanup", "-hosts", with_counts(hosts)],
     ),
     "open-mpi": FamilyOptions(
         ("Open MPI", "OpenRTE", "PRRTE"),

@@ -17,7 +17,15 @@ from launch.limits import read_allowance
 from launch.mpirun import ranks_option
 from launch.placement import cores_of_quota, place_ranks, placement_notes
 from launch.ranks import Ranks
-from launch.rendezvous import Rendezvous, Wait, deadline, finalize_mpi, make_rendezvous
+from launch.rendezvous import (
+    ONE_HOST,
+    Rendezvous,
+    Transport,
+    Wait,
+    deadline,
+    make_rendezvous,
+    settle_transport,
+)
 from launch.shares import CoreRequest, Share, spare_cpus
 from launch.topology import Cpu, count_cores, format_cpu_list, list_sockets, read_topology
 from launch.watchdog import RankSupervisor
@@ -228,7 +236,9 @@ class RankContext:
     ranks: Ranks
     pinned: Pinned
     rendezvous: Rendezvous | None  # None for one rank alone
-    backend: str  # `gloo` or `ccl`
+    backend: str  # torch's: `gloo` or `ccl`
+    transport: Transport = ONE_HOST
+    notes: tuple[str, ...] = ()
     supervisor: RankSupervisor | None = None
 
 
@@ -240,12 +250,14 @@ def enter_rank_context(
     backend: str,
     pinned: bool,
     timeout_s: float,
+    job_outlives_ranks: bool = False,
 ) -> RankContext:
     """Set up all that must be set up before torch is loaded. Call it first of all.
 
     It may start this process's command again, once, with libraries preloaded. `allocator` is that
-    of `set_allocator`; `backend` is `auto`, `shared`, `gloo` or `ccl`. `pinned` keeps the rank to
-    cores and memory of its own. If the other ranks do not come, the process ends after `timeout_s`.
+    of `set_allocator`; `backend` is that of the configuration. `pinned` keeps the rank to cores and
+    memory of its own. If the other ranks do not come, the process ends after `timeout_s`. With
+    `job_outlives_ranks` MPI is not used for gradients, since it ends with any of its ranks.
 
     Raises:
         InputError: A requested component is not installed or does not fit this host.
@@ -262,8 +274,25 @@ def enter_rank_context(
         ranks, affinities=affinities, request=request, backend=torch_backend, enabled=pinned
     )
     # Only now: errors of pinning are still exchanged by MPI, so that one rank prints them.
-    finalize_mpi(ranks)
-    return RankContext(ranks=ranks, pinned=given, rendezvous=rendezvous, backend=torch_backend)
+    if job_outlives_ranks and backend == "auto":
+        backend = "gloo"
+    transport, notes = settle_transport(ranks, rendezvous, backend)
+    if backend == "ccl":
+        notes = (*notes, CCL_NOTE)
+    return RankContext(
+        ranks=ranks,
+        pinned=given,
+        rendezvous=rendezvous,
+        backend=torch_backend,
+        transport=transport,
+        notes=notes,
+    )
+
+
+CCL_NOTE = (
+    "distributed.backend: ccl: oneCCL's bindings for torch have not been developed since October "
+    "2025; auto does not need them"
+)
 
 
 def chosen_backend(name: str) -> str:
@@ -272,10 +301,9 @@ def chosen_backend(name: str) -> str:
     Raises:
         InputError: oneCCL is requested but not installed.
     """
-    installed = environment.installed_backend()
-    if name == "ccl" and installed != "ccl":
+    if name == "ccl" and not environment.has_ccl():
         raise InputError(
             "distributed.backend: ccl: the package oneccl_bindings_for_pytorch is not installed; "
-            "install Intel's build for this torch, or set distributed.backend=gloo"
+            "install Intel's build for this torch, or set distributed.backend=auto"
         )
-    return installed if name in ("auto", "ccl") else "gloo"
+    return "ccl" if name == "ccl" else "gloo"

@@ -24,10 +24,13 @@ from launch.compute_threads import calling_thread_on
 from launch.pinning import RankContext, check_pinning
 from launch.ranks import Ranks
 from launch.rendezvous import (
+    ONE_HOST,
     SECONDS_TO_CONNECT,
     Rendezvous,
+    Transport,
     Wait,
     deadline,
+    finalize_mpi,
     interface_towards,
     interface_with,
     network_of_this_process,
@@ -64,6 +67,11 @@ class ProcessGroup:
     backend: str = "none"
     """The one that exchanges gradients: `gloo`, `ccl`, or `none` in a group of one."""
     is_on_one_host: bool = True
+    host_numbers: tuple[int, ...] = (0,)
+    """The host of each rank, numbered in the order of their first ranks."""
+    transport: Transport = ONE_HOST
+    comm_cpus: tuple[int, ...] = ()
+    """This rank's communication cores; empty: its threads for that run among those that compute."""
     notes: tuple[str, ...] = ()
     watch: Watch | None = None
     control: dist.ProcessGroup | None = None
@@ -71,6 +79,8 @@ class ProcessGroup:
     exchange: dist.ProcessGroup | None = None
     """torch's group for gradients; None: that of all ranks of the job."""
     store: dist.Store | None = None
+    on_leave: list[Callable[[], None]] = field(default_factory=list)
+    """Called before torch's groups end, by what uses them in a thread of its own."""
     job_ranks: tuple[int, ...] = ()
     """The number in the job of each rank; empty if these are all ranks of the job."""
 
@@ -159,6 +169,9 @@ class ProcessGroup:
         # A thread of gloo may hold a tensor of the last exchange longer than its caller. If the
         # interpreter ends before the thread releases it, the process aborts (SIGABRT). The threads
         # end when no reference to their group is left, so the references go first.
+        for close in self.on_leave:
+            close()
+        self.on_leave.clear()
         self.control = self.exchange = self.store = None
         dist.destroy_process_group()
 
@@ -188,7 +201,7 @@ class ProcessGroup:
 def joined(place: RankContext, *, timeout_s: float) -> Iterator[ProcessGroup]:
     """Connect the ranks while the context lasts; an error, or silence for `timeout_s`, ends all."""
     # Before other threads start, since a thread inherits the CPUs of the one that starts it.
-    notes = (*place.pinned.notes, *check_pinning(place.pinned))
+    notes = (*place.pinned.notes, *check_pinning(place.pinned), *place.notes)
     if place.rendezvous is None:
         yield ProcessGroup(notes=notes)
         return
@@ -212,6 +225,10 @@ def joined(place: RankContext, *, timeout_s: float) -> Iterator[ProcessGroup]:
         group.fail(error)
     group.watch.close()
     group.leave()
+    # The last: an mpirun ends all ranks if one of them ends before.
+    wait = Wait("the other ranks to end MPI", advice=CONNECTIONS_ADVICE)
+    with deadline(timeout_s, f"rank {ranks.rank} on {socket.gethostname()}", wait):
+        finalize_mpi()
 
 
 def join(
@@ -266,6 +283,9 @@ def join(
         hosts=hosts,
         backend=backend,
         is_on_one_host=len(set(networks)) == 1,
+        host_numbers=tuple(map(list(dict.fromkeys(networks)).index, networks)),
+        transport=place.transport,
+        comm_cpus=place.pinned.share.comm_cpus,
         notes=notes,
         watch=watch,
         control=control,

@@ -1,7 +1,7 @@
 """The rendezvous of a job's ranks before torch is loaded, and early errors that end them.
 
-Ranks meet through mpirun's own library, or as the environment directs. MPI is used for rendezvous
-only and finalized before torch is imported.
+Ranks meet through mpirun's own library, or as the environment directs. If gradients go between
+hosts by MPI, it stays initialized until the job ends; else it is finalized before torch is loaded.
 
 An mpirun of MPICH kills all ranks, and its status is 9, where one of them ends without having
 finalized MPI. Finalizing is collective. So a rank that cannot start takes part in the next exchange
@@ -49,6 +49,19 @@ class Rendezvous:
     """Rank 0's, listening at the port already; None: torch is to listen."""
     affinities: tuple[frozenset[int], ...] | None = None
     """The CPUs that each rank of this host was given, in order of local rank, if they are known."""
+    hosts: int | None = None
+    """The number of hosts, if MPI is running."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transport:
+    """How gradients go between hosts."""
+
+    name: str  # `mpi` or `gloo`; `none` for ranks of one host, by whatever launcher
+    reason: str
+
+
+ONE_HOST = Transport(name="none", reason="one host")
 
 
 def make_rendezvous(ranks: Ranks, environment: Mapping[str, str]) -> Rendezvous:
@@ -85,19 +98,59 @@ def make_rendezvous(ranks: Ranks, environment: Mapping[str, str]) -> Rendezvous:
         addresses = ("127.0.0.1", *addresses)
     neighbours = sorted((rank, cpus) for _, their_host, rank, cpus in facts if their_host == host)
     affinities = tuple(cpus for _, cpus in neighbours)
-    return Rendezvous(addresses=addresses, port=port, listener=listener, affinities=affinities)
+    return Rendezvous(
+        addresses=addresses,
+        port=port,
+        listener=listener,
+        affinities=affinities,
+        hosts=len({host for _, host, _, _ in facts}),
+    )
 
 
-def finalize_mpi(ranks: Ranks) -> None:
-    """Finalize MPI, once all ranks have done what may fail before torch is loaded.
+def settle_transport(
+    ranks: Ranks, rendezvous: Rendezvous | None, backend: str
+) -> tuple[Transport, tuple[str, ...]]:
+    """Choose how gradients go between hosts, with notes; finalize MPI unless it is used for that.
+
+    All ranks call it, once they have done what may fail before torch is loaded. `backend` is
+    `distributed.backend`.
 
     Raises:
+        InputError: MPI is configured, and the ranks were not started by one.
         StartFailedError: Another rank has failed.
     """
-    if is_running(ranks):
-        # A rank that has failed enters this exchange with its failure, so that all ranks end alike.
-        exchange(None)
-        sys.modules[MODULE].Finalize()
+    if rendezvous is None:
+        return ONE_HOST, ()
+    if not is_running(ranks):
+        reason = f"started by {ranks.launcher}, not by an MPI's mpirun"
+        if ranks.launcher in MPI_LAUNCHERS:
+            reason = "MASTER_ADDR is set, so that MPI is not started"
+        if backend == "mpi":
+            fix = "start with mpirun and without MASTER_ADDR, or set distributed.backend=auto"
+            raise InputError(f"distributed.backend: mpi: {reason}; {fix}")
+        return Transport(name="gloo", reason=reason), ()
+    mpi = sys.modules[MODULE]
+    # A rank that has failed enters this exchange with its failure, so that all ranks end alike.
+    level = min(exchange(mpi.Query_thread()))
+    notes: tuple[str, ...] = ()
+    if backend == "mpi" or (backend == "auto" and rendezvous.hosts != 1):
+        library = mpi.Get_library_version().split("\n")[0].strip(" \0")
+        if level >= mpi.THREAD_SERIALIZED:
+            return Transport(name="mpi", reason=f"started by {ranks.launcher}'s mpirun"), ()
+        note = f"MPI allows no calls by a second thread (its level is below SERIALIZED: {library})"
+        notes = (f"{note}; gradients go by gloo",)
+    mpi.Finalize()
+    if rendezvous.hosts == 1:
+        return ONE_HOST, notes
+    reason = "MPI's thread level is too low" if notes else f"distributed.backend={backend}"
+    return Transport(name="gloo", reason=reason), notes
+
+
+def finalize_mpi() -> None:
+    """Finalize MPI, if it is initialized, at the end of a job; all ranks call it."""
+    mpi = sys.modules.get(MODULE)
+    if mpi is not None and not mpi.Is_finalized():
+        mpi.Finalize()
 
 
 def master_rendezvous(environment: Mapping[str, str]) -> Rendezvous:
@@ -162,6 +215,9 @@ def start_mpi(ranks: Ranks, environment: Mapping[str, str]) -> None:
     # mpi4py would finalize MPI when the interpreter ends, which is collective: a rank that fails
     # alone would wait for the others.
     mpi4py.rc.finalize = False
+    # Calls by several threads, one at a time: first this one's, then those of the thread that
+    # exchanges gradients. A higher level would cost a lock in each call.
+    mpi4py.rc.thread_level = "serialized"
     launcher = f"mpirun of {ranks.launcher}"
     advice = "set MPI4PY_LIBMPI=/path/to/libmpi.so, or MASTER_ADDR and MASTER_PORT"
     try:

@@ -87,11 +87,14 @@ class Config:
     def require_torch(
         cls, distributed: DistributedConfig, others: ValidationInfo
     ) -> DistributedConfig:
-        """Refuse compute groups with IPEX, which splits each weight into two tensors."""
+        """Refuse compute groups with IPEX, which splits each weight into two tensors, and MPI."""
         engine = others.data.get("engine")
         if distributed.groups > 1 and isinstance(engine, EngineConfig) and engine.name == "ipex":
             advice = "groups above 1 need engine.name=torch: ipex splits the weights"
             raise PydanticCustomError("pieces", advice)
+        if distributed.groups > 1 and distributed.backend == "mpi":
+            advice = "groups above 1 need backend=auto: MPI ends a job with any of its ranks"
+            raise PydanticCustomError("mpi", advice)
         return distributed
 
     @field_validator("distributed")

@@ -400,15 +400,15 @@ class LaunchConfig:
     threads: Annotated[int | Literal["auto"], number_or_auto(least=1, most=MOST_CORES)] = "auto"
     """Compute threads per rank, one per core; auto: all cores of the rank. [threads]"""
     comm_cores: Annotated[int, Field(ge=0, le=MOST_CORES)] = 0
-    """Cores per rank reserved for gradient exchange; useful with ccl on many cores. [cores]"""
+    """Cores per rank reserved for gradient exchange; useful with many cores and hosts. [cores]"""
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class DistributedConfig:
     """How several ranks split a batch and average their gradients."""
 
-    backend: Annotated[Literal["auto", "shared", "gloo", "ccl"], Resume.FREE] = "auto"
-    """auto: ccl if installed, else shared memory on one host, gloo on several. [name]"""
+    backend: Annotated[Literal["auto", "shared", "mpi", "gloo", "ccl"], Resume.FREE] = "auto"
+    """auto: shared on one host; on several mpi if mpirun started the ranks, else gloo. [name]"""
     groups: Annotated[int, Field(ge=1, le=MOST_CORES), Resume.FREE, closed(1)] = 1
     """Compute groups, which train asynchronously; 1: all ranks in step (synchronous). [groups]"""
     batch_split: Annotated[

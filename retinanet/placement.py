@@ -53,6 +53,7 @@ def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> Rank
         request=core_request(config) if binding else CoreRequest(threads=1),
         allocator=config.engine.allocator if binding else "system",
         backend=config.distributed.backend if binding else "gloo",
+        job_outlives_ranks=groups > 1,
         pinned=binding and config.launch.pin,
         timeout_s=timeout_s,
     )
@@ -258,7 +259,7 @@ def add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     parser.add_argument(
         "--backend",
         choices=["gloo", "ccl"],
-        help="backend of gradient exchange (default: distributed.backend, or the installed one)",
+        help="torch's backend for gradients (default: ccl if distributed.backend is, else gloo)",
     )
     add_json_option(parser, "also write the plan, with the CPUs and the environment of each rank")
     parser.set_defaults(run=plan_command)

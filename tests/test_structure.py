@@ -26,7 +26,7 @@ def test_no_circle_of_imports() -> None:
 def test_files_are_chapters() -> None:
     files = read_product()
     chapters = [file for file in files if not file.is_package_docstring]
-    assert len(files) <= 254
+    assert len(files) <= 258
     assert max(file.lines for file in chapters) <= 570
     assert median(file.lines for file in chapters) >= 200
     assert sum(file.lines < SMALL for file in chapters) <= 15

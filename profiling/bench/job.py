@@ -7,7 +7,7 @@ A job times training steps (`measure_ranks`) or all-reduces of several sizes
 import json
 import os
 import subprocess
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,9 +116,14 @@ def rank_messages(
     hosts: Hosts,
     mpirun: Mpirun,
     print_line: Callable[[str], None],
+    enter: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
 ) -> Generator[dict[str, Any]]:
-    """Start ranks and yield what they print after `MARK`; closing the generator ends them."""
-    environment = dict(os.environ)
+    """Start ranks and yield what they print after `MARK`; closing the generator ends them.
+
+    `enter`: a prefix with which mpirun is started, with additional `variables`.
+    """
+    environment = {**os.environ, **(variables or {})}
     if not IS_INSTALLED:
         # The ranks import this package wherever mpirun starts them.
         environment["PYTHONPATH"] = os.pathsep.join(
@@ -135,7 +140,9 @@ def rank_messages(
         is_root=os.geteuid() == 0,
         is_terminal=False,
     )
-    with running(job_command, environment=environment, stdout=subprocess.PIPE) as process:
+    with running(
+        [*enter, *job_command], environment=environment, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith(MARK):

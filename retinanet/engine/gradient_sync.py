@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,69 @@ class MappedMemory(NamedTuple):
     mapped: mmap.mmap  # Kept as long as the address is used
 
 
+class GradientMemory:
+    """Memory to which each rank of one host writes its gradients, and flags that announce them."""
+
+    def __init__(
+        self, memory: Sequence[MappedMemory], *, size: int, rank: int, compress: bool
+    ) -> None:
+        """Use `share_memory`."""
+        self._memory, self._size = memory, size
+        self.rank, self.ranks = rank, len(memory)
+        self._compress = compress
+        self._library = SHARED.library()
+        self._exchange = self._next = 0
+
+    def reserve(self, index: int, values: int) -> int:
+        """Return where a part of an exchange starts; called with each part in order, from 0."""
+        assert index < LARGEST_BUCKETS
+        if index == 0:
+            self._exchange += 1
+            self._next = 0
+        start = self._next
+        self._next += -(-values // LINE) * LINE
+        return start
+
+    def write(self, gradients: Tensor, start: int, *, weight: float, threads: int) -> None:
+        """Write this rank's gradients, multiplied by its weight; they are one block of float32."""
+        assert gradients.is_contiguous()
+        write = self._library.write_rounded if self._compress else self._library.write_floats
+        write(gradients, self._values(self.rank, start), gradients.numel(), weight, threads)
+
+    def sum(self, out: Tensor, start: int, *, ranks: Sequence[int], threads: int) -> None:
+        """Replace `out` by the sum of what these ranks have written, in this order."""
+        add = self._library.sum_rounded if self._compress else self._library.sum_floats
+        addresses = (ctypes.c_void_p * len(ranks))(*(self._values(rank, start) for rank in ranks))
+        add(addresses, len(ranks), out, out.numel(), threads)
+
+    def raise_flag(self, flag: int) -> None:
+        """Announce that this rank has written everything that a flag stands for."""
+        # Only after all threads have returned from writing: the flag's release store makes every
+        # value visible to a rank that reads the flag.
+        self._library.raise_flag(self._flag(self.rank, flag), self._exchange)
+
+    def are_raised(self, flag: int, *, ranks: Sequence[int], wait_s: float = 0.0) -> bool:
+        """Return whether these ranks have raised a flag in this exchange."""
+        # Flags count exchanges and never fall, so that none has to be reset: a reset would need a
+        # barrier of its own.
+        addresses = (ctypes.c_void_p * len(ranks))(*(self._flag(rank, flag) for rank in ranks))
+        return bool(self._library.flags_are_up(addresses, len(ranks), self._exchange, wait_s))
+
+    def _flag(self, rank: int, flag: int) -> int:
+        """Return the address of a rank's flag."""
+        return self._memory[rank].address + FLAGS_AT + flag * LINE
+
+    def _values(self, rank: int, start: int) -> int:
+        """Return the address at which a rank writes in this exchange; two halves alternate.
+
+        No rank writes to a half that another still reads: to be there, it has waited for all in the
+        exchange between, and they had read the one before.
+        """
+        value_bytes = 2 if self._compress else 4
+        half = HEADER + (self._exchange % 2) * (self._size // 2)
+        return self._memory[rank].address + half + start * value_bytes
+
+
 class _Pending(NamedTuple):
     """A part of the gradients that this rank has written, and other ranks may not have written."""
 
@@ -49,22 +112,14 @@ class _Pending(NamedTuple):
 class SharedGradients:
     """This rank's part in averages over all ranks, which are on one host."""
 
-    def __init__(
-        self,
-        memory: Sequence[MappedMemory],
-        *,
-        size: int,
-        rank: int,
-        compress: bool,
-        timeout_s: float,
-    ) -> None:
+    way = "shared memory"
+    has_fixed_order = True
+
+    def __init__(self, memory: GradientMemory, *, timeout_s: float) -> None:
         """Use `share_gradients`."""
-        self._memory, self._size = memory, size
-        self._rank, self._ranks = rank, len(memory)
-        self._compress, self._timeout_s = compress, timeout_s
-        self._library = SHARED.library()
+        self._memory, self._timeout_s = memory, timeout_s
+        self._ranks = range(memory.ranks)
         self._pending: deque[_Pending] = deque()
-        self._exchange = self._next = 0
 
     def average(
         self, gradients: Tensor, *, weight: float, index: int, is_last: bool
@@ -78,56 +133,41 @@ class SharedGradients:
         Raises:
             TimeoutError: A rank did not write its part.
         """
-        assert index < LARGEST_BUCKETS and gradients.is_contiguous()
-        if index == 0:
-            self._exchange += 1
-            self._next = 0
+        memory, threads = self._memory, torch.get_num_threads()
+        start = memory.reserve(index, gradients.numel())
         future: Future[Tensor] = Future()
-        write = self._library.write_rounded if self._compress else self._library.write_floats
-        values = self._values(self._rank, self._next)
-        write(gradients, values, gradients.numel(), weight, torch.get_num_threads())
-        # Only after all threads have returned from writing: the flag's release store makes every
-        # value visible to a rank that reads the flag.
-        self._library.raise_flag(self._flag(self._rank, index), self._exchange)
-        self._pending.append(_Pending(gradients, index, self._next, future))
-        self._next += -(-gradients.numel() // LINE) * LINE
+        memory.write(gradients, start, weight=weight, threads=threads)
+        memory.raise_flag(index)
+        self._pending.append(_Pending(gradients, index, start, future))
         # Sum the parts that all ranks have written by now, while the backward pass goes on; only
         # the last part waits.
         while self._pending and self._are_written(self._pending[0].bucket, wait=is_last):
             part = self._pending.popleft()
-            add = self._library.sum_rounded if self._compress else self._library.sum_floats
-            places = [self._values(rank, part.start) for rank in range(self._ranks)]
-            addresses = (ctypes.c_void_p * self._ranks)(*places)
-            sums = part.gradients
-            add(addresses, self._ranks, sums, sums.numel(), torch.get_num_threads())
-            part.future.set_result(sums)
+            memory.sum(part.gradients, part.start, ranks=self._ranks, threads=threads)
+            part.future.set_result(part.gradients)
         return future
-
-    def _flag(self, rank: int, index: int) -> int:
-        """Return the address of the flag that a rank raises once it has written a part."""
-        return self._memory[rank].address + FLAGS_AT + index * LINE
 
     def _are_written(self, index: int, *, wait: bool) -> bool:
         """Return whether all ranks have written a part; only `wait` waits for them."""
-        # Flags count exchanges and never fall, so that none has to be reset: a reset would need a
-        # barrier of its own.
-        flags = [self._flag(rank, index) for rank in range(self._ranks)]
         seconds = self._timeout_s if wait else 0.0
-        addresses = (ctypes.c_void_p * self._ranks)(*flags)
-        up = self._library.flags_are_up(addresses, self._ranks, self._exchange, seconds)
+        up = self._memory.are_raised(index, ranks=self._ranks, wait_s=seconds)
         if wait and not up:
             raise TimeoutError(f"timed out: no gradients from another rank for {seconds:g} s")
-        return bool(up)
+        return up
 
-    def _values(self, rank: int, start: int) -> int:
-        """Return the address at which a rank writes in this exchange; two halves alternate.
 
-        No rank writes to a half that another still reads: to be there, it has waited for all in the
-        exchange between, and they had read the one before.
-        """
-        value_bytes = 2 if self._compress else 4
-        half = HEADER + (self._exchange % 2) * (self._size // 2)
-        return self._memory[rank].address + half + start * value_bytes
+class Averaging(Protocol):
+    """This rank's part in averages of gradients that do not go by torch's process group."""
+
+    way: str
+    """The way that gradients take, for the user."""
+    has_fixed_order: bool
+    """Whether a value's summands are added in one order, wherever it is in its part."""
+
+    def average(
+        self, gradients: Tensor, *, weight: float, index: int, is_last: bool
+    ) -> "Future[Tensor]":
+        """Start to replace a part of the gradients by its average, see `SharedGradients`."""
 
 
 DDP_ARGUMENTS = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -152,7 +192,7 @@ class GradientExchange:
         compute_losses: Callable[[Any], Losses],
         *,
         compress: str,
-        shared: SharedGradients | None = None,
+        averaging: Averaging | None = None,
         weight: float | None = None,
         ranks: dist.ProcessGroup | None = None,
     ) -> None:
@@ -162,14 +202,14 @@ class GradientExchange:
             model: The model.
             compute_losses: Runs it on a batch.
             compress: `bf16` halves the bytes and rounds each rank's gradients; `none`.
-            shared: Made for the same `compress`, where all ranks are on one host; else gradients go
-                by the process group's backend.
+            averaging: Made for the same `compress`; None: gradients go by the process group's
+                backend.
             weight: This rank's part of all images; None: all ranks have as many.
             ranks: The averaging ranks; None: all of the job.
         """
         self.exposed_seconds = self._last_ready = 0.0
         """The time in the last backward pass from the last gradient until all were averaged."""
-        self._shared, self._ranks = shared, ranks
+        self._averaging, self._ranks = averaging, ranks
         self._weight = 1 / dist.get_world_size(ranks) if weight is None else weight
         self._compresses, self._holds_back = compress == "bf16", False
         self._module = DistributedDataParallel(
@@ -196,8 +236,8 @@ class GradientExchange:
 
     @property
     def way(self) -> str:
-        """Return `shared memory`, `gloo` or `ccl`."""
-        return "shared memory" if self._shared is not None else str(dist.get_backend(self._ranks))
+        """Return the way of the averaging, or the process group's backend: `gloo` or `ccl`."""
+        return self._averaging.way if self._averaging else str(dist.get_backend(self._ranks))
 
     @contextmanager
     def held_back(self) -> Iterator[None]:
@@ -221,8 +261,8 @@ class GradientExchange:
             done: torch.futures.Future[Tensor] = torch.futures.Future()
             done.set_result(gradients)
             return done
-        if self._shared is not None:
-            return self._shared.average(
+        if self._averaging is not None:
+            return self._averaging.average(
                 gradients, weight=self._weight, index=bucket.index(), is_last=bucket.is_last()
             )
         if self._compresses:
@@ -262,7 +302,8 @@ LINE = 64  # A processor's cache line. [bytes]
 # Behind the name. Each flag has a cache line of its own: on a shared one, a rank that raises its
 # flag would take the line away from those that poll the others. [bytes]
 FLAGS_AT = LINE
-HEADER = FLAGS_AT + LARGEST_BUCKETS * LINE
+# One flag of each bucket for a rank's gradients, one for averages (`host_gradients`).
+HEADER = FLAGS_AT + 2 * LARGEST_BUCKETS * LINE
 
 Gather = Callable[[Any], list[Any]]  # Returns every rank's value, in order of rank
 
@@ -272,9 +313,26 @@ def share_gradients(
 ) -> SharedGradients | None:
     """Set up averages over the ranks of one host; all ranks call it.
 
-    `values`: gradients in all, of one rank. If `compress`, they are rounded to BF16 on the way;
-    sums are float32 in any case. Return None on all ranks if any of them cannot: other hosts, no
-    memory, no compiler, or containers that do not see each other's processes.
+    If `compress`, gradients are rounded to BF16 on the way; sums are float32 in any case. Return
+    None on all ranks if any of them cannot, see `share_memory`.
+    """
+    memory = share_memory(all_gather, rank=rank, values=values, compress=compress)
+    return None if memory is None else SharedGradients(memory, timeout_s=timeout_s)
+
+
+def share_memory(
+    all_gather: Gather,
+    *,
+    rank: int,
+    values: int,
+    compress: bool,
+    neighbours: Sequence[int] | None = None,
+) -> GradientMemory | None:
+    """Return memory for the gradients of the ranks of one host; all ranks of the job call it.
+
+    `values`: gradients in all, of one rank. `neighbours`: the ranks of this host in order, this
+    `rank` among them; None: all ranks. Return None on all ranks if any of them cannot: other hosts,
+    no memory, no compiler, or containers that do not see each other's processes.
     """
     # Each part starts on a cache line of its own; two halves, as exchanges alternate between them.
     room = values + LINE * LARGEST_BUCKETS
@@ -284,18 +342,19 @@ def share_gradients(
         SHARED.library()
         shared = SharedMemory(HEADER + size)
     places = all_gather(shared.place if shared else None)
+    neighbours = range(len(places)) if neighbours is None else neighbours
     memory = None
     if None not in places:
         # The memory of ranks on other hosts or in other containers cannot be seen from here.
         with suppress(OSError):
-            memory = [map_memory(place, HEADER + size) for place in places]
+            memory = [map_memory(places[other], HEADER + size) for other in neighbours]
     all_mapped = all(all_gather(memory is not None))
     # Only after the exchange: by then every rank has mapped the memory, or cannot.
     if shared is not None:
         shared.close()
     if memory is None or not all_mapped:
         return None
-    return SharedGradients(memory, size=size, rank=rank, compress=compress, timeout_s=timeout_s)
+    return GradientMemory(memory, size=size, rank=neighbours.index(rank), compress=compress)
 
 
 MemoryPlace = tuple[str, bytes]

@@ -335,6 +335,7 @@ class RunComponents:
             hosts=self.group.hosts,
             averaging_ranks=self.averaging.size,
             exchange=self.exchange_name,
+            transport=self.group.transport,
             batches=self.batches,
             context=self.place,
             start=self.start,
@@ -343,5 +344,5 @@ class RunComponents:
 
     @property
     def exchange_name(self) -> str:
-        """Backend of gradient averaging: `shared memory`, `gloo` or `ccl`; `none` for one rank."""
+        """The way of gradients, see `GradientExchange.way`; `none` for one rank."""
         return self.exchange.way if self.exchange else "none"

@@ -30,7 +30,8 @@ from retinanet.config import Config
 from retinanet.config_types import split_at_start, split_by_speed
 from retinanet.engine.engines import PreparedTraining, chosen_engine
 from retinanet.engine.folded_forward import RunningStatistics
-from retinanet.engine.gradient_sync import GradientExchange, share_gradients
+from retinanet.engine.gradient_sync import Averaging, GradientExchange, share_gradients
+from retinanet.engine.host_gradients import average_over_hosts
 from retinanet.engine.kernel_calls import is_one_block
 from retinanet.memory import images_that_fit
 from retinanet.training.ema import WeightAverage
@@ -204,28 +205,32 @@ def make_exchange(
 ) -> GradientExchange | None:
     """Return the exchange that averages gradients over the ranks of a group; None for one rank.
 
-    All of them call it, with equal models. `backend` (`auto`, `shared`, `gloo` or `ccl`) and
-    `compress` are the configuration's. A rank whose gradients are missing for `timeout_s` ends the
-    job. `weight` is this rank's weight in the average; None: equal weights.
+    All of them call it, with equal models. `backend` and `compress` are the configuration's. A rank
+    whose gradients are missing for `timeout_s` ends the job. `weight` is this rank's weight in the
+    average; None: equal weights.
 
     Raises:
         InputError: Shared memory is configured, but the ranks have none in common.
     """
     if group.size == 1:
         return None
-    shared = None
-    if group.is_on_one_host and (
-        backend == "shared" or (backend == "auto" and group.backend != "ccl")
-    ):
-        parameters = prepared.model.parameters()
-        shared = share_gradients(
+    averaging: Averaging | None = None
+    parameters = prepared.model.parameters()
+    values = sum(value.numel() for value in parameters if value.requires_grad)
+    compresses = compress == "bf16"
+    if group.is_on_one_host and backend in ("auto", "shared"):
+        averaging = share_gradients(
             group.all_gather,
             rank=group.rank,
-            values=sum(value.numel() for value in parameters if value.requires_grad),
-            compress=compress == "bf16",
+            values=values,
+            compress=compresses,
             timeout_s=timeout_s,
         )
-    if backend == "shared" and shared is None:
+    elif backend == "mpi" or (backend in ("auto", "gloo") and not group.is_on_one_host):
+        averaging = average_over_hosts(
+            group, values=values, compress=compresses, timeout_s=timeout_s
+        )
+    if backend == "shared" and averaging is None:
         raise InputError(
             f"distributed.backend: shared: the ranks, on {', '.join(dict.fromkeys(group.hosts))}, "
             "have no shared memory; set distributed.backend=auto"
@@ -234,11 +239,11 @@ def make_exchange(
         prepared.model,
         partial(batch_losses, prepared, focal_form=focal_form, profiler=profiler),
         compress=compress,
-        shared=shared,
+        averaging=averaging,
         weight=weight,
         ranks=group.exchange,
     )
-    if shared is None and group.size > 2:
+    if group.size > 2 and (averaging is None or not averaging.has_fixed_order):
         settle_buckets(exchange, prepared)
     return exchange
 
@@ -251,9 +256,10 @@ SETTLING_SIDE = 128  # Side of the image for them. [pixels]
 def settle_buckets(exchange: GradientExchange, prepared: PreparedTraining) -> None:
     """Make DDP rebuild its buckets before the first step, not after the second one.
 
-    With three or more ranks, gloo sums a value in an order that depends on its place in a bucket.
-    A resumed run would therefore round its first steps differently from the uninterrupted run.
-    Shared memory always sums in the order of the ranks, and two summands have only one order.
+    With three or more summands, an all-reduce of gloo or MPI adds a value in an order that depends
+    on its place in a bucket. A resumed run would therefore round its first steps differently from
+    the uninterrupted run. Shared memory always sums in the order of the ranks, an exchange in BF16
+    in that of the hosts, and two summands have only one order.
     """
     prepared.model.train()
     statistics = RunningStatistics(prepared.model)

@@ -29,6 +29,7 @@ from data.dataset import DetectionData
 from launch.host_state import HostState
 from launch.pinning import RankContext
 from launch.process_group import ProcessGroup
+from launch.rendezvous import Transport
 from launch.topology import format_cpu_list
 from retinanet.config import Config
 from retinanet.config_types import describe_split
@@ -326,7 +327,8 @@ class RunFacts:
     hosts: tuple[str, ...]
     averaging_ranks: int  # Ranks that average their gradients with each other
     exchange: str
-    """The way gradients are averaged: `shared memory`, `gloo`, `ccl`; `none` for one rank."""
+    """The way gradients are averaged, see `GradientExchange.way`; `none` for one rank."""
+    transport: Transport
     batches: RankBatches
     context: RankContext  # Rank 0's
     start: DetectorStart | None  # What a new run took from another detector
@@ -381,8 +383,8 @@ def describe_ranks(facts: RunFacts) -> dict[str, object]:
     if facts.averaging_ranks == 1:
         by = "gradients not averaged"
     by += " in bf16" if facts.config.distributed.compress == "bf16" else ""
-    if facts.exchange == "gloo":
-        by += "; three times as fast with ccl, which needs oneccl_bindings_for_pytorch"
+    if facts.config.distributed.backend == "auto" and facts.averaging_ranks > 1:
+        by += f" (auto: {facts.transport.reason})"
     return {"ranks": f"{len(facts.hosts)} on {where}, {by}", "cores": f"rank 0: {cores}"}
 
 

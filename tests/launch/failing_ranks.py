@@ -11,7 +11,7 @@ import time
 from common.cli import run_command
 from common.errors import InputError
 from launch.ranks import read_ranks
-from launch.rendezvous import finalize_mpi, make_rendezvous, rank0_only_errors
+from launch.rendezvous import make_rendezvous, rank0_only_errors, settle_transport
 
 
 def main() -> int:
@@ -28,9 +28,9 @@ def main() -> int:
     with rank0_only_errors(ranks):
         fail_at("arguments")
         fail_at("before")
-        make_rendezvous(ranks, os.environ)
+        rendezvous = make_rendezvous(ranks, os.environ)
         fail_at("after")
-        finalize_mpi(ranks)
+        settle_transport(ranks, rendezvous, "auto")
     return 0
 
 

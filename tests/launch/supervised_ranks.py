@@ -18,7 +18,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     ranks = read_ranks(os.environ)
     make_rendezvous(ranks, os.environ)
-    finalize_mpi(ranks)
+    finalize_mpi()
     if ranks.rank == 1:
         if "alone" not in sys.argv:
             supervise_this_rank(launcher=os.getppid(), silence_s=100).beat()

@@ -115,8 +115,8 @@ def command_line(
     ("family", "hosts", "expected"),
     [
         ("mpich", (), "-bind-to none -np 8 train.py x=1"),
-        ("mpich", EVEN, "-bind-to none -hosts a:4,b:4 -np 8 train.py x=1"),
-        ("mpich", UNEVEN, "-bind-to none -hosts a:4,b:2 -np 6 train.py x=1"),
+        ("mpich", EVEN, "-bind-to none -disable-auto-cleanup -hosts a:4,b:4 -np 8 train.py x=1"),
+        ("mpich", UNEVEN, "-bind-to none -disable-auto-cleanup -hosts a:4,b:2 -np 6 train.py x=1"),
         ("intel-mpi", (), "-genv I_MPI_PIN off -np 8 train.py x=1"),
         ("intel-mpi", EVEN, "-genv I_MPI_PIN off -hosts a,b -ppn 4 -np 8 train.py x=1"),
         (

@@ -127,3 +127,49 @@ def test_early_error_is_printed_once_and_ends_all_ranks(moment: str, ranks: str)
     assert moment == "arguments" or above == []
     if ranks == "1,2":
         assert last.startswith("rank 1 on ") and last.endswith(": error: a.json: field: wrong")
+
+
+TRANSPORT = """
+import os, sys
+from launch.ranks import read_ranks
+from launch.rendezvous import finalize_mpi, make_rendezvous, rank0_only_errors, settle_transport
+ranks = read_ranks(os.environ)
+with rank0_only_errors(ranks):
+    rendezvous = make_rendezvous(ranks, os.environ)
+    transport, notes = settle_transport(ranks, rendezvous, sys.argv[1])
+from mpi4py import MPI
+state = "finalized" if MPI.Is_finalized() else "initialized"
+finalize_mpi()
+chosen = f"{transport.name} ({transport.reason})"
+sys.stdout.write(f"{chosen}, {state} {len(notes)}; {''.join(notes)}\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [
+        ("auto", "none (one host), finalized 0; "),
+        ("gloo", "none (one host), finalized 0; "),
+        ("mpi", "mpi (started by mpich's mpirun), initialized 0; "),
+    ],
+)
+def test_mpi_stays_initialized_only_if_it_carries_gradients(backend: str, expected: str) -> None:
+    job = run_ranks(2, "-c", TRANSPORT, backend)
+    assert job.code == 0, job.errors
+    assert job.output.splitlines() == [expected] * 2
+
+
+def test_mpi_with_too_low_a_thread_level_is_noted_and_not_used() -> None:
+    job = run_ranks(2, "-c", TRANSPORT, "mpi", MPI4PY_RC_THREAD_LEVEL="funneled")
+    assert job.code == 0, job.errors
+    for line in job.output.splitlines():
+        assert line.startswith("none (one host), finalized 1; MPI allows no calls by a second")
+        assert "below SERIALIZED: MPICH Version" in line
+        assert line.endswith("; gradients go by gloo")
+
+
+def test_mpi_is_refused_where_mpirun_is_not_to_meet_the_ranks() -> None:
+    port = str(free_port())
+    job = run_ranks(2, "-c", TRANSPORT, "mpi", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    assert job.code != 0
+    assert "distributed.backend: mpi: MASTER_ADDR is set" in job.errors

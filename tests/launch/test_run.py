@@ -94,9 +94,9 @@ def test_signal_stops_the_ranks_and_returns_their_status(
 @pytest.mark.parametrize(
     ("where", "expected"),
     [
-        (["--hosts", "a,b"], "-hosts a:2,b:2 -np 4"),
-        (["--hosts", "a:3,b:1"], "-hosts a:3,b:1 -np 4"),
-        (["--hostfile", "hosts"], "-hosts a:2,b:2 -np 4"),
+        (["--hosts", "a,b"], "-disable-auto-cleanup -hosts a:2,b:2 -np 4"),
+        (["--hosts", "a:3,b:1"], "-disable-auto-cleanup -hosts a:3,b:1 -np 4"),
+        (["--hostfile", "hosts"], "-disable-auto-cleanup -hosts a:2,b:2 -np 4"),
     ],
 )
 def test_dry_run_only_prints_the_command(

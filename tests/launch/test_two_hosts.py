@@ -78,7 +78,8 @@ def test_mpirun_connects_one_rank_on_each_host(hosts: TwoHosts, tmp_path: Path) 
         "0 on left from right; ['left', 'right'] 2 {'a b'}",
         "1 on right from left; ['left', 'right'] 2 {'a b'}",
     ]
-    assert f"{MPIRUN} -bind-to none -hosts left:1,right:1 -np 2 {sys.executable}" in done.errors
+    options = "-bind-to none -disable-auto-cleanup -hosts left:1,right:1 -np 2"
+    assert f"{MPIRUN} {options} {sys.executable}" in done.errors
 
 
 def read_weights(run: Path) -> bytes:
@@ -94,6 +95,7 @@ def test_training_on_two_hosts_ends_with_the_weights_of_one_host(
     assert (alone.code, both.code) == (0, 0), alone.errors + both.errors
     assert both.output.count(f"finished after {STEPS} steps") == 1
     assert "left" in both.output and "right" in both.output
+    assert "gradients by mpi (auto: started by mpich's mpirun)" in " ".join(both.output.split())
     assert len(read_records(tmp_path / "two", kind="step")) == STEPS
     assert read_weights(tmp_path / "two") == read_weights(tmp_path / "one")
 
@@ -121,6 +123,31 @@ def test_compute_groups_survive_the_loss_of_a_host(debian_hosts: TwoHosts, tmp_p
     cut = ended(job)
     assert "rank 1 on right sent no heartbeat for 8 s" in cut.errors
     wait_until_gone(f"run.name={run.name}")
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_killed_rank_is_named_although_mpi_ends_the_job(
+    debian_hosts: TwoHosts, tmp_path: Path, victim: int
+) -> None:
+    run = tmp_path / "killed"
+    train = ["train.py", *SETTINGS, f"run.root={tmp_path}", f"run.name={run.name}"]
+    train += ["training.epochs=1000", "training.max_steps=1000", "data.workers=0"]
+    job = start_on_both(debian_hosts, *train)
+    wait_for_steps(run, job, count=2)
+    ranks = processes_with(f"run.name={run.name}", begin=f"{sys.executable} train.py")
+    rank_of = {number_of_rank(process): process for process in ranks}
+    os.kill(rank_of[victim], signal.SIGKILL)
+    done = ended(job)
+    assert done.code not in (0, 75)
+    name = ("left", "right")[victim]
+    assert f"error: rank {victim} on {name} ended without a message" in done.errors, done.errors
+    wait_until_gone(f"run.name={run.name}")
+
+
+def number_of_rank(process: int) -> int:
+    variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    [number] = [item for item in variables if item.startswith(b"PMI_RANK=")]
+    return int(number.partition(b"=")[2])
 
 
 @pytest.mark.exhaustive

@@ -99,7 +99,7 @@ def main(context: RankContext, results: Path, cases: list[str]) -> None:
             training.model,
             partial(batch_losses, training),
             compress=compress,
-            shared=share(group, training.model, compress=compress) if "shared" in case else None,
+            averaging=share(group, training.model, compress=compress) if "shared" in case else None,
             weight=split[group.rank] / together,
         )
         differences = []

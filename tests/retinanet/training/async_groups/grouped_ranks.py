@@ -45,7 +45,7 @@ if __name__ == "__main__":
             model,
             lambda batch: {"loss": model(batch).sum()},
             compress=compress,
-            shared=gradients,
+            averaging=gradients,
             ranks=group.exchange,
         )
         averages = []

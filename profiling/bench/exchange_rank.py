@@ -1,0 +1,134 @@
+"""A rank that times exchanges of gradients: `python -m profiling.bench.exchange_rank`.
+
+mpirun starts it for `profiling.bench.all_reduce`. Gradients come in parts as torch's
+DistributedDataParallel makes them, all at once: no backward pass hides the exchange. The ways take
+turns, round after round. Rank 0 prints a line of JSON.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+import zlib
+
+from common.cli import positive, run_command
+from common.errors import FINISHED
+from launch.pinning import RankContext, enter_rank_context
+from launch.ranks import read_ranks
+from launch.rendezvous import rank0_only_errors
+from launch.shares import CoreRequest
+from profiling.bench.job import MARK
+
+FIRST_BUCKET, BUCKET = 1 << 18, 25 << 18
+"""Gradients of torch's first bucket (1 MiB) and of the others (25 MiB)."""
+TIMEOUT_S = 120.0
+FLAT, LEVELS = "flat", "levels"
+
+
+def main() -> int:
+    """Join the ranks and measure; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gradients", type=positive, required=True, metavar="N")
+    parser.add_argument("--rounds", type=positive, required=True, metavar="N")
+    parser.add_argument("--backend", required=True, metavar="NAME")
+    ranks = read_ranks(os.environ)
+    with rank0_only_errors(ranks):
+        arguments = parser.parse_args()
+        place = enter_rank_context(
+            ranks,
+            request=CoreRequest(threads=1),
+            allocator="tuned",
+            backend=arguments.backend,
+            pinned=False,
+            timeout_s=TIMEOUT_S,
+        )
+    measure(place, gradients=arguments.gradients, rounds=arguments.rounds)
+    return FINISHED
+
+
+def measure(place: RankContext, *, gradients: int, rounds: int) -> None:
+    """Average the gradients of all ranks in each way, and print times and differences."""
+    # torch is loaded only now: the environment must be settled before.
+    import torch
+    import torch.distributed as dist
+    from torch import Tensor
+
+    from launch.process_group import joined
+    from retinanet.engine.host_gradients import average_over_hosts
+
+    torch.set_num_threads(1)
+    with joined(place, timeout_s=TIMEOUT_S) as group:
+        weight = 1 / group.size
+        sizes = [min(FIRST_BUCKET, gradients)]
+        while sum(sizes) < gradients:
+            sizes.append(min(BUCKET, gradients - sum(sizes)))
+        generator = torch.Generator().manual_seed(1)
+        noise = torch.randn(gradients, generator=generator)
+        # Of rank 0 the noise, of rank 1 twice that, and so on: the mean is known.
+        mean = noise * ((group.size + 1) / 2)
+        values = torch.empty(gradients)
+
+        def flat(parts: list[Tensor], *, compress: bool) -> None:
+            works, sent = [], []
+            for part in parts:
+                part.mul_(weight)
+                sent.append(part.bfloat16() if compress else part)
+                works.append(dist.all_reduce(sent[-1], async_op=True))
+            for part, averaged, work in zip(parts, sent, works, strict=True):
+                assert work is not None
+                work.wait()
+                if compress:
+                    part.copy_(averaged)
+
+        averagings = {}
+        for compress in (False, True):
+            averaging = average_over_hosts(
+                group, values=gradients, compress=compress, timeout_s=TIMEOUT_S
+            )
+            assert averaging is not None, "no compiler"
+            averagings[compress] = averaging
+
+        def in_levels(parts: list[Tensor], *, compress: bool) -> None:
+            averaging = averagings[compress]
+            futures = [
+                averaging.average(part, weight=weight, index=index, is_last=index == len(parts) - 1)
+                for index, part in enumerate(parts)
+            ]
+            for future in futures:
+                future.wait()
+
+        ways = {
+            f"{name} {'bf16' if compress else 'float32'}": (average, compress)
+            for compress in (False, True)
+            for name, average in ((LEVELS, in_levels), (FLAT, flat))
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        errors, are_equal = {}, {}
+        for round_number in range(rounds + 1):
+            for name, (average, compress) in ways.items():
+                torch.mul(noise, float(group.rank + 1), out=values)
+                parts = list(values.split(sizes))
+                group.barrier()
+                begin = time.perf_counter()
+                average(parts, compress=compress)
+                duration = max(group.all_gather(time.perf_counter() - begin))
+                # The first round opens connections and is not counted.
+                if round_number:
+                    seconds[name].append(duration)
+                bits = zlib.crc32(values.view(torch.uint8).numpy().data)
+                are_equal[name] = len(set(group.all_gather(bits))) == 1
+                errors[name] = float((values - mean).norm() / mean.norm())
+        if group.is_first:
+            report = {
+                "seconds": seconds,
+                "errors": errors,
+                "are_equal": are_equal,
+                "way": averagings[False].way,
+                "transport": group.transport.reason,
+            }
+            print(MARK + json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

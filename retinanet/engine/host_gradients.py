@@ -1,0 +1,420 @@
+"""Averages of gradients over several hosts, in two levels.
+
+Within a host each rank writes its gradients to shared memory, and the rank of number i sums slice i
+of all. Between hosts the ranks of number i average slice i with each other, by `MpiTransport` or
+`GlooTransport`. Then each rank reads all slices of its host. So a host sends its gradients once,
+however many ranks it has, and all of them send at the same time.
+
+The main thread only writes. All else is done by one thread, on the communication cores if there
+are any, while the backward pass goes on. It alone calls MPI. Each part of the gradients (a bucket
+of DDP) is a generator of steps there, and several parts are on their way at a time.
+"""
+
+import ctypes
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from common.console import discard_output
+from launch.compute_threads import calling_thread_on
+from launch.process_group import ProcessGroup, new_group
+from launch.rendezvous import MODULE
+from retinanet.engine.gradient_sync import LARGEST_BUCKETS, SHARED, GradientMemory, share_memory
+
+Operation = Callable[[], bool]
+"""Continues an operation and returns whether it is over; it must be called until then."""
+
+
+class Transport(Protocol):
+    """Collective operations of one rank on each host; all call them in the same order.
+
+    An all-gather has an order of its own: it may come before or after other operations.
+    """
+
+    name: str
+    hosts: int
+
+    def all_reduce(self, values: Tensor) -> Operation:
+        """Replace float32 values by their sums over the hosts."""
+
+    def all_to_all(self, sent: Tensor, received: Tensor) -> Operation:
+        """Send part i of a tensor to host i, and receive host i's in part i of the other."""
+
+    def all_gather(self, sent: Tensor, received: Tensor) -> Operation:
+        """Send a tensor to all hosts, and receive host i's in part i of the other."""
+
+
+class MpiTransport:
+    """Operations by the launcher's MPI, which `launch.rendezvous` has initialized.
+
+    MPI's thread level must be SERIALIZED: one thread makes these calls.
+    """
+
+    name = "mpi"
+
+    def __init__(self, members: Sequence[int]) -> None:
+        """Connect to the ranks `members`, this one among them, which all call it."""
+        mpi: Any = sys.modules[MODULE]
+        world, self._in_place = mpi.COMM_WORLD, mpi.IN_PLACE
+        group = world.group.Incl(list(members))
+        # All ranks must call the operations of a communicator in the same order. All-gathers follow
+        # when data has arrived, so that they have no fixed order among the others.
+        self._first, self._second = (world.Create_group(group, tag) for tag in (0, 1))
+        self.hosts = len(members)
+
+    def all_reduce(self, values: Tensor) -> Operation:
+        """See `Transport`."""
+        return _tested(self._first.Iallreduce(self._in_place, values.numpy()), values)
+
+    def all_to_all(self, sent: Tensor, received: Tensor) -> Operation:
+        """See `Transport`."""
+        return _tested(self._first.Ialltoall(sent.numpy(), received.numpy()), sent, received)
+
+    def all_gather(self, sent: Tensor, received: Tensor) -> Operation:
+        """See `Transport`."""
+        return _tested(self._second.Iallgather(sent.numpy(), received.numpy()), sent, received)
+
+
+def _tested(request: Any, *buffers: Tensor) -> Operation:
+    """Return an MPI request as an operation, which keeps its buffers."""
+
+    def is_over() -> bool:
+        return bool(buffers) and bool(request.Test())
+
+    return is_over
+
+
+class GlooTransport:
+    """Operations by gloo, whose threads run on the communication cores too."""
+
+    name = "gloo"
+
+    def __init__(self, groups: Sequence[dist.ProcessGroup], *, hosts: int) -> None:
+        """Use two process groups of the same ranks, one on each host."""
+        self._first, self._second = groups
+        self.hosts = hosts
+
+    def all_reduce(self, values: Tensor) -> Operation:
+        """See `Transport`."""
+        return _completed(dist.all_reduce(values, group=self._first, async_op=True))
+
+    def all_to_all(self, sent: Tensor, received: Tensor) -> Operation:
+        """See `Transport`."""
+        # As bytes: gloo has no 16-bit integers.
+        buffers = received.view(torch.uint8), sent.view(torch.uint8)
+        return _completed(dist.all_to_all_single(*buffers, group=self._first, async_op=True))
+
+    def all_gather(self, sent: Tensor, received: Tensor) -> Operation:
+        """See `Transport`."""
+        buffers = received.view(torch.uint8), sent.view(torch.uint8)
+        return _completed(dist.all_gather_into_tensor(*buffers, group=self._second, async_op=True))
+
+
+def _completed(work: dist.Work | None) -> Operation:
+    """Return torch's work as an operation."""
+    assert work is not None
+
+    def is_over() -> bool:
+        return work.is_completed() and work.wait()  # which raises the error of the work
+
+    return is_over
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slices:
+    """The slices of a part of the gradients, one for each of the first ranks of a host."""
+
+    count: int
+    """The fewest ranks of a host: each slice has its rank on all of them."""
+
+    def of(self, number: int, values: int) -> slice:
+        """Return a slice; with few values, the last ones are empty."""
+        length = -(-values // self.count)
+        return slice(min(values, number * length), min(values, (number + 1) * length))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Part:
+    """A part of the gradients on its way; `number` counts the parts of all exchanges."""
+
+    number: int
+    index: int
+    start: int
+    gradients: Tensor
+    future: "Future[Tensor]"
+    is_last: bool
+
+
+POLL_S = 50e-6
+"""The pause of the thread while the backward pass computes, and none of its parts can go on."""
+LANE_DONE = LARGEST_BUCKETS
+"""Flags from here on: this rank has written the average of its slice."""
+
+
+class HostGradients:
+    """This rank's part in averages over all ranks, which are on several hosts."""
+
+    def __init__(
+        self,
+        memory: GradientMemory | None,
+        transport: Transport | None,
+        *,
+        hosts: int,
+        slices: int,
+        compress: bool,
+        timeout_s: float,
+        cpus: tuple[int, ...] = (),
+    ) -> None:
+        """Start the thread, on the given CPUs if there are any.
+
+        Args:
+            memory: That of the ranks of this host, without rounding; None: each is a host.
+            transport: To the ranks of the same number; None: this rank has no slice.
+            hosts: The number of hosts.
+            slices: The fewest ranks of a host.
+            compress: Whether to round the gradients of a host to BF16, which halves the bytes
+                between hosts. Sums are float32.
+            timeout_s: The longest time without progress.
+            cpus: For the thread; none: those of the calling thread.
+        """
+        self._memory, self._transport, self._compress = memory, transport, compress
+        self._slices, self._timeout_s = Slices(count=slices), timeout_s
+        self._library = SHARED.library()
+        self.has_fixed_order = compress or hosts == 2
+        between = transport.name if transport else "other ranks"
+        self.way = f"shared memory, between hosts by {between}" if memory else between
+        self._number, self._progress = 0, time.monotonic()
+        self._turns = [0, 0]
+        """The next part to begin an operation: all-reduce or all-to-all, and all-gather."""
+        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._parts: queue.SimpleQueue[_Part | None] = queue.SimpleQueue()
+        self._error: Exception | None = None
+        with calling_thread_on(cpus):  # which a thread inherits from the one that starts it
+            self._thread = threading.Thread(target=self._run, name="gradients", daemon=True)
+            self._thread.start()
+
+    def average(
+        self, gradients: Tensor, *, weight: float, index: int, is_last: bool
+    ) -> "Future[Tensor]":
+        """Start to replace a part of the gradients by its average, see `SharedGradients`."""
+        threads, values = torch.get_num_threads(), gradients.numel()
+        start = 0
+        if self._memory is not None:
+            start = self._memory.reserve(index, values)
+            self._memory.write(gradients, start, weight=weight, threads=threads)
+            self._memory.raise_flag(index)
+        elif self._compress:
+            sent, _ = self._sent_and_received(index, values)
+            self._library.write_rounded(gradients, sent, values, weight, threads)
+        else:
+            gradients.mul_(weight)
+        future: Future[Tensor] = Future()
+        part = _Part(
+            number=self._number,
+            index=index,
+            start=start,
+            gradients=gradients,
+            future=future,
+            is_last=is_last,
+        )
+        self._number += 1
+        self._parts.put(part)
+        return future
+
+    def close(self) -> None:
+        """End the thread, and release the transport; after all averages are there."""
+        self._parts.put(None)
+        self._thread.join()
+        self._transport = None
+
+    def _run(self) -> None:
+        """Continue all parts on their way, in order, until `close`."""
+        active: dict[_Part, Iterator[None]] = {}
+        is_waited_for = False
+        while True:
+            # With nothing on its way, the thread sleeps; a new part always wakes it.
+            pause = None if not active else 0.0 if is_waited_for else POLL_S
+            with suppress(queue.Empty):
+                part = self._parts.get(timeout=pause)
+                if part is None:
+                    return
+                if not active:
+                    self._progress = time.monotonic()
+                is_waited_for = part.is_last
+                active[part] = self._steps(part)
+            try:
+                self._continue(active)
+            except Exception as error:  # for the main thread, in the backward pass
+                self._error = error
+                for part in active:
+                    part.future.set_exception(error)  # type: ignore[arg-type]  # torch's annotation
+                active.clear()
+
+    def _continue(self, active: dict[_Part, Iterator[None]]) -> None:
+        """Continue each part to its next wait, and drop those that are averaged.
+
+        Raises:
+            TimeoutError: For too long none has been averaged.
+        """
+        if self._error is not None:
+            raise self._error
+        averaged = [part for part, steps in active.items() if next(steps, steps) is steps]
+        for part in averaged:
+            del active[part]
+        now = time.monotonic()
+        if averaged:
+            self._progress = now
+        elif now - self._progress > self._timeout_s:
+            limit = f"{self._timeout_s:g} s"
+            raise TimeoutError(f"timed out: no gradients from another rank for {limit}")
+
+    def _steps(self, part: _Part) -> Iterator[None]:
+        """Average a part; yields whenever it has to wait."""
+        gradients, values, memory = part.gradients, part.gradients.numel(), self._memory
+        own = slice(0, 0)
+        if memory is None:
+            yield from self._between_hosts(part, gradients)
+        else:
+            while not memory.are_raised(part.index, ranks=range(memory.ranks)):
+                yield
+            owners = range(self._slices.count)
+            if memory.rank in owners:
+                own = self._slices.of(memory.rank, values)
+                summed, start = gradients[own], part.start + own.start
+                memory.sum(summed, start, ranks=range(memory.ranks), threads=1)
+                if self._compress:
+                    sent, _ = self._sent_and_received(part.index, summed.numel())
+                    self._library.write_rounded(summed, sent, summed.numel(), 1.0, 1)
+                yield from self._between_hosts(part, summed)
+                # In place of this rank's own gradients: only it has read this slice of them.
+                memory.write(summed, start, weight=1.0, threads=1)
+                memory.raise_flag(LANE_DONE + part.index)
+            while not memory.are_raised(LANE_DONE + part.index, ranks=owners):
+                yield
+            for owner in owners:
+                its = self._slices.of(owner, values)
+                if owner != memory.rank:
+                    start = part.start + its.start
+                    memory.sum(gradients[its], start, ranks=[owner], threads=1)
+        part.future.set_result(gradients)
+
+    def _between_hosts(self, part: _Part, summed: Tensor) -> Iterator[None]:
+        """Replace the sum of this host by that of all hosts; yields while data is on its way."""
+        transport, values = self._transport, summed.numel()
+        assert transport is not None
+        if not self._compress or not values:
+            yield from self._turn(0, part)
+            over = transport.all_reduce(summed) if values else lambda: True
+            self._turns[0] += 1
+            while not over():
+                yield
+            yield from self._turn(1, part)
+            self._turns[1] += 1
+            return
+        yield from self._turn(0, part)
+        hosts, share = transport.hosts, -(-values // transport.hosts)
+        sent, received = self._sent_and_received(part.index, values)
+        over = transport.all_to_all(sent, received)
+        self._turns[0] += 1
+        while not over():
+            yield
+        # Each host adds a share of the values, in the order of the hosts, and sends it to all.
+        mean = summed[:share]
+        places = [received.data_ptr() + 2 * host * share for host in range(hosts)]
+        self._library.sum_rounded((ctypes.c_void_p * hosts)(*places), hosts, mean, share, 1)
+        self._library.write_rounded(mean, sent, share, 1.0, 1)
+        yield from self._turn(1, part)
+        over = transport.all_gather(sent[:share], received)
+        self._turns[1] += 1
+        while not over():
+            yield
+        address = (ctypes.c_void_p * 1)(received.data_ptr())
+        self._library.sum_rounded(address, 1, summed, values, 1)
+
+    def _turn(self, operation: int, part: _Part) -> Iterator[None]:
+        """Yield until all parts before this one have begun the operation, as on all ranks."""
+        while self._turns[operation] != part.number:
+            yield
+
+    def _sent_and_received(self, index: int, values: int) -> tuple[Tensor, Tensor]:
+        """Return two buffers in BF16 for a part, each a multiple of the hosts long."""
+        assert self._transport is not None
+        hosts = self._transport.hosts
+        length = hosts * -(-values // hosts)
+        buffers = self._buffers.get(index)
+        if buffers is None or len(buffers[0]) != length:
+            # Zeros, since what is behind the values is sent and added too.
+            buffers = torch.zeros(length, dtype=torch.int16), torch.zeros(length, dtype=torch.int16)
+            self._buffers[index] = buffers
+        return buffers
+
+
+def average_over_hosts(
+    group: ProcessGroup, *, values: int, compress: bool, timeout_s: float
+) -> HostGradients | None:
+    """Set up averages in two levels, within hosts and between them; all ranks call it.
+
+    `values`: gradients in all, of one rank. Return None on all ranks if there is no compiler for
+    the kernels, or for compute groups.
+    """
+    # torch makes a new process group by a call of all ranks of the job, not of a compute group.
+    if group.job_ranks or not all(group.all_gather(SHARED.are_available())):
+        return None
+    numbers, memory = group.host_numbers, None
+    if not group.is_on_one_host and group.size > len(set(numbers)):
+        neighbours = [rank for rank, host in enumerate(numbers) if host == numbers[group.rank]]
+        memory = share_memory(
+            group.all_gather,
+            rank=group.rank,
+            values=values,
+            compress=False,
+            neighbours=neighbours,
+        )
+    if memory is None:  # such as containers of one host, of which none sees the others' processes
+        numbers = tuple(range(group.size))
+    ranks_of = [[rank for rank, at in enumerate(numbers) if at == host] for host in set(numbers)]
+    slices = min(map(len, ranks_of))
+    # The ranks that average a slice: those of the same number on their hosts.
+    peers = [[ranks[number] for ranks in ranks_of] for number in range(slices)]
+    transport = connect_hosts(group, peers, timeout_s=timeout_s)
+    averaging = HostGradients(
+        memory,
+        transport,
+        hosts=len(ranks_of),
+        slices=slices,
+        compress=compress,
+        timeout_s=timeout_s,
+        cpus=group.comm_cpus,
+    )
+    group.on_leave.append(averaging.close)
+    return averaging
+
+
+def connect_hosts(
+    group: ProcessGroup, peers: Sequence[list[int]], *, timeout_s: float
+) -> Transport | None:
+    """Return this rank's transport to its peers; None if it has none. All ranks call it."""
+    own = next((ranks for ranks in peers if group.rank in ranks), None)
+    if group.transport.name == "mpi":
+        return MpiTransport(own) if own else None
+    transport = None
+    # gloo starts its threads here, and they inherit the CPUs of this one. It also prints lines to
+    # stdout from C++.
+    with calling_thread_on(group.comm_cpus), discard_output():
+        for ranks in peers:
+            timeout = timedelta(seconds=timeout_s)
+            groups = [new_group(ranks, backend="gloo", timeout=timeout) for _ in range(2)]
+            if ranks == own:
+                transport = GlooTransport(groups, hosts=len(ranks))
+    return transport
