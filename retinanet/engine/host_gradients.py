@@ -6,8 +6,9 @@ of all. Between hosts the ranks of number i average slice i with each other, by 
 however many ranks it has, and all of them send at the same time.
 
 The main thread only writes. All else is done by one thread, on the communication cores if there
-are any, while the backward pass goes on. It alone calls MPI. Each part of the gradients (a bucket
-of DDP) is a generator of steps there, and several parts are on their way at a time.
+are any, while the backward pass goes on. It alone calls MPI. It divides each bucket of DDP into
+parts, and continues a few of them at a time, each a generator: while one is added, others are on
+their way.
 """
 
 import ctypes
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -144,18 +146,30 @@ class Slices:
         return slice(min(values, number * length), min(values, (number + 1) * length))
 
 
+@dataclass(kw_only=True)
+class _Bucket:
+    """The gradients that one call averages."""
+
+    gradients: Tensor
+    future: "Future[Tensor]"
+    missing: int  # Parts that are not averaged
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Part:
-    """A part of the gradients on its way; `number` counts the parts of all exchanges."""
+    """A part of a bucket on its way; `number` counts those of all exchanges, `index` of this."""
 
     number: int
     index: int
     start: int
     gradients: Tensor
-    future: "Future[Tensor]"
+    bucket: _Bucket
     is_last: bool
 
 
+PART = 1 << 20
+"""Most gradients of a part: adding them takes a millisecond."""
+PARTS_ON_THEIR_WAY = 4
 POLL_S = 50e-6
 """The pause of the thread while the backward pass computes, and none of its parts can go on."""
 LANE_DONE = LARGEST_BUCKETS
@@ -194,7 +208,8 @@ class HostGradients:
         self.has_fixed_order = compress or hosts == 2
         between = transport.name if transport else "other ranks"
         self.way = f"shared memory, between hosts by {between}" if memory else between
-        self._number, self._progress = 0, time.monotonic()
+        self._number = self._index = 0  # Of the next part
+        self._progress = time.monotonic()
         self._turns = [0, 0]
         """The next part to begin an operation: all-reduce or all-to-all, and all-gather."""
         self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
@@ -208,29 +223,39 @@ class HostGradients:
         self, gradients: Tensor, *, weight: float, index: int, is_last: bool
     ) -> "Future[Tensor]":
         """Start to replace a part of the gradients by its average, see `SharedGradients`."""
-        threads, values = torch.get_num_threads(), gradients.numel()
-        start = 0
+        parts = gradients.split(PART)
+        bucket = _Bucket(gradients=gradients, future=Future(), missing=len(parts))
+        if index == 0:
+            self._index = 0
+        for number, part in enumerate(parts, start=1):
+            start = self._write(part, weight=weight)
+            self._parts.put(
+                _Part(
+                    number=self._number,
+                    index=self._index,
+                    start=start,
+                    gradients=part,
+                    bucket=bucket,
+                    is_last=is_last and number == len(parts),
+                )
+            )
+            self._number += 1
+            self._index += 1
+        return bucket.future
+
+    def _write(self, part: Tensor, *, weight: float) -> int:
+        """Put a part, multiplied by the weight, where it starts its way; return its place."""
+        threads, start = torch.get_num_threads(), 0
         if self._memory is not None:
-            start = self._memory.reserve(index, values)
-            self._memory.write(gradients, start, weight=weight, threads=threads)
-            self._memory.raise_flag(index)
+            start = self._memory.reserve(self._index, part.numel())
+            self._memory.write(part, start, weight=weight, threads=threads)
+            self._memory.raise_flag(self._index)
         elif self._compress:
-            sent, _ = self._sent_and_received(index, values)
-            self._library.write_rounded(gradients, sent, values, weight, threads)
+            sent, _ = self._sent_and_received(self._index, part.numel())
+            self._library.write_rounded(part, sent, part.numel(), weight, threads)
         else:
-            gradients.mul_(weight)
-        future: Future[Tensor] = Future()
-        part = _Part(
-            number=self._number,
-            index=index,
-            start=start,
-            gradients=gradients,
-            future=future,
-            is_last=is_last,
-        )
-        self._number += 1
-        self._parts.put(part)
-        return future
+            part.mul_(weight)
+        return start
 
     def close(self) -> None:
         """End the thread, and release the transport; after all averages are there."""
@@ -258,7 +283,9 @@ class HostGradients:
             except Exception as error:  # for the main thread, in the backward pass
                 self._error = error
                 for part in active:
-                    part.future.set_exception(error)  # type: ignore[arg-type]  # torch's annotation
+                    if part.bucket.missing:
+                        part.bucket.missing = 0
+                        part.bucket.future.set_exception(error)  # type: ignore[arg-type]  # torch's annotation
                 active.clear()
 
     def _continue(self, active: dict[_Part, Iterator[None]]) -> None:
@@ -269,7 +296,8 @@ class HostGradients:
         """
         if self._error is not None:
             raise self._error
-        averaged = [part for part, steps in active.items() if next(steps, steps) is steps]
+        chosen = islice(active.items(), PARTS_ON_THEIR_WAY)
+        averaged = [part for part, steps in chosen if next(steps, steps) is steps]
         for part in averaged:
             del active[part]
         now = time.monotonic()
@@ -307,7 +335,9 @@ class HostGradients:
                 if owner != memory.rank:
                     start = part.start + its.start
                     memory.sum(gradients[its], start, ranks=[owner], threads=1)
-        part.future.set_result(gradients)
+        part.bucket.missing -= 1
+        if not part.bucket.missing:
+            part.bucket.future.set_result(part.bucket.gradients)
 
     def _between_hosts(self, part: _Part, summed: Tensor) -> Iterator[None]:
         """Replace the sum of this host by that of all hosts; yields while data is on its way."""

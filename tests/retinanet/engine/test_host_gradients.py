@@ -15,13 +15,20 @@ import torch
 from torch import Tensor
 
 from profiling.bench.job import MARK
+from retinanet.engine import host_gradients
 from retinanet.engine.gradient_sync import share_memory
 from retinanet.engine.host_gradients import HostGradients, Operation, Slices
 from tests.launch.ranks import run_ranks
 from tests.retinanet.engine.test_gradient_sync import ThreadRanks, on_ranks
 
 SIZES = (50_001, 1, 3, 20_000)
-"""Values of the parts of an exchange, some fewer than there are slices or hosts."""
+"""Values of the buckets of an exchange, some fewer than there are slices or hosts."""
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divide the largest bucket into eight parts."""
+    monkeypatch.setattr(host_gradients, "PART", 7_000)
 
 
 class Network:

@@ -1,0 +1,226 @@
+"""`python -m profiling bench all-reduce`: gradients between hosts, simulated on this machine.
+
+The hosts are network namespaces with links of a given rate (`profiling.bench.simulated_hosts`), and
+ranks on them average gradients in two levels and by gloo over all ranks, in turn. Beside each time
+stands its bound: the bytes that a host must send, by the rate.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from common.charts import Column, Table, text_column
+from common.cli import add_json_option
+from common.console import make_console
+from common.errors import FINISHED, InputError
+from common.files import require_free_json
+from common.program import module_command
+from launch.mpirun import Mpirun, choose_mpirun
+from profiling.bench.exchange_rank import LEVELS
+from profiling.bench.job import JobFailedError, rank_messages
+from profiling.bench.report import put_out
+from profiling.bench.results import Benchmarks, Finding, add_benchmark, add_counts
+from profiling.bench.simulated_hosts import Link, NoSimulatedHostsError, simulated_hosts
+
+ABOUT = """\
+Makes hosts of this machine's cores, connects them by links of each rate, and averages gradients of
+the detector's size between their ranks: in two levels as train.py does, and by gloo over all ranks.
+Needs root. On few cores, the time of the processor is measured more than that of the links."""
+DELAY_S = 50e-6
+GRADIENTS = 36_000_000
+"""About as many as MLPerf's model trains."""
+WIRES = {"float32": 4, "bf16": 2}  # Bytes of a gradient on the way
+MOST_OF_FLAT = {(2, 2): 0.6, (2, 1): 1.0}
+"""Targets: the time of two levels by that of gloo over all ranks, for hosts and ranks of each."""
+MOST_OF_BOUND, RATE_OF_BOUND = 1.3, 1.0  # The target holds for this rate. [Gbit/s]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The times of an exchange over links of a rate, in each of its rounds."""
+
+    rate: float  # [Gbit/s]
+    way: str
+    wire: str
+    seconds: list[float]
+    bound_s: float
+    error: float
+    are_equal: bool
+    """Whether all ranks had the same bits."""
+
+    @property
+    def median(self) -> float:
+        """The median of the rounds. [s]"""
+        return median(self.seconds)
+
+
+def add_all_reduce_benchmark(kinds: Benchmarks) -> None:
+    """Add `all-reduce` to the benchmarks of a command line."""
+    about = "gradients between several hosts, simulated on this machine"
+    parser = add_benchmark(kinds, "all-reduce", all_reduce_command, about=about, text=ABOUT)
+    add_counts(
+        parser,
+        ("--hosts", 2, "number of hosts"),
+        ("--ranks", 2, "ranks of each host"),
+        ("--rounds", 5, "measured exchanges of each kind"),
+        ("--gradients", GRADIENTS, "gradients of each rank"),
+    )
+    parser.add_argument(
+        "--rates",
+        default="1,10",
+        metavar="A,B",
+        help="rates of the links; one run for each [Gbit/s] (default: 1,10)",
+    )
+    parser.add_argument(
+        "--mpirun", type=Path, metavar="PATH", help="the mpirun to start the ranks with"
+    )
+    add_json_option(parser)
+
+
+def all_reduce_command(
+    *,
+    hosts: int,
+    ranks: int,
+    rounds: int,
+    gradients: int,
+    rates: str,
+    mpirun: Path | None,
+    json_file: Path | None,
+) -> int:
+    """Run the benchmark; return the exit code."""
+    require_free_json(json_file)
+    if hosts < 2:
+        raise InputError("--hosts: an exchange between hosts needs 2 or more; give 2")
+    chosen = choose_mpirun(mpirun)
+    results: list[Measured] = []
+    for rate in map(rate_of, rates.split(",")):
+        try:
+            results += measure(
+                rate, hosts=hosts, ranks=ranks, rounds=rounds, gradients=gradients, mpirun=chosen
+            )
+        except JobFailedError as error:
+            return error.code
+        except NoSimulatedHostsError as error:
+            raise InputError(f"--hosts: {error}") from error
+    make_console().print(results_table(results).for_console())
+    workload = {
+        "hosts": hosts,
+        "ranks_of_a_host": ranks,
+        "gradients": gradients,
+        "rounds": rounds,
+        "mpirun": chosen.family,
+        "load_of_a_minute": os.getloadavg()[0],
+        "runs": [vars(result) for result in results],
+    }
+    findings = list(compare(results, targets=MOST_OF_FLAT.get((hosts, ranks))))
+    standard = gradients == GRADIENTS
+    put_out(findings, "all-reduce", workload, with_targets=standard, json_file=json_file)
+    return FINISHED
+
+
+def rate_of(text: str) -> float:
+    """Return a rate. [Gbit/s]"""
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0.01 <= rate <= 1000:
+        raise InputError(f"--rates: expected Gbit/s such as 1,10, found {text!r}")
+    return rate
+
+
+def measure(
+    rate: float, *, hosts: int, ranks: int, rounds: int, gradients: int, mpirun: Mpirun
+) -> Iterator[Measured]:
+    """Measure over links of a rate.
+
+    Raises:
+        JobFailedError: A rank failed; it has printed the reason.
+        NoSimulatedHostsError: The hosts cannot be made.
+    """
+    console = make_console(stderr=True)
+    names = [f"host{number}" for number in range(hosts)]
+    link = Link(bits_per_second=rate * 1e9, delay_s=DELAY_S)
+    options = ["--gradients", str(gradients), "--rounds", str(rounds), "--backend", "auto"]
+    with (
+        tempfile.TemporaryDirectory(prefix="hosts-") as folder,
+        simulated_hosts(names, Path(folder), link=link) as simulated,
+    ):
+        if not simulated.has_delay:
+            note = "note: this kernel cannot delay packets (sch_netem): links have a rate only"
+            console.print(note, soft_wrap=True)
+        messages: list[dict[str, Any]] = list(
+            rank_messages(
+                [*module_command("profiling.bench.exchange_rank"), *options],
+                ranks=hosts * ranks,
+                hosts=[(name, ranks) for name in names],
+                mpirun=mpirun,
+                print_line=lambda line: console.print(line, markup=False, soft_wrap=True),
+                enter=simulated.enter[0],
+                variables=simulated.launcher_variables(),
+            )
+        )
+    if not messages:
+        raise JobFailedError(1)
+    [message] = messages
+    for name, seconds in message["seconds"].items():
+        kind, wire = name.split(" ")
+        sent = 2 * (hosts - 1) / hosts * gradients * WIRES[wire]
+        yield Measured(
+            rate=rate,
+            way=f"two levels ({message['way']})" if kind == LEVELS else "gloo over all ranks",
+            wire=wire,
+            seconds=seconds,
+            bound_s=sent * 8 / (rate * 1e9),
+            error=message["errors"][name],
+            are_equal=message["are_equal"][name],
+        )
+
+
+def results_table(results: Sequence[Measured]) -> Table:
+    """Return a row for each exchange."""
+    columns = (
+        Column("Gbit/s"),
+        text_column("gradients"),
+        text_column("wire"),
+        Column("median [s]"),
+        Column("range [s]"),
+        Column("bound [s]"),
+        Column("error"),
+        text_column("equal bits"),
+    )
+    rows = [
+        (
+            f"{result.rate:g}",
+            result.way,
+            result.wire,
+            f"{result.median:.3f}",
+            f"{min(result.seconds):.3f}–{max(result.seconds):.3f}",
+            f"{result.bound_s:.3f}",
+            f"{result.error:.1e}",
+            "yes" if result.are_equal else "NO",
+        )
+        for result in results
+    ]
+    return Table("exchange of gradients between hosts", columns, rows)
+
+
+def compare(results: Sequence[Measured], *, targets: float | None) -> Iterator[Finding]:
+    """Yield the time of two levels by gloo's, round by round, and by its bound."""
+    by_kind = {(result.rate, result.wire, result.way.split(" ")[0]): result for result in results}
+    for (rate, wire, way), levels in by_kind.items():
+        flat = by_kind.get((rate, wire, "gloo"))
+        if way != "two" or flat is None:
+            continue
+        pairs = zip(levels.seconds, flat.seconds, strict=True)
+        ratio = median(mine / its for mine, its in pairs)
+        what = f"{rate:g} Gbit/s, {wire}: two levels by gloo over all ranks"
+        yield Finding(what, ratio, f"{ratio:.2f}", at_most=targets)
+        share = levels.median / levels.bound_s
+        most = MOST_OF_BOUND if rate == RATE_OF_BOUND else None
+        what = f"{rate:g} Gbit/s, {wire}: two levels by their bound"
+        yield Finding(what, share, f"{share:.2f}", at_most=most)
