@@ -8,7 +8,7 @@ import pytest
 
 from retinanet.mlperf.log import read_events
 from retinanet.training.checkpoint import newest_first, read_checkpoint
-from tests.launch.ranks import TrainHere
+from tests.launch.ranks import TrainHere, run_ranks
 from tests.support.commands import start_program
 from tests.support.training_runs import cut_back, read_records
 
@@ -122,6 +122,18 @@ def test_overlapped_evaluation_ends_the_run_with_the_same_weights(
     steps = read_records(root / "beside", kind="step")[-1]["step"]
     end = last_step(impatient)
     assert (steps > end) == (f"training.patience ended after step {end}; the " in shown)
+
+
+@pytest.mark.whole_machine
+def test_two_ranks_end_at_the_same_step(root: Path) -> None:
+    """With the evaluation overlapped: only the first rank has its result, between two steps."""
+    place = (f"run.root={root}", "run.name=ranks", "training.batch_size=1")
+    limits = ("distributed.timeout_s=60", "evaluation.overlap=true")
+    job = run_ranks(2, "train.py", *SETTINGS, *place, *limits)
+    assert (job.code, job.errors) == (0, "") and "weights differed" not in job.output
+    run = root / "ranks"
+    last = read_checkpoint(run / "checkpoints" / "last").position
+    assert (last.step, last.evaluations_since_best) == (last_step(run), PATIENCE)
 
 
 def test_more_patience_continues_a_finished_run(impatient: Path, train_here: TrainHere) -> None:
