@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import signal
 import socket
 import time
 import traceback
@@ -206,6 +207,10 @@ def joined(place: RankContext, *, timeout_s: float) -> Iterator[ProcessGroup]:
         yield ProcessGroup(notes=notes)
         return
     ranks = place.ranks
+    # MPICH's mpirun with -disable-auto-cleanup sends it to the other ranks of a host when one has
+    # ended. Where no `StopRequest` handles it, it would end them with a status of its own.
+    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     wait = Wait("the other ranks", advice=CONNECTIONS_ADVICE)
     with deadline(timeout_s, f"rank {ranks.rank} on {socket.gethostname()}", wait):
         group = join(place, place.rendezvous, timeout_s=timeout_s, notes=notes, wait=wait)

@@ -49,8 +49,8 @@ def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TwoHosts]:
         yield both
 
 
-def start_on_both(hosts: TwoHosts, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "launch", "run", "--np", "2", "--hosts", "left,right"]
+def start_on_both(hosts: TwoHosts, *arguments: str, ranks: int = 2) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "launch", "run", "--np", str(ranks), "--hosts", "left,right"]
     return hosts.start_on_left(
         [*command, "--mpirun", str(MPIRUN), "--", *arguments], environment=os.environ
     )
@@ -142,6 +142,69 @@ def test_killed_rank_is_named_although_mpi_ends_the_job(
     name = ("left", "right")[victim]
     assert f"error: rank {victim} on {name} ended without a message" in done.errors, done.errors
     wait_until_gone(f"run.name={run.name}")
+
+
+@pytest.mark.slow
+def test_error_on_two_ranks_of_each_host_ends_all_with_its_status(
+    debian_hosts: TwoHosts, tmp_path: Path
+) -> None:
+    train = ["train.py", *SETTINGS, f"run.root={tmp_path}", "launch.pin=false", "model.norm=frozen"]
+    done = ended(start_on_both(debian_hosts, *train, ranks=4))
+    assert done.code == 2, done.errors
+    assert done.errors.count("error: model.norm: frozen needs pretrained weights") == 1
+
+
+@pytest.mark.exhaustive
+def test_run_by_mpi_resumes_bit_for_bit_after_a_rank_was_killed(
+    debian_hosts: TwoHosts, tmp_path: Path
+) -> None:
+    train = ["train.py", *SETTINGS, f"run.root={tmp_path}", "launch.pin=false", "data.workers=0"]
+    train += ["distributed.compress=bf16", "checkpoint.every=1 steps", "training.epochs=1000"]
+    # 4 ranks: the sums of two, rounded, go between the hosts.
+    steps = "training.max_steps=8"
+    whole = ended(start_on_both(debian_hosts, *train, steps, "run.name=whole", ranks=4))
+    assert whole.code == 0, whole.errors
+    assert "shared memory, between hosts by mpi in bf16" in " ".join(whole.output.split())
+    job = start_on_both(debian_hosts, *train, steps, "run.name=killed", ranks=4)
+    wait_for_steps(tmp_path / "killed", job, count=3)
+    ranks = processes_with("run.name=killed", begin=f"{sys.executable} train.py")
+    os.kill({number_of_rank(process): process for process in ranks}[2], signal.SIGKILL)
+    killed = ended(job)
+    assert "error: rank 2 on right ended without a message" in killed.errors, killed.errors
+    resume = (*train, steps, "run.name=killed", "--resume")
+    resumed = ended(start_on_both(debian_hosts, *resume, ranks=4))
+    assert resumed.code == 0, resumed.errors
+    assert read_weights(tmp_path / "killed") == read_weights(tmp_path / "whole")
+
+
+@pytest.mark.exhaustive
+def test_suspended_rank_and_lost_packets_are_named_by_mpi_jobs(
+    debian_hosts: TwoHosts, tmp_path: Path
+) -> None:
+    train = ["train.py", *SETTINGS, f"run.root={tmp_path}", "training.epochs=1000"]
+    train += ["training.max_steps=1000", "data.workers=0", "distributed.timeout_s=5"]
+    several = (*train, "run.name=suspended", "launch.pin=false")
+    job = start_on_both(debian_hosts, *several, ranks=4)
+    wait_for_steps(tmp_path / "suspended", job, count=2)
+    ranks = processes_with("run.name=suspended", begin=f"{sys.executable} train.py")
+    suspended = {number_of_rank(process): process for process in ranks}[3]
+    os.kill(suspended, signal.SIGSTOP)
+    done = ended(job)
+    assert done.code not in (0, 75)
+    assert "error: rank 3 on right sent no heartbeat for 4 s" in done.errors, done.errors
+    wait_until_gone("run.name=suspended")
+
+    job = start_on_both(debian_hosts, *train, "run.name=lost")
+    wait_for_steps(tmp_path / "lost", job, count=2)
+    debian_hosts.drop_everything()
+    end = time.monotonic() + 15
+    while processes_with("run.name=lost", begin=f"{sys.executable} train.py"):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    [mpirun] = processes_with("run.name=lost", begin=f"{MPIRUN} ")
+    os.kill(mpirun, signal.SIGKILL)  # it waits for the other host; `launch run` does so after 30 s
+    lost = ended(job)
+    assert "error: rank 1 on right sent no heartbeat for 4 s" in lost.errors, lost.errors
 
 
 def number_of_rank(process: int) -> int:
