@@ -369,18 +369,8 @@ def forecast_cluster(program: Program, cluster: Cluster, epochs: EpochsModel) ->
     batches = math.ceil(VALIDATION_IMAGES / cluster.all_ranks / cluster.batch_size)
     inference = step.seconds.times(batches * program.forward_share)
     needed = epochs.epochs(cluster.global_batch)
-    evaluation = Estimate(
-        **{
-            name: getattr(inference, name) + program.metric_seconds
-            for name in ("low", "middle", "high")
-        }
-    )
-    minutes = Estimate(
-        **{
-            name: getattr(needed, name) * (getattr(epoch, name) + getattr(evaluation, name)) / 60
-            for name in ("low", "middle", "high")
-        }
-    )
+    evaluation = inference.plus(program.metric_seconds)
+    minutes = needed.times(epoch.plus(evaluation)).times(1 / 60)
     return ClusterForecast(
         program=program,
         step=step,

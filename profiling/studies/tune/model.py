@@ -254,9 +254,24 @@ class Estimate:
     middle: float
     high: float
 
-    def times(self, factor: float) -> "Estimate":
+    def times(self, factor: "float | Estimate") -> "Estimate":
         """Return the estimate times a factor that is not negative."""
-        return Estimate(low=factor * self.low, middle=factor * self.middle, high=factor * self.high)
+        by = factor if isinstance(factor, Estimate) else Estimate.exactly(factor)
+        return Estimate(
+            low=self.low * by.low, middle=self.middle * by.middle, high=self.high * by.high
+        )
+
+    def plus(self, term: "float | Estimate") -> "Estimate":
+        """Return the sum; the ranges add up, as they do where both have the same cause."""
+        by = term if isinstance(term, Estimate) else Estimate.exactly(term)
+        return Estimate(
+            low=self.low + by.low, middle=self.middle + by.middle, high=self.high + by.high
+        )
+
+    @staticmethod
+    def exactly(value: float) -> "Estimate":
+        """Return a value without uncertainty."""
+        return Estimate(low=value, middle=value, high=value)
 
     def widened(self, share: float) -> "Estimate":
         """Return the range widened by a relative error to either side."""
