@@ -25,8 +25,8 @@ class FamilyOptions(NamedTuple):
     """The options in which the mpiruns of the families differ."""
 
     signs: tuple[str, ...]  # Texts of which `mpirun --version` prints one
-    # Without these options Intel MPI and Open MPI bind each of two ranks to a single core.
-    unbound: tuple[str, ...]
+    # Intel MPI and Open MPI otherwise bind each of two ranks to a single core.
+    always: tuple[str, ...]
     on_hosts: Callable[[Hosts], list[str]]
     """Names the hosts with their numbers of ranks, which are equal for Intel MPI."""
 
@@ -39,7 +39,9 @@ def with_counts(hosts: Hosts) -> str:
 FAMILIES: dict[Family, FamilyOptions] = {
     "intel-mpi": FamilyOptions(
         ("Intel(R) MPI",),
-        ("-genv", "I_MPI_PIN", "off"),
+        # Without the second option it kills the others when a rank ends with an error or 75. Its
+        # own status is then 255, although they were about to end alike.
+        ("-genv", "I_MPI_PIN", "off", "-disable-auto-cleanup"),
         lambda hosts: ["-hosts", ",".join(name for name, _ in hosts), "-ppn", str(hosts[0][1])],
     ),
     "mpich": FamilyOptions(
@@ -157,7 +159,7 @@ def mpirun_command(
     arguments = [str(mpirun.path)]
     if mpirun.family == "intel-mpi" and len({count for _, count in hosts}) > 1:
         # A command for each host: Intel MPI takes different counts only so, or from a file.
-        arguments += family.unbound
+        arguments += family.always
         for place, (name, count) in enumerate(hosts):
             arguments += [":"] if place else []
             arguments += ["-host", name, "-n", str(count), *command]
@@ -165,7 +167,7 @@ def mpirun_command(
     is_open_mpi = mpirun.family == "open-mpi"
     if is_open_mpi and is_root:
         arguments.append("--allow-run-as-root")
-    arguments += family.unbound
+    arguments += family.always
     if hosts:
         arguments += family.on_hosts(hosts)
     if is_open_mpi and not is_terminal:

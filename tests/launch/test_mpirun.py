@@ -117,12 +117,17 @@ def command_line(
         ("mpich", (), "-bind-to none -np 8 train.py x=1"),
         ("mpich", EVEN, "-bind-to none -disable-auto-cleanup -hosts a:4,b:4 -np 8 train.py x=1"),
         ("mpich", UNEVEN, "-bind-to none -disable-auto-cleanup -hosts a:4,b:2 -np 6 train.py x=1"),
-        ("intel-mpi", (), "-genv I_MPI_PIN off -np 8 train.py x=1"),
-        ("intel-mpi", EVEN, "-genv I_MPI_PIN off -hosts a,b -ppn 4 -np 8 train.py x=1"),
+        ("intel-mpi", (), "-genv I_MPI_PIN off -disable-auto-cleanup -np 8 train.py x=1"),
+        (
+            "intel-mpi",
+            EVEN,
+            "-genv I_MPI_PIN off -disable-auto-cleanup -hosts a,b -ppn 4 -np 8 train.py x=1",
+        ),
         (
             "intel-mpi",
             UNEVEN,
-            "-genv I_MPI_PIN off -host a -n 4 train.py x=1 : -host b -n 2 train.py x=1",
+            "-genv I_MPI_PIN off -disable-auto-cleanup -host a -n 4 train.py x=1 "
+            ": -host b -n 2 train.py x=1",
         ),
         ("open-mpi", (), "--bind-to none --map-by slot -np 8 train.py x=1"),
         ("open-mpi", EVEN, "--bind-to none --map-by slot --host a:4,b:4 -np 8 train.py x=1"),

@@ -169,7 +169,7 @@ def test_16_hosts_are_those_of_the_job_or_of_a_file(
     command = done.stdout.splitlines()[-1]
     names = ",".join(f"node{number}" for number in range(1, 17))
     where = "" if job else f"-hosts {names} -ppn 4 "
-    start = f"mlx5_0:1,mlx5_1:1 -genv I_MPI_PIN off {where}-np 64 "
+    start = f"mlx5_0:1,mlx5_1:1 -genv I_MPI_PIN off -disable-auto-cleanup {where}-np 64 "
     assert command.startswith(start)
     assert command.endswith(f"{RANKS_OF_16_HOSTS} run.name=a")
 
