@@ -9,8 +9,7 @@
 # make torture kill a run of two ranks at random moments, 50 times, and compare its end: 20 minutes
 # make lint    ruff, format, types;  make audit   known holes of what is pinned, by pip-audit: see SECURITY.md
 # make update  move all pins to the newest versions, once the tests pass and a step is as fast: 20 minutes
-# Each makes .venv if it is missing. TORCH_INDEX=<url> takes CPU-only wheels of torch from there; PYTHON=<path> is
-# the Python of a new environment, else it is the newest.
+# Each makes .venv if it is missing, with PYTHON=<path> or the newest. TORCH_INDEX=<url> has CPU-only wheels of torch.
 
 export TORCH_INDEX PYTHON PINS
 environment = .venv

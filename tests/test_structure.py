@@ -1,9 +1,24 @@
-"""Packages import in one direction, without circles, and files have a reasonable size."""
+"""Packages import in one direction and what is installed, and files have a reasonable size."""
 
+import ast
+import sys
+import tomllib
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 from statistics import median
 
-from tests.structure import SMALL, backward_imports, import_circle, read_product
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.structure import (
+    LEVELS,
+    REPOSITORY,
+    SMALL,
+    backward_imports,
+    import_circle,
+    imported_names,
+    read_product,
+)
 
 
 def write_product(folder: Path, **texts: str) -> None:
@@ -48,3 +63,43 @@ def test_import_for_types_counts_in_a_circle(tmp_path: Path) -> None:
     typed = "if TYPE_CHECKING:\n    from retinanet.b import B\n"
     write_product(tmp_path, retinanet__a=typed, retinanet__b="from retinanet import a\n")
     assert set(import_circle(read_product(tmp_path))) == {"retinanet.a", "retinanet.b"}
+
+
+def test_installation_brings_all_that_is_imported() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    brought = distributions(project["dependencies"])
+    # A package that a declared one needs is there as well, such as MarkupSafe with Jinja2.
+    brought |= set().union(*(distributions(requires(name) or []) for name in brought))
+    serving = distributions(project["optional-dependencies"]["serving"])
+    of_module = packages_distributions()
+    known = {*sys.stdlib_module_names, *LEVELS, "configs"}
+    missing = set()
+    for file in read_product():
+        tops = {name.partition(".")[0] for name in imported_names(ast.parse(file.path.read_text()))}
+        for top in tops - known:
+            names = {canonicalize_name(name) for name in of_module.get(top, [top])}
+            if not names & brought:
+                missing.add((top, file.module) if names & serving else (top, ""))
+    # Each says how to get it where it is missing.
+    assert missing == {
+        ("intel_extension_for_pytorch", ""),
+        ("onnxruntime", "retinanet.export.program"),
+        ("onnxscript", "retinanet.export.program"),
+        ("av", "retinanet.predict.video"),
+    }
+
+
+def distributions(requirements: list[str]) -> set[str]:
+    """Return the packages of requirements that hold here without an extra."""
+    parsed = [Requirement(text) for text in requirements]
+    here = {"extra": ""}
+    return {
+        canonicalize_name(item.name)
+        for item in parsed
+        if item.marker is None or item.marker.evaluate(here)
+    }
+
+
+def test_installing_is_short() -> None:
+    texts = [(REPOSITORY / name).read_text() for name in ("setup.sh", "Makefile")]
+    assert sum(text.count("\n") for text in texts) <= 200
