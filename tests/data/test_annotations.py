@@ -14,6 +14,7 @@ from data.annotations import (
     SplitName,
     TextColumn,
     find_split,
+    images_in_other,
     known_trees,
 )
 from tests.support.commands import error_message
@@ -162,3 +163,36 @@ def test_missing_path_is_reported_with_its_field(
     paths |= {name: tmp_path / file for name, file in given.items()}
     text = error_message(find_split, tmp_path / root if root else None, split, **paths)
     assert all(part.format(tmp_path) in text for part in parts)
+
+
+def test_images_of_two_splits_are_compared_by_their_files(tmp_path: Path) -> None:
+    photos, links = tmp_path / "photos", tmp_path / "links"
+    (photos / "part").mkdir(parents=True)
+    links.mkdir()
+    for name in ("a.jpg", "b.jpg", "part/c.jpg", "d.jpg"):
+        (photos / name).write_bytes(b"")
+    (links / "b.jpg").write_bytes(b"")  # another file of the same name
+    (links / "of a.jpg").symlink_to("../photos/a.jpg")
+    (links / "part").symlink_to(photos / "part")
+    (links / "loop.jpg").symlink_to("loop.jpg")
+    names = ["b.jpg", "of a.jpg", "part/c.jpg", "loop.jpg", "none/x.jpg", "\0.jpg", "\0/\ud800.jpg"]
+
+    def shared(other: list[str], folder: Path) -> list[int]:
+        rows = images_in_other(names, links, other_names=other, other_folder=folder)
+        return rows.tolist()
+
+    assert shared(["./a.jpg", "b.jpg", "part//c.jpg"], photos) == [1, 2]
+    assert shared(["photos/a.jpg", "links/b.jpg"], tmp_path) == [0, 1]
+    assert shared(["links/none/x.jpg", "links/\0.jpg"], tmp_path) == [4, 5]
+    assert shared(["d.jpg"], photos) == shared([], photos) == []
+    assert shared(names, tmp_path / "nowhere") == []
+    (tmp_path / "same").symlink_to(links)
+    assert shared(names, tmp_path / "same") == [0, 1, 2, 3, 4, 5]  # no folder has a NUL in it
+
+
+def test_relative_and_absolute_folders_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = images_in_other(["a.jpg"], Path("x"), other_names=["a.jpg"], other_folder=tmp_path / "x")
+    assert rows.tolist() == [0]
