@@ -6,11 +6,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
+from torch.distributed.run import get_args_parser
 
 from launch.hosts import Host, read_hostfile
+from launch.placement import place_ranks
+from launch.shares import CoreRequest
+from tests.launch.topologies import cores_in_a_row
 from tests.support.commands import run_program, write_program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -217,7 +222,7 @@ def test_slurm_job_of_16_hosts_requeues_itself(
         ),
         (
             "16-hosts.pbs",
-            {"PBS_O_WORKDIR": str(REPOSITORY), "PBS_JOBID": "17"},
+            {"PBS_O_WORKDIR": str(REPOSITORY), "PBS_JOBID": "17", "PBS_O_QUEUE": "night"},
         ),
     ],
 )
@@ -231,8 +236,9 @@ def test_ranks_write_a_checkpoint_before_the_limit_of_the_job(
         f"trap 'echo checkpoint written; exit 75' TERM\ntouch {ready}\n"
         "while :; do sleep 0.1; done",
     )
-    for name in ("scontrol", "qsub"):
-        write_program(tmp_path / "mpi" / name, f'echo "{name} $*"')
+    write_program(tmp_path / "mpi" / "scontrol", 'echo "scontrol $*"')
+    write_program(tmp_path / "mpi" / "qsub", 'echo "qsub for $ARGUMENTS $RESUME"')
+    write_program(tmp_path / "mpi" / "qstat", "echo '    Resource_List.walltime = 24:00:00'")
     job = subprocess.Popen(
         ["bash", RECIPES / recipe],
         env={**os.environ, **variables, "PATH": cluster_mpi, "ARGUMENTS": "run.name=a"},
@@ -251,13 +257,95 @@ def test_ranks_write_a_checkpoint_before_the_limit_of_the_job(
     output, _ = job.communicate(timeout=60)
     assert job.returncode == 0
     assert "checkpoint written" in output
-    again = (
-        "scontrol requeue 17"
-        if recipe.endswith(".sbatch")
-        else "qsub -v RESUME=--auto-resume,ARGUMENTS=run.name=a,MODULES= "
-        "launch/recipes/16-hosts.pbs"
-    )
+    is_slurm = recipe.endswith(".sbatch")
+    again = "scontrol requeue 17" if is_slurm else "qsub for run.name=a --auto-resume"
     assert output.splitlines()[-1] == again
+
+
+QSTAT = """cat <<'END'
+Job Id: 17.server
+    Job_Name = retinanet
+    Resource_List.ncpus = 896
+    Resource_List.place = scatter:excl
+    Resource_List.select = 8:ncpus=112:mpiprocs=4:ompthreads=1:model=a_long_name_of_a_k
+\tind_of_hosts
+    Resource_List.walltime = %s
+END"""
+
+
+def run_pbs(
+    folder: Path, path: str, *, walltime: str, **variables: str
+) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
+    """Run the job of PBS whose ranks stop with a checkpoint; return the environment of its qsub."""
+    write_program(folder / "mpi" / "qstat", QSTAT % walltime)
+    write_program(folder / "mpi" / "timeout", 'echo "limit $4"; shift 4; exec "$@"')
+    record = folder / "environment"
+    write_program(folder / "mpi" / "qsub", f'env -0 >{record}; printf "%s\\n" "$@"')
+    done = run_recipe(
+        "16-hosts.pbs",
+        PATH=path,
+        STATUS="75",
+        PBS_O_WORKDIR=str(REPOSITORY),
+        PBS_O_QUEUE="night",
+        PBS_JOBID="17.server",
+        **variables,
+    )
+    pairs = (item.partition("=") for item in record.read_text().split("\0") if item)
+    return done, {name: value for name, _, value in pairs}
+
+
+@uses_its_environment
+def test_pbs_job_submits_itself_with_variables_and_resources(
+    tmp_path: Path, cluster_mpi: str
+) -> None:
+    user = {
+        "ARGUMENTS": "run.name=a distributed.batch_split=[3,1]",
+        "DATA": "/d,e",
+        "RANKS": "32",
+        "UCX_NET_DEVICES": "mlx5_0:1,mlx5_1:1",
+    }
+    done, environment = run_pbs(tmp_path, cluster_mpi, walltime="12:00:00", **user)
+    assert done.returncode == 0, done.stderr
+    *_, first = [line for line in done.stdout.splitlines() if "train.py" in line]
+    assert "-np 32 " in first and first.endswith(user["ARGUMENTS"])
+    options = done.stdout.splitlines()
+    options = options[options.index("-q") :]
+    assert options[-3] == "-v" and options[-1] == "launch/recipes/16-hosts.pbs"
+    assert options[:-3] == [
+        *("-q", "night"),
+        *("-l", "select=8:ncpus=112:mpiprocs=4:ompthreads=1:model=a_long_name_of_a_kind_of_hosts"),
+        *("-l", "place=scatter:excl"),
+        *("-l", "walltime=12:00:00"),
+    ]
+    # Only names, so that no value is split at a comma; qsub takes the values from its environment.
+    names = options[-2].split(",")
+    assert {*user, "RESUME"} <= set(names) and not any("=" in name for name in names)
+    assert set(names) <= set(environment) and "PBS_JOBID" not in names
+    submitted = {name: environment[name] for name in user}
+    assert submitted == user and environment["RESUME"] == "--auto-resume"
+    resumed, _ = run_pbs(tmp_path, cluster_mpi, walltime="12:00:00", RESUME="--auto-resume")
+    *_, second = [line for line in resumed.stdout.splitlines() if "train.py" in line]
+    assert second.endswith(" --auto-resume")
+
+
+@uses_its_environment
+@pytest.mark.parametrize(
+    ("walltime", "limit"),
+    [("24:00:00", 85800), ("12:30:08", 44408), ("00:08:09", 244), ("", 0)],
+)
+def test_pbs_job_ends_before_its_own_limit(
+    walltime: str, limit: int, tmp_path: Path, cluster_mpi: str
+) -> None:
+    done, _ = run_pbs(tmp_path, cluster_mpi, walltime=walltime)
+    assert f"limit {limit}\n" in done.stdout
+
+
+def test_pbs_job_without_qstat_does_not_start(tmp_path: Path, cluster_mpi: str) -> None:
+    write_program(tmp_path / "mpi" / "qstat", "echo cannot connect >&2; exit 1")
+    variables = {"PBS_O_WORKDIR": str(REPOSITORY), "PBS_O_QUEUE": "night", "PBS_JOBID": "17"}
+    done = run_recipe("16-hosts.pbs", PATH=cluster_mpi, **variables)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.splitlines()[-1] == "qstat -f 17 does not answer: submit again"
 
 
 def test_job_set_of_kubernetes_is_consistent() -> None:
@@ -289,9 +377,52 @@ def test_job_set_of_kubernetes_is_consistent() -> None:
         text=True,
         check=True,
     )
-    assert done.stdout == (
-        f"--nnodes 16 --nproc-per-node 4 --node-rank 3 --master-addr {first} --master-port 29500\n"
-    )
+    options = get_args_parser().parse_args([*done.stdout.split(), "train.py"])
+    assert (options.nnodes, options.nproc_per_node, options.node_rank) == ("16", "4", 3)
+    assert (options.master_addr, options.master_port) == (first, 29500)
+    # torchrun kills ranks before Kubernetes kills the pod.
+    assert 30 < options.shutdown_timeout < pod["terminationGracePeriodSeconds"]
+
+
+def test_pods_of_the_job_set_are_on_hosts_of_their_own() -> None:
+    job = YAML(typ="safe").load((RECIPES / "jobset.yaml").read_text())
+    [replicated] = job["spec"]["replicatedJobs"]
+    template = replicated["template"]
+    spec = template["spec"]
+    # JobSet's exclusive topology keeps all pods of a Job in one domain, so that it fits only Jobs
+    # of one pod, if the domain is a host.
+    for owner in (job, template, spec["template"]):
+        assert not any("exclusive-topology" in name for name in annotations(owner))
+    # JobSet gives each pod its name as a label.
+    assert spec["template"]["spec"]["affinity"]["podAntiAffinity"] == {
+        "requiredDuringSchedulingIgnoredDuringExecution": [
+            {
+                "topologyKey": "kubernetes.io/hostname",
+                "labelSelector": {
+                    "matchLabels": {"jobset.sigs.k8s.io/jobset-name": job["metadata"]["name"]}
+                },
+            }
+        ]
+    }
+
+
+def annotations(owner: dict[str, Any]) -> dict[str, str]:
+    annotated: dict[str, str] = owner.get("metadata", {}).get("annotations", {})
+    return annotated
+
+
+def test_cores_of_a_pod_of_the_job_set_are_all_used() -> None:
+    """A host of 2 × 56 cores without those of kubelet, two of each socket."""
+    job = YAML(typ="safe").load((RECIPES / "jobset.yaml").read_text())
+    [replicated] = job["spec"]["replicatedJobs"]
+    [ranks] = replicated["template"]["spec"]["template"]["spec"]["containers"]
+    resources = ranks["resources"]
+    assert resources["limits"] == resources["requests"]
+    host = cores_in_a_row((0, 56, 0, 0), (56, 56, 1, 1), sibling_offset=112)
+    rest = host.restricted([cpu for cpu in range(224) if cpu % 56 >= 2])
+    assert int(resources["limits"]["cpu"]) == len(rest.cpus)
+    shares = place_ranks(rest, ranks=4, request=CoreRequest(comm_cores=2))
+    assert [(share.threads, len(share.comm_cpus)) for share in shares] == [(25, 2)] * 4
 
 
 @pytest.mark.slow
