@@ -230,8 +230,7 @@ def installed(program: str) -> str:
 
 def installed_command(group: str) -> list[str]:
     """Return `command_words`, with its program as `installed`: `.venv/bin/python -m data`."""
-    program, *words = command_words(group)
-    return [installed(program), *words]
+    return command_words(group, locate=installed)
 
 
 def number_between(least: int, most: int, text: str) -> int:

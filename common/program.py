@@ -9,6 +9,7 @@ imports, and commands in texts (hatch_build.py); what is composed at run time is
 
 import sys
 import tomllib
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,8 +21,6 @@ FOLDER = Path(__file__).resolve().parents[1]
 IMPORT_FOLDER = FOLDER.parent if IS_INSTALLED else FOLDER
 """The folder that is on Python's path: the repository, or site-packages."""
 DISTRIBUTION = "retinanet-cpu"
-TRAIN = ("retinanet", "train") if IS_INSTALLED else ("train.py",)
-"""The command of a rank, for launchers that find the Python by themselves."""
 GROUPS = {"retinanet": (), "profiling": ("profile",)}
 """The words after `retinanet` for a package's commands, where they are not its name."""
 
@@ -69,11 +68,34 @@ def train_command() -> list[str]:
     return [sys.executable, str(FOLDER / "train.py")]
 
 
-def command_words(group: str) -> list[str]:
-    """Return how a command begins as users type it: `python -m data`, or `retinanet data`.
+def train_words() -> list[str]:
+    """Return the command of a rank as users type it, for launchers that find the Python."""
+    if IS_INSTALLED:
+        return ["retinanet", "train"]
+    return ["train.py" if is_in_checkout() else str(FOLDER / "train.py")]
 
-    `group` is `data`, `launch`, `profiling`, `retinanet` or `train`.
+
+def command_words(group: str, *, locate: Callable[[str], str] = str) -> list[str]:
+    """Return how a command begins as users type it here: `python -m data`, or `retinanet data`.
+
+    `group` is `data`, `launch`, `profiling`, `retinanet` or `train`. `locate` turns the program's
+    name into its path. The command is right in the present working directory, which may be any: a
+    checkout's modules are found there only if it is the checkout, or an editable installation.
     """
     if IS_INSTALLED:
-        return ["retinanet", *GROUPS.get(group, (group,))]
-    return ["python", *(TRAIN if group == "train" else ("-m", group))]
+        return [locate("retinanet"), *GROUPS.get(group, (group,))]
+    if group == "train":
+        return [locate("python"), *train_words()]
+    path = [] if is_in_checkout() or is_on_path() else ["env", f"PYTHONPATH={FOLDER}"]
+    return [*path, locate("python"), "-m", group]
+
+
+def is_in_checkout() -> bool:
+    """Return whether the working directory is the checkout, which `python -m` looks in first."""
+    return Path.cwd() == FOLDER
+
+
+def is_on_path() -> bool:
+    """Return whether this Python finds the checkout's modules from any working directory."""
+    # The first entry is the folder of the script, such as the checkout for its train.py.
+    return any(entry and Path(entry).resolve() == FOLDER for entry in sys.path[1:])

@@ -29,9 +29,9 @@ from retinanet.config_sections import TrainingConfig
 from retinanet.config_types import augmentation_names
 from retinanet.evaluation.metric import METRICS, ClassResult, Evaluation
 from retinanet.training.checkpoint import checkpoint_folder
-from retinanet.training.detector_weights import describe_source
+from retinanet.training.detector_weights import describe_start
 from retinanet.training.recorder import format_metric
-from retinanet.training.run_folder import WEIGHTS, RunFacts
+from retinanet.training.run_folder import RunFacts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +305,7 @@ def update_card(run: RunFacts, evaluation: Evaluation, *, step: int, epochs: flo
             resize=run.model.resize,
             parameters=run.parameters,
             is_pretrained=run.config.model.pretrained_backbone is not None,
-            start=describe_start(run.folder.path / WEIGHTS),
+            start=describe_start(run.folder.start),
             is_synthetic=run.config.data.scenes is not None,
             train=split_facts(run, "train", run.data.train),
             validation=split_facts(run, "validation", run.data.validation),
@@ -324,22 +324,6 @@ def update_card(run: RunFacts, evaluation: Evaluation, *, step: int, epochs: flo
         reason = reason or f"{type(error).__name__}: {error}"
         return f"warning: {folder / CARD}: cannot be written: {reason}; training continues"
     return None
-
-
-def describe_start(file: Path) -> str:
-    """Return the detector that a run started from, by its `weights.json`; empty if there is none.
-
-    A resumed run has read no such detector.
-    """
-    if not file.is_file():
-        return ""
-    start = json.loads(file.read_text(encoding="utf-8"))
-    kept, new, dropped = (len(start[name]) for name in ("kept", "new", "dropped"))
-    source = describe_source(start["source"], step=start["step"], map_value=start["map"])
-    return (
-        f"{source}, SHA-256 {start['sha256'][:16]}…; {kept} of {kept + new} classes kept, "
-        f"{new} new, {dropped} of the detector's dropped"
-    )
 
 
 def split_facts(run: RunFacts, name: SplitName, dataset: DetectionDataset) -> SplitFacts:

@@ -23,7 +23,7 @@ from common.console import Advance
 from common.errors import FINISHED, STOPPED_BY_SIGNAL, InputError
 from common.files import first_difference, read_json_lines, read_stored, write_json
 from common.processes import running, wait_for
-from common.program import TRAIN, command_words, module_command, train_command
+from common.program import command_words, module_command, train_command, train_words
 from retinanet.config_types import DEFAULT_BETA1, explicit_momentum
 
 BETAS = (0.0, 0.6, DEFAULT_BETA1)
@@ -132,7 +132,7 @@ class Job:
 
     def typed_command(self, *overrides: str) -> list[str]:
         """Return the same command as a user types it."""
-        return self._command(command_words("launch"), TRAIN, overrides)
+        return self._command(command_words("launch"), train_words(), overrides)
 
     def _command(
         self, launch: Sequence[str], train: Sequence[str], overrides: Sequence[str]

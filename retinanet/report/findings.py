@@ -77,11 +77,10 @@ def doubts(material: Material) -> Iterator[Suggestion]:
 def length_of_training(material: Material) -> Iterator[Suggestion]:
     """Yield whether the training was too short or too long, by its evaluations."""
     values = [float(record["map"]) for record in material.evaluations]
-    if material.records and not material.is_finished:
-        epochs = max(record.get("epoch", 0) for record in material.records)
+    if material.records and not material.endings:
         yield Suggestion(
             "the training is not finished",
-            f"It has done {epochs:.3g} of {material.config.training.epochs} epochs.",
+            f"It has done {material.epochs_done:.3g} of {material.config.training.epochs} epochs.",
             "Wait for its end, or continue it if it was stopped; the command is below.",
             "result",
         )

@@ -22,7 +22,7 @@ from data.annotations import Annotations, SplitName, positions_in
 from data.coco_json import Window, list_entries, no_garbage_collection
 from data.dataset import DetectionDataset
 from retinanet.config import Config
-from retinanet.config_file import config_from_tree, configured_split
+from retinanet.config_file import config_from_tree, configured_split, load_config
 from retinanet.evaluation.command import evaluate_split, read_trained, validation_split
 from retinanet.evaluation.matching import SplitDetections
 from retinanet.evaluation.metric import Evaluation, coco_metric
@@ -38,6 +38,7 @@ from retinanet.report.curves import (
 from retinanet.report.mistakes import Mistakes, find_mistakes
 from retinanet.training.checkpoint import Checkpoint
 from retinanet.training.run_folder import RunFolder
+from retinanet.training.schedule import Ending, TrainState
 
 PICTURES = 24
 """Worst images that the page shows."""
@@ -52,7 +53,7 @@ class Material:
 
     checkpoint: Checkpoint
     run: RunFolder | None  # None: the checkpoint is not in a run's folder
-    config: Config
+    config: Config  # The run's as of its last start, else the checkpoint's
     dataset: DetectionDataset
     own_annotations: Path | None  # As the user gave them; None: the validation split of the run
     detections: SplitDetections
@@ -89,17 +90,31 @@ class Material:
         ]
 
     @property
-    def is_finished(self) -> bool:
-        """Whether the run came to its end, by its records."""
+    def steps_done(self) -> int:
+        """The steps that the run has recorded."""
+        return max((record.get("step", 0) for record in self.records), default=0)
+
+    @property
+    def epochs_done(self) -> float:
+        """The epochs that the run has recorded, with the fraction of the last one."""
+        return max((record.get("epoch", 0) for record in self.records), default=0)
+
+    @property
+    def endings(self) -> set[Ending]:
+        """Why the run takes no further step, by its records and settings; empty: it goes on."""
         training, maps = self.config.training, [record["map"] for record in self.evaluations]
-        since_best = len(maps) - 1 - maps.index(max(maps)) if maps else 0
-        last = max(self.records, key=lambda record: record.get("step", 0), default={})
-        return (
-            last.get("epoch", 0) >= training.epochs
-            or (training.max_steps is not None and last.get("step", 0) >= training.max_steps)
-            or (training.target_map is not None and max(maps, default=0.0) >= training.target_map)
-            or (training.patience is not None and since_best >= training.patience)
-        )
+        state = TrainState()
+        for value in maps:
+            state.note_map(value)
+        endings: set[Ending] = set()
+        if training.target_map is not None and maps and maps[-1] >= training.target_map:
+            endings.add("target")
+        if training.patience is not None and state.evaluations_since_best >= training.patience:
+            endings.add("patience")
+        is_long = training.max_steps is not None and self.steps_done >= training.max_steps
+        if is_long or self.epochs_done >= training.epochs:
+            endings.add("length")
+        return endings
 
     def was_trained_on(self) -> bool:
         """Return whether the images are those that the detector was trained on."""
@@ -138,7 +153,7 @@ def read_material(
     return Material(
         checkpoint=checkpoint,
         run=run,
-        config=config_from_tree(checkpoint.state.config, str(checkpoint.folder / "state.json")),
+        config=current_config(checkpoint, run),
         dataset=dataset,
         own_annotations=annotations,
         detections=detections,
@@ -149,6 +164,19 @@ def read_material(
         mistakes=find_mistakes(dataset.annotations, detections, thresholds, images=PICTURES),
         records=records,
     )
+
+
+def current_config(checkpoint: Checkpoint, run: RunFolder | None) -> Config:
+    """Return the settings of the run's last start, which may have continued it with others.
+
+    Without its file they are those with which the checkpoint was written.
+
+    Raises:
+        InputError: The settings are not valid.
+    """
+    if run is not None and run.config.is_file():
+        return load_config(str(run.config))
+    return config_from_tree(checkpoint.state.config, str(checkpoint.folder / "state.json"))
 
 
 def annotations_of(config: Config, run: RunFolder | None, split: SplitName) -> Path:

@@ -32,7 +32,9 @@ from retinanet.report.findings import all_suggestions
 from retinanet.report.material import Material
 from retinanet.report.mistakes import FALSE_POSITIVES, Kind, confused_pairs
 from retinanet.report.pictures import LEGEND, worst_picture
+from retinanet.training.detector_weights import describe_start
 from retinanet.training.recorder import format_metric, running_mean
+from retinanet.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,7 +103,10 @@ def result_blocks(material: Material) -> list[Block]:
     ]
     if material.run:
         training = config.training
-        start = "a pretrained backbone" if config.model.pretrained_backbone else "random weights"
+        start = describe_start(material.run.start) or config.model.weights
+        if not start:
+            backbone = config.model.pretrained_backbone
+            start = f"a pretrained backbone, {backbone}" if backbone else "random weights"
         facts += [
             ("training", f"{training.epochs} epochs, batches of {training.batch_size}"),
             ("optimizer", f"{training.optimizer}, rate {training.learning_rate:g}, "
@@ -197,20 +202,44 @@ def next_commands(material: Material) -> Iterator[tuple[str, str]]:
         "Only the metric, on other labelled pictures:",
         line("evaluate", *checkpoint, "--annotations", "mine.json", "--images", "photos"),
     )
-    if material.run and (config := material.run.path / "config.yaml").is_file():
-        purpose, more = "Continue the training to its end:", []
-        if material.is_finished:
-            purpose = "Train for twice as many epochs, from where the run ended:"
-            more.append(f"training.epochs={2 * material.config.training.epochs}")
-            if material.config.training.target_map is not None:
-                more.append("training.target_map=null")
-        train = [*installed_command("train"), "--config", str(config)]
-        yield purpose, shlex.join([*train, *more, "--resume"])
+    if material.run and material.run.config.is_file():
+        yield continuing_command(material, material.run)
         if material.config.data.scenes is None:
+            verify = [*installed_command("data"), "verify", "--config", str(material.run.config)]
             yield (
                 "Check the labels, and count the boxes of each class in the training pictures:",
-                shlex.join([*installed_command("data"), "verify", "--config", str(config)]),
+                shlex.join(verify),
             )
+
+
+def continuing_command(material: Material, run: RunFolder) -> tuple[str, str]:
+    """Return a purpose and the command that trains on, with another limit if the run has ended."""
+    training, endings = material.config.training, material.endings
+    limits: list[str] = []
+    if not endings:
+        purpose = "Continue the training to its end:"
+    elif "length" in endings:
+        purpose = "Train for twice as long, from where the run ended:"
+        steps, epochs = 2 * material.steps_done, math.ceil(2 * material.epochs_done)
+        if training.max_steps is not None and training.max_steps < steps:
+            limits.append(f"training.max_steps={steps}")
+        if training.epochs < epochs:
+            limits.append(f"training.epochs={epochs}")
+    else:
+        reason = "its target mAP" if "target" in endings else "its patience"
+        purpose = f"Train on after {reason} ended the run, to the end of its settings:"
+    limits += [
+        f"training.{name}=null"
+        for name, ending in (("target_map", "target"), ("patience", "patience"))
+        if ending in endings
+    ]
+    # The run may have been moved, or the page is made in another folder than the run.
+    settings = material.config.run
+    if (settings.root / settings.name).resolve() != run.path.resolve():
+        folder = run.path.resolve()
+        limits += [f"run.root={folder.parent}", f"run.name={folder.name}"]
+    train = [*installed_command("train"), "--config", str(run.config)]
+    return purpose, shlex.join([*train, *limits, "--resume"])
 
 
 def linked_files(material: Material, *, page: Path) -> Iterator[tuple[str, str]]:
@@ -223,7 +252,7 @@ def linked_files(material: Material, *, page: Path) -> Iterator[tuple[str, str]]
             ("last checkpoint, from which training continues", run.checkpoints / "last"),
             ("pictures of each evaluation", run.pictures),
             ("detections and tables of each evaluation", run.evaluations),
-            ("configuration", run.path / "config.yaml"),
+            ("configuration", run.config),
             ("numbers of each step", run.metrics),
         ]
     for text, file in files:

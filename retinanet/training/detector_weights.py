@@ -265,6 +265,22 @@ def describe_source(source: str, *, step: int | None, map_value: float | None) -
     return f"{source}{steps}" + ("" if map_value is None else f", mAP {map_value:.3f}")
 
 
+def describe_start(file: Path) -> str:
+    """Return the detector that a run started from, by its `weights.json`; empty if there is none.
+
+    A resumed run has read no such detector.
+    """
+    if not file.is_file():
+        return ""
+    start = json.loads(file.read_text(encoding="utf-8"))
+    kept, new, dropped = (len(start[name]) for name in ("kept", "new", "dropped"))
+    source = describe_source(start["source"], step=start["step"], map_value=start["map"])
+    return (
+        f"{source}, SHA-256 {start['sha256'][:16]}…; {kept} of {kept + new} classes kept, "
+        f"{new} new, {dropped} of the detector's dropped"
+    )
+
+
 def start_from_detector(
     model: RetinaNet, source: str | None, *, names: Sequence[str]
 ) -> DetectorStart | None:

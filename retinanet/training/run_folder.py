@@ -58,6 +58,10 @@ class RunFolder:
         self.path = path
         self.notes = notes
         """Notes for rank 0 to print: about a link, or files of other programs."""
+        self.config = path / "config.yaml"
+        """All settings, as of the last start."""
+        self.start = path / WEIGHTS
+        """The detector that the run started from, if it did."""
         self.metrics = path / "metrics.jsonl"
         """Numbers of steps and evaluations, one JSON object per line."""
         self.mlperf_log = path / "mlperf.log"
@@ -99,12 +103,12 @@ class RunFolder:
                 (self.path / name).unlink(missing_ok=True)
         text = io.StringIO()
         YAML().dump(config, text)
-        write_atomically(self.path / "config.yaml", text.getvalue())
+        write_atomically(self.config, text.getvalue())
         states = {host: state.to_dict() for host, state in (host_states or {}).items()}
         environment = collect_environment(command_line()) | {"ranks": ranks, "host_state": states}
         write_atomically(self.path / "environment.json", json.dumps(environment, indent=1))
         if start is not None:
-            write_json(self.path / WEIGHTS, start.to_dict())
+            write_json(self.start, start.to_dict())
         for folder in (self.checkpoints, self.pictures, self.evaluations, self.tensorboard):
             try:
                 folder.mkdir(exist_ok=True)

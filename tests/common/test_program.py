@@ -2,21 +2,71 @@
 
 import ast
 import re
+import shlex
+import sys
 import tomllib
+from pathlib import Path
 
-from common.program import FOLDER, command_words, module_command, module_name, program_version
+import pytest
+
+from common.cli import installed_command
+from common.program import (
+    FOLDER,
+    command_words,
+    module_command,
+    module_name,
+    program_version,
+    train_words,
+)
 from tests.structure import read_product
-from tests.support.commands import REPOSITORY
+from tests.support.commands import REPOSITORY, run_program
 
 OURS = re.compile(r"(common|data|launch|profiling)(\.\w+)*|train\.py")
 ALLOWED = {"common.program", "launch.mpirun"}
 
 
-def test_names_of_a_checkout() -> None:
+@pytest.fixture(params=["script", "editable"])
+def elsewhere(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """Another working directory, of a checkout's script or of an editable installation."""
+    monkeypatch.chdir(tmp_path)
+    others = [entry for entry in sys.path if Path(entry).resolve() != FOLDER]
+    script, editable = [str(FOLDER), *others], ["", *others, str(FOLDER)]
+    monkeypatch.setattr(sys, "path", script if request.param == "script" else editable)
+    return tmp_path
+
+
+def test_commands_typed_in_another_folder(elsewhere: Path) -> None:
+    path = [] if sys.path[-1] == str(FOLDER) else ["env", f"PYTHONPATH={FOLDER}"]
+    assert command_words("data") == [*path, "python", "-m", "data"]
+    assert command_words("train") == ["python", str(FOLDER / "train.py")]
+    assert train_words() == [str(FOLDER / "train.py")]
+
+
+@pytest.mark.slow
+def test_commands_run_in_another_folder(
+    elsewhere: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    python_path = ""
+    if sys.path[-1] == str(FOLDER):
+        site = tmp_path_factory.mktemp("site")
+        (site / "sitecustomize.py").write_text(f"import sys\nsys.path.append({str(FOLDER)!r})\n")
+        python_path = str(site)
+    # A folder of images of this name is no package.
+    (elsewhere / "data").mkdir()
+    for group in ("data", "train"):
+        line = shlex.join([*installed_command(group), "--help"])
+        done = run_program("sh", "-c", line, cwd=elsewhere, PYTHONPATH=python_path)
+        assert done.returncode == 0 and done.stdout.startswith("usage:"), (line, done.stderr)
+
+
+def test_names_of_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
     assert module_name("data.loader") == "data.loader" and FOLDER == REPOSITORY
     assert module_command("profiling.bench.worker")[1:] == ["-m", "profiling.bench.worker"]
     assert command_words("retinanet") == ["python", "-m", "retinanet"]
-    assert command_words("train") == ["python", "train.py"]
+    assert command_words("train") == ["python", "train.py"] and train_words() == ["train.py"]
 
 
 def test_version_is_that_of_the_project() -> None:

@@ -28,7 +28,7 @@ from common.files import (
     write_atomically,
     write_json,
 )
-from common.program import FOLDER, TRAIN, command_words
+from common.program import FOLDER, command_words, train_words
 from profiling.bench.job import JobFailedError
 from profiling.studies.tune.cluster import forecast_cluster, measured_program, read_cluster
 from profiling.studies.tune.forecast import Constraints, Forecast, Plan, choose_allocation
@@ -405,7 +405,7 @@ def launch_command(winner: Forecast, arguments: Sequence[str]) -> str:
     """Return a `python -m launch run` command, on hosts that a file names."""
     hosts = ["--hostfile", "hosts"] if winner.allocation.hosts > 1 else []
     ranks = ["--np", str(winner.allocation.ranks), *hosts]
-    return shlex.join([*command_words("launch"), "run", *ranks, "--", *TRAIN, *arguments])
+    return shlex.join([*command_words("launch"), "run", *ranks, "--", *train_words(), *arguments])
 
 
 def slurm_script(winner: Forecast, arguments: Sequence[str]) -> str:

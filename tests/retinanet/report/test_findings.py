@@ -104,22 +104,24 @@ def test_falling_map_is_a_training_that_was_too_long() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "maps", "is_finished"),
+    ("overrides", "maps", "endings"),
     [
-        ((), (0.2, 0.3), False),
-        (("training.target_map=0.3",), (0.2, 0.3), True),
-        (("training.max_steps=20",), (0.2, 0.3), True),
-        (("training.patience=2",), (0.3, 0.2, 0.1), True),
-        (("training.patience=3",), (0.3, 0.2, 0.1), False),
-        ((), (0.1,) * 8, True),
+        ((), (0.2, 0.3), set()),
+        (("training.target_map=0.3",), (0.2, 0.3), {"target"}),
+        (("training.target_map=0.3",), (0.4, 0.2), set()),  # It was continued with a higher target
+        (("training.max_steps=20",), (0.2, 0.3), {"length"}),
+        (("training.patience=2",), (0.3, 0.2, 0.1), {"patience"}),
+        (("training.patience=3",), (0.3, 0.2, 0.1), set()),
+        (("training.patience=2",), (0.1,) * 8, {"patience", "length"}),
+        ((), (0.1,) * 8, {"length"}),
     ],
 )
 def test_end_of_a_run(
-    overrides: tuple[str, ...], maps: tuple[float, ...], is_finished: bool
+    overrides: tuple[str, ...], maps: tuple[float, ...], endings: set[str]
 ) -> None:
     given = material(*PERFECT, maps=maps, overrides=overrides)
-    assert given.is_finished is is_finished
-    assert ("is not finished" in titles(given)) is not is_finished
+    assert given.endings == endings
+    assert ("is not finished" in titles(given)) is not bool(endings)
 
 
 def test_few_boxes_are_a_doubt() -> None:

@@ -4,23 +4,33 @@ import base64
 import io
 import json
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from common.files import write_parts
 from data.annotations import Annotations
 from retinanet.__main__ import main
+from retinanet.config import config_to_tree
+from retinanet.config_file import load_config, parse_run_arguments
 from retinanet.evaluation.matching import SplitDetections, true_box_dicts
 from retinanet.evaluation.metric import coco_metric
 from retinanet.evaluation.output import detections_as_json
+from retinanet.report.material import read_material
 from retinanet.report.pictures import MOST_BYTES, as_jpeg
+from retinanet.report.sections import continuing_command
+from retinanet.training.detector_weights import ClassMatch, DetectorStart
+from retinanet.training.schedule import Position, StepPlan, TrainState
+from retinanet.training.trainer import Trainer
 from tests.retinanet.report.samples import predictions, split
-from tests.support.commands import RunHere, run_program
+from tests.support.commands import REPOSITORY, RunHere, run_program
 from tests.support.random_detectors import NAMES
 
 ONE, TWO, THREE = IDS = (7, 8, 44)
@@ -61,12 +71,19 @@ def write_split(folder: Path, annotations: Annotations) -> None:
     (folder / "labels" / "openimages-mlperf.json").write_text(json.dumps(content))
 
 
-def write_records(run: Path, *, last_map: float) -> None:
-    """Write the metrics of a run of six epochs that has just ended."""
+def write_config(run: Path, *overrides: str) -> None:
+    """Write the configuration of the run's last start."""
+    place = (f"run.root={run.parent}", f"run.name={run.name}")
+    config = load_config("demo.yaml", [*place, *overrides])
+    (run / "config.yaml").write_text(json.dumps(config_to_tree(config), default=str))
+
+
+def write_records(run: Path, *, last_map: float, first_map: float = 0.0) -> None:
+    """Write the metrics of a run that has done six epochs."""
     steps = [{"kind": "step", "step": step, "epoch": step, "loss": 2 / step} for step in (1, 6)]
     evaluations = [
         {"kind": "evaluation", "step": step, "epoch": 6 * step / 7, "map": value, "map_50": value}
-        for step, value in ((6, last_map / 2), (7, last_map))
+        for step, value in ((6, first_map or last_map / 2), (7, last_map))
     ]
     lines = [json.dumps(record) for record in (*steps, *evaluations)]
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
@@ -75,11 +92,11 @@ def write_records(run: Path, *, last_map: float) -> None:
 @pytest.fixture
 def run(detector: Path, tmp_path: Path) -> Path:
     """A run with kept detections, whose checkpoint has no weights: nothing can be detected."""
-    run = tmp_path / "my run"
+    run = tmp_path / "my runs" / "first"
     best = run / "checkpoints" / "best"
     best.mkdir(parents=True)
     shutil.copy(detector / "state.json", best)
-    (run / "config.yaml").write_text("{}\n")
+    write_config(run)
     write_split(run / "scenes" / "validation", TRUTH)
     keep(run, FOUND)
     write_records(run, last_map=coco_metric(TRUTH, FOUND).map)
@@ -116,6 +133,89 @@ def test_page_of_kept_detections(run: Path, tmp_path: Path, run_here: RunHere) -
     assert (one["best"]["precision"], one["best"]["recall"], one["true_boxes"]) == (1.0, 0.5, 2)
     assert two["best"]["recall"] == 1.0 and three["best"] is None
     assert [image["file_name"] for image in content["worst_images"]][:1] == ["0.png"]
+
+
+def words_to_continue(run: Path) -> list[str]:
+    """Return the arguments of the page's command that continues the training."""
+    material = read_material(run, annotations=None, images=None, console=Console(quiet=True))
+    assert material.run is not None
+    _, line = continuing_command(material, material.run)
+    return shlex.split(line.partition("train.py ")[2])
+
+
+def test_start_from_a_detector_is_named(run: Path, run_here: RunHere) -> None:
+    source = ClassMatch(outputs=(0, None, None), kept=(("one", "one"),), new=("two", "three"),
+                        dropped=("bus",))  # fmt: skip
+    start = DetectorStart(source="runs/coco", sha256="ab" * 32, step=90, map=0.371, match=source)
+    (run / "weights.json").write_text(json.dumps(start.to_dict()))
+    assert run_here(main, "report", run).returncode == 0
+    page = (run / "report.html").read_text("utf-8")
+    assert "random weights" not in page
+    assert "runs/coco, step 90, mAP 0.371, SHA-256 abababababababab…" in page
+    assert "1 of 3 classes kept, 2 new, 1 of the detector&#39;s dropped" in page
+
+
+@pytest.mark.parametrize(
+    ("settings", "limits"),
+    [
+        (("training.epochs=9",), []),  # Not finished
+        (("training.epochs=6",), ["training.epochs=12"]),
+        # The checkpoint is of a start with fewer epochs than the run has now.
+        (("training.epochs=3",), ["training.epochs=12"]),
+        (("training.epochs=40", "training.max_steps=7"), ["training.max_steps=14"]),
+        (("training.epochs=7", "training.max_steps=7"),
+         ["training.max_steps=14", "training.epochs=12"]),
+        (("training.epochs=40", "training.patience=1"), ["training.patience=null"]),
+        (("training.epochs=6", "training.patience=1"),
+         ["training.epochs=12", "training.patience=null"]),
+        (("training.epochs=6", "training.patience=9"), ["training.epochs=12"]),
+        (("training.epochs=40", "training.target_map=0.1"), ["training.target_map=null"]),
+        (("training.epochs=40", "training.target_map=0.1", "training.patience=1"),
+         ["training.target_map=null", "training.patience=null"]),
+    ],
+)  # fmt: skip
+def test_printed_command_continues_the_run(
+    settings: tuple[str, ...], limits: list[str], run: Path
+) -> None:
+    """By the rules of the trainer, from the state that the records give."""
+    write_config(run, "training.target_map=null", *settings)
+    value = coco_metric(TRUTH, FOUND).map
+    write_records(run, first_map=2 * value, last_map=value)
+    words = words_to_continue(run)
+    assert words[2:-1] == limits
+    arguments = parse_run_arguments("", prog="train.py", words=words)
+    assert arguments.resume
+    config = load_config(arguments.config, arguments.overrides)
+    trainer = object.__new__(Trainer)
+    trainer.config, trainer.evaluation = config, None
+    trainer.state = TrainState(
+        step=7, epoch=6, current_map=value, best_map=2 * value, evaluations_since_best=1
+    )
+    plan = StepPlan(
+        images_per_epoch=1, images_per_batch=1, gradient_accumulation=1, evaluate_every=1,
+        epochs=config.training.epochs, max_steps=config.training.max_steps,
+        start=Position(step=7, epoch=6),
+    )  # fmt: skip
+    trainer.run = SimpleNamespace(plan=plan)  # type: ignore[assignment]
+    assert not trainer.is_done()
+
+
+def test_moved_run_is_continued_where_it_is(run: Path) -> None:
+    moved = run.rename(run.with_name("moved"))
+    words = words_to_continue(moved)
+    assert words[-3:] == [f"run.root={moved.parent}", "run.name=moved", "--resume"]
+
+
+def test_commands_of_the_page_in_another_folder(
+    run: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [entry for entry in sys.path if Path(entry).resolve() != REPOSITORY]
+    monkeypatch.setattr(sys, "path", ["", *others, str(REPOSITORY)])
+    monkeypatch.chdir(run)
+    assert run_here(main, "report", ".").returncode == 0
+    page = (run / "report.html").read_text("utf-8")
+    assert f"Commands, to be run in <code>{run}</code>" in page
+    assert f"python {REPOSITORY}/train.py --config config.yaml" in page
 
 
 def test_existing_page_is_kept_without_overwrite(run: Path, run_here: RunHere) -> None:
