@@ -47,7 +47,7 @@ def rank_environment(
 ) -> dict[str, str]:
     """Return the variables of a rank, which are set before torch is loaded.
 
-    `openmp` is `gnu` or `intel`, `backend` `gloo` or `ccl`.
+    `openmp` is `gnu` or `intel`; of the backends only `ccl` has variables.
     """
     variables = {"OMP_NUM_THREADS": str(share.threads)}
     if share.floating:

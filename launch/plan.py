@@ -55,6 +55,7 @@ class Plan:
     quota: float | None  # CPUs' worth of time that the ranks of a host may use; None: no limit
     hosts: tuple[HostPlan, ...]
     notes: tuple[str, ...]
+    gradients: str = ""  # How they will go; empty for one rank
 
 
 def make_plan(
@@ -71,7 +72,7 @@ def make_plan(
     """Place every rank on `hosts`: names and numbers of ranks, which are counted in this order.
 
     `topology`, `quota` and the `allowed` CPUs are those of each host. Variables are those of
-    `openmp` (`gnu` or `intel`) and `backend` (`gloo` or `ccl`).
+    `openmp` (`gnu` or `intel`) and `backend` (see `distributed.backend`).
 
     Raises:
         InputError: The ranks of some host do not fit; names numbers that do.
@@ -247,6 +248,8 @@ def print_plan(plan: Plan) -> None:
     rows.sort(key=lambda row: row[0] != "all")
     columns = (text_column("rank", no_wrap=True), text_column("environment"))
     console.print(without_edges(Table("", columns, rows)))
+    if plan.gradients:
+        console.print(f"gradients {plan.gradients}", markup=False)
     for note in plan.notes:
         console.print(f"note: {note}", markup=False)
 
@@ -301,7 +304,7 @@ SHARE_FIELDS = ("socket", "nodes", "threads", "floating", "cpus", "comm_cpus", "
 
 
 def plan_as_json(plan: Plan) -> dict[str, Any]:
-    """Return `hosts`, `topology` (of each), `notes`, and `ranks` in order with their variables."""
+    """Return `hosts`, `topology` (of each), `gradients`, `notes`, and `ranks` in order."""
     sockets = list_sockets(plan.topology)
     return {
         "hosts": [
@@ -315,6 +318,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
             "allowed_cpus": format_cpu_list(cpu.cpu for cpu in plan.allowed.cpus),
             "quota": plan.quota,
         },
+        "gradients": plan.gradients,
         "notes": list(plan.notes),
         "ranks": [
             {

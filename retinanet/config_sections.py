@@ -408,7 +408,7 @@ class DistributedConfig:
     """How several ranks split a batch and average their gradients."""
 
     backend: Annotated[Literal["auto", "shared", "mpi", "gloo", "ccl"], Resume.FREE] = "auto"
-    """auto: shared on one host; on several mpi if mpirun started the ranks, else gloo. [name]"""
+    """auto: shared; over hosts mpi under mpirun, else gloo. ccl: no longer developed. [name]"""
     groups: Annotated[int, Field(ge=1, le=MOST_CORES), Resume.FREE, closed(1)] = 1
     """Compute groups, which train asynchronously; 1: all ranks in step (synchronous). [groups]"""
     batch_split: Annotated[

@@ -92,7 +92,10 @@ def plan_command(
 ) -> int:
     """Plan the placement, print it and write it as JSON; return the exit code."""
     require_free_json(json_file)
-    settings = load_config(config, overrides)
+    chosen = [] if backend is None else [f"distributed.backend={backend}"]
+    settings = load_config(config, [*overrides, *chosen])
+    if topology is None and backend is None:
+        chosen_backend(settings.distributed.backend)  # refuses one that is not installed here
     host = allowed = read_topology(topology)
     name = socket.gethostname() if topology is None else topology.stem
     # All CPUs of a described host may be used: limits of this process apply to this machine only.
@@ -115,7 +118,6 @@ def plan_command(
         quota=quota,
         hosts=((name, ranks or 1),) if hosts is None else hosts_with_ranks(hosts, ranks=ranks),
         openmp=openmp,
-        backend=backend,
     )
     print_plan(plan)
     if json_file is not None:
@@ -153,8 +155,9 @@ def plan_of_host(settings: Config, ranks: Ranks) -> Plan:
     """Return the plan of this host for ranks that have been started.
 
     Raises:
-        InputError: The ranks do not fit.
+        InputError: The ranks do not fit, or the backend for gradients is not installed.
     """
+    chosen_backend(settings.distributed.backend)
     host = read_topology()
     return configured_plan(
         settings,
@@ -162,6 +165,7 @@ def plan_of_host(settings: Config, ranks: Ranks) -> Plan:
         allowed=host.restricted(host_cpus(ranks)),
         quota=read_allowance().quota,
         hosts=((socket.gethostname(), ranks.local_size),),
+        is_part=ranks.size > ranks.local_size,
         option=ranks_option(ranks.launcher),
     )
 
@@ -173,15 +177,30 @@ def configured_plan(
     allowed: Topology,
     quota: float | None,
     hosts: Sequence[tuple[str, int]],
+    is_part: bool = False,
     openmp: str | None = None,
-    backend: str | None = None,
     option: str = ANY_RANKS_OPTION,
 ) -> Plan:
-    """Make the plan of a configuration; `openmp` or `backend` None: what is installed here.
+    """Make the plan of a configuration.
+
+    Args:
+        settings: The configuration.
+        host: Every CPU of a host; they are equal.
+        allowed: Those that ranks may use.
+        quota: CPUs' worth of time of a host; None: no limit.
+        hosts: Names and numbers of ranks.
+        is_part: Whether the job has more hosts than these.
+        openmp: `gnu` or `intel`; None: what is installed here.
+        option: The option that sets the number of ranks.
 
     Raises:
-        InputError: The ranks do not fit.
+        InputError: The ranks do not fit, or share no memory though they should.
     """
+    backend, groups = settings.distributed.backend, settings.distributed.groups
+    ranks, has_several = sum(count for _, count in hosts), is_part or len(hosts) > 1
+    gradients = ""
+    if ranks > 1 or is_part:
+        gradients = describe_exchange(backend, has_several_hosts=has_several, groups=groups)
     plan = make_plan(
         host,
         allowed=allowed,
@@ -189,10 +208,31 @@ def configured_plan(
         hosts=hosts,
         request=core_request(settings),
         openmp=openmp or installed_openmp(),
-        backend=backend or chosen_backend(settings.distributed.backend),
+        backend=backend,
         option=option,
     )
-    return plan if settings.launch.pin else replace(plan, notes=(*plan.notes, NOT_PINNED))
+    notes = plan.notes if settings.launch.pin else (*plan.notes, NOT_PINNED)
+    return replace(plan, notes=notes, gradients=gradients)
+
+
+def describe_exchange(backend: str, *, has_several_hosts: bool, groups: int) -> str:
+    """Return how the ranks of a job will average gradients.
+
+    Raises:
+        InputError: Shared memory is configured for ranks of several hosts.
+    """
+    if backend == "ccl":
+        return "by ccl: oneCCL's bindings, which are no longer developed"
+    if not has_several_hosts:
+        return "by gloo" if backend == "gloo" else "in shared memory"
+    if groups > 1:
+        return "by gloo; in shared memory if the ranks of a compute group are on one host"
+    if backend == "shared":
+        raise InputError(
+            "distributed.backend: shared: ranks of several hosts have no shared memory; set auto"
+        )
+    name = "mpi (auto: under mpirun; else gloo)" if backend == "auto" else backend
+    return f"in shared memory within a host, between hosts by {name}"
 
 
 ABOUT = """\
@@ -258,8 +298,9 @@ def add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     )
     parser.add_argument(
         "--backend",
-        choices=["gloo", "ccl"],
-        help="torch's backend for gradients (default: ccl if distributed.backend is, else gloo)",
+        metavar="NAME",
+        help="how gradients go: auto, shared, mpi, gloo or ccl, also if it is not installed here "
+        "(default: distributed.backend)",
     )
     add_json_option(parser, "also write the plan, with the CPUs and the environment of each rank")
     parser.set_defaults(run=plan_command)

@@ -14,7 +14,7 @@ from launch.plan import HostPlan, RankPlan, host_picture, row_length
 from launch.shares import CoreRequest
 from launch.topology import Topology
 from tests.launch.topologies import EIGHT_SOCKETS, LAPTOP, TWO_SOCKETS, cores_in_a_row
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, error_line
 
 # 2 sockets of 4 cores with 2 hyperthreads.
 ROWS = [f"{cpu},{cpu % 8},{cpu % 8 // 4},{cpu % 8 // 4}" for cpu in range(16)]
@@ -166,6 +166,68 @@ def test_invalid_options_are_one_line_with_exit_status_2(
     done = run_here(main, "plan", "--topology", lscpu_file, *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
+
+
+def gradients(run_here: RunHere, lscpu_file: Path, *arguments: str) -> list[str]:
+    done = run_here(main, "plan", "--topology", lscpu_file, *arguments)
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stdout.splitlines() if line.startswith("gradients ")]
+
+
+SEVERAL = ("--hosts", "a:2,b:2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--np", "1"), []),
+        (("--np", "2"), ["in shared memory"]),
+        (("--np", "2", "--backend", "mpi"), ["in shared memory"]),
+        (("--np", "2", "--backend", "gloo"), ["by gloo"]),
+        (SEVERAL, ["in shared memory within a host, between hosts by mpi (auto: under mpirun; else "
+                   "gloo)"]),
+        ((*SEVERAL, "--backend", "mpi"), ["in shared memory within a host, between hosts by mpi"]),
+        ((*SEVERAL, "distributed.backend=mpi"),
+         ["in shared memory within a host, between hosts by mpi"]),
+        ((*SEVERAL, "--backend", "gloo"),
+         ["in shared memory within a host, between hosts by gloo"]),
+        ((*SEVERAL, "--backend", "ccl"),
+         ["by ccl: oneCCL's bindings, which are no longer developed"]),
+        ((*SEVERAL, "--backend", "auto", "distributed.groups=2"),
+         ["by gloo; in shared memory if the ranks of a compute group are on one host"]),
+    ],
+)  # fmt: skip
+def test_plan_says_how_gradients_go(
+    arguments: tuple[str, ...], expected: list[str], lscpu_file: Path, run_here: RunHere
+) -> None:
+    lines = gradients(run_here, lscpu_file, *arguments)
+    assert lines == [f"gradients {line}" for line in expected]
+
+
+def test_variables_of_oneccl_are_planned_for_hosts_that_have_it(
+    lscpu_file: Path, tmp_path: Path, run_here: RunHere
+) -> None:
+    arguments = ("--topology", lscpu_file, *SEVERAL)
+    ccl = planned(run_here, tmp_path / "ccl.json", *arguments, "--backend", "ccl")
+    mpi = planned(run_here, tmp_path / "mpi.json", *arguments, "--backend", "mpi")
+    assert ccl["ranks"][0]["env"]["CCL_LOCAL_SIZE"] == "2"
+    assert not any(name.startswith("CCL_") for name in mpi["ranks"][0]["env"])
+    assert mpi["gradients"].endswith("by mpi")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*SEVERAL, "--backend", "shared"), "ranks of several hosts have no shared memory"),
+        ((*SEVERAL, "--backend", "nccl"), "'auto', 'shared', 'mpi', 'gloo' or 'ccl', found 'nccl'"),
+        ((*SEVERAL, "--backend", "mpi", "distributed.groups=2"), "groups above 1 need backend="),
+    ],
+)
+def test_backend_that_does_not_fit_is_refused(
+    arguments: tuple[str, ...], message: str, lscpu_file: Path, run_here: RunHere
+) -> None:
+    done = run_here(main, "plan", "--topology", lscpu_file, *arguments)
+    assert message in error_line(done)
 
 
 @pytest.mark.parametrize("quota", ["0", "nan", "half", "-1"])
