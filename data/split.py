@@ -8,7 +8,7 @@ DIR/validation.json. The images and the original file are not changed.
 
 Images are assigned at random, with stratification: each class has its share of the images in both
 files, and a class with two images has one in each, as far as the sizes allow (iterative
-stratification, Sechidis et al. 2011).
+stratification, Sechidis et al. 2011). Entries with the same file name are one image.
 
 Photos that are nearly equal, such as frames of one video, must all be in the same file, or the mAP
 is too high. A random split does not ensure that.
@@ -22,6 +22,7 @@ from functools import partial
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
+from posixpath import normpath
 from random import Random
 from typing import Any
 
@@ -78,15 +79,20 @@ def run_split(
     except RecursionError as error:
         raise InputError(f"{annotations}: the JSON is nested too deeply") from error
 
-    # Each side gets one image at least; images, boxes and other fields keep their order.
-    ids = [image["id"] for image in content["images"]]
-    if len(ids) < 2:
-        raise InputError(f"{annotations}: images: {len(ids)}; a split needs at least two")
-    count = min(max(round(len(ids) * validation), 1), len(ids) - 1)
-    classes: dict[int, set[int]] = {image_id: set() for image_id in ids}
+    # Each side gets one file at least; images, boxes and other fields keep their order. A file that
+    # is listed twice is on one side, or training would learn what validation measures.
+    file_of_id = {image["id"]: normpath(image["file_name"]) for image in content["images"]}
+    classes: dict[str, set[int]] = {file: set() for file in file_of_id.values()}
+    if len(classes) < 2:
+        raise InputError(f"{annotations}: images: {len(classes)}; a split needs at least two")
+    count = min(max(round(len(classes) * validation), 1), len(classes) - 1)
     for box in content["annotations"]:
-        classes[box["image_id"]].add(box["category_id"])
-    held_out = {ids[row] for row in stratified_rows(list(classes.values()), count=count, seed=seed)}
+        classes[file_of_id[box["image_id"]]].add(box["category_id"])
+    names = list(classes)
+    in_validation = {
+        names[row] for row in stratified_rows(list(classes.values()), count=count, seed=seed)
+    }
+    held_out = {image_id for image_id, file in file_of_id.items() if file in in_validation}
     console = make_console()
     splits: dict[SplitName, Content] = {}
     for split, file in files.items():

@@ -76,6 +76,10 @@ class Findings:
         """Return the findings that would stop training."""
         return [finding for finding in self.in_order() if finding.severity is Severity.STOPS]
 
+    def count(self, name: str) -> int:
+        """Return the number of findings of a kind, whatever their severity."""
+        return sum(finding.count for (_, kind), finding in self.by_kind.items() if kind == name)
+
     def has(self, *names: str) -> bool:
         """Return whether there is a finding of any of these kinds, whatever its severity."""
         return any(name in names for _, name in self.by_kind)
@@ -138,6 +142,9 @@ KINDS = {
     ),
     "box_duplicate": Kind(NOTE, "a box equals an earlier one of its image and class: used twice"),
     "file_name_duplicate": Kind(NOTE, "two images have the same file: it is used twice"),
+    "image_in_both_splits": Kind(
+        NOTE, "a validation image is a training image too, or a copy: its mAP says little"
+    ),
     "file_unused": Kind(NOTE, "an image file that is not in the annotations"),
     "class_without_boxes": Kind(NOTE, "a class without any box"),
 }

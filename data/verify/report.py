@@ -130,6 +130,7 @@ def verify(
         write_chart(chart, checked, examined, console)
     console.print()
     print_line(console, format_conclusion(checked, stopping), wrap=True)
+    print_shared(console, checked)
     obstacles = [reason for reason in map(obstacle, checked) if reason is not None]
     command = None
     if clean_folder is not None and obstacles:
@@ -293,6 +294,16 @@ def format_conclusion(checked: Sequence[CheckedSplit], stopping: Sequence[str]) 
     if all(split.checked_all_images for split in checked):
         return "nothing stops training"
     return "nothing found that stops training, but not all images were checked"
+
+
+def print_shared(console: Console, checked: Sequence[CheckedSplit]) -> None:
+    """Print how many validation images the detector will be trained on."""
+    for split in checked:
+        shared = split.findings.count("image_in_both_splits")
+        if split.entries is not None and shared:
+            text = f"{shared:,} of {len(split.entries.image_ids):,} validation images"
+            advice = "the mAP will be higher than that of other images"
+            print_line(console, f"{text} are training images too: {advice}", wrap=True)
 
 
 def print_line(console: Console, text: str, *, wrap: bool = False) -> None:

@@ -1,9 +1,11 @@
 """Check splits of a data set: their annotations, every image file, and unused files.
 
 Images are decoded as in training, by one process per core. The severity of a faulty file depends on
-the run: whether it reads the image, and whether it replaces unreadable ones.
+the run: whether it reads the image, and whether it replaces unreadable ones. Files that are decoded
+are hashed, so that copies of training images are found among the validation images.
 """
 
+import hashlib
 import os
 import posixpath
 import time
@@ -21,7 +23,7 @@ from rich.console import Console
 from common.console import progress, progress_in_bytes
 from common.errors import InputError
 from common.processes import process_pool, run_tasks, usable_cores
-from data.annotations import SPLITS, Resize, Split, leaves_folder
+from data.annotations import SPLITS, Resize, Split, images_in_other, leaves_folder
 from data.decoding import QUARTER_TURNS, SUFFIXES, decode_image, fits_both_ways, is_resized_copy
 from data.index import find_or_make_index
 from data.verify.annotations import (
@@ -69,6 +71,8 @@ class CheckedSplit:
     findings: Findings
     entries: Entries | None  # None if the annotations cannot be read
     file_faults: list[FileFault] = field(default_factory=list)
+    content_hashes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """[I] of the image files; 0: not decoded, or not readable. Without any decoding empty"""
     images_checked: int = 0
     seconds_of_images: float = 0.0
     seconds_of_annotations: float = 0.0
@@ -109,6 +113,8 @@ def check_splits(
         # One split's files may lie in the other's folder.
         if sample is None and len(checked) == len(SPLITS):
             find_unused_files(checked)
+    if set(SPLITS) <= by_name.keys():
+        find_shared_images(train=by_name["train"], validation=by_name["validation"])
     return checked
 
 
@@ -174,14 +180,16 @@ def check_images(
     processes = processes_for(len(rows))
     work = partial(check_files, checked.split.images, decoder)
     done, began = 0, time.monotonic()
+    checked.content_hashes = np.zeros(len(entries.image_ids), dtype=np.int64)
     # The processes are copies of this one: they are started before the progress bar's thread.
     with (
         process_pool(processes) as pool,
         progress(console, f"decoding {checked.name} images", total=len(rows)) as advance,
     ):
-        for count, faults in run_tasks(pool, work, tasks, at_once=TASKS_PER_PROCESS * processes):
-            checked.file_faults += faults
-            done += count
+        for task in run_tasks(pool, work, tasks, at_once=TASKS_PER_PROCESS * processes):
+            checked.file_faults += task.faults
+            checked.content_hashes[task.rows] = task.hashes
+            done += len(task.rows)
             rate = done / max(1e-9, time.monotonic() - began)
             advance(done, f"{rate:.0f} images/s")
     checked.file_faults.sort()
@@ -201,16 +209,36 @@ def processes_for(images: int) -> int:
     return max(1, min(usable_cores(), -(-images // IMAGES_AT_ONCE)))
 
 
-def check_files(folder: Path, decoder: str, task: Task) -> tuple[int, list[FileFault]]:
-    """Return the number of images, and the faults of their files."""
-    faults = []
+class CheckedTask(NamedTuple):
+    """What a process found in its images."""
+
+    rows: list[int]
+    faults: list[FileFault]
+    hashes: list[int]  # as `CheckedSplit.content_hashes`
+
+
+def check_files(folder: Path, decoder: str, task: Task) -> CheckedTask:
+    """Decode the files of a task."""
+    faults, hashes = [], []
     for row, name, size in task:
+        hashes.append(0)
         if leaves_folder(name):
             continue  # a finding of its own, whatever the file is
         fault = check_file(folder / name, decoder=decoder, annotated=size)
         if fault is not None:
             faults.append(FileFault(row, *fault))
-    return len(task), faults
+        if fault is None or KINDS[fault[0]].severity is not Severity.STOPS:
+            hashes[-1] = hash_content(folder / name)
+    return CheckedTask([row for row, *_ in task], faults, hashes)
+
+
+def hash_content(path: Path) -> int:
+    """Return a hash of 64 bits of a file that was just decoded, and so is in the page cache."""
+    try:
+        digest = hashlib.blake2b(path.read_bytes(), digest_size=8).digest()
+    except OSError:  # removed meanwhile
+        return 0
+    return int.from_bytes(digest, signed=True)
 
 
 def check_file(path: Path, *, decoder: str, annotated: tuple[int, int]) -> tuple[str, str] | None:
@@ -274,6 +302,26 @@ def add_image_findings(checked: Sequence[CheckedSplit], rules: TrainingRules) ->
                     severity = Severity.MENDED
             place = entries.image_place(fault.row, "", fault.found)
             split.findings.add(fault.kind, place, severity=severity)
+
+
+def find_shared_images(*, train: CheckedSplit, validation: CheckedSplit) -> None:
+    """Find validation images whose file is a training image's, or has the same content."""
+    if train.entries is None or validation.entries is None:
+        return
+    shared = images_in_other(
+        validation.entries.file_names,
+        validation.split.images,
+        other_names=train.entries.file_names,
+        other_folder=train.split.images,
+    )
+    hashes = validation.content_hashes
+    copies = np.flatnonzero((hashes != 0) & np.isin(hashes, train.content_hashes))
+    entries = validation.entries
+    validation.findings.add_rows(
+        "image_in_both_splits",
+        np.union1d(shared, copies),
+        lambda row: entries.image_place(row, ".file_name", entries.file_names[row]),
+    )
 
 
 def find_unused_files(checked: Sequence[CheckedSplit]) -> None:

@@ -210,6 +210,25 @@ def test_each_split_has_an_image(
     assert len(validation["images"]) == validation_images == 3 - len(train["images"])
 
 
+def test_entries_of_one_file_are_on_one_side(tmp_path: Path, split: Command) -> None:
+    content = random_content(images=40, boxes=80)
+    names = [f"{row // 2}.jpg" for row in range(40)]
+    for image, name in zip(content["images"], names, strict=True):
+        image["file_name"] = name if image["id"] % 2 else f"./{name}"
+    done = split(write_json(tmp_path / "all.json", content), "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    train, validation = (
+        [image["file_name"].removeprefix("./") for image in part["images"]]
+        for part in parts(tmp_path)
+    )
+    assert (len(train), len(validation)) == (32, 8)
+    assert len(set(train)) == 16 and not set(train) & set(validation)
+    for image in content["images"]:
+        image["file_name"] = "same.jpg"
+    path = write_json(tmp_path / "same.json", content)
+    assert_refused(split(path, "--out", tmp_path / "same"), "same.json: images: 1; a split needs")
+
+
 def test_class_without_boxes_is_reported_once(tmp_path: Path, split: Command) -> None:
     content = random_content(images=6, boxes=12)
     content["categories"].append({"id": 4711, "name": "Unicorn"})

@@ -191,6 +191,46 @@ def test_unused_files_are_notes(tmp_path: Path) -> None:
     assert counts(verify(config, split="train")[1]) == {}
 
 
+@pytest.mark.parametrize(("options", "rows"), [({"no_images": True}, [1, 2]), ({}, [1, 2, 3])])
+def test_training_images_among_the_validation_images_are_noted(
+    tmp_path: Path,
+    options: dict[str, bool],
+    rows: list[int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two are links to files of the training split; one is a copy, which only its content shows."""
+    config, train, validation = write_splits(tmp_path)
+    for name in ("1.jpg", "2.jpg", "3.jpg"):
+        (validation.images / name).unlink()
+    (validation.images / "1.jpg").symlink_to(train.images / "1.jpg")
+    (validation.images / "2.jpg").symlink_to("../../train/images/4.jpg")
+    (validation.images / "3.jpg").write_bytes((train.images / "5.jpg").read_bytes())
+    code, report = verify(config, **options)
+    assert code == 0 and counts(report) == {}
+    assert counts(report, "validation") == {"image_in_both_splits": len(rows)}
+    places = [f"images[{row}].file_name" for row in rows]
+    assert entries(report, "image_in_both_splits", "validation") == places
+    output = capsys.readouterr().out
+    assert f"{len(rows)} of 6 validation images are training images too" in output
+
+
+def test_splits_that_are_one_file_share_every_image(tmp_path: Path) -> None:
+    _, train, _ = write_splits(tmp_path)
+    (tmp_path / "copy.json").write_bytes(train.annotations.read_bytes())
+    copy = train._replace(annotations=tmp_path / "copy.json")
+    _, report = verify(write_config(tmp_path, train, copy), no_images=True)
+    assert counts(report, "validation") == {"image_in_both_splits": IMAGES}
+    assert counts(verify(tmp_path / "small.yaml", split="validation")[1], "validation") == {}
+
+
+def test_unreadable_files_are_no_copies(tmp_path: Path) -> None:
+    config, train, validation = write_splits(tmp_path)
+    for split in (train, validation):
+        (split.images / "2.jpg").write_bytes(b"")
+    _, report = verify(config)
+    assert counts(report, "validation") == {"image_other_format": 1}
+
+
 def test_sample_is_marked_in_the_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, *_ = write_splits(tmp_path)
     code, report = verify(config, sample=2)
