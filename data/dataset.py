@@ -13,7 +13,15 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from common.errors import InputError
-from data.annotations import Annotations, ClassMap, Resize, Split, image_path, shown
+from data.annotations import (
+    Annotations,
+    ClassMap,
+    Resize,
+    Split,
+    image_path,
+    images_in_other,
+    shown,
+)
 from data.augmentation import Augmentation, view_boxes, whole_view
 from data.decoding import decode_image, is_resized_copy
 from data.index import open_annotations
@@ -124,6 +132,16 @@ class DetectionDataset(Dataset[Sample]):
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def count_images_in(self, other: "DetectionDataset") -> int:
+        """Return how many of the images are images of another split too, by their files."""
+        splits = [
+            ([split.annotations.file_names[row] for row in split.rows.tolist()], split.image_folder)
+            for split in (self, other)
+        ]
+        (names, folder), (other_names, other_folder) = splits
+        rows = images_in_other(names, folder, other_names=other_names, other_folder=other_folder)
+        return len(rows)
 
     def __getitem__(self, key: SampleKey) -> Sample:
         try:

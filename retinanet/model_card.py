@@ -62,6 +62,7 @@ class CardFacts:
     is_synthetic: bool  # Whether the training data is synthetic
     train: SplitFacts
     validation: SplitFacts
+    shared_images: int  # Of the validation images those that are training images too
     settings: Mapping[str, str]  # Table of the training: names to values
     summary: Mapping[str, float]  # `METRICS` to values; NaN if not measured
     classes: tuple[ClassResult, ...]
@@ -83,10 +84,14 @@ def describe_limits(facts: CardFacts) -> Iterator[str]:
             "The model is intended for images similar to its training data, and only for the "
             "classes below."
         )
-    if facts.train.annotations == facts.validation.annotations:
+    shared, images = facts.shared_images, facts.validation.number_of_images
+    if shared:
+        which = "its training images"
+        if shared < images:
+            which = f"{images} images of which {shared} are training images"
         yield (
-            "It was evaluated on its training images: the metrics show how well it memorized them, "
-            "not its quality on other images."
+            f"It was evaluated on {which}: the metrics show how well it memorized them, not its "
+            "quality on other images."
         )
     if facts.step < facts.total_steps:
         yield f"The training was not finished: this is step {facts.step} of {facts.total_steps}."
@@ -284,10 +289,13 @@ def is_unedited(content: bytes) -> bool:
     return bool(mark) and suffix.split(b" ")[0] == digest
 
 
-def update_card(run: RunFacts, evaluation: Evaluation, *, step: int, epochs: float) -> str | None:
+def update_card(
+    run: RunFacts, evaluation: Evaluation, *, step: int, epochs: float, shared_images: int
+) -> str | None:
     """Write the card of a step's evaluated checkpoint.
 
-    Return a message for the user if it was not written. No error ends the training.
+    `shared_images` is the number of validation images that are training images too. Return a
+    message for the user if it was not written. No error ends the training.
     """
     folder = checkpoint_folder(run.folder.checkpoints, step)
     # Writing the checkpoint failed, or newer ones have replaced it.
@@ -309,6 +317,7 @@ def update_card(run: RunFacts, evaluation: Evaluation, *, step: int, epochs: flo
             is_synthetic=run.config.data.scenes is not None,
             train=split_facts(run, "train", run.data.train),
             validation=split_facts(run, "validation", run.data.validation),
+            shared_images=shared_images,
             settings=describe_settings(run, step=step, epochs=epochs),
             summary=evaluation.summary,
             classes=evaluation.classes,

@@ -266,6 +266,7 @@ def test_each_checkpoint_has_a_model_card_with_its_metrics(undisturbed: Path) ->
         assert f"RetinaNet-ResNeXt50, step {record['step']}\n" in text
         assert f"predict --checkpoint {folder} photo.jpg" in text
         assert "was trained on synthetic images" in text
+        assert "training images: the metrics" not in text  # No image is in both splits
         assert f"| training | {SETTINGS[0].rpartition('=')[2]} | " in text
         assert {path.name for path in folder.iterdir()} == {
             "MODEL_CARD.md",
@@ -276,16 +277,24 @@ def test_each_checkpoint_has_a_model_card_with_its_metrics(undisturbed: Path) ->
 
 
 def test_failed_model_card_does_not_end_training(
-    tmp_path: Path, train_here: TrainHere, monkeypatch: pytest.MonkeyPatch
+    undisturbed: Path, tmp_path: Path, train_here: TrainHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(facts: object) -> str:
+    """It would have had the images that are in both splits."""
+    shared_images = []
+
+    def fail(facts: model_card.CardFacts) -> str:
+        shared_images.append(facts.shared_images)
         raise ValueError("no such fact")
 
     monkeypatch.setattr(model_card, "model_card", fail)
-    arguments = settings_in(tmp_path, "cardless", "training.max_steps=1", "evaluation.pictures=0")
-    outcome = train_here(*arguments)
+    scenes = undisturbed / "scenes"
+    labels = scenes / "validation" / "labels" / "openimages-mlperf.json"
+    same = (f"data.train_annotations={labels}", f"data.train_images={labels.parents[1] / 'data'}")
+    changes = ("training.max_steps=1", "evaluation.pictures=0", "data.scenes=null", *same)
+    outcome = train_here(*settings_in(tmp_path, "cardless", *changes, f"data.root={scenes}"))
     assert outcome.code == 0 and outcome.errors == ""
     assert "MODEL_CARD.md: cannot be written: ValueError: no such fact; training" in outcome.output
+    assert shared_images == [3]
     shutil.rmtree(tmp_path / "cardless")
 
 

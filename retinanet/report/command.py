@@ -57,6 +57,7 @@ def to_json(material: Material) -> dict[str, Any]:
         "checkpoint": str(material.checkpoint.folder),
         "step": material.checkpoint.position.step,
         "images": len(material.annotations),
+        "trained_images": material.trained_images,
         "true_boxes": material.joint.true_boxes,
         "metrics": {name: number(value) for name, value in material.evaluation.summary.items()},
         "best": point_to_json(material.best),

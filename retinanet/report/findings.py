@@ -50,10 +50,18 @@ def doubts(material: Material) -> Iterator[Suggestion]:
             "result",
         )
         return
-    if material.was_trained_on():
+    if material.trained_images:
+        title, them = "these are the images that the detector was trained on", "them"
+        if not material.is_trained_on:
+            images = len(material.annotations)
+            title = (
+                f"the detector was trained on {material.trained_images} of these {images} images"
+            )
+            them = "these"
         yield Suggestion(
-            "these are the images that the detector was trained on",
-            "The numbers show how well it remembers them, not how well it works on new pictures.",
+            title,
+            f"The numbers show how well it remembers {them}, not how well it works on new "
+            "pictures.",
             "Keep some labelled pictures out of training: `python -m data split` divides them.",
             "result",
         )

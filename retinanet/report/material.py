@@ -18,9 +18,10 @@ from rich.console import Console
 from common.console import print_line, progress_in_bytes
 from common.errors import InputError
 from common.files import open_regular, read_json_lines
-from data.annotations import Annotations, SplitName, positions_in
+from data.annotations import Annotations, ClassMap, positions_in
 from data.coco_json import Window, list_entries, no_garbage_collection
 from data.dataset import DetectionDataset
+from data.index import open_annotations
 from retinanet.config import Config
 from retinanet.config_file import config_from_tree, configured_split, load_config
 from retinanet.evaluation.command import evaluate_split, read_trained, validation_split
@@ -56,6 +57,7 @@ class Material:
     config: Config  # The run's as of its last start, else the checkpoint's
     dataset: DetectionDataset
     own_annotations: Path | None  # As the user gave them; None: the validation split of the run
+    trained_images: int | None  # Images that the detector was trained on; None: not known
     detections: SplitDetections
     evaluation: Evaluation
     curves: Sequence[ClassCurve]  # In the categories' order, as all that follows
@@ -116,14 +118,10 @@ class Material:
             endings.add("length")
         return endings
 
-    def was_trained_on(self) -> bool:
-        """Return whether the images are those that the detector was trained on."""
-        try:
-            trained = annotations_of(self.config, self.run, "train")
-            measured = self.own_annotations or annotations_of(self.config, self.run, "validation")
-        except InputError:  # A data set that is not on this machine
-            return False
-        return trained.resolve() == measured.resolve()
+    @property
+    def is_trained_on(self) -> bool:
+        """Whether all images are those that the detector was trained on."""
+        return self.trained_images == len(self.annotations)
 
 
 def read_material(
@@ -137,6 +135,7 @@ def read_material(
     checkpoint = read_trained(path)
     run = find_run(checkpoint.folder)
     dataset = validation_split(checkpoint, annotations=annotations, images=images)
+    config = current_config(checkpoint, run)
     records = read_json_lines(run.metrics) if run else []
     detections, evaluation = None, None
     if run is not None and annotations is None:
@@ -153,9 +152,10 @@ def read_material(
     return Material(
         checkpoint=checkpoint,
         run=run,
-        config=current_config(checkpoint, run),
+        config=config,
         dataset=dataset,
         own_annotations=annotations,
+        trained_images=count_trained_images(dataset, config=config, run=run),
         detections=detections,
         evaluation=evaluation,
         curves=curves,
@@ -179,11 +179,26 @@ def current_config(checkpoint: Checkpoint, run: RunFolder | None) -> Config:
     return config_from_tree(checkpoint.state.config, str(checkpoint.folder / "state.json"))
 
 
-def annotations_of(config: Config, run: RunFolder | None, split: SplitName) -> Path:
-    """Return the annotations of one of a run's splits; InputError if they are not there."""
+def count_trained_images(
+    measured: DetectionDataset, *, config: Config, run: RunFolder | None
+) -> int | None:
+    """Return how many images of a split the training used; None if its images are not here."""
     settings = config.data
     root = settings.root if settings.scenes is None or run is None else run.scenes
-    return configured_split(settings, split, root=root).annotations
+    try:
+        split = configured_split(settings, "train", root=root)
+        annotations = open_annotations(split.annotations)
+        trained = DetectionDataset(
+            annotations,
+            split.images,
+            ClassMap.contiguous(annotations.category_ids, annotations.category_names),
+            image_size=measured.image_size,
+            train=True,
+            skip_images_without_boxes=settings.images_without_boxes == "skip",
+        )
+    except InputError:
+        return None
+    return measured.count_images_in(trained)
 
 
 def find_run(checkpoint: Path) -> RunFolder | None:

@@ -65,12 +65,8 @@ def summarize(material: Material) -> list[str]:
     """Return sentences on what the detector finds, for a reader who knows no metric."""
     boxes, best, mistakes = material.joint.true_boxes, material.best, material.mistakes
     images = len(material.annotations)
-    where = "pictures it was not trained on"
-    if material.was_trained_on():
-        where = "the pictures it was trained on"
-    elif material.own_annotations:
-        where = "the pictures that were given"
-    measured = f"Measured on {images:,} images with {boxes:,} labelled objects: {where}."
+    what = f"{images:,} images with {boxes:,} labelled objects"
+    measured = f"Measured on {what}: {describe_images(material)}."
     if best is None:
         return [measured, "The detector finds none of the objects at any threshold."]
     return [
@@ -83,6 +79,20 @@ def summarize(material: Material) -> list[str]:
         f"{mistakes.missed:,} missed and {mistakes.swaps:,} taken for another class; "
         f"{mistakes.false_positives:,} boxes are where no such object is.",
     ]
+
+
+def describe_images(material: Material) -> str:
+    """Describe the measured images by their part in the training."""
+    trained = material.trained_images
+    if material.is_trained_on:
+        return "the pictures it was trained on"
+    if trained:
+        return f"{trained:,} of them are pictures it was trained on"
+    if trained == 0:
+        given = "pictures that were given, and that" if material.own_annotations else "pictures"
+        return f"{given} it was not trained on"
+    given = "pictures that were given" if material.own_annotations else "the validation pictures"
+    return f"{given}; its training pictures are not here, so these may be among them"
 
 
 def result_blocks(material: Material) -> list[Block]:

@@ -8,7 +8,7 @@ progress of the run, `TrainState`, of which nothing here knows.
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cached_property, partial
 
 from rich.console import Console
 
@@ -341,6 +341,11 @@ class RunComponents:
             start=self.start,
             rows=self.strategy.describe(),
         )
+
+    @cached_property
+    def shared_images(self) -> int:
+        """The number of validation images that the run is trained on."""
+        return self.data.validation.count_images_in(self.data.train)
 
     @property
     def exchange_name(self) -> str:

@@ -329,7 +329,13 @@ class Trainer:
             )
         if result is None:
             return
-        warning = update_card(run.facts(), result.evaluation, step=step, epochs=epochs)
+        warning = update_card(
+            run.facts(),
+            result.evaluation,
+            step=step,
+            epochs=epochs,
+            shared_images=run.shared_images,
+        )
         if warning is not None:
             self.print_plainly(warning)
         write_files = partial(evaluation.wait_for_files, result) if evaluation.is_started else None

@@ -158,6 +158,15 @@ def test_images_without_boxes_are_skipped_on_request(tmp_path: Path) -> None:
 NUM_IMAGES = 12
 
 
+def test_images_of_another_split_are_counted_if_both_use_them(tmp_path: Path) -> None:
+    dataset = make(tmp_path, train=False)
+    with_boxes = other(dataset, skip_images_without_boxes=True)
+    assert dataset.count_images_in(dataset) == 2
+    assert dataset.count_images_in(with_boxes) == with_boxes.count_images_in(dataset) == 1
+    (tmp_path / "copy").mkdir()
+    assert dataset.count_images_in(make(tmp_path / "copy", train=True)) == 0
+
+
 def spoiled(
     folder: Path, *, bad: Iterable[int], train: bool, replace_bad: bool = True
 ) -> DetectionDataset:

@@ -56,6 +56,7 @@ def facts(**changes: Any) -> CardFacts:
         is_synthetic=False,
         train=split,
         validation=replace(split, annotations="b.json", number_of_images=500),
+        shared_images=0,
         settings={"optimizer": "adam"},
         summary=dict.fromkeys(METRICS, 0.5),
         classes=(result("bus", 0.7), result("cup", 0.4)),
@@ -112,14 +113,16 @@ def test_limitations_follow_from_the_facts() -> None:
     for text in ("synthetic", "memorized", "set is small", "random weights", "not finished"):
         assert text not in usual
     train = facts().train
-    assert "evaluated on its training images" in limitations(validation=train)
+    assert "evaluated on its training images" in limitations(shared_images=500)
+    some = "evaluated on 500 images of which 7 are training images: the metrics show how well"
+    assert some in limitations(shared_images=7)
     assert "trained on synthetic images" in limitations(is_synthetic=True)
     assert "step 9 of 20" in limitations(total_steps=20)
     assert "set is small: 128 images" in limitations(train=replace(train, number_of_images=128))
     assert "random weights" in limitations(is_pretrained=False)
-    some = (result("bus", 0.7), result("cup", 0.05), result("cat", math.nan))
-    assert "1 of 3 classes have no box" in limitations(classes=some)
-    assert "1 of 2 measured classes have a mAP below 0.1" in limitations(classes=some)
+    classes = (result("bus", 0.7), result("cup", 0.05), result("cat", math.nan))
+    assert "1 of 3 classes have no box" in limitations(classes=classes)
+    assert "1 of 2 measured classes have a mAP below 0.1" in limitations(classes=classes)
     small = {**facts().summary, "map_small": 0.1}
     assert "Small objects are detected less reliably: mAP 0.100" in limitations(summary=small)
     assert "Small objects" not in limitations(summary={**facts().summary, "map_small": math.nan})

@@ -37,19 +37,14 @@ def material(
     maps: tuple[float, ...] = (),
     epochs: int = 8,
     overrides: tuple[str, ...] = (),
-    trained_on: str = "",
+    trained_images: int | None = 0,
 ) -> Material:
     """Return the material of a run with an evaluation after each epoch, of `epochs` epochs."""
     curves = class_curves(truth, found)
     joint = joint_curve([item.curve for item in curves])
     thresholds = class_thresholds(curves, default=joint.best.threshold if joint.best else 0.5)
-    paths = ("data.train_annotations=/a.json", "data.train_images=/tmp") if trained_on else ()
     config = load_config("demo.yaml", [f"training.epochs={epochs}", "training.target_map=null",
                                        *overrides])  # fmt: skip
-    if paths:
-        data = replace(config.data, scenes=None, train_annotations=Path(trained_on),
-                       train_images=Path("/tmp"))  # fmt: skip
-        config = replace(config, data=data)
     records: list[dict[str, Any]] = [
         {"kind": "evaluation", "step": 10 * epoch, "epoch": epoch, "map": value}
         for epoch, value in enumerate(maps, 1)
@@ -60,7 +55,8 @@ def material(
         run=None,
         config=config,
         dataset=SimpleNamespace(annotations=truth),  # type: ignore[arg-type]
-        own_annotations=Path(trained_on) if trained_on else None,
+        own_annotations=None,
+        trained_images=trained_images,
         detections=found,
         evaluation=coco_metric(truth, found),
         curves=curves,
@@ -136,13 +132,25 @@ def test_detector_without_right_boxes_finds_nothing() -> None:
     assert curve_blocks(nothing) == []
 
 
-def test_training_images_are_a_doubt(tmp_path: Path) -> None:
-    file = tmp_path / "a.json"
-    file.write_text("{}")
-    known = material(*PERFECT, trained_on=str(file))
-    assert "the detector was trained on" in titles(known)
-    assert "it was trained on" in summarize(known)[0]
-    assert "was trained on" not in titles(material(*PERFECT))
+@pytest.mark.parametrize(
+    ("trained_images", "own", "summary", "title"),
+    [
+        (60, False, "the pictures it was trained on.", "are the images that the detector was"),
+        (60, True, "the pictures it was trained on.", "are the images that the detector was"),
+        (7, False, "7 of them are pictures it was trained on.", "trained on 7 of these 60 images"),
+        (0, False, ": pictures it was not trained on.", ""),
+        (0, True, ": pictures that were given, and that it was not trained on.", ""),
+        (None, False, "so these may be among them.", ""),
+        (None, True, ": pictures that were given; its training pictures are not here, so", ""),
+    ],
+)
+def test_training_images_are_a_doubt(
+    trained_images: int | None, own: bool, summary: str, title: str
+) -> None:
+    given = material(*PERFECT, trained_images=trained_images)
+    given = replace(given, own_annotations=Path("mine.json") if own else None)
+    assert summary in summarize(given)[0]
+    assert title in titles(given) and ("trained on" in titles(given)) is bool(title)
 
 
 def test_swapped_classes_are_named() -> None:

@@ -200,6 +200,30 @@ def test_printed_command_continues_the_run(
     assert not trainer.is_done()
 
 
+def test_images_in_both_splits_are_counted(run: Path, run_here: RunHere, tmp_path: Path) -> None:
+    """Copies of the annotations, a link to the folder of images, and a run without its training."""
+    numbers = tmp_path / "numbers.json"
+
+    def trained_images() -> int | None:
+        done = run_here(main, "report", run, "--overwrite", "--json", numbers)
+        assert (done.returncode, done.stderr) == (0, "")
+        counted: int | None = json.loads(numbers.read_text())["trained_images"]
+        numbers.unlink()
+        return counted
+
+    assert trained_images() is None
+    validation, train = run / "scenes" / "validation", run / "scenes" / "train"
+    write_split(train, TRUTH)
+    assert trained_images() == 0  # Other files of the same names
+    shutil.rmtree(train / "data")
+    (train / "data").symlink_to(validation / "data")
+    # Training skips the image without a box.
+    assert trained_images() == 3
+    write_config(run, "data.images_without_boxes=train")
+    assert trained_images() == 4
+    assert "the pictures it was trained on" in (run / "report.html").read_text("utf-8")
+
+
 def test_moved_run_is_continued_where_it_is(run: Path) -> None:
     moved = run.rename(run.with_name("moved"))
     words = words_to_continue(moved)
