@@ -23,8 +23,12 @@ DECIMAL = re.compile(r"[0-9]{1,9}\.[0-9]{1,3}")
 ACTIVE = re.compile(r"\[([a-z+_-]{1,40})\]")  # The kernel marks the active mode by brackets
 NUMA_BALANCING = {"0": "off", "1": "on", "2": "between tiers", "3": "on, also between tiers"}
 HYPERTHREADS = {"0": "off", "1": "on"}
-NO_TURBO = {"1": "off", "0": "on"}  # Of intel_pstate
-BOOST = {"0": "off", "1": "on"}  # Of other drivers
+TURBO = {
+    # In passive mode intel_pstate calls itself intel_cpufreq, and has the same file.
+    "intel_pstate/no_turbo": {"1": "off", "0": "on"},
+    "cpufreq/boost": {"0": "off", "1": "on"},  # Of other drivers
+}
+"""The file of turbo, and what its values mean."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +47,12 @@ class HostState:
     Fields with a label are settings, which should be equal on the hosts of a job.
     """
 
-    frequency_driver: str = ""
+    frequency_driver: str = field(default="", metadata={"label": "frequency driver"})
     governor: str = field(default="", metadata={"label": "frequency governor"})
     """Those of all CPUs, joined by commas where they differ."""
     energy_preference: str = field(default="", metadata={"label": "energy preference"})
     turbo: str = field(default="", metadata={"label": "turbo"})
+    turbo_file: str = ""  # The one that was read, below /sys/devices/system/cpu
     hyperthreads: str = field(default="", metadata={"label": "hyperthreads"})
     memory_speed: str = field(default="", metadata={"label": "memory"})
     numa_balancing: str = field(default="", metadata={"label": "NUMA balancing"})
@@ -67,6 +72,15 @@ class HostState:
         values = {label: getattr(self, name) for label, name in labels.items()}
         return {label: value for label, value in values.items() if value}
 
+    def capacities(self) -> dict[str, str]:
+        """Return what the host has, as far as it is known, by label; sizes are rounded."""
+        values = {
+            "number of cores": str(self.cores) if self.cores else "",
+            "memory size": format_modules(self.memory) if self.memory else "",
+            "swap": "" if self.swap is None else "on" if self.swap else "none",
+        }
+        return {label: value for label, value in values.items() if value}
+
     def to_dict(self) -> dict[str, Any]:
         """Return the known values for `environment.json`; sizes are in bytes."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
@@ -78,7 +92,8 @@ def read_host_state(root: Path = ROOT) -> HostState:
     """Return the state of this host, or of a copy of its files, in milliseconds."""
     cpu = root / CPU
     policies = sorted((cpu / "cpufreq").glob("policy[0-9]*"))
-    turbo = named(cpu / "intel_pstate/no_turbo", NO_TURBO) or named(cpu / "cpufreq/boost", BOOST)
+    turbo = {name: value for name in TURBO if (value := named(cpu / name, TURBO[name]))}
+    turbo_file = next(iter(turbo), "")
     memory, swap, swap_free = read_sizes(root / "proc/meminfo", "MemTotal", "SwapTotal", "SwapFree")
     used = None if swap is None or swap_free is None else max(0, swap - swap_free)
     huge_pages = ACTIVE.search(read_proc_text(root / "sys/kernel/mm/transparent_hugepage/enabled"))
@@ -87,7 +102,8 @@ def read_host_state(root: Path = ROOT) -> HostState:
         frequency_driver=", ".join(distinct(policies[:1], "scaling_driver")),
         governor=", ".join(distinct(policies, "scaling_governor")),
         energy_preference=", ".join(distinct(policies, "energy_performance_preference")),
-        turbo=turbo,
+        turbo=turbo.get(turbo_file, ""),
+        turbo_file=turbo_file,
         hyperthreads=named(cpu / "smt/active", HYPERTHREADS),
         memory_speed=read_memory_speed(root),
         numa_balancing=named(root / "proc/sys/kernel/numa_balancing", NUMA_BALANCING),
@@ -101,6 +117,17 @@ def read_host_state(root: Path = ROOT) -> HostState:
         load=load,
         running=running,
     )
+
+
+def format_modules(size: int) -> str:
+    """Return the memory that modules probably have, such as `512 GiB` where Linux has 503 GiB.
+
+    Firmware and kernel keep some, and not the same on all hosts. So the size is rounded up to one
+    of eight steps between two powers of 2, which the sizes of sets of modules are.
+    """
+    step = 2 ** max(0, size.bit_length() - 4)
+    modules = -(-size // step) * step
+    return f"{modules / KIB**3:g} GiB"
 
 
 def named(file: Path, names: dict[str, str]) -> str:

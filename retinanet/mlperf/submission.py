@@ -280,7 +280,10 @@ def system_description(
 
 
 HARDWARE = ("turbo", "hyperthreads", "memory_speed")
-SOFTWARE = ("governor", "energy_preference", "numa_balancing", "huge_pages", "swappiness")
+SOFTWARE = (
+    *("frequency_driver", "governor", "energy_preference"),
+    *("numa_balancing", "huge_pages", "swappiness"),
+)
 
 
 def notes_on_hosts(environment: Mapping[str, Any]) -> dict[str, str]:

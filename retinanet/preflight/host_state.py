@@ -8,21 +8,17 @@ are hyperthreads: ranks have one thread a core.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launch.host_state import HostState
+from launch.host_state import TURBO, HostState
 from launch.shares import Share
 from retinanet.preflight.findings import Finding, amount, merged, ok, warning
 
 HOST_STATE = "host state"
 FREQUENCY = "frequency"
 SYSFS_CPU = "/sys/devices/system/cpu"
+PASSIVE = "intel_cpufreq"
 SAVING = ("power", "balance_power")
 SAVING_FROM = 192  # `balance_power`, where the preference is a number up to 255
 SET_PERFORMANCE = f"echo performance | sudo tee {SYSFS_CPU}/cpufreq/policy*/scaling_governor"
-TURBO = {
-    "intel_pstate": f"echo 0 | sudo tee {SYSFS_CPU}/intel_pstate/no_turbo",
-    "": f"echo 1 | sudo tee {SYSFS_CPU}/cpufreq/boost",
-}
-"""The command that permits turbo, by driver; the second is that of all others."""
 SWAPPED = 0.05
 """A part of the memory: as much in swap is more than a few programs that nobody uses."""
 
@@ -75,7 +71,8 @@ def check_frequency(state: HostState) -> Finding | None:
     """Warn where the governor, or the energy preference, holds the frequency down.
 
     `powersave` is the lowest frequency, except with a driver that follows the load: intel_pstate,
-    and those that have an energy preference, which then decides.
+    and those that have an energy preference, which then decides. intel_pstate's passive mode may
+    have a preference, but its governors are those of Linux.
     """
     if "powersave" not in state.governor.split(", "):
         return None
@@ -87,7 +84,9 @@ def check_frequency(state: HostState) -> Finding | None:
     ]
     if saving:
         detail = f"governor powersave with energy preference {', '.join(saving)} lowers the clock"
-    elif not preferences and state.frequency_driver not in ("", "intel_pstate"):
+    elif state.frequency_driver == PASSIVE or (
+        not preferences and state.frequency_driver not in ("", "intel_pstate")
+    ):
         detail = "governor powersave keeps cores at their lowest clock"
     else:
         return None
@@ -98,7 +97,9 @@ def check_turbo(state: HostState) -> Finding | None:
     """Warn where cores may not exceed their nominal frequency."""
     if state.turbo != "off":
         return None
-    command = TURBO.get(state.frequency_driver, TURBO[""])
+    values = TURBO[state.turbo_file]
+    [value] = [value for value, meaning in values.items() if meaning == "on"]
+    command = f"echo {value} | sudo tee {SYSFS_CPU}/{state.turbo_file}"
     return warning("turbo", "off: cores stay at their nominal clock", fix=command)
 
 
@@ -167,18 +168,37 @@ def counted(count: int, name: str) -> str:
     return f"{count} {name}{'' if count == 1 else 's'}"
 
 
+SET_ALIKE = "all wait for the slowest: set it alike"
+ADVICE = {
+    "number of cores": "distributed.batch_split=speed gives the slowest fewer images",
+    "memory size": "training.batch_size must fit the smallest",
+}
+
+
 def differences_of_hosts(reports: Sequence[HostReport]) -> list[Finding]:
-    """Return a warning for each setting whose known values differ between hosts."""
-    labels = dict.fromkeys(label for report in reports for label in report.state.settings())
+    """Return a warning for each setting and capacity whose known values differ between hosts.
+
+    Capacities are compared among hosts with as many ranks: other numbers are meant to fit them.
+    """
+    settings = [(report.host, report.state.settings()) for report in reports]
+    findings = difference_findings(settings)
+    for count in dict.fromkeys(len(report.shares) for report in reports):
+        alike = [report for report in reports if len(report.shares) == count]
+        findings += difference_findings([(item.host, item.state.capacities()) for item in alike])
+    return findings
+
+
+def difference_findings(hosts: Sequence[tuple[str, dict[str, str]]]) -> list[Finding]:
+    """Return a warning for each label whose values differ, with the hosts of each value."""
+    labels = dict.fromkeys(label for _, values in hosts for label in values)
     findings = []
     for label in labels:
         hosts_by_value: dict[str, list[str]] = {}
-        for report in reports:
-            value = report.state.settings().get(label)
-            if value is not None:
-                hosts_by_value.setdefault(value, []).append(report.host)
+        for host, values in hosts:
+            if label in values:
+                hosts_by_value.setdefault(values[label], []).append(host)
         if len(hosts_by_value) > 1:
             parts = [f"{', '.join(names)}: {value}" for value, names in hosts_by_value.items()]
             detail = f"{label} differs, {'; '.join(parts)}"
-            findings.append(warning("hosts", detail, fix="all wait for the slowest: set it alike"))
+            findings.append(warning("hosts", detail, fix=ADVICE.get(label, SET_ALIKE)))
     return findings

@@ -13,6 +13,7 @@ from tests.launch.host_trees import CPU, GB, write_host
 def test_tuned_host(tmp_path: Path) -> None:
     state = read_host_state(host_trees.tuned_xeon(tmp_path))
     assert state.settings() == {
+        "frequency driver": "intel_pstate",
         "frequency governor": "performance",
         "energy preference": "performance",
         "turbo": "on",
@@ -22,6 +23,7 @@ def test_tuned_host(tmp_path: Path) -> None:
         "huge pages": "madvise",
         "swappiness": "1",
     }
+    assert state.capacities() == {"number of cores": "16", "memory size": "480 GiB", "swap": "none"}
     assert (state.cores, state.load, state.running) == (16, 0.2, 1)
     assert (state.swap, state.swap_used) == (0, 0)
     assert [node.node for node in state.nodes] == [0, 1]
@@ -43,7 +45,20 @@ def test_processors_that_differ_are_all_named(tmp_path: Path) -> None:
 
 
 def test_amd_turbo_is_called_boost(tmp_path: Path) -> None:
-    assert read_host_state(write_host(tmp_path, {f"{CPU}/cpufreq/boost": "0"})).turbo == "off"
+    state = read_host_state(write_host(tmp_path, {f"{CPU}/cpufreq/boost": "0"}))
+    assert (state.turbo, state.turbo_file) == ("off", "cpufreq/boost")
+
+
+@pytest.mark.parametrize(
+    ("available", "modules"),
+    [
+        (15.5, "16 GiB"), (23.4, "24 GiB"), (62.5, "64 GiB"), (188, "192 GiB"), (251.4, "256 GiB"),
+        (377, "384 GiB"), (503, "512 GiB"), (503.7, "512 GiB"), (755, "768 GiB"),
+        (1007, "1024 GiB"), (2014, "2048 GiB"),
+    ],
+)  # fmt: skip
+def test_size_of_the_memory_modules_is_estimated(available: float, modules: str) -> None:
+    assert HostState(memory=int(available * 2**30)).capacities() == {"memory size": modules}
 
 
 HOSTILE = {

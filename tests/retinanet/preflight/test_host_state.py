@@ -66,6 +66,8 @@ def test_laptop_gets_three_lines_with_commands(tmp_path: Path) -> None:
         ("intel_pstate", "", False),  # without hardware-managed states it follows the load
         ("amd-pstate-epp", "balance_power", True),
         ("acpi-cpufreq", "", True),
+        ("intel_cpufreq", "", True),
+        ("intel_cpufreq", "balance_performance", True),  # the governor is Linux's
         ("", "", False),
     ],
 )
@@ -76,9 +78,25 @@ def test_powersave_matters_where_it_lowers_the_clock(
     assert ("frequency" in advice(state)) == is_slow
 
 
-def test_boost_of_other_drivers_has_another_file() -> None:
-    state = HostState(frequency_driver="acpi-cpufreq", turbo="off")
-    assert advice(state)["turbo"].endswith("cpufreq/boost")
+@pytest.mark.parametrize(
+    ("driver", "file", "off", "on"),
+    [
+        ("intel_pstate", "intel_pstate/no_turbo", "1", "0"),
+        ("intel_cpufreq", "intel_pstate/no_turbo", "1", "0"),  # its passive mode has no boost
+        ("acpi-cpufreq", "cpufreq/boost", "0", "1"),
+        ("amd-pstate-epp", "cpufreq/boost", "0", "1"),
+    ],
+)
+def test_turbo_is_permitted_in_the_file_that_forbids_it(
+    driver: str, file: str, off: str, on: str, tmp_path: Path
+) -> None:
+    files = host_trees.frequency(driver=driver, governor="performance")
+    host_trees.write_host(tmp_path, {**files, f"{host_trees.CPU}/{file}": off})
+    command = advice(read_host_state(tmp_path))["turbo"]
+    assert command == f"echo {on} | sudo tee /sys/devices/system/cpu/{file}"
+    # What the command writes is what a host with turbo has.
+    host_trees.write_host(tmp_path, {f"{host_trees.CPU}/{file}": on})
+    assert advice(read_host_state(tmp_path)) == {}
 
 
 def test_full_node_balancing_and_other_programs(tmp_path: Path) -> None:
@@ -118,6 +136,61 @@ def test_hosts_that_differ_are_named_by_setting(tmp_path: Path) -> None:
     )
     # A host whose value is not known, here its huge pages, does not differ.
     assert check_hosts([report(tuned), report(tuned, host="right")]) == []
+
+
+def of_size(folder: Path, *, cpus: str = "0-31", gigabytes: int = 512, swap: int = 0) -> HostState:
+    files = {f"{host_trees.CPU}/online": cpus}
+    host_trees.write_host(
+        host_trees.tuned_xeon(folder),
+        {**files, **host_trees.memory(size=gigabytes, swap=swap)},
+    )
+    return read_host_state(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"gigabytes": 256},
+            "memory size differs, left: 480 GiB; right: 240 GiB; training.batch_size must fit the "
+            "smallest",
+        ),
+        (
+            {"cpus": "0-7,16-23"},
+            "number of cores differs, left: 16; right: 8; "
+            "distributed.batch_split=speed gives the slowest fewer images",
+        ),
+        (
+            {"swap": 8},
+            "swap differs, left: none; right: on; all wait for the slowest: set it alike",
+        ),
+        ({"gigabytes": 511}, ""),  # kernels keep different amounts
+    ],
+)
+def test_host_with_less_is_named(changes: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    left, right = of_size(tmp_path / "left"), of_size(tmp_path / "right", **changes)
+    lines = [item.line for item in check_hosts([report(left), report(right, host="right")])]
+    assert lines == ([f"hosts: {expected}"] if expected else [])
+
+
+def test_host_with_fewer_ranks_may_have_less(tmp_path: Path) -> None:
+    large = report(of_size(tmp_path / "left"), share(0), share(1))
+    small = of_size(tmp_path / "right", cpus="0-7,16-23", gigabytes=256)
+    assert check_hosts([large, report(small, host="right")]) == []
+    equal = report(small, share(0), share(1), host="right")
+    assert len(check_hosts([large, equal])) == 2
+
+
+def test_host_with_another_frequency_driver_is_named(tmp_path: Path) -> None:
+    left = read_host_state(host_trees.tuned_xeon(tmp_path / "left"))
+    passive = host_trees.frequency(
+        driver="intel_cpufreq", governor="performance", preference="performance", cpus=32
+    )
+    right = read_host_state(
+        host_trees.write_host(host_trees.tuned_xeon(tmp_path / "right"), passive)
+    )
+    [finding] = check_hosts([report(left), report(right, host="right")])
+    assert "frequency driver differs, left: intel_pstate; right: intel_cpufreq" in finding.detail
 
 
 @dataclass(kw_only=True)
