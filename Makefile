@@ -1,9 +1,9 @@
 # make demo    train on synthetic images, evaluate, draw pictures: minutes on two cores
 # make test-fast    tests of less than half a second each: a minute on two cores
 # make test    all that proves the product, real mpirun included: 18 minutes on two cores
-# make test-all    the whole suite, with IPEX, a browser and all commands of the docs
+# make test-all    the whole suite, with IPEX, other mpiruns, a browser and all commands of the docs
 # make test-pythons    make test under every other Python of 3.11 to 3.14 that is here
-# make ipex    make .venv-ipex: the paper's engine, Intel's extension for PyTorch, and torch 2.8
+# make ipex    make .venv-ipex, with Intel's extension and torch 2.8;  make intel-mpi open-mpi    their mpiruns, for tests
 # make serving add what export to ONNX and videos need to .venv
 # make fuzz    search for inputs that break a reader: FUZZ_SECONDS each (60), FUZZ_TARGETS (all)
 # make torture kill a run of two ranks at random moments, 50 times, and compare its end: 20 minutes
@@ -15,10 +15,9 @@ export TORCH_INDEX PYTHON PINS
 environment = .venv
 python = $(environment)/bin/python
 FUZZ_SECONDS = 60
-FUZZ_TARGETS = annotations checkpoint config environment hosts image index log mlperf openimages topology \
-	voc weights yolo
+FUZZ_TARGETS = annotations checkpoint config environment hosts image index log mlperf openimages topology voc weights yolo
 
-.PHONY: demo test-fast test test-all ipex-tests test-pythons ipex serving fuzz torture lint audit update tools setup clean
+.PHONY: demo test-fast test test-all ipex-tests test-pythons ipex serving fuzz torture lint audit intel-mpi open-mpi update tools setup clean
 
 # Without a compiler it takes longer; a line says so.
 demo: setup
@@ -40,7 +39,7 @@ test-fast: tools
 test test-all: tools
 	$(one_core) --durations=20; status=$$?; [ $$status -le 1 ] && $(whole_machine) && exit $$status
 
-test-all: ipex-tests
+test-all: ipex-tests intel-mpi open-mpi
 ipex-tests: ipex
 	.venv-ipex/bin/python -m pytest -m ipex $$(grep -rl mark.ipex tests)  # others import what is not there
 
@@ -67,14 +66,15 @@ audit: setup
 
 # One resolution for all Pythons; markers tell where they must differ. The old pins stay in .venv until then.
 resolve = ./setup.sh uv pip compile --quiet --universal --python-version 3.11 --upgrade \
-    --custom-compile-command "make update" pyproject.toml --output-file .pins/requirements
+    --custom-compile-command "make update" --output-file .pins/requirements
 update: tools
 	rm -rf .pins && mkdir .pins
-	$(resolve).txt
-	$(resolve)-serving.txt --constraints .pins/requirements.txt --extra serving
-	$(resolve)-dev.txt --constraints .pins/requirements-serving.txt --extra serving --group dev
-	$(resolve)-fuzz.txt --constraints .pins/requirements.txt --group fuzz
-	$(resolve)-ipex.txt --group ipex --group dev
+	$(resolve).txt pyproject.toml
+	$(resolve)-serving.txt pyproject.toml --constraints .pins/requirements.txt --extra serving
+	$(resolve)-dev.txt pyproject.toml --constraints .pins/requirements-serving.txt --extra serving --group dev
+	$(resolve)-fuzz.txt pyproject.toml --constraints .pins/requirements.txt --group fuzz
+	$(resolve)-ipex.txt pyproject.toml --group ipex --group dev
+	for family in intel-mpi open-mpi; do $(resolve)-$$family.txt --group $$family || exit; done
 	$(MAKE) test environment=.venv-update PINS=.pins
 	.venv-update/bin/python -m profiling bench step --contestants torch --against $(python)
 	mv .pins/*.txt . && git diff --stat -- 'requirements*.txt'
@@ -83,7 +83,7 @@ tools:
 	@./setup.sh tools
 	@ENVIRONMENT=$(environment) ./setup.sh dev
 
-setup ipex serving: ; @./setup.sh $(filter-out setup,$@)
+setup ipex serving intel-mpi open-mpi: ; @./setup.sh $(filter-out setup,$@)
 
 clean:
 	rm -rf .venv .venv-* .uv .pins .mypy_cache .ruff_cache .pytest_cache .hypothesis

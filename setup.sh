@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make .venv with the packages of requirements.txt, in which a second call finds everything in place. An argument:
 #   dev, serving, fuzz   install requirements-dev.txt, -serving.txt or -fuzz.txt, which include requirements.txt
-#   ipex                 make .venv-ipex from requirements-ipex.txt
+#   ipex, intel-mpi, open-mpi   make .venv-ipex from requirements-ipex.txt, and so on
 #   compiler, tools, browser   look for what kernels and tests call; as root on Debian install what is missing
 #   pythons              print the Pythons that the program can use, the newest first
 #   uv ARGUMENTS         run uv, which installs the packages
@@ -101,11 +101,11 @@ flock --nonblock 9 2>/dev/null || [ $? != 1 ] || { echo "setup: another set-up i
 case "$*" in
 '') install_packages "${ENVIRONMENT:-.venv}" requirements.txt ;;
 dev | serving | fuzz) install_packages "${ENVIRONMENT:-.venv}" "requirements-$1.txt" ;;
-ipex) install_packages .venv-ipex requirements-ipex.txt ;;
+ipex | intel-mpi | open-mpi) install_packages ".venv-$1" "requirements-$1.txt" ;;
 compiler) require_program "$compiler" g++ "the C++ kernels" ;;
 tools) for pair in "$compiler:g++" git:git pgrep:procps ip:iproute2; do require_program "${pair%:*}" "${pair#*:}" tests; done ;;
 browser) require_browser ;;
 pythons) list_pythons ;;
 uv\ *) run_uv "${@:2}" ;;
-*) fail "unknown argument $*; known are: dev, serving, fuzz, ipex, compiler, tools, browser, pythons, uv" ;;
+*) fail "unknown argument $*; known are: dev, serving, fuzz, ipex, intel-mpi, open-mpi, compiler, tools, browser, pythons, uv" ;;
 esac

@@ -122,7 +122,9 @@ def settle_transport(
     if rendezvous is None:
         return ONE_HOST, ()
     if not is_running(ranks):
-        reason = f"started by {ranks.launcher}, not by an MPI's mpirun"
+        by_variables = ranks.launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in os.environ
+        starter = "RANK and WORLD_SIZE" if by_variables else ranks.launcher
+        reason = f"started by {starter}, not by an MPI's mpirun"
         if ranks.launcher in MPI_LAUNCHERS:
             reason = "MASTER_ADDR is set, so that MPI is not started"
         if backend == "mpi":

@@ -117,6 +117,8 @@ def run_ranks(
         option = "--hosts" if hostfile is None else f"--hostfile {hostfile}"
         require_known_hosts(names, os.environ, option=option)
     launcher = choose_mpirun(mpirun)
+    if not dry_run:
+        os.environ[STARTED_BY_US] = "1"  # in time for the command, which names it for Open MPI
     mpirun_line = mpirun_command(
         launcher,
         by_this_python(program),
@@ -133,7 +135,6 @@ def run_ranks(
     end_with_caller()
     os.environ.pop(CALLER, None)  # the ranks have no such descriptor
     os.environ["PATH"] = search_path(launcher.path, os.environ)
-    os.environ[STARTED_BY_US] = "1"
     # Open MPI's kills ranks half a second after SIGINT and SIGTERM (version 5; two seconds in 4).
     stop_signal = signal.SIGUSR1 if launcher.family == "open-mpi" else signal.SIGTERM
     return run_with_graceful_stop(mpirun_line, stop_signal=stop_signal, hosts=names)
@@ -231,6 +232,8 @@ def skip_shells(process: int, number: int) -> int:
 
 
 HELPER = "hydra_pmi_proxy"
+"""Starts the ranks of a host for MPICH and Intel MPI; Open MPI's mpirun starts those of its own."""
+RANK_OF_OPEN_MPI = b"\0OMPI_COMM_WORLD_RANK="
 DEPTH = 3
 """Intel MPI's is started by a helper of mpiexec.hydra, which is started by the script mpirun."""
 MOST_HOSTS = 32  # With more, launchers connect hosts as a tree, and not each to the first
@@ -242,7 +245,7 @@ class JobMonitor:
     """Kills an mpirun that would wait forever for unreachable hosts.
 
     It waits for the helper processes of other hosts: at the start, until they connect, and at the
-    end, until they confirm it, for `patience_s` after this host's has ended.
+    end, until they confirm it, for `patience_s` after this host's ranks have ended.
     """
 
     def __init__(self, process: "Popen[Any]", *, patience_s: float, hosts: Sequence[str]) -> None:
@@ -253,7 +256,7 @@ class JobMonitor:
         self._began = time.monotonic()
         self._is_noted = False
         self._helpers: list[int] = []
-        self._gone_since = math.inf  # this host's helper
+        self._gone_since = math.inf  # this host's helper, or its ranks
 
     def look(self) -> None:
         """Check the job; kill mpirun and print the reason if a host is unreachable."""
@@ -270,6 +273,10 @@ class JobMonitor:
         else:
             return
         write_line(f"error: {reason}; mpirun was killed")
+        # Open MPI's remote shells have groups of their own, and would keep our output open.
+        for below in [*process_tree(self._process.pid)][1:]:
+            with suppress(ProcessLookupError):
+                os.kill(below, signal.SIGKILL)
         stop_process(self._process)
         self.has_killed = True
 
@@ -300,7 +307,7 @@ def format_missing(hosts: Sequence[str], when: str) -> str:
 
 
 def helpers_below(process: int, *, depth: int) -> list[int]:
-    """Return mpirun's helpers among the children of a process, or else below them."""
+    """Return helpers, or ranks of Open MPI, among the children of a process, or below them."""
     children = child_processes(process)
     helpers = [child for child in children if is_helper(child)]
     if helpers or depth == 1:
@@ -309,9 +316,14 @@ def helpers_below(process: int, *, depth: int) -> list[int]:
 
 
 def is_helper(process: int) -> bool:
-    """Return whether a process is a helper that has not ended."""
+    """Return whether a process is a helper, or a rank of Open MPI, that has not ended."""
     status = read_status(Path(f"/proc/{process}/status"))
-    return status.get("Name") == HELPER and status["State"][0] not in "ZX"
+    if status.get("Name") == HELPER:
+        return status["State"][0] not in "ZX"
+    try:
+        return RANK_OF_OPEN_MPI in b"\0" + Path(f"/proc/{process}/environ").read_bytes()
+    except OSError:  # it has ended, or is not ours
+        return False
 
 
 def child_processes(process: int) -> list[int]:
@@ -344,7 +356,8 @@ REMOTE_SHELLS = ("ssh", "rsh")
 
 def connected(launcher: int) -> Iterator[str]:
     """Yield the other end's address of each connection of the launcher and what it has started."""
-    sockets = {inode for process in process_tree(launcher) for inode in socket_inodes(process)}
+    processes = process_tree(launcher, without=REMOTE_SHELLS)
+    sockets = {inode for process in processes for inode in socket_inodes(process)}
     for table in ("tcp", "tcp6"):
         for line in read_proc_text(Path(f"/proc/{launcher}/net/{table}")).splitlines()[1:]:
             # Field 2 is the remote address, 3 the state, 9 the number of the socket.
@@ -353,12 +366,12 @@ def connected(launcher: int) -> Iterator[str]:
                 yield parse_address(fields[2].partition(":")[0])
 
 
-def process_tree(process: int) -> Iterator[int]:
-    """Yield a process and all below it, without remote shells."""
-    if read_status(Path(f"/proc/{process}/status")).get("Name") not in REMOTE_SHELLS:
+def process_tree(process: int, *, without: Sequence[str] = ()) -> Iterator[int]:
+    """Yield a process and all below it, without programs of some names and what is below them."""
+    if not without or read_status(Path(f"/proc/{process}/status")).get("Name") not in without:
         yield process
         for child in child_processes(process):
-            yield from process_tree(child)
+            yield from process_tree(child, without=without)
 
 
 def socket_inodes(process: int) -> Iterator[str]:

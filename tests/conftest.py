@@ -19,7 +19,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from common.cli import run_command
-from tests.launch.ranks import Ended, TrainHere
+from tests.launch.ranks import MPIRUNS, Ended, TrainHere
 from tests.launch.two_hosts import TwoHosts, two_hosts
 from tests.support.commands import RunHere
 
@@ -110,6 +110,20 @@ def debian_hosts(tmp_path: Path) -> Iterator[TwoHosts]:
     """Both hosts resolve their own names to 127.0.1.1, which the other cannot reach."""
     with two_hosts(tmp_path, names_are_loopback=True) as both:
         yield both
+
+
+@pytest.fixture(
+    params=[
+        "mpich",
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("intel-mpi", "open-mpi")),
+    ]
+)
+def mpirun(request: pytest.FixtureRequest) -> Path:
+    """The mpirun of each family; those that are not in .venv only in `make test-all`."""
+    path = MPIRUNS[request.param]
+    if not path.exists():
+        pytest.skip(f"needs the mpirun of {request.param}: `make {request.param}`")
+    return path
 
 
 def sort_slow_files_first(items: list[pytest.Item]) -> None:

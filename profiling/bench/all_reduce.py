@@ -19,7 +19,7 @@ from common.console import make_console
 from common.errors import FINISHED, InputError
 from common.files import require_free_json
 from common.program import module_command
-from launch.mpirun import Mpirun, choose_mpirun
+from launch.mpirun import Family, Mpirun, choose_mpirun
 from profiling.bench.exchange_rank import LEVELS
 from profiling.bench.job import JobFailedError, rank_messages
 from profiling.bench.report import put_out
@@ -76,7 +76,7 @@ def add_all_reduce_benchmark(kinds: Benchmarks) -> None:
         help="rates of the links; one run for each [Gbit/s] (default: 1,10)",
     )
     parser.add_argument(
-        "--mpirun", type=Path, metavar="PATH", help="the mpirun to start the ranks with"
+        "--mpirun", type=Path, metavar="PATH", help="mpirun to use (default: the first one found)"
     )
     add_json_option(parser)
 
@@ -106,7 +106,7 @@ def all_reduce_command(
             return error.code
         except NoSimulatedHostsError as error:
             raise InputError(f"--hosts: {error}") from error
-    make_console().print(results_table(results).for_console())
+    make_console().print(results_table(results, family=chosen.family).for_console())
     workload = {
         "hosts": hosts,
         "ranks_of_a_host": ranks,
@@ -181,7 +181,7 @@ def measure(
         )
 
 
-def results_table(results: Sequence[Measured]) -> Table:
+def results_table(results: Sequence[Measured], *, family: Family) -> Table:
     """Return a row for each exchange."""
     columns = (
         Column("Gbit/s"),
@@ -206,7 +206,8 @@ def results_table(results: Sequence[Measured]) -> Table:
         )
         for result in results
     ]
-    return Table("exchange of gradients between hosts", columns, rows)
+    title = f"exchange of gradients between hosts, ranks started by {family}"
+    return Table(title, columns, rows)
 
 
 def compare(results: Sequence[Measured], *, targets: float | None) -> Iterator[Finding]:

@@ -35,7 +35,10 @@ OTHER_PROGRAMS = {
     ),
     "podman": ("--format", "--userns"),
     "apptainer": ("--bind", "--pwd"),
-    "torchrun": ("--nnodes", "--rdzv-backend", "--rdzv-endpoint"),
+    "torchrun": (
+        *("--master-addr", "--master-port", "--nnodes", "--node-rank"),
+        *("--rdzv-backend", "--rdzv-endpoint"),
+    ),
     "benchdnn": ("--cfg", "--dt"),
 }
 """Options of other programs that the pages name."""

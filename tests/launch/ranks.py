@@ -13,6 +13,12 @@ from tests.support.commands import run_program, start_program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MPIRUN = Path(sys.prefix) / "bin" / "mpirun"
+MPIRUNS = {
+    "mpich": MPIRUN,
+    "intel-mpi": REPOSITORY / ".venv-intel-mpi" / "bin" / "mpirun",
+    "open-mpi": REPOSITORY / ".venv-open-mpi" / "bin" / "mpirun",
+}
+"""The mpirun of each family; `make intel-mpi open-mpi` installs the last two."""
 
 
 class Ended(NamedTuple):

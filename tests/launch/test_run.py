@@ -210,13 +210,23 @@ def test_signals_to_the_proxy(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("then", "status"), [("sleep 100", 1), ("sleep 0.1; exit 5", 5)])
+@pytest.mark.parametrize(
+    ("before", "then", "status"),
+    [
+        # As MPICH's mpirun does when the network is gone: its helper on this host has ended.
+        ("{folder}/hydra_pmi_proxy", "sleep 100", 1),
+        ("{folder}/hydra_pmi_proxy", "sleep 0.1; exit 5", 5),
+        # Open MPI's has started the ranks of this host itself, and a remote shell in a group of its
+        # own, which also holds the output.
+        ("env OMPI_COMM_WORLD_RANK=0 sleep 0.8", "setsid sleep 100", 1),
+    ],
+)
 def test_launcher_that_waits_for_an_unreachable_host_is_killed(
-    then: str, status: int, tmp_path: Path
+    before: str, then: str, status: int, tmp_path: Path
 ) -> None:
-    # As MPICH's mpirun does when the network is gone: its helper on this host has ended.
-    helper = write_program(tmp_path / "hydra_pmi_proxy", "sleep 0.8")
-    process = start_proxy("sh", "-c", f"{helper}; {then}", stderr=subprocess.PIPE)
+    write_program(tmp_path / "hydra_pmi_proxy", "sleep 0.8")
+    script = f"{before.format(folder=tmp_path)}; {then}"
+    process = start_proxy("sh", "-c", script, stderr=subprocess.PIPE)
     _, errors = process.communicate(timeout=10)
     assert process.returncode == status
     assert ("mpirun waits for another host" in errors) == (status == 1)

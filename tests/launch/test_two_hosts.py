@@ -5,11 +5,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from launch.mpirun import identify
 from tests.launch.ranks import MPIRUN, ended
 from tests.launch.two_hosts import ADDRESSES, TwoHosts, two_hosts
 from tests.support.commands import start_program
@@ -29,6 +30,7 @@ line = f"{world.rank} on {facts[0]} from {neighbour}; {sorted(names)} {len(netwo
 sys.stdout.write(line + "\\n")  # one write: lines do not mix
 """
 
+PORT = "29500"  # Free in the network of each host
 STEPS = 2
 SETTINGS = [
     "data.scenes.train=4",
@@ -49,10 +51,12 @@ def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TwoHosts]:
         yield both
 
 
-def start_on_both(hosts: TwoHosts, *arguments: str, ranks: int = 2) -> subprocess.Popen[str]:
+def start_on_both(
+    hosts: TwoHosts, *arguments: str, ranks: int = 2, mpirun: Path = MPIRUN
+) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "launch", "run", "--np", str(ranks), "--hosts", "left,right"]
     return hosts.start_on_left(
-        [*command, "--mpirun", str(MPIRUN), "--", *arguments], environment=os.environ
+        [*command, "--mpirun", str(mpirun), "--", *arguments], environment=os.environ
     )
 
 
@@ -82,22 +86,94 @@ def test_mpirun_connects_one_rank_on_each_host(hosts: TwoHosts, tmp_path: Path) 
     assert f"{MPIRUN} {options} {sys.executable}" in done.errors
 
 
+RANK_VARIABLES = (b"PMI_RANK", b"OMPI_COMM_WORLD_RANK")
+
+
+def processes_of_ranks(run: str) -> dict[int, int]:
+    """Return the process of each rank, on both hosts; mpirun's command begins otherwise."""
+    found = {}
+    for process in processes_with(f"run.name={run}", begin=f"{sys.executable} train.py"):
+        variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+        pairs = (item.split(b"=", 1) for item in variables if b"=" in item)
+        [rank] = [value for name, value in pairs if name in RANK_VARIABLES]
+        found[int(rank)] = process
+    return found
+
+
+def wait_until_ranks_end(run: str, *, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while processes_with(f"run.name={run}", begin=f"{sys.executable} train.py"):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
 def read_weights(run: Path) -> bytes:
     return (run / "checkpoints" / "last" / "model.safetensors").read_bytes()
 
 
 def test_training_on_two_hosts_ends_with_the_weights_of_one_host(
-    debian_hosts: TwoHosts, tmp_path: Path
+    debian_hosts: TwoHosts, tmp_path: Path, mpirun: Path
 ) -> None:
     train = ["train.py", *SETTINGS, f"run.root={tmp_path}"]
     alone = ended(start_on_one(*train, "run.name=one"))
-    both = ended(start_on_both(debian_hosts, *train, "run.name=two"))
+    both = ended(start_on_both(debian_hosts, *train, "run.name=two", mpirun=mpirun))
     assert (alone.code, both.code) == (0, 0), alone.errors + both.errors
     assert both.output.count(f"finished after {STEPS} steps") == 1
     assert "left" in both.output and "right" in both.output
-    assert "gradients by mpi (auto: started by mpich's mpirun)" in " ".join(both.output.split())
+    reason = f"gradients by mpi (auto: started by {identify(mpirun).family}'s mpirun)"
+    assert reason in " ".join(both.output.split())
     assert len(read_records(tmp_path / "two", kind="step")) == STEPS
     assert read_weights(tmp_path / "two") == read_weights(tmp_path / "one")
+
+
+def start_by_torchrun(hosts: TwoHosts, *arguments: str) -> list[subprocess.Popen[str]]:
+    """Start two ranks on each host."""
+    program = [str(Path(sys.executable).with_name("torchrun")), "--nnodes=2", "--nproc-per-node=2"]
+    program += ["--master-addr=left", f"--master-port={PORT}"]
+    return [
+        hosts.start_on(host, [*program, f"--node-rank={host}", *arguments], environment=os.environ)
+        for host in (0, 1)
+    ]
+
+
+def start_by_variables(hosts: TwoHosts, *arguments: str) -> list[subprocess.Popen[str]]:
+    """Start one rank on each host, with the variables that a script would set."""
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "left", "MASTER_PORT": PORT}
+    return [
+        hosts.start_on(
+            host,
+            [sys.executable, *arguments],
+            environment={**os.environ, **variables, "RANK": str(host)},
+        )
+        for host in (0, 1)
+    ]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("start", "ranks", "gradients"),
+    [
+        (start_by_torchrun, 4, "shared memory, between hosts by gloo (auto: started by torchrun,"),
+        (start_by_variables, 2, "gloo (auto: started by RANK and WORLD_SIZE,"),
+    ],
+)
+def test_ranks_without_mpi_average_by_gloo_and_end_with_the_weights_of_mpi(
+    start: Callable[..., list[subprocess.Popen[str]]],
+    ranks: int,
+    gradients: str,
+    debian_hosts: TwoHosts,
+    tmp_path: Path,
+) -> None:
+    train = ["train.py", *SETTINGS, f"run.root={tmp_path}", "launch.pin=false"]
+    train += ["data.scenes.train=16", "training.max_steps=4"]
+    by_mpi = ended(start_on_both(debian_hosts, *train, "run.name=mpi", ranks=ranks))
+    assert by_mpi.code == 0, by_mpi.errors
+    first, other = map(ended, start(debian_hosts, *train, "run.name=gloo"))
+    assert (first.code, other.code, other.output) == (0, 0, ""), first.errors + other.errors
+    way = f"gradients by {gradients} not by an MPI's mpirun)"
+    assert way in " ".join(first.output.split())
+    assert "weights differed" not in first.output
+    assert read_weights(tmp_path / "gloo") == read_weights(tmp_path / "mpi")
 
 
 def groups_of_steps(run: Path) -> list[int]:
@@ -105,11 +181,13 @@ def groups_of_steps(run: Path) -> list[int]:
 
 
 @pytest.mark.exhaustive
-def test_compute_groups_survive_the_loss_of_a_host(debian_hosts: TwoHosts, tmp_path: Path) -> None:
+def test_compute_groups_survive_the_loss_of_a_host(
+    debian_hosts: TwoHosts, tmp_path: Path, mpirun: Path
+) -> None:
     run = tmp_path / "groups"
     train = ["train.py", *SETTINGS, f"run.root={tmp_path}", f"run.name={run.name}"]
     train += ["data.scenes.train=40", "training.max_steps=40", "distributed.timeout_s=10"]
-    job = start_on_both(debian_hosts, *train, "distributed.groups=2")
+    job = start_on_both(debian_hosts, *train, "distributed.groups=2", mpirun=mpirun)
     wait_for_steps(run, job, count=8)
     debian_hosts.cut()
     end = time.monotonic() + 60
@@ -118,25 +196,21 @@ def test_compute_groups_survive_the_loss_of_a_host(debian_hosts: TwoHosts, tmp_p
         time.sleep(0.1)
     assert set(groups_of_steps(run)) == {0, 1}
     assert set(groups_of_steps(run)[-4:]) == {0}
-    [mpirun] = processes_with(f"run.name={run.name}", begin=f"{MPIRUN} ")
-    os.kill(mpirun, signal.SIGKILL)  # it waits for the other host
-    cut = ended(job)
+    cut = ended(job)  # 30 s later, since mpirun waits for the other host
     assert "rank 1 on right sent no heartbeat for 8 s" in cut.errors
     wait_until_gone(f"run.name={run.name}")
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_killed_rank_is_named_although_mpi_ends_the_job(
-    debian_hosts: TwoHosts, tmp_path: Path, victim: int
+    debian_hosts: TwoHosts, tmp_path: Path, victim: int, mpirun: Path
 ) -> None:
     run = tmp_path / "killed"
     train = ["train.py", *SETTINGS, f"run.root={tmp_path}", f"run.name={run.name}"]
     train += ["training.epochs=1000", "training.max_steps=1000", "data.workers=0"]
-    job = start_on_both(debian_hosts, *train)
+    job = start_on_both(debian_hosts, *train, mpirun=mpirun)
     wait_for_steps(run, job, count=2)
-    ranks = processes_with(f"run.name={run.name}", begin=f"{sys.executable} train.py")
-    rank_of = {number_of_rank(process): process for process in ranks}
-    os.kill(rank_of[victim], signal.SIGKILL)
+    os.kill(processes_of_ranks(run.name)[victim], signal.SIGKILL)
     done = ended(job)
     assert done.code not in (0, 75)
     name = ("left", "right")[victim]
@@ -146,103 +220,87 @@ def test_killed_rank_is_named_although_mpi_ends_the_job(
 
 @pytest.mark.slow
 def test_error_on_two_ranks_of_each_host_ends_all_with_its_status(
-    debian_hosts: TwoHosts, tmp_path: Path
+    debian_hosts: TwoHosts, tmp_path: Path, mpirun: Path
 ) -> None:
     train = ["train.py", *SETTINGS, f"run.root={tmp_path}", "launch.pin=false", "model.norm=frozen"]
-    done = ended(start_on_both(debian_hosts, *train, ranks=4))
+    done = ended(start_on_both(debian_hosts, *train, ranks=4, mpirun=mpirun))
     assert done.code == 2, done.errors
     assert done.errors.count("error: model.norm: frozen needs pretrained weights") == 1
 
 
 @pytest.mark.exhaustive
 def test_run_by_mpi_resumes_bit_for_bit_after_a_rank_was_killed(
-    debian_hosts: TwoHosts, tmp_path: Path
+    debian_hosts: TwoHosts, tmp_path: Path, mpirun: Path
 ) -> None:
     train = ["train.py", *SETTINGS, f"run.root={tmp_path}", "launch.pin=false", "data.workers=0"]
     train += ["distributed.compress=bf16", "checkpoint.every=1 steps", "training.epochs=1000"]
     # 4 ranks: the sums of two, rounded, go between the hosts.
     steps = "training.max_steps=8"
-    whole = ended(start_on_both(debian_hosts, *train, steps, "run.name=whole", ranks=4))
+    whole = ended(
+        start_on_both(debian_hosts, *train, steps, "run.name=whole", ranks=4, mpirun=mpirun)
+    )
     assert whole.code == 0, whole.errors
     assert "shared memory, between hosts by mpi in bf16" in " ".join(whole.output.split())
-    job = start_on_both(debian_hosts, *train, steps, "run.name=killed", ranks=4)
+    job = start_on_both(debian_hosts, *train, steps, "run.name=killed", ranks=4, mpirun=mpirun)
     wait_for_steps(tmp_path / "killed", job, count=3)
-    ranks = processes_with("run.name=killed", begin=f"{sys.executable} train.py")
-    os.kill({number_of_rank(process): process for process in ranks}[2], signal.SIGKILL)
+    os.kill(processes_of_ranks("killed")[2], signal.SIGKILL)
     killed = ended(job)
     assert "error: rank 2 on right ended without a message" in killed.errors, killed.errors
     resume = (*train, steps, "run.name=killed", "--resume")
-    resumed = ended(start_on_both(debian_hosts, *resume, ranks=4))
+    resumed = ended(start_on_both(debian_hosts, *resume, ranks=4, mpirun=mpirun))
     assert resumed.code == 0, resumed.errors
     assert read_weights(tmp_path / "killed") == read_weights(tmp_path / "whole")
 
 
 @pytest.mark.exhaustive
 def test_suspended_rank_and_lost_packets_are_named_by_mpi_jobs(
-    debian_hosts: TwoHosts, tmp_path: Path
+    debian_hosts: TwoHosts, tmp_path: Path, mpirun: Path
 ) -> None:
     train = ["train.py", *SETTINGS, f"run.root={tmp_path}", "training.epochs=1000"]
     train += ["training.max_steps=1000", "data.workers=0", "distributed.timeout_s=5"]
     several = (*train, "run.name=suspended", "launch.pin=false")
-    job = start_on_both(debian_hosts, *several, ranks=4)
+    job = start_on_both(debian_hosts, *several, ranks=4, mpirun=mpirun)
     wait_for_steps(tmp_path / "suspended", job, count=2)
-    ranks = processes_with("run.name=suspended", begin=f"{sys.executable} train.py")
-    suspended = {number_of_rank(process): process for process in ranks}[3]
-    os.kill(suspended, signal.SIGSTOP)
+    os.kill(processes_of_ranks("suspended")[3], signal.SIGSTOP)
     done = ended(job)
     assert done.code not in (0, 75)
     assert "error: rank 3 on right sent no heartbeat for 4 s" in done.errors, done.errors
     wait_until_gone("run.name=suspended")
 
-    job = start_on_both(debian_hosts, *train, "run.name=lost")
+    job = start_on_both(debian_hosts, *train, "run.name=lost", mpirun=mpirun)
     wait_for_steps(tmp_path / "lost", job, count=2)
     debian_hosts.drop_everything()
-    end = time.monotonic() + 15
-    while processes_with("run.name=lost", begin=f"{sys.executable} train.py"):
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    [mpirun] = processes_with("run.name=lost", begin=f"{MPIRUN} ")
-    os.kill(mpirun, signal.SIGKILL)  # it waits for the other host; `launch run` does so after 30 s
-    lost = ended(job)
+    wait_until_ranks_end("lost", seconds=15)
+    lost = ended(job)  # up to 30 s later, if mpirun waits for the other host
+    assert lost.code not in (0, 75)
     assert "error: rank 1 on right sent no heartbeat for 4 s" in lost.errors, lost.errors
-
-
-def number_of_rank(process: int) -> int:
-    variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-    [number] = [item for item in variables if item.startswith(b"PMI_RANK=")]
-    return int(number.partition(b"=")[2])
 
 
 @pytest.mark.exhaustive
 def test_signal_and_cut_cable_end_both_hosts_and_one_host_resumes(
-    debian_hosts: TwoHosts, tmp_path: Path
+    debian_hosts: TwoHosts, tmp_path: Path, mpirun: Path
 ) -> None:
     run = tmp_path / "moved"
     train = ["train.py", *SETTINGS, f"run.root={tmp_path}", f"run.name={run.name}"]
     train += ["training.epochs=1000"]
     many = "training.max_steps=1000"
-    job = start_on_both(debian_hosts, *train, many)
+    job = start_on_both(debian_hosts, *train, many, mpirun=mpirun)
     wait_for_steps(run, job, count=2)
     job.send_signal(signal.SIGTERM)
     stopped = ended(job)
     assert stopped.code == 75, stopped.errors
-    assert stopped.output.count("SIGTERM: checkpoint written") == 1
+    assert stopped.output.count(": checkpoint written") == 1  # SIGUSR1 with Open MPI
+    assert "with python -m launch run" not in stopped.output
 
     steps = len(read_records(run, kind="step"))
     changes = ["distributed.timeout_s=5", "checkpoint.every=1 steps"]
-    job = start_on_both(debian_hosts, *train, many, *changes, "--resume")
+    job = start_on_both(debian_hosts, *train, many, *changes, "--resume", mpirun=mpirun)
     wait_for_steps(run, job, count=steps + 3)
     debian_hosts.cut()
-    end = time.monotonic() + 15
-    ranks = f"{sys.executable} train.py"  # on both hosts; mpirun's command begins otherwise
-    while processes_with(f"run.name={run.name}", begin=ranks):
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    [mpirun] = processes_with(f"run.name={run.name}", begin=f"{MPIRUN} ")
-    os.kill(mpirun, signal.SIGKILL)  # it waits for the other host; `launch run` does so after 30 s
-    cut = ended(job)
-    assert cut.code not in (0, 75)
-    wait_until_gone(f"run.name={run.name}")
+    wait_until_ranks_end(run.name, seconds=15)
+    cut = ended(job)  # 30 s later, since mpirun waits for the other host
+    assert cut.code == 1
+    assert "error: the ranks of this host ended 30 s ago, but mpirun waits" in cut.errors
     assert cut.errors.count("error: rank 1 on right sent no heartbeat for 4 s") == 1, cut.errors
 
     done = len(read_records(run, kind="step"))

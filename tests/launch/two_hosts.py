@@ -37,7 +37,13 @@ class TwoHosts:
         self, arguments: Sequence[str], *, environment: Mapping[str, str]
     ) -> subprocess.Popen[str]:
         """Start a process on the first host, in a process group of its own."""
-        command = [*self.enter_left, f"--wd={REPOSITORY}", *arguments]
+        return self.start_on(0, arguments, environment=environment)
+
+    def start_on(
+        self, host: int, arguments: Sequence[str], *, environment: Mapping[str, str]
+    ) -> subprocess.Popen[str]:
+        """Start a process on host 0 (left) or 1, in a process group of its own."""
+        command = [*self.hosts.enter[host], f"--wd={REPOSITORY}", *arguments]
         environment = {**environment, **self.launcher_variables()}
         return start_program(*command, env=environment, start_new_session=True)
 

@@ -14,6 +14,7 @@ from profiling.bench.simulated_hosts import (
     NoSimulatedHostsError,
     simulated_hosts,
 )
+from tests.launch.ranks import MPIRUNS
 from tests.support.commands import RunHere, run_program, start_program
 
 
@@ -86,12 +87,17 @@ else:
 @pytest.mark.slow
 @pytest.mark.whole_machine
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
-def test_all_ranks_of_simulated_hosts_get_equal_averages(tmp_path: Path, run_here: RunHere) -> None:
+def test_all_ranks_of_simulated_hosts_get_equal_averages(
+    tmp_path: Path, run_here: RunHere, mpirun: Path
+) -> None:
     file = tmp_path / "result.json"
     sizes = ("--hosts", "2", "--ranks", "2", "--gradients", "300000", "--rounds", "2")
-    done = run_here(main, "bench", "all-reduce", *sizes, "--rates", "1", "--json", str(file))
+    options = ("--rates", "1", "--mpirun", mpirun, "--json", file)
+    done = run_here(main, "bench", "all-reduce", *sizes, *options)
     assert done.returncode == 0, done.stderr
     content = json.loads(file.read_text())
+    family = content["workload"]["mpirun"]
+    assert MPIRUNS[family] == mpirun and f"ranks started by {family}" in done.stdout
     runs = content["workload"]["runs"]
     assert [run["wire"] for run in runs] == ["float32", "float32", "bf16", "bf16"]
     assert runs[0]["way"] == "two levels (shared memory, between hosts by mpi)"
