@@ -11,6 +11,7 @@ import os
 import posixpath
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple, overload
 
@@ -85,6 +86,9 @@ UNNAMED = "N/A"
 """The name of a class that no category uses, as in torchvision's list of COCO's names."""
 
 
+SAME_CATEGORIES = "use annotations with the same categories"
+
+
 @dataclass(frozen=True)
 class ClassMap:
     """Map labels (the model's class indices, from 0) to category ids and names."""
@@ -146,11 +150,16 @@ class ClassMap:
         return np.array(self.category_ids, dtype=np.int64)[labels]
 
     def check_categories(
-        self, category_ids: NDArray[np.int64], category_names: Sequence[str], *, file: Path
+        self,
+        category_ids: NDArray[np.int64],
+        category_names: Sequence[str],
+        *,
+        file: Path,
+        advice: str = SAME_CATEGORIES,
     ) -> None:
         """Raise InputError, naming the first that differs, unless `file` has these categories.
 
-        Their order is free: boxes find their label by id.
+        Their order is free: boxes find their label by id. `advice` ends the message.
         """
         expected = dict(zip(self.category_ids, self.names, strict=True))
         ids = category_ids.tolist()
@@ -160,14 +169,31 @@ class ClassMap:
                 trained = "unknown" if known == UNNAMED else f"{known!r}"
                 raise InputError(
                     f"{file}: categories[{index}]: id {category_id} is {name!r} here and {trained} "
-                    "in the training set; use annotations with the same categories"
+                    f"in the training set; {advice}"
                 )
         for category_id in sorted(set(expected) - set(ids)):
             if expected[category_id] != UNNAMED:
                 raise InputError(
                     f"{file}: categories: id {category_id} ({expected[category_id]!r}) of the "
-                    "training set is missing; use annotations with the same categories"
+                    f"training set is missing; {advice}"
                 )
+
+    def with_ids_of(
+        self, category_ids: NDArray[np.int64], category_names: Sequence[str]
+    ) -> "ClassMap":
+        """Return the same labels with the ids that other annotations give the same names.
+
+        It is this map if their names are not exactly these, or one of them occurs twice.
+        """
+        ids = dict(zip(category_names, category_ids.tolist(), strict=True))
+        names = [name for name in self.names if name != UNNAMED]
+        if not len(names) == len(category_names) == len(ids) or set(names) != set(ids):
+            return self
+        # An output without a class needs an id that no category has.
+        free = count(max(ids.values(), default=0) + 1)
+        return ClassMap(
+            tuple(ids[name] if name != UNNAMED else next(free) for name in self.names), self.names
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict for the checkpoint; `from_json` reads it."""
@@ -369,16 +395,23 @@ def find_split(
                 f"provide one of them, or set {missing}"
             )
         annotations, images = annotations or tree.annotations, images or tree.images
-    if not annotations.exists():
+    names = f"data.{split}_annotations", f"data.{split}_images"
+    return require_split(Split(annotations, images), names=names)
+
+
+def require_split(split: Split, *, names: tuple[str, str]) -> Split:
+    """Return a split whose paths exist; else raise InputError.
+
+    `names` are those of the settings or options that give annotations and images.
+    """
+    if not split.annotations.exists():
         raise InputError(
-            f"data.{split}_annotations: {annotations} does not exist; expected a file in "
-            "COCO's JSON format, or an index"
+            f"{names[0]}: {split.annotations} does not exist; expected a file in COCO's JSON "
+            "format, or an index"
         )
-    if not images.is_dir():
-        raise InputError(
-            f"data.{split}_images: {images} does not exist; expected a folder of images"
-        )
-    return Split(annotations, images)
+    if not split.images.is_dir():
+        raise InputError(f"{names[1]}: {split.images} does not exist; expected a folder of images")
+    return split
 
 
 def leaves_folder(name: str) -> bool:

@@ -10,12 +10,13 @@ from rich.console import Console
 from common.console import make_console
 from common.errors import FINISHED, InputError
 from common.files import require_free_json, require_free_outputs, write_atomically
-from data.annotations import ClassMap, find_split
+from data.annotations import SAME_CATEGORIES, ClassMap, Split, require_split
 from data.dataset import DetectionDataset
 from data.decoding import resolve_decoder
 from data.index import open_annotations
 from data.loader import evaluation_loader
-from retinanet.config_file import config_from_tree
+from retinanet.config_file import config_from_tree, configured_split
+from retinanet.config_sections import DataConfig
 from retinanet.config_types import DEFAULT_LIBRARY, MetricLibrary, refuse_what_is_no_checkpoint
 from retinanet.engine.engines import torch_forward
 from retinanet.evaluation.detect import detect_split
@@ -126,6 +127,8 @@ def validation_split(
 ) -> DetectionDataset:
     """Return the split to evaluate on, with the image size and classes of the checkpoint.
 
+    Categories may have other ids than in training, if their names are the same.
+
     Raises:
         InputError: Only one of the paths is given, a file is missing, or categories differ.
     """
@@ -133,24 +136,24 @@ def validation_split(
         missing = "--images" if images is None else "--annotations"
         raise InputError(f"command line: {missing}: give --annotations and --images together")
     settings = config_from_tree(checkpoint.state.config, str(checkpoint.folder / "state.json")).data
-    configured = (settings.scenes, settings.root, settings.validation_annotations)
-    if annotations is None and configured == (None, None, None):
+    is_converted = (settings.scenes, settings.root, settings.validation_annotations) == (None,) * 3
+    advice = SAME_CATEGORIES
+    if annotations is not None and images is not None:
+        given = Split(annotations, images)
+        split = require_split(given, names=("--annotations", "--images"))
+        if is_converted:
+            advice += f", or convert the detector again with --classes {split.annotations}"
+    elif is_converted:
         raise InputError(
             f"{checkpoint.folder}: a converted checkpoint has no validation images; give "
             "--annotations and --images"
         )
-    # Synthetic data is in the run's folder, which may have been moved since.
-    run_folder = checkpoint.folder.resolve().parent.parent
-    root = settings.root if settings.scenes is None else run_folder / "scenes"
-    split = find_split(
-        root,
-        "validation",
-        annotations=annotations or settings.validation_annotations,
-        images=images or settings.validation_images,
-    )
+    else:
+        split = split_of_run(checkpoint, settings)
     content = open_annotations(split.annotations)
-    classes = ClassMap.from_json(checkpoint.model.classes)
-    classes.check_categories(content.category_ids, content.category_names, file=split.annotations)
+    categories = content.category_ids, content.category_names
+    classes = ClassMap.from_json(checkpoint.model.classes).with_ids_of(*categories)
+    classes.check_categories(*categories, file=split.annotations, advice=advice)
     return DetectionDataset(
         content,
         split.images,
@@ -161,3 +164,19 @@ def validation_split(
         decoder=resolve_decoder("auto"),  # all decoders give the same pixels
         source=str(split.annotations),
     )
+
+
+def split_of_run(checkpoint: Checkpoint, settings: DataConfig) -> Split:
+    """Return the validation split of the training; raise InputError if it is not here."""
+    # Synthetic data is in the run's folder, which may have been moved since.
+    run_folder = checkpoint.folder.resolve().parent.parent
+    root = settings.root if settings.scenes is None else run_folder / "scenes"
+    try:
+        return configured_split(settings, "validation", root=root)
+    except InputError as error:
+        # What follows is advice on settings, which this command does not have.
+        problem = str(error).partition("; ")[0]
+        raise InputError(
+            f"{checkpoint.folder}: the validation images of its training are not here: {problem}; "
+            "give --annotations and --images"
+        ) from error

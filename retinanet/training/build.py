@@ -10,6 +10,7 @@ hash.
 import argparse
 import hashlib
 import io
+import pickle
 import re
 import zipfile
 from collections import Counter
@@ -26,7 +27,7 @@ from torch.optim import Optimizer
 from common.errors import InputError, printable
 from common.files import read_bytes
 from retinanet.config_sections import ModelConfig, TrainingConfig
-from retinanet.config_types import TORCHVISION, resolve_beta1
+from retinanet.config_types import STATE_FILE, TORCHVISION, resolve_beta1
 from retinanet.engine.optimizers import make_optimizer
 from retinanet.model.backbone import IN_DETECTOR, load_pretrained_backbone
 from retinanet.model.retinanet import RetinaNet, current_key
@@ -50,7 +51,7 @@ MOST_BYTES = 8_000_000_000
 """Size limit of a `.pth`: a detector and its optimizer's state take half a gigabyte."""
 REFUSED_GLOBAL = re.compile(r"GLOBAL (\S+)")
 """Part of torch's message about a function that the pickle would have called."""
-ESCAPE_CODE = re.compile(r"\x1b\[[0-9;]*m")
+NOT_TORCHS = "is not a file of torch.save, or is truncated or damaged; download it again"
 
 
 def starting_weights(settings: ModelConfig) -> dict[str, Tensor] | None:
@@ -253,6 +254,8 @@ def read_trusted(file: Path, *, trust: bool) -> tuple[bytes, bool]:
     Raises:
         InputError: It cannot be read, or is not trusted.
     """
+    if file.is_dir():
+        raise InputError(f"{file}: {problem_of_folder(file)}")
     try:
         content = read_bytes(file, most_bytes=MOST_BYTES)
     except OSError as error:
@@ -265,6 +268,16 @@ def read_trusted(file: Path, *, trust: bool) -> tuple[bytes, bool]:
             "you trust the author of the file, give --trust"
         )
     return content, is_known
+
+
+def problem_of_folder(folder: Path) -> str:
+    """Return why a folder is no `.pth`, and what to do with it."""
+    if (folder / STATE_FILE).is_file() or (folder / "checkpoints").is_dir():
+        return (
+            "is a checkpoint or a run already; evaluate, predict, export and model.weights take "
+            "it as it is"
+        )
+    return "is a folder; give a .pth file"
 
 
 def unpickle_weights(content: bytes, file: Path) -> PickledWeights:
@@ -282,6 +295,7 @@ def unpickle_weights(content: bytes, file: Path) -> PickledWeights:
             is_program = any(name.endswith("/constants.pkl") for name in archive.namelist())
     except Exception:  # torch's older format, or a damaged archive: torch.load reports which
         size, is_program = 0, False
+    is_archive = size > 0
     if is_program:
         raise InputError(
             f"{file}: is a TorchScript program, not a state_dict; convert the checkpoint that it "
@@ -297,7 +311,8 @@ def unpickle_weights(content: bytes, file: Path) -> PickledWeights:
         with torch.serialization.safe_globals([argparse.Namespace]):
             loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle fails with whatever its bytes happen to mean
-        raise InputError(f"{file}: cannot be read: {load_failure(error)}") from error
+        reason = load_failure(error, is_archive=is_archive)
+        raise InputError(f"{file}: cannot be read: {reason}") from error
     entries: Mapping[Any, Any] = loaded if isinstance(loaded, dict) else {}
     dropped: list[str] = []
     for wrapping in WRAPPINGS:
@@ -330,15 +345,21 @@ def current_names(names: Iterable[str]) -> dict[str, str]:
     return {name: name for name in current} if both else current
 
 
-def load_failure(error: Exception) -> str:
-    """Return why torch.load failed, without its advice and the escape codes in it."""
-    text = str(error)
-    if refused := REFUSED_GLOBAL.search(text):
+def load_failure(error: Exception, *, is_archive: bool) -> str:
+    """Return why torch.load failed; `is_archive`: on a complete archive, as torch.save writes it.
+
+    Its own messages are for programmers: pages of advice, or names in its code.
+    """
+    refused = REFUSED_GLOBAL.search(str(error))
+    if refused or (is_archive and isinstance(error, pickle.UnpicklingError)):
+        what = f"{refused[1][:100]}, which is" if refused else "what is"
         return (
-            f"holds {refused[1][:100]}, which is neither a tensor nor a plain container, and may "
-            "be code; save the model's state_dict() alone"
+            f"holds {what} neither a tensor nor a plain container, and may be code; save the "
+            "model's state_dict() alone"
         )
-    return ESCAPE_CODE.sub("", text.strip().split("\n", maxsplit=1)[0])[:160]
+    if isinstance(error, MemoryError) or "tried to allocate" in str(error):
+        return "this machine has too little free memory for it"
+    return NOT_TORCHS
 
 
 def describe_weights(

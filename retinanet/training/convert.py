@@ -15,7 +15,7 @@ from torch import Tensor
 
 from common.errors import FINISHED, InputError
 from common.files import require_free_outputs, write_atomically
-from data.annotations import UNNAMED, ClassMap, Resize
+from data.annotations import UNNAMED, ClassMap, Resize, shown
 from data.coco_json import require_unique, strict_columns
 from data.index import open_annotations
 from retinanet.config import config_to_tree
@@ -225,9 +225,16 @@ def read_categories(file: Path, outputs: int) -> tuple[NDArray[np.int64], tuple[
                 f"{file}: {len(content)} names, but the detector has {outputs} outputs per anchor; "
                 f"{advice}, or give annotations with category ids"
             )
-        return np.arange(outputs), tuple(
-            UNNAMED if name == BACKGROUND else name for name in content
-        )
+        names = tuple(UNNAMED if name == BACKGROUND else name for name in content)
+        outputs_of: dict[str, int] = {}
+        for output, name in enumerate(names):
+            first = outputs_of.setdefault(name, output)
+            if name != UNNAMED and first < output:
+                raise InputError(
+                    f"{file}: {shown(name)} is the name of output {first} and of output {output}; "
+                    f"name each class once, or write {UNNAMED} for an output without a class"
+                )
+        return np.arange(outputs), names
     entries = content.get("categories") if isinstance(content, dict) else None
     if not isinstance(entries, list):
         raise InputError(f"{file}: categories: expected a list, as in COCO's annotations")

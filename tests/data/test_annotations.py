@@ -8,6 +8,7 @@ import pytest
 
 from common.errors import InputError
 from data.annotations import (
+    UNNAMED,
     ClassMap,
     GrowingColumns,
     Split,
@@ -81,6 +82,18 @@ def test_validation_categories_are_compared_by_id_in_any_order(classes: ClassMap
     ):
         with pytest.raises(InputError, match=match):
             classes.check_categories(ids, names, file=FILE)
+
+
+def test_labels_get_the_ids_of_annotations_with_the_same_names() -> None:
+    """As those of a detector that was converted with a list of names."""
+    listed = ClassMap((0, 1, 2), ("dog", UNNAMED, "bus"))
+    ids, names = np.array([5, 3]), ("bus", "dog")
+    assert listed.with_ids_of(ids, names) == ClassMap((3, 6, 5), ("dog", UNNAMED, "bus"))
+    listed.with_ids_of(ids, names).check_categories(ids, names, file=FILE)
+    for other in (("bus", "cat"), ("bus", "bus"), ("bus", "dog", "cat"), ("bus",)):
+        assert listed.with_ids_of(np.arange(len(other)), other) is listed
+    twice = ClassMap((0, 1), ("dog", "dog"))
+    assert twice.with_ids_of(np.array([1, 2]), ("dog", "bus")) is twice
 
 
 def test_text_column_of_any_script_and_length() -> None:

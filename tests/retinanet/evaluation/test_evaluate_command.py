@@ -1,6 +1,7 @@
 """`python -m retinanet evaluate`."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 from PIL import Image
 
 from retinanet.__main__ import main
-from tests.support.commands import RunHere
+from retinanet.training.convert import convert_detector
+from tests.support.commands import RunHere, error_line
 from tests.support.random_detectors import NAMES
 
 
@@ -55,6 +57,62 @@ def test_evaluation_writes_files_and_replaces_none_without_overwrite(
     assert run_here(main, "evaluate", *arguments, "--overwrite", "--pictures", "0").returncode == 0
     assert set(json.loads(numbers.read_text())["per_class"]) == {"one"}
     assert not list(out.glob("*.pictures.png"))
+
+
+def converted(detector: Path, names: Sequence[str], folder: Path) -> Path:
+    """Return the detector's weights as `convert --detector` writes them, with a list of names."""
+    (folder / "names.txt").write_text("\n".join(names))
+    convert_detector(
+        detector=detector / "model.safetensors", classes=folder / "names.txt",
+        out=folder / "converted", image_size=64, trust=False, overwrite=False,
+    )  # fmt: skip
+    return folder / "converted"
+
+
+@pytest.mark.slow
+def test_detector_with_a_list_of_names_is_evaluated_by_them(
+    detector: Path, data: list[str | Path], tmp_path: Path, run_here: RunHere
+) -> None:
+    """The list has the ids 0 to 2 for its names, the annotations 7, 8 and 44."""
+    maps = []
+    for checkpoint in (detector, converted(detector, NAMES, tmp_path)):
+        numbers = tmp_path / f"{checkpoint.name}.json"
+        options = ["--checkpoint", checkpoint, *data, "--json", numbers]
+        done = run_here(main, "evaluate", *options, "--out", tmp_path / checkpoint.name / "eval")
+        assert (done.returncode, done.stderr) == (0, "")
+        maps.append(json.loads(numbers.read_text()))
+    assert maps[0] == maps[1]
+    [file] = (tmp_path / "converted" / "eval").glob("step-*[0-9].json")
+    assert {box["category_id"] for box in json.loads(file.read_text())} <= {7, 8, 44}
+
+
+def test_detector_with_other_names_is_refused_with_a_way_out(
+    detector: Path, data: list[str | Path], tmp_path: Path, run_here: RunHere
+) -> None:
+    checkpoint = converted(detector, ["one", "two", "drei"], tmp_path)
+    line = error_line(run_here(main, "evaluate", "--checkpoint", checkpoint, *data))
+    assert "id 7 is 'one' here and unknown in the training set" in line
+    assert line.endswith(f"or convert the detector again with --classes {data[1]}")
+    line = error_line(run_here(main, "evaluate", "--checkpoint", checkpoint))
+    assert line.endswith("has no validation images; give --annotations and --images")
+
+
+@pytest.mark.parametrize("command", [["report"], ["evaluate", "--checkpoint"]])
+def test_missing_images_are_named_by_the_options_that_give_them(
+    command: list[str], detector: Path, data: list[str | Path], run_here: RunHere
+) -> None:
+    line = error_line(run_here(main, *command, detector))
+    assert (
+        f"data.root: {detector.parents[1]}/scenes is not a folder; give --annotations and --images"
+        in line
+    )
+    _, annotations, _, images = data
+    for options, problem in (
+        (("none.json", images), "--annotations: none.json does not exist"),
+        ((annotations, "none"), "--images: none does not exist"),
+    ):
+        paths = ("--annotations", options[0], "--images", options[1])
+        assert f"error: {problem}" in error_line(run_here(main, *command, detector, *paths))
 
 
 def test_exported_file_is_not_a_checkpoint(tmp_path: Path, run_here: RunHere) -> None:

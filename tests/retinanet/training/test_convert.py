@@ -1,6 +1,7 @@
 """`python -m retinanet convert`, on files as torchvision's and MLPerf's scripts save them."""
 
 import argparse
+import functools
 import json
 import os
 import pickle
@@ -27,7 +28,12 @@ from retinanet.__main__ import main
 from retinanet.evaluation.command import evaluate
 from retinanet.training.build import unpickle_weights
 from retinanet.training.checkpoint import read_checkpoint
-from retinanet.training.convert import convert, read_class_map, require_free_folder
+from retinanet.training.convert import (
+    convert,
+    convert_detector,
+    read_class_map,
+    require_free_folder,
+)
 from retinanet.training.detector_weights import detector_tensors, read_detector
 from tests.support.commands import RunHere, error_message, run_program
 from tests.support.random_detectors import random_detector
@@ -409,11 +415,64 @@ def test_nothing_is_read_without_trust(tmp_path: Path) -> None:
     assert "CVE-2026-24747" in message and "--trust" in message
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut", b"\x80\x02garbage", b"hello" * 9])
+def in_torchs_format(content: object, *, archive: bool = True) -> bytes:
+    stream = BytesIO()
+    torch.save(content, stream, _use_new_zipfile_serialization=archive)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"PK\x03\x04 cut",
+        b"\x80\x02garbage",
+        b"hello" * 9,
+        b"<!DOCTYPE html><html>",
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 3\n",
+        in_torchs_format(WEIGHTS)[:-40],
+        in_torchs_format(WEIGHTS, archive=False)[:-4],
+    ],
+)
 def test_broken_file_is_refused(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "broken.pth"
     file.write_bytes(content)
-    assert f"{file}: cannot be read" in convert_error(file, tmp_path / "out.safetensors")
+    assert convert_error(file, tmp_path / "out.safetensors") == (
+        f"{file}: cannot be read: is not a file of torch.save, or is truncated or damaged; "
+        "download it again"
+    )
+
+
+def test_complete_file_with_other_objects_is_not_called_damaged(tmp_path: Path) -> None:
+    file = saved({"model": WEIGHTS, "schedule": functools.partial(print)}, tmp_path)
+    message = convert_error(file, tmp_path / "out.safetensors")
+    assert "neither a tensor nor a plain container" in message and "state_dict() alone" in message
+    file.write_bytes(in_torchs_format(WEIGHTS).replace(b"torch._utils", b"torch._utilz"))
+    assert "torch._utilz" in convert_error(file, tmp_path / "out.safetensors")
+
+
+def test_folder_is_named_as_what_it_is(detector: Path, tmp_path: Path) -> None:
+    for folder, problem in (
+        (detector, "is a checkpoint or a run already; evaluate, predict"),
+        (detector.parent.parent, "is a checkpoint or a run already; evaluate, predict"),
+        (tmp_path, "is a folder; give a .pth file"),
+    ):
+        message = error_message(
+            convert_detector,
+            detector=folder, classes=tmp_path / "names.txt", out=tmp_path / "made",
+            trust=True, overwrite=False,
+        )  # fmt: skip
+        assert message.startswith(f"{folder}: {problem}")
+
+
+@pytest.mark.parametrize("content", ["a\nb\na\n", '["a", "N/A", "a"]'])
+def test_name_of_two_outputs_is_refused(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "names"
+    file.write_text(content)
+    message = error_message(read_class_map, file, outputs=3)
+    assert message.startswith(f'{file}: "a" is the name of output 0 and of output 2; ')
+    file.write_text("N/A\nN/A\na\n")
+    assert read_class_map(file, outputs=3).names == ("N/A", "N/A", "a")
 
 
 @pytest.mark.parametrize(
