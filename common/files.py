@@ -12,10 +12,11 @@ import io
 import json
 import os
 import re
+import shutil
 import stat
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from itertools import chain, islice
 from pathlib import Path
@@ -76,6 +77,13 @@ def require_writable(files: Sequence[Path]) -> None:
             raise InputError(f"{file}: cannot be written: {error.strerror}") from error
 
 
+def require_writable_later(file: Path) -> None:
+    """Check like `require_writable`, without making the folders of a file."""
+    while not file.parent.exists():
+        file = file.parent  # the first missing folder is what must be made
+    require_writable([file])
+
+
 def write_atomically(file: Path, content: str | bytes) -> None:
     """Write a file under a temporary name, then rename it; text in UTF-8.
 
@@ -95,10 +103,55 @@ def write_parts(file: Path, parts: Iterable[bytes]) -> None:
         with partial.open("wb") as stream:
             stream.writelines(parts)
         partial.replace(file)
-    except OSError as error:
+    except BaseException as error:  # also Ctrl-C, and an error of what makes the parts
         with suppress(OSError):
             partial.unlink(missing_ok=True)  # a full disk needs the room
-        raise InputError(f"{file}: cannot be written: {error.strerror}") from error
+        if isinstance(error, OSError):
+            raise InputError(f"{file}: cannot be written: {error.strerror}") from error
+        raise
+
+
+def copy_atomically(source: Path, target: Path) -> None:
+    """Copy a file like `write_atomically`, without reading it into memory.
+
+    Raises InputError that names both if the source cannot be read or the target not be written.
+    """
+    partial = partial_name(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, partial)
+        partial.replace(target)
+    except BaseException as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            reason = f"cannot be copied from {source}: {error.strerror}"
+            raise InputError(f"{target}: {reason}") from error
+        raise
+
+
+@contextmanager
+def removed_on_failure(outputs: Sequence[Path]) -> Iterator[None]:
+    """Remove outputs (files, folders) if the context ends with an error or Ctrl-C.
+
+    Those that exist before stay; of the folders they are in, new ones that are empty are removed.
+    """
+    new = [output for output in outputs if not output.exists()]
+    parents = {parent for output in outputs for parent in output.parents}
+    # The innermost first: a folder can be removed once it is empty.
+    new_folders = sorted((p for p in parents if not p.exists()), key=lambda p: -len(p.parts))
+    try:
+        yield
+    except BaseException:
+        for output in new:
+            if output.is_dir():
+                shutil.rmtree(output, ignore_errors=True)
+            else:
+                output.unlink(missing_ok=True)
+        for parent in new_folders:
+            with suppress(OSError):
+                parent.rmdir()
+        raise
 
 
 def write_json(file: Path, content: object) -> None:

@@ -92,18 +92,23 @@ def decode_image(
                 return to_rgb(ImageOps.exif_transpose(image))
             pixels = _stored_pixels(image, file, decoder=decoder, report_damage=report_damage)
             return _turn_to_fit(image, pixels, annotated_size, report_orientation)
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: no such image file; check the folder of images") from error
-    except Image.UnidentifiedImageError as error:
-        raise InputError(
-            f"{path}: not an image in {', '.join(FORMATS)}; convert, replace or remove it"
-        ) from error
-    except Image.DecompressionBombError as error:
-        raise InputError(f"{path}: too large: {_one_line(error)}; shrink or remove it") from error
-    except DAMAGE as error:
-        raise InputError(
-            f"{path}: damaged image: {_one_line(error)}; replace or remove it"
-        ) from error
+    except (*DAMAGE, Image.DecompressionBombError) as error:
+        raise InputError(f"{path}: {describe_fault(error)}") from error
+
+
+def describe_fault(error: Exception) -> str:
+    """Return why an image file cannot be read, and the fix, in a line without its path.
+
+    `error` is one of `DAMAGE`, or Pillow's `DecompressionBombError`.
+    """
+    if isinstance(error, FileNotFoundError):
+        return "no such image file; check the folder of images"
+    # Pillow's message of this error ends with the Python object that was read.
+    if isinstance(error, Image.UnidentifiedImageError):
+        return f"not an image in {', '.join(FORMATS)}; convert, replace or remove it"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"too large: {_one_line(error)}; shrink or remove it"
+    return f"damaged image: {_one_line(error)}; replace or remove it"
 
 
 def _turn_to_fit(

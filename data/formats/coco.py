@@ -19,7 +19,14 @@ from common.console import progress_in_bytes
 from common.errors import InputError
 from data.annotations import Annotations, TextColumn
 from data.coco_json import read_annotations
-from data.formats.labels import SPLIT_NAMES, WHOLE, LabelledSplit, image_files, select_images
+from data.formats.labels import (
+    SPLIT_NAMES,
+    WHOLE,
+    CheckNames,
+    LabelledSplit,
+    image_files,
+    select_images,
+)
 from data.index import read_stamp
 
 OTHER_TASKS = re.compile(r"captions|person_keypoints|image_info|stuff|panoptic|keypoints")
@@ -30,7 +37,12 @@ MOST_FOLDERS = 1000
 
 
 def read_coco(
-    source: Path, *, images: Path | None, skip_missing_images: bool, console: Console
+    source: Path,
+    *,
+    images: Path | None,
+    skip_missing_images: bool,
+    check_names: CheckNames,
+    console: Console,
 ) -> list[LabelledSplit]:
     """Read a JSON file, or all splits of a folder with such files.
 
@@ -40,7 +52,9 @@ def read_coco(
     """
     root = source if source.is_dir() else source.parent
     read = []
-    for name, file in find_files(source).items():
+    files = find_files(source)
+    check_names(files)
+    for name, file in files.items():
         annotations = read_file(file, console)
         folder, names = find_images(file, annotations, root=root, images=images, split=name)
         notes = (

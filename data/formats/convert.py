@@ -7,9 +7,7 @@ images stay where they are, unless they are to be copied. The findings are those
 
 import json
 import shlex
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,13 @@ from rich.console import Console
 from common.cli import installed_command
 from common.console import print_line, progress
 from common.errors import FINISHED, InputError
-from common.files import require_free_outputs, require_writable, write_parts
+from common.files import (
+    copy_atomically,
+    removed_on_failure,
+    require_free_outputs,
+    require_writable_later,
+    write_parts,
+)
 from data.annotations import SPLITS, Annotations, Split
 from data.formats.coco import read_coco
 from data.formats.labels import LabelledSplit, select_classes
@@ -60,27 +64,28 @@ def convert_labels(
     Raises:
         InputError: A file of the data set is faulty or missing, or an output exists.
     """
-    require_writable([out / "train.json"])
+
+    def require_free(names: Collection[str]) -> None:
+        """Refuse outputs of these splits that exist, before their labels are read."""
+        files = [json_of(out, name) for name in names]
+        require_free_outputs(files, overwrite=overwrite)
+        if source.resolve() in [file.resolve() for file in files]:
+            raise InputError(f"{source}: would be overwritten; set another --out")
+        for folder in (images_of(out, name) for name in names):
+            if copy_images and folder.exists() and not overwrite:
+                raise InputError(f"{folder}: exists; give --overwrite or another --out")
+
+    require_writable_later(out / "train.json")
     splits = READERS[from_format](
-        source, images=images, skip_missing_images=skip_missing_images, console=console
+        source,
+        images=images,
+        skip_missing_images=skip_missing_images,
+        check_names=require_free,
+        console=console,
     )
     if classes:
         splits = select_classes(splits, classes)
-    files = [out / f"{split.name}.json" for split in splits]
-    require_free_outputs(files, overwrite=overwrite)
-    if source.resolve() in [file.resolve() for file in files]:
-        raise InputError(f"{source}: would be overwritten; set another --out")
-    if copy_images:
-        splits = [
-            replace(split, images=copy_files(split, out, overwrite=overwrite, console=console))
-            for split in splits
-        ]
-    for split, file in zip(splits, files, strict=True):
-        write_annotations(file, split.annotations, console=console)
-        find_or_make_index(file, console=console)
-    written = {
-        split.name: Split(file, split.images) for split, file in zip(splits, files, strict=True)
-    }
+    written = write_splits(splits, out, copy_images=copy_images, console=console)
     notes = {split.name: split.notes for split in splits}
     del splits  # the checks read the indexes, which are mapped files
     checked = check_splits(written, DEFAULT_RULES, images=False, sample=None, console=console)
@@ -93,21 +98,49 @@ def convert_labels(
     return STOPS_TRAINING if any(result.findings.stopping() for result in checked) else FINISHED
 
 
-def copy_files(split: LabelledSplit, out: Path, *, overwrite: bool, console: Console) -> Path:
-    """Copy a split's images, and return their new folder."""
-    folder = out / "images" / split.name
-    if folder.exists() and not overwrite:
-        raise InputError(f"{folder}: exists; give --overwrite or another --out")
+def json_of(out: Path, name: str) -> Path:
+    """Return the annotations of a split."""
+    return out / f"{name}.json"
+
+
+def images_of(out: Path, name: str) -> Path:
+    """Return the folder of a split's copied images."""
+    return out / "images" / name
+
+
+def write_splits(
+    splits: Sequence[LabelledSplit], out: Path, *, copy_images: bool, console: Console
+) -> dict[str, Split]:
+    """Write all splits with their indexes, and copy the images if asked; return their paths.
+
+    If it is interrupted, or the disk is full, nothing of it remains.
+    """
+    outputs = [
+        path
+        for split in splits
+        for file in [json_of(out, split.name)]
+        for path in (file, file.with_name(f"{file.name}.index"), images_of(out, split.name))
+    ]
+    written = {}
+    with removed_on_failure(outputs):
+        for split in splits:
+            file, images = json_of(out, split.name), split.images
+            if copy_images:
+                images = copy_files(split, images_of(out, split.name), console=console)
+            write_annotations(file, split.annotations, console=console)
+            find_or_make_index(file, console=console)
+            written[split.name] = Split(file, images)
+    return written
+
+
+def copy_files(split: LabelledSplit, folder: Path, *, console: Console) -> Path:
+    """Copy a split's images to a folder, and return it."""
     names = split.annotations.file_names
     with progress(console, f"copying {split.name} images", total=len(names)) as advance:
         for done, name in enumerate(names, start=1):
             target = folder / name
-            try:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                if not (target.exists() and target.samefile(split.images / name)):
-                    shutil.copyfile(split.images / name, target)
-            except OSError as error:
-                raise InputError(f"{target}: cannot be written: {error.strerror}") from error
+            if not (target.exists() and target.samefile(split.images / name)):
+                copy_atomically(split.images / name, target)
             advance(done, "")
     return folder
 

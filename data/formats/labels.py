@@ -7,7 +7,7 @@ read. A faulty file does not end the reading: the error names the first one and 
 
 import difflib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,8 @@ SPLIT_NAMES = {
 """The names that programs give to splits, and ours."""
 WHOLE = "all"
 """The name of a data set that is not split."""
+CheckNames = Callable[[Collection[str]], None]
+"""Called by a reader with the names of the splits, before it reads their labels"""
 MOST_BYTES = 10_000_000  # of a file with the labels of one image
 
 

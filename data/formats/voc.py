@@ -26,6 +26,7 @@ from data.formats.labels import (
     SPLIT_NAMES,
     WHOLE,
     Box,
+    CheckNames,
     LabelledSplit,
     LabelPart,
     PartBuilder,
@@ -55,11 +56,16 @@ class VocSplit:
     images: Path
     listed: Mapping[str, str]
     """The images in the folder, relative to it: by their names with and without suffix"""
-    unlabelled: int = 0  # images without an XML file
+    is_whole: bool  # has all XML files; where a list names them, other images are not its own
 
 
 def read_voc(
-    source: Path, *, images: Path | None, skip_missing_images: bool, console: Console
+    source: Path,
+    *,
+    images: Path | None,
+    skip_missing_images: bool,
+    check_names: CheckNames,
+    console: Console,
 ) -> list[LabelledSplit]:
     """Read all splits of a data set in Pascal VOC's format.
 
@@ -75,6 +81,7 @@ def read_voc(
     listed = listed_classes(source)
     parts = []
     splits = find_splits(source, images)
+    check_names([split.name for split in splits])
     for split in splits:
         part = labelled_images(
             partial(read_files, split, listed, skip_missing_images),
@@ -110,10 +117,14 @@ def read_voc(
 def notes_on(split: VocSplit, part: LabelPart, *, from_one: bool) -> list[str]:
     """Return what was noticed while the labels were read, a line each."""
     difficult, missing = int(part.is_ignored.sum()), part.counts.get("missing", 0)
+    renamed = part.counts.get("renamed", 0)
+    others = set(split.listed.values()) - set(part.file_names) if split.is_whole else set()
     notes = {
         f"difficult objects (iscrowd: left out of training): {difficult:,}": difficult,
-        f"images without an XML file (left out): {split.unlabelled:,}": split.unlabelled,
+        f"images without an XML file (left out): {len(others):,}": others,
         f"images that do not exist (skipped): {missing:,}": missing,
+        f"XML files whose filename is another image's (that of their own name is used): "
+        f"{renamed:,}": renamed,
         "coordinates count from 0, not from 1 as VOC's do, since a box begins at 0": not from_one,
     }
     return [note for note, applies in notes.items() if applies]
@@ -174,17 +185,14 @@ def find_splits(source: Path, images: Path | None) -> list[VocSplit]:
 def make_split(name: str, annotations: Path, images: Path, listed: Path | None) -> VocSplit:
     """Return a split: the XML files of a list of names, or all in the folder and below."""
     by_name = {}
-    names = list(image_files(images))
-    for image in names:
+    for image in image_files(images):
         by_name[image] = image
         by_name.setdefault(os.path.splitext(image)[0], image)  # noqa: PTH122
     if listed is None:
         files = sorted(annotations.rglob("*.xml"))
         if not files:
             raise InputError(f"{annotations}: contains no XML file; expected one for each image")
-        stems = {os.path.splitext(file.relative_to(annotations))[0] for file in files}  # noqa: PTH122
-        unlabelled = sum(os.path.splitext(image)[0] not in stems for image in names)  # noqa: PTH122
-        return VocSplit(name, files, annotations, images, by_name, unlabelled)
+        return VocSplit(name, files, annotations, images, by_name, is_whole=True)
     files = []
     for place, line in enumerate(read_list(listed).splitlines(), start=1):
         if line.strip():
@@ -194,7 +202,7 @@ def make_split(name: str, annotations: Path, images: Path, listed: Path | None) 
             files.append(file)
     if not files:
         raise InputError(f"{listed}: empty; expected a name on each line")
-    return VocSplit(name, files, annotations, images, by_name)
+    return VocSplit(name, files, annotations, images, by_name, is_whole=False)
 
 
 def read_files(
@@ -209,37 +217,62 @@ def read_files(
         try:
             labels = parse_xml(file)
             require_listed(file, labels, listed)
-            image = find_image(file, split, labels.file_name, may_be_missing=skip_missing_images)
         except InputError as fault:
             part.add_fault(str(fault))
             continue
-        if image is None:
+        image = find_image(file, split, labels.file_name, part)
+        if image is not None:
+            part.add(image, labels.size, labels.boxes)
+        elif skip_missing_images:
             part.count("missing")
             part.add("", (1, 1), [])
         else:
-            part.add(image, labels.size, labels.boxes)
+            part.add_fault(missing_image(file, split, labels.file_name))
     return part.finish()
 
 
-def find_image(file: Path, split: VocSplit, file_name: str, *, may_be_missing: bool) -> str | None:
-    """Return the image of an XML file, relative to the folder of images.
+def find_image(file: Path, split: VocSplit, file_name: str, part: PartBuilder) -> str | None:
+    """Return the image of an XML file, relative to the folder of images; None if there is none.
 
-    It has the name in the file, beside the XML file or wherever that lies in its own folder; or the
-    name of the XML file, as the names in it are often older. If it is missing, the result is None,
-    or raises InputError.
+    It has the name of the XML file: the names in the files are often older, of before the images
+    were renamed or copied. If no image has it, it is the one that the file names, unless that has
+    an XML file of its own.
     """
     stem = os.path.splitext(file.relative_to(split.annotations))[0]  # noqa: PTH122
-    folder = os.path.dirname(stem)  # noqa: PTH120
+    named, own = named_image(stem, split, file_name), split.listed.get(stem)
+    if named is not None and os.path.splitext(named)[0] == stem:  # noqa: PTH122
+        return named  # its suffix tells a.jpg from a.png
+    if own is None:
+        return None if named is None or own_xml(split, named) else named
+    if named is not None:
+        part.count("renamed")
+    return own
+
+
+def named_image(stem: str, split: VocSplit, file_name: str) -> str | None:
+    """Return the image that an XML file names: beside it, or in the folder of images."""
     base = os.path.basename(file_name.replace("\\", "/"))  # noqa: PTH119
-    for name in (os.path.join(folder, base), file_name, stem):  # noqa: PTH118
+    for name in (os.path.join(os.path.dirname(stem), base), file_name):  # noqa: PTH118, PTH120
         if name in split.listed:
             return split.listed[name]
-    if may_be_missing:
-        return None
-    raise InputError(
-        f"{file}: filename: {quoted(file_name or file.stem)} is not in {split.images}; set "
-        "--images, or skip with --skip-missing-images"
-    )
+    return None
+
+
+def own_xml(split: VocSplit, image: str) -> Path | None:
+    """Return the XML file of an image's name; None if there is none."""
+    file = split.annotations / f"{os.path.splitext(image)[0]}.xml"  # noqa: PTH122
+    return file if file.is_file() else None
+
+
+def missing_image(file: Path, split: VocSplit, file_name: str) -> str:
+    """Return the error about an XML file without an image."""
+    stem = os.path.splitext(file.relative_to(split.annotations))[0]  # noqa: PTH122
+    image = named_image(stem, split, file_name)
+    reason, fix = f"is not in {split.images}", "set --images"
+    if image is not None:
+        reason, fix = f"has an XML file of its own, {own_xml(split, image)}", "correct the name"
+    name = quoted(file_name or file.stem)
+    return f"{file}: filename: {name} {reason}; {fix}, or skip with --skip-missing-images"
 
 
 def require_listed(file: Path, labels: "XmlLabels", listed: Sequence[str] | None) -> None:

@@ -22,12 +22,20 @@ from rich.console import Console
 from common.errors import InputError
 from common.files import read_bytes
 from common.yaml_text import read_yaml
-from data.decoding import DAMAGE, QUARTER_TURNS, exif_orientation, open_image
+from data.decoding import (
+    DAMAGE,
+    QUARTER_TURNS,
+    SUFFIXES,
+    describe_fault,
+    exif_orientation,
+    open_image,
+)
 from data.formats.labels import (
     MOST_BYTES,
     SPLIT_NAMES,
     WHOLE,
     Box,
+    CheckNames,
     LabelledSplit,
     LabelPart,
     PartBuilder,
@@ -59,7 +67,12 @@ class YoloSet:
 
 
 def read_yolo(
-    source: Path, *, images: Path | None, skip_missing_images: bool, console: Console
+    source: Path,
+    *,
+    images: Path | None,
+    skip_missing_images: bool,
+    check_names: CheckNames,
+    console: Console,
 ) -> list[LabelledSplit]:
     """Read all splits of a data set in YOLO's format.
 
@@ -71,6 +84,7 @@ def read_yolo(
             missing; or an image is.
     """
     found = find_set(source, images)
+    check_names(found.splits)
     read = []
     for name, entries in found.splits.items():
         folder, files, missing = list_images(entries, skip_missing_images=skip_missing_images)
@@ -89,12 +103,16 @@ def read_yolo(
             looked_for = " or ".join(str(file) for file in label_files(first))
             raise InputError(f"{first}: no image has a file of labels; looked for {looked_for}")
         split = LabelledSplit(name, make_annotations(part, found.names, part.classes), folder)
-        split.notes = notes_on(part, missing)
+        orphans = labels_without_image(
+            entries,
+            [os.path.join(folder, file) for file in files],  # noqa: PTH118
+        )
+        split.notes = notes_on(part, missing, orphans)
         read.append(split)
     return read
 
 
-def notes_on(part: LabelPart, missing: int) -> list[str]:
+def notes_on(part: LabelPart, missing: int, orphans: Sequence[str]) -> list[str]:
     """Return what was noticed while the labels were read, a line each."""
     texts = {
         "without": "images without a file of labels (no boxes)",
@@ -108,6 +126,11 @@ def notes_on(part: LabelPart, missing: int) -> list[str]:
     return [
         *notes,
         *([f"listed images that do not exist (skipped): {missing:,}"] if missing else []),
+        *(
+            [f"files of labels without an image (left out): {len(orphans):,}, first {orphans[0]}"]
+            if orphans
+            else []
+        ),
     ]
 
 
@@ -277,8 +300,70 @@ def images_of_list(file: Path) -> list[tuple[int, str]]:
 def label_files(image: Path | str) -> list[str]:
     """Return where an image's labels may be: `images` in its path is `labels`, or beside it."""
     beside = f"{os.path.splitext(image)[0]}.txt"  # noqa: PTH122
-    before, images, after = beside.rpartition("/images/")
-    return [f"{before}/labels/{after}", beside] if images else [beside]
+    in_labels = exchange_folder(beside, "images", "labels")
+    return [beside] if in_labels is None else [in_labels, beside]
+
+
+def exchange_folder(path: str, old: str, new: str) -> str | None:
+    """Return a path with another name for its last folder `old`; None if it has no such folder."""
+    # A relative path may begin with the folder.
+    before, found, after = f"/{path}".rpartition(f"/{old}/")
+    return f"{before}/{new}/{after}"[1:] if found else None
+
+
+def labels_without_image(entries: Sequence[Path], images: Sequence[str]) -> list[str]:
+    """Return the files of labels near some images that are of no image at all, in order.
+
+    `entries` are the folders and lists of a split, `images` the paths of its images. A text is a
+    file of labels if its first line is one: notes may lie beside images.
+    """
+    folders = {os.path.dirname(file) or "." for image in images for file in label_files(image)}  # noqa: PTH120
+    for entry in entries:
+        if entry.is_dir():  # also folders of labels of which every image is missing
+            for file in label_files(entry / "any"):
+                walk = os.walk(os.path.dirname(file) or ".", followlinks=True)  # noqa: PTH120
+                folders |= {parent for parent, *_ in walk}
+    with_image = {os.path.splitext(os.path.normpath(image))[0] for image in images}  # noqa: PTH122
+    images_in: dict[str, set[str]] = {}  # by folder, the images there without suffix
+    found = []
+    for folder in sorted({os.path.normpath(folder) for folder in folders}):
+        for name in list_folder(folder):
+            stem, suffix = os.path.splitext(os.path.normpath(os.path.join(folder, name)))  # noqa: PTH118, PTH122
+            if suffix != ".txt":
+                continue
+            of_images = [stem, *filter(None, [exchange_folder(stem, "labels", "images")])]
+            if any(image in with_image or has_image(image, images_in) for image in of_images):
+                continue
+            if begins_with_label(Path(folder, name)):
+                found.append(f"{stem}{suffix}")
+    return found
+
+
+def list_folder(folder: str) -> list[str]:
+    """Return the names in a folder, in order; none if it does not exist."""
+    return sorted(os.listdir(folder)) if os.path.isdir(folder) else []  # noqa: PTH112, PTH208
+
+
+def has_image(stem: str, images_in: dict[str, set[str]]) -> bool:
+    """Return whether an image has this path without suffix; `images_in` keeps listed folders."""
+    folder = os.path.dirname(stem)  # noqa: PTH120
+    if folder not in images_in:
+        images_in[folder] = {
+            os.path.splitext(name)[0]  # noqa: PTH122
+            for name in list_folder(folder or ".")
+            if name.lower().endswith(SUFFIXES)
+        }
+    return os.path.basename(stem) in images_in[folder]  # noqa: PTH119
+
+
+def begins_with_label(file: Path) -> bool:
+    """Return whether the first line of a text is a label: five numbers or more."""
+    try:
+        text = read_bytes(file, most_bytes=MOST_BYTES).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError):
+        return False
+    columns = text.lstrip().partition("\n")[0].split()
+    return len(columns) > len(FIELDS) and all(number(column) is not None for column in columns)
 
 
 def read_labels(folder: Path, labelled: YoloSet, names: Sequence[str]) -> LabelPart:
@@ -295,8 +380,7 @@ def read_labels(folder: Path, labelled: YoloSet, names: Sequence[str]) -> LabelP
                     width, height = height, width
                     part.count("turned")
         except (*DAMAGE, Image.DecompressionBombError) as error:
-            reason = " ".join(str(error).split())
-            part.add_fault(f"{path}: cannot be read as an image: {reason}; remove or replace it")
+            part.add_fault(f"{path}: {describe_fault(error)}")
             continue
         place = ""
         try:

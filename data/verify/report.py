@@ -17,7 +17,13 @@ from rich.text import Text
 from common.charts import save_chart
 from common.console import clock
 from common.errors import FINISHED, InputError, printable
-from common.files import require_free, require_free_json, require_writable, write_atomically
+from common.files import (
+    require_free,
+    require_free_json,
+    require_writable,
+    require_writable_later,
+    write_atomically,
+)
 from data.annotations import Split, SplitName
 from data.index import write_index
 from data.verify.annotations import Entries, clean_annotations, clean_images
@@ -66,11 +72,7 @@ def require_free_outputs(
             path = index_folder(clean_folder, split)
             if path.exists():
                 raise InputError(f"{path}: exists; give --write-clean another folder, or remove it")
-        # The folder is made when there is something to write: the first missing part is tried.
-        first = index_folder(clean_folder, splits[0])
-        while not first.parent.exists():
-            first = first.parent
-        require_writable([first])
+        require_writable_later(index_folder(clean_folder, splits[0]))
 
 
 def index_folder(folder: Path, split: str) -> Path:

@@ -1,4 +1,4 @@
-"""Files that users name, and CSV cells."""
+"""Files that users name, files that are written, and CSV cells."""
 
 import csv
 import io
@@ -16,7 +16,15 @@ import profiling.__main__
 import retinanet.__main__
 import train
 from common.errors import InputError
-from common.files import as_csv, open_regular, read_bytes, read_text
+from common.files import (
+    as_csv,
+    copy_atomically,
+    open_regular,
+    read_bytes,
+    read_text,
+    removed_on_failure,
+    write_parts,
+)
 from profiling.onednn_log import log
 from profiling.onednn_log.log import read_logs
 from tests.support.commands import RunHere, run_program
@@ -164,3 +172,44 @@ def test_too_long_file_name_is_refused_in_one_line(
 def test_csv_cell_is_no_formula(cell: object, written: str) -> None:
     [header, row] = csv.reader(io.StringIO(as_csv(["name", "=x"], [["row", cell]])))
     assert (header, row) == (["name", "'=x"], ["row", written])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("of the parts"), OSError(28)])
+def test_file_that_is_not_finished_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
+    def parts() -> Iterator[bytes]:
+        yield b"a"
+        raise error
+
+    file = tmp_path / "a.json"
+    with pytest.raises(InputError if isinstance(error, OSError) else type(error)):
+        write_parts(file, parts())
+    assert list(tmp_path.iterdir()) == []
+    file.write_text("mine")
+    with pytest.raises(InputError, match=r"b\.json: cannot be copied from .*none"):
+        copy_atomically(tmp_path / "none", tmp_path / "b.json")
+    assert list(tmp_path.iterdir()) == [file] and file.read_text() == "mine"
+
+
+def test_outputs_of_a_failed_command_are_removed_and_earlier_ones_kept(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.json"
+    mine.write_text("mine")
+    folder = tmp_path / "new" / "out"
+    outputs = [mine, folder / "a.json", folder / "images" / "train", folder / "never made"]
+
+    def write() -> None:
+        (folder / "images" / "train").mkdir(parents=True)
+        (folder / "images" / "train" / "a.jpg").write_text("")
+        (folder / "a.json").write_text("")
+        mine.write_text("replaced")
+
+    with pytest.raises(KeyboardInterrupt), removed_on_failure(outputs):
+        write()
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == [mine]
+    with removed_on_failure(outputs):
+        write()
+    assert (folder / "images" / "train" / "a.jpg").exists() and (folder / "a.json").exists()
+    with pytest.raises(KeyboardInterrupt), removed_on_failure([folder / "b.json"]):
+        (folder / "b.json").write_text("")
+        raise KeyboardInterrupt
+    assert sorted(path.name for path in folder.iterdir()) == ["a.json", "images"]

@@ -83,7 +83,8 @@ def check_voc(data: bytes, folder: Path) -> None:
     """Read an XML file alone and as a split's."""
     file = write_file(folder / "a.xml", data)
     labels = value_or_error(lambda: parse_xml(file), str(file))
-    split = VocSplit("train", [file], folder, folder, {"a": "a.png", "a.png": "a.png"})
+    listed = {"a": "a.png", "a.png": "a.png"}
+    split = VocSplit("train", [file], folder, folder, listed, is_whole=True)
 
     def read() -> LabelPart:
         part = read_files(split, None, False, [file])

@@ -15,7 +15,8 @@ from tests.support.commands import error_message
 
 
 def read(source: Path, **options: object) -> list[LabelledSplit]:
-    given: dict[str, object] = {"images": None, "skip_missing_images": False} | options
+    given: dict[str, object] = {"images": None, "skip_missing_images": False}
+    given |= {"check_names": lambda names: None, **options}
     return read_coco(source, console=Console(file=io.StringIO()), **given)  # type: ignore[arg-type]
 
 

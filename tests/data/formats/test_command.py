@@ -1,10 +1,17 @@
 """`python -m data convert --from`, from files of other programs to what training reads."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import data.formats.convert
 from data.__main__ import main
@@ -22,7 +29,7 @@ from tests.data.formats.written import (
 )
 from tests.data.samples import assert_same_annotations
 from tests.data.test_coco128 import JSON, PHOTOS
-from tests.support.commands import RunHere, error_line
+from tests.support.commands import RunHere, error_line, start_program
 
 
 def yolo_set(folder: Path, *, images: int = 12, boxes: int = 30) -> Path:
@@ -137,17 +144,120 @@ def test_existing_files_are_kept(tmp_path: Path, run_here: RunHere) -> None:
     assert len(json.loads((out / "validation.json").read_text())["images"]) == 12
 
 
-def test_interruption_leaves_no_partial_file(
-    tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("option", [None, "--copy-images"])
+def test_refused_outputs_are_found_before_the_labels_are_read(
+    tmp_path: Path, run_here: RunHere, option: str | None
 ) -> None:
-    def interrupted(annotations: Annotations) -> None:
-        raise KeyboardInterrupt
+    source, out = yolo_set(tmp_path / "set", images=3, boxes=3), tmp_path / "out"
+    for labels in (tmp_path / "set" / "labels").rglob("*.txt"):
+        labels.write_text("a fault\n")
+    output = out / ("images/validation" if option else "validation.json")
+    output.parent.mkdir(parents=True)
+    output.mkdir() if option else output.write_text("mine")
+    arguments = ["convert", source, "--from", "yolo", "--out", out, *filter(None, [option])]
+    done = run_here(main, *arguments)
+    assert error_line(done) == f"error: {output}: exists; give --overwrite or another --out"
+    # What belongs to a split that this data set does not have is not in the way.
+    output.rename(output.with_name("test" + output.suffix))
+    assert "2 columns" in error_line(run_here(main, *arguments))
 
-    source, out = yolo_set(tmp_path / "set"), tmp_path / "out"
-    monkeypatch.setattr(data.formats.convert, "box_entries", interrupted)
-    done = run_here(main, "convert", source, "--from", "yolo", "--out", out)
-    assert done.returncode == 130 and done.stderr == "interrupted\n"
-    assert not (out / "train.json").exists()
+
+def test_refused_data_set_leaves_no_folder(tmp_path: Path, run_here: RunHere) -> None:
+    source, out = yolo_set(tmp_path / "set", images=3, boxes=3), tmp_path / "new" / "out"
+    next((tmp_path / "set" / "labels" / "val").rglob("*.txt")).write_text("a fault\n")
+    arguments = ("convert", source, "--from", "yolo", "--out", out)
+    assert "2 columns" in error_line(run_here(main, *arguments))
+    assert not (tmp_path / "new").exists()
+    out.mkdir(parents=True)
+    assert "2 columns" in error_line(run_here(main, *arguments))
+    assert list(out.iterdir()) == []
+
+
+def test_images_that_cannot_be_copied_leave_nothing(tmp_path: Path, run_here: RunHere) -> None:
+    source, out = yolo_set(tmp_path / "set", images=4, boxes=9), tmp_path / "out"
+    unreadable = sorted((tmp_path / "set" / "images" / "val").rglob("*.jpg"))[-1]
+    content, original = unreadable.read_bytes(), data.formats.convert.copy_atomically
+    assert content
+
+    def copy(image: Path, target: Path) -> None:
+        if image == unreadable:
+            unreadable.unlink()
+        original(image, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data.formats.convert, "copy_atomically", copy)
+        done = run_here(main, "convert", source, "--from", "yolo", "--out", out, "--copy-images")
+    target = out / "images" / "validation" / unreadable.relative_to(tmp_path / "set/images/val")
+    expected = f"error: {target}: cannot be copied from {unreadable}: No such file or directory"
+    assert error_line(done) == expected
+    assert not out.exists()
+
+
+def interrupt(*arguments: str | Path, when: Callable[[], bool]) -> subprocess.Popen[str]:
+    """Run `data convert` in a process of its own, and press Ctrl-C at a moment."""
+    command = [sys.executable, "-m", "data", "convert", *arguments]
+    # In a group of its own, as a terminal gives it, which Ctrl-C signals as a whole.
+    process = start_program(*command, process_group=0)
+    while not when():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.001)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and errors == "interrupted\n"
+    return process
+
+
+def large_set(folder: Path, *, images: int, boxes: int) -> Path:
+    """Write a YOLO data set with many images, links to one, and the same boxes for each."""
+    photos, labels = folder / "images" / "train", folder / "labels" / "train"
+    photos.mkdir(parents=True)
+    labels.mkdir(parents=True)
+    Image.new("RGB", (96, 64), (90, 120, 150)).save(folder / "photo.jpg")
+    for row in range(images):
+        (photos / f"{row:05}.jpg").symlink_to(folder / "photo.jpg")
+        (labels / f"{row:05}.txt").write_text("0 0.5 0.5 0.25 0.5\n" * boxes)
+    return write_data_yaml(folder, NAMES, train="images/train")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_new", [False, True])
+def test_ctrl_c_while_annotations_are_written_leaves_nothing(tmp_path: Path, is_new: bool) -> None:
+    source, out = large_set(tmp_path / "set", images=4, boxes=75_000), tmp_path / "out"
+    if not is_new:
+        out.mkdir()
+    partial = out / ".train.json.partial"
+    interrupt(source, "--from", "yolo", "--out", out, when=partial.exists)
+    assert not out.exists() if is_new else list(out.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_index_is_made_leaves_nothing(tmp_path: Path) -> None:
+    source, out = large_set(tmp_path / "set", images=4, boxes=75_000), tmp_path / "out"
+    out.mkdir()
+    interrupt(source, "--from", "yolo", "--out", out, when=(out / "train.json.index").exists)
+    assert list(out.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_images_are_copied_leaves_nothing(tmp_path: Path, run_here: RunHere) -> None:
+    source, out = large_set(tmp_path / "set", images=3_000, boxes=1), tmp_path / "out"
+    out.mkdir()
+    copies = out / "images" / "train"
+    arguments = (source, "--from", "yolo", "--out", out, "--copy-images")
+    interrupt(*arguments, when=lambda: copies.exists() and any(copies.iterdir()))
+    assert list(out.iterdir()) == []
+    # The same command works without --overwrite; interrupted again, it keeps what there was.
+    assert run_here(main, "convert", *arguments).returncode == 0
+    before = {file: file.stat().st_ino for file in copies.iterdir()}
+    interrupt(
+        *arguments,
+        "--overwrite",
+        when=lambda: next(iter(before)).stat().st_ino != next(iter(before.values())),
+    )
+    assert {file.name for file in copies.iterdir()} == {f"{row:05}.jpg" for row in range(3_000)}
+    assert {file.stat().st_size for file in copies.iterdir()} == {
+        (tmp_path / "set" / "photo.jpg").stat().st_size
+    }
 
 
 def box_names(annotations: Annotations, rows: slice) -> list[str]:

@@ -31,7 +31,8 @@ ENTITIES = (
 
 
 def read(source: Path, **options: object) -> list[LabelledSplit]:
-    given: dict[str, object] = {"images": None, "skip_missing_images": False} | options
+    given: dict[str, object] = {"images": None, "skip_missing_images": False}
+    given |= {"check_names": lambda names: None, **options}
     return read_voc(source, console=Console(file=io.StringIO()), **given)  # type: ignore[arg-type]
 
 
@@ -128,6 +129,48 @@ def test_image_has_the_name_in_the_file_or_the_files_own(tmp_path: Path, name: s
     write_image(tmp_path, "a", voc_xml(name, (64, 48), CAT))
     [split] = read(tmp_path)
     assert list(split.annotations.file_names) == ["a.jpg"]
+
+
+def test_image_of_the_files_own_name_is_preferred(tmp_path: Path) -> None:
+    """Renamed or copied files keep the old name in them: both images would be a.jpg."""
+    box = voc_object("cat", (2, 2, 9, 9))
+    write_image(tmp_path, "a", voc_xml("a.jpg", (64, 48), CAT))
+    write_image(tmp_path, "b", voc_xml("a.jpg", (64, 48), box))
+    [split] = read(tmp_path)
+    assert list(split.annotations.file_names) == ["a.jpg", "b.jpg"]
+    assert split.annotations.boxes.tolist() == [[0, 0, 64, 48], [1, 1, 9, 9]]
+    note = "XML files whose filename is another image's (that of their own name is used): 1"
+    assert split.notes == [note]
+    (tmp_path / "b.jpg").unlink()
+    message = error_message(read, tmp_path)
+    own = tmp_path / "a.xml"
+    assert f"b.xml: filename: 'a.jpg' has an XML file of its own, {own}; correct" in message
+    [split] = read(tmp_path, skip_missing_images=True)
+    assert list(split.annotations.file_names) == ["a.jpg"]
+
+
+def test_images_without_an_xml_file_are_those_that_none_names(tmp_path: Path) -> None:
+    write_image(tmp_path, "a")
+    write_image(tmp_path, "c")
+    (tmp_path / "b.xml").write_text(voc_xml("a.jpg", (64, 48), CAT))
+    [split] = read(tmp_path)
+    assert list(split.annotations.file_names) == ["a.jpg"]
+    assert split.notes == ["images without an XML file (left out): 1"]
+
+
+def test_suffix_in_the_file_tells_images_of_one_name(tmp_path: Path) -> None:
+    write_image(tmp_path, "a", voc_xml("a.png", (64, 48), CAT))
+    Image.new("RGB", (64, 48)).save(tmp_path / "a.png")
+    [split] = read(tmp_path)
+    assert list(split.annotations.file_names) == ["a.png"]
+    assert split.notes == ["images without an XML file (left out): 1"]
+
+
+def test_set_is_read_from_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_image(tmp_path, "a", voc_xml("a.jpg", (64, 48), CAT))
+    monkeypatch.chdir(tmp_path)
+    [split] = read(Path())
+    assert list(split.annotations.file_names) == ["a.jpg"] and split.notes == []
 
 
 def test_missing_image_is_refused_or_skipped(tmp_path: Path) -> None:

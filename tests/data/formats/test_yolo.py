@@ -24,7 +24,8 @@ from tests.support.commands import error_message
 
 
 def read(source: Path, **options: object) -> list[LabelledSplit]:
-    given: dict[str, object] = {"images": None, "skip_missing_images": False} | options
+    given: dict[str, object] = {"images": None, "skip_missing_images": False}
+    given |= {"check_names": lambda names: None, **options}
     return read_yolo(source, console=Console(file=io.StringIO()), **given)  # type: ignore[arg-type]
 
 
@@ -124,10 +125,76 @@ def test_other_faulty_files_are_counted(tmp_path: Path) -> None:
     assert error_message(read, file).endswith("; 2 more files have a fault")
 
 
-def test_damaged_image_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["no image", ""])
+def test_damaged_image_is_named(tmp_path: Path, content: str) -> None:
     file = small_set(tmp_path)
-    (tmp_path / "images" / "train" / "b.jpg").write_text("no image")
-    assert "b.jpg: cannot be read as an image" in error_message(read, file)
+    image = tmp_path / "images" / "train" / "b.jpg"
+    image.write_text(content)
+    message = error_message(read, file)
+    assert message.startswith(f"{image}: not an image in JPEG, PNG, ") and "<" not in message
+    Image.new("RGB", (64, 48)).save(image)
+    image.write_bytes(image.read_bytes()[:20])
+    message = error_message(read, file)
+    assert message.startswith(f"{image}: ") and "<" not in message
+
+
+@pytest.mark.parametrize("source", [".", "data.yaml"])
+def test_set_is_read_from_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    small_set(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    [split] = read(Path(source))
+    assert split.images == Path("images/train")
+    assert np.diff(split.annotations.box_offsets).tolist() == [1, 0]
+    Path("data.yaml").unlink()
+    Path("classes.txt").write_text("cat\n")
+    [split] = read(Path())
+    assert np.diff(split.annotations.box_offsets).tolist() == [1, 0]
+    assert split.notes == ["images without a file of labels (no boxes): 1"]
+
+
+LABEL = "0 0.5 0.5 0.25 0.5\n"
+
+
+def test_labels_without_an_image_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_set(tmp_path)
+    texts = {
+        "labels/train/b.txt": LABEL,  # of an image
+        "labels/train/c.txt": LABEL,
+        "labels/train/missing folder/d.txt": f"\n{LABEL}",
+        "images/train/e.txt": LABEL,  # beside the images
+        "labels/train/f.txt": "",  # no boxes are left out
+        "images/train/notes.txt": "1 cat on 2 photos\n",
+        "labels/train/classes.txt": "cat\n",
+        "labels/elsewhere/g.txt": LABEL,
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    first = tmp_path / "images" / "train" / "e.txt"
+    [split] = read(tmp_path)
+    assert split.notes == [f"files of labels without an image (left out): 3, first {first}"]
+    monkeypatch.chdir(tmp_path)
+    [split] = read(Path())
+    assert split.notes == [
+        "files of labels without an image (left out): 3, first images/train/e.txt"
+    ]
+
+
+def test_labels_of_unlisted_images_are_not_without_an_image(tmp_path: Path) -> None:
+    """Lists divide one folder of images: each split leaves out the images of the other."""
+    small_set(tmp_path)
+    (tmp_path / "labels" / "train" / "b.txt").write_text(LABEL)
+    (tmp_path / "labels" / "train" / "c.txt").write_text(LABEL)
+    for name, image in (("train", "a"), ("val", "b")):
+        (tmp_path / f"{name}.txt").write_text(f"images/train/{image}.jpg\n")
+    lists = {"train": "train.txt", "val": "val.txt"}
+    for split in read(write_data_yaml(tmp_path, NAMES, **lists)):
+        orphan = tmp_path / "labels" / "train" / "c.txt"
+        assert split.notes == [f"files of labels without an image (left out): 1, first {orphan}"]
 
 
 def test_photo_that_is_displayed_rotated_has_its_displayed_size(tmp_path: Path) -> None:
