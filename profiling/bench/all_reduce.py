@@ -24,12 +24,22 @@ from profiling.bench.exchange_rank import LEVELS
 from profiling.bench.job import JobFailedError, rank_messages
 from profiling.bench.report import put_out
 from profiling.bench.results import Benchmarks, Finding, add_benchmark, add_counts
-from profiling.bench.simulated_hosts import Link, NoSimulatedHostsError, simulated_hosts
+from profiling.bench.simulated_hosts import (
+    MOST_HOSTS,
+    Link,
+    NoSimulatedHostsError,
+    simulated_hosts,
+)
 
 ABOUT = """\
 Makes hosts of this machine's cores, connects them by links of each rate, and averages gradients of
 the detector's size between their ranks: in two levels as train.py does, and by gloo over all ranks.
 Needs root. On few cores, the time of the processor is measured more than that of the links."""
+EXAMPLES = """\
+examples:
+  python -m profiling bench all-reduce                            # 2 hosts of 2 ranks, minutes
+  python -m profiling bench all-reduce --hosts 4 --ranks 1 --rates 1,25 --json exchange.json
+  python -m profiling bench all-reduce --gradients 1000000 --rates 1   # less than a minute"""
 DELAY_S = 50e-6
 GRADIENTS = 36_000_000
 """About as many as MLPerf's model trains."""
@@ -61,7 +71,9 @@ class Measured:
 def add_all_reduce_benchmark(kinds: Benchmarks) -> None:
     """Add `all-reduce` to the benchmarks of a command line."""
     about = "gradients between several hosts, simulated on this machine"
-    parser = add_benchmark(kinds, "all-reduce", all_reduce_command, about=about, text=ABOUT)
+    parser = add_benchmark(
+        kinds, "all-reduce", all_reduce_command, about=about, text=ABOUT, epilog=EXAMPLES
+    )
     add_counts(
         parser,
         ("--hosts", 2, "number of hosts"),
@@ -93,11 +105,13 @@ def all_reduce_command(
 ) -> int:
     """Run the benchmark; return the exit code."""
     require_free_json(json_file)
-    if hosts < 2:
-        raise InputError("--hosts: an exchange between hosts needs 2 or more; give 2")
+    if not 2 <= hosts <= MOST_HOSTS:
+        raise InputError(f"--hosts: expected 2 to {MOST_HOSTS}, found {hosts}")
+    # All of them before the first is measured, which takes minutes.
+    chosen_rates = [rate_of(text) for text in rates.split(",")]
     chosen = choose_mpirun(mpirun)
     results: list[Measured] = []
-    for rate in map(rate_of, rates.split(",")):
+    for rate in chosen_rates:
         try:
             results += measure(
                 rate, hosts=hosts, ranks=ranks, rounds=rounds, gradients=gradients, mpirun=chosen

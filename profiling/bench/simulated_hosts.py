@@ -16,6 +16,7 @@ from pathlib import Path
 
 INTERFACE = "eth0"
 SWITCH = "switch"
+MOST_HOSTS = 254  # Their addresses are 10.0.0.1 to 10.0.0.254
 # `cat` keeps the namespaces until its standard input ends. /sys lists the interfaces, and MPI keeps
 # the memory of a host's ranks in /dev/shm.
 HOST = """

@@ -8,6 +8,7 @@ import pytest
 
 from common.errors import InputError
 from profiling.__main__ import main
+from profiling.bench import all_reduce
 from profiling.bench.all_reduce import Measured, compare, rate_of
 from profiling.bench.simulated_hosts import (
     Link,
@@ -15,7 +16,7 @@ from profiling.bench.simulated_hosts import (
     simulated_hosts,
 )
 from tests.launch.ranks import MPIRUNS
-from tests.support.commands import RunHere, run_program, start_program
+from tests.support.commands import RunHere, error_line, run_program, start_program
 
 
 def measured(way: str, *seconds: float, rate: float = 1.0) -> Measured:
@@ -45,9 +46,26 @@ def test_rate_must_be_that_of_a_link(text: str) -> None:
         rate_of(text)
 
 
-def test_one_host_is_refused(run_here: RunHere) -> None:
-    done = run_here(main, "bench", "all-reduce", "--hosts", "1")
-    assert done.returncode == 2 and "--hosts: " in done.stderr
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--hosts", "1"), "error: --hosts: expected 2 to 254, found 1"),
+        (("--hosts", "400"), "error: --hosts: expected 2 to 254, found 400"),
+        (("--rates", "1,,"), "error: --rates: expected Gbit/s such as 1,10, found ''"),
+        (("--rates", "10,fast"), "error: --rates: expected Gbit/s such as 1,10, found 'fast'"),
+    ],
+)
+def test_options_are_checked_before_anything_is_measured(
+    options: tuple[str, ...],
+    message: str,
+    run_here: RunHere,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def measured_nothing(rate: float, **_: object) -> list[Measured]:
+        raise AssertionError(f"measured at {rate} Gbit/s")
+
+    monkeypatch.setattr(all_reduce, "measure", measured_nothing)
+    assert error_line(run_here(main, "bench", "all-reduce", *options)) == message
 
 
 @pytest.mark.whole_machine
