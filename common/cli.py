@@ -193,6 +193,16 @@ def add_json_option(
     parser.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help=what)
 
 
+def chart_file(text: str) -> Path:
+    """Parse the name of a chart, which says its format."""
+    if not text.endswith((".png", ".svg")):
+        shown = text[-LONGEST_SHOWN:]
+        raise argparse.ArgumentTypeError(
+            f"expected a name that ends in .png or .svg, found {shown!r}"
+        )
+    return Path(text)
+
+
 def add_output_options(
     parser: argparse.ArgumentParser,
     what: str,

@@ -27,7 +27,14 @@ from common.charts import (
     table_rows,
     write_in_place_of_chart,
 )
-from common.cli import add_command, add_json_option, add_overrides, numbers, positive
+from common.cli import (
+    add_command,
+    add_json_option,
+    add_overrides,
+    chart_file,
+    numbers,
+    positive,
+)
 from common.console import make_console, print_line
 from common.errors import FINISHED, INTERRUPTED, InputError, format_error
 from common.files import require_free
@@ -235,13 +242,6 @@ def add_scale(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         help="write the chart (default: beside --json; scaling.png if no file is given)",
     )
     parser.set_defaults(run=lambda **options: scale_command(ScaleOptions(**options)))
-
-
-def chart_file(text: str) -> Path:
-    """Return a path whose name ends in .png."""
-    if not text.endswith(".png"):
-        raise argparse.ArgumentTypeError(f"expected a name that ends in .png, found {text!r}")
-    return Path(text)
 
 
 NOT_MEASURED = "?"

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.cli import LONGEST_SHOWN, add_json_option, positive
+from common.cli import LONGEST_SHOWN, add_json_option, chart_file, positive
 from retinanet.commands import DIR, Commands, add_command, call
 from retinanet.mlperf.rules import NEWEST, RULES
 
@@ -32,7 +32,8 @@ too: prefixes with ranks are removed, incomplete lines are listed."""
 RCP_DESCRIPTION = """\
 Run MLCommons' RCP checker on runs of one global batch size: whether they need as many epochs to the
 target as the reference implementation, which shows that only speed was changed. The fastest and the
-slowest run do not count. Exit status 0: it passes, 4: it does not."""
+slowest run do not count. A line names what the checker does not examine: equal seeds, and runs of
+different submitters, systems or divisions. Exit status 0: it passes, 4: it does not."""
 
 COMPARE_DESCRIPTION = """\
 Compare the speed and the convergence of runs with each other and with logs that others published:
@@ -101,7 +102,7 @@ def add_compare(kinds: Commands) -> None:
     )
     compare.add_argument(
         "--chart",
-        type=Path,
+        type=chart_file,
         metavar="FILE.png",
         help="draw mAP against time, and the time of an epoch",
     )
@@ -136,7 +137,9 @@ def add_mlperf(commands: Commands) -> None:
     points.add_argument(
         "--rules", choices=RULES, default=NEWEST, help=f"rule set (default: {NEWEST})"
     )
-    points.add_argument("--chart", type=Path, metavar="FILE.png", help="draw a chart of the points")
+    points.add_argument(
+        "--chart", type=chart_file, metavar="FILE.png", help="draw a chart of the points"
+    )
     add_json_option(points)
     check = add_command(
         kinds,

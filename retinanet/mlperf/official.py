@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -299,8 +299,8 @@ def rcp(*, runs: Sequence[Path], rules: Rules | None, json_file: Path | None) ->
     lines.append(f"official RCP checker ({official_version()}): {verdict}: {message.strip()}")
     if passed and factor != 1:
         lines.append(f"faster than the reference: MLPerf multiplies the time by {factor:.4f}")
-    if len(logs) != RUNS_OF_SUBMISSION:
-        lines.append(f"{len(logs)} runs; a submission has {RUNS_OF_SUBMISSION}")
+    remarks = remarks_on_set(logs)
+    lines += remarks
     console = make_console()
     title = f"runs at global batch size {batch_size}, rules {rules}"
     rows = []
@@ -320,6 +320,7 @@ def rcp(*, runs: Sequence[Path], rules: Rules | None, json_file: Path | None) ->
             "normalization": factor,
             "mean_epochs": mean,
             "reference_epochs": expected.mean_epochs,
+            "remarks": remarks,
             "runs": [
                 {"log": str(log.file), "status": log.status, "epochs": log.epochs} for log in logs
             ],
@@ -336,6 +337,42 @@ RUN_COLUMNS = (
     Column("minutes", ".1f"),
     Column("seed"),
 )
+
+
+def remarks_on_set(logs: Sequence[RunLog]) -> list[str]:
+    """Return why runs are no set of a submission, which the RCP checker does not examine."""
+    remarks = []
+    if len(logs) != RUNS_OF_SUBMISSION:
+        remarks.append(f"{len(logs)} runs; a submission has {RUNS_OF_SUBMISSION}")
+    seeds = files_by_value(logs, constants.SEED)
+    equal = {seed: files for seed, files in seeds.items() if len(files) > 1}
+    if equal:
+        remarks.append(
+            f"not a set: equal seeds ({format_groups(equal)}); a submission's runs differ in it"
+        )
+    for key, what in (
+        (constants.SUBMISSION_ORG, "submitters"),
+        (constants.SUBMISSION_PLATFORM, "systems"),
+        (constants.SUBMISSION_DIVISION, "divisions"),
+    ):
+        values = files_by_value(logs, key)
+        if len(values) > 1:
+            remarks.append(f"not a set: different {what} ({format_groups(values)})")
+    return remarks
+
+
+def files_by_value(logs: Sequence[RunLog], key: str) -> dict[str, list[str]]:
+    """Return the logs that have each value of a key, without those that have none."""
+    files: dict[str, list[str]] = {}
+    for log in logs:
+        if (value := log.value(key)) is not None:
+            files.setdefault(str(value), []).append(str(log.file))
+    return files
+
+
+def format_groups(files: Mapping[str, Sequence[str]]) -> str:
+    """Return each value with the logs that have it."""
+    return "; ".join(f"{value}: {', '.join(names)}" for value, names in files.items())
 
 
 def require_comparable(logs: Sequence[RunLog], rules: Rules | None) -> tuple[Rules, int]:

@@ -477,6 +477,23 @@ def test_damaged_files_beside_a_log_leave_cells_empty(
 # Options
 
 
+@pytest.mark.parametrize("command", [(*COMPARE, INTEL), ("mlperf", "points")])
+@pytest.mark.parametrize("name", ["a.pdf", "a", "a.png.jpg"])
+def test_chart_of_another_format_is_refused(
+    command: tuple[str | Path, ...], name: str, run_here: RunHere, tmp_path: Path
+) -> None:
+    chart = tmp_path / name
+    done = run_here(main, *command, "--chart", chart)
+    assert done.returncode == 2 and done.stdout == "" and not chart.exists()
+    assert "--chart: expected a name that ends in .png or .svg, found " in done.stderr
+
+
+def test_chart_may_be_svg(run_here: RunHere, tmp_path: Path) -> None:
+    chart = tmp_path / "a.svg"
+    assert run_here(main, *COMPARE, INTEL, "--chart", chart).returncode == 0
+    assert "<svg" in chart.read_text()
+
+
 @pytest.mark.parametrize(
     ("option", "reason"),
     [

@@ -77,6 +77,27 @@ def test_published_logs_pass_both_checkers(
     done = run_here(main, *RCP, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "these runs: 4.00 epochs" in done.stdout and "passed: RCP found" in done.stdout
+    # Three copies of one run are no set.
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("not a set: ")]
+    assert line.startswith("not a set: equal seeds (") and line.count("result_") == 3
+
+
+def test_runs_of_several_submitters_are_no_set(run_here: RunHere, tmp_path: Path) -> None:
+    logs = [*PUBLISHED.glob("intel-*.txt"), *PUBLISHED.glob("nvidia-*.txt")]
+    if not logs:
+        pytest.skip("no published logs at ../shared/logs")
+    intel, nvidia = logs
+    copy, numbers = tmp_path / "copy.txt", tmp_path / "found.json"
+    copy.write_text(re.sub(r'("key": "seed", "value": )\d+', r"\g<1>1", nvidia.read_text()))
+    done = run_here(main, *RCP, intel, nvidia, copy, "--json", numbers)
+    assert "passed: RCP found" in done.stdout
+    remarks = [line for line in done.stdout.splitlines() if line.startswith("not a set: ")]
+    assert remarks == [
+        f"not a set: different submitters (Intel: {intel}; NVIDIA: {nvidia}, {copy})",
+        "not a set: different systems "
+        f"(Intel(R) Xeon(R) Platinum 8480+: {intel}; 1xNVIDIA DGX H100: {nvidia}, {copy})",
+    ]
+    assert set(remarks) < set(json.loads(numbers.read_text())["remarks"])
 
 
 def test_missed_target_is_the_only_fault(run_here: RunHere, tmp_path: Path) -> None:
@@ -220,6 +241,7 @@ def test_runs_like_the_reference_pass(run_here: RunHere, tmp_path: Path) -> None
     assert "these runs: 4.33 epochs" in output and "passed: RCP found" in output
     content = json.loads(numbers.read_text())
     assert content["passed"] and content["mean_epochs"] == pytest.approx(13 / 3)
+    assert content["remarks"] == [] and "not a set" not in output
     assert [run["epochs"] for run in content["runs"]] == [4, 5, 4, 4, 6]
     # The same with prefixes and a truncated line, in the folder of a submission.
     results.mkdir()
@@ -288,6 +310,27 @@ def test_two_runs_without_convergence_fail(run_here: RunHere, tmp_path: Path) ->
     done = run_here(main, *RCP, *runs)
     assert done.returncode == 4 and "failed: Insufficient convergence" in done.stdout
     assert done.stdout.count("aborted") == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "remark"),
+    [
+        (("run.seed=1",), "not a set: equal seeds (1: "),
+        (("mlperf.organization=Them",), "not a set: different submitters (Us: "),
+        (("mlperf.platform=8 nodes",), "not a set: different systems ("),
+        (("mlperf.division=open",), "not a set: different divisions (closed: "),
+    ],
+)
+def test_run_that_does_not_belong_to_the_set_is_named(
+    changes: tuple[str, ...], remark: str, run_here: RunHere, tmp_path: Path
+) -> None:
+    runs = write_runs(tmp_path / "a", 5, 5, 5, 5)
+    other = closed_config("run.seed=9", *changes)
+    runs.append(write_run(tmp_path / "other", other, accuracies=[0.2] * 4 + [0.35]))
+    done = run_here(main, *RCP, *runs)
+    assert done.returncode == 0
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("not a set")]
+    assert line.startswith(remark) and "other/mlperf.log" in line
 
 
 def test_incomparable_runs_are_an_error_on_one_line(run_here: RunHere, tmp_path: Path) -> None:

@@ -188,7 +188,10 @@ def test_ranks_on_two_hosts_are_measured(tmp_path: Path) -> None:
     [
         (["--ranks", "4096"], "--ranks, --threads: no combination fits: 4096 × 1"),
         (["--ranks", "1,x"], "expected numbers such as 1,2,4, found '1,x'"),
-        (["--chart", "data.image_size=64"], "expected a name that ends in .png, found 'data.image"),
+        (
+            ["--chart", "data.image_size=64"],
+            "expected a name that ends in .png or .svg, found 'data.i",
+        ),
         (["launch.threads=4"], "launch.threads: set by --threads"),
         (["training.batch_size=4"], "training.batch_size: set by --batch-size or --global-batch"),
         (["--json", "README.md"], "README.md: exists; give --json or --chart another file"),
