@@ -30,7 +30,7 @@ from data.formats.labels import LabelledSplit, select_classes
 from data.formats.voc import read_voc
 from data.formats.yolo import read_yolo
 from data.index import find_or_make_index
-from data.verify.report import STOPS_TRAINING, print_split
+from data.verify.report import STOPS_TRAINING, print_shared, print_split
 from data.verify.splits import TrainingRules, check_splits
 
 READERS = {"yolo": read_yolo, "voc": read_voc, "coco": read_coco}
@@ -94,6 +94,7 @@ def convert_labels(
         for note in notes[result.name]:
             print_line(console, f"note: {note}")
     console.print()
+    print_shared(console, checked)
     print_next(console, written, out=out)
     return STOPS_TRAINING if any(result.findings.stopping() for result in checked) else FINISHED
 

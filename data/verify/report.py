@@ -304,7 +304,7 @@ def print_shared(console: Console, checked: Sequence[CheckedSplit]) -> None:
         shared = split.findings.count("image_in_both_splits")
         if split.entries is not None and shared:
             text = f"{shared:,} of {len(split.entries.image_ids):,} validation images"
-            advice = "the mAP will be higher than that of other images"
+            advice = "the mAP will be higher than on other images"
             print_line(console, f"{text} are training images too: {advice}", wrap=True)
 
 

@@ -76,6 +76,15 @@ def test_findings_are_those_of_verify(tmp_path: Path, run_here: RunHere) -> None
         assert f"{name} " in validation, name
 
 
+def test_one_folder_for_both_splits_is_noted(tmp_path: Path, run_here: RunHere) -> None:
+    """As in the description of COCO128 that Ultralytics publishes."""
+    yolo_set(tmp_path / "set")
+    source = write_data_yaml(tmp_path / "set", NAMES, train="images/train", val="images/train")
+    done = run_here(main, "convert", source, "--from", "yolo", "--out", tmp_path / "out")
+    assert done.returncode == 0 and "image_in_both_splits  12  note" in done.stdout
+    assert "12 of 12 validation images are training images too" in done.stdout
+
+
 def test_labels_without_splits_are_divided_next(tmp_path: Path, run_here: RunHere) -> None:
     annotations = random_annotations(images=10, boxes=30)
     write_photos(tmp_path / "set" / "images", annotations)
