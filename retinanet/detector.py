@@ -5,11 +5,13 @@ examples, and says what stays as it is between versions.
 """
 
 import threading
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
+from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeAlias, TypeGuard, TypeVar, overload
@@ -78,6 +80,8 @@ class Detections:
     path: Path | None
     """The file that the image was read from; None for pixels in memory."""
     _picture: Picture = field()
+    _checksum: int | None = None
+    """Of pixels in memory, which a caller may overwrite; None for a file."""
 
     def __len__(self) -> int:
         """Return the number of objects."""
@@ -102,15 +106,20 @@ class Detections:
     def draw(self) -> Image.Image:
         """Return a copy of the image with boxes, classes and scores; small ones are enlarged.
 
-        Files are read again, so that detections in many photos take little memory.
+        Files are read again, and pixels in memory are not copied, so that detections in many images
+        take little memory.
 
         Raises:
-            InputError: The file cannot be read any more.
+            InputError: The file cannot be read any more, or the pixels in memory have changed.
         """
         names = dict(zip(self.labels.tolist(), self.names, strict=True))
-        drawn = draw_detections(
-            read_picture(self._picture), self._in_image(), names=names, least_score=0
-        )
+        pixels = read_picture(self._picture)
+        if self._checksum not in (None, zlib.crc32(pixels.data)):
+            raise InputError(
+                f"{type(self._picture).__name__}: its pixels have changed since predict; draw "
+                "before they are overwritten, or give predict a copy"
+            )
+        drawn = draw_detections(pixels, self._in_image(), names=names, least_score=0)
         return Image.fromarray(drawn)
 
     def to_dicts(self) -> list[dict[str, Any]]:
@@ -211,12 +220,12 @@ class Detector:
 
         An image is a path, an image of Pillow's, an RGB uint8 array [H, W, 3] (grey: [H, W]), or a
         uint8 tensor [3, H, W]. Objects with a score below `min_score` are left out, and those of
-        all other `classes` if some are named. `batch_size` images, which may differ in size, are
-        computed at a time, while the next ones are decoded.
+        all other classes than `classes`, unless that is None. `batch_size` images, which may differ
+        in size, are computed at a time, while the next ones are decoded.
 
         Raises:
             InputError: An image cannot be read, has other pixels, or is a folder, and none is
-                returned; or a class is unknown.
+                returned; or a class is unknown, or a number is out of its range.
         """
         pictures: Iterable[Picture]
         if is_one_picture(images):
@@ -228,10 +237,9 @@ class Detector:
                 f"{type(images).__name__} is no image; give a path, a Pillow image, a uint8 array "
                 "or tensor, or a list of them"
             )
-        if batch_size < 1:
-            raise InputError(f"batch_size: expected 1 or more, found {batch_size}")
-        only = () if classes is None else (classes,) if isinstance(classes, str) else tuple(classes)
-        self.require_classes(only, option="classes")
+        require_range(min_score=min_score, batch_size=batch_size)
+        only = class_names(classes)
+        self.require_classes(only or (), option="classes")
         results: list[Detections] = []
         with ThreadPoolExecutor(THREADS, thread_name_prefix="decode") as pool:
             for batch in read_ahead(pictures, read_picture, pool, batch_size=batch_size):
@@ -252,12 +260,12 @@ class Detector:
                 raise InputError(f"{option}: {name!r} is not a class of the checkpoint: {known}")
 
     def detect(
-        self, pictures: Sequence[Pixels], *, least_score: float, only: Sequence[str] = ()
+        self, pictures: Sequence[Pixels], *, least_score: float, only: Sequence[str] | None = None
     ) -> list[ImageDetections]:
         """Return detections in one batch of RGB pictures, which may differ in size; best first.
 
         Boxes are in pixels of the pictures. Those below `least_score` are dropped, and all other
-        classes if `only` names some.
+        classes than `only`, if it is given.
         """
         shape = (len(pictures), 3, self.image_size, self.image_size)
         images = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
@@ -269,7 +277,7 @@ class Detector:
                 self._model, images, forward=self._forward, score_threshold=threshold
             )
         pairs = zip(self._class_map.category_ids, self._class_map.names, strict=True)
-        selected = [number for number, name in pairs if not only or name in only]
+        selected = [number for number, name in pairs if only is None or name in only]
         results = []
         for index, (pixels, detections) in enumerate(zip(pictures, batch, strict=True)):
             result = to_original_size(
@@ -297,7 +305,26 @@ class Detector:
             height=pixels.shape[0],
             path=Path(picture) if isinstance(picture, str | PathLike) else None,
             _picture=picture,
+            _checksum=None if isinstance(picture, str | PathLike) else zlib.crc32(pixels.data),
         )
+
+
+def require_range(*, min_score: object, batch_size: object) -> None:
+    """Raise InputError if an argument of `predict` is not a number of its range."""
+    # Of numpy too; NaN is in no range.
+    if not isinstance(min_score, Real) or not 0 <= float(min_score) <= 1:
+        raise InputError(f"min_score: expected a number from 0 to 1, found {min_score!r}")
+    if not isinstance(batch_size, Integral) or batch_size < 1:
+        raise InputError(f"batch_size: expected a whole number from 1, found {batch_size!r}")
+
+
+def class_names(classes: Iterable[str] | None) -> tuple[str, ...] | None:
+    """Return the names in `classes` of `predict`, which may be one; None for all classes."""
+    if classes is None:
+        return None
+    if not isinstance(classes, Iterable):
+        raise InputError(f"classes: expected names, found {classes!r}")
+    return (classes,) if isinstance(classes, str) else tuple(classes)
 
 
 def box_records(

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, TypeAlias
@@ -142,8 +143,7 @@ class Training:
         """Check the settings, and start the process; arguments as in `train`."""
         if resume and overwrite:
             raise InputError("resume and overwrite: give one of them")
-        if ranks < 1:
-            raise InputError(f"ranks: expected 1 or more, found {ranks}")
+        require_count(ranks, name="ranks")
         self._temporary = tempfile.TemporaryDirectory(prefix="retinanet-")
         overrides = [*override_pairs(settings)]
         file = config_file(config, folder=Path(self._temporary.name))
@@ -391,33 +391,64 @@ def read_result(run: Path, *, is_finished: bool) -> TrainingResult:
     )
 
 
+def require_count(value: object, *, name: str) -> None:
+    """Raise InputError if an argument is not a whole number of at least 1."""
+    if not isinstance(value, Integral) or value < 1:
+        raise InputError(f"{name}: expected a whole number from 1, found {value!r}")
+
+
 def override_pairs(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield `section.field=value` for each field of nested mappings; values are JSON."""
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:
             yield from override_pairs(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}={as_json(value)}"
+            yield f"{prefix}{name}={as_json(value, name=f'{prefix}{name}')}"
 
 
-def as_json(value: object) -> str:
-    """Return a value as JSON, which is YAML too; a path is text."""
+def as_json(value: object, *, name: str) -> str:
+    """Return the value of the setting `name` as JSON, which is YAML too; a path is text."""
+    return json.dumps(plain_value(value, name=name), ensure_ascii=False)
 
-    def plain(other: object) -> str:
-        if isinstance(other, os.PathLike):
-            return os.fspath(other)
-        raise InputError(f"{other!r}: is no plain value; give a number, text, list or mapping")
 
-    return json.dumps(value, default=plain, ensure_ascii=False)
+def plain_value(value: object, *, name: str) -> object:
+    """Return a value of plain types; numbers of numpy and torch are numbers, paths text.
+
+    Raises:
+        InputError: It is, or contains, something else; the message begins with its setting.
+    """
+    if isinstance(value, Mapping):
+        prefix = f"{name}." if name else ""
+        return {str(key): plain_value(item, name=f"{prefix}{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_value(item, name=f"{name}[{place}]") for place, item in enumerate(value)]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    # A number that is an array without dimensions; neither library is loaded for it.
+    if getattr(value, "ndim", None) == 0 and callable(item := getattr(value, "item", None)):
+        value = item()
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise InputError(
+        f"{name}: expected a number, text, list or mapping, found {type(value).__name__}"
+    )
 
 
 def config_file(config: str | os.PathLike[str] | Mapping[str, Any], *, folder: Path) -> str:
     """Return the name for `--config`; a mapping is written into the folder."""
-    if not isinstance(config, Mapping):
+    if isinstance(config, str | os.PathLike):
         return os.fspath(config)
+    if not isinstance(config, Mapping):
+        raise InputError(
+            "config: expected a path, a name in configs/ or a mapping of sections, found "
+            f"{type(config).__name__}"
+        )
     # The run is named after the file, unless the mapping has a name.
     file = folder / "python.yaml"
-    file.write_text(as_json(config), encoding="utf-8")
+    try:
+        file.write_text(as_json(config, name=""), encoding="utf-8")
+    except InputError as error:
+        raise InputError(f"config: {error}") from None
     return str(file)
 
 

@@ -70,7 +70,7 @@ def predict(
         search = Search(
             detector=detector,
             least_score=least_score,
-            only=only,
+            only=only or None,
             batch_size=batch_size,
             draws=draws,
             add_boxes=add_boxes,

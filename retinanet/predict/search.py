@@ -221,7 +221,7 @@ class Search:
 
     detector: Detector
     least_score: float  # Boxes of a lower score are dropped
-    only: Sequence[str]  # and those of all other classes, if there are names
+    only: Sequence[str] | None  # and those of all other classes, if it is given
     batch_size: int
     draws: bool  # Whether drawn copies are written
     add_boxes: AddBoxes  # Writes to the JSON file, if there is one

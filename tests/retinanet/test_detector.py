@@ -1,6 +1,7 @@
 """`Detector` in Python, compared with the command `predict` and with torchvision's RetinaNet."""
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -173,6 +174,45 @@ def test_classes_and_scores_are_selected(loaded: Detector, pixels: NDArray[np.ui
     high = loaded.predict(pixels, min_score=0.3)
     assert [*high] == [found for found in everything if found.score >= 0.3]
     assert "'four' is not a class" in error_message(loaded.predict, pixels, classes=["four"])
+    numbers: dict[str, Any] = {"min_score": np.float32(0.3), "batch_size": np.int64(1)}
+    assert same(loaded.predict(pixels, **numbers), high)
+    # The result of a filter that leaves no class.
+    assert len(loaded.predict(pixels, min_score=0.1, classes=[])) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"min_score": 2}, "min_score: expected a number from 0 to 1, found 2"),
+        ({"min_score": math.nan}, "min_score: expected a number from 0 to 1, found nan"),
+        ({"min_score": "0.5"}, "min_score: expected a number from 0 to 1, found '0.5'"),
+        ({"batch_size": 1.5}, "batch_size: expected a whole number from 1, found 1.5"),
+        ({"batch_size": 0}, "batch_size: expected a whole number from 1, found 0"),
+        ({"classes": 3}, "classes: expected names, found 3"),
+        ({"classes": [3]}, "classes: 3 is not a class of the checkpoint: one, "),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(
+    loaded: Detector, pixels: NDArray[np.uint8], arguments: dict[str, Any], message: str
+) -> None:
+    assert error_message(loaded.predict, pixels, **arguments).startswith(message)
+
+
+@pytest.mark.slow
+def test_pixels_that_were_overwritten_are_not_drawn(
+    loaded: Detector, pixels: NDArray[np.uint8]
+) -> None:
+    """As the buffer of a camera, which has the next frame by then."""
+    tensor = torch.from_numpy(pixels).permute(2, 0, 1)
+    for picture in (pixels, tensor, pixels[..., ::-1], Image.fromarray(pixels)):
+        found = loaded.predict(picture)
+        assert found.draw().size == (720, 480)  # Small images are enlarged
+        if isinstance(picture, Image.Image):
+            picture.putpixel((0, 0), (1, 2, 3))
+        else:
+            pixels += 1
+        assert "its pixels have changed since predict" in error_message(found.draw)
 
 
 @pytest.mark.slow

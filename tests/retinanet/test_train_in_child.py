@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from common.errors import InputError, NonFiniteLossError, WorkerDiedError
 from common.files import read_json_lines
@@ -59,6 +61,7 @@ def test_settings_become_pairs_whose_values_are_yaml() -> None:
         "data": {"scenes": {"train": 8}, "root": Path("/d")},
         "engine": "torch",
         "run": {"name": "a: é😀"},
+        "evaluation": {"every": np.int64(2), "overlap": np.bool_(True)},
     }
     assert [*override_pairs(settings)] == [
         "training.epochs=3",
@@ -67,9 +70,13 @@ def test_settings_become_pairs_whose_values_are_yaml() -> None:
         'data.root="/d"',
         'engine="torch"',
         'run.name="a: é😀"',
+        "evaluation.every=2",
+        "evaluation.overlap=true",
     ]
-    with pytest.raises(InputError, match="is no plain value"):
-        [*override_pairs({"training": {"epochs": object()}})]
+    half = torch.tensor(0.5)
+    assert [*override_pairs({"training": {"milestones": (half, np.float32(2))}})] == [
+        "training.milestones=[0.5, 2.0]"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +87,14 @@ def test_settings_become_pairs_whose_values_are_yaml() -> None:
         ({"config": "demo", "training": {"epochs": "many"}}, "training.epochs: input should be"),
         ({"config": {"training": {"epochz": 3}}}, "config: training.epochz: no such field"),
         ({"config": {"data": 3}}, "config: data: "),
-        ({"config": "demo", "ranks": 0}, "ranks: expected 1 or more"),
+        ({"config": "demo", "ranks": 0}, "ranks: expected a whole number from 1, found 0"),
+        ({"config": "demo", "ranks": 1.5}, "ranks: expected a whole number from 1, found 1.5"),
+        ({"config": None}, "config: expected a path, a name in configs/ or a mapping of sections"),
+        ({"config": ["a"]}, "mapping of sections, found list"),
+        ({"training": {"epochs": object()}}, "training.epochs: expected a number, text, list or"),
+        ({"data": {"augmentation": ["flip", {1}]}}, "data.augmentation[1]: expected a number, "),
+        ({"training": {"epochs": np.arange(2)}}, "training.epochs: expected a number, text, list"),
+        ({"config": {"data": {"root": {1}}}}, "config: data.root: expected a number, text, list "),
         ({"config": "demo", "resume": True, "overwrite": True}, "give one of them"),
     ],
 )
