@@ -37,7 +37,7 @@ OTHER_PROGRAMS = {
     "apptainer": ("--bind", "--pwd"),
     "torchrun": (
         *("--master-addr", "--master-port", "--nnodes", "--node-rank"),
-        *("--rdzv-backend", "--rdzv-endpoint"),
+        *("--rdzv-backend", "--rdzv-endpoint", "--shutdown-timeout"),
     ),
     "benchdnn": ("--cfg", "--dt"),
 }
