@@ -29,7 +29,7 @@ from typing import Any
 from common.cli import add_command, number_that
 from common.console import make_console
 from common.errors import InputError, printable
-from common.files import read_bytes, require_free_outputs, write_atomically
+from common.files import read_bytes, removed_on_failure, require_free_outputs, write_atomically
 from data.annotations import SPLITS, SplitName
 from data.coco_json import read_annotations
 
@@ -95,7 +95,7 @@ def run_split(
     held_out = {image_id for image_id, file in file_of_id.items() if file in in_validation}
     console = make_console()
     splits: dict[SplitName, Content] = {}
-    for split, file in files.items():
+    for split in SPLITS:
         is_validation = split == "validation"
         images = [
             image for image in content["images"] if (image["id"] in held_out) is is_validation
@@ -104,9 +104,14 @@ def run_split(
             box for box in content["annotations"] if (box["image_id"] in held_out) is is_validation
         ]
         splits[split] = content | {"images": images, "annotations": boxes}
-        write_atomically(file, json.dumps(splits[split], ensure_ascii=False))
+    with removed_on_failure(list(files.values())):
+        for split, file in files.items():
+            write_atomically(file, json.dumps(splits[split], ensure_ascii=False))
+    for split, part in splits.items():
         console.print(
-            f"{split:<10}  {len(images):,} images, {len(boxes):,} boxes: {file}", soft_wrap=True
+            f"{split:<10}  {len(part['images']):,} images, {len(part['annotations']):,} boxes: "
+            f"{files[split]}",
+            soft_wrap=True,
         )
     for note in lacking_notes(Counter(chain.from_iterable(classes.values())), splits):
         console.print(f"note: {note}", soft_wrap=True, markup=False)

@@ -11,7 +11,6 @@ import json
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +22,12 @@ from rich.console import Console
 
 from common.console import Advance, progress, progress_in_bytes
 from common.errors import InputError
-from common.files import require_free_outputs, require_writable
+from common.files import (
+    removed_on_failure,
+    require_free_outputs,
+    require_writable_later,
+    write_parts,
+)
 from common.processes import process_pool, run_tasks, usable_cores
 from data.decoding import DAMAGE, FORMATS
 from data.openimages.boxes import (
@@ -84,7 +88,7 @@ def write_coco_json(
             column), images are missing or cannot be read, or there is nothing to write.
     """
     require_free_outputs([out], overwrite=overwrite)
-    require_writable([out])
+    require_writable_later(out)
     class_list = resolve_classes(classes, class_descriptions)
     names = class_list.names
     listed = None if image_ids is None else read_image_ids(image_ids)
@@ -135,7 +139,7 @@ Blocks = Iterator[list[dict[str, Any]]]  # the entries of a list, some at a time
 
 
 def write_json(out: Path, names: Sequence[str], lists: dict[str, Blocks], *, source: str) -> None:
-    """Write a COCO-format JSON by way of `out` + `.part`; `source` is the file of the boxes."""
+    """Write a COCO-format JSON; `source` is the name of the file of the boxes."""
     # FiftyOne's fields; without a date, so that the same data give the same file.
     info = {
         "year": "",
@@ -148,24 +152,20 @@ def write_json(out: Path, names: Sequence[str], lists: dict[str, Blocks], *, sou
     categories = [
         {"id": index, "name": name, "supercategory": None} for index, name in enumerate(names)
     ]
-    part = out.with_name(f"{out.name}.part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            # The object and its lists are left open, so that entries are written a block at a time.
-            head = json.dumps({"info": info, "licenses": [], "categories": categories})
-            file.write(head.removesuffix("}"))
-            for name, blocks in lists.items():
-                file.write(f', "{name}": [')
-                for number, block in enumerate(blocks):
-                    file.write(f"{', ' if number else ''}{json.dumps(block)[1:-1]}")
-                file.write("]")
-            file.write("}\n")
-        part.replace(out)
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written: {error.strerror}") from error
-    finally:
-        with suppress(OSError):
-            part.unlink()  # an interrupted file cannot be completed later
+
+    def parts() -> Iterator[str]:
+        # The object and its lists are left open, so that entries are written a block at a time.
+        head = json.dumps({"info": info, "licenses": [], "categories": categories})
+        yield head.removesuffix("}")
+        for name, blocks in lists.items():
+            yield f', "{name}": ['
+            for number, block in enumerate(blocks):
+                yield f"{', ' if number else ''}{json.dumps(block)[1:-1]}"
+            yield "]"
+        yield "}\n"
+
+    with removed_on_failure([out]):
+        write_parts(out, (part.encode() for part in parts()))
 
 
 def _images(image_ids: NDArray[np.uint64], sizes: NDArray[np.int32]) -> Blocks:

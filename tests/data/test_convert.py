@@ -1,7 +1,11 @@
 """`python -m data convert` and `python -m data split`."""
 
 import json
+import os
 import shutil
+import signal
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -23,7 +27,7 @@ from tests.data.openimages.csv_tables import (
     write_photos,
 )
 from tests.data.samples import random_content, write_json
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, start_program
 
 Command = Callable[..., CompletedProcess[str]]
 
@@ -113,10 +117,10 @@ def test_openimages_boxes_become_mlperfs_json_and_its_index(
     assert list(annotations.file_names) == [f"{image:016x}.jpg" for image in (1, 3, 4)]
     assert annotations.box_category_ids.tolist() == [0, 1, 1, 1]
     assert annotations.box_is_crowd.tolist() == [False, False, True, False]
-    out.unlink()
     (tmp_path / "images" / f"{3:016x}.jpg").unlink()
+    shutil.rmtree(out.parent)
     assert_refused(convert(*arguments), "--skip-missing-images")
-    assert not out.exists()
+    assert not out.parent.exists()
     done = convert(*arguments, "--skip-missing-images")
     assert done.returncode == 0 and "1 images are not in" in done.stdout
     assert len(open_annotations(out)) == 2
@@ -227,6 +231,22 @@ def test_entries_of_one_file_are_on_one_side(tmp_path: Path, split: Command) -> 
         image["file_name"] = "same.jpg"
     path = write_json(tmp_path / "same.json", content)
     assert_refused(split(path, "--out", tmp_path / "same"), "same.json: images: 1; a split needs")
+
+
+@pytest.mark.slow
+def test_ctrl_c_between_the_files_of_a_split_leaves_nothing(tmp_path: Path) -> None:
+    path, out = labels(tmp_path / "all.json", images=1_000, boxes=100_000), tmp_path / "out"
+    out.mkdir()
+    process = start_program(
+        *(sys.executable, "-m", "data", "split", path, "--out", out), process_group=0
+    )
+    while not (out / "train.json").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.001)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and errors == "interrupted\n"
+    assert list(out.iterdir()) == []
 
 
 def test_class_without_boxes_is_reported_once(tmp_path: Path, split: Command) -> None:
