@@ -7,6 +7,7 @@ belongs to all programs of an environment, which may have packages of such names
 imports, and commands in texts (hatch_build.py); what is composed at run time is made here.
 """
 
+import os
 import sys
 import tomllib
 from collections.abc import Callable
@@ -97,5 +98,9 @@ def is_in_checkout() -> bool:
 
 def is_on_path() -> bool:
     """Return whether this Python finds the checkout's modules from any working directory."""
-    # The first entry is the folder of the script, such as the checkout for its train.py.
-    return any(entry and Path(entry).resolve() == FOLDER for entry in sys.path[1:])
+    # The first entry is the folder of the script, such as the checkout for its train.py. What comes
+    # from the environment may be of this process alone: `env PYTHONPATH=… python -m data`.
+    passing = [*sys.path[:1], *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return any(
+        entry and Path(entry).resolve() == FOLDER for entry in sys.path[1:] if entry not in passing
+    )

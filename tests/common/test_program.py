@@ -25,15 +25,20 @@ OURS = re.compile(r"(common|data|launch|profiling)(\.\w+)*|train\.py")
 ALLOWED = {"common.program", "launch.mpirun"}
 
 
-@pytest.fixture(params=["script", "editable"])
+@pytest.fixture(params=["script", "environment", "editable"])
 def elsewhere(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    """Another working directory, of a checkout's script or of an editable installation."""
+    """Another working directory: of a checkout's script or module, or an editable installation."""
     monkeypatch.chdir(tmp_path)
     others = [entry for entry in sys.path if Path(entry).resolve() != FOLDER]
-    script, editable = [str(FOLDER), *others], ["", *others, str(FOLDER)]
-    monkeypatch.setattr(sys, "path", script if request.param == "script" else editable)
+    path = {
+        "script": [str(FOLDER), *others],
+        "environment": ["", str(FOLDER), *others],
+        "editable": ["", *others, str(FOLDER)],
+    }
+    monkeypatch.setattr(sys, "path", path[request.param])
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER) if request.param == "environment" else "")
     return tmp_path
 
 
