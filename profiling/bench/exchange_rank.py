@@ -11,6 +11,8 @@ import os
 import sys
 import time
 import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from common.cli import positive, run_command
 from common.errors import FINISHED
@@ -19,6 +21,11 @@ from launch.ranks import read_ranks
 from launch.rendezvous import rank0_only_errors
 from launch.shares import CoreRequest
 from profiling.bench.job import MARK
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from retinanet.engine.gradient_sync import Averaging
 
 FIRST_BUCKET, BUCKET = 1 << 18, 25 << 18
 """Gradients of torch's first bucket (1 MiB) and of the others (25 MiB)."""
@@ -47,12 +54,46 @@ def main() -> int:
     return FINISHED
 
 
+def bucket_sizes(gradients: int) -> list[int]:
+    """Return the sizes of DistributedDataParallel's buckets, as if parameters could be divided."""
+    sizes = [min(FIRST_BUCKET, gradients)]
+    while (left := gradients - sum(sizes)) > 0:
+        sizes.append(min(BUCKET, left))
+    return sizes
+
+
+def average_buckets(
+    buckets: "Sequence[Tensor]", averaging: "Averaging | None", *, weight: float, compress: bool
+) -> None:
+    """Average float32 gradients over all ranks, all buckets at once; None: by torch's group."""
+    import torch
+    import torch.distributed as dist
+
+    if averaging is not None:
+        last = len(buckets) - 1
+        futures = [
+            averaging.average(bucket, weight=weight, index=index, is_last=index == last)
+            for index, bucket in enumerate(buckets)
+        ]
+        for future in futures:
+            future.wait()
+        return
+    works, sent = [], []
+    for bucket in buckets:
+        bucket.mul_(weight)
+        sent.append(bucket.to(torch.bfloat16) if compress else bucket)
+        works.append(dist.all_reduce(sent[-1], async_op=True))
+    for bucket, averaged, work in zip(buckets, sent, works, strict=True):
+        assert work is not None
+        work.wait()
+        if compress:
+            bucket.copy_(averaged)
+
+
 def measure(place: RankContext, *, gradients: int, rounds: int) -> None:
     """Average the gradients of all ranks in each way, and print times and differences."""
     # torch is loaded only now: the environment must be settled before.
     import torch
-    import torch.distributed as dist
-    from torch import Tensor
 
     from launch.process_group import joined
     from retinanet.engine.host_gradients import average_over_hosts
@@ -60,26 +101,12 @@ def measure(place: RankContext, *, gradients: int, rounds: int) -> None:
     torch.set_num_threads(1)
     with joined(place, timeout_s=TIMEOUT_S) as group:
         weight = 1 / group.size
-        sizes = [min(FIRST_BUCKET, gradients)]
-        while sum(sizes) < gradients:
-            sizes.append(min(BUCKET, gradients - sum(sizes)))
+        sizes = bucket_sizes(gradients)
         generator = torch.Generator().manual_seed(1)
         noise = torch.randn(gradients, generator=generator)
         # Of rank 0 the noise, of rank 1 twice that, and so on: the mean is known.
         mean = noise * ((group.size + 1) / 2)
         values = torch.empty(gradients)
-
-        def flat(parts: list[Tensor], *, compress: bool) -> None:
-            works, sent = [], []
-            for part in parts:
-                part.mul_(weight)
-                sent.append(part.bfloat16() if compress else part)
-                works.append(dist.all_reduce(sent[-1], async_op=True))
-            for part, averaged, work in zip(parts, sent, works, strict=True):
-                assert work is not None
-                work.wait()
-                if compress:
-                    part.copy_(averaged)
 
         averagings = {}
         for compress in (False, True):
@@ -89,29 +116,20 @@ def measure(place: RankContext, *, gradients: int, rounds: int) -> None:
             assert averaging is not None, "no compiler"
             averagings[compress] = averaging
 
-        def in_levels(parts: list[Tensor], *, compress: bool) -> None:
-            averaging = averagings[compress]
-            futures = [
-                averaging.average(part, weight=weight, index=index, is_last=index == len(parts) - 1)
-                for index, part in enumerate(parts)
-            ]
-            for future in futures:
-                future.wait()
-
         ways = {
-            f"{name} {'bf16' if compress else 'float32'}": (average, compress)
+            f"{name} {'bf16' if compress else 'float32'}": (averaging, compress)
             for compress in (False, True)
-            for name, average in ((LEVELS, in_levels), (FLAT, flat))
+            for name, averaging in ((LEVELS, averagings[compress]), (FLAT, None))
         }
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         errors, are_equal = {}, {}
         for round_number in range(rounds + 1):
-            for name, (average, compress) in ways.items():
+            for name, (averaging, compress) in ways.items():
                 torch.mul(noise, float(group.rank + 1), out=values)
                 parts = list(values.split(sizes))
                 group.barrier()
                 begin = time.perf_counter()
-                average(parts, compress=compress)
+                average_buckets(parts, averaging, weight=weight, compress=compress)
                 duration = max(group.all_gather(time.perf_counter() - begin))
                 # The first round opens connections and is not counted.
                 if round_number:

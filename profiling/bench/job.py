@@ -1,7 +1,7 @@
 """Jobs of ranks that measure, from their start by mpirun to what the ranks have measured.
 
-A job times training steps (`measure_ranks`) or all-reduces of several sizes
-(`measure_all_reduces`). Its ranks run `profiling.bench.measured_rank`.
+A job times training steps (`measure_ranks`) or exchanges of several numbers of gradients
+(`measure_exchanges`). Its ranks run `profiling.bench.measured_rank`.
 """
 
 import json
@@ -16,6 +16,7 @@ from typing import Any
 from common.processes import running
 from common.program import FOLDER, IS_INSTALLED, module_command
 from launch.mpirun import Hosts, Mpirun, mpirun_command, search_path
+from retinanet.config import Config
 
 MODULE = "profiling.bench.measured_rank"  # The program of each rank
 MARK = "measured-rank "  # Begins the lines for `rank_messages`, among what else mpirun passes on
@@ -185,47 +186,54 @@ def waited_for_data(ranks: Sequence[RankSteps]) -> list[float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllReduceTime:
-    """A measured all-reduce."""
+class ExchangeTime:
+    """A measured exchange of gradients, all at once: no backward pass hides it."""
 
     ranks: int
-    size: int  # [bytes]
+    size: int  # Of the gradients of a rank, as they are sent. [bytes]
     seconds: float  # Median
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllReduces:
-    """Times of all-reduces of one job."""
+class Exchanges:
+    """Times of the exchanges of one job."""
 
-    times: tuple[AllReduceTime, ...]
+    times: tuple[ExchangeTime, ...]
     hosts: int  # Number of hosts on which the ranks ran
-    backend: str
+    way: str  # That of the gradients, such as `mpi`
+    reason: str  # For the transport between hosts
 
     @property
     def over(self) -> str:
-        """Describe the network and the backend."""
-        where = f"{self.hosts} hosts" if self.hosts > 1 else "sockets of one host"
-        return f"measured over {where}, {self.backend}"
+        """Describe network and transport."""
+        return f"measured over {self.hosts} hosts, {self.way}: {self.reason}"
 
 
-def measure_all_reduces(
+def measure_exchanges(
     *,
     sizes: Sequence[int],
     ranks: int,
+    config: Config,
     mpirun: Mpirun,
     hosts: Hosts = (),
     print_line: Callable[[str], None] = print,
-) -> AllReduces:
-    """Time all-reduces of `sizes` bytes over torch's process group, as gradients between hosts.
+) -> Exchanges:
+    """Time exchanges of gradients of `sizes` bytes, as they are sent, by train.py's way.
 
     There are at least two ranks, all on this host if no hosts are given (see `mpirun_command`).
-    `print_line` is called with each other line that the ranks print.
+    `config` is that of the training; `print_line` is called with each other line that the ranks
+    print.
 
     Raises:
         JobFailedError: A rank failed; it has printed the reason.
     """
-    options = [text for size in sizes for text in ("--all-reduce", str(size))]
-    command = [*module_command(MODULE), *options]
+    settings = config.distributed
+    sent = 2 if settings.compress == "bf16" else 4  # Bytes of a gradient
+    options = [text for size in sizes for text in ("--exchange", str(size // sent))]
+    names = ("backend", "compress", "timeout_s")
+    overrides = [f"distributed.{name}={getattr(settings, name)}" for name in names]
+    overrides.append(f"launch.comm_cores={config.launch.comm_cores}")
+    command = [*module_command(MODULE), *options, *overrides]
     messages = list(
         rank_messages(command, ranks=ranks, hosts=hosts, mpirun=mpirun, print_line=print_line)
     )
@@ -233,8 +241,10 @@ def measure_all_reduces(
         raise JobFailedError(1)
     [measured] = messages
     times = tuple(
-        # JSON turns the sizes, which are keys, into text.
-        AllReduceTime(ranks=ranks, size=int(size), seconds=seconds)
-        for size, seconds in measured["seconds"].items()
+        # JSON turns the numbers of gradients, which are keys, into text.
+        ExchangeTime(ranks=ranks, size=sent * int(gradients), seconds=seconds)
+        for gradients, seconds in measured["seconds"].items()
     )
-    return AllReduces(times=times, hosts=measured["hosts"], backend=measured["backend"])
+    return Exchanges(
+        times=times, hosts=measured["hosts"], way=measured["way"], reason=measured["reason"]
+    )

@@ -1,9 +1,9 @@
 """A measuring rank: `python -m profiling.bench.measured_rank`, started by mpirun.
 
-With `--all-reduce` it times all-reduces of some sizes, over the way that gradients between hosts
-take: the process group's own backend. Otherwise it times a few training steps. It takes its place
-as a rank of train.py does, on the same cores, and trains MLPerf's model, or with `--own-model` the
-configuration's, with weights from random numbers on the configuration's data.
+With `--exchange` it times averages of some numbers of gradients, all at once, by the way that those
+of train.py take for the same configuration. Otherwise it times a few training steps. It takes its
+place as a rank of train.py does, on the same cores, and trains MLPerf's model, or with
+`--own-model` the configuration's, with weights from random numbers on the configuration's data.
 
 Rank 0 prints lines of JSON for `profiling.bench.job`: one after every step, and one with what all
 ranks measured at the end.
@@ -22,13 +22,14 @@ from common.errors import FINISHED
 from launch.pinning import RankContext
 from launch.ranks import read_ranks
 from launch.rendezvous import rank0_only_errors
+from profiling.bench.exchange_rank import average_buckets, bucket_sizes
 from profiling.bench.job import MARK
 from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.placement import place_on_host
 
-ALL_REDUCE_WARM_UP, ALL_REDUCES = 2, 5
-"""All-reduces of each size that do not count, and that do; their median is the result."""
+EXCHANGE_WARM_UP, EXCHANGES = 2, 5
+"""Exchanges of each size that do not count, and that do; their median is the result."""
 
 
 def main() -> int:
@@ -50,11 +51,11 @@ def main() -> int:
     )
     parser.add_argument("--scenes", type=Path, metavar="FOLDER", help="folder for synthetic data")
     parser.add_argument(
-        "--all-reduce",
+        "--exchange",
         type=positive,
         action="append",
-        metavar="BYTES",
-        help="time all-reduces of this size instead of steps; repeatable",
+        metavar="N",
+        help="time exchanges of so many gradients instead of steps; repeatable",
     )
     ranks = read_ranks(os.environ)
     # All ranks have the same command line, so all would print the same error.
@@ -62,8 +63,8 @@ def main() -> int:
         arguments = parser.parse_args()
         config = load_config(arguments.config, arguments.overrides)
         place = place_on_host(config, ranks)
-    if arguments.all_reduce:
-        measure_all_reduces(config, arguments.all_reduce, place=place)
+    if arguments.exchange:
+        measure_exchanges(config, arguments.exchange, place=place)
     else:
         # torch is loaded only now: cores, memory policy and environment must be settled before.
         from profiling.bench.measured_steps import measure_steps
@@ -72,31 +73,45 @@ def main() -> int:
     return FINISHED
 
 
-def measure_all_reduces(config: Config, sizes: list[int], *, place: RankContext) -> None:
-    """Join the other ranks; time all-reduces of `sizes` bytes; rank 0 prints a median for each."""
+def measure_exchanges(config: Config, sizes: list[int], *, place: RankContext) -> None:
+    """Join the other ranks; time exchanges of gradients; rank 0 prints a median for each size."""
     # torch is loaded only now: cores and environment must be settled before.
     import torch
-    import torch.distributed as dist
 
     from launch.process_group import joined
+    from retinanet.training.distributed import choose_averaging
 
-    with joined(place, timeout_s=config.distributed.timeout_s) as group:
+    settings = config.distributed
+    with joined(place, timeout_s=settings.timeout_s) as group:
+        averaging = choose_averaging(
+            group,
+            values=max(sizes),
+            backend=settings.backend,
+            compress=settings.compress,
+            timeout_s=settings.timeout_s,
+        )
         medians = {}
         for size in sizes:
-            # float32 whatever the precision of training: sizes are given in bytes.
-            values = torch.zeros(max(1, size // torch.float32.itemsize))
+            buckets = torch.zeros(size).split(bucket_sizes(size))
             seconds = []
-            for _ in range(ALL_REDUCE_WARM_UP + ALL_REDUCES):
+            for _ in range(EXCHANGE_WARM_UP + EXCHANGES):
                 # Otherwise a rank that begins early would also time its waiting for the others.
                 group.barrier()
                 begin = time.perf_counter()
-                dist.all_reduce(values)
-                # An all-reduce is over when the slowest rank has its result.
+                average_buckets(
+                    buckets,
+                    averaging,
+                    weight=1 / group.size,
+                    compress=settings.compress == "bf16",
+                )
+                # An exchange is over when the slowest rank has its result.
                 seconds.append(max(group.all_gather(time.perf_counter() - begin)))
-            medians[size] = median(seconds[ALL_REDUCE_WARM_UP:])
+            medians[size] = median(seconds[EXCHANGE_WARM_UP:])
         if group.is_first:
+            way = averaging.way if averaging else f"{group.backend} over all ranks"
+            reason = group.transport.reason
             hosts = len(set(group.hosts))
-            report({"backend": group.backend, "hosts": hosts, "seconds": medians})
+            report({"way": way, "reason": reason, "hosts": hosts, "seconds": medians})
 
 
 def report(message: object) -> None:

@@ -214,9 +214,32 @@ def make_exchange(
     """
     if group.size == 1:
         return None
-    averaging: Averaging | None = None
     parameters = prepared.model.parameters()
     values = sum(value.numel() for value in parameters if value.requires_grad)
+    averaging = choose_averaging(
+        group, values=values, backend=backend, compress=compress, timeout_s=timeout_s
+    )
+    exchange = GradientExchange(
+        prepared.model,
+        partial(batch_losses, prepared, focal_form=focal_form, profiler=profiler),
+        compress=compress,
+        averaging=averaging,
+        weight=weight,
+        ranks=group.exchange,
+    )
+    if group.size > 2 and (averaging is None or not averaging.has_fixed_order):
+        settle_buckets(exchange, prepared)
+    return exchange
+
+
+def choose_averaging(
+    group: ProcessGroup, *, values: int, backend: str, compress: str, timeout_s: float
+) -> Averaging | None:
+    """Return how several ranks average `values` gradients; None: by torch's process group.
+
+    All of them call it. The other arguments are those of `make_exchange`, which raises the same.
+    """
+    averaging: Averaging | None = None
     compresses = compress == "bf16"
     if group.is_on_one_host and backend in ("auto", "shared"):
         averaging = share_gradients(
@@ -235,17 +258,7 @@ def make_exchange(
             f"distributed.backend: shared: the ranks, on {', '.join(dict.fromkeys(group.hosts))}, "
             "have no shared memory; set distributed.backend=auto"
         )
-    exchange = GradientExchange(
-        prepared.model,
-        partial(batch_losses, prepared, focal_form=focal_form, profiler=profiler),
-        compress=compress,
-        averaging=averaging,
-        weight=weight,
-        ranks=group.exchange,
-    )
-    if group.size > 2 and (averaging is None or not averaging.has_fixed_order):
-        settle_buckets(exchange, prepared)
-    return exchange
+    return averaging
 
 
 PASSES_UNTIL_SORTED = 2

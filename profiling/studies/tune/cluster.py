@@ -6,7 +6,7 @@ were measured elsewhere. Each part scales by what bounds it:
 - computing: with the number of cores and, where it is arithmetic, with their peak rate;
 - moving bytes: with the memory bandwidth of a rank (roofline, Williams et al. 2009);
 - the serial part: not at all (Amdahl's law);
-- the exchange: bytes over the host's link (a ring's all-reduce), hidden by the backward pass.
+- the exchange: as `Exchange` describes it; its bytes are moved too.
 
 One measurement does not show how far a step computes while it waits for memory. Both limits are
 forecast: full overlap, where the longer of the two counts, and none, where their sum does.
@@ -28,20 +28,17 @@ from common.files import read_text
 from common.program import FOLDER
 from common.yaml_text import read_yaml
 from profiling.studies.tune.measurements import Measurements
-from profiling.studies.tune.model import EpochsModel, Estimate, Network
+from profiling.studies.tune.model import EpochsModel, Estimate, Exchange, Network
 from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
 
-BUCKET_BYTES = 25 * 2**20
-"""Gradients that are exchanged together; nothing hides the exchange of the last bucket."""
-PASSES_IN_MEMORY = 3
-"""A rank writes its gradients, reads its part of all ranks', and reads the averages."""
 SEARCHED = 16.0  # A value that would explain a published time is sought up to so many times away
 BISECTIONS = 60
 
 STRICT = ConfigDict(extra="forbid")
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(gt=0)]
+# Strict: `true` is no number.
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+Count = Annotated[int, Field(gt=0, strict=True)]
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -69,10 +66,12 @@ class Program:
     parts: Annotated[tuple[Part, ...], Field(min_length=1)]
     gigabytes_per_image: NotNegative  # Bytes that operators read and write
     gigabytes_per_step: NotNegative
-    gradient_megabytes: Positive  # As they are sent
+    gradient_megabytes: Positive  # As they are sent between hosts
     forward_share: Annotated[float, Field(gt=0, lt=1)]
     """The evaluation of an image as a share of its training; the rest is the backward pass."""
     metric_seconds: NotNegative  # COCO's metric of the validation split, by one thread
+    compress: Literal["bf16", "none"] = "bf16"
+    """As `distributed.compress`; none: gradients are sent in float32."""
 
     def seconds(self, *scales: str, batch_size: int) -> float:
         """Return the measured time of the parts that scale so, of a step of `batch_size` images."""
@@ -104,6 +103,9 @@ class Published:
 
     source: Text
     program: Text  # Of whom these are the times: a name in `programs`
+    hosts: Count  # Of that training, as all that follows
+    ranks: Count  # Of a host
+    batch_size: Count  # Images of a rank
     epoch_seconds: Positive
     evaluation_seconds: Positive | None = None
     minutes_to_target: Positive | None = None
@@ -123,7 +125,7 @@ class Cluster:
     latency_us: NotNegative  # Of a message between hosts
     core_gflops: Positive  # Peak rate of a core, in the step's precision
     ranks: Count  # Of a host
-    threads: Count  # Of a rank, that compute
+    threads: Count  # Of a rank, that compute; a core beyond them exchanges gradients
     batch_size: Count  # Images of a rank
     assumptions: tuple[Text, ...] = ()  # What the numbers above are taken from
     programs: tuple[Program, ...] = ()
@@ -142,12 +144,21 @@ class Cluster:
     @property
     def steps(self) -> int:
         """Steps of an epoch on OpenImages; an incomplete last batch is dropped."""
-        return max(1, TRAINING_IMAGES // self.global_batch)
+        return TRAINING_IMAGES // self.global_batch
 
     @property
     def memory_of_rank(self) -> float:
         """The memory bandwidth of a rank, which no rank spans two sockets for. [10⁹ bytes/s]"""
         return self.memory_gb_per_s / max(self.ranks, self.sockets)
+
+    @property
+    def comparable(self) -> Published | None:
+        """What is published, if it is of as many hosts, ranks and images as the forecast."""
+        published = self.published
+        own = (self.hosts, self.ranks, self.batch_size)
+        if published is None or (published.hosts, published.ranks, published.batch_size) != own:
+            return None
+        return published
 
     @property
     def network(self) -> Network:
@@ -202,7 +213,18 @@ def read_cluster(file: Path) -> Cluster:
             f"{file}: ranks: {cluster.ranks} ranks do not share {cluster.sockets} sockets evenly; "
             f"give a multiple of {cluster.sockets}"
         )
+    if cluster.global_batch > TRAINING_IMAGES:
+        raise InputError(
+            f"{file}: batch_size: {cluster.all_ranks} ranks of {cluster.batch_size:,} images are "
+            f"more than the {TRAINING_IMAGES:,} of OpenImages; give at most "
+            f"{TRAINING_IMAGES // cluster.all_ranks:,}"
+            if cluster.all_ranks <= TRAINING_IMAGES
+            else f"{file}: hosts: {cluster.all_ranks:,} ranks are more than the "
+            f"{TRAINING_IMAGES:,} images of OpenImages; give fewer hosts"
+        )
     names = [program.name for program in cluster.programs]
+    for name in (name for number, name in enumerate(names) if name in names[:number]):
+        raise InputError(f"{file}: programs: two are named {name}; give each a name of its own")
     if cluster.published is not None and cluster.published.program not in names:
         raise InputError(
             f"{file}: published.program: no program is named {cluster.published.program}; choose "
@@ -265,6 +287,7 @@ def measured_program(measured: Measurements, file: Path) -> Program:
         gradient_megabytes=measured.gradient_bytes / 1e6,
         forward_share=min(0.9, measured.evaluation_seconds / measured.cores / of_image),
         metric_seconds=measured.metric_seconds,
+        compress="bf16" if measured.compress == "bf16" else "none",
     )
 
 
@@ -276,17 +299,25 @@ class StepForecast:
     computing: float
     """Without the serial part: measured core time on more cores, waiting for memory as there."""
     computing_alone: float  # The same, less the time in which bytes were moved there
-    moving: float  # All bytes at the bandwidth of a rank
+    moving: float  # All bytes of operators at the bandwidth of a rank
+    beside: float  # Bytes of the exchange during the backward pass. [10⁹]
+    moving_beside: float  # These at the bandwidth of a rank
     exchange: float  # The part that the backward pass does not hide
 
     @property
     def seconds(self) -> Estimate:
         """The step between full overlap of computing with moving bytes, and none."""
-        overlapped = max(self.computing, self.moving)
-        added = self.computing_alone + self.moving
+        moving = self.moving + self.moving_beside
+        overlapped = max(self.computing, moving)
+        added = self.computing_alone + moving
         low, high = sorted((overlapped, added))
         rest = self.serial + self.exchange
         return Estimate(low=rest + low, middle=rest + (low + high) / 2, high=rest + high)
+
+    @property
+    def without_exchange(self) -> "StepForecast":
+        """The step of a single rank."""
+        return replace(self, beside=0.0, moving_beside=0.0, exchange=0.0)
 
     @property
     def bound(self) -> str:
@@ -294,7 +325,7 @@ class StepForecast:
         parts = {
             "the serial part": self.serial,
             "computing": self.computing,
-            "memory bandwidth": self.moving,
+            "memory bandwidth": self.moving + self.moving_beside,
             "the exchange of gradients": self.exchange,
         }
         return max(parts, key=lambda name: parts[name])
@@ -314,40 +345,33 @@ def forecast_step(program: Program, cluster: Cluster) -> StepForecast:
     moving = gigabytes / cluster.memory_of_rank
     serial = program.seconds("nothing", batch_size=batch)
     shortest = min(max(computing, moving), (1 - there) * computing + moving)
+    exchange = gradient_exchange(program, cluster)
+    beside = exchange.bytes_beside / 1e9
     return StepForecast(
         serial=serial,
         computing=computing,
         computing_alone=(1 - there) * computing,
         moving=moving,
+        beside=beside,
+        moving_beside=beside / cluster.memory_of_rank,
         # The shorter backward pass hides less.
-        exchange=exchange_seconds(
-            1e6 * program.gradient_megabytes,
-            cluster,
-            hidden_by=(1 - program.forward_share) * (serial + shortest),
-        ),
+        exchange=exchange.added_seconds((1 - program.forward_share) * (serial + shortest)),
     )
 
 
-def exchange_seconds(size: float, cluster: Cluster, *, hidden_by: float) -> float:
-    """Return the time that averaging `size` bytes of each rank adds to a step. [s]
-
-    Within a host through its memory; between hosts over a ring, bucket after bucket, where the
-    ranks of a host share the work, so that its link carries the gradients of one rank.
-    """
-    within = 0.0
-    if cluster.ranks > 1:
-        within = PASSES_IN_MEMORY * size / (1e9 * cluster.memory_of_rank)
-    buckets = math.ceil(size / BUCKET_BYTES)
-
-    def between(amount: float, *, parts: int) -> float:
-        if cluster.hosts == 1:
-            return 0.0
-        one = cluster.network.all_reduce_seconds(math.ceil(amount / parts), ranks=cluster.hosts)
-        return parts * one
-
-    whole = within + between(size, parts=buckets)
-    last = within / buckets + between(size / buckets, parts=1)
-    return max(last, whole - hidden_by)
+def gradient_exchange(program: Program, cluster: Cluster) -> Exchange:
+    """Return the exchange of a program's gradients on a cluster."""
+    memory = 1e9 * cluster.memory_of_rank
+    return Exchange(
+        values=round(1e6 * program.gradient_megabytes) // (2 if program.compress == "bf16" else 4),
+        compress=program.compress == "bf16",
+        hosts=cluster.hosts,
+        ranks=cluster.ranks,
+        network=cluster.network,
+        rank_bandwidth=memory,
+        core_bandwidth=min(memory, 1e9 * program.memory_gb_per_s / program.threads),
+        has_own_core=cluster.cores // cluster.ranks > cluster.threads,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,7 +391,7 @@ def forecast_cluster(program: Program, cluster: Cluster, epochs: EpochsModel) ->
     step = forecast_step(program, cluster)
     epoch = step.seconds.times(cluster.steps)
     batches = math.ceil(VALIDATION_IMAGES / cluster.all_ranks / cluster.batch_size)
-    inference = step.seconds.times(batches * program.forward_share)
+    inference = step.without_exchange.seconds.times(batches * program.forward_share)
     needed = epochs.epochs(cluster.global_batch)
     evaluation = inference.plus(program.metric_seconds)
     minutes = needed.times(epoch.plus(evaluation)).times(1 / 60)

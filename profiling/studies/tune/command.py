@@ -31,7 +31,13 @@ from common.files import (
 from common.program import FOLDER, command_words, train_words
 from profiling.bench.job import JobFailedError
 from profiling.studies.tune.cluster import forecast_cluster, measured_program, read_cluster
-from profiling.studies.tune.forecast import Constraints, Forecast, Plan, choose_allocation
+from profiling.studies.tune.forecast import (
+    Constraints,
+    Forecast,
+    Plan,
+    choose_allocation,
+    gradient_exchange,
+)
 from profiling.studies.tune.gather import PlannerOptions, gathered
 from profiling.studies.tune.measure import OPENIMAGES
 from profiling.studies.tune.measurements import (
@@ -59,8 +65,8 @@ LONGEST_JOB_HOURS = 24  # Longer trainings are queued again by the script itself
 BITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 BITS_OF_A_BYTE = 8
-ONE_CORE = Network(latency=0.0, bandwidth=math.inf, source="none: one core")
-"""Stands for the network of a single core, which needs none."""
+ONE_HOST = Network(latency=0.0, bandwidth=math.inf, source="none: one host")
+"""Stands for the network of a single host, which needs none."""
 NUMBER = r"(\d+(?:\.\d+)?)"
 NETWORK = re.compile(
     rf"{NUMBER}\s*([KMGT]?)(bit|bps|b|B)(?:/s)?\s*,\s*{NUMBER}\s*(us|µs|ms|s)", re.ASCII
@@ -130,16 +136,14 @@ def tune_command(options: PlannerOptions) -> int:
         epochs = epochs_of_probes(measured.probes, config=measured.config)
     network, between = options.network, measured.between_hosts
     if network is None and between is not None:
-        source = f"{between.over}: {', '.join(between.hosts)}"
-        network = fit_network(between.all_reduces, source=source)
-    elif network is None and measured.all_reduces:
-        # Without several hosts, the sockets between the ranks of one host are the network.
-        network = fit_network(measured.all_reduces, source=measured.all_reduces_over)
+        source = f"{between.over}; {', '.join(between.hosts)}"
+        one_rank = gradient_exchange(measured, network=ONE_HOST, hosts=2, ranks=1)
+        network = fit_network(between.exchanges, exchange=one_rank, source=source)
     plan = choose_allocation(
         measured,
         epochs,
         hosts=options.hosts,
-        network=network or ONE_CORE,
+        network=network or ONE_HOST,
         constraints=Constraints(deadline_hours=options.deadline, budget_core_hours=options.budget),
         with_groups=options.groups,
     )
@@ -189,7 +193,7 @@ def write_plan(
             "epochs": asdict(epochs),
             "model": asdict(plan.fitted.model),
             "largest_error": plan.fitted.largest_error,
-            "network": asdict(plan.network),
+            "network": asdict(plan.network) if math.isfinite(plan.network.bandwidth) else None,
             "winner": asdict(winner),
             "obvious": asdict(plan.obvious) if plan.obvious else None,
             "ranking": list(map(asdict, plan.ranking)),
@@ -201,7 +205,7 @@ ABOUT = """\
 Choose the hosts, ranks, threads and images that reach the target fastest, or at the lowest cost.
 
 More ranks train more images per second, but their larger batches need more epochs. This command
-measures this host in minutes: steps by ranks, threads and local batch, evaluation, all-reduces. It
+measures this host in minutes: steps by ranks, threads and local batch, evaluation, peak rates. It
 fits a model to two thirds of the measurements and reports its error on the other third. With the
 epochs that each global batch size needs, it then forecasts the time to the target of every
 allocation of up to --hosts hosts like this one.
@@ -211,7 +215,7 @@ train.py is run to --probe-target with each global batch size of --probe and sev
 takes as long as these trainings take here. They are written to a folder beside the plan.
 
 The network is given by --network, or measured with one rank on each host of --measure-hosts or
---hostfile.
+--hostfile, whose gradients take the same way as those of train.py.
 
 --cluster FILE.yaml forecasts one configuration of hosts that cannot be measured, from their cores,
 memory bandwidth, peak rate and network, beside published times.

@@ -5,8 +5,9 @@ its cost follow from a host's measurements and the number of epochs. The fastest
 chosen; with a deadline the cheapest within it, with a budget the fastest within it.
 """
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from statistics import median
 from typing import NoReturn
@@ -16,6 +17,7 @@ from profiling.studies.tune.measurements import Measurements
 from profiling.studies.tune.model import (
     EpochsModel,
     Estimate,
+    Exchange,
     Fitted,
     Network,
     Shape,
@@ -27,7 +29,7 @@ HOUR = 3600.0
 PLAIN = WithGroups()  # One group
 STEPS = 8  # Up to so many hosts every number is forecast; then the distance to the next one doubles
 SHORT, LONG = 2.0, 48.0  # Times that are better printed in minutes, and in days. [hours]
-WORTH_SAYING = 0.05  # Share of a step spent waiting from which on it is part of the reason
+WORTH_SAYING = 0.05  # Share of a step from which on the exchange is part of the reason
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -83,6 +85,26 @@ def host_counts(most: int) -> list[int]:
     return [*counts, most]
 
 
+def gradient_exchange(
+    measured: Measurements, *, network: Network, hosts: int, ranks: int, in_levels: bool = True
+) -> Exchange:
+    """Return the exchange of gradients between hosts like the measured one, `ranks` on each."""
+    peaks = measured.peaks
+    # Without peak rates, as in old files, passes over memory take no time.
+    memory = math.inf if peaks is None else 1e9 * peaks.memory_gb_per_s
+    return Exchange(
+        values=measured.gradient_bytes // (2 if measured.compress == "bf16" else 4),
+        compress=measured.compress == "bf16",
+        hosts=hosts,
+        ranks=ranks,
+        network=network,
+        rank_bandwidth=memory / max(ranks, measured.sockets),
+        core_bandwidth=memory / measured.cores,
+        has_own_core=measured.comm_cores > 0,
+        in_levels=in_levels,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class HostModel:
     """A measured host, the model of its step, and the network that joins it to others like it."""
@@ -91,23 +113,32 @@ class HostModel:
     fitted: Fitted
     network: Network
 
+    def exchange(self, allocation: Allocation) -> Exchange:
+        """Return the exchange of gradients within each group of an allocation."""
+        return gradient_exchange(
+            self.measured,
+            network=self.network,
+            hosts=allocation.hosts // allocation.groups,
+            ranks=allocation.on_host.ranks,
+            in_levels=allocation.groups == 1,
+        )
+
     def exchange_seconds(self, allocation: Allocation, *, step: float) -> float:
         """Return the time that the gradient exchange adds to a step of `step` seconds. [s]
 
-        On a host that is a share of the step. Between hosts the backward pass hides the exchange,
-        but for the last bucket of gradients.
+        On one host it was measured, as a share of the step. What of that is not the exchange itself
+        is waiting for the slowest rank, which is also added between hosts.
         """
-        # Gradients are averaged within a group only.
-        measured, ranks = self.measured, allocation.ranks // allocation.groups
+        measured, exchange = self.measured, self.exchange(allocation)
+        backward = measured.backward_share * step
         shares = [added.share for added in measured.added] or [0.0]
         # Around zero, noise makes shares negative.
         added = max(0.0, median(shares)) * step if allocation.on_host.ranks > 1 else 0.0
         # Each group is one host: no gradients travel between hosts within a group.
-        if allocation.hosts == allocation.groups:
+        if exchange.hosts == 1:
             return added
-        whole = self.network.all_reduce_seconds(measured.gradient_bytes, ranks=ranks)
-        last = self.network.all_reduce_seconds(measured.last_bytes, ranks=ranks)
-        return added + max(last, whole - measured.backward_share * step)
+        on_host = replace(exchange, hosts=1).added_seconds(backward)
+        return exchange.added_seconds(backward) + max(0.0, added - on_host)
 
     def update_seconds(self, groups: int, *, within: float, step: float) -> float:
         """Return the time that the weight update adds to a step of one of several groups. [s]
@@ -144,8 +175,8 @@ class Forecast:
         return self.allocation.groups * self.allocation.global_batch / self.step_seconds
 
     @property
-    def waiting_share(self) -> float:
-        """Share of a step spent waiting for gradients."""
+    def exchange_share(self) -> float:
+        """Share of a step that exchange of gradients and waiting for it add."""
         return self.exchange_seconds / self.step_seconds
 
     @property
@@ -325,8 +356,8 @@ def why_it_loses(result: Forecast, winner: Forecast) -> str:
             f"({winner.allocation.global_batch:,} images)"
         )
     reasons.append(f"its throughput is {throughput:.2f} times as high")
-    if result.waiting_share > WORTH_SAYING:
-        reasons.append(f"it waits for gradients during {result.waiting_share:.0%} of each step")
+    if result.exchange_share > WORTH_SAYING:
+        reasons.append(f"it exchanges gradients during {result.exchange_share:.0%} of each step")
     return f"{times:.2f} times as long and {cost:.2f} times the core-hours: {'; '.join(reasons)}"
 
 

@@ -129,8 +129,9 @@ def gathered(options: PlannerOptions, *, console: Console) -> Measurements:
         measured = measured_here(options, stored, name=name, console=console)
     before = measured.between_hosts
     if hosts and (before is None or before.hosts != hosts):
-        print_line(console, f"all-reduces between {', '.join(hosts)} …")
-        between = measure_between(hosts, mpirun=choose_mpirun(options.mpirun))
+        print_line(console, f"exchanges of gradients between {', '.join(hosts)} …")
+        config = load_config(measured.config, measured.overrides)
+        between = measure_between(hosts, config=config, mpirun=choose_mpirun(options.mpirun))
         measured = replace(measured, between_hosts=between)
         options.write(measured)
     return measured if probes is None else with_probes(options, measured, probes, console=console)

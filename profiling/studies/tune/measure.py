@@ -1,10 +1,10 @@
 """Measure this host and its network for the planner, part after part, in minutes.
 
-A measurement has training steps by ranks, threads and local batch, all-reduces between ranks of the
-host, evaluation, COCO's metric and the optimizer's step. Each part is stored as soon as it is
-measured, so that an interrupted measurement can continue. The data set is MLPerf's part of
-OpenImages, or that of any configuration; without a data set, steps are measured on
-synthetic data. The network between named hosts is measured by all-reduces over a rank on each.
+A measurement has training steps by ranks, threads and local batch, evaluation, COCO's metric, the
+optimizer's step and peak rates. Each part is stored as soon as it is measured, so that an
+interrupted measurement can continue. The data set is MLPerf's part of OpenImages, or that of any
+configuration; without a data set, steps are measured on synthetic data. The network between named
+hosts is measured by exchanges of gradients between a rank on each, by the trainer's own way.
 """
 
 import shlex
@@ -28,10 +28,9 @@ from launch.placement import fitting_shapes
 from launch.topology import count_cores, list_sockets, read_topology
 from profiling.ablate.result import PINNED
 from profiling.bench.job import (
-    AllReduceTime,
     JobFailedError,
     MeasuredJob,
-    measure_all_reduces,
+    measure_exchanges,
     slowest,
     slowest_held_back,
 )
@@ -49,7 +48,7 @@ from profiling.studies.tune.measurements import (
     Measurements,
     PartialMeasurement,
 )
-from profiling.studies.tune.model import Shape, StepTime, rank_counts, rank_counts_of_host
+from profiling.studies.tune.model import Shape, StepTime, rank_counts
 from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
@@ -61,11 +60,8 @@ ROUNDS = 2
 EVALUATION_IMAGES = 2
 RUNS, WARM_UP_RUNS = 3, 2  # Runs of evaluation and optimizer
 METRIC_SHARE = 10  # The metric of all images takes ten times as long as that of a tenth
-BUCKET_BYTES = 25 * 2**20
-"""Gradients that DDP exchanges together; nothing hides the exchange of the last bucket."""
-HOST_SIZES = (2**12, 2**20, 2**25)  # All-reduces that are measured on this host. [bytes]
 NETWORK_SIZES = (2**12, 2**16, 2**20, 2**23, 2**25)
-"""All-reduces that are measured between hosts, up to about a bucket of gradients. [bytes]"""
+"""Exchanges that are measured between hosts, up to about a bucket of gradients. [bytes]"""
 OPENIMAGES = "openimages"  # The data whose epochs are those of MLPerf's reference points
 CLASSES = 264  # Classes of MLPerf's part of OpenImages v6
 SCENES = 96
@@ -153,7 +149,7 @@ class MeasurementPlan:
             "precision": config.engine.precision,
             "compress": config.distributed.compress,
             "gradient_bytes": gradients,
-            "last_bytes": min(gradients, BUCKET_BYTES),
+            "comm_cores": config.launch.comm_cores,
         }
 
     def begin(self) -> PartialMeasurement:
@@ -290,11 +286,6 @@ def measure_host(
             keep=lambda until_now: keep(with_jobs(begun, until_now)),
         )
         result = with_jobs(begun, measured)
-        if result.all_reduces is None:
-            console.print("all-reduces …")
-            times, over = all_reduces_of_host(plan, mpirun=mpirun)
-            result = replace(result, all_reduces=times, all_reduces_over=over)
-            keep(result)
         images = plan.data.evaluated_images
         parts: tuple[tuple[str, str, Callable[[], Any]], ...] = (
             ("evaluation …", "evaluation_seconds", lambda: evaluation_seconds(plan)),
@@ -319,7 +310,7 @@ def finished(
 ) -> Measurements:
     """Return the planner's measurements from a complete measurement."""
     names = (
-        *("command", "environment", "shapes", "all_reduces", "all_reduces_over"),
+        *("command", "environment", "shapes"),
         *("evaluation_seconds", "metric_seconds", "update_seconds", "peaks"),
     )
     ranks = [rank for of_shape in measured for job in of_shape.jobs for rank in job]
@@ -410,20 +401,6 @@ def added(measured: Sequence[Measured]) -> list[Added]:
     ]
 
 
-def all_reduces_of_host(
-    plan: MeasurementPlan, *, mpirun: Mpirun
-) -> tuple[tuple[AllReduceTime, ...], str]:
-    """Measure all-reduces between ranks of this host, and describe them; one core has none."""
-    if plan.cores == 1:
-        return (), "one core"
-    results = [
-        measure_all_reduces(sizes=HOST_SIZES, ranks=ranks, mpirun=mpirun)
-        for ranks in rank_counts_of_host(plan.cores, sockets=plan.sockets)
-    ]
-    times = chain.from_iterable(result.times for result in results)
-    return tuple(times), results[-1].over
-
-
 def metric_seconds(images: int) -> float:
     """Estimate the time of COCO's metric on the validation split from a tenth of it. [s]"""
     tenth = max(1, images // METRIC_SHARE)
@@ -508,8 +485,8 @@ def named_hosts(text: str | None, hostfile: Path | None) -> tuple[str, ...]:
     return hosts
 
 
-def measure_between(hosts: tuple[str, ...], *, mpirun: Mpirun) -> BetweenHosts:
-    """Time all-reduces over a rank on each of the first two, four and so on, and of all.
+def measure_between(hosts: tuple[str, ...], *, config: Config, mpirun: Mpirun) -> BetweenHosts:
+    """Time exchanges between a rank on each of the first two, four and so on, and of all.
 
     Raises:
         InputError: Ranks could not be started on all of them, or share a host.
@@ -519,8 +496,8 @@ def measure_between(hosts: tuple[str, ...], *, mpirun: Mpirun) -> BetweenHosts:
         names = ",".join(hosts[:count])
         on_hosts = tuple((host, 1) for host in hosts[:count])
         try:
-            result = measure_all_reduces(
-                sizes=NETWORK_SIZES, ranks=count, mpirun=mpirun, hosts=on_hosts
+            result = measure_exchanges(
+                sizes=NETWORK_SIZES, ranks=count, config=config, mpirun=mpirun, hosts=on_hosts
             )
         except JobFailedError as error:
             raise InputError(
@@ -533,4 +510,4 @@ def measure_between(hosts: tuple[str, ...], *, mpirun: Mpirun) -> BetweenHosts:
             )
         results.append(result)
     times = tuple(chain.from_iterable(result.times for result in results))
-    return BetweenHosts(hosts=hosts, all_reduces=times, over=results[-1].over)
+    return BetweenHosts(hosts=hosts, exchanges=times, over=results[-1].over)

@@ -13,12 +13,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import AliasChoices, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from common.errors import InputError
 from common.files import first_difference, read_bytes, read_stored, write_json
-from profiling.bench.job import AllReduceTime, RankSteps
+from profiling.bench.job import ExchangeTime, RankSteps
 from profiling.studies.tune.model import EpochsModel, Runs, Shape, StepTime
 
 
@@ -177,11 +177,15 @@ class HostPeaks:
 
 @dataclass(frozen=True, kw_only=True)
 class BetweenHosts:
-    """All-reduces between ranks on several hosts, one on each."""
+    """Exchanges of gradients between ranks on several hosts, one on each."""
 
     hosts: tuple[str, ...] = Field(min_length=2)
-    all_reduces: tuple[AllReduceTime, ...] = Field(min_length=2)
-    over: str  # How many hosts, and which backend, in words
+    exchanges: tuple[ExchangeTime, ...] = Field(
+        min_length=2,
+        # The name in files from before the trainer's own way was measured.
+        validation_alias=AliasChoices("exchanges", "all_reduces"),
+    )
+    over: str  # How many hosts, and which transport, in words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,16 +210,14 @@ class Measurements:
     precision: str
     compress: str
     gradient_bytes: int  # Gradients of one rank, as they are sent
-    last_bytes: int
     steps: tuple[StepTime, ...] = Field(min_length=2)
     added: tuple[Added, ...]
-    all_reduces: tuple[AllReduceTime, ...]  # Between ranks of this host, over its own sockets
-    all_reduces_over: str
     backward_share: float
     data_share: float  # The largest share of a step that ranks waited for data
     evaluation_seconds: float  # Time of an image, by one thread
     metric_seconds: float  # Time of COCO's metric of the whole validation split, and of its files
     busy_cores: float
+    comm_cores: int = 0  # Of a rank
     update_seconds: float | None = None
     """Time of the optimizer's step, by one thread; None in files from before compute groups."""
     peaks: HostPeaks | None = None  # None in files from before descriptions of clusters
@@ -244,8 +246,6 @@ class PartialMeasurement:
     measured: tuple[Shape, ...]  # The shapes whose steps are to be measured
     shapes: tuple[Shape, ...]
     jobs: tuple[JobsOfShape, ...] = ()
-    all_reduces: tuple[AllReduceTime, ...] | None = None
-    all_reduces_over: str = ""
     evaluation_seconds: float | None = None
     metric_seconds: float | None = None
     update_seconds: float | None = None

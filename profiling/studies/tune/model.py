@@ -1,28 +1,33 @@
-"""The planner's models, fitted to measurements: step time, all-reduce, epochs, compute groups.
+"""The planner's models, fitted to measurements: step time, network, epochs, compute groups.
 
 - A step takes `(fixed + per_image · images) · (serial + (1 - serial) / threads)`, Amdahl's law,
   times `1 + contention · neighbours`: the share of the host's other cores on which ranks compute.
-- An all-reduce between hosts is a ring's, with a latency and a bandwidth.
+- A network between hosts has a latency and a bandwidth; an all-reduce is a ring's. Gradients go as
+  the trainer sends them (`Exchange`).
 - Larger batches take fewer steps, but more epochs: MLPerf's reference convergence points (Fu et al.
   2023, Figure 7) show how many for OpenImages, short trainings for other data.
 - Each step of a compute group ends with an exchange with the rank that has the weights, which
   serves one group at a time (Omnivore, Hadjis et al. 2016, arXiv 1606.04487, section 3).
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
-from profiling.bench.job import AllReduceTime
+from profiling.bench.exchange_rank import bucket_sizes
+from profiling.bench.job import ExchangeTime
 from retinanet.mlperf.rules import TARGET_MAP, Rules, reference_points
 
 TINY = 1e-9  # The upper bound of a value that a fit is to leave out
 LEAST_TO_FIT = 4  # As many measurements as the model has numbers
-MOST_ON_HOST = 8
-"""The most ranks of one host between which all-reduces are timed: it has fewer sockets."""
+FLOAT, BF16 = 4, 2  # [bytes]
+PART = 1 << 20
+"""The trainer divides buckets into parts of so many gradients, whose messages alternate."""
+PARTS_ON_THEIR_WAY = 4
 SMALL_ERROR = 0.1  # Errors of the network's fit below this share count by their squares
 RUNS_THAT_ARE_SCORED = 3
 """From so many on the best and the worst run do not count for the mean, as MLPerf scores."""
@@ -185,17 +190,8 @@ class Network:
 
 
 def rank_counts(most: int) -> list[int]:
-    """Return over how many ranks all-reduces are timed: 2, 4, 8 and so on, and `most`."""
+    """Return over how many hosts exchanges are timed: 2, 4, 8 and so on, and `most`."""
     return [2**power for power in range(1, (most - 1).bit_length())] + [most]
-
-
-def rank_counts_of_host(cores: int, *, sockets: int) -> list[int]:
-    """Return 2 and the numbers of ranks up to 8 that divide a host's cores evenly."""
-    return [
-        count
-        for count in rank_counts(MOST_ON_HOST)
-        if count == 2 or (cores % count == 0 and count % sockets == 0)
-    ]
 
 
 def ring(ranks: int, size: int) -> tuple[int, float]:
@@ -208,12 +204,149 @@ def ring(ranks: int, size: int) -> tuple[int, float]:
     return messages, messages * size / ranks
 
 
-def fit_network(times: Sequence[AllReduceTime], *, source: str) -> Network:
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """The averages of a step's gradients over equal hosts, as the trainer makes them.
+
+    `retinanet.engine.gradient_sync` and `retinanet.engine.host_gradients` average in three ways, in
+    the buckets of torch's DistributedDataParallel:
+
+    - on one host: the computing threads write to shared memory, and add what all ranks wrote;
+    - on several hosts, in two levels: the computing threads write float32 to shared memory. A
+      thread of each rank adds a slice of it, averages that with the ranks of the same number on the
+      other hosts (BF16: all-to-all and all-gather; float32: all-reduce), and reads the others;
+    - in compute groups on several hosts: an all-reduce over all ranks of the group, a ring.
+
+    What the computing threads do makes a step longer. The rest goes on during the backward pass,
+    and only what is left after it makes the step longer. Its bytes pass through the memory
+    meanwhile (`bytes_beside`). All passes count as if no cache kept anything.
+    """
+
+    values: int  # Gradients of a rank
+    compress: bool  # Whether they are BF16 on the wire
+    hosts: int
+    ranks: int  # Of a host
+    network: Network
+    rank_bandwidth: float  # Memory bandwidth of a rank's computing threads. [bytes/s]
+    core_bandwidth: float  # That of one thread. [bytes/s]
+    has_own_core: bool = True
+    """Whether the thread that averages runs on a core that does not compute."""
+    in_levels: bool = True
+    """Whether hosts exchange in two levels, as all ranks of a job do; not so compute groups."""
+
+    @property
+    def wire(self) -> int:
+        """The bytes of a gradient between hosts, or in the memory of a single host."""
+        return BF16 if self.compress else FLOAT
+
+    @property
+    def peers(self) -> int:
+        """The ranks among which a gradient is averaged through the network."""
+        return self.hosts if self.in_levels else self.hosts * self.ranks
+
+    def computing_bytes(self, values: int) -> float:
+        """Return the bytes that a rank's computing threads read and write for some gradients."""
+        if self.hosts * self.ranks == 1:
+            return 0.0
+        if self.hosts == 1:
+            # Each rank writes its own, and adds those of all ranks.
+            return values * (FLOAT + self.wire + self.ranks * self.wire + FLOAT)
+        if not self.in_levels:
+            # torch's BF16 gradients are a copy, which returns.
+            return values * (2 * (FLOAT + BF16) if self.compress else 2 * FLOAT)
+        is_rounded = self.compress and self.ranks == 1
+        return values * (FLOAT + (BF16 if is_rounded else FLOAT))
+
+    def thread_bytes(self, values: int) -> float:
+        """Return the bytes that the averaging thread of a rank reads and writes."""
+        if self.hosts == 1:
+            return 0.0
+        peers, others = self.peers, (self.peers - 1) / self.peers
+        if not self.in_levels:
+            return values * others * 3 * self.wire
+        own, in_memory = values / self.ranks, 0.0
+        if self.ranks > 1:
+            in_memory = own * (self.ranks * FLOAT + FLOAT)  # adds this rank's slice
+            in_memory += own * 2 * FLOAT  # writes its average
+            in_memory += (values - own) * 2 * FLOAT  # reads the other slices
+        if not self.compress:
+            return in_memory + own * others * 3 * FLOAT  # MPI or gloo adds
+        rounding = FLOAT + BF16
+        between = own * rounding if self.ranks > 1 else 0.0
+        # A share of the slice is added and rounded, and the averages of all shares are read.
+        between += own * BF16 + own / peers * (FLOAT + rounding) + own * rounding
+        return in_memory + between
+
+    def card_bytes(self, values: int) -> float:
+        """Return the bytes that a rank's network card reads from memory and writes to it."""
+        if self.hosts == 1:
+            return 0.0
+        own = values / self.ranks if self.in_levels else values
+        return 2 * ring(self.peers, math.ceil(own * self.wire))[1]
+
+    def network_seconds(self, values: int) -> float:
+        """Return the time of some gradients on the network. [s]
+
+        All-to-all and all-gather send as many bytes and messages as a ring's all-reduce. All ranks
+        of a host share its link. The messages of some parts wait at the same time.
+        """
+        if self.hosts == 1:
+            return 0.0
+        once = self.network.all_reduce_seconds(values * self.wire, ranks=self.peers)
+        rounds = math.ceil(self.parts(values) / PARTS_ON_THEIR_WAY)
+        messages, _ = ring(self.peers, 0)
+        return once + (rounds - 1) * messages * self.network.latency
+
+    def parts(self, values: int) -> int:
+        """Return into how many parts a bucket is divided."""
+        return math.ceil(values / PART) if self.in_levels else 1
+
+    def average_seconds(self, values: int) -> float:
+        """Return the time of a bucket from its last gradient on, without the computing threads. [s]
+
+        While one part is added, others are on their way: the longer of both counts, and the shorter
+        for one part.
+        """
+        thread = self.thread_bytes(values) / self.core_bandwidth
+        short, long = sorted((thread, self.network_seconds(values)))
+        return long + short / self.parts(values)
+
+    def added_seconds(self, backward: float) -> float:
+        """Return the time that the exchange adds to a step. [s]
+
+        The backward pass takes `backward` seconds without it. Gradients become ready evenly.
+        Without a core of its own, the thread that averages holds up the computing threads, which
+        share each operation evenly.
+        """
+        ready = averaged = held_up = 0.0
+        for bucket in bucket_sizes(self.values):
+            ready += held_up + backward * bucket / self.values
+            ready += self.computing_bytes(bucket) / self.rank_bandwidth
+            averaged = max(averaged, ready) + self.average_seconds(bucket)
+            if not self.has_own_core:
+                held_up = self.thread_bytes(bucket) / self.core_bandwidth
+        return max(0.0, averaged - backward)
+
+    @property
+    def bytes_beside(self) -> float:
+        """The bytes that pass through a rank's memory while it computes its backward pass."""
+        hidden = self.values - bucket_sizes(self.values)[-1]
+        return self.thread_bytes(hidden) + self.card_bytes(hidden)
+
+
+def predicted_seconds(time: ExchangeTime, exchange: Exchange, network: Network) -> float:
+    """Return the time of a measured exchange: as `exchange`, a rank on each host, all at once."""
+    values = max(1, time.size // exchange.wire)
+    measured = replace(exchange, values=values, hosts=time.ranks, ranks=1, network=network)
+    return measured.added_seconds(0.0)
+
+
+def fit_network(times: Sequence[ExchangeTime], *, exchange: Exchange, source: str) -> Network:
     """Return latency and bandwidth from measurements of at least two sizes.
 
-    Errors are logarithms of prediction over measurement, so that small messages count as much as
-    large ones. A large error counts only in proportion, as a network that buffers whole messages
-    passes them faster than its link.
+    The measurements are as `predicted_seconds` describes. Errors are logarithms of prediction over
+    measurement, so that small messages count as much as large ones. A large error counts only in
+    proportion, as a network that buffers whole messages passes them faster than its link.
     """
     from scipy.optimize import least_squares  # noqa: PLC0415
 
@@ -221,15 +354,17 @@ def fit_network(times: Sequence[AllReduceTime], *, source: str) -> Network:
     seconds = np.array([time.seconds for time in times])
     # The start of the fit: each cost as if there were no other.
     costs = np.min(seconds[:, None] / work, axis=0)
-    fit = least_squares(
-        # Logarithms as parameters keep latency and time per byte positive.
-        lambda logs: np.log(work @ np.exp(logs) / seconds),
-        np.log(costs),
-        loss="soft_l1",
-        f_scale=SMALL_ERROR,
-    )
-    latency, per_byte = np.exp(fit.x)
-    return Network(latency=float(latency), bandwidth=1 / float(per_byte), source=source)
+
+    def network(logs: NDArray[np.float64]) -> Network:
+        latency, per_byte = np.exp(logs)
+        return Network(latency=float(latency), bandwidth=1 / float(per_byte), source=source)
+
+    def errors(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        predicted = [predicted_seconds(time, exchange, network(logs)) for time in times]
+        return np.asarray(np.log(np.array(predicted) / seconds))
+
+    # Logarithms as parameters keep latency and time per byte positive.
+    return network(least_squares(errors, np.log(costs), loss="soft_l1", f_scale=SMALL_ERROR).x)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,6 @@ from common.charts import (
     text_column,
 )
 from common.console import print_line, significant
-from profiling.bench.job import AllReduceTime
 from profiling.bench.results import disturbance
 from profiling.studies.tune.cluster import (
     ASSUMED,
@@ -39,13 +38,21 @@ from profiling.studies.tune.cluster import (
 from profiling.studies.tune.forecast import (
     Forecast,
     Plan,
+    gradient_exchange,
     soonest_by_hosts,
     time_unit,
     turning_point,
     why_it_loses,
 )
-from profiling.studies.tune.measurements import Measurements
-from profiling.studies.tune.model import EpochsModel, Estimate, Fitted, Network, WithGroups
+from profiling.studies.tune.measurements import BetweenHosts, Measurements
+from profiling.studies.tune.model import (
+    EpochsModel,
+    Estimate,
+    Fitted,
+    Network,
+    WithGroups,
+    predicted_seconds,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,6 +62,10 @@ OTHERS_SHOWN = 8
 BATCHES_NAMED = 4
 COLOURS = (BLUE, GREEN, ORANGE, PURPLE, RED, "#333333")
 STEP_CHANGED = 0.25  # By how much each assumption is changed to show what depends on it
+EXCHANGE_ASSUMED = (
+    "gradients are exchanged as train.py does, whichever program trains; they become ready evenly",
+    "a thread that exchanges gradients reads and writes as fast as one where a step was measured",
+)
 CLOSE = 0.25
 """A forecast within this share of a published time is in agreement with it."""
 
@@ -72,11 +83,8 @@ def print_plan(
     network, winner, obvious = plan.network, plan.winner, plan.obvious
     console.print(fit_table(plan.fitted).for_console())
     print_line(console, format_fit(plan.fitted))
-    if given is None:
-        between = measured.between_hosts
-        times = between.all_reduces if between is not None else measured.all_reduces
-        if times:
-            console.print(network_table(times, network).for_console())
+    if given is None and measured.between_hosts is not None:
+        console.print(network_table(measured, measured.between_hosts, network).for_console())
     if math.isfinite(network.bandwidth):
         gigabits, microseconds = 8e-9 * network.bandwidth, 1e6 * network.latency
         latency = f"{microseconds:,.0f}" if microseconds >= 1000 else f"{microseconds:.3g}"
@@ -97,6 +105,8 @@ def print_plan(
         "need as many as the smallest, larger ones (*) are extrapolated linearly",
     )
     print_line(console, f"\nbest: {winner.allocation.name}")
+    if line := memory_line(plan, measured):
+        print_line(console, line)
     if obvious is not None and obvious is not winner:
         reasons = why_it_loses(obvious, winner)
         print_line(console, f"not {obvious.allocation.name}: {reasons}")
@@ -138,8 +148,36 @@ def format_fit(fitted: Fitted) -> str:
     )
 
 
-def network_table(times: Sequence[AllReduceTime], network: Network) -> Table:
-    """Return each measured all-reduce beside the model's."""
+def memory_line(plan: Plan, measured: Measurements) -> str | None:
+    """Return what the best allocation's exchange could add by its use of memory; None: nothing."""
+    allocation, peaks = plan.winner.allocation, measured.peaks
+    hosts = allocation.hosts // allocation.groups
+    if hosts == 1:
+        return None
+    if peaks is None:
+        return (
+            "exchange: the plan has no peak rates (it was measured by an older version), so that "
+            "passes over memory take no time in this forecast"
+        )
+    exchange = gradient_exchange(
+        measured,
+        network=plan.network,
+        hosts=hosts,
+        ranks=allocation.on_host.ranks,
+        in_levels=allocation.groups == 1,
+    )
+    beside = exchange.bytes_beside
+    seconds = beside / exchange.rank_bandwidth
+    return (
+        f"exchange: {beside / 1e9:.2g} GB pass through the memory of a rank during its backward "
+        f"pass; if memory bandwidth bounds that, a step takes up to {1e3 * seconds:.0f} ms more "
+        f"({seconds / plan.winner.step_seconds:.1%}), which the forecast leaves out"
+    )
+
+
+def network_table(measured: Measurements, between: BetweenHosts, network: Network) -> Table:
+    """Return each measured exchange beside the model's."""
+    exchange = gradient_exchange(measured, network=network, hosts=2, ranks=1)
     columns = (
         Column("ranks"),
         Column("MB", ".3g"),
@@ -148,11 +186,11 @@ def network_table(times: Sequence[AllReduceTime], network: Network) -> Table:
         Column("error", "+.1%"),
     )
     rows = []
-    for time in times:
-        predicted = network.all_reduce_seconds(time.size, ranks=time.ranks)
+    for time in between.exchanges:
+        predicted = predicted_seconds(time, exchange, network)
         error = predicted / time.seconds - 1
         rows.append((time.ranks, time.size / 1e6, 1e3 * time.seconds, 1e3 * predicted, error))
-    return Table("all-reduce time: measured and by the model", columns, rows)
+    return Table("exchange between hosts: measured and by the model", columns, rows)
 
 
 def choice_table(ranking: Sequence[Forecast], *, target: str) -> Table:
@@ -169,7 +207,7 @@ def choice_table(ranking: Sequence[Forecast], *, target: str) -> Table:
         Column("global batch", ",", name="allocation.global_batch"),
         Column("epochs", name="epochs_text"),
         Column("images/s", format_rate, name="images_per_second"),
-        Column("waiting for gradients", ".1%", name="waiting_share"),
+        Column("exchange of gradients", ".1%", name="exchange_share"),
         Column("time", format_range, name="hours"),
         Column("core-hours", ",.0f", name="core_hours.middle"),
     ]
@@ -222,7 +260,7 @@ def print_cluster(
         f"threads, {cluster.batch_size} images per rank: {cluster.global_batch:,} a step, "
         f"{cluster.steps:,} steps an epoch",
     )
-    for number, assumption in enumerate(cluster.assumptions):
+    for number, assumption in enumerate([*cluster.assumptions, *EXCHANGE_ASSUMED]):
         print_line(console, f"{'assumed:' if number == 0 else '        '} {assumption}")
     for result in forecasts:
         print_line(
@@ -237,6 +275,13 @@ def print_cluster(
     for result in forecasts:
         for line in reasons(cluster, result):
             print_line(console, line)
+    if cluster.published is not None and cluster.comparable is None:
+        published = cluster.published
+        print_line(
+            console,
+            f"published: {published.hosts} hosts × {published.ranks} ranks × "
+            f"{published.batch_size} images, which this forecast is not of; not compared",
+        )
 
 
 def format_seconds(seconds: Estimate) -> str:
@@ -252,7 +297,7 @@ def short(value: float) -> str:
 
 def forecast_table(cluster: Cluster, forecasts: Sequence[ClusterForecast]) -> Table:
     """Return the times of each program, and what is published of one of them."""
-    published = cluster.published
+    published = cluster.comparable
     step = None if published is None else published.epoch_seconds / cluster.steps
     images = cluster.global_batch
 
@@ -304,6 +349,7 @@ def parts_table(cluster: Cluster, forecasts: Sequence[ClusterForecast]) -> Table
             ("serial", serial, step.serial),
             ("computing", computing, step.computing),
             (f"moving {gigabytes:.3g} GB", gigabytes / program.memory_gb_per_s, step.moving),
+            (f"moving {step.beside:.2g} GB of the exchange", None, step.moving_beside),
             ("exchange not hidden", None, step.exchange),
         ):
             milliseconds = None if there is None else 1e3 * there
@@ -340,7 +386,7 @@ def assumptions_table(cluster: Cluster, forecasts: Sequence[ClusterForecast]) ->
 
 def reasons(cluster: Cluster, result: ClusterForecast) -> Iterator[str]:
     """Yield what bounds a step, the difference to published times, and what would explain it."""
-    program, step, published = result.program, result.step, cluster.published
+    program, step, published = result.program, result.step, cluster.comparable
     name = program.name
     yield f"{name}: a step takes longest for {step.bound}"
     if published is not None and published.program == name:

@@ -12,8 +12,9 @@ import pytest
 
 from launch.process_group import ProcessGroup
 from profiling.bench import job
-from profiling.bench.job import JobFailedError, MeasuredJob, measure_all_reduces, measure_ranks
+from profiling.bench.job import JobFailedError, MeasuredJob, measure_exchanges, measure_ranks
 from profiling.bench.measured_steps import time_steps
+from retinanet.config_file import load_config
 from retinanet.training.loop import StepResult
 from tests.support.rank_steps import rank_steps
 
@@ -57,7 +58,7 @@ def test_steps_are_reported_and_returned(monkeypatch: pytest.MonkeyPatch) -> Non
     "measure",
     [
         partial(measure_ranks, JOB, advance=print, print_line=print),
-        partial(measure_all_reduces, sizes=(8,), ranks=2),
+        partial(measure_exchanges, sizes=(8,), ranks=2, config=load_config("demo.yaml")),
     ],
 )
 def test_job_without_results_has_failed(
@@ -68,17 +69,23 @@ def test_job_without_results_has_failed(
         measure(mpirun=None)
 
 
-@pytest.mark.parametrize(("hosts", "network"), [(1, "sockets of one host"), (2, "2 hosts")])
-def test_all_reduces_name_their_network(
-    monkeypatch: pytest.MonkeyPatch, hosts: int, network: str
+@pytest.mark.parametrize(("compress", "sent"), [("none", 4), ("bf16", 2)])
+def test_exchanges_are_as_large_on_the_wire_and_name_their_transport(
+    monkeypatch: pytest.MonkeyPatch, compress: str, sent: int
 ) -> None:
-    message = {"seconds": {"8": 0.1, "1024": 0.2}, "hosts": hosts, "backend": "gloo"}
+    message = {"seconds": {str(1024 // sent): 0.1, str(4096 // sent): 0.2}, "hosts": 2}
+    message |= {"way": "mpi", "reason": "started by mpich's mpirun"}
     commands = replace_messages(monkeypatch, message)
     mpirun: Any = None
-    result = measure_all_reduces(sizes=(8, 1024), ranks=2, mpirun=mpirun)
-    assert [(time.size, time.seconds) for time in result.times] == [(8, 0.1), (1024, 0.2)]
-    assert result.over == f"measured over {network}, gloo"
-    assert commands[0][-4:] == ["--all-reduce", "8", "--all-reduce", "1024"]
+    settings = [f"distributed.compress={compress}", "launch.comm_cores=2"]
+    config = load_config("demo.yaml", ["distributed.backend=mpi", *settings])
+    result = measure_exchanges(sizes=(1024, 4096), ranks=2, config=config, mpirun=mpirun)
+    assert [(time.size, time.seconds) for time in result.times] == [(1024, 0.1), (4096, 0.2)]
+    assert result.over == "measured over 2 hosts, mpi: started by mpich's mpirun"
+    [command] = commands
+    sizes = command[command.index("--exchange") :][:4]
+    assert sizes == ["--exchange", str(1024 // sent), "--exchange", str(4096 // sent)]
+    assert {"distributed.backend=mpi", *settings} <= set(command)
 
 
 class FakeExchange:

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from profiling.bench.job import AllReduceTime
 from profiling.studies.tune.forecast import HostModel
 from profiling.studies.tune.measurements import (
     Added,
@@ -17,7 +16,7 @@ from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
 
 STEP = StepTimeModel(fixed=0.6, per_image=2.5, serial=0.02, contention=0.1, cores=56)
 NETWORK = Network(latency=20e-6, bandwidth=3e9, source="sample")
-GRADIENT_BYTES, LAST_BYTES = 140_000_000, 20_000_000
+GRADIENT_BYTES = 140_000_000
 BACKWARD_SHARE = 0.6
 UPDATE_SECONDS = 0.08
 SHAPES = tuple(
@@ -73,14 +72,8 @@ def measurements() -> Measurements:
         precision="bf16",
         compress="none",
         gradient_bytes=GRADIENT_BYTES,
-        last_bytes=LAST_BYTES,
         steps=tuple(StepTime(shape=shape, seconds=STEP.seconds(shape)) for shape in SHAPES),
         added=(Added(ranks=2, batch_size=2, share=0.01),),
-        all_reduces=(
-            AllReduceTime(ranks=2, size=4096, seconds=NETWORK.all_reduce_seconds(4096, ranks=2)),
-            AllReduceTime(ranks=2, size=10**8, seconds=NETWORK.all_reduce_seconds(10**8, ranks=2)),
-        ),
-        all_reduces_over="sample",
         backward_share=BACKWARD_SHARE,
         data_share=0.0,
         evaluation_seconds=1.5,

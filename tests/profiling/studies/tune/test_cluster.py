@@ -65,13 +65,30 @@ CLUSTER = Cluster(
     threads=16,
     batch_size=4,
 )
+PUBLISHED = {
+    "source": "a",
+    "program": "a program",
+    "hosts": 4,
+    "ranks": 2,
+    "batch_size": 4,
+    "epoch_seconds": 30_000.0,
+}
 SERIAL = 0.1 + 2 * 0.02
 # 8 times the cores for everything, and twice the rate for convolutions: 4 images instead of 2.
 COMPUTING = 2 * 2.0 / 8 / 2 + (2 * 0.8 + 0.2) / 8
-# A bucket over a ring of 4 hosts: 6 messages, each a quarter of 25 MB over 10 GB/s.
-BUCKET = 6 * (10e-6 + 25e6 / 4 / 10e9)
-WITHIN = 3 * 50e6 / 100e9
-"""Gradients written, a part of all ranks' read, and averages read, at 100 GB/s for a rank."""
+# 25 million gradients: 1 MiB of float32, three times 25 MiB, and the rest.
+LAST = 25_000_000 - 2**18 * (1 + 3 * 25)
+WRITING = 8 * 25_000_000 / 100e9
+"""Gradients are read and written by the computing threads, at 100 GB/s for a rank."""
+# Half of the gradients are a rank's slice: added (2 · 4 + 4), rounded (4 + 2), a quarter of the
+# sums of four hosts added (4 · 2 + 4) and rounded (4 + 2), all averages widened (2 + 4) and
+# written (4 + 4); the other slice is read (4 + 4).
+THREAD_BYTES = (12 + 6 + (12 + 6) / 4 + 6 + 8 + 8) / 2
+# Of the last bucket's five parts, four wait together for 6 messages. 10 GB/s is a core's share
+# where the step was measured, and the link's rate.
+EXCHANGE = WRITING + THREAD_BYTES * LAST / 10e9 + (2 * 6 * 10e-6 + 2 * 3 / 4 * 2 * LAST / 10e9) / 5
+# Half of the gradients are sent and received in two operations with three other hosts.
+BESIDE = (THREAD_BYTES + 2 * 2 * 3 / 4 * 2 / 2) * (25_000_000 - LAST) / 1e9
 
 
 @pytest.fixture
@@ -101,23 +118,26 @@ def test_each_part_of_a_step_scales_by_its_bound() -> None:
     assert step.moving == pytest.approx((4 * 4 + 2) / 100)
     # 18 GB took 0.9 s of 5.8 s where the step was measured.
     assert step.computing_alone == pytest.approx(0.475 * 4.9 / 5.8)
-    # The backward pass hides all but the last of two buckets.
-    assert step.exchange == pytest.approx(BUCKET + WITHIN / 2)
+    # The backward pass hides all but the last bucket, and what computing threads do.
+    assert step.exchange == pytest.approx(EXCHANGE)
+    assert step.beside == pytest.approx(BESIDE)
+    assert step.moving_beside == pytest.approx(BESIDE / 100)
     assert step.bound == "computing"
 
 
 def test_step_lies_between_full_overlap_and_none() -> None:
     step = forecast_step(PROGRAM, CLUSTER)
-    rest = 0.14 + BUCKET + WITHIN / 2
+    rest = 0.14 + EXCHANGE
     assert step.seconds.low == pytest.approx(rest + 0.475)
-    assert step.seconds.high == pytest.approx(rest + 0.475 * 4.9 / 5.8 + 0.18)
+    assert step.seconds.high == pytest.approx(rest + 0.475 * 4.9 / 5.8 + 0.18 + BESIDE / 100)
     assert step.seconds.middle == pytest.approx((step.seconds.low + step.seconds.high) / 2)
 
 
 def test_memory_bounds_a_step_with_little_bandwidth() -> None:
     step = forecast_step(PROGRAM, replace(CLUSTER, memory_gb_per_s=20))
     assert step.moving == pytest.approx(1.8) and step.bound == "memory bandwidth"
-    assert step.seconds.low == pytest.approx(0.14 + 1.8 + step.exchange)
+    # The exchange moves its bytes over the same memory.
+    assert step.seconds.low == pytest.approx(0.14 + 1.8 + BESIDE / 10 + step.exchange)
     # One rank has the bandwidth of its socket only.
     alone = forecast_step(PROGRAM, replace(CLUSTER, memory_gb_per_s=20, ranks=1))
     assert alone.moving == pytest.approx(1.8)
@@ -147,10 +167,17 @@ def test_bytes_from_caches_leave_no_computing_alone() -> None:
 
 def test_slow_network_is_hidden_only_by_the_backward_pass() -> None:
     step = forecast_step(PROGRAM, replace(CLUSTER, network_gbit_per_s=0.8))
-    whole = WITHIN + 2 * 6 * (10e-6 + 25e6 / 4 / 0.1e9)
-    assert step.exchange == pytest.approx(whole - 0.6 * (SERIAL + COMPUTING))
+    # From the second bucket on the link is busy. Its gradients are 7, 7, 7 and 5 parts, of which
+    # four wait for messages together.
+    backward, begin = 0.6 * (SERIAL + COMPUTING), 26 * 2**18
+    ready = begin * (backward / 25e6 + 8 / 100e9)
+    link = 2 * 3 / 4 * 2 * (25e6 - 2**18) / 0.1e9 + (2 + 2 + 2 + 2) * 6 * 10e-6
+    added = THREAD_BYTES / 10e9 * (3 * 25 * 2**18 / 7 + LAST / 5)
+    assert step.exchange == pytest.approx(ready + link + added - backward)
+    # On one host the computing threads write BF16, and read that of both ranks.
     one_host = replace(CLUSTER, hosts=1, network_gbit_per_s=0.8)
-    assert forecast_step(PROGRAM, one_host).exchange == pytest.approx(WITHIN / 2)
+    passes = (4 + 2 + 2 * 2 + 4) * 25e6
+    assert forecast_step(PROGRAM, one_host).exchange == pytest.approx(passes / 100e9)
     assert forecast_step(PROGRAM, replace(one_host, ranks=1)).exchange == 0
 
 
@@ -160,8 +187,10 @@ def test_epoch_evaluation_and_time_to_the_target() -> None:
     # 1,170,301 images in steps of 32; 24,781 in batches of 4 on 8 ranks.
     assert CLUSTER.steps == 36_571
     assert result.epoch_seconds.middle == pytest.approx(36_571 * step)
-    assert result.evaluation_seconds.middle == pytest.approx(775 * 0.4 * step + 10)
-    minutes = 4.0 * (36_571 * step + 775 * 0.4 * step + 10) / 60
+    # An evaluation exchanges no gradients.
+    alone = step - EXCHANGE - BESIDE / 100 / 2
+    assert result.evaluation_seconds.middle == pytest.approx(775 * 0.4 * alone + 10)
+    minutes = 4.0 * (36_571 * step + 775 * 0.4 * alone + 10) / 60
     assert result.minutes_to_target.middle == pytest.approx(minutes)
 
 
@@ -224,10 +253,19 @@ def test_plan_without_peaks_or_threads_is_refused(measured: Measurements, proble
         ({"speed": 3}, "speed: no such field"),
         ({"threads": 21}, "threads: 2 ranks of 21 threads are more than 40 cores; give at most 20"),
         ({"ranks": 3, "threads": 8}, "ranks: 3 ranks do not share 2 sockets evenly"),
-        ({"programs": []}, "programs: has no measured step; add one, or give --plan"),
-        ({"published": {"source": "a", "program": "a"}}, "published.epoch_seconds: is missing"),
+        ({"hosts": True}, "hosts: input should be a valid integer"),
+        ({"memory_gb_per_s": True}, "memory_gb_per_s: input should be a valid number"),
         (
-            {"published": {"source": "a", "program": "b", "epoch_seconds": 1}},
+            {"batch_size": 400_000},
+            "batch_size: 8 ranks of 400,000 images are more than the 1,170,301 of OpenImages; give "
+            "at most 146,287",
+        ),
+        ({"hosts": 10**6}, "hosts: 2,000,000 ranks are more than the 1,170,301 images"),
+        ({"programs": [asdict(PROGRAM)] * 2}, "programs: two are named a program; give each"),
+        ({"programs": []}, "programs: has no measured step; add one, or give --plan"),
+        ({"published": {"source": "a", "program": "a"}}, "published.hosts: is missing"),
+        (
+            {"published": {**PUBLISHED, "program": "b"}},
             "published.program: no program is named b; choose a program",
         ),
     ],
@@ -297,6 +335,23 @@ def test_shipped_description_is_forecast_beside_what_is_published(tune: Tune) ->
     assert abs(error) < 0.25
     assert f"published 3,331 s: {error:+.1%}, within 25%" in done.stdout
     assert f"{ours.name}: not measured with 26 threads; for this forecast" in done.stdout
+
+
+@pytest.mark.parametrize("changed", ["hosts", "ranks", "batch_size"])
+def test_training_of_another_size_is_not_compared(
+    changed: str, described: Callable[..., Path], tune: Tune
+) -> None:
+    same = tune("--cluster", described(published=PUBLISHED))
+    assert same.returncode == 0 and "published 30,000 s: " in same.stdout
+    other = tune("--cluster", described(published=PUBLISHED | {changed: 8}))
+    assert other.returncode == 0, other.stderr
+    assert "published 30,000 s" not in other.stdout and "30,000" not in other.stdout
+    sizes = {"hosts": 4, "ranks": 2, "batch_size": 4} | {changed: 8}
+    hosts, ranks, images = sizes.values()
+    line = (
+        f"published: {hosts} hosts × {ranks} ranks × {images} images, which this forecast is not of"
+    )
+    assert line in other.stdout
 
 
 def test_recipe_has_the_numbers_of_the_description() -> None:

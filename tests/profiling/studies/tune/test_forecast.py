@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from common.errors import InputError
+from profiling.bench.exchange_rank import bucket_sizes
 from profiling.studies.tune.forecast import (
     Allocation,
     Constraints,
@@ -24,7 +25,6 @@ from profiling.studies.tune.model import Network, Shape, WithGroups, epochs_of_m
 from retinanet.mlperf.rules import NEWEST, TRAINING_IMAGES
 from tests.profiling.studies.tune.samples import (
     GRADIENT_BYTES,
-    LAST_BYTES,
     NETWORK,
     STEP,
     UPDATE_SECONDS,
@@ -104,10 +104,30 @@ def test_exchange_uses_the_network_only_between_hosts() -> None:
 
 def test_backward_pass_hides_the_exchange_except_for_the_last_bucket() -> None:
     two = Allocation(hosts=2, on_host=Shape(ranks=1, threads=56, batch_size=1))
-    last = NETWORK.all_reduce_seconds(LAST_BYTES, ranks=2)
-    whole = NETWORK.all_reduce_seconds(GRADIENT_BYTES, ranks=2)
-    assert HOST.exchange_seconds(two, step=100.0) == pytest.approx(last)
+    *others, last = bucket_sizes(GRADIENT_BYTES // 4)
+    assert (len(others), last) == (6, 1_969_856)
+    # Without peak rates, only the network takes time: two parts at once, then 25 MiB in two turns.
+    of_last = NETWORK.all_reduce_seconds(4 * last, ranks=2)
+    whole = NETWORK.all_reduce_seconds(GRADIENT_BYTES, ranks=2) + 11 * 2 * NETWORK.latency
+    assert HOST.exchange_seconds(two, step=100.0) == pytest.approx(of_last)
     assert HOST.exchange_seconds(two, step=0.0) == pytest.approx(whole)
+
+
+def test_ranks_of_a_host_share_its_link_in_two_levels_and_not_in_groups() -> None:
+    network = Network(latency=0.0, bandwidth=1e9, source="")
+    slow = replace(HOST, network=network)
+    eight = Allocation(hosts=4, on_host=SHAPE)
+    waiting = 0.01 * 1.0  # measured on one host
+    whole = 2 * 3 / 4 * GRADIENT_BYTES / 1e9
+    assert slow.exchange(eight).added_seconds(0.0) == pytest.approx(whole)
+    backward = 0.6 * 1.0
+    model = slow.exchange_seconds(eight, step=1.0)
+    assert model == pytest.approx(slow.exchange(eight).added_seconds(backward) + waiting)
+    # A group of two hosts: a ring over its 16 ranks.
+    groups = slow.exchange(replace(eight, groups=2))
+    ring = 30 / 16 * GRADIENT_BYTES / 1e9
+    assert groups.hosts == 2
+    assert groups.added_seconds(0.0) == pytest.approx(ring)
 
 
 def test_more_hosts_cost_more_and_finally_take_longer() -> None:
@@ -149,7 +169,8 @@ def test_step_of_a_group_adds_the_update_at_rank_0() -> None:
     travel = NETWORK.latency + GRADIENT_BYTES / NETWORK.bandwidth
     assert grouped(4, 4).exchange_seconds == pytest.approx(2 * travel + UPDATE_SECONDS)
     step = STEP.seconds(ONE_RANK)
-    within = HOST.exchange_seconds(Allocation(hosts=2, on_host=ONE_RANK), step=step)
+    two_groups = Allocation(hosts=4, on_host=ONE_RANK, groups=2)  # of two hosts, as four of eight
+    within = HOST.exchange_seconds(two_groups, step=step)
     expected = within + 2 * travel + UPDATE_SECONDS
     assert grouped(8, 4).exchange_seconds == pytest.approx(expected)
 

@@ -15,7 +15,7 @@ import pytest
 
 from common.errors import BAD_INPUT, FINISHED, INTERRUPTED
 from launch.__main__ import main
-from profiling.bench.job import AllReduces, AllReduceTime, JobFailedError, MeasuredJob, RankSteps
+from profiling.bench.job import JobFailedError, MeasuredJob, RankSteps
 from profiling.studies.tune import gather, measure
 from profiling.studies.tune.measurements import (
     HostPeaks,
@@ -62,15 +62,7 @@ def fake_jobs(monkeypatch: pytest.MonkeyPatch) -> list[MeasuredJob]:
         seconds = [1.0 + job.ranks] * 2
         return [rank_steps(rank, seconds, held_back=seconds) for rank in range(job.ranks)]
 
-    def all_reduces(**options: Any) -> AllReduces:
-        times = [
-            AllReduceTime(ranks=options["ranks"], size=size, seconds=1e-3 + 1e-9 * size)
-            for size in options["sizes"]
-        ]
-        return AllReduces(times=tuple(times), hosts=1, backend="gloo")
-
     monkeypatch.setattr("profiling.studies.scale_study.measure_ranks", measure_ranks)
-    monkeypatch.setattr(measure, "measure_all_reduces", all_reduces)
     for name in ("evaluation_seconds", "metric_seconds", "update_seconds"):
         monkeypatch.setattr(measure, name, lambda _: 1.0)
     peaks = HostPeaks(core_gflops=450.0, memory_gb_per_s=25.0)

@@ -15,9 +15,10 @@ from launch.mpirun import choose_mpirun
 from launch.placement import fitting_shapes
 from launch.shares import CoreRequest
 from launch.topology import Socket, list_sockets
-from profiling.bench.job import MeasuredJob, measure_all_reduces
+from profiling.bench.job import MeasuredJob, measure_exchanges
 from profiling.peaks import Peaks
 from profiling.studies.tune import measure
+from profiling.studies.tune.forecast import gradient_exchange
 from profiling.studies.tune.measure import (
     NETWORK_SIZES,
     STEPS,
@@ -47,7 +48,7 @@ from retinanet.config_file import load_config
 from tests.launch.ranks import MPIRUN, Ended, ended
 from tests.launch.topologies import cores_in_a_row
 from tests.launch.two_hosts import TwoHosts
-from tests.profiling.studies.tune.samples import measurements
+from tests.profiling.studies.tune.samples import NETWORK, measurements
 from tests.support.commands import run_program
 from tests.support.fast_precision import FAST_PRECISION
 
@@ -165,12 +166,19 @@ def test_steps_of_each_shape_are_measured_without_their_exchange(tmp_path: Path)
 
 
 @pytest.mark.whole_machine
-def test_larger_all_reduces_take_longer() -> None:
-    result = measure_all_reduces(sizes=(2**12, 2**25), ranks=2, mpirun=choose_mpirun(MPIRUN))
+@pytest.mark.parametrize("compress", ["none", "bf16"])
+def test_exchange_is_timed_by_the_way_of_the_trainer(compress: str) -> None:
+    config = load_config(
+        "demo.yaml", ["distributed.backend=mpi", f"distributed.compress={compress}"]
+    )
+    result = measure_exchanges(
+        sizes=(2**12, 2**25), ranks=2, config=config, mpirun=choose_mpirun(MPIRUN)
+    )
     times = result.times
     assert [(time.ranks, time.size) for time in times] == [(2, 2**12), (2, 2**25)]
     assert 0 < times[0].seconds < times[1].seconds
-    assert result.over == "measured over sockets of one host, gloo"
+    assert (result.way, result.hosts) == ("mpi", 1)
+    assert "'s mpirun" in result.reason
 
 
 def peaks_of(**rates: float) -> Peaks:
@@ -249,19 +257,20 @@ def test_bandwidth_is_measured_stored_and_used(debian_hosts: TwoHosts, plan: Pat
     limit(debian_hosts)
     done = tune_on_left(debian_hosts, plan, "--hosts", "64", "--measure-hosts", "left,right")
     assert done.code == 0, done.errors
-    assert "all-reduce time: measured" in done.output
-    assert "(measured over 2 hosts, gloo: left, right)" in done.output
+    assert "exchange between hosts: measured" in done.output
+    assert "(measured over 2 hosts, mpi: started by mpich's mpirun; left, right)" in done.output
 
     stored = read_measurements(plan)
     assert isinstance(stored, Measurements) and stored.between_hosts is not None
     assert stored.between_hosts.hosts == ("left", "right")
-    assert [time.size for time in stored.between_hosts.all_reduces] == list(NETWORK_SIZES)
-    fitted = fit_network(stored.between_hosts.all_reduces, source="")
+    assert [time.size for time in stored.between_hosts.exchanges] == list(NETWORK_SIZES)
+    one_rank = gradient_exchange(stored, network=NETWORK, hosts=2, ranks=1)
+    fitted = fit_network(stored.between_hosts.exchanges, exchange=one_rank, source="")
     assert 0.5 * BYTES_PER_SECOND < fitted.bandwidth < 1.2 * BYTES_PER_SECOND
 
     again = tune_on_left(debian_hosts, plan, "--hosts", "64")
     assert again.code == 0, again.errors
-    assert again.output == done.output.replace("all-reduces between left, right …\n", "")
+    assert again.output == done.output.replace("exchanges of gradients between left, right …\n", "")
     given = tune_on_left(debian_hosts, plan, "--hosts", "64", "--network", "25Gbit/s,20us")
     assert "network: 25 Gbit/s per host, latency 20 µs (given" in given.output
 

@@ -5,7 +5,6 @@ from argparse import ArgumentTypeError
 
 import pytest
 
-from profiling.bench.job import AllReduceTime
 from profiling.studies.tune.command import parse_network
 from profiling.studies.tune.model import (
     EpochsModel,
@@ -16,12 +15,10 @@ from profiling.studies.tune.model import (
     StepTime,
     StepTimeModel,
     epochs_of_mlperf,
-    fit_network,
     fit_step_time,
     fitted_to,
     held_out,
     rank_counts,
-    rank_counts_of_host,
 )
 from retinanet.mlperf.rules import NEWEST, expectation, reference_points
 
@@ -105,41 +102,6 @@ def test_all_reduce_is_a_ring(
 )
 def test_rank_counts_double_up_to_the_most(most: int, counts: list[int]) -> None:
     assert rank_counts(most) == counts
-
-
-@pytest.mark.parametrize(
-    ("cores", "sockets", "counts"),
-    [(2, 1, [2]), (6, 1, [2]), (36, 2, [2, 4]), (56, 2, [2, 4, 8]), (192, 8, [2, 8])],
-)
-def test_ranks_of_a_host_share_its_cores_evenly(
-    cores: int, sockets: int, counts: list[int]
-) -> None:
-    assert rank_counts_of_host(cores, sockets=sockets) == counts
-
-
-def all_reduces(*measured: tuple[int, float]) -> list[AllReduceTime]:
-    return [AllReduceTime(ranks=2, size=size, seconds=seconds) for size, seconds in measured]
-
-
-def test_fit_finds_latency_and_bandwidth() -> None:
-    times = [
-        AllReduceTime(ranks=ranks, size=size, seconds=NETWORK.all_reduce_seconds(size, ranks=ranks))
-        for ranks in (2, 4)
-        for size in (4096, 10**6, 10**8)
-    ]
-    fit = fit_network(times, source="measured")
-    assert fit.latency == pytest.approx(NETWORK.latency, rel=1e-6)
-    assert fit.bandwidth == pytest.approx(NETWORK.bandwidth, rel=1e-6)
-    # A small message counts as much as a large one.
-    fit = fit_network(all_reduces((8, 1e-4), (10**8, 0.1), (10**8, 0.11)), source="measured")
-    assert fit.all_reduce_seconds(8, ranks=2) == pytest.approx(1e-4, rel=0.01)
-
-
-def test_buffered_message_does_not_make_the_link_fast() -> None:
-    """Measured over a link of 50 MB/s that lets 64 KiB pass at once."""
-    small, large = ((2**12, 1.98e-3), (2**16, 0.42e-3)), ((2**23, 175e-3), (2**25, 703e-3))
-    fit = fit_network(all_reduces(*small, (2**20, 21.1e-3), *large), source="")
-    assert fit.bandwidth == pytest.approx(50e6, rel=0.05)
 
 
 @pytest.mark.parametrize(
