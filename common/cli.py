@@ -220,13 +220,14 @@ def resuming_command(launcher: Sequence[str] = ()) -> str:
     flags = ("--resume", "--auto-resume", "--overwrite")
     arguments = [argument for argument in sys.argv[1:] if argument not in flags]
     by_torchrun = "torchrun" in launcher[:1]
+    is_module = Path(sys.argv[0]).name == "__main__.py"
     if is_console_script():
         program = [*(["--no-python"] if by_torchrun else []), installed(PROGRAM)]
+    elif by_torchrun:
+        # It calls Python itself.
+        program = ["-m", PROGRAM] if is_module else [sys.argv[0]]
     else:
-        # torchrun calls Python itself.
-        is_module = Path(sys.argv[0]).name == "__main__.py"
-        script = ["-m", PROGRAM] if is_module else [sys.argv[0]]
-        program = [*([] if by_torchrun else [installed("python")]), *script]
+        program = installed_command(PROGRAM) if is_module else [installed("python"), sys.argv[0]]
     return shlex.join([*launcher, *program, *arguments, "--resume"])
 
 

@@ -1,15 +1,20 @@
 """Runs that end by `training.patience`, also overlapped, interrupted and resumed."""
 
+import html
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from retinanet.__main__ import main
 from retinanet.mlperf.log import read_events
 from retinanet.training.checkpoint import newest_first, read_checkpoint
 from tests.launch.ranks import TrainHere, run_ranks
-from tests.support.commands import start_program
+from tests.support.commands import RunHere, start_program
 from tests.support.training_runs import cut_back, read_records
 
 pytestmark = pytest.mark.slow
@@ -134,6 +139,20 @@ def test_two_ranks_end_at_the_same_step(root: Path) -> None:
     run = root / "ranks"
     last = read_checkpoint(run / "checkpoints" / "last").position
     assert (last.step, last.evaluations_since_best) == (last_step(run), PATIENCE)
+
+
+def test_command_of_the_report_continues_a_finished_run(
+    impatient: Path, root: Path, run_here: RunHere, train_here: TrainHere
+) -> None:
+    run = root / "reported"
+    shutil.copytree(impatient, run, symlinks=True)
+    assert run_here(main, "report", run).returncode == 0
+    page = html.unescape((run / "report.html").read_text("utf-8"))
+    [line] = re.findall(r"train\.py (--config .*? --resume)", page)
+    assert "training.patience=null" in line and "training.epochs" not in line
+    end = last_step(run)
+    done = train_here(*shlex.split(line), f"training.max_steps={end + 1}")
+    assert done.code == 0 and f"finished after {end + 1} steps" in done.output
 
 
 def test_more_patience_continues_a_finished_run(impatient: Path, train_here: TrainHere) -> None:

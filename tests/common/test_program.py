@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common.cli import installed_command
+from common.cli import installed_command, resuming_command
 from common.program import (
     FOLDER,
     command_words,
@@ -47,6 +47,14 @@ def test_commands_typed_in_another_folder(elsewhere: Path) -> None:
     assert command_words("data") == [*path, "python", "-m", "data"]
     assert command_words("train") == ["python", str(FOLDER / "train.py")]
     assert train_words() == [str(FOLDER / "train.py")]
+
+
+def test_interrupted_module_is_continued_in_another_folder(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(FOLDER / "retinanet" / "__main__.py"), "train", "a.b=1"])
+    words = [*installed_command("retinanet"), "train", "a.b=1", "--resume"]
+    assert resuming_command() == shlex.join(words)
 
 
 @pytest.mark.slow
