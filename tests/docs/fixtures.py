@@ -21,7 +21,7 @@ from torchvision.models import resnext50_32x4d
 from data.synthetic import make_synthetic_data
 from profiling.peaks import Peaks, save
 from profiling.studies.tune.cluster import EXAMPLE
-from profiling.studies.tune.measurements import write_measurements
+from profiling.studies.tune.measurements import HostPeaks, write_measurements
 from retinanet.model.retinanet import RetinaNet
 from tests.data.download.samples import openimages
 from tests.data.formats.written import (
@@ -227,8 +227,9 @@ def write_description(path: Path, _: Path) -> None:
 
 
 def write_plan(path: Path, _: Path) -> None:
-    """Write measurements of `launch tune`, with the network between two hosts."""
-    write_measurements(path, measurements())
+    """Write measurements of `launch tune`, with peak rates."""
+    peaks = HostPeaks(core_gflops=100, memory_gb_per_s=400)
+    write_measurements(path, replace(measurements(), peaks=peaks))
 
 
 def write_probed_plan(path: Path, _: Path) -> None:
