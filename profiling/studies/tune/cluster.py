@@ -14,7 +14,7 @@ forecast: full overlap, where the longer of the two counts, and none, where thei
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -127,6 +127,8 @@ class Cluster:
     ranks: Count  # Of a host
     threads: Count  # Of a rank, that compute; a core beyond them exchanges gradients
     batch_size: Count  # Images of a rank
+    core_memory_gb_per_s: Positive | None = None
+    """What one thread reads and writes; None: a core's share where a step was measured."""
     assumptions: tuple[Text, ...] = ()  # What the numbers above are taken from
     programs: tuple[Program, ...] = ()
     published: Published | None = None
@@ -222,15 +224,26 @@ def read_cluster(file: Path) -> Cluster:
             else f"{file}: hosts: {cluster.all_ranks:,} ranks are more than the "
             f"{TRAINING_IMAGES:,} images of OpenImages; give fewer hosts"
         )
+    require_names(cluster.programs, file)
     names = [program.name for program in cluster.programs]
-    for name in (name for number, name in enumerate(names) if name in names[:number]):
-        raise InputError(f"{file}: programs: two are named {name}; give each a name of its own")
     if cluster.published is not None and cluster.published.program not in names:
         raise InputError(
             f"{file}: published.program: no program is named {cluster.published.program}; choose "
             f"{' or '.join(names) or 'a name, and add the program'}"
         )
     return cluster
+
+
+def require_names(programs: Sequence[Program], file: Path) -> None:
+    """Refuse programs of the same name, of which published times could not be told apart.
+
+    Raises:
+        InputError: Names the file and the program.
+    """
+    names = [program.name for program in programs]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise InputError(f"{file}: programs: two are named {name}; give each a name of its own")
 
 
 def measured_program(measured: Measurements, file: Path) -> Program:
@@ -359,6 +372,12 @@ def forecast_step(program: Program, cluster: Cluster) -> StepForecast:
     )
 
 
+def memory_of_core(program: Program, cluster: Cluster) -> float:
+    """Return the memory bandwidth of the thread that averages gradients. [10⁹ bytes/s]"""
+    measured = program.memory_gb_per_s / program.threads
+    return min(cluster.memory_of_rank, cluster.core_memory_gb_per_s or measured)
+
+
 def gradient_exchange(program: Program, cluster: Cluster) -> Exchange:
     """Return the exchange of a program's gradients on a cluster."""
     memory = 1e9 * cluster.memory_of_rank
@@ -369,7 +388,7 @@ def gradient_exchange(program: Program, cluster: Cluster) -> Exchange:
         ranks=cluster.ranks,
         network=cluster.network,
         rank_bandwidth=memory,
-        core_bandwidth=min(memory, 1e9 * program.memory_gb_per_s / program.threads),
+        core_bandwidth=1e9 * memory_of_core(program, cluster),
         has_own_core=cluster.cores // cluster.ranks > cluster.threads,
     )
 
@@ -415,6 +434,10 @@ ASSUMED: dict[str, Changed] = {
     "memory bandwidth": lambda program, cluster, factor: (
         program,
         replace(cluster, memory_gb_per_s=factor * cluster.memory_gb_per_s),
+    ),
+    "memory bandwidth of a core": lambda program, cluster, factor: (
+        program,
+        replace(cluster, core_memory_gb_per_s=factor * memory_of_core(program, cluster)),
     ),
     "serial part": lambda program, cluster, factor: (program.with_serial(factor), cluster),
     "network": lambda program, cluster, factor: (

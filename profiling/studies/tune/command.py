@@ -30,7 +30,12 @@ from common.files import (
 )
 from common.program import FOLDER, command_words, train_words
 from profiling.bench.job import JobFailedError
-from profiling.studies.tune.cluster import forecast_cluster, measured_program, read_cluster
+from profiling.studies.tune.cluster import (
+    forecast_cluster,
+    measured_program,
+    read_cluster,
+    require_names,
+)
 from profiling.studies.tune.forecast import (
     Constraints,
     Forecast,
@@ -99,6 +104,7 @@ def cluster_command(options: PlannerOptions, file: Path) -> int:
     if options.plan is not None:
         measured = gathered(replace(options, hosts=1), console=console)
         programs.append(measured_program(measured, options.plan))
+        require_names(programs, file)
     if not programs:
         raise InputError(
             f"{file}: programs: has no measured step; add one, or give --plan with measurements of "

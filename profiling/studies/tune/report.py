@@ -64,7 +64,8 @@ COLOURS = (BLUE, GREEN, ORANGE, PURPLE, RED, "#333333")
 STEP_CHANGED = 0.25  # By how much each assumption is changed to show what depends on it
 EXCHANGE_ASSUMED = (
     "gradients are exchanged as train.py does, whichever program trains; they become ready evenly",
-    "a thread that exchanges gradients reads and writes as fast as one where a step was measured",
+    "a thread that exchanges gradients reads and writes as fast as one where a step was measured, "
+    "unless core_memory_gb_per_s is given",
 )
 CLOSE = 0.25
 """A forecast within this share of a published time is in agreement with it."""

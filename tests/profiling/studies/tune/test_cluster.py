@@ -125,6 +125,16 @@ def test_each_part_of_a_step_scales_by_its_bound() -> None:
     assert step.bound == "computing"
 
 
+def test_thread_that_averages_has_the_bandwidth_of_a_core() -> None:
+    slow = replace(CLUSTER, core_memory_gb_per_s=5)
+    thread = THREAD_BYTES * LAST / 10e9
+    assert forecast_step(PROGRAM, slow).exchange == pytest.approx(EXCHANGE + thread)
+    # At most that of a rank.
+    endless = replace(CLUSTER, memory_gb_per_s=10, core_memory_gb_per_s=1000)
+    limited = replace(endless, core_memory_gb_per_s=5)
+    assert forecast_step(PROGRAM, endless).exchange == forecast_step(PROGRAM, limited).exchange
+
+
 def test_step_lies_between_full_overlap_and_none() -> None:
     step = forecast_step(PROGRAM, CLUSTER)
     rest = 0.14 + EXCHANGE
@@ -206,6 +216,13 @@ def test_explaining_factor_gives_the_time_of_the_step(name: str, factor: float) 
 def test_nothing_explains_a_time_below_all_other_parts() -> None:
     assert explaining_factor(PROGRAM, CLUSTER, "serial part", step_seconds=0.1) is None
     assert explaining_factor(PROGRAM, CLUSTER, "network", step_seconds=0.1) is None
+
+
+def test_thread_of_a_fast_core_explains_no_faster_one() -> None:
+    fast = replace(CLUSTER, core_memory_gb_per_s=1000)
+    step = forecast_step(PROGRAM, fast).seconds.middle
+    name = "memory bandwidth of a core"
+    assert explaining_factor(PROGRAM, fast, name, step_seconds=0.99 * step) is None
 
 
 def with_threads(*threads: int) -> Measurements:
@@ -316,6 +333,10 @@ def test_plan_adds_this_host(described: Callable[..., Path], tmp_path: Path, tun
     assert first["program"] == "a program" and second["program"] == "this program on a processor"
     expected = asdict(forecast_step(PROGRAM, CLUSTER).seconds)
     assert first["step_seconds"] == pytest.approx(expected)
+    twice = described(programs=[asdict(replace(PROGRAM, name="this program on a processor"))])
+    assert "programs: two are named this program" in error_line(
+        tune("--cluster", twice, "--plan", plan)
+    )
     only_here = tune("--cluster", described(programs=[]), "--plan", plan)
     assert only_here.returncode == 0 and "a program," not in only_here.stdout
 

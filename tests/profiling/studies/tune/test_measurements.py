@@ -1,7 +1,8 @@
 """The file of the measurements, and the probe runs in it."""
 
+import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 
 from common.errors import InputError
 from common.files import read_json_object
+from profiling.bench.job import ExchangeTime
 from profiling.studies.tune.measurements import (
     Evaluated,
     JobsOfShape,
+    Measurements,
     PartialMeasurement,
     ProbeRun,
     Probes,
@@ -45,6 +48,25 @@ def test_measurements_are_read_back(content: Any, tmp_path: Path) -> None:
     file = tmp_path / "here.json"
     write_measurements(file, content)
     assert read_measurements(file) == content
+
+
+def test_file_of_an_older_version_is_read(tmp_path: Path) -> None:
+    """Its network was measured by all-reduces, beside some between ranks of the host."""
+    time = {"ranks": 2, "size": 4096, "seconds": 1e-3}
+    between = {
+        "hosts": ["a", "b"],
+        "all_reduces": [time] * 2,
+        "over": "measured over 2 hosts, gloo",
+    }
+    old = json.loads(json.dumps(asdict(measurements())))
+    del old["comm_cores"], old["peaks"]
+    old |= {"all_reduces": [time], "all_reduces_over": "sockets", "last_bytes": 4096}
+    file = tmp_path / "old.json"
+    file.write_text(json.dumps(old | {"between_hosts": between}))
+    read = read_measurements(file)
+    assert isinstance(read, Measurements) and read.between_hosts is not None
+    assert read.between_hosts.exchanges == (ExchangeTime(ranks=2, size=4096, seconds=1e-3),) * 2
+    assert replace(read, between_hosts=None) == measurements()
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"command": 1}'])
