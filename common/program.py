@@ -92,8 +92,11 @@ def command_words(group: str, *, locate: Callable[[str], str] = str) -> list[str
 
 
 def is_in_checkout() -> bool:
-    """Return whether the working directory is the checkout, which `python -m` looks in first."""
-    return Path.cwd() == FOLDER
+    """Return whether the working directory is the checkout, which `python -m` looks in first.
+
+    A folder with links to the checkout's packages counts as well.
+    """
+    return Path("common", "program.py").resolve() == Path(__file__).resolve()
 
 
 def is_on_path() -> bool:

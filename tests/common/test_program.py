@@ -49,6 +49,17 @@ def test_commands_typed_in_another_folder(elsewhere: Path) -> None:
     assert train_words() == [str(FOLDER / "train.py")]
 
 
+def test_folder_of_links_to_the_checkout_is_one(elsewhere: Path) -> None:
+    (elsewhere / "common").mkdir()
+    (elsewhere / "common" / "program.py").write_text("")
+    assert train_words() == [str(FOLDER / "train.py")]
+    (elsewhere / "common" / "program.py").unlink()
+    (elsewhere / "common").rmdir()
+    (elsewhere / "common").symlink_to(FOLDER / "common")
+    assert command_words("data") == ["python", "-m", "data"]
+    assert train_words() == ["train.py"]
+
+
 def test_interrupted_module_is_continued_in_another_folder(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
