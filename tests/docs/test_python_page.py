@@ -16,7 +16,7 @@ from tests.docs.rules import SMALL
 from tests.support.commands import run_program
 
 NOTEBOOK = REPOSITORY / "docs" / "own-detector.ipynb"
-FEWER = {"EPOCHS = 6": "EPOCHS = 1", "count=120": "count=8", "count=24": "count=2"}
+FEWER = {"EPOCHS = 16": "EPOCHS = 1", "count=120": "count=8", "count=24": "count=2"}
 MOST_BYTES = 100_000
 
 
