@@ -97,18 +97,8 @@ def write_atomically(file: Path, content: str | bytes) -> None:
 
 def write_parts(file: Path, parts: Iterable[bytes]) -> None:
     """Write a file like `write_atomically`, in parts that need not be in memory at once."""
-    partial = partial_name(file)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as stream:
-            stream.writelines(parts)
-        partial.replace(file)
-    except BaseException as error:  # also Ctrl-C, and an error of what makes the parts
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)  # a full disk needs the room
-        if isinstance(error, OSError):
-            raise InputError(f"{file}: cannot be written: {error.strerror}") from error
-        raise
+    with in_place_when_whole(file, "cannot be written") as partial, partial.open("wb") as stream:
+        stream.writelines(parts)
 
 
 def copy_atomically(source: Path, target: Path) -> None:
@@ -116,17 +106,27 @@ def copy_atomically(source: Path, target: Path) -> None:
 
     Raises InputError that names both if the source cannot be read or the target not be written.
     """
-    partial = partial_name(target)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+    with in_place_when_whole(target, f"cannot be copied from {source}") as partial:
         shutil.copyfile(source, partial)
-        partial.replace(target)
+
+
+@contextmanager
+def in_place_when_whole(file: Path, problem: str) -> Iterator[Path]:
+    """Make a file's folder, yield a temporary name, and rename it to the file at the end.
+
+    If the context fails, also by Ctrl-C or by an error of what makes the content, nothing remains.
+    Raises InputError that begins with the file and the `problem` for an error of the system.
+    """
+    partial = partial_name(file)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        partial.replace(file)
     except BaseException as error:
         with suppress(OSError):
-            partial.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)  # a full disk needs the room
         if isinstance(error, OSError):
-            reason = f"cannot be copied from {source}: {error.strerror}"
-            raise InputError(f"{target}: {reason}") from error
+            raise InputError(f"{file}: {problem}: {error.strerror}") from error
         raise
 
 
