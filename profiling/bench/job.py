@@ -209,6 +209,11 @@ class Exchanges:
         return f"measured over {self.hosts} hosts, {self.way}: {self.reason}"
 
 
+def wire_bytes(compress: str) -> int:
+    """Return the bytes of a gradient as it is sent, by the value of `distributed.compress`."""
+    return 2 if compress == "bf16" else 4
+
+
 def measure_exchanges(
     *,
     sizes: Sequence[int],
@@ -228,7 +233,7 @@ def measure_exchanges(
         JobFailedError: A rank failed; it has printed the reason.
     """
     settings = config.distributed
-    sent = 2 if settings.compress == "bf16" else 4  # Bytes of a gradient
+    sent = wire_bytes(settings.compress)
     options = [text for size in sizes for text in ("--exchange", str(size // sent))]
     names = ("backend", "compress", "timeout_s")
     overrides = [f"distributed.{name}={getattr(settings, name)}" for name in names]

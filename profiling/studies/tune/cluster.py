@@ -27,6 +27,7 @@ from common.errors import InputError
 from common.files import read_text
 from common.program import FOLDER
 from common.yaml_text import read_yaml
+from profiling.bench.job import wire_bytes
 from profiling.studies.tune.measurements import Measurements
 from profiling.studies.tune.model import EpochsModel, Estimate, Exchange, Network
 from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
@@ -215,14 +216,16 @@ def read_cluster(file: Path) -> Cluster:
             f"{file}: ranks: {cluster.ranks} ranks do not share {cluster.sockets} sockets evenly; "
             f"give a multiple of {cluster.sockets}"
         )
+    if cluster.all_ranks > TRAINING_IMAGES:
+        raise InputError(
+            f"{file}: hosts: {cluster.all_ranks:,} ranks are more than the {TRAINING_IMAGES:,} "
+            "images of OpenImages; give fewer hosts"
+        )
     if cluster.global_batch > TRAINING_IMAGES:
         raise InputError(
             f"{file}: batch_size: {cluster.all_ranks} ranks of {cluster.batch_size:,} images are "
             f"more than the {TRAINING_IMAGES:,} of OpenImages; give at most "
             f"{TRAINING_IMAGES // cluster.all_ranks:,}"
-            if cluster.all_ranks <= TRAINING_IMAGES
-            else f"{file}: hosts: {cluster.all_ranks:,} ranks are more than the "
-            f"{TRAINING_IMAGES:,} images of OpenImages; give fewer hosts"
         )
     require_names(cluster.programs, file)
     names = [program.name for program in cluster.programs]
@@ -382,7 +385,7 @@ def gradient_exchange(program: Program, cluster: Cluster) -> Exchange:
     """Return the exchange of a program's gradients on a cluster."""
     memory = 1e9 * cluster.memory_of_rank
     return Exchange(
-        values=round(1e6 * program.gradient_megabytes) // (2 if program.compress == "bf16" else 4),
+        values=round(1e6 * program.gradient_megabytes) // wire_bytes(program.compress),
         compress=program.compress == "bf16",
         hosts=cluster.hosts,
         ranks=cluster.ranks,

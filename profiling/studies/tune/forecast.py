@@ -13,6 +13,7 @@ from statistics import median
 from typing import NoReturn
 
 from common.errors import InputError
+from profiling.bench.job import wire_bytes
 from profiling.studies.tune.measurements import Measurements
 from profiling.studies.tune.model import (
     EpochsModel,
@@ -93,7 +94,7 @@ def gradient_exchange(
     # Without peak rates, as in old files, passes over memory take no time.
     memory = math.inf if peaks is None else 1e9 * peaks.memory_gb_per_s
     return Exchange(
-        values=measured.gradient_bytes // (2 if measured.compress == "bf16" else 4),
+        values=measured.gradient_bytes // wire_bytes(measured.compress),
         compress=measured.compress == "bf16",
         hosts=hosts,
         ranks=ranks,
