@@ -10,6 +10,7 @@ import errno
 import re
 import signal
 import socket
+from numbers import Integral
 
 
 class InputError(ValueError):
@@ -95,6 +96,12 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else "�" for letter in text)
+
+
+def require_count(value: object, *, name: str) -> None:
+    """Raise InputError unless an argument is a whole number from 1, of numpy too."""
+    if not isinstance(value, Integral) or value < 1:
+        raise InputError(f"{name}: expected a whole number from 1, found {value!r}")
 
 
 def one_line(text: str) -> str:

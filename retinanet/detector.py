@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from numbers import Integral, Real
+from numbers import Real
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeAlias, TypeGuard, TypeVar, overload
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from common.errors import InputError, printable
+from common.errors import InputError, printable, require_count
 from data.annotations import ClassMap
 from data.decoding import decode_image, to_rgb
 from data.transforms import fit_image
@@ -314,8 +314,7 @@ def require_range(*, min_score: object, batch_size: object) -> None:
     # Of numpy too; NaN is in no range.
     if not isinstance(min_score, Real) or not 0 <= float(min_score) <= 1:
         raise InputError(f"min_score: expected a number from 0 to 1, found {min_score!r}")
-    if not isinstance(batch_size, Integral) or batch_size < 1:
-        raise InputError(f"batch_size: expected a whole number from 1, found {batch_size!r}")
+    require_count(batch_size, name="batch_size")
 
 
 def class_names(classes: Iterable[str] | None) -> tuple[str, ...] | None:

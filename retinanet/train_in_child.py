@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, TypeAlias
@@ -30,6 +29,7 @@ from common.errors import (
     InputError,
     NonFiniteLossError,
     WorkerDiedError,
+    require_count,
 )
 from common.files import read_json_lines
 from common.processes import SECONDS_TO_SAVE, exit_reason, start_with_caller, stop_process
@@ -389,12 +389,6 @@ def read_result(run: Path, *, is_finished: bool) -> TrainingResult:
         best_checkpoint=best if best.exists() else None,
         last_checkpoint=last if last.exists() else None,
     )
-
-
-def require_count(value: object, *, name: str) -> None:
-    """Raise InputError if an argument is not a whole number of at least 1."""
-    if not isinstance(value, Integral) or value < 1:
-        raise InputError(f"{name}: expected a whole number from 1, found {value!r}")
 
 
 def override_pairs(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

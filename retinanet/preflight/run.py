@@ -1,6 +1,5 @@
 """Check a run: its folder, disk space, weights, ranks and data; nothing is changed."""
 
-import math
 import os
 import tempfile
 import time
@@ -39,6 +38,7 @@ from retinanet.training.data import require_no_files
 from retinanet.training.detector_weights import load_detector, match_classes, read_detector
 from retinanet.training.resume import require_same_settings
 from retinanet.training.run_folder import LOCK, holds_work, notes_on_folder, problem_of_folder
+from retinanet.training.schedule import has_its_length, patience_is_exhausted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,10 +119,9 @@ def check_newest_checkpoint(folder: Path, config: Config) -> Finding:
     detail = f"resumes from {checkpoint.folder}, which is intact"
     position, training = checkpoint.position, config.training
     to_raise = ""
-    limit = math.inf if training.max_steps is None else training.max_steps
-    if position.epoch >= training.epochs or position.step >= limit:  # whatever its target is
+    if has_its_length(training, step=position.step, epoch=position.epoch):  # whatever its target
         to_raise = "training.epochs or training.max_steps"
-    elif training.patience is not None and position.evaluations_since_best >= training.patience:
+    elif patience_is_exhausted(training, position.evaluations_since_best):
         to_raise = "training.patience"
     if to_raise:
         detail = f"{checkpoint.folder} is the end of a finished run; raise {to_raise} to continue"

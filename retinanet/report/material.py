@@ -39,7 +39,12 @@ from retinanet.report.curves import (
 from retinanet.report.mistakes import Mistakes, find_mistakes
 from retinanet.training.checkpoint import Checkpoint
 from retinanet.training.run_folder import RunFolder
-from retinanet.training.schedule import Ending, TrainState
+from retinanet.training.schedule import (
+    Ending,
+    TrainState,
+    has_its_length,
+    patience_is_exhausted,
+)
 
 PICTURES = 24
 """Worst images that the page shows."""
@@ -111,10 +116,9 @@ class Material:
         endings: set[Ending] = set()
         if training.target_map is not None and maps and maps[-1] >= training.target_map:
             endings.add("target")
-        if training.patience is not None and state.evaluations_since_best >= training.patience:
+        if patience_is_exhausted(training, state.evaluations_since_best):
             endings.add("patience")
-        is_long = training.max_steps is not None and self.steps_done >= training.max_steps
-        if is_long or self.epochs_done >= training.epochs:
+        if has_its_length(training, step=self.steps_done, epoch=self.epochs_done):
             endings.add("length")
         return endings
 

@@ -15,6 +15,17 @@ Ending = Literal["target", "patience", "length"]
 """Why a run takes no further step: `training.target_map`, `training.patience`, or its last step."""
 
 
+def has_its_length(training: TrainingConfig, *, step: int, epoch: float) -> bool:
+    """Return whether a run of these settings has taken its last step."""
+    is_long = training.max_steps is not None and step >= training.max_steps
+    return is_long or epoch >= training.epochs
+
+
+def patience_is_exhausted(training: TrainingConfig, evaluations_since_best: int) -> bool:
+    """Return whether `training.patience` evaluations have passed without a better mAP."""
+    return training.patience is not None and evaluations_since_best >= training.patience
+
+
 @dataclass(frozen=True)
 class Position:
     """The place in the order of images where the next step begins."""

@@ -30,7 +30,7 @@ from retinanet.training.nonfinite import NonFiniteReport
 from retinanet.training.recorder import NullRecorder, Recorder
 from retinanet.training.resume import format_finished
 from retinanet.training.run_folder import describe_run, print_rows, ranks_as_json
-from retinanet.training.schedule import Ending, TrainState
+from retinanet.training.schedule import Ending, TrainState, patience_is_exhausted
 from retinanet.training.signals import StopRequest
 from retinanet.training.train_state import TrainingPosition
 
@@ -373,8 +373,7 @@ class Trainer:
 
     def patience_is_exhausted(self) -> bool:
         """Return whether `training.patience` evaluations have passed without a better mAP."""
-        patience = self.config.training.patience
-        return patience is not None and self.state.evaluations_since_best >= patience
+        return patience_is_exhausted(self.config.training, self.state.evaluations_since_best)
 
     def reaches_target(self, value: float) -> bool:
         """Return whether an mAP is at least `training.target_map`."""
