@@ -33,7 +33,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from common.cli import add_command, add_json_option, add_overrides, installed_command, positive
+from common.cli import (
+    add_command,
+    add_json_option,
+    add_overrides,
+    chart_file,
+    installed_command,
+    positive,
+)
 from common.console import make_console
 from common.errors import FINISHED, InputError
 from data.annotations import SPLITS, SplitName
@@ -78,7 +85,7 @@ def add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         parser, "also write all findings to this file: the first 1000 places of each kind"
     )
     parser.add_argument(
-        "--chart", type=Path, metavar="FILE", help="draw the objects and classes: .png or .svg"
+        "--chart", type=chart_file, metavar="FILE.png", help="draw the objects and classes"
     )
     parser.add_argument(
         "--write-clean",

@@ -2,43 +2,56 @@
 
 The hosts are network namespaces with links of a given rate (`profiling.bench.simulated_hosts`), and
 ranks on them average gradients in two levels and by gloo over all ranks, in turn. Beside each time
-stands its bound: the bytes that a host must send, by the rate.
+stands its bound: the bytes that a host must send, by the rate. With `--steps` the ranks also train.
 """
 
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from common.charts import Column, Table, text_column
-from common.cli import add_json_option
-from common.console import make_console
+from common.cli import add_json_option, positive
+from common.console import make_console, print_line, progress
 from common.errors import FINISHED, InputError
 from common.files import require_free_json
 from common.program import module_command
 from launch.mpirun import Family, Mpirun, choose_mpirun
 from profiling.bench.exchange_rank import LEVELS
-from profiling.bench.job import JobFailedError, rank_messages
+from profiling.bench.job import (
+    JobFailedError,
+    MeasuredJob,
+    RankSteps,
+    exposed,
+    measure_ranks,
+    rank_messages,
+    slowest,
+)
 from profiling.bench.report import put_out
 from profiling.bench.results import Benchmarks, Finding, add_benchmark, add_counts
 from profiling.bench.simulated_hosts import (
     MOST_HOSTS,
     Link,
     NoSimulatedHostsError,
+    SimulatedHosts,
     simulated_hosts,
 )
 
 ABOUT = """\
 Makes hosts of this machine's cores, connects them by links of each rate, and averages gradients of
 the detector's size between their ranks: in two levels as train.py does, and by gloo over all ranks.
+With --steps the ranks then train on synthetic images, with the backward pass beside the exchange.
 Needs root. On few cores, the time of the processor is measured more than that of the links."""
 EXAMPLES = """\
 examples:
   python -m profiling bench all-reduce                            # 2 hosts of 2 ranks, minutes
   python -m profiling bench all-reduce --hosts 4 --ranks 1 --rates 1,25 --json exchange.json
+  python -m profiling bench all-reduce --ranks 1 --rates 10 --steps 5     # what training waits for
   python -m profiling bench all-reduce --gradients 1000000 --rates 1   # less than a minute"""
 DELAY_S = 50e-6
 GRADIENTS = 36_000_000
@@ -47,6 +60,11 @@ WIRES = {"float32": 4, "bf16": 2}  # Bytes of a gradient on the way
 MOST_OF_FLAT = {(2, 2): 0.6, (2, 1): 1.0}
 """Targets: the time of two levels by that of gloo over all ranks, for hosts and ranks of each."""
 MOST_OF_BOUND, RATE_OF_BOUND = 1.3, 1.0  # The target holds for this rate. [Gbit/s]
+MOST_OF_STEP, RATE_OF_STEP = 0.05, 10.0
+"""Target for the share of a step in which ranks wait for gradients, at this rate. [Gbit/s]"""
+WARM_UP = 2
+TRAINING = ("data.image_size=800", "training.batch_size=2", "distributed.compress=bf16")
+"""The configuration of `--steps`, beside MLPerf's model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +108,13 @@ def add_all_reduce_benchmark(kinds: Benchmarks) -> None:
     parser.add_argument(
         "--mpirun", type=Path, metavar="PATH", help="mpirun to use (default: the first one found)"
     )
+    parser.add_argument(
+        "--steps",
+        type=positive,
+        metavar="N",
+        help="also train N steps of 2 images of 800x800 on each rank, gradients in BF16, and "
+        "print the share of a step that waits for gradients",
+    )
     add_json_option(parser)
 
 
@@ -101,6 +126,7 @@ def all_reduce_command(
     gradients: int,
     rates: str,
     mpirun: Path | None,
+    steps: int | None,
     json_file: Path | None,
 ) -> int:
     """Run the benchmark; return the exit code."""
@@ -111,11 +137,15 @@ def all_reduce_command(
     chosen_rates = [rate_of(text) for text in rates.split(",")]
     chosen = choose_mpirun(mpirun)
     results: list[Measured] = []
+    trained: dict[float, list[RankSteps]] = {}  # By rate
     for rate in chosen_rates:
         try:
-            results += measure(
-                rate, hosts=hosts, ranks=ranks, rounds=rounds, gradients=gradients, mpirun=chosen
-            )
+            with hosts_with_links(rate, hosts=hosts) as simulated:
+                results += measure(
+                    rate, simulated, ranks=ranks, rounds=rounds, gradients=gradients, mpirun=chosen
+                )
+                if steps:
+                    trained[rate] = train(simulated, ranks=ranks, steps=steps, mpirun=chosen)
         except JobFailedError as error:
             return error.code
         except NoSimulatedHostsError as error:
@@ -129,8 +159,11 @@ def all_reduce_command(
         "mpirun": chosen.family,
         "load_of_a_minute": os.getloadavg()[0],
         "runs": [vars(result) for result in results],
+        "trained": {f"{rate:g}": list(map(asdict, job)) for rate, job in trained.items()},
     }
     findings = list(compare(results, targets=MOST_OF_FLAT.get((hosts, ranks))))
+    for rate, job in trained.items():
+        findings += waiting(job, rate=rate, has_target=(hosts, ranks, rate) == (2, 1, RATE_OF_STEP))
     standard = gradients == GRADIENTS
     put_out(findings, "all-reduce", workload, with_targets=standard, json_file=json_file)
     return FINISHED
@@ -147,37 +180,52 @@ def rate_of(text: str) -> float:
     return rate
 
 
-def measure(
-    rate: float, *, hosts: int, ranks: int, rounds: int, gradients: int, mpirun: Mpirun
-) -> Iterator[Measured]:
-    """Measure over links of a rate.
+@contextmanager
+def hosts_with_links(rate: float, *, hosts: int) -> Iterator[SimulatedHosts]:
+    """Make hosts with links of a rate while the context lasts. [Gbit/s]
 
     Raises:
-        JobFailedError: A rank failed; it has printed the reason.
-        NoSimulatedHostsError: The hosts cannot be made.
+        NoSimulatedHostsError: They cannot be made.
     """
-    console = make_console(stderr=True)
     names = [f"host{number}" for number in range(hosts)]
     link = Link(bits_per_second=rate * 1e9, delay_s=DELAY_S)
-    options = ["--gradients", str(gradients), "--rounds", str(rounds), "--backend", "auto"]
     with (
         tempfile.TemporaryDirectory(prefix="hosts-") as folder,
         simulated_hosts(names, Path(folder), link=link) as simulated,
     ):
         if not simulated.has_delay:
             note = "note: this kernel cannot delay packets (sch_netem): links have a rate only"
-            console.print(note, soft_wrap=True)
-        messages: list[dict[str, Any]] = list(
-            rank_messages(
-                [*module_command("profiling.bench.exchange_rank"), *options],
-                ranks=hosts * ranks,
-                hosts=[(name, ranks) for name in names],
-                mpirun=mpirun,
-                print_line=lambda line: console.print(line, markup=False, soft_wrap=True),
-                enter=simulated.enter[0],
-                variables=simulated.launcher_variables(),
-            )
+            print_line(make_console(stderr=True), note)
+        yield simulated
+
+
+def measure(
+    rate: float,
+    simulated: SimulatedHosts,
+    *,
+    ranks: int,
+    rounds: int,
+    gradients: int,
+    mpirun: Mpirun,
+) -> Iterator[Measured]:
+    """Measure exchanges of `ranks` of each host over links of a rate.
+
+    Raises:
+        JobFailedError: A rank failed; it has printed the reason.
+    """
+    hosts = len(simulated.names)
+    options = ["--gradients", str(gradients), "--rounds", str(rounds), "--backend", "auto"]
+    messages: list[dict[str, Any]] = list(
+        rank_messages(
+            [*module_command("profiling.bench.exchange_rank"), *options],
+            ranks=hosts * ranks,
+            hosts=[(name, ranks) for name in simulated.names],
+            mpirun=mpirun,
+            print_line=partial(print_line, make_console(stderr=True)),
+            enter=simulated.enter[0],
+            variables=simulated.launcher_variables(),
         )
+    )
     if not messages:
         raise JobFailedError(1)
     [message] = messages
@@ -193,6 +241,54 @@ def measure(
             error=message["errors"][name],
             are_equal=message["are_equal"][name],
         )
+
+
+def train(simulated: SimulatedHosts, *, ranks: int, steps: int, mpirun: Mpirun) -> list[RankSteps]:
+    """Train steps on `ranks` of each host; return those of each rank.
+
+    Raises:
+        JobFailedError: A rank failed; it has printed the reason.
+    """
+    count = len(simulated.names) * ranks
+    threads = max(1, len(os.sched_getaffinity(0)) // count)
+    placement = ("launch.pin=false", f"launch.threads={threads}")  # ranks may share a core
+    console = make_console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="scenes-") as folder:
+        job = MeasuredJob(
+            ranks=count,
+            hosts=[(name, ranks) for name in simulated.names],
+            config="demo.yaml",
+            overrides=(
+                *TRAINING,
+                *placement,
+                f"data.scenes.train={4 * count}",
+                "data.scenes.validation=1",
+            ),
+            warm_up=WARM_UP,
+            steps=steps,
+            alternate=False,
+            scenes=Path(folder, "scenes"),
+        )
+        with progress(console, "training, steps", total=job.all_steps) as advance:
+            return measure_ranks(
+                job,
+                mpirun=mpirun,
+                advance=lambda step: advance(step, ""),
+                print_line=partial(print_line, console),
+                enter=simulated.enter[0],
+                variables=simulated.launcher_variables(),
+            )
+
+
+def waiting(job: Sequence[RankSteps], *, rate: float, has_target: bool) -> Iterator[Finding]:
+    """Yield the time of a step, and the share of it in which ranks only wait for gradients."""
+    seconds = slowest(job)
+    shares = [part / whole for part, whole in zip(exposed(job), seconds, strict=True)]
+    what = f"{rate:g} Gbit/s, bf16: training step of 2 images a rank"
+    yield Finding(f"{what} [s]", median(seconds), f"{median(seconds):.2f}")
+    shown = f"{median(shares):.2%} ({min(shares):.2%}–{max(shares):.2%})"
+    most = MOST_OF_STEP if has_target else None
+    yield Finding(f"{what}, share waiting for gradients", median(shares), shown, at_most=most)
 
 
 def results_table(results: Sequence[Measured], *, family: Family) -> Table:

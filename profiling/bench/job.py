@@ -85,17 +85,26 @@ def measure_ranks(
     mpirun: Mpirun,
     advance: Callable[[int], None],
     print_line: Callable[[str], None],
+    enter: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
 ) -> list[RankSteps]:
     """Run a job to its end; if this process is interrupted, the job is ended first.
 
-    `advance` receives the number of steps done, `print_line` each other line of the ranks.
+    `advance` receives the number of steps done, `print_line` each other line of the ranks. For
+    `enter` and `variables` see `rank_messages`.
 
     Raises:
         JobFailedError: It failed.
     """
     measured: list[RankSteps] = []
     messages = rank_messages(
-        job.command, ranks=job.ranks, hosts=job.hosts, mpirun=mpirun, print_line=print_line
+        job.command,
+        ranks=job.ranks,
+        hosts=job.hosts,
+        mpirun=mpirun,
+        print_line=print_line,
+        enter=enter,
+        variables=variables,
     )
     # An error in `advance` must end the ranks too, and not only this loop.
     with closing(messages):

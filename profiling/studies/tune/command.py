@@ -15,6 +15,7 @@ from common.cli import (
     add_command,
     add_json_option,
     add_overrides,
+    chart_file,
     number_of_ranks,
     positive,
     positive_number,
@@ -59,7 +60,7 @@ from profiling.studies.tune.model import (
 )
 from profiling.studies.tune.report import (
     cluster_to_dict,
-    landscape,
+    draw_landscape,
     print_cluster,
     print_plan,
 )
@@ -192,7 +193,7 @@ def write_plan(
             f"RetinaNet to {epochs.target}, {size}×{size}, {measured.precision}; hosts with "
             f"{measured.cores} cores, {measured.environment['cpu']}"
         )
-        write_atomically(options.chart, landscape(plan.forecasts, winner, title=title))
+        draw_landscape(plan.forecasts, winner, options.chart, title=title)
         print_line(console, f"chart: {options.chart}")
     if options.json_file is not None:
         content = {
@@ -285,7 +286,7 @@ def add_tune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         help="file of the measurements; read if it exists, else written",
     )
     parser.add_argument(
-        "--chart", type=Path, metavar="FILE.png", help="draw time and cost by number of hosts"
+        "--chart", type=chart_file, metavar="FILE.png", help="draw time and cost by number of hosts"
     )
     parser.add_argument(
         "--slurm", type=Path, metavar="FILE", help="write a Slurm script for the chosen allocation"

@@ -8,6 +8,7 @@ difference to published times.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -20,8 +21,8 @@ from common.charts import (
     RED,
     Column,
     Table,
-    as_png,
     new_figure,
+    save_chart,
     table_rows,
     text_column,
 )
@@ -455,8 +456,10 @@ def cluster_to_dict(
     }
 
 
-def landscape(forecasts: Sequence[Forecast], winner: Forecast, *, title: str) -> bytes:
-    """Return a PNG: hours until the target (left) and core-hours (right) by number of hosts.
+def draw_landscape(
+    forecasts: Sequence[Forecast], winner: Forecast, file: Path, *, title: str
+) -> None:
+    """Write a PNG or SVG: hours until the target (left) and core-hours (right) by number of hosts.
 
     For each local batch, the fastest allocation of each number of hosts; the best is marked.
     """
@@ -468,7 +471,7 @@ def landscape(forecasts: Sequence[Forecast], winner: Forecast, *, title: str) ->
     draw_by_hosts(cost, forecasts, winner, value=lambda result: result.core_hours.middle)
     cost.set_ylabel("core-hours to the target")
     cost.legend(loc="upper left", fontsize=9)
-    return as_png(figure)
+    save_chart(figure, file)
 
 
 def draw_by_hosts(

@@ -241,16 +241,10 @@ def test_picture_has_any_number_of_classes(tmp_path: Path, classes: int, name: s
     assert ("most and least frequent of" in text) == (classes > 0)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("objects.jpg", "ends with .png or .svg"), ("small.yaml/x.png", "cannot be written")],
-)
-def test_picture_that_cannot_be_written_is_refused_first(
-    tmp_path: Path, name: str, expected: str
-) -> None:
+def test_picture_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
     config, *_ = write_splits(tmp_path)
-    with pytest.raises(InputError, match=expected):
-        verify(config, no_images=True, chart=tmp_path / name)
+    with pytest.raises(InputError, match="cannot be written"):
+        verify(config, no_images=True, chart=tmp_path / "small.yaml" / "x.png")
     (tmp_path / "mine.png").write_text("mine")
     with pytest.raises(InputError, match="give --chart another file"):
         verify(config, no_images=True, chart=tmp_path / "mine.png")

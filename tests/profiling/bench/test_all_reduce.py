@@ -9,7 +9,7 @@ import pytest
 from common.errors import InputError
 from profiling.__main__ import main
 from profiling.bench import all_reduce
-from profiling.bench.all_reduce import Measured, compare, rate_of
+from profiling.bench.all_reduce import Measured, compare, rate_of, waiting
 from profiling.bench.simulated_hosts import (
     Link,
     NoSimulatedHostsError,
@@ -17,6 +17,7 @@ from profiling.bench.simulated_hosts import (
 )
 from tests.launch.ranks import MPIRUNS
 from tests.support.commands import RunHere, error_line, run_program, start_program
+from tests.support.rank_steps import rank_steps
 
 
 def measured(way: str, *seconds: float, rate: float = 1.0) -> Measured:
@@ -38,6 +39,17 @@ def test_ratios_are_of_rounds_and_targets_of_the_rate() -> None:
     fast = [measured("two levels (mpi)", 9.0, rate=10.0), measured("gloo", 6.0, rate=10.0)]
     ratio, share = compare(fast, targets=None)
     assert (ratio.value, ratio.target, share.target) == (1.5, "", "")
+
+
+def test_share_of_waiting_is_that_of_the_rank_that_was_ready_last() -> None:
+    job = [
+        rank_steps(0, [2.0, 4.0, 2.0], exchange=[1.0, 0.1, 0.5]),
+        rank_steps(1, [2.0, 4.0, 1.0], exchange=[0.1, 2.0, 0.2]),
+    ]
+    step, share = waiting(job, rate=10.0, has_target=True)
+    assert (step.value, share.value, share.is_met) == (2.0, 0.05, True)
+    _, share = waiting(job, rate=1.0, has_target=False)
+    assert share.target == ""
 
 
 @pytest.mark.parametrize("text", ["", "x", "0", "-1", "nan", "1e9"])

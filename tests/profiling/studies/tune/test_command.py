@@ -97,9 +97,9 @@ def test_unwritable_output_is_refused_before_measuring(
     monkeypatch.setattr(command, "gathered", None)  # would fail if it were called
     (tmp_path / "file").touch()
     given = [] if option == "--plan" else ["--plan", plan]
-    done = tune(*given, option, tmp_path / "file" / "output", "--hosts", 1)
+    done = tune(*given, option, tmp_path / "file" / "output.png", "--hosts", 1)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert str(tmp_path / "file" / "output") in done.stderr
+    assert str(tmp_path / "file" / "output.png") in done.stderr
 
 
 def test_other_file_is_not_a_plan(tmp_path: Path, tune: Tune) -> None:
