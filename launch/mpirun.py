@@ -195,10 +195,22 @@ def by_this_python(command: Sequence[str]) -> list[str]:
 ANY_RANKS_OPTION = "mpirun -np, or --np"
 
 
-def launcher_command(ranks: Ranks) -> list[str]:
-    """Return the arguments before `python`, such as `mpirun -np 8`; none for one process."""
-    torchrun = ["torchrun", f"--nproc-per-node={ranks.local_size}"]
-    commands = {"none": [], "slurm": ["srun", "-n", str(ranks.size)], "torchrun": torchrun}
+def launcher_command(ranks: Ranks, environment: Mapping[str, str]) -> list[str]:
+    """Return the arguments before `python`, such as `mpirun -np 8`.
+
+    None for one process, and for ranks that a script started: it sets their variables again. On
+    several hosts torchrun is started on each, with its own `--node-rank`.
+    """
+    if ranks.launcher == "torchrun":
+        if "TORCHELASTIC_RUN_ID" not in environment:
+            return []
+        hosts = ranks.size // ranks.local_size
+        options = {"nnodes": hosts, "node-rank": environment.get("GROUP_RANK", "0")}
+        options["master-addr"] = environment.get("MASTER_ADDR", "")
+        options["master-port"] = environment.get("MASTER_PORT", "")
+        of_hosts = [f"--{name}={value}" for name, value in options.items()] if hosts > 1 else []
+        return ["torchrun", *of_hosts, f"--nproc-per-node={ranks.local_size}"]
+    commands = {"none": [], "slurm": ["srun", "-n", str(ranks.size)]}
     return commands.get(ranks.launcher, ["mpirun", "-np", str(ranks.size)])
 
 

@@ -423,7 +423,7 @@ class Trainer:
     @property
     def resuming_command(self) -> str:
         """The command that continues this run."""
-        return resuming_command(launcher_command(self.run.place.ranks))
+        return resuming_command(launcher_command(self.run.place.ranks, os.environ))
 
     def print_plainly(self, text: str) -> None:
         """Print a line that scripts may read, without colours, on rank 0."""

@@ -1,4 +1,6 @@
+import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,11 @@ from launch.mpirun import (
     Mpirun,
     by_this_python,
     choose_mpirun,
+    launcher_command,
     mpirun_command,
     ranks_option,
 )
+from launch.ranks import Ranks
 from tests.support.commands import error_message, write_program
 
 ENVIRONMENT = Path(sys.prefix) / "bin"
@@ -185,3 +189,16 @@ def test_option_that_sets_the_number_of_ranks() -> None:
     assert "--nproc-per-node" in ranks_option("torchrun")
     assert "srun" in ranks_option("slurm")
     assert "mpirun -np" in ranks_option("mpich")
+
+
+def test_command_of_torchrun_on_several_hosts_names_them() -> None:
+    ranks = Ranks(rank=0, size=4, local_rank=0, local_size=2, launcher="torchrun")
+    variables = {"GROUP_RANK": "0", "MASTER_ADDR": "left", "MASTER_PORT": "29500"}
+    assert launcher_command(ranks, variables) == []  # of a script, which sets them again
+    variables["TORCHELASTIC_RUN_ID"] = "none"
+    assert shlex.join(launcher_command(ranks, variables)) == (
+        "torchrun --nnodes=2 --node-rank=0 --master-addr=left --master-port=29500 "
+        "--nproc-per-node=2"
+    )
+    here = replace(ranks, size=2)
+    assert launcher_command(here, variables) == ["torchrun", "--nproc-per-node=2"]
