@@ -71,8 +71,10 @@ def require_writable(files: Sequence[Path]) -> None:
         partial = partial_name(file)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            partial.open("wb").close()
-            partial.unlink()
+            try:
+                partial.open("wb").close()
+            finally:  # also after Ctrl-C
+                partial.unlink(missing_ok=True)
         except OSError as error:
             raise InputError(f"{file}: cannot be written: {error.strerror}") from error
 

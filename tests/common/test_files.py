@@ -23,6 +23,7 @@ from common.files import (
     read_bytes,
     read_text,
     removed_on_failure,
+    require_writable,
     write_parts,
 )
 from profiling.onednn_log import log
@@ -213,3 +214,16 @@ def test_outputs_of_a_failed_command_are_removed_and_earlier_ones_kept(tmp_path:
         (folder / "b.json").write_text("")
         raise KeyboardInterrupt
     assert sorted(path.name for path in folder.iterdir()) == ["a.json", "images"]
+
+
+def test_interrupted_check_that_a_file_can_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(file: Path, _mode: str) -> None:
+        file.touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "open", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        require_writable([tmp_path / "new.json"])
+    assert list(tmp_path.iterdir()) == []

@@ -235,7 +235,14 @@ def test_ctrl_c_while_annotations_are_written_leaves_nothing(tmp_path: Path, is_
     if not is_new:
         out.mkdir()
     partial = out / ".train.json.partial"
-    interrupt(source, "--from", "yolo", "--out", out, when=partial.exists)
+
+    def is_being_written() -> bool:
+        try:
+            return partial.stat().st_size > 0  # empty while it is checked that it can be written
+        except FileNotFoundError:
+            return False
+
+    interrupt(source, "--from", "yolo", "--out", out, when=is_being_written)
     assert not out.exists() if is_new else list(out.iterdir()) == []
 
 
