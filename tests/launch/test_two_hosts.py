@@ -145,7 +145,8 @@ AS_ONE_HOST = 1e-5
 
 def largest_difference(run: Path, other: Path) -> float:
     weights, others = map(load_file, map(weights_file, (run, other)))
-    assert weights.keys() == others.keys()
+    # A run with norms of batches has counters besides, which frozen ones lack.
+    assert weights.keys() <= others.keys()
     return max(float((weights[name] - others[name]).abs().max()) for name in weights)
 
 
