@@ -8,16 +8,17 @@
 # make fuzz    search for inputs that break a reader: FUZZ_SECONDS each (60), FUZZ_TARGETS (all)
 # make torture kill a run of two ranks at random moments, 50 times, and compare its end: 20 minutes
 # make lint    ruff, format, types;  make audit   known holes of what is pinned, by pip-audit: see SECURITY.md
-# make update  move all pins to the newest versions, once the tests pass and a step is as fast: 20 minutes
+# make update  move all pins to the newest versions once the tests pass, and compare a step with them: half an hour
 # Each makes .venv if it is missing, with PYTHON=<path> or the newest. TORCH_INDEX=<url> has CPU-only wheels of torch.
 
 export TORCH_INDEX PYTHON PINS
 environment = .venv
+PINS = .
 python = $(environment)/bin/python
 FUZZ_SECONDS = 60
 FUZZ_TARGETS = annotations checkpoint config environment hosts image index log mlperf openimages topology voc weights yolo
 
-.PHONY: demo test-fast test test-all ipex-tests test-pythons ipex serving fuzz torture lint audit intel-mpi open-mpi update tools setup clean
+.PHONY: demo test-fast test test-all ipex-tests test-pythons ipex serving fuzz torture lint audit intel-mpi open-mpi browser update tools setup clean
 
 # Without a compiler it takes longer; a line says so.
 demo: setup
@@ -34,14 +35,12 @@ test-all: tier = and not ipex
 one_core = $(python) -m pytest -m "not whole_machine $(tier)" --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 whole_machine = $(python) -m pytest -m "whole_machine $(tier)" --durations=20
 
-test-fast: tools
-	$(one_core)
+test-fast: tools ; $(one_core)
 test test-all: tools
 	$(one_core) --durations=20; status=$$?; [ $$status -le 1 ] && $(whole_machine) && exit $$status
 
-test-all: ipex-tests intel-mpi open-mpi
-ipex-tests: ipex
-	.venv-ipex/bin/python -m pytest -m ipex $$(grep -rl mark.ipex tests)  # others import what is not there
+test-all: ipex-tests intel-mpi open-mpi browser
+ipex-tests: ipex ; .venv-ipex/bin/python -m pytest -m ipex $$(grep -rl mark.ipex tests)  # others import what is not there
 
 test-pythons: tools
 	@for other in $$(./setup.sh pythons); do \
@@ -49,20 +48,18 @@ test-pythons: tools
 	    $(python) -V | grep -q " $$version\." || $(MAKE) test PYTHON=$$other environment=.venv-$$version || exit; \
 	done
 
-torture: setup
-	$(python) -m tests.torture
+torture: tools ; $(python) -m tests.torture
 
 # Each ends at its first finding, whose bytes lie in runs/fuzz/found; the others go on.
 fuzz:
-	@./setup.sh fuzz
+	@SETUP_VENV=$(environment) ./setup.sh fuzz
 	@for target in $(FUZZ_TARGETS); do $(python) -m tests.fuzz $$target --seconds $(FUZZ_SECONDS) || failed=1; done; \
 	[ -z "$$failed" ] || { echo "fuzz: findings in runs/fuzz/found" >&2; exit 1; }
 
-lint: tools
-	$(python) -m pre_commit run --all-files --show-diff-on-failure
+lint: tools ; $(python) -m pre_commit run --all-files --show-diff-on-failure
 
 audit: setup
-	./setup.sh uv tool run pip-audit@2.10.1 --strict --no-deps --disable-pip --requirement requirements-dev.txt
+	for file in requirements-*.txt; do ./setup.sh uv tool run pip-audit@2.10.1 --strict --no-deps --disable-pip --requirement $$file || failed=1; done; [ -z "$$failed" ]
 
 # One resolution for all Pythons; markers tell where they must differ. The old pins stay in .venv until then.
 resolve = ./setup.sh uv pip compile --quiet --universal --python-version 3.11 --upgrade \
@@ -81,9 +78,8 @@ update: tools
 
 tools:
 	@./setup.sh tools
-	@ENVIRONMENT=$(environment) ./setup.sh dev
+	@SETUP_VENV=$(environment) ./setup.sh dev
 
-setup ipex serving intel-mpi open-mpi: ; @./setup.sh $(filter-out setup,$@)
+setup ipex serving intel-mpi open-mpi browser: ; @SETUP_VENV=$(environment) ./setup.sh $(filter-out setup,$@)
 
-clean:
-	rm -rf .venv .venv-* .uv .pins .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean: ; rm -rf .venv .venv-* .uv .pins .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -59,7 +59,17 @@ class WheelHook(BuildHookInterface[Any]):
 
 def write_tree(root: Path, package: Path) -> None:
     """Write the package from a checkout."""
-    shutil.copytree(root / PACKAGE, package, ignore=LEFT_OUT, dirs_exist_ok=True)
+    # Users keep pictures in a checkout too: of what git does not know only modules are ours.
+    known = {root / name for name in git(root, "ls-files", "-z").split("\0") if name}
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        files = {
+            name for name in names if Path(folder, name).is_file() and not name.endswith(".py")
+        }
+        foreign = {name for name in files if known and Path(folder, name) not in known}
+        return LEFT_OUT(folder, names) | foreign
+
+    shutil.copytree(root / PACKAGE, package, ignore=left_out, dirs_exist_ok=True)
     for name in MOVED:
         if (package / name).exists():
             raise FileExistsError(f"{PACKAGE}/{name} and {name} would be one file in the wheel")
@@ -67,7 +77,7 @@ def write_tree(root: Path, package: Path) -> None:
             stem = name.removesuffix(".py")
             shutil.copy(root / name, package / f"{RENAMED.get(stem, stem)}.py")
         else:
-            shutil.copytree(root / name, package / name, ignore=LEFT_OUT)
+            shutil.copytree(root / name, package / name, ignore=left_out)
     for file in package.rglob("*"):
         if file.is_file():
             text = file.read_text(encoding="utf-8")

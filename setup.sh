@@ -6,7 +6,7 @@
 #   pythons              print the Pythons that the program can use, the newest first
 #   uv ARGUMENTS         run uv, which installs the packages
 # Variables: PYTHON, of a new environment (default: the newest of 3.11 to 3.14 that is here); TORCH_INDEX, an index of
-# CPU-only wheels of torch; ENVIRONMENT, the folder in place of .venv; PINS, the folder of requirements*.txt.
+# CPU-only wheels of torch; SETUP_VENV, the folder in place of .venv; PINS, the folder of requirements*.txt.
 set -Eeuo pipefail
 trap 'exit 130' INT TERM # not on to the next step
 cd "$(dirname "$0")"
@@ -31,7 +31,7 @@ list_pythons() {
 find_python() {
     local python=${PYTHON:-$(list_pythons | head -n 1)}
     is_version "${python:-none}" "$VERSIONS" ||
-        fail "needs Python 3.11 to 3.14, found ${PYTHON:-none}; install one (Debian and Ubuntu: apt-get install python3-venv), or set PYTHON=/path/to/python3.13"
+        fail "needs Python ${VERSIONS##* } to ${VERSIONS%% *}, found ${PYTHON:-none}; install one (Debian and Ubuntu: apt-get install python3-venv), or set PYTHON=/path/to/python3.13"
     printf '%s' "$python"
 }
 
@@ -47,30 +47,33 @@ run_uv() {
         "$python" -m venv --clear .uv
         .uv/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
     fi
-    index=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$("$python" -m pip config get global.index-url 2>/dev/null || true)}}
+    index="config get global.index-url" # Debian's Python has no pip, that of .uv has
+    index=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$({ "$python" -m pip $index || .uv/bin/python -m pip $index; } 2>/dev/null || true)}}
     env UV_PYTHON="$python" UV_PYTHON_DOWNLOADS=never UV_SYSTEM_CERTS=1 ${index:+UV_DEFAULT_INDEX="$index"} "$uv" "$@"
 }
 
 install_packages() { # ENVIRONMENT FILE
-    local environment=$1 file=${PINS:-.}/$2 marker=$1/.setup-${2%.txt} wanted of_torch=()
-    wanted="$(sha256sum <"$file") ${TORCH_INDEX:-}"
-    if [ "$(cat "$marker" 2>/dev/null)" = "$wanted" ]; then return; fi
+    local environment=$1 file=${PINS:-.}/$2 marker=$1/.setup-${2%.txt} made=$1/.setup-index index wanted options=(--strict --no-deps)
+    wanted=$(sha256sum <"$file") index=${TORCH_INDEX:-$(cat "$made" 2>/dev/null || true)} # that of its first call
     trap 'fail "installing failed, see above; check the network, the package index and the free space ($(df -h --output=avail . | tail -n 1 | tr -d " ") here), then run the same command again"' ERR
-    # An environment whose set-up was interrupted is made anew; one made by somebody else is kept.
-    if [ -e "$environment/.setup-started" ] || [ ! -x "$environment/bin/python" ]; then
-        rm -rf "$environment"
-        run_uv venv --quiet --seed --no-project "$environment"
-        touch "$environment/.setup-started"
+    # Made anew: a broken environment, an interrupted set-up, and for another index: its wheels have the same versions.
+    if [ -e "$environment/.setup-started" ] || ! "$environment/bin/python" -c '' 2>/dev/null || { [ -e "$made" ] && [ "$(cat "$made")" != "$index" ]; }; then
+        [ ! -e "$environment" ] || [ -e "$environment/pyvenv.cfg" ] || [ -e "$environment/.setup-started" ] || fail "$environment is not an environment of Python; move it away, or give another name"
+        rm -rf "$environment" && mkdir -p "$environment" && touch "$environment/.setup-started"
+        run_uv venv --quiet --seed --no-project --allow-existing "$environment"
+        printf '%s' "$index" >"$made"
+    elif [ "$(cat "$marker" 2>/dev/null)" = "$wanted" ]; then
+        [ "$2" = requirements.txt ] || return 0
+        options+=(--quiet) # `make setup` mends what was changed by hand
     fi
     # CPU-only wheels need no libraries of GPUs. Their index has old versions of other packages too, hence best-match.
-    if [ -n "${TORCH_INDEX:-}" ]; then
+    if [ -n "$index" ]; then
         grep -vE '^(triton|cuda-[a-z-]+|nvidia-[a-z0-9-]+)==' "$file" >"$environment/for-cpus.txt"
-        file=$environment/for-cpus.txt of_torch=(--index "$TORCH_INDEX" --index-strategy unsafe-best-match)
+        file=$environment/for-cpus.txt options+=(--index "$index" --index-strategy unsafe-best-match)
     fi
-    echo "setup: installing $(grep -c == "$file") packages into $environment, with $("$environment/bin/python" --version)"
-    run_uv pip install --strict --no-deps --python "$environment" "${of_torch[@]}" --requirements "$file"
-    rm -f "$environment/.setup-started"
-    printf '%s\n' "$wanted" >"$marker"
+    [[ " ${options[*]} " = *" --quiet "* ]] || echo "setup: installing $(grep -c == "$file") packages into $environment, with $("$environment/bin/python" --version)"
+    run_uv pip install --python "$environment" "${options[@]}" --requirements "$file"
+    rm -f "$environment/.setup-started" && printf '%s\n' "$wanted" >"$marker"
 }
 
 require_program() { # PROGRAM PACKAGE PURPOSE
@@ -96,12 +99,13 @@ require_browser() {
 # Two at once, as of two terminals, would take each other's half-made environment away. A status other than 1
 # means that this file system has no locks, or this machine no flock.
 exec 9<"./${0##*/}"
-flock --nonblock 9 2>/dev/null || [ $? != 1 ] || { echo "setup: another set-up is running in this folder; waiting for it"; flock 9; }
+flock --nonblock 9 2>/dev/null || [ $? != 1 ] || { echo "setup: another set-up is running in this folder; waiting for it" >&2; flock 9; }
 
 case "$*" in
-'') install_packages "${ENVIRONMENT:-.venv}" requirements.txt ;;
-dev | serving | fuzz) install_packages "${ENVIRONMENT:-.venv}" "requirements-$1.txt" ;;
-ipex | intel-mpi | open-mpi) install_packages ".venv-$1" "requirements-$1.txt" ;;
+'') install_packages "${SETUP_VENV:-.venv}" requirements.txt ;;
+dev | serving | fuzz) install_packages "${SETUP_VENV:-.venv}" "requirements-$1.txt" ;;
+ipex) VERSIONS="3.13 3.12 3.11" install_packages .venv-ipex requirements-ipex.txt ;; # torch 2.8 knows no 3.14
+intel-mpi | open-mpi) install_packages ".venv-$1" "requirements-$1.txt" ;;
 compiler) require_program "$compiler" g++ "the C++ kernels" ;;
 tools) for pair in "$compiler:g++" git:git pgrep:procps ip:iproute2; do require_program "${pair%:*}" "${pair#*:}" tests; done ;;
 browser) require_browser ;;

@@ -1,9 +1,10 @@
-"""setup.sh with stand-ins for apt-get and id: nothing is installed."""
+"""setup.sh with stand-ins for apt-get, id and uv: nothing is installed."""
 
 import errno
 import fcntl
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,11 +104,11 @@ def test_second_set_up_waits_for_the_first(programs: Path, tmp_path: Path) -> No
         waiting = subprocess.Popen(
             [str(programs / "bash"), str(script), "browser"],
             env={"PATH": str(programs)},
-            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
-        assert waiting.stdout is not None
-        assert "another set-up is running" in waiting.stdout.readline()
+        assert waiting.stderr is not None
+        assert "another set-up is running" in waiting.stderr.readline()
         assert waiting.poll() is None
         fcntl.flock(other, fcntl.LOCK_UN)
         assert waiting.wait(timeout=30) == 0
@@ -173,3 +174,132 @@ def test_missing_program_is_named_to_a_user_who_is_not_root(
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert f"no {missing} on PATH" in done.stderr
     assert f"apt-get install {package})" in done.stderr
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, programs: Path) -> Path:
+    """A folder with the script, and a uv on PATH that only records its arguments."""
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    shutil.copy(SETUP, folder)
+    for name in ("requirements.txt", "requirements-dev.txt", "requirements-ipex.txt"):
+        (folder / name).write_text("numpy==2.4.6\ntorch==2.15.0\nnvidia-nccl-cu13==2.30.7\n")
+    for name in ("cat", "rm", "mkdir", "touch", "grep", "sha256sum", "df", "tail", "tr", "head"):
+        (programs / name).symlink_to(shutil.which(name) or name)
+    write_program(
+        programs / "uv",
+        f"""case "$1" in
+        --version) exit ;;
+        venv)
+            for last in "$@"; do :; done
+            mkdir -p "$last/bin"
+            touch "$last/pyvenv.cfg"
+            printf '#!/bin/sh\\nexec {sys.executable} "$@"\\n' >"$last/bin/python"
+            chmod +x "$last/bin/python" ;;
+        pip) [ ! -e {folder}/no-network ] || exit 1 ;;
+        esac
+        echo "$*" >>{folder}/asked""",
+    )
+    return folder
+
+
+def install(
+    checkout: Path, *words: str, python: Path | str = sys.executable, **variables: str
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Run the script; return also what it asked uv for: `venv`, `pip`."""
+    programs = checkout.parent / "bin"
+    environment = {"PATH": str(programs), "PYTHON": str(python), **variables}
+    done = run_program(programs / "bash", checkout / "setup.sh", *words, env=environment)
+    asked = checkout / "asked"
+    lines = asked.read_text().splitlines() if asked.exists() else []
+    asked.unlink(missing_ok=True)
+    return done, lines
+
+
+def commands(lines: list[str]) -> list[str]:
+    return [line.split()[0] for line in lines]
+
+
+def test_packages_are_installed_once_and_looked_at_again(checkout: Path) -> None:
+    done, asked = install(checkout)
+    assert (done.returncode, commands(asked)) == (0, ["venv", "pip"]), done.stderr
+    assert "installing 3 packages into .venv" in done.stdout
+    done, asked = install(checkout)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert commands(asked) == ["pip"] and "--quiet" in asked[0]  # mends what was changed by hand
+    _, first = install(checkout, "dev")
+    _, second = install(checkout, "dev")
+    assert (commands(first), second) == (["pip"], [])
+    (checkout / "requirements-dev.txt").write_text("numpy==2.5.0\n")
+    assert commands(install(checkout, "dev")[1]) == ["pip"]
+
+
+def test_environment_keeps_the_index_of_torch_until_another_is_given(checkout: Path) -> None:
+    of_cpus = {"TORCH_INDEX": "https://index/cpu"}
+    _, asked = install(checkout, **of_cpus)
+    assert commands(asked) == ["venv", "pip"] and "--index https://index/cpu" in asked[1]
+    assert "nvidia" not in (checkout / ".venv" / "for-cpus.txt").read_text()
+    _, asked = install(checkout, "dev")
+    assert commands(asked) == ["pip"] and "--index https://index/cpu" in asked[0]
+    _, asked = install(checkout, TORCH_INDEX="https://index/other")
+    assert commands(asked) == ["venv", "pip"]
+
+
+def test_environment_without_the_index_is_made_anew_with_it(checkout: Path) -> None:
+    install(checkout)
+    _, asked = install(checkout, TORCH_INDEX="https://index/cpu")
+    assert commands(asked) == ["venv", "pip"]
+
+
+def test_interrupted_set_up_begins_anew(checkout: Path) -> None:
+    (checkout / "no-network").touch()
+    done, _ = install(checkout)
+    assert done.returncode == 2 and "installing failed" in done.stderr
+    (checkout / "no-network").unlink()
+    (checkout / ".venv" / "half-installed").touch()
+    done, asked = install(checkout)
+    assert (done.returncode, commands(asked)) == (0, ["venv", "pip"])
+    assert not (checkout / ".venv" / "half-installed").exists()
+
+
+def test_environment_whose_python_is_gone_is_made_anew(checkout: Path) -> None:
+    install(checkout, "dev")
+    python = checkout / ".venv" / "bin" / "python"
+    python.unlink()
+    python.symlink_to("/nowhere/python")
+    assert commands(install(checkout, "dev")[1]) == ["venv", "pip"]
+
+
+def test_folder_that_is_no_environment_is_kept(checkout: Path) -> None:
+    (checkout / "docs").mkdir()
+    (checkout / "docs" / "page.md").write_text("mine")
+    done, asked = install(checkout, SETUP_VENV="docs")
+    assert (done.returncode, asked, done.stderr.count("\n")) == (2, [], 1)
+    assert "docs is not an environment of Python" in done.stderr
+    assert (checkout / "docs" / "page.md").read_text() == "mine"
+
+
+def test_environment_of_somebody_else_is_kept(checkout: Path) -> None:
+    folder = checkout / ".venv"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "pyvenv.cfg").touch()
+    write_program(folder / "bin" / "python", f'exec {sys.executable} "$@"')
+    assert commands(install(checkout)[1]) == ["pip"]
+    assert commands(install(checkout, TORCH_INDEX="https://index/cpu")[1]) == ["pip"]
+
+
+def test_pins_and_environment_are_those_of_the_variables(checkout: Path) -> None:
+    (checkout / ".pins").mkdir()
+    (checkout / ".pins" / "requirements-dev.txt").write_text("numpy==9\n")
+    done, asked = install(checkout, "dev", PINS=".pins", SETUP_VENV=".venv-update")
+    assert "installing 1 packages into .venv-update" in done.stdout
+    assert asked[1].endswith("--requirements .pins/requirements-dev.txt")
+
+
+def test_intels_extension_gets_a_python_that_its_torch_knows(checkout: Path) -> None:
+    newest = checkout / "python3.14"
+    write_program(newest, """case "$*" in *"'3.14 "*) exit 0 ;; *) exit 1 ;; esac""")
+    assert install(checkout, python=newest)[0].returncode == 0
+    done, _ = install(checkout, "ipex", python=newest)
+    assert done.returncode == 2
+    assert "needs Python 3.11 to 3.13, found" in done.stderr

@@ -43,8 +43,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for file in filter(lambda file: (REPOSITORY / file).is_file(), files):
         (copy / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / file, copy / file)
+    for words in (("init", "--quiet"), ("add", "--all")):
+        run_program("git", *words, cwd=copy, check=True)
     # Untracked files of a checkout in use.
-    for name in ("data/__pycache__/x.pyc", "common/compiled/old.so"):
+    names = (
+        "data/__pycache__/x.pyc",
+        "common/compiled/old.so",
+        "data/mine/a.jpg",
+        "data/labels.txt",
+    )
+    for name in names:
         (copy / name).parent.mkdir(exist_ok=True)
         (copy / name).write_bytes(b"\xff")
     run_program(
@@ -114,7 +122,8 @@ def test_one_package_with_all_resources(wheel: Path) -> None:
     }
     present = {name for name in names if name.startswith("retinanet/")} - {"retinanet/COMMIT"}
     assert expected <= present
-    assert not [name for name in present if name.endswith((".pyc", ".so")) or "tests" in name]
+    foreign = (".pyc", ".so", ".jpg", "labels.txt")
+    assert not [name for name in present if name.endswith(foreign) or "tests" in name]
 
 
 def test_texts_name_installed_commands(wheel: Path) -> None:

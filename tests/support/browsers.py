@@ -18,7 +18,7 @@ def chromium() -> str:
         path = shutil.which(name)
         if path and starts(path):
             return path
-    pytest.skip(f"no browser on PATH ({', '.join(NAMES)}); `make browser` says how to get one")
+    pytest.skip(f"no browser on PATH ({', '.join(NAMES)}); `make browser` installs one")
 
 
 def starts(path: str) -> bool:
