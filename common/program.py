@@ -27,7 +27,7 @@ GROUPS = {"retinanet": (), "profiling": ("profile",)}
 
 
 def program_version() -> str | None:
-    """Return the version in pyproject.toml; None where that file is missing, as in an image."""
+    """Return the version in pyproject.toml; None where that file is missing."""
     if IS_INSTALLED:
         return version(DISTRIBUTION)
     file = FOLDER / "pyproject.toml"

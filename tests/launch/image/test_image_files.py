@@ -4,6 +4,8 @@ import re
 import subprocess
 from pathlib import Path
 
+from common.program import program_version
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 DOCKERFILE = (REPOSITORY / "Dockerfile").read_text(encoding="utf-8")
 
@@ -17,7 +19,8 @@ def test_image_contains_the_program_and_nothing_else() -> None:
     lines = (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert "*" in lines
     taken = {line[1:].rstrip("/") for line in lines if line.startswith("!")}
-    assert packages() | {"configs", "train.py", "setup.sh", "requirements*.txt"} <= taken
+    others = {"configs", "train.py", "setup.sh", "requirements*.txt", "pyproject.toml"}
+    assert packages() | others <= taken  # `--version` reads pyproject.toml
     assert not taken & {"tests", "docs", ".git", ".venv", "runs"}
     for name in taken:
         assert list(REPOSITORY.glob(name)), name
@@ -28,6 +31,10 @@ def test_each_build_argument_is_documented() -> None:
     arguments = set(re.findall(r"^ARG (\w+)", DOCKERFILE, re.MULTILINE))
     assert arguments >= {"BASE", "TORCH_INDEX", "SERVING"}
     assert {name for name in arguments if f"`{name}" not in page} == set()
+
+
+def test_label_has_the_version_of_the_program() -> None:
+    assert f'org.opencontainers.image.version="{program_version()}"' in DOCKERFILE
 
 
 def test_copied_files_exist() -> None:
