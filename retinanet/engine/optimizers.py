@@ -7,7 +7,6 @@ clipping are here too.
 """
 
 import functools
-import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from common.native import NativeLibraryError
@@ -285,21 +284,8 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
     second average would be infinite then.
     """
     # Gradients of IPEX's weights are BF16, in which torch would round the norm of each tensor.
-    gradients = (parameter.grad.float() for parameter in parameters if parameter.grad is not None)
-    norms = [torch.linalg.vector_norm(in_rows(gradient), dim=1) for gradient in gradients]
-    return torch.linalg.vector_norm(torch.cat(norms)).item() if norms else 0.0
-
-
-ROWS = 64
-
-
-def in_rows(tensor: Tensor) -> Tensor:
-    """Return the values as up to 64 rows: torch takes norms of rows on all threads, one on one."""
-    rows = math.gcd(ROWS, tensor.numel())
-    shape = (rows, tensor.numel() // rows)
-    if is_one_block(tensor):
-        return tensor.as_strided(shape, (shape[1], 1))
-    return tensor.reshape(shape)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return get_total_norm([gradient.float() for gradient in gradients], foreach=True).item()
 
 
 def clip_gradients(

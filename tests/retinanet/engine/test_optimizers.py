@@ -348,25 +348,13 @@ def list_gradients(parameters: list[nn.Parameter]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("longest", [0.5, 1e6])
-def test_clipping_is_torchs_but_for_the_order_of_sums(longest: float) -> None:
+def test_clipping_is_torchs_to_the_last_bit(longest: float) -> None:
     ours, theirs = parameters_with_gradients(), parameters_with_gradients()
     norm = gradient_norm(ours)
     clip_gradients(ours, norm=norm, longest=longest)
-    assert norm == pytest.approx(clip_grad_norm_(theirs, longest).item(), rel=1e-6)
-    for gradient, theirs_of_it in zip(list_gradients(ours), list_gradients(theirs), strict=True):
-        torch.testing.assert_close(gradient, theirs_of_it, rtol=2e-6, atol=0)
+    assert norm == clip_grad_norm_(theirs, longest).item()
+    assert_equal(list_gradients(ours), list_gradients(theirs))
     assert gradient_norm(ours) == pytest.approx(min(norm, longest), rel=1e-5)
-
-
-@pytest.mark.usefixtures("threads_restored")
-def test_norm_is_the_same_for_any_threads_and_any_layout() -> None:
-    whole = nn.Parameter(torch.zeros(1024, 300))
-    whole.grad = torch.randn(300, 1024, generator=torch.Generator().manual_seed(2)).T
-    norms = []
-    for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
-        norms.append(gradient_norm([whole]))
-    assert norms[0] == norms[1] == norms[2] == pytest.approx(whole.grad.double().norm().item())
 
 
 def test_without_a_largest_norm_gradients_are_not_clipped() -> None:
