@@ -2,7 +2,8 @@
 
 - `step`: a training step; torchvision's, ours, and ours with one thing taken away.
 - `loss`: the focal loss in all its forms, beside the memory's bandwidth.
-- `optimizer`: steps in few passes over memory and tensor by tensor, and the gradients' norm.
+- `optimizer`: steps in few passes over memory and tensor by tensor, the gradients' norm, and the
+  average of the weights.
 - `evaluate`: post-processing alone, and the whole way from images to boxes.
 """
 
@@ -317,7 +318,7 @@ def optimizer_findings(results: Results) -> list[Finding]:
 
 OPTIMIZER = Benchmark(
     name="optimizer",
-    about="an optimizer step over the detector's weights, and the gradient norm",
+    about="an optimizer step over the detector's weights, their average, and the gradient norm",
     rounds=15,
     warm_up=5,
     settling=1,
@@ -343,6 +344,7 @@ OPTIMIZER = Benchmark(
                 ("clipping", "the norm of all gradients, and their clipping", True),
             )
         ),
+        Variant("ema", "the average of the weights (training.ema)", f"{RECIPES}.weight_average"),
     ],
 )
 

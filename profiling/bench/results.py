@@ -185,9 +185,10 @@ class Finding:
     @property
     def target(self) -> str:
         """Return the target as text; empty without one."""
+        kind = "g" if "%" not in self.shown else ".0%"
         if self.at_least is not None:
-            return f"at least {self.at_least:g}"
-        return f"at most {self.at_most:g}" if self.at_most is not None else ""
+            return f"at least {self.at_least:{kind}}"
+        return f"at most {self.at_most:{kind}}" if self.at_most is not None else ""
 
     @property
     def is_met(self) -> bool:

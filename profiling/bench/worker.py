@@ -25,7 +25,7 @@ RECIPE_MODULES = {
         (
             BENCH,
             f"{BENCH}.parts",
-            "focal_loss gradient_norm optimizer_step postprocessing evaluation",
+            "focal_loss gradient_norm optimizer_step weight_average postprocessing evaluation",
         ),
         (BENCH, BENCH, "metric"),
         (f"{ABLATE}.recipes", f"{ABLATE}.network_recipes", "networks conv_norm_relu"),

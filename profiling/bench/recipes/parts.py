@@ -1,8 +1,8 @@
 """Recipes of parts of training and evaluation.
 
-The focal loss of a batch, the norm of the detector's gradients, an optimizer's step, from the
-head's outputs to boxes (ours and torchvision's), and a whole evaluation step. The outputs of a
-trained detector's head are made from a seed.
+The focal loss of a batch, the norm of the detector's gradients, an optimizer's step, the average
+of the weights, from the head's outputs to boxes (ours and torchvision's), and a whole evaluation
+step. The outputs of a trained detector's head are made from a seed.
 """
 
 import time
@@ -30,6 +30,7 @@ from retinanet.model.matching import assign_targets
 from retinanet.model.postprocess import postprocess
 from retinanet.model.retinanet import HeadOutputs, RetinaNet
 from retinanet.training.build import build_model
+from retinanet.training.ema import WeightAverage
 
 FRESH_LOGIT = -4.6  # The logit of a new detector everywhere: 0.01 as a probability
 
@@ -104,6 +105,17 @@ def prepare_optimizer_step(workload: Workload, *, name: str, fused: bool) -> Pre
 
     def run() -> dict[str, float]:
         optimizer.step()
+        return {}
+
+    return Prepared(run)
+
+
+def prepare_weight_average(workload: Workload) -> Prepared:
+    """Prepare an update of the average of the weights, `training.ema`."""
+    average = WeightAverage(model_with_gradients(workload), decay=0.999)
+
+    def run() -> dict[str, float]:
+        average.update(0)
         return {}
 
     return Prepared(run)

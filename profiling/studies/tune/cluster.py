@@ -14,7 +14,7 @@ forecast: full overlap, where the longer of the two counts, and none, where thei
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,11 +29,12 @@ from common.program import FOLDER
 from common.yaml_text import read_yaml
 from profiling.bench.job import wire_bytes
 from profiling.studies.tune.measurements import Measurements
-from profiling.studies.tune.model import EpochsModel, Estimate, Exchange, Network
+from profiling.studies.tune.model import EpochsModel, Estimate, Exchange, Network, StepTime
 from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
 
 SEARCHED = 16.0  # A value that would explain a published time is sought up to so many times away
 BISECTIONS = 60
+UNKNOWNS = 4  # Numbers into which the steps of a plan are split
 
 STRICT = ConfigDict(extra="forbid")
 # Strict: `true` is no number.
@@ -267,8 +268,7 @@ def measured_program(measured: Measurements, file: Path) -> Program:
             "another --plan"
         )
     times = [time for time in measured.steps if time.shape.ranks == 1]
-    threads = {time.shape.threads for time in times}
-    if len(threads) < 2 or len({time.shape.batch_size for time in times}) < 2:
+    if not can_be_split(times):
         raise InputError(
             f"{file}: has no steps of one rank with several numbers of threads and of images, from "
             "which the serial part follows; measure a host of several cores"
@@ -283,7 +283,8 @@ def measured_program(measured: Measurements, file: Path) -> Program:
     seconds = np.array([time.seconds for time in times])
     # Divided by the times: relative errors.
     (serial, moved, fixed, per_image), _ = nnls(rows / seconds[:, None], np.ones(len(times)))
-    most, images = max(threads), max(time.shape.batch_size for time in times)
+    most = max(time.shape.threads for time in times)
+    images = max(time.shape.batch_size for time in times)
     bandwidth = measured.peaks.memory_gb_per_s
     of_image = moved + per_image / most
     return Program(
@@ -305,6 +306,27 @@ def measured_program(measured: Measurements, file: Path) -> Program:
         metric_seconds=measured.metric_seconds,
         compress="bf16" if measured.compress == "bf16" else "none",
     )
+
+
+def can_be_split(times: Sequence[StepTime]) -> bool:
+    """Return whether steps of one rank have several numbers of threads and of images."""
+    threads = {time.shape.threads for time in times}
+    return len(threads) > 1 and len({time.shape.batch_size for time in times}) > 1
+
+
+def without_each_step(measured: Measurements) -> Iterator[Measurements]:
+    """Yield measurements with one step of one rank left out, if the others can still be split.
+
+    How far their programs differ shows what the noise of a step does to the serial part: on few
+    cores the noise can be the longer of the two.
+    """
+    times = [time for time in measured.steps if time.shape.ranks == 1]
+    if len(times) <= UNKNOWNS:
+        return
+    for left_out in times:
+        if can_be_split([time for time in times if time is not left_out]):
+            steps = tuple(time for time in measured.steps if time is not left_out)
+            yield replace(measured, steps=steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -402,29 +424,48 @@ class ClusterForecast:
 
     program: Program
     step: StepForecast
+    step_seconds: Estimate
+    serial_seconds: Estimate  # Of a step; a range only where it follows from a plan's steps
     epoch_seconds: Estimate  # Without evaluation
     evaluation_seconds: Estimate
     minutes_to_target: Estimate  # From the first step on
     epochs: Estimate
 
 
-def forecast_cluster(program: Program, cluster: Cluster, epochs: EpochsModel) -> ClusterForecast:
-    """Return the times of a training on OpenImages."""
+def forecast_cluster(
+    program: Program, cluster: Cluster, epochs: EpochsModel, *, variants: Sequence[Program] = ()
+) -> ClusterForecast:
+    """Return the times of a training on OpenImages.
+
+    `variants` are the same program from fewer measurements; the ranges have their times too.
+    """
     step = forecast_step(program, cluster)
-    epoch = step.seconds.times(cluster.steps)
-    batches = math.ceil(VALIDATION_IMAGES / cluster.all_ranks / cluster.batch_size)
-    inference = step.without_exchange.seconds.times(batches * program.forward_share)
+    seconds, serial = step.seconds, Estimate.exactly(step.serial)
+    inference = inference_seconds(program, cluster, step)
+    for variant in variants:
+        other = forecast_step(variant, cluster)
+        seconds = seconds.spanning(other.seconds)
+        serial = serial.spanning(Estimate.exactly(other.serial))
+        inference = inference.spanning(inference_seconds(variant, cluster, other))
+    epoch = seconds.times(cluster.steps)
     needed = epochs.epochs(cluster.global_batch)
     evaluation = inference.plus(program.metric_seconds)
-    minutes = needed.times(epoch.plus(evaluation)).times(1 / 60)
     return ClusterForecast(
         program=program,
         step=step,
+        step_seconds=seconds,
+        serial_seconds=serial,
         epoch_seconds=epoch,
         evaluation_seconds=evaluation,
-        minutes_to_target=minutes,
+        minutes_to_target=needed.times(epoch.plus(evaluation)).times(1 / 60),
         epochs=needed,
     )
+
+
+def inference_seconds(program: Program, cluster: Cluster, step: StepForecast) -> Estimate:
+    """Return the time in which all ranks find the boxes of the validation split."""
+    batches = math.ceil(VALIDATION_IMAGES / cluster.all_ranks / cluster.batch_size)
+    return step.without_exchange.seconds.times(batches * program.forward_share)
 
 
 Changed = Callable[[Program, Cluster, float], tuple[Program, Cluster]]

@@ -32,10 +32,12 @@ from common.files import (
 from common.program import FOLDER, command_words, train_words
 from profiling.bench.job import JobFailedError
 from profiling.studies.tune.cluster import (
+    Program,
     forecast_cluster,
     measured_program,
     read_cluster,
     require_names,
+    without_each_step,
 )
 from profiling.studies.tune.forecast import (
     Constraints,
@@ -101,18 +103,22 @@ def cluster_command(options: PlannerOptions, file: Path) -> int:
         )
     cluster = read_cluster(file)
     console = make_console(pipe_width=140)
-    programs = list(cluster.programs)
+    programs = [(program, list[Program]()) for program in cluster.programs]
     if options.plan is not None:
         measured = gathered(replace(options, hosts=1), console=console)
-        programs.append(measured_program(measured, options.plan))
-        require_names(programs, file)
+        variants = [measured_program(fewer, options.plan) for fewer in without_each_step(measured)]
+        programs.append((measured_program(measured, options.plan), variants))
+        require_names([program for program, _ in programs], file)
     if not programs:
         raise InputError(
             f"{file}: programs: has no measured step; add one, or give --plan with measurements of "
             "this host"
         )
     epochs = epochs_of_mlperf(options.rules)
-    forecasts = [forecast_cluster(program, cluster, epochs) for program in programs]
+    forecasts = [
+        forecast_cluster(program, cluster, epochs, variants=variants)
+        for program, variants in programs
+    ]
     print_cluster(cluster, forecasts, epochs, console=console)
     if options.json_file is not None:
         write_json(options.json_file, cluster_to_dict(cluster, forecasts, epochs))

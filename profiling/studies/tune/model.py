@@ -413,6 +413,11 @@ class Estimate:
         low, high = self.low * (1 - share), self.high * (1 + share)
         return Estimate(low=low, middle=self.middle, high=high)
 
+    def spanning(self, other: "Estimate") -> "Estimate":
+        """Return the estimate with a range that has the other's range too."""
+        low, high = min(self.low, other.low), max(self.high, other.high)
+        return Estimate(low=low, middle=self.middle, high=high)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EpochsModel:

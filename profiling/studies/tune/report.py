@@ -312,7 +312,7 @@ def forecast_table(cluster: Cluster, forecasts: Sequence[ClusterForecast]) -> Ta
         )
         return Estimate(low=low, middle=middle, high=high)
 
-    steps = [result.step.seconds for result in forecasts]
+    steps = [result.step_seconds for result in forecasts]
     evaluation = published.evaluation_seconds if published else None
     rows = [
         row("step [s]", step, steps),
@@ -391,6 +391,13 @@ def reasons(cluster: Cluster, result: ClusterForecast) -> Iterator[str]:
     program, step, published = result.program, result.step, cluster.comparable
     name = program.name
     yield f"{name}: a step takes longest for {step.bound}"
+    serial = result.serial_seconds
+    if serial.low < serial.high:
+        yield (
+            f"{name}: its serial part follows from steps of up to {program.threads} threads: "
+            f"{1e3 * serial.low:.0f} to {1e3 * serial.high:.0f} ms if one of them is left out, "
+            "which the ranges have; a host of more cores determines it better"
+        )
     if published is not None and published.program == name:
         yield from differences(cluster, result, published)
         return
@@ -449,7 +456,6 @@ def cluster_to_dict(
             {
                 **asdict(result),
                 "program": result.program.name,
-                "step_seconds": asdict(result.step.seconds),
             }
             for result in forecasts
         ],

@@ -92,6 +92,11 @@ def test_target_is_met_or_missed(value: float, target: float | None, is_met: boo
     assert Finding("", value, "", at_least=target).is_met is is_met
 
 
+def test_target_has_the_unit_of_what_is_shown() -> None:
+    assert Finding("share", 0.023, "2.3%", at_most=0.05).target == "at most 5%"
+    assert Finding("ratio", 2.4, "2.4 times", at_least=2.0).target == "at least 2"
+
+
 def test_findings_of_a_step() -> None:
     results = make_results(
         torch=[make_run(2.0), make_run(2.0)],
@@ -235,6 +240,7 @@ def test_optimizers_and_gradient_norm_run_repeatedly(monkeypatch: pytest.MonkeyP
     for clips in (False, True):
         prepared = parts.prepare_gradient_norm(TINY, clips=clips)
         assert prepared.run() == prepared.run() == {}
+    assert parts.prepare_weight_average(TINY).run() == {}
     weight = next(weight for weight in model.parameters() if weight.requires_grad)
     for variant in OPTIMIZER.variants:
         if variant.recipe.endswith("optimizer_step"):

@@ -16,6 +16,7 @@ from profiling.studies.tune.cluster import (
     ASSUMED,
     EXAMPLE,
     Cluster,
+    ClusterForecast,
     Part,
     Program,
     changed_step,
@@ -24,6 +25,7 @@ from profiling.studies.tune.cluster import (
     forecast_step,
     measured_program,
     read_cluster,
+    without_each_step,
 )
 from profiling.studies.tune.measurements import HostPeaks, Measurements, write_measurements
 from profiling.studies.tune.model import Shape, StepTime, epochs_of_mlperf
@@ -245,6 +247,31 @@ def test_plan_is_split_into_serial_moving_and_computing() -> None:
     assert program.seconds("rate", batch_size=4) == pytest.approx(computing)
     assert program.forward_share == pytest.approx(1.5 / 56 / of_image)
     assert (program.threads, program.core_gflops, program.metric_seconds) == (56, 100, 25)
+
+
+def test_ranges_of_a_plan_have_what_follows_without_each_of_its_steps() -> None:
+    file, epochs = Path("plan.json"), epochs_of_mlperf("5.1.0")
+
+    def forecast(measured: Measurements) -> ClusterForecast:
+        variants = [measured_program(fewer, file) for fewer in without_each_step(measured)]
+        return forecast_cluster(
+            measured_program(measured, file), CLUSTER, epochs, variants=variants
+        )
+
+    exact = with_threads(1, 2)
+    steps = list(exact.steps)
+    steps[-1] = replace(steps[-1], seconds=1.05 * steps[-1].seconds)
+    noisy = replace(exact, steps=tuple(steps))
+    same, wider = forecast(exact), forecast(noisy)
+    assert same.serial_seconds.high - same.serial_seconds.low < 1e-6
+    assert same.step_seconds.high == pytest.approx(same.step.seconds.high)
+    # Without the disturbed step, the others are those of `exact`.
+    assert wider.serial_seconds.high == pytest.approx(same.step.serial)
+    assert wider.serial_seconds.low == 0 == wider.step.serial
+    assert wider.step_seconds.low == pytest.approx(same.step.seconds.low)
+    assert wider.step_seconds.high > 1.01 * wider.step.seconds.high
+    assert wider.epoch_seconds.high == pytest.approx(CLUSTER.steps * wider.step_seconds.high)
+    assert list(without_each_step(replace(exact, steps=exact.steps[:4]))) == []
 
 
 @pytest.mark.parametrize(
