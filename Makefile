@@ -74,7 +74,7 @@ update: tools
 	for family in intel-mpi open-mpi; do $(resolve)-$$family.txt --group $$family || exit; done
 	$(MAKE) test environment=.venv-update PINS=.pins
 	.venv-update/bin/python -m profiling bench step --contestants torch --against $(python)
-	mv .pins/*.txt . && git diff --stat -- 'requirements*.txt'
+	mv .pins/*.txt . && rmdir .pins && git diff --stat -- 'requirements*.txt'
 
 tools:
 	@./setup.sh tools

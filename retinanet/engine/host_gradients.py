@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
@@ -212,7 +212,8 @@ class HostGradients:
         self._progress = time.monotonic()
         self._turns = [0, 0]
         """The next part to begin an operation: all-reduce or all-to-all, and all-gather."""
-        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._sent_parts: dict[int, Tensor] = {}
+        self._free: list[Tensor] = []
         self._parts: queue.SimpleQueue[_Part | None] = queue.SimpleQueue()
         self._error: Exception | None = None
         with calling_thread_on(cpus):  # which a thread inherits from the one that starts it
@@ -251,7 +252,7 @@ class HostGradients:
             self._memory.write(part, start, weight=weight, threads=threads)
             self._memory.raise_flag(self._index)
         elif self._compress:
-            sent, _ = self._sent_and_received(self._index, part.numel())
+            sent = self._sent(self._index, part.numel())
             self._library.write_rounded(part, sent, part.numel(), weight, threads)
         else:
             part.mul_(weight)
@@ -322,7 +323,7 @@ class HostGradients:
                 summed, start = gradients[own], part.start + own.start
                 memory.sum(summed, start, ranks=range(memory.ranks), threads=1)
                 if self._compress:
-                    sent, _ = self._sent_and_received(part.index, summed.numel())
+                    sent = self._sent(part.index, summed.numel())
                     self._library.write_rounded(summed, sent, summed.numel(), 1.0, 1)
                 yield from self._between_hosts(part, summed)
                 # In place of this rank's own gradients: only it has read this slice of them.
@@ -343,51 +344,83 @@ class HostGradients:
         """Replace the sum of this host by that of all hosts; yields while data is on its way."""
         transport, values = self._transport, summed.numel()
         assert transport is not None
-        if not self._compress or not values:
-            yield from self._turn(0, part)
-            over = transport.all_reduce(summed) if values else lambda: True
-            self._turns[0] += 1
-            while not over():
-                yield
-            yield from self._turn(1, part)
-            self._turns[1] += 1
-            return
-        yield from self._turn(0, part)
-        hosts, share = transport.hosts, -(-values // transport.hosts)
-        sent, received = self._sent_and_received(part.index, values)
-        over = transport.all_to_all(sent, received)
-        self._turns[0] += 1
-        while not over():
-            yield
-        # Each host adds a share of the values, in the order of the hosts, and sends it to all.
-        mean = summed[:share]
-        places = [received.data_ptr() + 2 * host * share for host in range(hosts)]
-        self._library.sum_rounded((ctypes.c_void_p * hosts)(*places), hosts, mean, share, 1)
-        self._library.write_rounded(mean, sent, share, 1.0, 1)
-        yield from self._turn(1, part)
-        over = transport.all_gather(sent[:share], received)
-        self._turns[1] += 1
-        while not over():
-            yield
-        address = (ctypes.c_void_p * 1)(received.data_ptr())
-        self._library.sum_rounded(address, 1, summed, values, 1)
+        if not values:
+            yield from self._operation(0, part, nothing)
+            yield from self._operation(1, part, nothing)
+        elif not self._compress:
+            yield from self._operation(0, part, lambda: transport.all_reduce(summed))
+            yield from self._operation(1, part, nothing)
+        elif transport.hosts == 2:
+            yield from self._swap(part, summed, transport)
+        else:
+            yield from self._in_shares(part, summed, transport)
 
-    def _turn(self, operation: int, part: _Part) -> Iterator[None]:
-        """Yield until all parts before this one have begun the operation, as on all ranks."""
-        while self._turns[operation] != part.number:
+    def _swap(self, part: _Part, summed: Tensor, transport: Transport) -> Iterator[None]:
+        """Add the rounded values that two hosts send each other.
+
+        As many bytes as by all-to-all and all-gather, but in one operation; and the sum is not
+        rounded again.
+        """
+        sent = self._sent(part.index, summed.numel())
+        yield from self._operation(0, part, nothing)
+        with self._received(2 * len(sent)) as received:
+            yield from self._operation(1, part, lambda: transport.all_gather(sent, received))
+            self._add(received.chunk(2), summed)
+
+    def _in_shares(self, part: _Part, summed: Tensor, transport: Transport) -> Iterator[None]:
+        """Add a share of the rounded values on each host, and send the sums to all."""
+        values = summed.numel()
+        share, sent = -(-values // transport.hosts), self._sent(part.index, values)
+        shared, mean = sent[:share], summed[:share]
+        with self._received(len(sent)) as received:
+            yield from self._operation(0, part, lambda: transport.all_to_all(sent, received))
+            self._add(received.split(share), mean)
+            self._library.write_rounded(mean, shared, share, 1.0, 1)
+            yield from self._operation(1, part, lambda: transport.all_gather(shared, received))
+            self._add([received], summed)
+
+    def _add(self, rounded: Sequence[Tensor], total: Tensor) -> None:
+        """Write the sums of rounded values, in their order, to the float32 values of `total`."""
+        places = (ctypes.c_void_p * len(rounded))(*(part.data_ptr() for part in rounded))
+        self._library.sum_rounded(places, len(rounded), total, len(total), 1)
+
+    def _operation(self, kind: int, part: _Part, start: Callable[[], Operation]) -> Iterator[None]:
+        """Start the part's operation after those of all parts before it, as on all ranks.
+
+        Yields until it is over.
+        """
+        while self._turns[kind] != part.number:
+            yield
+        is_over = start()
+        self._turns[kind] += 1
+        while not is_over():
             yield
 
-    def _sent_and_received(self, index: int, values: int) -> tuple[Tensor, Tensor]:
-        """Return two buffers in BF16 for a part, each a multiple of the hosts long."""
+    def _sent(self, index: int, values: int) -> Tensor:
+        """Return a part's buffer in BF16, a multiple of the hosts long."""
         assert self._transport is not None
         hosts = self._transport.hosts
         length = hosts * -(-values // hosts)
-        buffers = self._buffers.get(index)
-        if buffers is None or len(buffers[0]) != length:
+        buffer = self._sent_parts.get(index)
+        if buffer is None or len(buffer) != length:
             # Zeros, since what is behind the values is sent and added too.
-            buffers = torch.zeros(length, dtype=torch.int16), torch.zeros(length, dtype=torch.int16)
-            self._buffers[index] = buffers
-        return buffers
+            buffer = self._sent_parts[index] = torch.zeros(length, dtype=torch.int16)
+        return buffer
+
+    @contextmanager
+    def _received(self, values: int) -> Iterator[Tensor]:
+        """Lend a buffer of rounded values to one of the parts on their way."""
+        buffer = self._free.pop() if self._free else torch.empty(0, dtype=torch.int16)
+        if len(buffer) < values:
+            buffer = torch.empty(values, dtype=torch.int16)
+        yield buffer[:values]
+        # Not after an error: the data may still arrive.
+        self._free.append(buffer)
+
+
+def nothing() -> Operation:
+    """Return an operation that is over: a part may need only one of the two kinds."""
+    return lambda: True
 
 
 def average_over_hosts(

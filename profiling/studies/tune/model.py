@@ -214,7 +214,8 @@ class Exchange:
     - on one host: the computing threads write to shared memory, and add what all ranks wrote;
     - on several hosts, in two levels: the computing threads write float32 to shared memory. A
       thread of each rank adds a slice of it, averages that with the ranks of the same number on the
-      other hosts (BF16: all-to-all and all-gather; float32: all-reduce), and reads the others;
+      other hosts (BF16: all-to-all and all-gather, of two hosts all-gather alone; float32:
+      all-reduce), and reads the others;
     - in compute groups on several hosts: an all-reduce over all ranks of the group, a ring.
 
     What the computing threads do makes a step longer. The rest goes on during the backward pass,
@@ -273,6 +274,8 @@ class Exchange:
             return in_memory + own * others * 3 * FLOAT  # MPI or gloo adds
         rounding = FLOAT + BF16
         between = own * rounding if self.ranks > 1 else 0.0
+        if peers == 2:
+            return in_memory + between + own * (2 * BF16 + FLOAT)  # adds what both sent
         # A share of the slice is added and rounded, and the averages of all shares are read.
         between += own * BF16 + own / peers * (FLOAT + rounding) + own * rounding
         return in_memory + between
