@@ -5,7 +5,7 @@
 #   compiler, tools, browser   look for what kernels and tests call; as root on Debian install what is missing
 #   pythons              print the Pythons that the program can use, the newest first
 #   uv ARGUMENTS         run uv, which installs the packages
-# Variables: PYTHON, of a new environment (default: the newest of 3.11 to 3.14 that is here); TORCH_INDEX, an index of
+# Variables: PYTHON (default: the environment's, else the newest of 3.11 to 3.14 that is here); TORCH_INDEX, an index of
 # CPU-only wheels of torch; SETUP_VENV, the folder in place of .venv; PINS, the folder of requirements*.txt.
 set -Eeuo pipefail
 trap 'exit 130' INT TERM # not on to the next step
@@ -56,15 +56,15 @@ install_packages() { # ENVIRONMENT FILE
     local environment=$1 file=${PINS:-.}/$2 marker=$1/.setup-${2%.txt} made=$1/.setup-index index wanted options=(--strict --no-deps)
     wanted=$(sha256sum <"$file") index=${TORCH_INDEX:-$(cat "$made" 2>/dev/null || true)} # that of its first call
     trap 'fail "installing failed, see above; check the network, the package index and the free space ($(df -h --output=avail . | tail -n 1 | tr -d " ") here), then run the same command again"' ERR
-    # Made anew: a broken environment, an interrupted set-up, and for another index: its wheels have the same versions.
-    if [ -e "$environment/.setup-started" ] || ! "$environment/bin/python" -c '' 2>/dev/null || { [ -e "$made" ] && [ "$(cat "$made")" != "$index" ]; }; then
+    # Made anew: a broken environment, an interrupted set-up, and for another PYTHON or index: its wheels have the same versions.
+    if [ -e "$environment/.setup-started" ] || ! "$environment/bin/python" -c '' 2>/dev/null || { [ -e "$made" ] && [ "$(cat "$made")" != "$index" ]; } ||
+        { [ -n "${PYTHON:-}" ] && find_python >/dev/null && [ "$("$PYTHON" -V)" != "$("$environment/bin/python" -V)" ]; }; then
         [ ! -e "$environment" ] || [ -e "$environment/pyvenv.cfg" ] || [ -e "$environment/.setup-started" ] || fail "$environment is not an environment of Python; move it away, or give another name"
         rm -rf "$environment" && mkdir -p "$environment" && touch "$environment/.setup-started"
         run_uv venv --quiet --seed --no-project --allow-existing "$environment"
         printf '%s' "$index" >"$made"
     elif [ "$(cat "$marker" 2>/dev/null)" = "$wanted" ]; then
-        [ "$2" = requirements.txt ] || return 0
-        options+=(--quiet) # `make setup` mends what was changed by hand
+        [ "$2" = requirements.txt ] && options+=(--quiet) || return 0 # `make setup` mends what was changed by hand
     fi
     # CPU-only wheels need no libraries of GPUs. Their index has old versions of other packages too, hence best-match.
     if [ -n "$index" ]; then

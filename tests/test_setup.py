@@ -270,6 +270,21 @@ def test_environment_whose_python_is_gone_is_made_anew(checkout: Path) -> None:
     assert commands(install(checkout, "dev")[1]) == ["venv", "pip"]
 
 
+def test_another_python_makes_the_environment_anew_and_a_wrong_one_keeps_it(
+    checkout: Path, tmp_path: Path
+) -> None:
+    install(checkout)
+    (checkout / ".venv" / "kept").touch()
+    done, asked = install(checkout, python="/nowhere/python")
+    assert (done.returncode, asked) == (2, []) and "found /nowhere/python" in done.stderr
+    assert (checkout / ".venv" / "kept").exists()
+    other = tmp_path / "other"
+    write_program(other, '[ "$1" = -c ] || echo Python 3.12.99')
+    done, asked = install(checkout, python=other)
+    assert (done.returncode, commands(asked)) == (0, ["venv", "pip"]), done.stderr
+    assert not (checkout / ".venv" / "kept").exists()
+
+
 def test_folder_that_is_no_environment_is_kept(checkout: Path) -> None:
     (checkout / "docs").mkdir()
     (checkout / "docs" / "page.md").write_text("mine")
