@@ -349,11 +349,13 @@ def open_csv(path: Path) -> Iterator[TextIO]:
 
 
 def column_positions(columns: Sequence[str], *, header: Sequence[str], file: Path) -> list[int]:
-    """Return the named columns' places in the header. Raises InputError for a missing one."""
+    """Return the named columns' places in the header.
+
+    Raises InputError for one that is missing, or that is there twice: which of them is meant?
+    """
     for column in columns:
-        if column not in header:
-            text = ",".join(header)
-            refuse(file, 1, column, expected="a column of this name", found=text)
+        if header.count(column) != 1:
+            refuse(file, 1, column, expected="one column of this name", found=",".join(header))
     return [header.index(column) for column in columns]
 
 
