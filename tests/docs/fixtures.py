@@ -22,6 +22,7 @@ from data.synthetic import make_synthetic_data
 from profiling.peaks import Peaks, save
 from profiling.studies.tune.cluster import EXAMPLE
 from profiling.studies.tune.measurements import HostPeaks, write_measurements
+from profiling.studies.tune.model import Shape, StepTime
 from retinanet.model.retinanet import RetinaNet
 from tests.data.download.samples import openimages
 from tests.data.formats.written import (
@@ -44,7 +45,7 @@ from tests.docs.rules import (
 )
 from tests.docs.runner import run_by_bash, run_in_process
 from tests.launch.topologies import TWO_SOCKETS
-from tests.profiling.studies.tune.samples import measurements, probes
+from tests.profiling.studies.tune.samples import STEP, measurements, probes
 from tests.support.mlperf_runs import closed_config, write_run
 
 LARGE = 1_000_000  # Bytes; larger files are linked, not copied: commands never change them in place
@@ -227,9 +228,11 @@ def write_description(path: Path, _: Path) -> None:
 
 
 def write_plan(path: Path, _: Path) -> None:
-    """Write measurements of `launch tune`, with peak rates."""
-    peaks = HostPeaks(core_gflops=100, memory_gb_per_s=400)
-    write_measurements(path, replace(measurements(), peaks=peaks))
+    """Write measurements of `launch tune`, with peak rates and ranks of fewer threads."""
+    peaks, plan = HostPeaks(core_gflops=100, memory_gb_per_s=400), measurements()
+    few = (Shape(ranks=1, threads=14, batch_size=images) for images in (1, 2, 4))
+    steps = (*plan.steps, *(StepTime(shape=shape, seconds=STEP.seconds(shape)) for shape in few))
+    write_measurements(path, replace(plan, peaks=peaks, steps=steps))
 
 
 def write_probed_plan(path: Path, _: Path) -> None:
