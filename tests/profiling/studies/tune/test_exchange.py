@@ -189,9 +189,8 @@ def test_parts_and_buckets_are_those_of_the_trainer() -> None:
 def test_one_bucket_over_two_hosts_by_hand() -> None:
     one = replace(SLOW, values=FIRST_BUCKET, ranks=1, compress=True)
     rounding = 6 * FIRST_BUCKET / 40e9
-    # Half of the values of both hosts are added (2 · 2 / 2 + 4 / 2) and rounded (6 / 2), and the
-    # averages of all are read and widened (2 + 4).
-    thread = (2 + 2 + 3 + 6) * FIRST_BUCKET / 10e9
+    # All values of both hosts are added (2 · 2 + 4).
+    thread = (2 * 2 + 4) * FIRST_BUCKET / 10e9
     network = 2 * 10e-6 + 2 * FIRST_BUCKET / 1e9
     assert one.added_seconds(0.0) == pytest.approx(rounding + thread + network)
     assert one.added_seconds(10.0) == pytest.approx(rounding + thread + network)
