@@ -351,7 +351,7 @@ def open_csv(path: Path) -> Iterator[TextIO]:
 def column_positions(columns: Sequence[str], *, header: Sequence[str], file: Path) -> list[int]:
     """Return the named columns' places in the header.
 
-    Raises InputError for one that is missing, or that is there twice: which of them is meant?
+    Raises InputError for a column that is missing or occurs more than once.
     """
     for column in columns:
         if header.count(column) != 1:
