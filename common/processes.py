@@ -61,16 +61,46 @@ def start_process(
     `environment` holds all variables (None: those of this process); `options` are those of
     `subprocess.Popen`, such as `stdout` and `cwd`. Raises OSError if the command cannot be started.
     """
-    process: subprocess.Popen[str] = subprocess.Popen(
-        command,
-        env=environment,
-        stdin=stdin,
-        text=True,
-        errors="replace",
-        process_group=0,
-        **options,
-    )
+    process: subprocess.Popen[str] | None = None
+    try:
+        # An interrupted `Popen` leaves the command running, and nobody knows its number.
+        with signals_delayed(signal.SIGINT, signal.SIGTERM):
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=stdin,
+                text=True,
+                errors="replace",
+                process_group=0,
+                **options,
+            )
+    except BaseException:
+        if process is not None:
+            stop_process(process)
+        raise
     return process
+
+
+@contextmanager
+def signals_delayed(*numbers: signal.Signals) -> Iterator[None]:
+    """Call this process's own handlers of signals only at the end of the context.
+
+    Python calls them in the main thread alone: in another one there is nothing to delay.
+    """
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    own = [number for number, handler in handlers.items() if callable(handler)]
+    if threading.current_thread() is not threading.main_thread():
+        own = []
+    received: list[int] = []
+    for number in own:
+        signal.signal(number, lambda given, _: received.append(given))
+    try:
+        yield
+    finally:
+        for number in own:
+            signal.signal(number, handlers[number])
+        for given in dict.fromkeys(received):
+            signal.raise_signal(given)
 
 
 @contextmanager

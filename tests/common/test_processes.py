@@ -21,7 +21,7 @@ from common.processes import (
     wait_for,
 )
 from tests.support.commands import start_program
-from tests.support.processes import is_running
+from tests.support.processes import is_running, wait_until_gone
 
 IGNORES_SIGTERM = """
 import signal, subprocess, sys, time
@@ -87,6 +87,28 @@ def test_sigterm_stops_a_running_command() -> None:
         time.sleep(30)
     assert process.returncode == 3
     assert signal.getsignal(signal.SIGTERM) != signal.SIG_IGN
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_command_whose_start_is_interrupted_is_ended(number: signal.Signals) -> None:
+    numbers: list[int] = []
+
+    def interrupt(received: int, _: object) -> None:
+        numbers.append(received)
+        raise KeyboardInterrupt
+
+    def interrupt_parent() -> None:
+        """Signal the parent, which waits for the beginning of the command."""
+        os.kill(os.getppid(), number)
+
+    before = signal.signal(number, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start_process(["sleep", "61.25"], preexec_fn=interrupt_parent)
+        assert signal.getsignal(number) is interrupt and numbers == [number]
+    finally:
+        signal.signal(number, before)
+    wait_until_gone("sleep 61.25", seconds=1)
 
 
 def test_callback_runs_until_the_process_has_ended() -> None:

@@ -29,7 +29,7 @@ from tests.profiling.efficiency.example_log import (
 )
 from tests.support.commands import RunHere
 from tests.support.fast_precision import needs_bf16
-from tests.support.processes import child_processes
+from tests.support.processes import child_processes, wait_until_ended
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SMALL = "mb2_ic8oc8_ih20oh20kh1sh1dh0ph0_iw20ow20kw1sw1dw0pw0"
@@ -177,4 +177,4 @@ def test_ctrl_c_leaves_no_worker(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors == "interrupted\n"
-    assert not Path(f"/proc/{workers[0]}").exists()
+    wait_until_ended(workers)
