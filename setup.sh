@@ -35,13 +35,13 @@ find_python() {
     printf '%s' "$python"
 }
 
-# uv installs in seconds, and a second environment shares the files of the first. The one on PATH is used, else .uv
-# is made. It takes the index and the certificates that pip does.
+# uv installs in seconds, and a second environment shares the files of the first. The one on PATH is used unless
+# it is old, else .uv is made. It takes the index and the certificates that pip does.
 run_uv() {
     local uv python index
     python=$(find_python) || exit
-    uv=$(command -v uv) || uv=.uv/bin/uv
-    if ! "$uv" --version >/dev/null 2>&1; then
+    for uv in uv .uv/bin/uv ''; do "$uv" pip install --requirements x --help >/dev/null 2>&1 && break; done # before 0.5 it has no such option
+    if [ -z "$uv" ]; then
         "$python" -c 'import ensurepip, venv' 2>/dev/null ||
             fail "$python has no venv module; install it (Debian and Ubuntu: apt-get install python3-venv), or install uv"
         "$python" -m venv --clear .uv
@@ -49,7 +49,7 @@ run_uv() {
     fi
     index="config get global.index-url" # Debian's Python has no pip, that of .uv has
     index=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$({ "$python" -m pip $index || .uv/bin/python -m pip $index; } 2>/dev/null || true)}}
-    env UV_PYTHON="$python" UV_PYTHON_DOWNLOADS=never UV_SYSTEM_CERTS=1 ${index:+UV_DEFAULT_INDEX="$index"} "$uv" "$@"
+    env UV_PYTHON="$python" UV_PYTHON_DOWNLOADS=never UV_NATIVE_TLS=1 UV_SYSTEM_CERTS=1 ${index:+UV_DEFAULT_INDEX="$index"} "${uv:-.uv/bin/uv}" "$@"
 }
 
 install_packages() { # ENVIRONMENT FILE

@@ -188,8 +188,8 @@ def checkout(tmp_path: Path, programs: Path) -> Path:
         (programs / name).symlink_to(shutil.which(name) or name)
     write_program(
         programs / "uv",
-        f"""case "$1" in
-        --version) exit ;;
+        f"""case "$*" in *--help) exit ;; esac
+        case "$1" in
         venv)
             for last in "$@"; do :; done
             mkdir -p "$last/bin"
@@ -232,6 +232,17 @@ def test_packages_are_installed_once_and_looked_at_again(checkout: Path) -> None
     assert (commands(first), second) == (["pip"], [])
     (checkout / "requirements-dev.txt").write_text("numpy==2.5.0\n")
     assert commands(install(checkout, "dev")[1]) == ["pip"]
+
+
+def test_old_uv_on_path_is_left_alone(checkout: Path, programs: Path) -> None:
+    own = checkout / ".uv" / "bin" / "uv"
+    own.parent.mkdir(parents=True)
+    (programs / "uv").rename(own)
+    old = f"""case "$*" in *--help) exit 2 ;; esac; echo old >>{checkout}/asked"""
+    write_program(programs / "uv", old)
+    done, asked = install(checkout)
+    assert done.returncode == 0, done.stderr
+    assert commands(asked) == ["venv", "pip"]
 
 
 def test_environment_keeps_the_index_of_torch_until_another_is_given(checkout: Path) -> None:

@@ -33,9 +33,9 @@ Installed = Callable[..., CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout, of a copy of its files."""
-    copy, folder = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("wheel")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of this checkout's files, with some that git does not know."""
+    copy = tmp_path_factory.mktemp("checkout")
     files = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=REPOSITORY, capture_output=True, text=True, check=True,
@@ -55,25 +55,36 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in names:
         (copy / name).parent.mkdir(exist_ok=True)
         (copy / name).write_bytes(b"\xff")
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
     run_program(
         *(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder),
-        cwd=copy, check=True,
+        cwd=checkout, check=True,
     )  # fmt: skip
     [built] = folder.glob("*.whl")
     return built
 
 
-@pytest.fixture(scope="module")
-def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the wheel, and all packages of this one."""
-    folder = tmp_path_factory.mktemp("environment") / "venv"
+def make_environment(folder: Path, *installed: str | Path) -> Path:
+    """Return a virtual environment with all packages of this one and what pip installs."""
     run_program(sys.executable, "-m", "venv", folder, check=True)
     python = folder / "bin" / "python"
     site = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
     (folder / site / "others.pth").write_text("\n".join(SITE_PACKAGES))
     install = ("-m", "pip", "install", "--no-deps", "--no-index", "--disable-pip-version-check")
-    run_program(python, *install, wheel, check=True)
+    run_program(python, *install, *installed, check=True)
     return folder
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel."""
+    return make_environment(tmp_path_factory.mktemp("environment") / "venv", wheel)
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +203,22 @@ def test_training_and_detection_from_python(installed: Installed, project: Path)
     )
     assert installed("python", "-c", text).stdout == "2 6\n"
     assert (project / "runs" / "python" / "metrics.jsonl").is_file()
+
+
+def test_editable_installation_follows_the_checkout(
+    checkout: Path, project: Path, tmp_path: Path
+) -> None:
+    environment = make_environment(tmp_path / "venv", "--no-build-isolation", "-e", checkout)
+    retinanet = environment / "bin" / "retinanet"
+    done = run_program(retinanet, "train", *SMALL, "run.name=editable", cwd=project, PYTHONPATH="")
+    assert "finished after 6 steps" in done.stdout, done.stderr
+    assert (project / "runs" / "editable" / "metrics.jsonl").is_file()
+    module = checkout / "retinanet" / "__main__.py"
+    text = module.read_text()
+    module.write_text(f"print('changed')\n{text}")
+    done = run_program(retinanet, "--version", cwd=project, PYTHONPATH="")
+    module.write_text(text)
+    assert done.stdout.splitlines()[0] == "changed"
 
 
 @pytest.mark.exhaustive
