@@ -14,7 +14,10 @@ COMMANDS = {
         "create synthetic data: drawn images with bounding boxes",
     ),
     "split": ("data.split:add_split", "split annotations into training and validation"),
-    "convert": ("data.convert:add_convert", "convert annotations to an index that opens instantly"),
+    "convert": (
+        "data.convert:add_convert",
+        "convert labels of YOLO, Pascal VOC, COCO or OpenImages, or make an index",
+    ),
     "verify": ("retinanet.verify_command:add_verify", "check images and boxes before a long run"),
     "show": (
         "retinanet.show_command:add_show",

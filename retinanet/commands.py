@@ -130,8 +130,8 @@ for one another, precision and recall of each class with its best threshold, and
 with paths and threshold filled in. The page is one file of at most 3 MB or so and loads no other;
 it is written into the folder of the run, and opens in any browser.
 
-The detections of the last evaluation, which the run keeps in eval/, are used if they are there;
-otherwise the detector runs on all images again."""
+The detections of the checkpoint's evaluation, which the run keeps in eval/, are used if they are
+there; otherwise the detector runs on all images again."""
 
 REPORT_EXAMPLES = """\
 examples:

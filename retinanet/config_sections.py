@@ -62,7 +62,7 @@ class RunConfig:
     name: Annotated[
         str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200), Resume.FREE
     ]
-    """Folder of the run, below `root`; the run writes nowhere else. [letters, digits, . _ -]"""
+    """Folder of the run, below `root`, for all its results. [letters, digits, . _ -]"""
     root: Annotated[Path, Resume.FREE] = Path("runs")
     """Folder that holds the runs. [path]"""
     seed: Annotated[int, Field(ge=0, lt=2**32), Resume.MUST_MATCH] = 0
@@ -98,7 +98,7 @@ class DataConfig:
     image_size: Annotated[
         int, Field(ge=64, le=16384, multiple_of=32), Resume.MUST_MATCH, closed(800)
     ] = 800
-    """Side of the square that all images are resized to. [pixels]"""
+    """Side of the square that all images are resized to; a multiple of 32. [pixels]"""
     resize: Annotated[Literal["square", "letterbox"], Resume.MUST_MATCH, closed("square")] = (
         "square"
     )
@@ -171,7 +171,7 @@ class ModelConfig:
         if file not in (None, TORCHVISION) and not str(file).endswith(".safetensors"):
             advice = (
                 "input should be a .safetensors file or torchvision; a .pth can run code: convert "
-                "it once with python -m retinanet convert FILE.pth --out FILE.safetensors"
+                "it once with python -m retinanet convert FILE.pth --out FILE.safetensors --trust"
             )
             raise PydanticCustomError("pickle", advice)
         return file
@@ -333,7 +333,7 @@ class EvaluationConfig:
     batch_size: Annotated[int, Field(ge=1, le=MOST_IMAGES)] = 8
     """Images per rank in an evaluation batch. [images]"""
     metric: MetricLibrary = DEFAULT_LIBRARY
-    """Library that computes mAP; pycocotools is the reference: same numbers, 10× slower. [name]"""
+    """Library that computes mAP; pycocotools is the reference: same numbers, far slower. [name]"""
     overlap: bool = False
     """Compute mAP in the background during the next epoch, on unused CPUs if any. [bool]"""
     pictures: Annotated[int, Field(ge=0, le=MOST_IMAGES)] = 6

@@ -175,6 +175,11 @@ def find_splits(source: Path, images: Path | None) -> list[VocSplit]:
     lists = {file.stem: file for file in sorted((source / "ImageSets" / "Main").glob("*.txt"))}
     chosen = {SPLIT_NAMES[name]: lists[name] for name in lists if name in SPLIT_NAMES}
     if "train" not in chosen and "trainval" in lists:
+        if "validation" in chosen:
+            raise InputError(
+                f"{lists['trainval']}: has the images of {chosen['validation'].name} too; add a "
+                "train.txt with the others"
+            )
         chosen = {"train": lists["trainval"], **chosen}
     if not chosen:
         # CVAT's list of a data set that it did not split.

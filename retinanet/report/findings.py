@@ -77,7 +77,7 @@ def doubts(material: Material) -> Iterator[Suggestion]:
             "the detector finds nothing yet",
             "No box of any score lies on a labelled object of its class.",
             "Train longer. If the loss does not fall, check the labels with `python -m data "
-            "verify`, and look at what the network sees in `pictures/` of the run.",
+            "verify`, and look at what the network sees with `python -m data show`.",
             "result",
         )
 
@@ -203,8 +203,8 @@ def kinds_of_mistakes(material: Material) -> Iterator[Suggestion]:
             Kind.BACKGROUND,
             "many boxes are where nothing is labelled",
             "Look at the red boxes in the pictures. Often the object is there and its label is "
-            "missing: then mend the labels. Otherwise add such pictures to the training data, also "
-            "without any object.",
+            "missing: then mend the labels. Otherwise add such pictures to the training data; "
+            "those without any object count with `data.images_without_boxes=train`.",
         ),
         (
             Kind.MISPLACED,

@@ -5,7 +5,6 @@ process, and copied into the folder of each command that names it.
 """
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -205,12 +204,6 @@ def write_detector_pth(path: Path, _: Path) -> None:
     torch.save({"model": tensors, "optimizer": {}, "args": settings, "epoch": 3}, path)
 
 
-def write_classes(path: Path, _: Path) -> None:
-    """Write categories only, with the ids of MLPerf's JSON."""
-    entries = [{"id": number, "name": f"class {number}"} for number in range(264)]
-    path.write_text(json.dumps({"categories": entries}))
-
-
 def write_topology(path: Path, _: Path) -> None:
     """Write the output of lscpu on a host of 2 sockets of 28 cores."""
     rows = [f"{cpu.cpu},{cpu.core},{cpu.socket},{cpu.node}" for cpu in TWO_SOCKETS.cpus]
@@ -373,7 +366,6 @@ FIXTURES: dict[str, Make] = {
     "backbone.pth": write_backbone_pth,
     "model_3.pth": write_detector_pth,
     "retinanet_model_10.pth": write_detector_pth,
-    "classes.json": write_classes,
     "backbone.safetensors": write_backbone,
     "node.txt": write_topology,
     "my-hosts": write_hosts,

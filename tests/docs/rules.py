@@ -436,12 +436,6 @@ RULES = (
     ),
     run(r"python -m retinanet evaluate .*", prints=("mAP50",)),
     run(r"python -m retinanet report .*", prints=("open it in a browser",)),
-    run(
-        r"python -m retinanet convert --detector retinanet_model_10\.pth .*",
-        instead=((r"--classes \S+", "--classes classes.json"),),
-        why="MLPerf's weights and data set are not here; tests/retinanet/training/test_convert.py",
-        writes=("converted/*",),
-    ),
     run(r"python -m retinanet convert --detector .* --trust", writes=("converted/*",)),
     run(r"python -m retinanet convert .* --trust"),
     run(r"python -m retinanet convert .*", status=2),

@@ -40,7 +40,7 @@ def start_ranks(ranks: int, *command: str, **variables: str) -> subprocess.Popen
     return start_program(*command, env=environment, start_new_session=True)
 
 
-def ended(job: subprocess.Popen[str], *, timeout: float = 120) -> Ended:
+def ended(job: subprocess.Popen[str], *, timeout: float = 300) -> Ended:
     """Wait for the end of a job; after the timeout, kill it with its process group."""
     try:
         output, errors = job.communicate(timeout=timeout)
@@ -57,7 +57,7 @@ def run_python(text: str, *arguments: str, flags: Sequence[str] = (), **variable
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
-def run_ranks(ranks: int, *command: str, timeout: float = 120, **variables: str) -> Ended:
+def run_ranks(ranks: int, *command: str, timeout: float = 300, **variables: str) -> Ended:
     """Start ranks and wait for their end."""
     return ended(start_ranks(ranks, *command, **variables), timeout=timeout)
 

@@ -112,7 +112,9 @@ def test_measurement_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     probed = peaks_measure.probed_rate
     monkeypatch.setattr(peaks_measure, "PROBE_SIZE", 64)
     monkeypatch.setattr(
-        peaks_measure, "probed_rate", lambda name: probed(name) * (1e-6 if name == "bf16" else 1.0)
+        peaks_measure,
+        "probed_rate",
+        lambda name: probed("f32") * (1e-6 if name == "bf16" else 1.0),
     )
     monkeypatch.setattr(peaks_measure, "make_works", small_works)
     monkeypatch.setattr(peaks_measure, "BUFFER_BYTES", 1 << 16)

@@ -110,6 +110,7 @@ def test_splits_have_one_list_of_classes(tmp_path: Path) -> None:
     (lists / "train.txt").write_text("a\n\nmissing\n")
     assert "train.txt: line 3: " in error_message(read, tmp_path)
     (lists / "train.txt").unlink()
+    assert "trainval.txt: has the images of val.txt too" in error_message(read, tmp_path)
     (lists / "val.txt").unlink()
     [train] = read(tmp_path)
     assert train.name == "train" and len(train.annotations) == 2

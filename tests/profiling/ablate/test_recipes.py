@@ -90,7 +90,7 @@ def test_backward_pass_is_divided_after_the_loss() -> None:
     stopwatch = PhaseStopwatch()
 
     def network(images: Tensor) -> HeadOutputs:
-        hidden = Sleeping.apply(weight * images, 0.2)
+        hidden = Sleeping.apply(weight * images, 0.5)
         return HeadOutputs([hidden * 2, hidden * 3], [hidden * 4], [])
 
     outputs = stopwatch.watching(network)(torch.ones(3))
@@ -99,8 +99,7 @@ def test_backward_pass_is_divided_after_the_loss() -> None:
     with stopwatch.phase("backward"):
         loss.backward()
     laps = stopwatch.laps()
-    assert laps["loss backward"] == pytest.approx(0.1, abs=0.05)
-    assert laps["network backward"] == pytest.approx(0.2, abs=0.05)
+    assert 0.1 <= laps["loss backward"] < 0.5 <= laps["network backward"]
     assert laps["loss backward"] + laps["network backward"] == pytest.approx(laps["backward"])
 
 

@@ -384,4 +384,4 @@ def test_seconds_of_own_kernels_are_added_up() -> None:
             with own_kernel(name, (), ()):
                 time.sleep(0.01)
     assert seconds.keys() == {"weight_gradient_sum", "lamb_step"}
-    assert seconds["weight_gradient_sum"] > seconds["lamb_step"] >= 0.01
+    assert seconds["weight_gradient_sum"] >= 0.02 and seconds["lamb_step"] >= 0.01

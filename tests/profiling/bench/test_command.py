@@ -181,5 +181,6 @@ def start_bench() -> tuple[subprocess.Popen[str], int]:
         command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, process_group=0
     )
     while not (workers := child_processes(process.pid)):
+        assert process.poll() is None
         time.sleep(0.05)
     return process, workers[0]

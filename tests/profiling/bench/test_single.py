@@ -42,7 +42,7 @@ def test_checkpoint_writes_real_checkpoints_and_removes_them(
     assert 400 < findings["tensors of a checkpoint"]["value"] < 500
     assert findings["copying (training waits)"]["value"] > 0
     assert findings["writing (training continues)"]["value"] > 0
-    assert findings["share of a run with checkpoint.every=10min"]["target"] == "at most 0.01"
+    assert findings["share of a run with checkpoint.every=10min"]["target"] == "at most 1%"
     assert list(tmp_path.iterdir()) == [file]
 
 

@@ -78,6 +78,7 @@ def test_ctrl_c_leaves_no_worker() -> None:
         command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, process_group=0
     )
     while not (workers := child_processes(process.pid)):
+        assert process.poll() is None
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)

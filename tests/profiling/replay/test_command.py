@@ -18,7 +18,7 @@ from profiling.replay.replay import Conditions, Replay, ReplayTime, load_replay
 from tests.profiling.onednn_log.logs import FIXTURES
 from tests.profiling.replay.problems import make_calls, needs_benchdnn, parse_v3
 from tests.support.commands import start_program
-from tests.support.processes import child_processes, processes_with
+from tests.support.processes import child_processes, processes_with, wait_until_ended
 
 POOLING = FIXTURES / "benchdnn-3.7.2-pool.log"
 
@@ -118,7 +118,7 @@ def test_ctrl_c_saves_finished_problems_and_leaves_no_process(tmp_path: Path) ->
     assert "are saved in" in printed
     replay = load_replay(out / "replay.json")
     assert "not run: interrupted" in replay.not_replayed.values()
-    assert not Path(f"/proc/{child}").exists()
+    wait_until_ended([child])
 
 
 def wait_for_child(parent: int) -> int:

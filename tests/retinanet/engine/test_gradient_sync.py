@@ -1,6 +1,7 @@
 """Averages of gradients: ranks as threads of one process, and two ranks under the real mpirun."""
 
 import functools
+import gc
 import json
 import math
 import resource
@@ -171,10 +172,20 @@ def test_too_little_memory_prevents_sharing() -> None:
     assert shared is None
 
 
-def test_no_file_remains() -> None:
-    before = set(Path("/dev/shm").iterdir())
-    share_among(2, compress=False)
-    assert set(Path("/dev/shm").iterdir()) == before
+def memory_files() -> list[str]:
+    """Return the open files of this process that are shared memory of ranks."""
+    files = [str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+    return [file for file in files if "memfd:ranks" in file]
+
+
+def test_memory_is_released_with_the_gradients() -> None:
+    gc.collect()
+    before = memory_files()
+    shared = share_among(2, compress=False)
+    assert len(memory_files()) > len(before)
+    del shared
+    gc.collect()
+    assert memory_files() == before
 
 
 Comparison = dict[str, dict[str, list[Any]]]

@@ -141,7 +141,7 @@ def test_ranks_under_mpirun_are_measured(tmp_path: Path) -> None:
     file = tmp_path / "small.json"
     command = [sys.executable, "-m", "launch", "scale", "--json", str(file), *SMALL]
     command += ["--ranks", "1,2,4096", "--threads", "1", "--rounds", "1", "--steps", "2"]
-    done = run_program(*command, timeout=120)
+    done = run_program(*command, timeout=300)
     assert done.returncode == 0, done.stderr
     workload, chart = json.loads(file.read_text())["workload"], file.with_suffix(".png")
     single, two, misfit = workload["combinations"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.support.rank_programs import enter_test_rank
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0
 GROUPS = 2
 STEPS = 12
 LATE_S = 0.3
