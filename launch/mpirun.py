@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from common.errors import InputError
+from launch.hosts import BATCH_SYSTEMS
 from launch.ranks import Ranks
 
 Family = Literal["mpich", "intel-mpi", "open-mpi"]
@@ -27,6 +28,7 @@ class FamilyOptions(NamedTuple):
     signs: tuple[str, ...]  # Texts of which `mpirun --version` prints one
     # Intel MPI and Open MPI otherwise bind each of two ranks to a single core.
     always: tuple[str, ...]
+    between_hosts: tuple[str, ...]  # With hosts that are named, or a batch system's
     on_hosts: Callable[[Hosts], list[str]]
     """Names the hosts with their numbers of ranks, which are equal for Intel MPI."""
 
@@ -42,21 +44,27 @@ FAMILIES: dict[Family, FamilyOptions] = {
         # Without the second option it kills the others when a rank ends with an error or 75. Its
         # own status is then 255, although they were about to end alike.
         ("-genv", "I_MPI_PIN", "off", "-disable-auto-cleanup"),
+        (),
         lambda hosts: ["-hosts", ",".join(name for name, _ in hosts), "-ppn", str(hosts[0][1])],
     ),
     "mpich": FamilyOptions(
         ("HYDRA",),
         ("-bind-to", "none"),
         # Otherwise, when a rank with MPI dies, it kills all others before they have said so.
-        lambda hosts: ["-disable-auto-cleanup", "-hosts", with_counts(hosts)],
+        ("-disable-auto-cleanup",),
+        lambda hosts: ["-hosts", with_counts(hosts)],
     ),
     "open-mpi": FamilyOptions(
         ("Open MPI", "OpenRTE", "PRRTE"),
         ("--bind-to", "none", "--map-by", "slot"),
+        (),
         lambda hosts: ["--host", with_counts(hosts)],
     ),
 }
 """Intel MPI first: it calls itself HYDRA too."""
+
+HELPER = "hydra_pmi_proxy"
+"""Starts the ranks of a host for MPICH and Intel MPI; Open MPI's mpirun starts those of its own."""
 
 NAMES = ("mpirun", "mpiexec", "mpiexec.hydra")
 SECONDS = 30  # For `mpirun --version`, which may come from a network drive
@@ -168,13 +176,16 @@ def mpirun_command(
     if is_open_mpi and is_root:
         arguments.append("--allow-run-as-root")
     arguments += family.always
+    has_batch_system = any(name in environment for name in BATCH_SYSTEMS)
+    if hosts or has_batch_system:
+        arguments += family.between_hosts
     if hosts:
         arguments += family.on_hosts(hosts)
     if is_open_mpi and not is_terminal:
         # Open MPI gives ranks a pseudo-terminal even if its own output is a file, in which
         # progress bars would then be drawn.
         arguments += ["-x", "TTY_COMPATIBLE=0"]
-    if is_open_mpi and len(hosts) > 1:
+    if is_open_mpi and (len(hosts) > 1 or has_batch_system):
         for name in sorted(name for name in environment if name.startswith(PASSED_ON)):
             arguments += ["-x", name]
     return [*arguments, "-np", str(ranks), *command]

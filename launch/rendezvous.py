@@ -28,7 +28,9 @@ from typing import Any
 import mpi4py
 
 from common.errors import OUR_BUG, InputError, exit_code_for, format_error
+from common.machine import read_status
 from launch.hosts import expand_hosts
+from launch.mpirun import HELPER
 from launch.ranks import Ranks
 from launch.topology import is_number
 
@@ -138,7 +140,10 @@ def settle_transport(
     if backend == "mpi" or (backend == "auto" and rendezvous.hosts != 1):
         library = mpi.Get_library_version().split("\n")[0].strip(" \0")
         if level >= mpi.THREAD_SERIALIZED:
-            return Transport(name="mpi", reason=f"started by {ranks.launcher}'s mpirun"), ()
+            name, version = mpi.get_vendor()
+            own = f"{name} {'.'.join(map(str, version))}"
+            reason = f"started by {ranks.launcher}'s mpirun, library {own}"
+            return Transport(name="mpi", reason=reason), ()
         note = f"MPI allows no calls by a second thread (its level is below SERIALIZED: {library})"
         notes = (f"{note}; gradients go by gloo",)
     mpi.Finalize()
@@ -205,14 +210,10 @@ class StartFailedError(Exception):
 def start_mpi(ranks: Ranks, environment: Mapping[str, str]) -> None:
     """Load MPI's library and initialize it; all ranks call it."""
     if "MPI4PY_LIBMPI" not in environment and "MPI4PY_MPIABI" not in environment:
-        # MPICH's library, which is in requirements.txt, works with Intel MPI's launcher too.
-        is_open_mpi = ranks.launcher == "open-mpi"
-        library = Path(sys.prefix, "lib", "libmpi.so.12")
-        if is_open_mpi:
-            library = Path(environment.get("OMPI_LIBDIR_LOC", ""), "libmpi.so.40")
-        if library.is_file():
+        library = find_library(ranks.launcher, environment)
+        if library is not None:
             os.environ["MPI4PY_LIBMPI"] = str(library)
-        elif is_open_mpi:
+        elif ranks.launcher == "open-mpi":
             os.environ["MPI4PY_MPIABI"] = "openmpi"  # and the dynamic linker finds it, or not
     # mpi4py would finalize MPI when the interpreter ends, which is collective: a rank that fails
     # alone would wait for the others.
@@ -233,6 +234,33 @@ def start_mpi(ranks: Ranks, environment: Mapping[str, str]) -> None:
             f"{launcher} started {ranks.size} ranks, but mpi4py loaded another MPI library "
             f"({version}); {advice}"
         )
+
+
+def find_library(launcher: str, environment: Mapping[str, str]) -> Path | None:
+    """Return the MPI library beside the mpirun that has started this process; it knows the fabric.
+
+    Where none is to be seen, as in a container, it is MPICH's of this environment, which works with
+    the launchers of MPICH and Intel MPI; None if that is missing too.
+    """
+    if launcher == "open-mpi":
+        library = Path(environment.get("OMPI_LIBDIR_LOC", ""), "libmpi.so.40")
+        return library if library.is_file() else None
+    folders = [helper.parent.parent for helper in ancestors() if helper.name == HELPER]
+    for folder in (*folders, Path(sys.prefix)):
+        for place in ("lib", "lib/release", "lib64"):  # the second: Intel MPI before 2021.11
+            library = folder / place / "libmpi.so.12"
+            if library.is_file():
+                return library
+    return None
+
+
+def ancestors() -> Iterator[Path]:
+    """Yield the programs of this process's parents, the nearest first, as far as they are seen."""
+    process = os.getppid()
+    with suppress(OSError, KeyError):
+        while process > 0:
+            yield Path(f"/proc/{process}/exe").readlink()
+            process = int(read_status(Path(f"/proc/{process}/status"))["PPid"])
 
 
 def is_running(ranks: Ranks) -> bool:

@@ -63,7 +63,7 @@ from launch.hosts import (
     read_hostfile,
     require_known_hosts,
 )
-from launch.mpirun import by_this_python, choose_mpirun, mpirun_command, search_path
+from launch.mpirun import HELPER, by_this_python, choose_mpirun, mpirun_command, search_path
 from launch.ranks import Ranks
 from launch.rendezvous import interface_addresses, write_line
 
@@ -231,11 +231,9 @@ def skip_shells(process: int, number: int) -> int:
     return process
 
 
-HELPER = "hydra_pmi_proxy"
-"""Starts the ranks of a host for MPICH and Intel MPI; Open MPI's mpirun starts those of its own."""
 RANK_OF_OPEN_MPI = b"\0OMPI_COMM_WORLD_RANK="
 DEPTH = 3
-"""Intel MPI's is started by a helper of mpiexec.hydra, which is started by the script mpirun."""
+"""Intel MPI's `HELPER` is started by a helper of mpiexec.hydra, which the script mpirun starts."""
 MOST_HOSTS = 32  # With more, launchers connect hosts as a tree, and not each to the first
 NOTICE_S, LIMIT_S = 30.0, 300.0
 """When a note on hosts that have not started is printed, and when mpirun is ended."""

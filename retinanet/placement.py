@@ -224,7 +224,7 @@ def describe_exchange(backend: str, *, has_several_hosts: bool, groups: int) -> 
     if backend == "ccl":
         return "by ccl: oneCCL's bindings, which are no longer developed"
     if not has_several_hosts:
-        return "by gloo" if backend == "gloo" else "in shared memory"
+        return f"by {backend}" if backend in ("gloo", "mpi") else "in shared memory"
     if groups > 1:
         return "by gloo; in shared memory if the ranks of a compute group are on one host"
     if backend == "shared":

@@ -9,8 +9,9 @@
 # copies), and `ssh HOST true` without a password. runs/ must be shared, or rank 0's host has it.
 # Prints: the output of rank 0, which runs on the first host.
 #
-# If a host has several networks, set the one for gradients (GLOO_SOCKET_IFNAME=ib0 before the
-# command) and the one for mpirun itself (HYDRA_IFACE=ib0). Both are passed to all hosts.
+# If a host has several networks, set the one for gradients before the command (UCX_NET_DEVICES=…; with
+# distributed.backend=gloo GLOO_SOCKET_IFNAME=ib0) and the one for mpirun itself (HYDRA_IFACE=ib0).
+# They are passed to all hosts.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -19,6 +20,6 @@ DATA=${DATA:-/data/open-images-v6-mlperf}
 [ $# -gt 0 ] || set -- --config openimages.yaml
 [ -r "$HOSTS" ] || { echo "no file $HOSTS: copy launch/recipes/hosts.example and edit it" >&2; exit 2; }
 # A line without a number is one rank, as for MPICH.
-RANKS=$(sed 's/#.*//' "$HOSTS" | awk -F: 'NF { ranks += (NF > 1 ? $2 : 1) } END { print ranks }')
+RANKS=$(sed 's/[[:space:]]*#.*//; /^[[:space:]]*$/d' "$HOSTS" | awk -F: '{ ranks += (NF > 1 ? $2 : 1) } END { print ranks }')
 
 exec .venv/bin/mpirun -f "$HOSTS" -np "$RANKS" .venv/bin/python train.py "$@" data.root="$DATA"

@@ -160,6 +160,14 @@ def test_open_mpi_passes_variables_to_other_hosts() -> None:
     assert "-x" not in command_line("mpich", EVEN, environment=environment)
 
 
+@pytest.mark.parametrize("batch_system", ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"])
+def test_hosts_of_a_batch_system_are_other_hosts_too(batch_system: str) -> None:
+    environment = {"UCX_NET_DEVICES": "mlx5_0:1", batch_system: "7"}
+    mpich = command_line("mpich", (), environment=environment)
+    assert mpich == "/opt/mpirun -bind-to none -disable-auto-cleanup -np 8 train.py x=1"
+    assert "-x UCX_NET_DEVICES -np" in command_line("open-mpi", (), environment=environment)
+
+
 def test_open_mpi_passes_the_choice_of_the_fabric() -> None:
     names = ("FI_PROVIDER", "I_MPI_OFI_PROVIDER", "PSM3_MULTIRAIL", "UCX_NET_DEVICES")
     several = command_line("open-mpi", EVEN, environment=dict.fromkeys(names, "x"))

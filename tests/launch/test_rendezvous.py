@@ -1,11 +1,16 @@
 """How ranks find each other before torch is loaded, and how early errors end them."""
 
+import os
+import re
+import shlex
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
 from common.errors import InputError
+from launch import rendezvous
 from launch.ranks import Ranks
 from launch.rendezvous import (
     host_addresses,
@@ -15,7 +20,8 @@ from launch.rendezvous import (
     make_rendezvous,
     reachable,
 )
-from tests.launch.ranks import free_port, run_python, run_ranks
+from tests.launch.ranks import MPIRUNS, REPOSITORY, free_port, run_python, run_ranks
+from tests.support.commands import run_program
 
 PROGRAM = str(Path(__file__).with_name("failing_ranks.py"))
 
@@ -129,6 +135,46 @@ def test_early_error_is_printed_once_and_ends_all_ranks(moment: str, ranks: str)
         assert last.startswith("rank 1 on ") and last.endswith(": error: a.json: field: wrong")
 
 
+LIBRARY = """
+import os, sys
+from launch.rendezvous import find_library
+sys.prefix = "/nowhere" if "away" in sys.argv else sys.prefix
+sys.stdout.write(f"{find_library(sys.argv[1], os.environ)}\\n")
+"""
+
+
+@pytest.mark.parametrize("by_shell", [False, True])
+@pytest.mark.parametrize("family", ["mpich", "intel-mpi", "open-mpi"])
+def test_library_is_that_of_the_mpirun(family: str, by_shell: bool) -> None:
+    mpirun = MPIRUNS[family]
+    if not mpirun.exists():
+        pytest.skip(f"needs the mpirun of {family}: `make {family}`")
+    command = [sys.executable, "-c", LIBRARY, family]
+    command = ["sh", "-c", f"{shlex.join(command)}; true"] if by_shell else command
+    root = ["--allow-run-as-root"] if family == "open-mpi" and os.getuid() == 0 else []
+    path = f"{mpirun.parent}:{os.environ['PATH']}"
+    done = run_program(mpirun, *root, "-np", "1", *command, PATH=path, PYTHONPATH=str(REPOSITORY))
+    [found] = map(Path, done.stdout.split())
+    assert found.parent.parent == mpirun.parent.parent and found.name.startswith("libmpi.so.")
+
+
+@pytest.mark.parametrize("launcher", ["mpich", "intel-mpi"])
+def test_library_without_an_mpirun_is_that_of_this_environment(launcher: str) -> None:
+    assert run_python(LIBRARY, launcher).output == f"{sys.prefix}/lib/libmpi.so.12\n"
+    assert run_python(LIBRARY, launcher, "away").output == "None\n"
+
+
+def test_library_of_an_older_intel_mpi_is_in_a_folder_below(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "lib" / "release" / "libmpi.so.12"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    helper = tmp_path / "bin" / "hydra_pmi_proxy"
+    monkeypatch.setattr(rendezvous, "ancestors", lambda: iter([Path("/bin/sh"), helper]))
+    assert rendezvous.find_library("intel-mpi", {}) == library
+
+
 TRANSPORT = """
 import os, sys
 from launch.ranks import read_ranks
@@ -148,15 +194,16 @@ sys.stdout.write(f"{chosen}, {state} {len(notes)}; {''.join(notes)}\\n")
 @pytest.mark.parametrize(
     ("backend", "expected"),
     [
-        ("auto", "none (one host), finalized 0; "),
-        ("gloo", "none (one host), finalized 0; "),
-        ("mpi", "mpi (started by mpich's mpirun), initialized 0; "),
+        ("auto", r"none \(one host\), finalized 0; "),
+        ("gloo", r"none \(one host\), finalized 0; "),
+        ("mpi", r"mpi \(started by mpich's mpirun, library MPICH [\d.]+\), initialized 0; "),
     ],
 )
 def test_mpi_stays_initialized_only_if_it_carries_gradients(backend: str, expected: str) -> None:
     job = run_ranks(2, "-c", TRANSPORT, backend)
     assert job.code == 0, job.errors
-    assert job.output.splitlines() == [expected] * 2
+    lines = job.output.splitlines()
+    assert len(lines) == 2 and all(re.fullmatch(expected, line) for line in lines), lines
 
 
 def test_mpi_with_too_low_a_thread_level_is_noted_and_not_used() -> None:

@@ -1,6 +1,7 @@
 """Ranks of one job on two hosts."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -125,7 +126,9 @@ def test_training_on_two_hosts_ends_with_the_weights_of_one_host(
     assert (alone.code, both.code) == (0, 0), alone.errors + both.errors
     assert both.output.count(f"finished after {STEPS} steps") == 1
     assert "left" in both.output and "right" in both.output
-    reason = f"gradients by mpi (auto: started by {identify(mpirun).family}'s mpirun)"
+    family = identify(mpirun).family
+    library = {"mpich": "MPICH 5", "intel-mpi": "Intel MPI 2021", "open-mpi": "Open MPI 5"}[family]
+    reason = f"gradients by mpi (auto: started by {family}'s mpirun, library {library}"
     assert reason in " ".join(both.output.split())
     assert len(read_records(tmp_path / "two", kind="step")) == STEPS
     assert read_weights(tmp_path / "two") == read_weights(tmp_path / "one")
@@ -315,7 +318,9 @@ def test_suspended_rank_and_lost_packets_are_named_by_mpi_jobs(
     wait_until_ranks_end("lost", seconds=15)
     lost = ended(job)  # up to 30 s later, if mpirun waits for the other host
     assert lost.code not in (0, 75)
-    assert "error: rank 1 on right sent no heartbeat for 4 s" in lost.errors, lost.errors
+    # Only the packets of the first host are lost: which side notices first is open.
+    silent = re.search("error: rank (1 on right|0 on left) sent no heartbeat for 4 s", lost.errors)
+    assert silent, lost.errors
 
 
 @pytest.mark.exhaustive
