@@ -160,7 +160,8 @@ def remove_stale(owner: Path) -> None:
     except FileExistsError as error:
         raise LockHeldError from error
     try:
-        if not is_alive(owner):  # again, as another process may just have taken it over
+        # Again, as another process may just have taken it over, or be about to create it.
+        if owner.exists() and not is_alive(owner):
             owner.unlink(missing_ok=True)
     finally:
         turn.unlink(missing_ok=True)

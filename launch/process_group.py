@@ -317,11 +317,12 @@ def exchange_facts(store: dist.Store, ranks: Ranks, *, wait: Wait) -> list[list[
         while missing := [rank for rank in missing if not store.check([f"about/{rank}"])]:
             plural = "s" if len(missing) > 1 else ""
             numbers = format_cpu_list(missing)
-            wait.what = f"rank{plural} {numbers} of {ranks.size}, which did not connect"
-            wait.advice = (
+            what = f"rank{plural} {numbers} of {ranks.size}, which did not connect"
+            advice = (
                 f"check that WORLD_SIZE or the number of tasks equals the number of started ranks, "
                 f"{NAMES.removeprefix('check that ')}, and {FIREWALL}"
             )
+            wait.what, wait.advice = what, advice
             time.sleep(SECONDS_BETWEEN_LOOKS)
         store.set("all connected", "")
     # These ranks print no note, since that of rank 0 names the missing ones.

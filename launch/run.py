@@ -190,10 +190,10 @@ def run_with_graceful_stop(
     forwarded: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
+        forwarded.append(number)  # before the next one interrupts this function
+        to_send = stop_signal if len(forwarded) == 1 else number
         with suppress(ProcessLookupError):
-            target = skip_shells(process.pid, stop_signal)
-            os.kill(target, number if forwarded else stop_signal)
-        forwarded.append(number)
+            os.kill(skip_shells(process.pid, stop_signal), to_send)
 
     previous = {number: signal.signal(number, forward) for number in stops}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)

@@ -138,7 +138,7 @@ class Watch:
         next_beat = 0.0
         # If all other ranks are lost, rank 0 continues to watch its launcher.
         while ranks or (self.lost and not self._is_over):
-            for connection in wait(list(ranks), timeout=SECONDS_BETWEEN_BEATS):
+            for connection in wait(list(ranks), timeout=max(0.0, next_beat - time.monotonic())):
                 assert isinstance(connection, Connection)
                 last_message[ranks[connection]] = time.monotonic()
                 if not self._receive(ranks[connection], connection):

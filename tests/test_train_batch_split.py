@@ -56,7 +56,7 @@ def read_ranks(run: Path) -> dict[str, Any]:
 
 
 def wait_for_file(path: Path, job: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not path.exists():
         assert job.poll() is None and time.monotonic() < end, path
         time.sleep(0.01)

@@ -57,6 +57,7 @@ def test_state_of_the_host_is_checked_noted_and_kept(
 ) -> None:
     state = read_host_state(host_trees.laptop(tmp_path / "laptop"))
     monkeypatch.setattr("retinanet.preflight.check.read_host_state", lambda: state)
+    monkeypatch.setattr("retinanet.preflight.check.free_memory", lambda: None)
     runs = tmp_path / "runs"
     checked = train("--check", f"run.root={runs}")
     assert (checked.code, checked.errors) == (0, "")

@@ -27,6 +27,7 @@ from data.loader import (
 )
 from tests.data.samples import one_box_dataset
 from tests.support.commands import error_message, run_program
+from tests.support.processes import is_running
 
 NUM_IMAGES = 10
 
@@ -197,8 +198,8 @@ def test_workers_end_with_a_killed_process(tmp_path: Path) -> None:
     process.kill()
     process.join()
     assert len(workers) == 2
-    end = time.monotonic() + 3  # torch's own check of the parent runs every five seconds
-    while any(Path(f"/proc/{worker}/cmdline").exists() for worker in workers):
+    end = time.monotonic() + 4.5  # torch's own check of the parent runs every five seconds
+    while any(map(is_running, workers)):
         assert time.monotonic() < end
         time.sleep(0.02)
 

@@ -182,7 +182,7 @@ SEVERAL = ("--hosts", "a:2,b:2")
     [
         (("--np", "1"), []),
         (("--np", "2"), ["in shared memory"]),
-        (("--np", "2", "--backend", "mpi"), ["in shared memory"]),
+        (("--np", "2", "--backend", "mpi"), ["by mpi"]),
         (("--np", "2", "--backend", "gloo"), ["by gloo"]),
         (SEVERAL, ["in shared memory within a host, between hosts by mpi (auto: under mpirun; else "
                    "gloo)"]),

@@ -16,12 +16,12 @@ from launch.watchdog import Watch, watch_as_first, watch_as_other
 HOSTS = ("a", "b", "c", "d")
 GROUPS = (0, 0, 1, 1)
 KEY = b"secret"
-SILENCE_S = 2.0
+SILENCE_S = 5.0
 TRACEBACK = "Traceback (most recent call last):\nLookupError: a bug"
 
 
 def wait_for(file: Path) -> str:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 40
     while not file.exists():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -70,7 +70,7 @@ def run_rank(rank: int, folder: Path, case: list[str]) -> None:
         if actor == str(rank):
             act(watch, action)
     if rank == 0:
-        end = time.monotonic() + 10
+        end = time.monotonic() + 30
         while not watch.lost:
             assert time.monotonic() < end
             time.sleep(0.01)

@@ -11,7 +11,9 @@ def processes_with(text: str, *, begin: str = "") -> list[int]:
     numbers = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            command = (
+                (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
         except OSError:  # it has ended meanwhile
             continue
         if text in command and command.startswith(begin):
@@ -36,7 +38,7 @@ def is_running(process: int) -> bool:
     """Return whether a process runs and is not only a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it ended before or while it was read
         return False
 
 

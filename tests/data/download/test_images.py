@@ -34,7 +34,7 @@ from tests.data.download.samples import jpeg
 from tests.data.download.server import Server, serving
 
 BODY = jpeg(0)
-QUICK = HttpOptions(workers=4, timeout=0.6, attempts=3, first_pause=0.001)
+QUICK = HttpOptions(workers=4, timeout=1.5, attempts=3, first_pause=0.001)
 
 
 def many(count: int) -> dict[str, bytes]:

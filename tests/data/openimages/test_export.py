@@ -301,7 +301,7 @@ def test_processes_end_with_their_parent(number: signal.Signals) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_is_reported_once() -> None:
-    with start(ONE_BUSY_ONE_IDLE.replace("time.sleep(60)", "time.sleep(0.3)")) as parent:
+    with start(ONE_BUSY_ONE_IDLE.replace("time.sleep(60)", "time.sleep(3)")) as parent:
         assert parent.stdout is not None and parent.stderr is not None
         parent.stdout.readline()
         os.killpg(parent.pid, signal.SIGINT)
