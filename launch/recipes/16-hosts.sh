@@ -12,10 +12,11 @@
 # Prints: the command of mpirun, then the output of rank 0; the line `ranks` names how gradients go.
 #
 # The numbers are those of Intel's MLPerf v3.0 submission: 4 ranks a host, 4 images each, 256 a step.
-# The MPI library is that of the mpirun, and it chooses the network. To choose it yourself, set variables before the command; those of
-# libfabric (FI_, PSM3_), UCX (UCX_), Intel MPI (I_MPI_) and gloo (GLOO_) reach all ranks:
+# Gradients go by the MPI library of the mpirun, which chooses the network. To choose it yourself, set
+# variables before the command; those of libfabric (FI_, PSM3_), UCX (UCX_), Intel MPI (I_MPI_) and
+# gloo (GLOO_) reach all ranks:
 #
-#   Intel's E810 by PSM3        FI_PROVIDER=psm3            with Intel MPI; a card near its cores for each rank
+#   Intel's E810 by PSM3        FI_PROVIDER=psm3            with Intel MPI: each rank takes a near card
 #   InfiniBand by UCX           UCX_NET_DEVICES=mlx5_0:1,mlx5_1:1
 #   gloo in place of MPI        GLOO_SOCKET_IFNAME=ens1f0,ens2f0, and the argument
 #                               distributed.backend=gloo
