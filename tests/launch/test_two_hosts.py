@@ -22,7 +22,7 @@ from tests.support.training_runs import read_records, wait_for_steps
 pytestmark = pytest.mark.whole_machine
 
 EXCHANGE = """
-import os, socket, sys
+import os, socket, sys, time
 from mpi4py import MPI
 world = MPI.COMM_WORLD
 facts = (socket.gethostname(), os.stat("/proc/self/ns/net").st_ino, sys.argv[1])
@@ -30,6 +30,11 @@ names, networks, arguments = (set(column) for column in zip(*world.allgather(fac
 neighbour = world.sendrecv(facts[0], dest=1 - world.rank, source=1 - world.rank)
 line = f"{world.rank} on {facts[0]} from {neighbour}; {sorted(names)} {len(networks)} {arguments}"
 sys.stdout.write(line + "\\n")  # one write: lines do not mix
+# As in a training, whose rank 0 ends last. Where both hosts end in the same moment, MPICH's mpirun
+# may write to a helper that has just ended, and then ends with 141.
+rank = world.rank
+MPI.Finalize()
+time.sleep(1 - rank)
 """
 
 PORT = "29500"  # Free in the network of each host
