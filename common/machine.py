@@ -10,7 +10,7 @@ import re
 import resource
 import signal
 import subprocess
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -299,9 +299,11 @@ def busiest(
 
 def is_descendant(process: int) -> bool:
     """Return whether this process started that one, directly or not."""
-    while process > 1:
-        if process == os.getpid():
-            return True
-        # 0 for a parent outside of this PID namespace, as in a container.
-        process = int(read_status(PROC / str(process) / "status").get("PPid", "0"))
-    return False
+    return process > 1 and os.getpid() in (process, *ancestors(process))
+
+
+def ancestors(process: int) -> Iterator[int]:
+    """Yield the parent of a process, its parent, and so on, without the first process of all."""
+    # 0 for a parent outside of this PID namespace, as in a container.
+    while (process := int(read_status(PROC / str(process) / "status").get("PPid", "0"))) > 1:
+        yield process

@@ -61,19 +61,30 @@ def start_process(
     `environment` holds all variables (None: those of this process); `options` are those of
     `subprocess.Popen`, such as `stdout` and `cwd`. Raises OSError if the command cannot be started.
     """
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=stdin,
+            text=True,
+            errors="replace",
+            process_group=0,
+            **options,
+        )
+
+    return started_or_ended(start)
+
+
+def started_or_ended(start: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
+    """Return the process that `start` starts; end it if Ctrl-C or SIGTERM comes meanwhile.
+
+    An interrupted `Popen` leaves the command running, and nobody knows its number.
+    """
     process: subprocess.Popen[str] | None = None
     try:
-        # An interrupted `Popen` leaves the command running, and nobody knows its number.
         with signals_delayed(signal.SIGINT, signal.SIGTERM):
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=stdin,
-                text=True,
-                errors="replace",
-                process_group=0,
-                **options,
-            )
+            process = start()
     except BaseException:
         if process is not None:
             stop_process(process)

@@ -28,7 +28,7 @@ from typing import Any
 import mpi4py
 
 from common.errors import OUR_BUG, InputError, exit_code_for, format_error
-from common.machine import read_status
+from common.machine import ancestors
 from launch.hosts import expand_hosts
 from launch.mpirun import HELPER
 from launch.ranks import Ranks
@@ -245,7 +245,7 @@ def find_library(launcher: str, environment: Mapping[str, str]) -> Path | None:
     if launcher == "open-mpi":
         library = Path(environment.get("OMPI_LIBDIR_LOC", ""), "libmpi.so.40")
         return library if library.is_file() else None
-    folders = [helper.parent.parent for helper in ancestors() if helper.name == HELPER]
+    folders = [program.parent.parent for program in parent_programs() if program.name == HELPER]
     for folder in (*folders, Path(sys.prefix)):
         for place in ("lib", "lib/release", "lib64"):  # the second: Intel MPI before 2021.11
             library = folder / place / "libmpi.so.12"
@@ -254,13 +254,11 @@ def find_library(launcher: str, environment: Mapping[str, str]) -> Path | None:
     return None
 
 
-def ancestors() -> Iterator[Path]:
+def parent_programs() -> Iterator[Path]:
     """Yield the programs of this process's parents, the nearest first, as far as they are seen."""
-    process = os.getppid()
-    with suppress(OSError, KeyError):
-        while process > 0:
+    with suppress(OSError):
+        for process in ancestors(os.getpid()):
             yield Path(f"/proc/{process}/exe").readlink()
-            process = int(read_status(Path(f"/proc/{process}/status"))["PPid"])
 
 
 def is_running(ranks: Ranks) -> bool:

@@ -8,7 +8,6 @@ runs one problem, so that one that crashes or hangs costs no other.
 import os
 import re
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections import defaultdict
@@ -20,7 +19,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from common.errors import InputError
-from common.processes import signal_name, signals_delayed, start_process, stop_process
+from common.processes import signal_name, start_process, started_or_ended, stop_process
 from launch.environment import BINDING_VARIABLES, prefer_memory
 from launch.limits import read_allowance
 from profiling.onednn_log.log import Calls, read_logs
@@ -163,17 +162,13 @@ def start(
             [path, *arguments], stdout=stream, stderr=stream, environment=environment
         )
 
-    # A process inherits cores and memory policy from the thread that starts it. A thread of its own
-    # leaves those of the calling thread unchanged.
-    process = None
-    try:
-        with signals_delayed(signal.SIGINT), ThreadPoolExecutor(max_workers=1) as pool:
-            process = pool.submit(start_placed).result()
-    except KeyboardInterrupt:
-        if process is not None:
-            stop_process(process)
-        raise
-    return process
+    def start_in_thread() -> "subprocess.Popen[str]":
+        # A process inherits cores and memory policy from the thread that starts it. A thread of its
+        # own leaves those of the calling thread unchanged.
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            return pool.submit(start_placed).result()
+
+    return started_or_ended(start_in_thread)
 
 
 def set_placement(conditions: Conditions) -> str | None:

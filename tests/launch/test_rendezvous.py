@@ -171,7 +171,7 @@ def test_library_of_an_older_intel_mpi_is_in_a_folder_below(
     library.parent.mkdir(parents=True)
     library.touch()
     helper = tmp_path / "bin" / "hydra_pmi_proxy"
-    monkeypatch.setattr(rendezvous, "ancestors", lambda: iter([Path("/bin/sh"), helper]))
+    monkeypatch.setattr(rendezvous, "parent_programs", lambda: iter([Path("/bin/sh"), helper]))
     assert rendezvous.find_library("intel-mpi", {}) == library
 
 
