@@ -1,9 +1,10 @@
 """Files that commands read and write.
 
-Written files are whole or not there, and nothing is overwritten unasked. Files that users name are
-read with a limit and without waiting: opening a FIFO waits for a writer, and a device such as
-/dev/zero has no end. Regular files are accepted and, where they are read once from beginning to
-end, the pipe of a shell's `<(command)`. In CSV no cell is a formula for a spreadsheet.
+Written files are whole or not there, nothing is overwritten unasked, and nothing is written through
+a link, which a folder from somebody else may hold. Files that users name are read with a limit and
+without waiting: opening a FIFO waits for a writer, and a device such as /dev/zero has no end.
+Regular files are accepted and, where they are read once from beginning to end, the pipe of a
+shell's `<(command)`. In CSV no cell is a formula for a spreadsheet.
 """
 
 import csv
@@ -12,12 +13,14 @@ import io
 import json
 import os
 import re
+import secrets
 import shutil
 import stat
+import tempfile
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from io import BufferedReader
+from io import BufferedReader, BufferedWriter
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,13 +34,15 @@ def require_free(files: Sequence[Path], *, overwrite: bool, advice: str) -> None
     """Refuse to replace files, before the work; `advice` ends the message about one that exists.
 
     Raises:
-        InputError: Names the first that exists, is a folder, or is given twice.
+        InputError: Names the first that exists, is a link or a folder, or is given twice.
     """
     seen = set()
     for file in files:
         if file in seen:
             raise InputError(f"{file}: two outputs have this name; give them different names")
         seen.add(file)
+        if file.is_symlink():
+            raise InputError(f"{file}: is a link, which is not written through; give another name")
         if file.is_dir():
             raise InputError(f"{file}: is a folder; give a file name")
         if file.exists() and not overwrite:
@@ -55,10 +60,57 @@ def require_free_json(json_file: Path | None, *, overwrite: bool = False) -> Non
         require_free([json_file], overwrite=overwrite, advice="give --json another file")
 
 
-def partial_name(file: Path) -> Path:
-    """Return the temporary name under which a file is written."""
-    # In the same folder, since a rename is atomic within one file system only.
-    return file.with_name(f".{file.name}.partial")
+PARTIAL = ".partial"
+"""The end of a temporary name, so that no reader takes the file for one of its format."""
+
+
+def temporary_name(target: Path) -> Path:
+    """Return a name beside a file or folder that nobody can predict, such as `.a.json.….partial`.
+
+    A folder from somebody else may hold links; with a predictable name, one of them would be
+    written through. It is in the same folder, since a rename is atomic in one file system only.
+    """
+    # A part of the name is enough to recognize it, and leaves room below the limit of 255 bytes.
+    return target.with_name(f".{target.name[:40]}.{secrets.token_hex(8)}{PARTIAL}")
+
+
+def create_file(file: Path) -> BufferedWriter:
+    """Return a stream to a new file; raise OSError if the name exists, also as a link.
+
+    A library that writes by name gets `stream.name`.
+    """
+    # A stream of `os.fdopen` would have a number as its name.
+    return open(file, "wb", opener=lambda name, _: new_descriptor(Path(name)))
+
+
+def create_anew(file: Path) -> BufferedWriter:
+    """Return a stream as `create_file` does; an earlier file or link of this name is removed."""
+    file.unlink(missing_ok=True)
+    return create_file(file)
+
+
+def new_descriptor(file: Path, flags: int = 0) -> int:
+    """Return a descriptor to write a new file; raise OSError if the name exists, also as a link."""
+    flags |= os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(file, flags, 0o666)
+
+
+def updated_descriptor(file: Path, flags: int = 0) -> int:
+    """Return a descriptor to read and write a regular file as it is; it is made if missing.
+
+    Raises OSError for a link and for anything else that is not a regular file.
+    """
+    flags |= os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(file, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP and file.is_symlink():
+            raise OSError(errno.ELOOP, "it is a link", str(file)) from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, NOT_REGULAR, str(file))
+    return descriptor
 
 
 def require_writable(files: Sequence[Path]) -> None:
@@ -68,15 +120,10 @@ def require_writable(files: Sequence[Path]) -> None:
         InputError: Names the first that cannot be written, and the reason.
     """
     for file in files:
-        partial = partial_name(file)
-        try:
+        with or_refused(file):
             file.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                partial.open("wb").close()
-            finally:  # also after Ctrl-C
-                partial.unlink(missing_ok=True)
-        except OSError as error:
-            raise InputError(f"{file}: cannot be written: {error.strerror}") from error
+            with tempfile.TemporaryFile(dir=file.parent):  # leaves nothing, also after Ctrl-C
+                pass
 
 
 def require_writable_later(file: Path) -> None:
@@ -92,44 +139,117 @@ def write_atomically(file: Path, content: str | bytes) -> None:
     Half of a surrogate pair, which UTF-8 does not have, is written as JSON escapes it.
     Raises InputError if the file cannot be written there.
     """
-    if isinstance(content, str):
-        content = content.encode("utf-8", "backslashreplace")
-    write_parts(file, [content])
+    write_parts(file, [encoded(content)])
+
+
+def encoded(content: str | bytes) -> bytes:
+    """Return content as bytes; see `write_atomically`."""
+    return content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
 
 
 def write_parts(file: Path, parts: Iterable[bytes]) -> None:
     """Write a file like `write_atomically`, in parts that need not be in memory at once."""
-    with in_place_when_whole(file, "cannot be written") as partial, partial.open("wb") as stream:
+    with in_place_when_whole(file) as stream:
         stream.writelines(parts)
 
 
-def copy_atomically(source: Path, target: Path) -> None:
-    """Copy a file like `write_atomically`, without reading it into memory.
+def copy_atomically(source: Path, target: Path, *, most_bytes: int | None = None) -> None:
+    """Copy a regular file like `write_atomically`, without reading it into memory.
 
-    Raises InputError that names both if the source cannot be read or the target not be written.
+    Raises InputError that names both if the source cannot be read or the target not be written, or
+    if it has more than `most_bytes`.
     """
-    with in_place_when_whole(target, f"cannot be copied from {source}") as partial:
-        shutil.copyfile(source, partial)
+    problem = f"cannot be copied from {source}"
+    with in_place_when_whole(target, problem, flush=False) as stream, open_regular(source) as old:
+        size = os.fstat(old.fileno()).st_size
+        if most_bytes is not None and size > most_bytes:
+            raise OSError(errno.EFBIG, f"it is larger than {most_bytes:,} bytes", str(source))
+        shutil.copyfileobj(old, stream, 1 << 20)
 
 
 @contextmanager
-def in_place_when_whole(file: Path, problem: str) -> Iterator[Path]:
-    """Make a file's folder, yield a temporary name, and rename it to the file at the end.
+def in_place_when_whole(
+    file: Path, problem: str = "cannot be written", *, flush: bool = True
+) -> Iterator[BufferedWriter]:
+    """Make a file's folder, and write the file as `replacing` does.
 
-    If the context fails, also by Ctrl-C or by an error of what makes the content, nothing remains.
     Raises InputError that begins with the file and the `problem` for an error of the system.
     """
-    partial = partial_name(file)
-    try:
+    with or_refused(file, problem):
         file.parent.mkdir(parents=True, exist_ok=True)
-        yield partial
-        partial.replace(file)
-    except BaseException as error:
+        with replacing(file, flush=flush) as stream:
+            yield stream
+
+
+@contextmanager
+def or_refused(file: Path, problem: str = "cannot be written") -> Iterator[None]:
+    """Turn an error of the system into an InputError that begins with the file and the problem."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{file}: {problem}: {error.strerror or error}") from error
+
+
+@contextmanager
+def replacing(file: Path, *, flush: bool = True) -> Iterator[BufferedWriter]:
+    """Yield a stream to a new file, which takes the file's place at the end, complete and on disk.
+
+    If the context fails, also by Ctrl-C or by an error of what makes the content, nothing remains.
+    Many files of a data set, each of which can be made again, are written without `flush`: a disk
+    needs 10 ms for each. Raises OSError.
+    """
+    temporary = temporary_name(file)
+    try:
+        with create_file(temporary) as stream:
+            yield stream
+        put_in_place(temporary, file, flush=flush)
+    except BaseException:
         with suppress(OSError):
-            partial.unlink(missing_ok=True)  # a full disk needs the room
-        if isinstance(error, OSError):
-            raise InputError(f"{file}: {problem}: {error.strerror}") from error
+            temporary.unlink(missing_ok=True)  # a full disk needs the room
         raise
+
+
+def put_in_place(whole: Path, target: Path, *, flush: bool = True) -> None:
+    """Rename a file, or a folder of files, to `target` beside it, after its content is on the disk.
+
+    A link of the name `target` is replaced; what it leads to stays. Raises OSError.
+    """
+    # All before the new name: after a power failure a name without content would look complete.
+    if flush:
+        flush_content(whole)
+    whole.replace(target)
+    if flush:
+        flush_to_disk(target.parent)
+
+
+@contextmanager
+def new_folder_beside(target: Path) -> Iterator[Path]:
+    """Make an empty folder, from which files or which itself can be renamed to `target`.
+
+    What is left of it at the end is removed. Raises OSError.
+    """
+    folder = temporary_name(target)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def flush_content(whole: Path) -> None:
+    """Wait until a file, or a folder's files and then their names, are on the disk."""
+    for file in [*whole.iterdir(), whole] if whole.is_dir() else [whole]:
+        flush_to_disk(file)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file's content, or a folder's names, are on the disk. Raises OSError."""
+    # A folder can be opened only for reading, which is sufficient for `fsync`.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -161,6 +281,7 @@ def write_json(file: Path, content: object) -> None:
     write_atomically(file, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
+NOT_REGULAR = "it is not a regular file"
 MOST_BYTES = 64_000_000  # of a file that is read whole, unless its reader sets a limit of its own
 
 
@@ -183,7 +304,7 @@ def regular_descriptor(file: Path, *, pipes: bool = False) -> int:
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
-    raise OSError(errno.EINVAL, "it is not a regular file", str(file))
+    raise OSError(errno.EINVAL, NOT_REGULAR, str(file))
 
 
 def read_bytes(file: Path, *, most_bytes: int = MOST_BYTES) -> bytes:
@@ -281,9 +402,10 @@ class LineFile:
     """A file of complete lines; a line that could not be written is retried with the next one."""
 
     def __init__(self, file: Path) -> None:
+        """Open the file to append to it; raise OSError for a link, as `updated_descriptor` does."""
         # No buffered file: it would keep a line that could not be written, and write it again
         # later.
-        self._descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        self._descriptor = updated_descriptor(file, os.O_APPEND)
         self._waiting: deque[bytes] = deque()
 
     def write(self, line: str) -> None:

@@ -21,7 +21,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 
-from common.errors import OUR_BUG
+from common.errors import OUR_BUG, InputError
+from common.files import create_file, open_regular, updated_descriptor
 from common.machine import own_process, start_time
 
 # Times in seconds.
@@ -41,10 +42,11 @@ class FileLock:
     """A lock on a file, created if need be, from `take` to `release` or the process's end."""
 
     def __init__(self, path: Path) -> None:
+        """Open the file, and never change its content; raise OSError for a link."""
         self.path = path
-        self._is_new = not path.exists()
+        self._is_new = not os.path.lexists(path)
         self._is_taken = False
-        self._file = path.open("a", encoding="utf-8")
+        self._file = os.fdopen(updated_descriptor(path), "rb")
         self._renewal: Thread | None = None
         self._released = Event()
 
@@ -68,7 +70,7 @@ class FileLock:
                 self._renewal.start()
         # The lock's holder may have removed the file between our opening and locking it.
         try:
-            is_there = os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+            is_there = os.path.samestat(os.fstat(self._file.fileno()), self.path.lstat())
         except FileNotFoundError:
             is_there = False
         if not is_there:
@@ -108,7 +110,7 @@ class FileLock:
 def is_locked(path: Path) -> bool:
     """Return whether another process holds the lock on a file. Nothing is created or changed."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -138,8 +140,8 @@ def create_owner_file(owner: Path) -> None:
     if owner.exists() and not is_alive(owner):
         remove_stale(owner)
     try:
-        with owner.open("x", encoding="utf-8") as file:
-            json.dump(this_process(), file)
+        with create_file(owner) as file:
+            file.write(json.dumps(this_process()).encode())
     except FileExistsError as error:
         holder = read_owner(owner)
         if holder != this_process():  # a signal may have come between its creation and here
@@ -156,7 +158,7 @@ def remove_stale(owner: Path) -> None:
         if age(turn) > TAKING_OVER:  # its process was killed meanwhile
             turn.unlink()
     try:
-        turn.touch(exist_ok=False)
+        create_file(turn).close()
     except FileExistsError as error:
         raise LockHeldError from error
     try:
@@ -186,7 +188,7 @@ def is_alive(owner: Path) -> bool:
 def read_owner(owner: Path) -> dict[str, object]:
     """Return the content of an owner file; empty if it is not yet, or no longer, written."""
     try:
-        with owner.open("rb") as file:
+        with open_regular(owner) as file:
             content = json.loads(file.read(MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
@@ -254,22 +256,43 @@ def first_writable(folders: Sequence[Path], *, mode: int = 0o777) -> Path:
     raise OSError("; ".join(reasons))
 
 
+LONGEST_WAIT = 3600.0  # [s] more than the work of any holder, such as the index of a large file
+BETWEEN_TRIES = 0.1  # [s]
+
+
 @contextmanager
 def one_process_at_a_time(
-    lock: Path, *, waiting: Callable[[], None] = lambda: None
+    lock: Path, *, what: str, tell: Callable[[str], object], longest: float = LONGEST_WAIT
 ) -> Iterator[None]:
     """Hold a lock between processes; the kernel releases it when a process dies.
 
-    The file is made if it is not there. `waiting` is called once if another process holds the lock.
-    If the file system has no locks, nothing is held: the caller's work must be correct even then.
+    The file is made if it is not there. If another process holds the lock, `tell` gets a line that
+    names `what` that process is doing. If the file system has no locks, nothing is held: the
+    caller's work must be correct even then.
+
+    Raises:
+        OSError: The file cannot be made, or is a link or no regular file.
+        InputError: Another process still holds the lock after the `longest` time [s].
     """
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waiting()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
+    began, is_told = time.monotonic(), False
+    with os.fdopen(updated_descriptor(lock), "rb") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not is_told:
+                    is_told = True
+                    tell(f"waiting for another process, which is {what}")
+                if time.monotonic() - began > longest:
+                    raise InputError(
+                        f"{lock}: another process has been {what} for {longest / 60:.0f} minutes; "
+                        "end it, and run the same command again"
+                    ) from None
+                time.sleep(BETWEEN_TRIES)
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+                break
+            else:
+                break
         yield

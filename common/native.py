@@ -14,7 +14,9 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -93,7 +95,11 @@ def load_library(source: Path, *, instruction_set: str | None = None) -> ctypes.
         library = first_writable(folders, mode=0o700) / name
     except OSError as error:
         raise NativeLibraryError(f"no folder for compiled code ({error})") from error
-    with one_process_at_a_time(library.with_suffix(".lock")):
+    with one_process_at_a_time(
+        library.with_suffix(".lock"),
+        what=f"compiling {source.name}",
+        tell=partial(print, file=sys.stderr, flush=True),
+    ):
         # Other ranks start at the same time: one of them may have compiled while this one waited.
         if not library.exists():
             compile_to(library, [*compiler, *compile_flags], source, link_flags)

@@ -2,7 +2,6 @@
 
 import argparse
 import resource
-import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,14 @@ from data.annotations import SPLITS, known_trees
 from data.coco_json import read_annotations
 from data.formats.convert import convert_labels
 from data.formats.labels import read_class_names, read_list
-from data.index import find_or_make_index, is_index, open_index, read_stamp, write_index
+from data.index import (
+    find_or_make_index,
+    is_index,
+    open_index,
+    read_stamp,
+    remove_index,
+    write_index,
+)
 from data.openimages.export import write_coco_json
 
 CONVERT = """Convert labels of other programs to COCO's format, and these to what training opens.
@@ -222,9 +228,11 @@ def convert_json(path: Path, *, out: Path | None, overwrite: bool, console: Cons
         with progress_in_bytes(console, f"reading {path.name}", total=size) as advance:
             annotations = read_annotations(path, advance=lambda done: advance(done, ""))
         try:
-            if out.exists():
-                # The old index is kept until the JSON has been read without a fault.
-                shutil.rmtree(out)
+            # The old index is kept until the JSON has been read without a fault.
+            if not remove_index(out):
+                raise InputError(
+                    f"{out}: also holds files that are not of an index; set another --out"
+                )
             write_index(out, annotations, made_from=str(path.resolve()))
         except OSError as error:
             raise InputError(f"{out}: cannot be written: {error.strerror}") from error

@@ -12,9 +12,9 @@ the file's content: a file that was copied or touched keeps its index, a changed
 import hashlib
 import json
 import os
-import shutil
+import re
 import stat
-import tempfile
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +24,14 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from common.console import make_console, progress_in_bytes
-from common.errors import InputError
-from common.files import open_regular, read_bytes
+from common.errors import InputError, printable
+from common.files import (
+    new_folder_beside,
+    open_regular,
+    put_in_place,
+    read_bytes,
+    replacing,
+)
 from common.locks import first_writable, one_process_at_a_time, user_cache
 from data.annotations import Annotations, TextColumn
 from data.coco_json import Advance, read_annotations
@@ -54,6 +60,10 @@ DESCRIPTION = "index.json"
 CURRENT = "current.json"
 """File beside the indexes of an annotation file: the index of its content, and its stamp."""
 LOCK = ".lock"
+FILES = [DESCRIPTION, *(f"{name}.npy" for name in DTYPES)]
+INDEX_NAME = re.compile(r"[0-9a-f]{16}-format\d+|\.[0-9a-f]{16}-format\d+\.[0-9a-f]{16}\.partial")
+"""An index beside others, or one that a killed process was writing."""
+TEMPORARY_NOTE = re.compile(r"\.current\.json\.([0-9a-f]{16}\.partial|\d+)")
 
 
 class FoundIndex(NamedTuple):
@@ -82,12 +92,7 @@ def write_index(folder: Path, annotations: Annotations, *, made_from: str) -> No
     It must not exist, or be empty. The index stores the name of the file that it was `made_from`.
     Raises OSError if it cannot be written.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, since a rename is atomic only within a file system. The index is a folder
-    # inside, as mkdtemp's own folder is private to the user.
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
-        whole = Path(temporary, "index")
-        whole.mkdir()
+    with new_folder_beside(folder) as whole:
         for name in COLUMNS:
             column = getattr(annotations, name)
             if name in TEXTS:
@@ -102,8 +107,8 @@ def write_index(folder: Path, annotations: Annotations, *, made_from: str) -> No
             "images": len(annotations),
             "boxes": len(annotations.boxes),
         }
-        (whole / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-        whole.rename(folder)
+        (whole / DESCRIPTION).write_bytes(json.dumps(description, indent=2).encode() + b"\n")
+        put_in_place(whole, folder)
 
 
 def open_index(folder: Path) -> Annotations:
@@ -222,11 +227,18 @@ def index_of_folder(folder: Path) -> FoundIndex:
 
 
 def index_homes(path: Path) -> list[Path]:
-    """Return the possible folders of a file's indexes, the preferred one first."""
+    """Return the possible folders of a file's indexes, the preferred one first.
+
+    Raises InputError for one that is a link: what it leads to is not the index's to write or clear.
+    """
     whole_path = str(path.resolve())
     name = f"{path.name}-{hashlib.sha256(whole_path.encode()).hexdigest()[:16]}.index"
     beside, cache = path.with_name(f"{path.name}.index"), user_cache()
-    return [beside, cache / "indexes" / name] if cache else [beside]
+    homes = [beside, cache / "indexes" / name] if cache else [beside]
+    for home in homes:
+        if home.is_symlink():
+            raise InputError(f"{home}: is a link; an index is written into a folder; remove it")
+    return homes
 
 
 def read_stamp(path: Path) -> Stamp:
@@ -275,18 +287,18 @@ def read_current(home: Path) -> dict[str, Any] | None:
 
 def make_for_all(path: Path, stamp: Stamp, home: Path, *, console: Console) -> FoundIndex:
     """Create the index in one process; the others wait for it and then open it."""
-
-    def print_waiting() -> None:
-        console.print(f"waiting for another process to build the index of {path}")
-
     try:
-        with one_process_at_a_time(home / LOCK, waiting=print_waiting):
+        with one_process_at_a_time(
+            home / LOCK, what=f"building the index of {path}", tell=console.print
+        ):
             # The process that held the lock before may have made the index meanwhile.
             return current_index(home, stamp) or make_index(path, stamp, home, console=console)
     except (InputError, KeyboardInterrupt):
         # A folder with nothing but the lock was made by this attempt.
-        if [entry.name for entry in home.iterdir()] == [LOCK]:
-            shutil.rmtree(home, ignore_errors=True)
+        if os.listdir(home) == [LOCK]:  # noqa: PTH208
+            (home / LOCK).unlink(missing_ok=True)
+            with suppress(OSError):
+                home.rmdir()
         raise
 
 
@@ -301,7 +313,7 @@ def make_index(path: Path, stamp: Stamp, home: Path, *, console: Console) -> Fou
             annotations = read_annotations(
                 path, advance=lambda done: advance(stamp.size + done, "parsing")
             )
-            shutil.rmtree(folder, ignore_errors=True)  # a damaged one
+            remove_index(folder)  # a damaged one
             try:
                 write_index(folder, annotations, made_from=str(path.resolve()))
             except OSError:
@@ -317,17 +329,49 @@ def make_index(path: Path, stamp: Stamp, home: Path, *, console: Console) -> Fou
     if read_stamp(path) != stamp:
         raise InputError(f"{path}: changed while it was read; run the same command again")
     # Written last and replaced atomically: other processes open what this file names.
-    part = home / f".{CURRENT}.{os.getpid()}"
-    part.write_text(json.dumps({"index": folder.name, **stamp._asdict()}), encoding="utf-8")
-    part.replace(home / CURRENT)
-    # Indexes of what the file was before, and temporary files of killed processes.
-    for entry in home.iterdir():
-        if entry.name not in (folder.name, CURRENT, LOCK):
-            if entry.is_dir():
-                shutil.rmtree(entry, ignore_errors=True)
-            else:
-                entry.unlink(missing_ok=True)
+    with replacing(home / CURRENT) as stream:
+        stream.write(json.dumps({"index": folder.name, **stamp._asdict()}).encode())
+    remove_earlier(home, folder, console=console)
     return index
+
+
+def remove_earlier(home: Path, current: Path, *, console: Console) -> None:
+    """Remove indexes of what the file was before, and temporary files of killed processes.
+
+    A note names what else is there, which stays: it is somebody's.
+    """
+    strange = []
+    for entry in sorted(home.iterdir()):
+        if entry.name in (current.name, CURRENT, LOCK):
+            continue
+        if TEMPORARY_NOTE.fullmatch(entry.name) and not entry.is_dir():
+            entry.unlink(missing_ok=True)
+        elif not (INDEX_NAME.fullmatch(entry.name) and remove_index(entry)):
+            strange.append(entry.name)
+    if strange:
+        console.print(
+            f"note: {home}: {', '.join(map(printable, strange[:3]))}"
+            f"{', …' if len(strange) > 3 else ''} stays: not files of an index",
+            soft_wrap=True,
+        )
+
+
+def remove_index(folder: Path) -> bool:
+    """Remove an index's folder, and return whether it is gone; a missing one is.
+
+    A link stays, and a folder that holds anything but an index's files stays as it is.
+    """
+    if not os.path.lexists(folder):
+        return True
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    files = list(folder.iterdir())
+    if not all(file.name in FILES and not file.is_dir() for file in files):
+        return False
+    for file in files:
+        file.unlink(missing_ok=True)
+    folder.rmdir()
+    return True
 
 
 def digest(path: Path, *, advance: Advance) -> str:

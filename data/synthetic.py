@@ -25,6 +25,7 @@ from PIL import Image, ImageDraw
 from common.cli import add_command, positive
 from common.console import make_console, progress
 from common.errors import InputError
+from common.files import new_folder_beside, or_refused, read_text
 
 
 def add_scenes(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -48,11 +49,9 @@ def run(out: Path, *, images: int, seed: int, varied: bool) -> int:
     if out.exists() or out.is_symlink():
         raise InputError(f"--out: {out} already exists; set a new folder")
     console = make_console()
-    temporary = out.with_name(f".{out.name}.partial")
     labels = Path("annotations") / "instances_default.json"
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        (temporary / "images").mkdir(parents=True)
+    with or_refused(out), new_folder_beside(out) as temporary:
+        (temporary / "images").mkdir()
         (temporary / labels.parent).mkdir()
         with progress(console, "drawing images", total=images) as advance:
             write_split(
@@ -65,14 +64,12 @@ def run(out: Path, *, images: int, seed: int, varied: bool) -> int:
                 advance=advance,
             )
         temporary.rename(out)
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written: {error.strerror}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     console.print(f"{images:,} images in {out / 'images'}, their boxes in {out / labels}")
     return 0
 
 
+RECIPE = "recipe.json"
+SCENES_ENTRIES = {RECIPE, "train", "validation"}
 DRAWING = 1  # increase it when the painters change, so that existing scenes are drawn again
 SIZES = ((256, 256), (288, 224), (224, 288))  # width and height of the images [pixels]
 SUPERSAMPLING = 2
@@ -165,29 +162,38 @@ def make_synthetic_data(
     The folder `root` is replaced as a whole if it contains other scenes. `train` and `validation`
     are numbers of images; the two splits have different images for every seed. `advance` is called
     after every image with the number drawn so far and a note. Returns whether images were drawn.
+
+    Raises:
+        InputError: `root` is a link, or holds something else than scenes.
+        OSError: It cannot be written.
     """
     recipe = {"drawing": DRAWING, "seed": seed, "train": train, "validation": validation}
-    marker = root / "recipe.json"
-    if marker.is_file() and marker.read_text(encoding="utf-8") == json.dumps(recipe):
+    marker = root / RECIPE
+    if marker.is_file() and read_text(marker) == json.dumps(recipe):
         return False
-    temporary = root.with_name(f".{root.name}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)
-    for split, count, before in (("train", train, 0), ("validation", validation, train)):
-        images, labels = temporary / split / "data", temporary / split / "labels"
-        images.mkdir(parents=True)
-        labels.mkdir()
-        write_split(
-            images,
-            labels / "openimages-mlperf.json",
-            name=split,
-            seed=seed,
-            count=count,
-            advance=partial(lambda before, drawn, note: advance(before + drawn, note), before),
+    if root.is_symlink() or (
+        root.exists() and {file.name for file in root.iterdir()} - SCENES_ENTRIES
+    ):
+        raise InputError(
+            f"{root}: is a link, or holds files that are not of generated scenes; remove it"
         )
-    (temporary / "recipe.json").write_text(json.dumps(recipe), encoding="utf-8")
-    # rename() does not replace a folder that has files, so the old one is removed first.
-    shutil.rmtree(root, ignore_errors=True)
-    temporary.rename(root)
+    with new_folder_beside(root) as temporary:
+        for split, count, before in (("train", train, 0), ("validation", validation, train)):
+            images, labels = temporary / split / "data", temporary / split / "labels"
+            images.mkdir(parents=True)
+            labels.mkdir()
+            write_split(
+                images,
+                labels / "openimages-mlperf.json",
+                name=split,
+                seed=seed,
+                count=count,
+                advance=partial(lambda before, drawn, note: advance(before + drawn, note), before),
+            )
+        (temporary / RECIPE).write_bytes(json.dumps(recipe).encode())
+        # rename() does not replace a folder that has files, so the old one is removed first.
+        shutil.rmtree(root, ignore_errors=True)
+        temporary.rename(root)
     return True
 
 
@@ -231,7 +237,7 @@ def write_split(
         "images": images,
         "annotations": annotations,
     }
-    labels.write_text(json.dumps(content), encoding="utf-8")
+    labels.write_bytes(json.dumps(content).encode())
 
 
 def draw_background(draw: ImageDraw.ImageDraw, width: int, height: int, random: Random) -> None:

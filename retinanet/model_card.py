@@ -8,10 +8,10 @@ import hashlib
 import io
 import json
 import math
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ruamel.yaml import YAML
 from common.cli import installed_command
 from common.console import clock
 from common.errors import printable
-from common.files import partial_name, read_json_lines
+from common.files import encoded, read_bytes, read_json_lines, replacing
 from data.annotations import Resize, SplitName
 from data.dataset import DetectionDataset
 from retinanet.config_file import configured_split
@@ -267,18 +267,12 @@ def write_card(folder: Path, text: str) -> bool:
     removed in the meantime does not reappear. Raises OSError.
     """
     file = folder / CARD
-    if file.exists() and not is_unedited(file.read_bytes()):
+    if os.path.lexists(file) and not is_unedited(read_bytes(file)):
         return False
+    content = encoded(text)
     # Not write_atomically, which creates missing folders: a removed checkpoint would reappear.
-    content = text.encode("utf-8", "backslashreplace")
-    partial = partial_name(folder / CARD)
-    try:
-        partial.write_bytes(content + f"{MARK}{hashlib.sha256(content).hexdigest()} -->\n".encode())
-        partial.replace(file)
-    except OSError:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise
+    with replacing(file) as stream:
+        stream.write(content + f"{MARK}{hashlib.sha256(content).hexdigest()} -->\n".encode())
     return True
 
 

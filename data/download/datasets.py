@@ -22,6 +22,7 @@ from rich.console import Console
 
 from common.console import progress_in_bytes
 from common.errors import InputError
+from common.files import create_file, new_folder_beside, put_in_place
 from data.annotations import SplitName, known_trees
 from data.coco_json import stream_lists
 from data.download.http import PART_SUFFIX, AttemptError, Check
@@ -132,11 +133,9 @@ def write_annotations(
     Raises:
         InputError: A class is not one of COCO's or no image has one, or the JSON is not COCO's.
     """
-    whole = path.with_name(f"{path.name}.whole{PART_SUFFIX}")
-    part = path.with_name(f"{path.name}{PART_SUFFIX}")
-    source = whole
     try:
-        with zipfile.ZipFile(archive) as members:
+        with new_folder_beside(path) as folder, zipfile.ZipFile(archive) as members:
+            source, part = folder / "whole.json", folder / "part.json"
             member = members.getinfo(f"annotations/{path.name}")
             if member.file_size > LARGEST_JSON:
                 raise InputError(
@@ -147,21 +146,21 @@ def write_annotations(
             if path.is_file() and path.stat().st_size == member.file_size:
                 source = path
             else:
-                with members.open(member) as compressed, whole.open("wb") as target:
+                with (
+                    members.open(member) as compressed,
+                    create_file(source) as target,
+                ):
                     shutil.copyfileobj(compressed, target, 1 << 20)
-        selection = select(source, classes=classes, limit=limit)
-        if classes is not None or limit is not None:
-            _write_selection(source, selection, part)
-            part.replace(path)
-        elif source == whole:
-            whole.replace(path)
+            selection = select(source, classes=classes, limit=limit)
+            if classes is not None or limit is not None:
+                _write_selection(source, selection, part)
+                source = part
+            if source != path:
+                put_in_place(source, path)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{archive}: {path.name}: not COCO's annotations: {error!r}; remove it, download again"
         ) from error
-    finally:
-        whole.unlink(missing_ok=True)
-        part.unlink(missing_ok=True)
     return selection.file_names
 
 
@@ -210,7 +209,7 @@ def _write_selection(source: Path, selection: Selection, path: Path) -> None:
         "categories": lambda entry: entry["id"] in category_ids,
     }
     lines: dict[str, int] = {}
-    with path.open("w", encoding="utf-8") as file:
+    with io.TextIOWrapper(create_file(path), "utf-8") as file:
         file.write('{"info": {"description": "a part of COCO 2017"}')
         for name, entries in stream_lists(source, LISTS, advance=lambda done: None):
             if name not in lines:

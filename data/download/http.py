@@ -5,12 +5,14 @@ be continued if the server still has the same version, which `NAME.part.version`
 Last-Modified, for If-Range). The headers of a response are validated before its body is used.
 """
 
+import os
 import random
 import re
 import threading
 import time
 from collections.abc import Callable
 from http import HTTPStatus
+from io import BufferedRandom
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -20,6 +22,7 @@ from urllib3 import Retry
 from urllib3.exceptions import ConnectTimeoutError, InvalidHeader, NewConnectionError
 
 from common.errors import InputError, one_line
+from common.files import create_anew, put_in_place, replacing, updated_descriptor
 
 CHUNK = 1 << 16
 LONGEST_PAUSE = 30.0  # between two attempts, unless Retry-After requires more. [s]
@@ -76,7 +79,8 @@ class Part(NamedTuple):
 
     def size(self) -> int:
         """Return how many bytes have arrived."""
-        return self.path.stat().st_size if self.path.is_file() else 0
+        is_file = self.path.is_file() and not self.path.is_symlink()
+        return self.path.stat().st_size if is_file else 0
 
     def discard(self) -> None:
         """Remove what has arrived."""
@@ -158,7 +162,8 @@ def fetch(
         else:
             size = part.size()
             part.version.unlink(missing_ok=True)
-            part.path.replace(path)
+            # Images are many, and are fetched again if one is lost: see `replacing`.
+            put_in_place(part.path, path, flush=resume)
             return size
 
 
@@ -223,14 +228,14 @@ def _write_body(
     if total is not None and total > limit:
         raise FetchError(f"{response.url}: {total:,} bytes, more than the limit of {limit:,}")
     size = start
-    with part.path.open("ab" if start else "wb") as file:
+    with continued(part.path, start) if start else create_anew(part.path) as file:
         if resume and not start:
-            # After opening, which truncated the old part: its bytes must not count as this version.
+            # After opening, which removed the old part: its bytes must not count as this version.
+            part.version.unlink(missing_ok=True)
             version = response_version(response)
             if version:
-                part.version.write_text(version, "latin-1")
-            else:
-                part.version.unlink(missing_ok=True)
+                with replacing(part.version) as noted:
+                    noted.write(version.encode("latin-1"))
         received(size, total or 0)
         for chunk in response.iter_content(CHUNK):
             if stop.is_set():
@@ -244,6 +249,13 @@ def _write_body(
     # Fewer bytes can be continued; more than announced are not those of this file.
     if total is not None and size != total:
         raise AttemptError(f"received {size} of {total} bytes", keep_part=size < total)
+
+
+def continued(path: Path, start: int) -> BufferedRandom:
+    """Return a stream to write a file from position `start` on."""
+    file = os.fdopen(updated_descriptor(path), "r+b")
+    file.seek(start)
+    return file
 
 
 def check_status(response: requests.Response, *, url: str) -> None:

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from common.console import progress
 from common.errors import InputError
-from common.files import write_atomically
+from common.files import updated_descriptor, write_atomically
 from common.machine import code_version, environment, installed_versions
 from launch.mpirun import choose_mpirun
 from profiling.ablate.result import (
@@ -331,8 +331,7 @@ def alone_on_this_machine() -> Iterator[None]:
     # Among the temporary files, as a home may be that of many hosts.
     lock = Path(tempfile.gettempdir(), f"retinanet-ablate-{os.getuid()}.lock")
     try:
-        # O_NOFOLLOW: in a folder that all users share, the name may be another user's link.
-        descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+        descriptor = updated_descriptor(lock)
     except OSError as error:
         raise InputError(
             f"{lock}: cannot be opened: {error.strerror}; set TMPDIR to a local folder"

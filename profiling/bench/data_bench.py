@@ -33,7 +33,7 @@ from common.charts import Table, text_column
 from common.cli import add_command, add_json_option, add_overrides, positive
 from common.console import make_console, progress
 from common.errors import FINISHED, InputError
-from common.files import require_free_json, write_atomically
+from common.files import require_free_json, write_atomically, write_json
 from common.machine import environment
 from data.decoding import DECODERS, SUFFIXES, decoder_fault, describe_decoder
 from data.synthetic import make_synthetic_data
@@ -209,7 +209,7 @@ def photos_in(folder: Path, *, limit: int, option: str = "--images") -> list[Pat
 
 def write_list(photos: Sequence[Path], file: Path) -> None:
     """List photos in a file, for the processes of variants."""
-    file.write_text(json.dumps(list(map(str, photos))), encoding="utf-8")
+    write_json(file, list(map(str, photos)))
 
 
 def read_list(file: str) -> list[Path]:

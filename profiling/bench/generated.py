@@ -7,6 +7,7 @@ the most that the model's postprocessing keeps. Annotations have the fields of M
 logs the time stamps and foreign lines of a long run.
 """
 
+import io
 import json
 from collections.abc import Iterable, Iterator
 from itertools import cycle, islice
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.console import Advance
+from common.files import in_place_when_whole
 from data.annotations import Annotations
 from retinanet.evaluation.matching import SplitDetections
 
@@ -49,7 +51,10 @@ def write_annotations(path: Path, *, images: int, boxes: int, advance: Advance) 
             first += len(image_ids)
             advance(part.stop, "")
 
-    with path.open("w", encoding="utf-8") as file:
+    with (
+        in_place_when_whole(path, flush=False) as stream,
+        io.TextIOWrapper(stream, "utf-8") as file,
+    ):
         file.write(f'{{"info": {{}}, "licenses": [], "categories": {json.dumps(categories)}')
         write_list(file, "images", map(image_texts, parts))
         write_list(file, "annotations", boxes_of_parts())
@@ -185,7 +190,10 @@ def write_log(file: Path, *, lines: int, problems: int) -> float:
     Every second problem is a convolution, every second one the reorder of its weights.
     """
     total = 0.0
-    with file.open("w", encoding="ascii") as out:
+    with (
+        in_place_when_whole(file, flush=False) as stream,
+        io.TextIOWrapper(stream, "ascii") as out,
+    ):
         out.write(HEADER)
         bodies = cycle(map(log_body, range(problems)))
         for number, body in enumerate(islice(bodies, lines)):

@@ -24,7 +24,7 @@ from torch.backends import mkldnn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from common.console import OUTPUT, discard_errors, flush_c, redirected
-from common.files import write_atomically
+from common.files import new_descriptor, new_folder_beside, put_in_place, write_atomically
 from profiling.capture.byte_counter import ByteCounter
 from profiling.onednn_log.parse import Mark, facts_line, mark_line
 from profiling.trace.trace import KEY
@@ -95,8 +95,8 @@ class OneDnnHook(ProfilerHook):
 
     def open(self, prepared: PreparedTraining) -> None:
         """Begin the log with the facts."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-        self._log = os.open(self.file, flags, 0o666)
+        self.file.unlink(missing_ok=True)
+        self._log = new_descriptor(self.file, os.O_APPEND)
         self._write(facts_line(self._facts(prepared)))
 
     def begin_step(self, number: int, prepared: PreparedTraining) -> None:
@@ -389,12 +389,10 @@ class TraceHook(ProfilerHook):
         with discard_errors():  # Kineto warns that there is no GPU
             profiler.stop()
         # The exporter writes piece by piece; a killed run must not leave half a trace.
-        partial = self.file.with_name(f".partial-{self.file.name}")
-        try:
-            profiler.export_chrome_trace(str(partial))
-            partial.replace(self.file)
-        finally:
-            partial.unlink(missing_ok=True)
+        with new_folder_beside(self.file) as folder:
+            # Under its own name, since the suffix selects compression.
+            profiler.export_chrome_trace(str(folder / self.file.name))
+            put_in_place(folder / self.file.name, self.file)
 
     def _trace(self, *, on: bool) -> None:
         assert self._profiler is not None

@@ -19,6 +19,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from common.errors import InputError
+from common.files import create_anew
 from common.processes import signal_name, start_process, started_or_ended, stop_process
 from launch.environment import BINDING_VARIABLES, prefer_memory
 from launch.limits import read_allowance
@@ -123,7 +124,7 @@ def run_benchdnn(
     Both output streams go to the file `output`, which is replaced: reading them as they come would
     take time from the measurement. It is killed after `timeout` seconds. OSError: cannot start.
     """
-    with output.open("wb") as stream:
+    with create_anew(output) as stream:
         process = start(path, arguments, stream.fileno(), conditions)
         try:
             status = process.wait(timeout=timeout)

@@ -270,7 +270,7 @@ def files_by_rank(folder: Path, endings: tuple[str, ...]) -> list[Path]:
     """Return `rank<N>` files of a folder, in order of N; others after them."""
     if not folder.is_dir():
         return []
-    # Names with a leading dot are partial files of a killed run, such as `.partial-rank0.json.gz`.
+    # Names with a leading dot are of files that a killed run was writing.
     files = [file for file in folder.iterdir()
              if file.name.endswith(endings) and not file.name.startswith(".")]  # fmt: skip
     # By number, since rank10 precedes rank2 in the order of texts.

@@ -21,7 +21,14 @@ from pydantic import TypeAdapter
 
 from common.console import Advance
 from common.errors import FINISHED, STOPPED_BY_SIGNAL, InputError
-from common.files import first_difference, read_json_lines, read_stored, write_json
+from common.files import (
+    create_anew,
+    first_difference,
+    new_folder_beside,
+    read_json_lines,
+    read_stored,
+    write_json,
+)
 from common.processes import running, wait_for
 from common.program import command_words, module_command, train_command, train_words
 from retinanet.config_types import DEFAULT_BETA1, explicit_momentum
@@ -202,11 +209,10 @@ def whole(job: Job, setting: Setting, *, advance: Advance) -> list[dict[str, Any
 
 def copy_cold_start(job: Job, run: Path) -> None:
     """Copy the cold start, atomically, to a run of another name that continues it."""
-    begun = run.with_name(f"{run.name}.begun")
-    shutil.rmtree(begun, ignore_errors=True)
     # Copying can be interrupted and renaming cannot: a run of this name is complete.
-    shutil.copytree(job.folder / COLD_START, begun, symlinks=True)
-    begun.rename(run)
+    with new_folder_beside(run) as folder:
+        begun = shutil.copytree(job.folder / COLD_START, folder / run.name, symlinks=True)
+        begun.rename(run)
 
 
 def train_for(
@@ -257,7 +263,7 @@ def train(
     # In the user's folder: the configuration's path and those in overrides may be relative.
     command = job.command(f"run.root={run.parent}", f"run.name={run.name}", *options)
     with (
-        log_file(run).open("wb") as log,
+        create_anew(log_file(run)) as log,
         running(
             command,
             patience_s=SECONDS_FOR_A_CHECKPOINT,

@@ -18,7 +18,13 @@ from torchvision.ops import box_iou
 
 from common.console import make_console
 from common.errors import FINISHED, InputError
-from common.files import require_free_outputs, write_atomically
+from common.files import (
+    new_folder_beside,
+    or_refused,
+    put_in_place,
+    require_free_outputs,
+    write_atomically,
+)
 from data.decoding import decode_image
 from data.synthetic import draw_scene
 from data.transforms import fit_image
@@ -94,10 +100,9 @@ def export(
     model = trained.build_model().eval()
     description = target.describe(trained, score_threshold=score_threshold)
     console = make_console()
-    # The suffix stays last, since it selects the format.
-    partial = out.with_name(f".{out.stem}.partial{out.suffix}")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+    with or_refused(out), new_folder_beside(out) as folder:
+        # Under its own name, since the suffix selects the format.
+        partial = folder / out.name
         target.write(model, partial, description)
         run = target.load(partial, description)
         comparison = compare_program(model, run, images, score_threshold=score_threshold)
@@ -107,11 +112,7 @@ def export(
                 f"differ from the checkpoint's by more than {BOX_TOLERANCE} pixels or "
                 f"{SCORE_TOLERANCE} in score, {comparison.equal} are equal; try the other format"
             )
-        partial.replace(out)
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written: {error.strerror}; set --out") from error
-    finally:
-        partial.unlink(missing_ok=True)
+        put_in_place(partial, out)
     write_atomically(beside, json.dumps(description, ensure_ascii=False, indent=1))
     quality = "no mAP" if description["map"] is None else f"mAP {description['map']:.3f}"
     console.print(

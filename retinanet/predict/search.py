@@ -9,7 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from rich.console import Console
 
 from common.errors import InputError, one_line, printable
-from common.files import partial_name
+from common.files import create_file, encoded, or_refused, put_in_place, temporary_name
 from data.decoding import SUFFIXES
 from retinanet.detector import Detector, box_records
 from retinanet.evaluation.matching import ImageDetections
@@ -148,13 +148,10 @@ def box_file(file: Path | None) -> Iterator[AddBoxes]:
     if file is None:
         yield lambda records: None
         return
-    partial = partial_name(file)
-    try:
+    partial = temporary_name(file)
+    with or_refused(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        # The surrogates of a name that is not UTF-8 become escapes such as \udc80: valid JSON.
-        stream = partial.open("w", encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise InputError(f"{file}: cannot be written: {error.strerror}; set --json") from error
+        stream = create_file(partial)
     is_empty = True
 
     def add(records: Sequence[dict[str, Any]]) -> None:
@@ -162,23 +159,18 @@ def box_file(file: Path | None) -> Iterator[AddBoxes]:
         if not records:
             return
         lines = (json.dumps(record, ensure_ascii=False) for record in records)
-        try:
-            stream.write(("[\n" if is_empty else ",\n") + ",\n".join(lines))
-        except OSError as error:
-            raise InputError(f"{file}: cannot be written: {error.strerror}") from error
+        with or_refused(file):
+            # The surrogates of a name that is not UTF-8 become escapes such as \udc80: valid JSON.
+            stream.write(encoded(("[\n" if is_empty else ",\n") + ",\n".join(lines)))
         is_empty = False
 
     try:
         yield add
     finally:
-        try:
-            stream.write("[]\n" if is_empty else "\n]\n")
-            stream.close()
-            partial.replace(file)
-        except OSError as problem:
-            with suppress(OSError):
-                stream.close()
-            raise InputError(f"{file}: cannot be written: {problem.strerror}") from problem
+        with or_refused(file):
+            with stream:
+                stream.write(b"[]\n" if is_empty else b"\n]\n")
+            put_in_place(partial, file)
 
 
 class DetectionCounter:

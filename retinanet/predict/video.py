@@ -17,7 +17,7 @@ from rich.console import Console
 
 from common.console import SECONDS_BETWEEN_LINES, Advance, progress
 from common.errors import InputError, printable
-from common.files import open_regular
+from common.files import create_file, open_regular, put_in_place, temporary_name
 from data.decoding import MAX_PIXELS
 from retinanet.evaluation.matching import ImageDetections
 from retinanet.evaluation.output import draw_detections
@@ -136,7 +136,7 @@ def video_writer(file: Path, *, rate: Fraction, time_base: Fraction) -> Iterator
     """
     import av  # noqa: PLC0415
 
-    partial = file.with_name(f".{file.stem}.partial{file.suffix}")
+    partial = temporary_name(file)
     container: Any = None
     stream: Any = None
 
@@ -148,6 +148,7 @@ def video_writer(file: Path, *, rate: Fraction, time_base: Fraction) -> Iterator
             pixels = np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
             if stream is None:
                 file.parent.mkdir(parents=True, exist_ok=True)
+                create_file(partial).close()
                 container = av.open(str(partial), "w", format="mp4")
                 codec = next(name for name in CODECS if name in av.codecs_available)
                 stream = container.add_stream(codec, rate=rate, options=CODECS[codec])
@@ -169,7 +170,7 @@ def video_writer(file: Path, *, rate: Fraction, time_base: Fraction) -> Iterator
                 # None flushes the frames that the encoder holds back.
                 container.mux(stream.encode(None))
                 container.close()
-                partial.replace(file)
+                put_in_place(partial, file)
             except (av.FFmpegError, OSError) as problem:
                 with suppress(OSError):
                     partial.unlink(missing_ok=True)

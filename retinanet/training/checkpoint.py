@@ -11,7 +11,6 @@ under the parameters' names.
 """
 
 import hashlib
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -25,7 +24,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.errors import InputError
-from common.files import open_regular
+from common.files import (
+    PARTIAL,
+    encoded,
+    flush_content,
+    flush_to_disk,
+    open_regular,
+    put_in_place,
+    replacing,
+    temporary_name,
+)
 from retinanet.config_types import BEST, LAST, STATE_FILE, find_checkpoint
 from retinanet.engine.kernel_calls import match_memory_format
 from retinanet.model.retinanet import RetinaNet
@@ -229,8 +237,6 @@ def file_digest(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-PARTIAL = ".partial"
-REMOVED = ".removed"
 """Suffixes of a folder that is incomplete, or being removed; its name then begins with a dot."""
 
 
@@ -258,8 +264,7 @@ def write_checkpoint(final: Path, contents: Contents, *, texts: Mapping[str, str
     Raises:
         OSError: It cannot be written; no partial files remain, and the earlier one is unchanged.
     """
-    partial = final.with_name(f".{final.name}{PARTIAL}")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = temporary_name(final)
     try:
         partial.mkdir()
         parts = {}
@@ -273,29 +278,15 @@ def write_checkpoint(final: Path, contents: Contents, *, texts: Mapping[str, str
             parts[name] = Part(sha256=file_digest(file), bytes=file.stat().st_size)
         written = {STATE_FILE: state_text(replace(contents.state, parts=parts)), **texts}
         for name, text in written.items():
-            (partial / name).write_text(text, encoding="utf-8", errors="backslashreplace")
-        # Files before the folder, and all before the new name: after a power failure a name
-        # without content would look like a complete checkpoint.
-        for path in [*partial.iterdir(), partial]:
-            flush_to_disk(path)
+            (partial / name).write_bytes(encoded(text))
+        flush_content(partial)
     except OSError:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     # A rename cannot replace a folder that has content.
     remove(final)
-    partial.rename(final)
-    # A rename survives a power failure only after the parent folder is flushed.
+    put_in_place(partial, final, flush=False)
     flush_to_disk(final.parent)
-
-
-def flush_to_disk(path: Path) -> None:
-    """Wait until a file's content, or a folder's names, are on the disk."""
-    # A folder can be opened only for reading, which is sufficient for `fsync`.
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def rewrite_state(folder: Path, state: State) -> None:
@@ -304,23 +295,15 @@ def rewrite_state(folder: Path, state: State) -> None:
     Raises:
         OSError: It cannot be written; the earlier file is unchanged.
     """
-    partial = folder / f".{STATE_FILE}{PARTIAL}"
-    try:
-        partial.write_text(state_text(state), encoding="utf-8")
-        flush_to_disk(partial)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    partial.replace(folder / STATE_FILE)
-    flush_to_disk(folder)
+    with replacing(folder / STATE_FILE) as stream:
+        stream.write(state_text(state).encode())
 
 
 def point_to(link: Path, folder: Path) -> None:
     """Point `link` to `folder` beside it, atomically."""
-    partial = link.with_name(f".{link.name}{PARTIAL}")
+    partial = temporary_name(link)
     # The target of a link cannot be changed in place. Renaming a new link over the old one is
     # atomic, and its relative target stays valid if the run's folder is moved.
-    partial.unlink(missing_ok=True)
     partial.symlink_to(folder.name)
     partial.replace(link)
 
@@ -329,9 +312,7 @@ def remove(folder: Path) -> None:
     """Remove a checkpoint: first its name, so that no partial checkpoint is ever found."""
     if not folder.exists():
         return
-    doomed = folder.with_name(f".{folder.name}{REMOVED}")
-    # A process that was killed here may have left this folder.
-    shutil.rmtree(doomed, ignore_errors=True)
+    doomed = temporary_name(folder)
     folder.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
 
@@ -346,14 +327,12 @@ def remove_old(checkpoints: Path, *, keep: int) -> None:
 
 def remove_unfinished(checkpoints: Path) -> None:
     """Remove partial files of killed processes that were writing or removing checkpoints."""
-    for pattern in (f".*{PARTIAL}", f".*{REMOVED}"):
-        for path in checkpoints.glob(pattern):
-            # An unfinished `last` or `best` is a link to a folder, which `rmtree` refuses to
-            # remove.
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+    for path in checkpoints.glob(f".*{PARTIAL}"):
+        # An unfinished `last` or `best` is a link to a folder, which `rmtree` refuses to remove.
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def checkpoint_folder(checkpoints: Path, step: int) -> Path:

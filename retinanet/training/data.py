@@ -12,6 +12,7 @@ from rich.console import Console
 
 from common.console import progress
 from common.errors import InputError
+from common.files import or_refused
 from common.locks import one_process_at_a_time
 from data.dataset import DetectionData, open_data
 from data.decoding import describe_decoder, resolve_decoder
@@ -50,7 +51,10 @@ def open_run_data(
             total = scenes.train + scenes.validation
             with (
                 # Hosts with local disks need a copy each; the lock lets one rank per host make it.
-                one_process_at_a_time(root.with_name(f".{root.name}.lock")),
+                or_refused(root),
+                one_process_at_a_time(
+                    root.with_name(f".{root.name}.lock"), what=f"drawing {root}", tell=console.print
+                ),
                 progress(console, "generating images", total=total) as advance,
             ):
                 make_synthetic_data(

@@ -5,8 +5,10 @@ import io
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -17,18 +19,22 @@ import retinanet.__main__
 import train
 from common.errors import InputError
 from common.files import (
+    LineFile,
     as_csv,
     copy_atomically,
+    in_place_when_whole,
     open_regular,
     read_bytes,
     read_text,
     removed_on_failure,
     require_writable,
+    write_atomically,
     write_parts,
 )
 from profiling.onednn_log import log
 from profiling.onednn_log.log import read_logs
-from tests.support.commands import RunHere, run_program
+from tests.data.samples import random_content, write_json
+from tests.support.commands import RunHere, error_line, run_program
 
 MAINS = {
     "train": train.main,
@@ -219,11 +225,80 @@ def test_outputs_of_a_failed_command_are_removed_and_earlier_ones_kept(tmp_path:
 def test_interrupted_check_that_a_file_can_be_written_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(file: Path, _mode: str) -> None:
-        file.touch()
-        raise KeyboardInterrupt
+    temporary = tempfile.TemporaryFile
 
-    monkeypatch.setattr(Path, "open", interrupted)
+    def interrupted(dir: Path) -> IO[bytes]:  # noqa: A002
+        file = temporary(dir=dir)
+        os.kill(os.getpid(), signal.SIGINT)
+        return file
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", interrupted)
     with pytest.raises(KeyboardInterrupt):
         require_writable([tmp_path / "new.json"])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def bashrc(tmp_path: Path) -> Path:
+    """Return a file of the user, beside a folder `set` from somebody else that links to it."""
+    (tmp_path / "set").mkdir()
+    (tmp_path / ".bashrc").write_text("# mine\n")
+    return tmp_path / ".bashrc"
+
+
+def test_nothing_is_written_through_links_of_a_foreign_folder(bashrc: Path) -> None:
+    file = bashrc.parent / "set" / "train.json"
+    for name in (".train.json.partial", "train.json"):
+        file.with_name(name).symlink_to(bashrc)
+    write_atomically(file, "$(touch PWN)")
+    assert bashrc.read_text() == "# mine\n"
+    assert not file.is_symlink() and file.read_text() == "$(touch PWN)"
+    # While it is written it has a name that nobody can predict.
+    names = set()
+    for _ in range(2):
+        with in_place_when_whole(file) as stream:
+            names.add(stream.name)
+    assert len(names) == 2 and {Path(str(name)).parent for name in names} == {file.parent}
+
+
+def test_command_refuses_an_output_that_is_a_link(
+    bashrc: Path, run_here: RunHere, tmp_path: Path
+) -> None:
+    labels = write_json(tmp_path / "labels.json", random_content(images=9, boxes=9))
+    (tmp_path / "set" / "train.json").symlink_to(bashrc)
+    out = tmp_path / "set"
+    done = run_here(data.__main__.main, "split", labels, "--out", out, "--overwrite")
+    assert done.returncode == 2
+    assert error_line(done) == (
+        f"error: {out / 'train.json'}: is a link, which is not written through; give another name"
+    )
+    assert bashrc.read_text() == "# mine\n"
+
+
+@pytest.mark.parametrize("kind", ["link", "broken link", "FIFO"])
+def test_lines_are_appended_to_regular_files_only(bashrc: Path, kind: str) -> None:
+    file = bashrc.parent / "set" / "metrics.jsonl"
+    if kind == "FIFO":
+        os.mkfifo(file)
+    else:
+        file.symlink_to(bashrc if kind == "link" else bashrc.with_name("new"))
+    with pytest.raises(OSError, match="it is"):
+        LineFile(file)
+    assert bashrc.read_text() == "# mine\n" and not bashrc.with_name("new").exists()
+
+
+@pytest.mark.parametrize("source", ["/dev/zero", "a FIFO"])
+def test_only_regular_files_are_copied(tmp_path: Path, source: str) -> None:
+    path = Path(source)
+    if source == "a FIFO":
+        os.mkfifo(path := tmp_path / "fifo.jpg")
+    with pytest.raises(InputError, match=r"cannot be copied from .*: it is not a regular file"):
+        copy_atomically(path, tmp_path / "out" / "copy.jpg")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_copy_has_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "large.jpg").write_bytes(b"x" * 101)
+    with pytest.raises(InputError, match="larger than 100 bytes"):
+        copy_atomically(tmp_path / "large.jpg", tmp_path / "copy.jpg", most_bytes=100)
+    assert not (tmp_path / "copy.jpg").exists()

@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from common import locks
-from common.locks import FileLock, LockHeldError, is_locked, owner_file, this_process
+from common.errors import InputError
+from common.locks import (
+    FileLock,
+    LockHeldError,
+    is_locked,
+    one_process_at_a_time,
+    owner_file,
+    this_process,
+)
 from tests.support.without_locks import built_library, without_locks
 
 HOLD = """
@@ -164,3 +172,47 @@ def test_removed_file_is_no_lock(tmp_path: Path) -> None:
     with pytest.raises(LockHeldError):
         second.take()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["link", "broken link", "FIFO"])
+def test_lock_through_a_link_or_a_fifo_is_refused(tmp_path: Path, kind: str) -> None:
+    lock, target = tmp_path / ".lock", tmp_path / ".bashrc"
+    target.write_text("export A=1\n")
+    if kind == "FIFO":
+        os.mkfifo(lock)
+    else:
+        lock.symlink_to(target if kind == "link" else tmp_path / "missing")
+    with pytest.raises(OSError, match="it is"):
+        FileLock(lock)
+    with (
+        pytest.raises(OSError, match="it is"),
+        one_process_at_a_time(lock, what="testing", tell=print),
+    ):
+        pass
+    assert not is_locked(lock)  # does not wait for the writer of a FIFO
+    assert target.read_text() == "export A=1\n" and not (tmp_path / "missing").exists()
+
+
+def test_content_of_a_locked_file_stays(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("mine")
+    with one_process_at_a_time(tmp_path / ".lock", what="testing", tell=print):
+        FileLock(tmp_path / ".lock").release()
+    assert (tmp_path / ".lock").read_text() == "mine"
+
+
+def test_waiting_for_a_lock_is_told_and_has_an_end(hold: Hold, tmp_path: Path) -> None:
+    process = hold(None)
+    assert process.stdout is not None and process.stdin is not None
+    assert process.stdout.readline() == "taken\n"
+    lines: list[str] = []
+    with (
+        pytest.raises(InputError, match=r"\.lock: another process has been drawing scenes for"),
+        one_process_at_a_time(
+            tmp_path / ".lock", what="drawing scenes", tell=lines.append, longest=0.3
+        ),
+    ):
+        pass
+    assert lines == ["waiting for another process, which is drawing scenes"]
+    process.stdin.close()
+    with one_process_at_a_time(tmp_path / ".lock", what="drawing scenes", tell=lines.append):
+        pass

@@ -156,10 +156,63 @@ def test_damaged_index_is_created_again(tmp_path: Path, damage: Callable[[Path],
 
 def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     home = tmp_path / "labels.json.index"
-    (home / ".0123-format1.abc" / "index").mkdir(parents=True)
-    (home / ".current.json.4711").write_text("{")
+    half = home / ".0123456789abcdef-format1.0123456789abcdef.partial"
+    half.mkdir(parents=True)
+    (half / "boxes.npy").write_bytes(b"half")
+    (home / ".current.json.fedcba9876543210.partial").write_text("{")
     _, folder = indexed(tmp_path)
     assert {entry.name for entry in home.iterdir()} == {folder.name, "current.json", ".lock"}
+
+
+def test_only_files_of_an_index_are_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, first = indexed(tmp_path)
+    home = first.parent
+    (home / "notes.txt").write_text("mine")
+    (home / "thesis").mkdir()
+    (home / "thesis" / "1.tex").write_text("mine")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.json").write_text("mine")
+    (home / "0123456789abcdef-format1").symlink_to(tmp_path / "docs")
+    (home / "fedcba9876543210-format1").mkdir()
+    (home / "fedcba9876543210-format1" / "my-evaluation.json").write_text("mine")
+    capsys.readouterr()
+    write_json(path, random_content(images=3, boxes=9))  # its earlier index is of no use
+    assert find_or_make_index(path).was_made and not first.exists()
+    assert "note: " in (note := capsys.readouterr().out)
+    assert "notes.txt, … stays: not files of an index" in " ".join(note.split())
+    kept = [home / "notes.txt", home / "thesis" / "1.tex", tmp_path / "docs" / "index.json"]
+    kept.append(home / "fedcba9876543210-format1" / "my-evaluation.json")
+    assert [file.read_text() for file in kept] == ["mine"] * 4
+
+
+@pytest.mark.parametrize("name", ["docs", "labels2.json.index"])
+def test_index_folder_that_is_a_link_is_refused(tmp_path: Path, name: str) -> None:
+    path = write_json(tmp_path / "labels.json", random_content(images=3, boxes=9))
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "thesis.txt").write_text("mine")
+    (tmp_path / "labels.json.index").symlink_to(name)
+    with pytest.raises(InputError, match=r"labels\.json\.index: is a link"):
+        find_or_make_index(path)
+    assert [file.name for file in (tmp_path / name).iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("kind", ["link", "FIFO"])
+def test_lock_of_an_index_is_not_written_through(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_json(tmp_path / "labels.json", random_content(images=3, boxes=9))
+    lock = tmp_path / "labels.json.index" / ".lock"
+    lock.parent.mkdir()
+    (tmp_path / ".bashrc").write_text("export A=1\n")
+    if kind == "FIFO":
+        os.mkfifo(lock)
+    else:
+        lock.symlink_to("../.bashrc")
+    assert len(find_or_make_index(path).annotations) == 3  # read without an index
+    assert "cannot write an index" in capsys.readouterr().out
+    assert (tmp_path / ".bashrc").read_text() == "export A=1\n"
 
 
 def test_index_is_in_the_cache_if_the_folder_is_read_only(

@@ -227,7 +227,7 @@ def test_damaged_counters_name_their_file(tmp_path: Path, run_here: RunHere, con
 def run(tmp_path: Path) -> Path:
     """A run with files of three ranks, and two files that are no input."""
     folder = tmp_path / "coco"
-    files = ["trace/.partial-rank0.json.gz", "onednn/notes.txt", "environment.json"]
+    files = ["trace/.rank0.json.gz", "onednn/notes.txt", "environment.json"]
     for rank in (10, 0, 2):
         files += [f"onednn/rank{rank}.log", f"trace/rank{rank}.json.gz", f"perf/rank{rank}.json"]
     for name in files:

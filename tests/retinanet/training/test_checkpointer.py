@@ -180,7 +180,7 @@ def test_resuming_removes_partial_files_and_renames_damaged_checkpoints(writer: 
     (writer.folder / "step-000002" / "model.safetensors").write_bytes(b"cut")
     (writer.folder / ".step-000003.partial").mkdir()
     (writer.folder / ".step-000003.partial" / "model.safetensors").write_bytes(b"half")
-    (writer.folder / ".step-000000.removed").mkdir()
+    (writer.folder / ".step-000000.0123456789abcdef.partial").mkdir()
     (writer.folder / ".best.partial").symlink_to("step-000001")
     checkpoint, [note] = resumed(writer)
     assert checkpoint.position.step == 1
