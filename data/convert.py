@@ -231,7 +231,7 @@ def convert_json(path: Path, *, out: Path | None, overwrite: bool, console: Cons
             # The old index is kept until the JSON has been read without a fault.
             if not remove_index(out):
                 raise InputError(
-                    f"{out}: also holds files that are not of an index; set another --out"
+                    f"{out}: is a link, or holds files that are not of an index; set another --out"
                 )
             write_index(out, annotations, made_from=str(path.resolve()))
         except OSError as error:

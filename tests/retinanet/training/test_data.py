@@ -47,6 +47,25 @@ def test_missing_decoder_is_refused_before_images_are_generated(
     assert not list(tmp_path.iterdir())
 
 
+def test_generated_images_lock_and_replace_nothing_through_links(tmp_path: Path) -> None:
+    mine = tmp_path / "thesis.txt"
+    mine.write_text("mine")
+    (tmp_path / ".scenes.lock").symlink_to(mine)
+    with pytest.raises(InputError, match="scenes: cannot be written: it is a link"):
+        open_small(tmp_path / "scenes")
+    (tmp_path / ".scenes.lock").unlink()
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "scenes").symlink_to("docs")
+    with pytest.raises(InputError, match="is a link, or holds files"):
+        open_small(tmp_path / "scenes")
+    (tmp_path / "scenes").unlink()
+    (tmp_path / "docs").rename(tmp_path / "scenes")
+    mine = mine.rename(tmp_path / "scenes" / "thesis.txt")
+    with pytest.raises(InputError, match="holds files that are not of generated scenes"):
+        open_small(tmp_path / "scenes")
+    assert mine.read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("share", "first_share", "is_open", "parts"),
     [
