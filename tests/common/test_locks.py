@@ -202,7 +202,7 @@ def test_content_of_a_locked_file_stays(tmp_path: Path) -> None:
 
 def test_waiting_for_a_lock_is_told_and_has_an_end(hold: Hold, tmp_path: Path) -> None:
     process = hold(None)
-    assert process.stdout is not None and process.stdin is not None
+    assert process.stdout is not None
     assert process.stdout.readline() == "taken\n"
     lines: list[str] = []
     with (
@@ -213,6 +213,6 @@ def test_waiting_for_a_lock_is_told_and_has_an_end(hold: Hold, tmp_path: Path) -
     ):
         pass
     assert lines == ["waiting for another process, which is drawing scenes"]
-    process.stdin.close()
+    process.communicate("\n")
     with one_process_at_a_time(tmp_path / ".lock", what="drawing scenes", tell=lines.append):
         pass
