@@ -1,4 +1,4 @@
-"""Exclusive locks between processes, also on file systems that have none, and cache folders.
+"""Exclusive locks between processes, also on file systems that have none.
 
 The kernel's `flock` ends with the process that holds it. Lustre mounted without `flock`, and NFS
 without a lock daemon, refuse it. There the holder creates a second file exclusively, `NAME.owner`,
@@ -12,11 +12,10 @@ import fcntl
 import json
 import os
 import socket
-import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
@@ -217,43 +216,6 @@ def age(file: Path) -> float:
     except OSError:  # a read-only folder
         now = time.time()
     return now - changed
-
-
-def user_cache() -> Path | None:
-    """Return `${XDG_CACHE_HOME:-~/.cache}/retinanet-cpu`; None for a user without a home."""
-    try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:
-        return None
-    return cache / "retinanet-cpu"
-
-
-def private_cache_folders() -> list[Path]:
-    """Return the user's cache, then a folder of the user's own among the temporary files."""
-    temporary = Path(tempfile.gettempdir()) / f"retinanet-cpu-{os.getuid()}"
-    folders = [temporary]
-    # `exists` is false for a broken link.
-    if temporary.is_symlink() or temporary.exists():
-        # The name is predictable, and all users may write into the folder above. Libraries that
-        # another user has put there must not be loaded.
-        status = temporary.lstat()
-        is_our_own = status.st_uid == os.getuid() and not status.st_mode & 0o022
-        folders = [temporary] if stat.S_ISDIR(status.st_mode) and is_our_own else []
-    cache = user_cache()
-    return [cache, *folders] if cache else folders
-
-
-def first_writable(folders: Sequence[Path], *, mode: int = 0o777) -> Path:
-    """Return the first folder that accepts a file, made with `mode`; else raise OSError."""
-    reasons = []
-    for folder in folders:
-        try:
-            folder.mkdir(mode=mode, parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                return folder
-        except OSError as error:
-            reasons.append(f"{folder}: {error.strerror}")
-    raise OSError("; ".join(reasons))
 
 
 LONGEST_WAIT = 3600.0  # [s] more than the work of any holder, such as the index of a large file

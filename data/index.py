@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
+from common.cache_folders import first_writable, user_cache
 from common.console import make_console, progress_in_bytes
 from common.errors import InputError, printable
 from common.files import (
@@ -32,7 +33,7 @@ from common.files import (
     read_bytes,
     replacing,
 )
-from common.locks import first_writable, one_process_at_a_time, user_cache
+from common.locks import one_process_at_a_time
 from data.annotations import Annotations, TextColumn
 from data.coco_json import Advance, read_annotations
 

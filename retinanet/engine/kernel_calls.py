@@ -10,9 +10,10 @@ image or a shared folder.
 """
 
 import ctypes
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,9 @@ from common.native import (
     compile_ahead,
     known_instruction_sets,
     load_library,
+    tell_once,
 )
+from launch.ranks import read_ranks
 
 CSRC = Path(__file__).parent / "csrc"
 
@@ -55,6 +58,14 @@ CODES: dict[str, Any] = {
 """Types of arguments and results, by the letters of Python's `struct` module."""
 
 
+def tell_once_per_host(line: str) -> None:
+    """Print a line about stored kernels on stderr, once a process, in one rank of each host."""
+    with suppress(InputError):  # not a launcher's variables
+        if read_ranks(os.environ).local_rank != 0:
+            return
+    tell_once(line)
+
+
 class Kernels:
     """The functions of one C++ file, which is compiled and loaded the first time it is needed."""
 
@@ -78,7 +89,9 @@ class Kernels:
         loaded = self._loaded.get(self.instruction_set)
         if loaded is None:
             try:
-                loaded = load_library(self.source, instruction_set=self.instruction_set)
+                loaded = load_library(
+                    self.source, instruction_set=self.instruction_set, tell=tell_once_per_host
+                )
                 for name, signature in self._signatures.items():
                     arguments, _, result = signature.partition("->")
                     function = getattr(loaded, name)

@@ -17,7 +17,7 @@ from common.machine import bf16_flag, cpu_flags, installed_versions, mapped_file
 from common.native import (
     NoCompilerError,
     find_compiler,
-    library_ahead,
+    is_compiled_ahead,
     usable_instruction_sets,
 )
 from common.program import FOLDER
@@ -270,7 +270,8 @@ def check_precision(
 def check_compiler(focal_loss: str) -> Finding:
     """Look for the compiler of the C++ kernels, unless they were compiled ahead."""
     best = usable_instruction_sets()[0]
-    if all(library_ahead(source, best).exists() for source in kernel_sources()):
+    # The kernels' first use prints why one that is there is not taken.
+    if all(is_compiled_ahead(source, best, tell=lambda _: None) for source in kernel_sources()):
         return ok(COMPILER, f"not needed: the kernels for {best} were compiled ahead")
     try:
         compiler = find_compiler()

@@ -1,11 +1,16 @@
 """C++ libraries: compiled once, loaded, and stored."""
 
 import ctypes
+import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,12 +21,16 @@ from common.native import (
     NativeLibraryError,
     NoCompilerError,
     compile_ahead,
+    compiler_for,
+    is_compiled_ahead,
     known_instruction_sets,
     link_with_loaded_openmp,
     load_library,
+    tell_once,
     usable_instruction_sets,
 )
 from tests.support.commands import write_program
+from tests.support.processes import wait_until_ended
 
 pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -48,11 +57,18 @@ extern "C" double sum_of_squares(const float* values, long count, int threads) {
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr("tempfile.tempdir", None)
     (tmp_path / "temporary").mkdir()
-    load_library.cache_clear()
+    forget()
     yield tmp_path / "cache" / "retinanet-cpu"
-    load_library.cache_clear()
+    forget()
+
+
+def forget() -> None:
+    """Load, run compilers and print as at the start of a process."""
+    for function in (load_library, compiler_for, tell_once):
+        function.cache_clear()
 
 
 @pytest.fixture
@@ -172,15 +188,246 @@ def test_temporary_folder_replaces_a_read_only_cache(
 
 
 def test_temporary_folder_writable_by_others_is_not_used(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    folder = tmp_path / "temporary" / f"retinanet-cpu-{os.getuid()}"
+    folder = tmp_path / "temporary" / f"retinanet-cpu-{os.geteuid()}"
     folder.mkdir()
     folder.chmod(0o777)
+    assert load_library(source).threads_used(1) == 1
+    (random,) = (tmp_path / "temporary").glob(f"{folder.name}-*")
+    assert random.stat().st_mode & 0o777 == 0o700 and not list(folder.iterdir())
+    assert f"{folder} is not trusted" in one_line_of(capsys)
+    (tmp_path / "temporary").chmod(0o777)  # there another user can replace any folder
+    forget()
     with pytest.raises(NativeLibraryError, match="no folder for compiled code"):
         load_library(source)
+
+
+def one_line_of(capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what was printed on stderr, which is one line."""
+    line = capsys.readouterr().err
+    assert line.startswith("kernels: ") and line.count("\n") == 1
+    return line
+
+
+NOT_OURS = """
+#include <cstdio>
+extern "C" int threads_used(int) { return 666; }
+__attribute__((constructor)) static void run() { puts("ran"); fflush(stdout); }
+"""
+
+
+@pytest.fixture
+def planted(source: Path, cache: Path) -> Path:
+    """A library in the cache under the name that this program looks for, whole, of other code."""
+    assert finished_build(source) == (0, "1\n", "")
+    (library,) = cache.glob("*.so")
+    other = library.with_name("other.cpp")
+    other.write_text(NOT_OURS)
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", library, other], check=True)
+    content = library.read_bytes()
+    library.write_bytes(content + hashlib.sha256(content).digest())
+    library.chmod(0o644)
+    return library
+
+
+def test_library_of_this_user_is_taken(source: Path, planted: Path) -> None:
+    assert planted.exists()
+    assert finished_build(source) == (0, "ran\n666\n", "")
+
+
+@pytest.mark.parametrize(("level", "mode"), [(0, 0o777), (1, 0o777), (1, 0o707)])
+def test_library_in_a_folder_that_others_can_write_is_not_loaded(
+    level: int, mode: int, source: Path, planted: Path, tmp_path: Path
+) -> None:
+    folder = planted.parents[level]
+    folder.chmod(mode)
+    status, output, errors = finished_build(source)
+    temporary = tmp_path / "temporary" / f"retinanet-cpu-{os.geteuid()}"
+    assert (status, output) == (0, "1\n")
+    assert errors == (
+        f"kernels: {planted.parent} is not trusted, since all users may write to {folder} "
+        f"(chmod go-w {folder}): using {temporary} instead; set XDG_CACHE_HOME to a folder that "
+        "only you can write\n"
+    )
+    # The next process takes it from there, and prints the line too.
+    (library,) = temporary.glob("*.so")
+    written = library.stat().st_mtime_ns
+    assert finished_build(source) == (status, output, errors)
+    assert library.stat().st_mtime_ns == written
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
+OTHER_USER = 54_321
+
+
+@needs_root
+@pytest.mark.parametrize("part", ["library", "folder", "all"])
+def test_library_of_another_user_is_not_loaded(part: str, source: Path, planted: Path) -> None:
+    if part != "folder":
+        os.chown(planted, OTHER_USER, OTHER_USER)
+    if part != "library":
+        os.chown(planted.parent, OTHER_USER, OTHER_USER)
+    status, output, errors = finished_build(source)
+    assert (status, output) == (0, "1\n")
+    assert f"belongs to user {OTHER_USER}" in errors and errors.count("\n") == 1
+
+
+def replace(library: Path, kind: str) -> None:
+    """Put something else in a library's place."""
+    content = library.read_bytes()
+    library.unlink()
+    if kind == "FIFO":
+        os.mkfifo(library)
+    elif kind == "link":
+        library.with_suffix(".other").write_bytes(content)
+        library.symlink_to(library.with_suffix(".other"))
+    else:
+        texts = {"empty": b"", "truncated": content[: len(content) // 2], "open": content}
+        texts["changed"] = content[:-5000] + bytes([content[-5000] ^ 1]) + content[-4999:]
+        library.write_bytes(texts[kind])
+        library.chmod(0o666 if kind == "open" else 0o600)
+
+
+KINDS = ("empty", "truncated", "changed", "open", "FIFO", "link")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_library_that_is_not_as_it_was_written_is_compiled_again(
+    kind: str, source: Path, cache: Path, tmp_path: Path
+) -> None:
+    assert finished_build(source) == (0, "1\n", "")
+    (library,) = cache.glob("*.so")
+    replace(library, kind)
+    status, output, errors = finished_build(source)
+    assert (status, output) == (0, "1\n")
+    assert errors.startswith("kernels: ") and errors.endswith(": compiling it again\n")
+    assert str(library) in errors and errors.count("\n") == 1
+    assert library.stat(follow_symlinks=False).st_mode == 0o100600
+    assert finished_build(source) == (0, "1\n", "")
+
+
+@pytest.mark.parametrize("kind", ["truncated", "open"])
+def test_library_compiled_ahead_is_checked_too(
+    kind: str,
+    source: Path,
+    ahead: Path,
+    cache: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    best = usable_instruction_sets()[0]
+    library = compile_ahead(source, best)
+    assert is_compiled_ahead(source, best)
+    replace(library, kind)
+    assert not is_compiled_ahead(source, best)
+    assert load_library(source).threads_used(1) == 1
+    assert str(library) in one_line_of(capsys)
+    assert len(list(cache.glob("*.so"))) == 1
+    assert is_compiled_ahead(source, best) is False
+    assert compile_ahead(source, best) == library and is_compiled_ahead(source, best)
+    ahead.chmod(0o777)
+    forget()
+    assert load_library(source).threads_used(1) == 1
+    assert f"all users may write to {ahead}" in one_line_of(capsys)
+    with pytest.raises(NativeLibraryError, match="all users may write"):
+        compile_ahead(source, best)
+
+
+@needs_root
+def test_unprivileged_user_loads_what_root_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Other users cannot reach pytest's own folders.
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        shared, source = Path(name), Path(name, "squares.cpp")
+        shared.chmod(0o755)
+        source.write_text(SQUARES)
+        monkeypatch.setattr("common.native.COMPILED_AHEAD", shared / "compiled")
+        before = os.umask(0o077)
+        library = compile_ahead(source, usable_instruction_sets()[0])
+        os.umask(before)
+        assert library.parent.stat().st_mode == 0o40755 and library.stat().st_mode == 0o100644
+        child = os.fork()
+        if child == 0:
+            os.environ["PATH"] = ""
+            with suppress(BaseException):
+                os.setgid(OTHER_USER)
+                os.setuid(OTHER_USER)
+                os._exit(load_library(source).threads_used(1))
+            os._exit(99)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o777])
+def test_mode_of_what_is_stored_does_not_depend_on_the_umask(
+    umask: int, source: Path, cache: Path
+) -> None:
+    before = os.umask(umask)
+    try:
+        load_library(source)
+    finally:
+        os.umask(before)
+    (library,) = cache.glob("*.so")
+    assert library.stat().st_mode == 0o100600
+    assert {folder.stat().st_mode for folder in (cache, cache.parent)} == {0o40700}
+
+
+def test_relative_cache_home_is_ignored(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    assert load_library(source).threads_used(1) == 1
+    assert not list((tmp_path / "here").iterdir())
+    assert len(list((tmp_path / "home/.cache/retinanet-cpu").glob("*.so"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (" ", "CXX is blank"),
+        ("/bin/true", "/bin/true wrote no library"),
+        ("/bin/false", "/bin/false --version failed: 1"),
+        ("/" + 300 * "x", "which is not a command"),
+        ("/" + 20 * (250 * "x" + "/"), "which is not a command"),
+        ("g++ '", "No closing quotation"),
+        ("/etc", "CXX is /etc, which is not a command"),
+        ("/etc/passwd", "CXX is /etc/passwd, which is not a command"),
+    ],
+)
+def test_compiler_that_is_none_is_one_line(
+    command: str, reason: str, source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", command)
+    with pytest.raises(NativeLibraryError, match=re.escape(reason)) as raised:
+        load_library(source)
+    assert "\n" not in str(raised.value)
+    assert not list(cache.glob("*.so"))
+
+
+def test_compiler_that_hangs_ends_with_its_children_and_is_not_called_again(
+    source: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.native.SECONDS_TO_COMPILE", 1.0)
+    # The first process ends and leaves a child that holds its output.
+    hang = f"""case "$*" in *-shared*)
+        echo call >> "{tmp_path}/calls"; sleep 1000 & echo $! > "{tmp_path}/child"; exit 0
+    esac"""
+    monkeypatch.setenv("CXX", write_compiler(tmp_path, hang))
+    began = time.monotonic()
+    for _ in range(3):
+        with pytest.raises(NativeLibraryError, match=r"had not ended after 1 s; set CXX=g\+\+"):
+            load_library(source)
+    assert time.monotonic() - began < 20
+    assert (tmp_path / "calls").read_text() == "call\n"
+    child = int((tmp_path / "child").read_text())
+    wait_until_ended([child])
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
 BUILD_WITHOUT_TORCH = """
@@ -202,6 +449,19 @@ def start_build(source: Path, compiler: str) -> "subprocess.Popen[str]":
         stdout=subprocess.PIPE,
         text=True,
     )
+
+
+def finished_build(source: Path) -> tuple[int, str, str]:
+    """Load in a process of its own; return its status, output and errors."""
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD_WITHOUT_TORCH, str(source)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return done.returncode, done.stdout, done.stderr
 
 
 def test_killed_build_does_not_affect_the_next_one(
