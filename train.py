@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from common.cli import run_command
 from common.errors import FINISHED
 from common.processes import end_with_caller
+from common.streams import make_output_optional
 from launch.pinning import RankContext
 from launch.ranks import read_ranks
 from launch.rendezvous import rank0_only_errors
@@ -43,6 +44,8 @@ def run(config: Config, arguments: argparse.Namespace, place: RankContext) -> in
     # torch is loaded only now: cores, memory policy and environment must be settled before.
     from retinanet.training.start import check_or_train
 
+    if not arguments.check:
+        make_output_optional()
     return check_or_train(config, arguments, place, profiler="profiling.capture.hooks:capturing")
 
 

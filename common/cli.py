@@ -1,7 +1,6 @@
 """Command lines: how commands end, and how arguments are parsed."""
 
 import argparse
-import os
 import re
 import shlex
 import sys
@@ -13,8 +12,9 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from common.errors import exit_code_for, format_error
+from common.errors import BAD_INPUT, FINISHED, exit_code_for, format_error
 from common.program import command_words, module_name
+from common.streams import lost_output, open_streams
 
 MOST = 10**9  # of steps, seconds, images
 MOST_RANKS = 10**5
@@ -28,7 +28,11 @@ LONGEST_SHOWN = 60  # characters of a value in a message
 
 
 def run_command(command: Callable[[], int]) -> int:
-    """Run a command; turn a user's mistake or an interruption into one line and an exit code."""
+    """Run a command; turn a user's mistake or an interruption into one line and an exit code.
+
+    So is a loss of standard output at the end, unless the work's results are files.
+    """
+    open_streams()
     # A character that the encoding lacks is written as `\u2026`: under PYTHONIOENCODING=ascii, in
     # some locales, and for a file's name that is not UTF-8 printing it would end the command.
     for stream in (sys.stdout, sys.stderr):
@@ -37,27 +41,19 @@ def run_command(command: Callable[[], int]) -> int:
     for message in NOT_FOR_USERS:
         warnings.filterwarnings("ignore", message, UserWarning)
     try:
-        return run_and_flush(command)
-    except BrokenPipeError:
-        # The reader of a pipe, such as `head`, has ended.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        status = command()
+    except SystemExit as end:  # argparse's, after --help
+        status = int(end.code or FINISHED)
     except BaseException as error:
         line = format_error(error)
         if line is None:
             raise
         print(line, file=sys.stderr)
-        return exit_code_for(error)
-
-
-def run_and_flush(command: Callable[[], int]) -> int:
-    """Run a command and flush its output, as Python's end reports a closed pipe by itself."""
-    try:
-        status = command()
-    except SystemExit:  # argparse's, after --help
-        sys.stdout.flush()
-        raise
-    sys.stdout.flush()
+        status = exit_code_for(error)
+    if lost := lost_output():
+        reason, is_error = lost
+        print(f"{'error' if is_error else 'note'}: {reason}", file=sys.stderr)
+        status = status or (BAD_INPUT if is_error else FINISHED)
     return status
 
 

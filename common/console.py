@@ -26,6 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.segment import Segment
 
 from common.errors import printable
+from common.streams import ERRORS, OUTPUT, LastingOutput, lasting, text_stream
 
 
 def make_console(
@@ -165,9 +166,6 @@ def significant(value: float, digits: int = 4) -> str:
     return text.rstrip("0").rstrip(".") if decimals else text
 
 
-OUTPUT, ERRORS = 1, 2
-
-
 @contextmanager
 def redirected(descriptor: int, target: int) -> Iterator[None]:
     """Redirect one file descriptor to another, exact to the line; OSError if one is closed."""
@@ -226,17 +224,11 @@ def separate_python_output() -> Iterator[None]:
         return
     assert isinstance(output, io.TextIOWrapper)
     output.flush()
-    with (
-        io.TextIOWrapper(
-            os.fdopen(os.dup(OUTPUT), "wb", 0 if output.write_through else -1),
-            encoding=output.encoding,
-            errors=output.errors,
-            line_buffering=output.line_buffering,
-            write_through=output.write_through,
-        ) as apart,
-        redirect_stdout(apart),
-    ):
+    apart = LastingOutput(os.dup(OUTPUT), closes=True)
+    with text_stream(apart, like=output) as stream, redirect_stdout(stream):
         yield
+    if before := lasting(output):
+        before.problem = before.problem or apart.problem
 
 
 def flush_c() -> None:

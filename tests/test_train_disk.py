@@ -1,7 +1,9 @@
 """Training on a full disk keeps the last good checkpoint and fails at its end."""
 
 import os
+import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from retinanet.training.checkpoint import newest_valid
 from tests.launch.ranks import TrainHere
+from tests.support.commands import run_program
 
 pytestmark = pytest.mark.slow
 
@@ -52,3 +55,22 @@ def test_training_continues_on_a_full_disk_and_fails_at_its_end(
     assert train_here(*SETTINGS, f"run.root={disk}", "--resume").code == 0
     newest, _ = newest_valid(disk / "full" / "checkpoints")
     assert newest is not None and newest.position.step == 3
+
+
+@pytest.mark.parametrize(
+    ("streams", "note"),
+    [
+        (">/dev/full", "note: standard output: cannot be written: No space left on device\n"),
+        pytest.param(">&- <&-", "", marks=pytest.mark.exhaustive),
+        pytest.param("| head -0", "", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_training_without_its_output_writes_its_run(
+    tmp_path: Path, streams: str, note: str
+) -> None:
+    words = (*SETTINGS, "evaluation.pictures=0", f"run.root={tmp_path}", "launch.threads=1")
+    command = shlex.join([sys.executable, "train.py", *words])
+    done = run_program("bash", "-c", f"set -o pipefail; {command} {streams}")
+    assert (done.returncode, done.stderr) == (0, note)
+    newest, problems = newest_valid(tmp_path / "full" / "checkpoints")
+    assert newest is not None and newest.position.step == 3 and problems == []

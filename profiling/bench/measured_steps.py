@@ -18,8 +18,9 @@ from typing import Any
 from torch.autograd.profiler_util import EventList
 from torch.profiler import ProfilerActivity, profile
 
-from common.console import OUTPUT, make_console, redirected
+from common.console import make_console, redirected
 from common.errors import InputError
+from common.streams import OUTPUT
 from data.dataset import Batch
 from launch.pinning import RankContext
 from launch.process_group import ProcessGroup, joined

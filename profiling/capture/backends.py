@@ -23,8 +23,9 @@ from torch import nn
 from torch.backends import mkldnn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from common.console import OUTPUT, discard_errors, flush_c, redirected
+from common.console import discard_errors, flush_c, redirected
 from common.files import new_descriptor, new_folder_beside, put_in_place, write_atomically
+from common.streams import OUTPUT
 from profiling.capture.byte_counter import ByteCounter
 from profiling.onednn_log.parse import Mark, facts_line, mark_line
 from profiling.trace.trace import KEY

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.backends import mkldnn
 
-from common.console import OUTPUT, redirected
+from common.console import redirected
+from common.streams import OUTPUT
 from profiling.onednn_log.parse import Mark, mark_line
 from profiling.peaks import last_level_bytes
 from profiling.replay.replay import problem_from_json

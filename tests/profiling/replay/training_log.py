@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.backends import mkldnn
 
-from common.console import OUTPUT, redirected
+from common.console import redirected
+from common.streams import OUTPUT
 
 
 def step(network: nn.Module, images: torch.Tensor, *, bf16: bool) -> None:
