@@ -7,7 +7,7 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -22,6 +22,7 @@ from common.console import discard_output
 from common.errors import INTERRUPTED, InputError, exit_code_for, format_error
 from common.machine import ProcessIdentity, own_process
 from launch.compute_threads import calling_thread_on
+from launch.messages import checked_length, decode, encode
 from launch.pinning import RankContext, check_pinning
 from launch.ranks import Ranks
 from launch.rendezvous import (
@@ -54,6 +55,10 @@ SECONDS_REFUSED = 5.0
 NAMES = "check that MASTER_ADDR, MASTER_PORT or host names are right"
 FIREWALL = "that no firewall blocks TCP ports between the hosts"
 CONNECTIONS_ADVICE = f"check {FIREWALL}, or name the network in GLOO_SOCKET_IFNAME"
+
+SENT_TYPES = {
+    str(kind): kind for kind in (torch.float32, torch.float64, torch.bfloat16, torch.int64)
+}
 
 Value = TypeVar("Value")
 
@@ -94,21 +99,44 @@ class ProcessGroup:
         """Whether this is rank 0: in the group of all ranks it alone writes and prints."""
         return self.rank == 0
 
-    def all_gather(self, value: Value) -> list[Value]:
-        """Return all ranks' values, in order of rank; all ranks call it, and they are pickled."""
-        if self.size == 1:
-            return [value]
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.control)
-        return values
+    def all_gather(self, value: Value, kind: Any) -> list[Value]:
+        """Return all ranks' values of a type, in order of rank; all ranks call it.
 
-    def gather(self, value: Value) -> list[Value] | None:
-        """Return all values on rank 0, None on others; all ranks call it, and they are pickled."""
+        For the `kind` see `launch.messages.decode`, which raises the same.
+        """
         if self.size == 1:
             return [value]
-        values: list[Any] | None = [None] * self.size if self.is_first else None
-        dist.gather_object(value, values, dst=self.in_job(0), group=self.control)
-        return values
+        sent, lengths = self._padded(value)
+        received = [torch.empty_like(sent) for _ in range(self.size)]
+        dist.all_gather(received, sent, group=self.control)
+        return self._decoded(received, lengths, kind)
+
+    def gather(self, value: Value, kind: Any) -> list[Value] | None:
+        """Return all values on rank 0, None on others; otherwise as `all_gather`."""
+        if self.size == 1:
+            return [value]
+        sent, lengths = self._padded(value)
+        received = [torch.empty_like(sent) for _ in range(self.size)] if self.is_first else None
+        dist.gather(sent, received, dst=self.in_job(0), group=self.control)
+        return None if received is None else self._decoded(received, lengths, kind)
+
+    def _padded(self, value: Any) -> tuple[Tensor, list[int]]:
+        """Return a message, as long as the longest of all ranks, and the lengths of theirs."""
+        content = bytearray(encode(value))
+        length = torch.tensor([len(content)])
+        lengths = [torch.empty_like(length) for _ in range(self.size)]
+        dist.all_gather(lengths, length, group=self.control)
+        counts = [
+            checked_length(int(count), sender=f"rank {rank}") for rank, count in enumerate(lengths)
+        ]
+        content.extend(bytes(max(counts) - len(content)))
+        return torch.frombuffer(content, dtype=torch.uint8), counts
+
+    def _decoded(self, received: Sequence[Tensor], lengths: Sequence[int], kind: Any) -> list[Any]:
+        return [
+            decode(content[:length].numpy().tobytes(), kind, sender=f"rank {rank}")
+            for rank, (content, length) in enumerate(zip(received, lengths, strict=True))
+        ]
 
     def gather_rows(self, columns: Sequence[Tensor]) -> list[Tensor]:
         """Return the rows of all ranks' columns on rank 0, in order of rank; none on others.
@@ -117,7 +145,7 @@ class ProcessGroup:
         """
         if self.size == 1:
             return list(columns)
-        counts = self.all_gather(len(columns[0]))
+        counts = self.all_gather(len(columns[0]), int)
         # torch's `gather` needs the same shape on all ranks. Empty parts are neither sent nor
         # received.
         if not self.is_first:
@@ -135,14 +163,52 @@ class ProcessGroup:
             gathered.append(whole)
         return gathered
 
-    def from_first(self, make: Callable[[], Value]) -> Value:
-        """Return rank 0's value on all ranks; all ranks call it, and the value is pickled."""
+    def from_first(self, make: Callable[[], Value], kind: Any) -> Value:
+        """Return rank 0's value of a type on all ranks; all ranks call it.
+
+        For the `kind` see `launch.messages.decode`, which raises the same.
+        """
         if self.size == 1:
             return make()
-        values: list[Any] = [make() if self.is_first else None]
-        dist.broadcast_object_list(values, src=self.in_job(0), group=self.control)
-        made: Value = values[0]
-        return made
+        made = make() if self.is_first else None
+        content = bytearray(encode(made)) if self.is_first else bytearray()
+        length = torch.tensor([len(content)])
+        self.broadcast([length])
+        if not self.is_first:
+            content = bytearray(checked_length(int(length), sender="rank 0"))
+        self.broadcast([torch.frombuffer(content, dtype=torch.uint8)])
+        return cast("Value", decode(bytes(content), kind, sender="rank 0"))
+
+    def tensors_from_first(
+        self,
+        make: Callable[[], Mapping[str, Tensor]],
+        *,
+        shape_of: Callable[[str], torch.Size | None],
+    ) -> dict[str, Tensor]:
+        """Return rank 0's tensors by their names on all ranks; all ranks call it.
+
+        Each is a number, or has the shape that `shape_of` returns for its name.
+
+        Raises:
+            InputError: A name is not known (None), or a shape or type differs.
+        """
+        made = make() if self.is_first else {}
+        described = self.from_first(
+            lambda: [(name, str(item.dtype), tuple(item.shape)) for name, item in made.items()],
+            list[tuple[str, str, tuple[int, ...]]],
+        )
+        received = {}
+        for name, kind, shape in described:
+            if kind not in SENT_TYPES or (shape and shape != shape_of(name)):
+                raise InputError(
+                    f"{name}: rank 0 has {kind} of the shape {list(shape)}, which does not fit "
+                    "this model"
+                )
+            tensor = torch.empty(shape, dtype=SENT_TYPES[kind])
+            # Ranks may lay out their tensors differently in memory.
+            received[name] = made[name].contiguous() if self.is_first else tensor
+        self.broadcast(received.values())
+        return received
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Put rank 0's values into the tensors of all; all ranks call it."""

@@ -19,26 +19,34 @@ import sys
 import threading
 import time
 import traceback
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import mpi4py
 
 from common.errors import OUR_BUG, InputError, exit_code_for, format_error
 from common.machine import ancestors
 from launch.hosts import expand_hosts
+from launch.messages import checked_length, decode, encode
 from launch.mpirun import HELPER
 from launch.ranks import Ranks
 from launch.topology import is_number
 
 MPI_LAUNCHERS = ("mpich", "intel-mpi", "open-mpi")
 MODULE = "mpi4py.MPI"
+FACTS_OF_MPI = tuple[tuple[int, tuple[str, ...], str] | None, tuple[str, str], int, frozenset[int]]
+"""Rank 0's port, addresses and network; a rank's host and network, its local rank, its CPUs."""
 JOB_NUMBER = re.compile("[0-9]{1,18}")
 LAST_PORT = 65_535
 FIRST_PORT, PORTS = 20_000, 10_000  # Slurm's jobs meet at a port that follows from their number
+
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +102,10 @@ def make_rendezvous(ranks: Ranks, environment: Mapping[str, str]) -> Rendezvous:
         listener = socket.create_server(("", 0), backlog=1024)
         listener.set_inheritable(False)
         first = (listener.getsockname()[1], host_addresses(environment), network)
-    facts = exchange((first, host, ranks.local_rank, frozenset(os.sched_getaffinity(0))))
+    facts = exchange(
+        (first, host, ranks.local_rank, frozenset(os.sched_getaffinity(0))), FACTS_OF_MPI
+    )
+    assert facts[0][0] is not None
     port, addresses, network_of_first = facts[0][0]
     if network == network_of_first:
         addresses = ("127.0.0.1", *addresses)
@@ -135,7 +146,7 @@ def settle_transport(
         return Transport(name="gloo", reason=reason), ()
     mpi = sys.modules[MODULE]
     # A rank that has failed enters this exchange with its failure, so that all ranks end alike.
-    level = min(exchange(mpi.Query_thread()))
+    level = min(exchange(mpi.Query_thread(), int))
     notes: tuple[str, ...] = ()
     if backend == "mpi" or (backend == "auto" and rendezvous.hosts != 1):
         library = mpi.Get_library_version().split("\n")[0].strip(" \0")
@@ -267,19 +278,39 @@ def is_running(ranks: Ranks) -> bool:
     return mpi is not None and not mpi.Is_finalized() and mpi.COMM_WORLD.size == ranks.size
 
 
-def exchange(value: Any, *, failure: tuple[int, str] | None = None) -> list[Any]:
-    """Return the pickled values of all ranks, in order of rank; all ranks call it.
+def exchange(value: Value, kind: Any, *, failure: tuple[int, str] | None = None) -> list[Value]:
+    """Return all ranks' values of a type, in order of rank; all ranks call it.
 
-    A rank that cannot continue passes its `failure`: exit code and text for stderr.
+    A rank that cannot continue passes its `failure`: exit code and text for stderr. For the `kind`
+    see `launch.messages.decode`, which raises the same.
 
     Raises:
         StartFailedError: On all ranks, if one has given a failure; the lowest rank's counts.
     """
-    pairs = sys.modules[MODULE].COMM_WORLD.allgather((value, failure))
-    for rank, (_, their_failure) in enumerate(pairs):
+    texts = []
+    for rank, content in enumerate(exchange_bytes(encode((encode(value).decode(), failure)))):
+        text, their_failure = decode(
+            content, tuple[str, tuple[int, str] | None], sender=f"rank {rank}"
+        )
         if their_failure is not None:
             raise StartFailedError(rank, code=their_failure[0], text=their_failure[1])
-    return [value for value, _ in pairs]
+        texts.append(text.encode())
+    return [decode(text, kind, sender=f"rank {rank}") for rank, text in enumerate(texts)]
+
+
+def exchange_bytes(content: bytes) -> list[bytes]:
+    """Return the contents of all ranks, in order of rank."""
+    # MPI's own calls on memory: mpi4py's functions for objects would pickle them.
+    world = sys.modules[MODULE].COMM_WORLD
+    lengths = array("i", bytes(array("i").itemsize * world.size))
+    world.Allgather(array("i", [len(content)]), lengths)
+    for rank, length in enumerate(lengths):
+        checked_length(length, sender=f"rank {rank}")
+    received = bytearray(sum(lengths))
+    mpi = sys.modules[MODULE]
+    world.Allgatherv([content, mpi.BYTE], [received, lengths, mpi.BYTE])
+    ends = list(accumulate(lengths))
+    return [bytes(received[end - size : end]) for size, end in zip(lengths, ends, strict=True)]
 
 
 def write_line(text: str) -> None:
@@ -437,7 +468,7 @@ def agree_on_failure(
     agreed = error if isinstance(error, StartFailedError) else None
     if agreed is None:
         try:
-            exchange(None, failure=failure)  # always raises
+            exchange(None, None, failure=failure)  # always raises
         except StartFailedError as first:
             agreed = first
     sys.modules[MODULE].Finalize()

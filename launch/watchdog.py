@@ -11,7 +11,6 @@ Open MPI and torchrun would continue without their launcher, so each rank watche
 """
 
 import ctypes
-import json
 import math
 import os
 import signal
@@ -20,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import NoReturn
@@ -28,6 +27,7 @@ from typing import NoReturn
 from common.errors import BAD_INPUT, FINISHED, INTERRUPTED, OUR_BUG, STOPPED_BY_SIGNAL
 from common.machine import ProcessIdentity, kill_if_local
 from common.processes import STOPS
+from launch.messages import decode, encode
 from launch.ranks import Ranks
 from launch.rendezvous import MPI_LAUNCHERS
 from launch.topology import format_cpu_list
@@ -53,7 +53,7 @@ class Failure:
 
     def message(self) -> bytes:
         """Return the failure as a message for other ranks."""
-        return json.dumps(asdict(self)).encode()
+        return encode(self)
 
 
 class Watch:
@@ -169,7 +169,7 @@ class Watch:
             return False
         if message in (BYE, BEAT):
             return message != BYE
-        failure = Failure(**json.loads(message))
+        failure: Failure = decode(message, Failure, sender=f"rank {rank}")
         if self._rank:
             self._end(failure)
         self._end_or_outlive(failure)

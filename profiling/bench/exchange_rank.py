@@ -130,12 +130,12 @@ def measure(place: RankContext, *, gradients: int, rounds: int) -> None:
                 group.barrier()
                 begin = time.perf_counter()
                 average_buckets(parts, averaging, weight=weight, compress=compress)
-                duration = max(group.all_gather(time.perf_counter() - begin))
+                duration = max(group.all_gather(time.perf_counter() - begin, float))
                 # The first round opens connections and is not counted.
                 if round_number:
                     seconds[name].append(duration)
                 bits = zlib.crc32(values.view(torch.uint8).numpy().data)
-                are_equal[name] = len(set(group.all_gather(bits))) == 1
+                are_equal[name] = len(set(group.all_gather(bits, int))) == 1
                 errors[name] = float((values - mean).norm() / mean.norm())
         if group.is_first:
             report = {

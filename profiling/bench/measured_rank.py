@@ -105,7 +105,7 @@ def measure_exchanges(config: Config, sizes: list[int], *, place: RankContext) -
                     compress=settings.compress == "bf16",
                 )
                 # An exchange is over when the slowest rank has its result.
-                seconds.append(max(group.all_gather(time.perf_counter() - begin)))
+                seconds.append(max(group.all_gather(time.perf_counter() - begin, float)))
             medians[size] = median(seconds[EXCHANGE_WARM_UP:])
         if group.is_first:
             way = averaging.way if averaging else f"{group.backend} over all ranks"

@@ -76,7 +76,7 @@ def measure_steps(
             main_cpus=place.pinned.share.main_cpus,
         )
         measured = time_steps(steps, arguments, exchange, group=group, report=report)
-        ranks = group.gather(measured)
+        ranks = group.gather(measured, RankSteps)
         if ranks is not None:
             report({"ranks": [asdict(rank) for rank in ranks]})
 

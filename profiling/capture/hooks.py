@@ -68,7 +68,7 @@ def capturing(
             print_files(console, hooks, ranks=group.size)
             raise
         capture.close()
-        notes = group.gather(capture.final_notes())
+        notes = group.gather(capture.final_notes(), list[str])
         if notes is not None:
             print_files(console, hooks, ranks=group.size)
             for note in dict.fromkeys(note for rank_notes in notes for note in rank_notes):

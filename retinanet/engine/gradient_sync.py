@@ -16,10 +16,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
+from pydantic import Field
 from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -305,7 +306,7 @@ FLAGS_AT = LINE
 # One flag of each bucket for a rank's gradients, one for averages (`host_gradients`).
 HEADER = FLAGS_AT + 2 * LARGEST_BUCKETS * LINE
 
-Gather = Callable[[Any], list[Any]]  # Returns every rank's value, in order of rank
+Gather = Callable[[Any, Any], list[Any]]  # `ProcessGroup.all_gather`
 
 
 def share_gradients(
@@ -341,14 +342,14 @@ def share_memory(
     with suppress(NativeLibraryError, OSError):
         SHARED.library()
         shared = SharedMemory(HEADER + size)
-    places = all_gather(shared.place if shared else None)
+    places = all_gather(shared.place if shared else None, MemoryPlace | None)
     neighbours = range(len(places)) if neighbours is None else neighbours
     memory = None
     if None not in places:
         # The memory of ranks on other hosts or in other containers cannot be seen from here.
         with suppress(OSError):
             memory = [map_memory(places[other], HEADER + size) for other in neighbours]
-    all_mapped = all(all_gather(memory is not None))
+    all_mapped = all(all_gather(memory is not None, bool))
     # Only after the exchange: by then every rank has mapped the memory, or cannot.
     if shared is not None:
         shared.close()
@@ -357,9 +358,12 @@ def share_memory(
     return GradientMemory(memory, size=size, rank=neighbours.index(rank), compress=compress)
 
 
-MemoryPlace = tuple[str, bytes]
-"""A path at which other processes of the user can open it until it is closed, and its name."""
 NAME_BYTES = 16
+MemoryPlace = tuple[
+    Annotated[str, Field(pattern=r"^/proc/[0-9]{1,10}/fd/[0-9]{1,10}$")],
+    Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * NAME_BYTES}}}$")],
+]
+"""A path at which other processes of the user can open it until it is closed, and its name."""
 
 
 class SharedMemory:
@@ -388,7 +392,7 @@ class SharedMemory:
     @property
     def place(self) -> MemoryPlace:
         """Return the name by which other processes map the memory until it is closed."""
-        return f"/proc/{os.getpid()}/fd/{self._file}", self._name
+        return f"/proc/{os.getpid()}/fd/{self._file}", self._name.hex()
 
     def close(self) -> None:
         """Prevent new mappings; existing ones remain valid."""
@@ -404,7 +408,7 @@ def map_memory(place: MemoryPlace, size: int) -> MappedMemory:
     """
     path, name = place
     with Path(path).open("r+b", buffering=0) as file:
-        if os.pread(file.fileno(), NAME_BYTES, 0) != name:
+        if os.pread(file.fileno(), NAME_BYTES, 0) != bytes.fromhex(name):
             raise FileNotFoundError(f"{path}: is not the memory of a rank")
         mapped = mmap.mmap(file.fileno(), size)
     return MappedMemory(ctypes.addressof(ctypes.c_char.from_buffer(mapped)), mapped)

@@ -432,7 +432,7 @@ def average_over_hosts(
     the kernels, or for compute groups.
     """
     # torch makes a new process group by a call of all ranks of the job, not of a compute group.
-    if group.job_ranks or not all(group.all_gather(SHARED.are_available())):
+    if group.job_ranks or not all(group.all_gather(SHARED.are_available(), bool)):
         return None
     numbers, memory = group.host_numbers, None
     if not group.is_on_one_host and group.size > len(set(numbers)):

@@ -160,7 +160,8 @@ def detect_split(
     # Ranks exchange errors and signals once, at the end: raising earlier on one rank would leave
     # the others waiting in a collective operation.
     received = "" if error else stop.received
-    signals, errors, problems = zip(*group.all_gather((received, error, bad_images)), strict=True)
+    outcomes = group.all_gather((received, error, bad_images), tuple[str, str, list[str]])
+    signals, errors, problems = zip(*outcomes, strict=True)
     stop.agree(signals)
     if any(errors):
         raise InputError(next(filter(None, errors)))

@@ -186,7 +186,7 @@ def running_log(config: "Config", *, group: "ProcessGroup", local_rank: int) -> 
                 "as root, or set it to false and run `sysctl vm.drop_caches=3` before"
             ) from error
     # The exchange is a barrier as well: the clock starts after all hosts have dropped their caches.
-    log.event(constants.CACHE_CLEAR, all(group.all_gather(cleared)))
+    log.event(constants.CACHE_CLEAR, all(group.all_gather(cleared, bool)))
     log.events(describe_settings(config, ranks=group.size))
     log.stop(constants.INIT_STOP)
     log.start(constants.RUN_START)

@@ -19,6 +19,7 @@ from launch.limits import free_memory
 from launch.pinning import RankContext, chosen_backend
 from launch.process_group import ProcessGroup
 from launch.ranks import Ranks
+from launch.shares import Share
 from retinanet.config import Config
 from retinanet.engine.engines import chosen_engine
 from retinanet.memory import MemoryNeed, ModelBytes, memory_need, model_bytes
@@ -139,7 +140,7 @@ def check(
             ]
         of_host = (report, findings)
     # Rank 0 prints the findings of all hosts, and all ranks end with its exit code.
-    hosts = group.gather(of_host)
+    hosts = group.gather(of_host, tuple[HostReport, list[Finding]] | None)
     has_failed = False
     if hosts is not None:
         checked = [item for item in hosts if item is not None]
@@ -149,7 +150,7 @@ def check(
         lines = [row.line for row in rows if row.level == "failure"]
         print("".join(f"error: {one_line(line)}\n" for line in lines), end="", file=sys.stderr)
         has_failed = bool(lines)
-    return BAD_INPUT if group.from_first(lambda: has_failed) else FINISHED
+    return BAD_INPUT if group.from_first(lambda: has_failed, bool) else FINISHED
 
 
 def check_start(
@@ -187,7 +188,7 @@ def check_start(
         report = HostReport(
             host=name, state=read_host_state(), memory_of_rank=need.all, pinned=pinned
         )
-    gathered = group.gather((name, share, report))
+    gathered = group.gather((name, share, report), tuple[str, Share, HostReport | None])
     if gathered is None:
         return group, {}
     reports = [

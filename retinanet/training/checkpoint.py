@@ -158,12 +158,8 @@ class Checkpoint:
             if average is not None:
                 average.restart()
             self.load_raw_weights(model)
-        tensors = self.tensors(OPTIMIZER_FILE)
-        state = optimizer_state(tensors, model, file=self.folder / OPTIMIZER_FILE)
-        # Learning rate, momentum and weight decay are those of the configuration: a resumed run may
-        # change them.
-        groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": state, "param_groups": groups})
+        source = str(self.folder / OPTIMIZER_FILE)
+        load_optimizer(self.tensors(OPTIMIZER_FILE), model, optimizer, source=source)
 
     def load_raw_weights(self, model: RetinaNet) -> None:
         """Replace averages by the weights of the training.
@@ -373,8 +369,23 @@ def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tenso
     }
 
 
+def load_optimizer(
+    tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer, *, source: str
+) -> None:
+    """Restore an optimizer's state from `optimizer_tensors`, which came from a `source`.
+
+    Raises:
+        InputError: It belongs to another model; names the source.
+    """
+    # Learning rate, momentum and weight decay are those of the configuration: a resumed run may
+    # change them.
+    groups = optimizer.state_dict()["param_groups"]
+    state = optimizer_state(tensors, model, source=source)
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
 def optimizer_state(
-    tensors: Mapping[str, Tensor], model: nn.Module, *, file: Path
+    tensors: Mapping[str, Tensor], model: nn.Module, *, source: str
 ) -> dict[int, dict[str, Tensor]]:
     """Return the state of each parameter that trains, by its number; undoes `optimizer_tensors`."""
     parameters = dict(model.named_parameters())
@@ -383,14 +394,14 @@ def optimizer_state(
     for key, tensor in tensors.items():
         name, _, slot = key.rpartition("/")
         if name not in places:
-            raise InputError(f"{file}: {name} does not train in the configured model")
+            raise InputError(f"{source}: {name} does not train in the configured model")
         # A tensor without dimensions is Adam's number of steps.
         if tensor.dim() and tensor.shape != parameters[name].shape:
-            raise InputError(f"{file}: {key} has the shape {list(tensor.shape)} of another model")
+            raise InputError(f"{source}: {key} has the shape {list(tensor.shape)} of another model")
         state[places[name]][slot] = match_memory_format(parameters[name], tensor)
     # torch's optimizers silently initialize the state of a parameter that has none.
     slots = {slot for parameter_state in state.values() for slot in parameter_state}
     for name, index in places.items():
         for slot in sorted(slots - state[index].keys()):
-            raise InputError(f"{file}: {name}/{slot} is missing; use another checkpoint")
+            raise InputError(f"{source}: {name}/{slot} is missing; use another checkpoint")
     return state

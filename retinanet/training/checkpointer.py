@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -41,6 +42,7 @@ from retinanet.training.train_state import (
     OPTIMIZER_FILE,
     RANKS_FILE,
     RAW_FILE,
+    RankState,
     State,
     TrainingPosition,
     number_statistics,
@@ -137,12 +139,12 @@ class Checkpointer:
             self.wait()
             return self._step == step
 
-        return self.group.from_first(look)
+        return self.group.from_first(look, bool)
 
     @property
     def problem(self) -> str:
         """The reason why the last write failed; empty if it did not."""
-        return self.group.from_first(lambda: self._problem)
+        return self.group.from_first(lambda: self._problem, str)
 
     def save_nonfinite(
         self,
@@ -252,8 +254,8 @@ def gathered(
     averaged = averaged_norms(group, trained_norms(model))
     averaged_of_average = averaged_norms(group, averages)
     with_statistics = bool(averaged)
-    states = group.gather(
-        rank_state_dict(model, with_statistics=with_statistics, averages=averages)
+    states = gathered_states(
+        group, rank_state_dict(model, with_statistics=with_statistics, averages=averages)
     )
     if states is None:
         return None
@@ -270,6 +272,23 @@ def gathered(
     if averaged:
         parts[RANKS_FILE] = number_statistics(states)
     return Contents(parts, replace(state, random_states=[rank.random for rank in states]))
+
+
+def gathered_states(group: ProcessGroup, own: RankState) -> list[RankState] | None:
+    """Return all ranks' states on rank 0, None on others; all ranks call it with equal norms."""
+    random = group.gather(own.random, dict[str, Any])
+    values = list(own.statistics.values())
+    # One row, since each column of `gather_rows` is a message.
+    rows = [torch.cat([value.flatten() for value in values])[None]] if values else []
+    rows = group.gather_rows(rows) if rows else []
+    if random is None:
+        return None
+    states = [RankState(generators, {}) for generators in random]
+    for state, row in zip(states, rows[0] if rows else (), strict=False):
+        parts = row.split([value.numel() for value in values])
+        for (name, value), part in zip(own.statistics.items(), parts, strict=True):
+            state.statistics[name] = part.view_as(value)
+    return states
 
 
 class CheckpointTimer:

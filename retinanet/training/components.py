@@ -29,7 +29,12 @@ from retinanet.training.checkpoint import Checkpoint
 from retinanet.training.checkpointer import Checkpointer
 from retinanet.training.data import Loading, open_run_data
 from retinanet.training.detector_weights import start_from_detector
-from retinanet.training.distributed import agree_on_weights, average_norms, share_weights
+from retinanet.training.distributed import (
+    agree_on_weights,
+    average_norms,
+    share_rank_states,
+    share_weights,
+)
 from retinanet.training.ema import WeightAverage
 from retinanet.training.loop import StepProfiler
 from retinanet.training.nonfinite import NonFiniteGuard, NonFiniteReport
@@ -48,6 +53,7 @@ from retinanet.training.train_state import (
     State,
     TrainingPosition,
     load_rank_state_dict,
+    rank_norms,
     seed_everything,
     trained_norms,
 )
@@ -158,7 +164,9 @@ class RunComponents:
             # shapes.
             require_same_data(checkpoint, classes=classes, images=len(self.data.train))
             checkpoint.load_training_state(self.model, self.optimizer, self.average)
-        position = self.group.from_first(lambda: checkpoint.position if checkpoint else None)
+        position = self.group.from_first(
+            lambda: checkpoint.position if checkpoint else None, TrainingPosition | None
+        )
         if position is not None:
             self.guard.load_state_dict(asdict(position))
             start = Position(position.step, position.epoch, position.images)
@@ -172,7 +180,7 @@ class RunComponents:
         """
         config, averaging, checkpoint = self.config, self.averaging, self.checkpoint
         split = self.group.from_first(
-            lambda: recorded_split(checkpoint, config, ranks=averaging.size)
+            lambda: recorded_split(checkpoint, config, ranks=averaging.size), tuple[int, ...]
         )
         # Before `prepare_training`: IPEX then splits each weight into two tensors.
         share_weights(self.group, self.model, self.optimizer, self.average)
@@ -217,15 +225,21 @@ class RunComponents:
     def restore_rank_states(self) -> None:
         """Restore random states and running statistics of each rank, and note differences."""
         checkpoint = self.checkpoint
-        states = self.group.from_first(lambda: checkpoint.rank_states() if checkpoint else [])
         averages = self.average.norms if self.average else {}
+        states = share_rank_states(
+            self.group,
+            lambda: checkpoint.rank_states() if checkpoint else [],
+            norms=rank_norms(self.model, averages),
+        )
         # With another number of ranks, no state belongs to any of the present ranks.
         if len(states) == self.group.size:
             try:
                 load_rank_state_dict(states[self.group.rank], self.model, averages)
             except ValueError as error:
                 raise InputError(f"{self.folder.checkpoints}: {error}") from error
-        has_average = self.group.from_first(lambda: bool(checkpoint and checkpoint.has_average))
+        has_average = self.group.from_first(
+            lambda: bool(checkpoint and checkpoint.has_average), bool
+        )
         # The average begins with the weights of a pretrained backbone, or of a run without one.
         if self.average is not None and not has_average:
             self.average.restart()

@@ -34,6 +34,7 @@ from retinanet.engine.gradient_sync import Averaging, GradientExchange, share_gr
 from retinanet.engine.host_gradients import average_over_hosts
 from retinanet.engine.kernel_calls import is_one_block
 from retinanet.memory import images_that_fit
+from retinanet.training.checkpoint import load_optimizer, optimizer_tensors
 from retinanet.training.ema import WeightAverage
 from retinanet.training.loop import (
     NO_PROFILER,
@@ -42,6 +43,7 @@ from retinanet.training.loop import (
     accumulate_gradients,
     batch_losses,
 )
+from retinanet.training.train_state import AVERAGE, RankState, number_statistics, rank_states
 
 Value = TypeVar("Value")
 
@@ -60,11 +62,43 @@ def share_weights(
         return
     averages = average.tensors.values() if average else ()
     group.broadcast([*model.state_dict().values(), *averages])
-    # The state is sent as one pickled object: the other ranks' optimizers have no tensors yet that
-    # could receive a broadcast.
-    state = group.from_first(optimizer.state_dict)
-    if not group.is_first and state["state"]:
-        optimizer.load_state_dict(state)
+    parameters = dict(model.named_parameters())
+
+    def shape_of(name: str) -> torch.Size | None:
+        parameter = parameters.get(name.rpartition("/")[0])
+        return None if parameter is None else parameter.shape
+
+    # The other ranks' optimizers have no tensors yet that could receive a broadcast.
+    tensors = group.tensors_from_first(
+        lambda: optimizer_tensors(model, optimizer), shape_of=shape_of
+    )
+    if not group.is_first and tensors:
+        load_optimizer(tensors, model, optimizer, source="rank 0")
+
+
+def share_rank_states(
+    group: ProcessGroup, read: Callable[[], list[RankState]], *, norms: Mapping[str, Tensor]
+) -> list[RankState]:
+    """Return on all ranks the states that rank 0 reads; none if they are of other ranks.
+
+    `norms` are this rank's, see `rank_norms`.
+
+    Raises:
+        InputError: They do not fit the norms.
+    """
+    states = read() if group.is_first else []
+    if len(states) != group.size:
+        states = []
+    random = group.from_first(lambda: [state.random for state in states], list[dict[str, Any]])
+
+    def shape_of(name: str) -> torch.Size | None:
+        norm = name.partition("/")[2]
+        # A checkpoint may have averages that this run has not.
+        values = norms.get(norm, norms.get(norm.removeprefix(AVERAGE)))
+        return None if values is None else values.shape
+
+    tensors = group.tensors_from_first(lambda: number_statistics(states), shape_of=shape_of)
+    return rank_states(random, tensors)
 
 
 def agree_on_weights(
@@ -83,7 +117,7 @@ def agree_on_weights(
     if average is not None:
         trained += [value for name, value in average.tensors.items() if name not in average.norms]
     # The ranks compare four bytes each. Sending the weights at every evaluation would cost more.
-    if len(set(group.all_gather(bit_checksum(trained)))) == 1:
+    if len(set(group.all_gather(bit_checksum(trained), int))) == 1:
         return True
     group.broadcast(trained)
     return False
@@ -108,7 +142,7 @@ def averaged_norms(group: ProcessGroup, norms: Mapping[str, Tensor]) -> dict[str
     """
     copied = {name: values.clone() for name, values in norms.items()} if group.size > 1 else {}
     # The mean of equal numbers can be rounded, but averaging twice must change nothing.
-    if copied and len(set(group.all_gather(bit_checksum(copied.values())))) > 1:
+    if copied and len(set(group.all_gather(bit_checksum(copied.values()), int))) > 1:
         group.average(copied.values())
     return copied
 
@@ -136,7 +170,7 @@ def agreed_batches(group: ProcessGroup, batches: Iterable[Batch]) -> Iterator[Ba
             return
         except InputError as problem:
             error = str(problem)
-        errors = list(filter(None, group.all_gather(error)))
+        errors = list(filter(None, group.all_gather(error, str)))
         if errors:
             raise InputError(errors[0])
         assert batch is not None
@@ -465,7 +499,8 @@ def settle_batches(
         local_ranks=local_ranks,
         available=free_memory(),
     )
-    measured = group.all_gather((speed, sum(start) if most is None else most))
+    limit = sum(start) if most is None else most
+    measured = group.all_gather((speed, limit), tuple[float, int])
     speeds, limits = zip(*measured, strict=True)
     images = split_by_speed(speeds, images=sum(start), most=limits)
     return RankBatches(images=images, speeds=speeds)
@@ -502,7 +537,7 @@ def measured_speed(
 
     # The first pass is not measured: oneDNN builds its kernels, and memory is mapped.
     seconds_of_pass()
-    slowest = max(group.all_gather(seconds_of_pass()))
+    slowest = max(group.all_gather(seconds_of_pass(), float))
     end = time.perf_counter() + PASSES * slowest
     seconds: list[float] = []
     while not seconds or time.perf_counter() < end:

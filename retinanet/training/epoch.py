@@ -142,7 +142,8 @@ class SynchronousEpoch(EpochStrategy):
                 stop.received,
                 context.checkpoint_is_due(own_result.step),
                 context.metric_is_ready(),
-            )
+            ),
+            tuple[StepResult, str, bool, bool],
         )
         results, signals, due, ready = zip(*shared, strict=True)
         stop.agree(signals)

@@ -73,7 +73,7 @@ class Trainer:
         self.run.group.barrier()
         self.begin()
         # A signal that came during `begin` ends the run before its first step, on all ranks.
-        stop.agree(self.run.group.all_gather(stop.received))
+        stop.agree(self.run.group.all_gather(stop.received, str))
         try:
             while not stop and not self.is_done():
                 # Due here after a resume too, if the run was stopped in the evaluation of these
@@ -148,7 +148,7 @@ class Trainer:
             *run.notes,
         )
         # Waits for all: no rank takes a step before rank 0 has the folder ready.
-        notes_of_ranks = run.group.all_gather(notes)
+        notes_of_ranks = run.group.all_gather(notes, tuple[str, ...])
         if not run.group.is_first:
             return
         begin_log(
@@ -298,7 +298,7 @@ class Trainer:
         """
         run, result = self.run, evaluation.wait()
         # Only rank 0 has the metric, but all ranks must take the same decisions.
-        current_map = run.group.from_first(lambda: result.evaluation.map if result else 0.0)
+        current_map = run.group.from_first(lambda: result.evaluation.map if result else 0.0, float)
         self.state.note_map(current_map)
         position = replace(
             evaluation.position,

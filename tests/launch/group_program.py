@@ -33,7 +33,7 @@ def main() -> int:
     from launch.process_group import ProcessGroup, joined
 
     def exchange(group: ProcessGroup) -> int:
-        group.all_gather(0)
+        group.all_gather(0, int)
         return 0
 
     def only_on(rank: int, act: Callable[[], object], group: ProcessGroup) -> int:
@@ -56,10 +56,10 @@ def main() -> int:
         rows = (1, 2, 0)[group.rank]
         halves, numbers = torch.full((rows, 2), group.rank + 0.5), torch.arange(rows)
         results = {
-            "all_gather": group.all_gather(group.rank * 10),
-            "gather": group.gather(group.rank * 10),
+            "all_gather": group.all_gather(group.rank * 10, int),
+            "gather": group.gather(group.rank * 10, int),
             "gather_rows": [column.tolist() for column in group.gather_rows([halves, numbers])],
-            "from_first": group.from_first(lambda: f"made by {group.rank}"),
+            "from_first": group.from_first(lambda: f"made by {group.rank}", str),
             "average": tensor.tolist(),
             "broadcast": copied.tolist(),
         }

@@ -91,7 +91,7 @@ class GroupEpochs:
         # These include steps of groups that have ended since.
         if self._group.is_first:
             yield from stretch.steps_of_others()
-        arrivals = self._group.all_gather(stretch.arrival())
+        arrivals = self._group.all_gather(stretch.arrival(), Arrival)
         stop.agree([arrival.signal for arrival in arrivals])
         untrained = [rank.untrained for rank in arrivals if rank.untrained is not None]
         # The run continues before the first step that was taken but not trained. That step and
@@ -102,7 +102,7 @@ class GroupEpochs:
             group=smaller,
             checkpoint_is_due=any(arrival.checkpoint_is_due for arrival in arrivals),
             metric_is_ready=any(arrival.metric_is_ready for arrival in arrivals),
-            problem=next((rank.problem for rank in arrivals if rank.problem is not None), None),
+            problem=next((rank.error() for rank in arrivals if rank.problem), None),
         )
         return done
 
@@ -160,10 +160,20 @@ class Arrival:
     taken: int = 0  # One more than the number of its last step, counted from 0 in the stretch
     untrained: int | None = None
     """The first step that it was given but did not train, because of a problem."""
-    problem: InputError | NonFiniteLossError | None = None
+    problem: str = ""
+    is_nonfinite: bool = False  # Whether the problem is a NonFiniteLossError
     signal: str = ""
     checkpoint_is_due: bool = False
     metric_is_ready: bool = False
+
+    def fail(self, error: InputError | NonFiniteLossError) -> None:
+        """Keep an error, which all ranks raise at the synchronization."""
+        self.problem, self.is_nonfinite = str(error), isinstance(error, NonFiniteLossError)
+
+    def error(self) -> InputError | NonFiniteLossError:
+        """Return the error that was kept."""
+        kind = NonFiniteLossError if self.is_nonfinite else InputError
+        return kind(self.problem)
 
 
 class Stretch:
@@ -228,7 +238,8 @@ class Stretch:
         except (InputError, NonFiniteLossError) as problem:
             taken = self.queue.taken
             untrained = taken[self._trained] if self._trained < len(taken) else None
-            self._arrival.problem, self._arrival.untrained = problem, untrained
+            self._arrival.fail(problem)
+            self._arrival.untrained = untrained
             self.queue.close()
 
     def _steps_of_group(self) -> Iterator[StepResult]:
@@ -259,7 +270,9 @@ class Stretch:
         context, groups = self._context, self._groups
         number = self._start + self.queue.taken[self._trained] + 1
         staleness = 0 if rank_result.nonfinite else groups.update.staleness
-        result = merge_results(groups.averaging.all_gather(context.with_load(rank_result)))
+        result = merge_results(
+            groups.averaging.all_gather(context.with_load(rank_result), StepResult)
+        )
         is_due, is_ready = context.checkpoint_is_due(number), context.metric_is_ready()
         self._arrival.checkpoint_is_due |= is_due
         self._arrival.metric_is_ready |= is_ready
@@ -293,7 +306,7 @@ class Stretch:
         groups = self._groups
         bad_images, problem = self._context.new_bad_images(result)
         if problem is not None:
-            self._arrival.problem = problem
+            self._arrival.fail(problem)
             self.queue.close()
         assert result.group is not None
         at_work = len({groups.group_index(rank) for rank in groups.ranks_at_work()})

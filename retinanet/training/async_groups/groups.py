@@ -5,7 +5,6 @@ weights, which all of them then read. Steps of all groups go to rank 0, which lo
 ends, so does its group, and the others continue as a smaller process group.
 """
 
-import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,10 +18,12 @@ from torch.optim import Optimizer
 
 from common.console import discard_output
 from launch.compute_threads import calling_thread_on, compute_alone
+from launch.messages import decode, encode
 from launch.process_group import ProcessGroup, new_group
 from retinanet.config import Config
 from retinanet.config_types import group_of_rank, ranks_of_groups
 from retinanet.engine.engines import PreparedTraining
+from retinanet.engine.gradient_sync import MemoryPlace
 from retinanet.training.async_groups.weights import (
     GroupWeights,
     ServedWeights,
@@ -163,7 +164,7 @@ def make_compute_groups(
     parameters = trained_parameters(prepared.model)
     name, timeout_s = config.training.optimizer, config.distributed.timeout_s
     memory = memory_of_weights(parameters, optimizer=name) if all_ranks.is_first else None
-    place = all_ranks.from_first(lambda: memory.place if memory else None)
+    place = all_ranks.from_first(lambda: memory.place if memory else None, MemoryPlace | None)
     assert place is not None
     make = partial(
         build_optimizer,
@@ -184,7 +185,7 @@ def make_compute_groups(
     all_ranks.barrier()
     server = None
     weights: GroupWeights | ServedWeights | None = view
-    is_in_memory = all(all_ranks.all_gather(view is not None))
+    is_in_memory = all(all_ranks.all_gather(view is not None, bool))
     if not is_in_memory:
         # Rank 0 serves the first rank of each other group. All ranks must create all pairs, even
         # those that they are not in: `new_group` is a collective operation.
@@ -237,7 +238,7 @@ class GroupResults:
 
     def send(self, result: StepResult) -> None:
         """Store the result of a step of this group."""
-        content = pickle.dumps(result)
+        content = encode(result)
         self._store.set(self._key(self._number, self._stored), content)  # type: ignore[arg-type]
         self._stored += 1
 
@@ -246,7 +247,7 @@ class GroupResults:
         for group in self._taken:
             # `get` blocks until a key exists, so its existence is checked first.
             while self._store.check([key := self._key(group, self._taken[group])]):
-                yield pickle.loads(self._store.get(key))  # noqa: S301
+                yield decode(self._store.get(key), StepResult, sender=f"group {group}")
                 self._store.delete_key(key)
                 self._taken[group] += 1
 

@@ -113,7 +113,7 @@ def main(context: RankContext, results: Path, cases: list[str]) -> None:
             expected = gradients_alone(precision, first, first + together * batches)
             differences.append(difference(averaged, expected))
         norm = norm_after_broken_batch(training, exchange, batches, rank=group.rank)
-        return {"differences": differences, "norms": group.all_gather(norm)}
+        return {"differences": differences, "norms": group.all_gather(norm, str)}
 
     def share(group: ProcessGroup, model: RetinaNet, *, compress: str) -> SharedGradients:
         shared = share_gradients(

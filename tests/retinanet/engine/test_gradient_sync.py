@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from launch.messages import decode, encode
 from retinanet.engine.gradient_sync import SharedGradients, share_gradients
 from tests.launch.ranks import run_ranks
 
@@ -31,8 +32,8 @@ class ThreadRanks:
         self._values: list[Any] = [None] * ranks
         self._barrier = threading.Barrier(ranks, timeout=20)
 
-    def all_gather(self, value: Any, *, rank: int) -> list[Any]:
-        self._values[rank] = value
+    def all_gather(self, value: Any, kind: Any, *, rank: int) -> list[Any]:
+        self._values[rank] = decode(encode(value), kind, sender=f"rank {rank}")
         self._barrier.wait()
         values = list(self._values)
         self._barrier.wait()
@@ -139,9 +140,9 @@ def test_parts_are_averaged_as_soon_as_all_ranks_have_written_them() -> None:
 
 @pytest.mark.parametrize("path", [None, "/proc/self/fd/9999", "/proc/1/fd/9999"])
 def test_memory_of_another_rank_that_cannot_be_opened_prevents_sharing(path: str | None) -> None:
-    answers = iter([path and (path, bytes(16)), False])
+    answers = iter([path and (path, bytes(16).hex()), False])
 
-    def gather(value: Any) -> list[Any]:
+    def gather(value: Any, kind: Any) -> list[Any]:
         return [value, next(answers)]
 
     shared = share_gradients(gather, rank=0, values=10, compress=False, timeout_s=1)
@@ -150,11 +151,11 @@ def test_memory_of_another_rank_that_cannot_be_opened_prevents_sharing(path: str
 
 def test_memory_of_another_process_with_the_rank_s_number_prevents_sharing() -> None:
     # As in two containers in which both ranks are process 7: each would find its own memory.
-    def gather(value: Any) -> list[Any]:
+    def gather(value: Any, kind: Any) -> list[Any]:
         if isinstance(value, bool):
             return [value, True]
         path, _ = value
-        return [value, (path, b"name of another!")]
+        return [value, (path, b"name of another!".hex())]
 
     shared = share_gradients(gather, rank=0, values=10, compress=False, timeout_s=1)
     assert shared is None
@@ -165,7 +166,7 @@ def test_too_little_memory_prevents_sharing() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         shared = share_gradients(
-            lambda value: [value], rank=0, values=10, compress=False, timeout_s=1
+            lambda value, kind: [value], rank=0, values=10, compress=False, timeout_s=1
         )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

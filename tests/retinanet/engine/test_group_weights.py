@@ -226,7 +226,7 @@ def test_memory_of_another_process_is_refused() -> None:
     memory = memory_of_weights(trainable(model), optimizer="sgd")
     path, _ = memory.place
     make = partial(plain, settings=OPTIMIZERS[3])
-    for place in ((path, bytes(16)), ("/proc/self/fd/9999", bytes(16))):
+    for place in ((path, bytes(16).hex()), ("/proc/self/fd/9999", bytes(16).hex())):
         with pytest.raises(OSError):
             GroupWeights(place, trainable(model), optimizer="sgd", make=make, timeout_s=1)
     memory.close()
@@ -234,7 +234,7 @@ def test_memory_of_another_process_is_refused() -> None:
 
 def test_shared_memory_is_zeros_behind_its_name() -> None:
     memory = SharedMemory(1000)
-    path, name = memory.place
+    path, name = memory.place[0], bytes.fromhex(memory.place[1])
     with open(path, "rb") as file:  # noqa: PTH123
         content = file.read()
     assert content[: len(name)] == name and not any(content[len(name) :]) and len(content) == 1000

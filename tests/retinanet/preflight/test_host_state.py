@@ -199,7 +199,7 @@ class GroupOfTwoHosts(ProcessGroup):
 
     other: HostReport
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any, kind: Any) -> list[Any]:
         """Return what both ranks report."""
         return [value, (self.other.host, share(0, 1), self.other)]
 

@@ -60,7 +60,7 @@ if __name__ == "__main__":
 
         times = in_turn(group, make)
         returned = time.monotonic()
-        (_, first_end), (second_begin, second_end) = group.all_gather(times)
+        (_, first_end), (second_begin, second_end) = group.all_gather(times, tuple[float, float])
         results["first before second"] = first_end <= second_begin
         results["returned after both"] = returned >= second_end
 

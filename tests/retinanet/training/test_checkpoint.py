@@ -457,7 +457,7 @@ def test_training_continues_bit_for_bit_from_a_file(
     save_file(tensors, file)
     other, other_optimizer = start()
     other.load_state_dict(model.state_dict())
-    state = optimizer_state(load_file(file), other, file=file)
+    state = optimizer_state(load_file(file), other, source=str(file))
     groups = other_optimizer.state_dict()["param_groups"]
     other_optimizer.load_state_dict({"state": state, "param_groups": groups})
     train(model, optimizer, first=before, steps=3)

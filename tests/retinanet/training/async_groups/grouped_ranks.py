@@ -17,10 +17,10 @@ LATE_S = 0.3
 if __name__ == "__main__":
     place = enter_test_rank(allocator="system", timeout_s=TIMEOUT_S)
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
     from launch.process_group import ProcessGroup, joined
-    from retinanet.engine.gradient_sync import GradientExchange, share_gradients
+    from retinanet.engine.gradient_sync import GradientExchange, MemoryPlace, share_gradients
     from retinanet.engine.optimizers import make_optimizer
     from retinanet.training.async_groups.epoch import BatchQueue
     from retinanet.training.async_groups.groups import GroupUpdate, compute_group, living_group
@@ -59,7 +59,9 @@ if __name__ == "__main__":
 
     def shared_weights(everybody: ProcessGroup, parameters: list[nn.Parameter]) -> GroupWeights:
         memory = memory_of_weights(parameters, optimizer="sgd") if everybody.is_first else None
-        memory_place = everybody.from_first(lambda: memory.place if memory else None)
+        memory_place = everybody.from_first(
+            lambda: memory.place if memory else None, MemoryPlace | None
+        )
         assert memory_place is not None
         weights = GroupWeights(
             memory_place, parameters, optimizer="sgd", make=make, timeout_s=TIMEOUT_S
@@ -88,8 +90,8 @@ if __name__ == "__main__":
             parameters[0].grad = torch.full((3,), float(-(4**step)))
             update(1.0)
             staleness.append(update.staleness)
-            read: list[Tensor] = members.all_gather(parameters[0].detach())
-            equal.append(all(torch.equal(weights, read[0]) for weights in read))
+            read = members.all_gather(parameters[0].tolist(), list[Any])
+            equal.append(all(weights == read[0] for weights in read))
         everybody.barrier()
         weights.copy_to(parameters)
         return {
@@ -107,8 +109,8 @@ if __name__ == "__main__":
         remaining.average([tensor])
         return {
             "rank": remaining.rank,
-            "all": remaining.all_gather(everybody.rank),
-            "first": remaining.from_first(lambda: f"made by {everybody.rank}"),
+            "all": remaining.all_gather(everybody.rank, int),
+            "first": remaining.from_first(lambda: f"made by {everybody.rank}", str),
             "rows": [row.tolist() for row in remaining.gather_rows([torch.arange(remaining.rank)])],
             "average": tensor.tolist(),
         }
@@ -120,8 +122,8 @@ if __name__ == "__main__":
         results: dict[str, Any] = {
             "job rank": group.rank,
             "rank": members.rank,
-            "first of its group": members.from_first(lambda: group.rank),
-            "gathered": members.gather(group.rank),
+            "first of its group": members.from_first(lambda: group.rank, int),
+            "gathered": members.gather(group.rank, int),
             "gloo": averages(members, shared=False, compress="none"),
             "gloo, bf16": averages(members, shared=False, compress="bf16"),
             "shared": averages(members, shared=True, compress="none"),
