@@ -1,17 +1,16 @@
 """The ranks of a job as one group: how they connect, exchange values, and end together."""
 
-import json
 import os
-import secrets
 import signal
 import socket
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
 import torch
@@ -26,6 +25,9 @@ from launch.messages import checked_length, decode, encode
 from launch.pinning import RankContext, check_pinning
 from launch.ranks import Ranks
 from launch.rendezvous import (
+    CONNECTIONS_ADVICE,
+    FIREWALL,
+    LOCALHOST,
     ONE_HOST,
     SECONDS_TO_CONNECT,
     Rendezvous,
@@ -35,10 +37,11 @@ from launch.rendezvous import (
     finalize_mpi,
     interface_towards,
     interface_with,
+    listen,
     network_of_this_process,
-    reachable,
     write_line,
 )
+from launch.secret import VARIABLE, JobSecret, SealedStore, shared_secret
 from launch.topology import format_cpu_list
 from launch.watchdog import Watch, launcher_process, watch_as_first, watch_as_other
 
@@ -47,15 +50,20 @@ SILENCE_SHARE = 0.8
 out, whose error does not name the rank."""
 SECONDS_FOR_FIRST_FAILURE = 3.0
 """The time in which the watch receives the cause of a broken exchange, and ends this process."""
-LOCALHOST = "127.0.0.1"
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_FOR_NAMES = 5.0  # In which a name server may still answer
 SECONDS_REFUSED = 5.0
 """After which a refused connection is noted: ranks that start together differ by less."""
 NAMES = "check that MASTER_ADDR, MASTER_PORT or host names are right"
-FIREWALL = "that no firewall blocks TCP ports between the hosts"
-CONNECTIONS_ADVICE = f"check {FIREWALL}, or name the network in GLOO_SOCKET_IFNAME"
 
+EVERYWHERE = (
+    "rank 0 listens on all interfaces of {host}, since it does not know the one address by which "
+    "the others reach it; set MASTER_ADDR to that address, or GLOO_SOCKET_IFNAME to its interface"
+)
+GIVEN_AWAY = (
+    "the job's secret went through its store, where whoever reached its port could read it, since "
+    f"other hosts do not see {{folder}}; set {VARIABLE}, or run.root on a drive of all hosts"
+)
 SENT_TYPES = {
     str(kind): kind for kind in (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 }
@@ -85,6 +93,8 @@ class ProcessGroup:
     exchange: dist.ProcessGroup | None = None
     """torch's group for gradients; None: that of all ranks of the job."""
     store: dist.Store | None = None
+    sealed: SealedStore | None = None
+    """The same store, for values that only ranks may leave."""
     on_leave: list[Callable[[], None]] = field(default_factory=list)
     """Called before torch's groups end, by what uses them in a thread of its own."""
     job_ranks: tuple[int, ...] = ()
@@ -239,7 +249,7 @@ class ProcessGroup:
         for close in self.on_leave:
             close()
         self.on_leave.clear()
-        self.control = self.exchange = self.store = None
+        self.control = self.exchange = self.store = self.sealed = None
         dist.destroy_process_group()
 
     def interrupt(self) -> NoReturn:
@@ -264,9 +274,23 @@ class ProcessGroup:
         self.watch.fail(exit_code_for(error), text)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankFacts:
+    """Host, network and process of a rank."""
+
+    host: str
+    network: str
+    process: ProcessIdentity | None
+
+
 @contextmanager
-def joined(place: RankContext, *, timeout_s: float) -> Iterator[ProcessGroup]:
-    """Connect the ranks while the context lasts; an error, or silence for `timeout_s`, ends all."""
+def joined(
+    place: RankContext, *, timeout_s: float, folder: Path | None = None
+) -> Iterator[ProcessGroup]:
+    """Connect the ranks while the context lasts; an error, or silence for `timeout_s`, ends all.
+
+    For the `folder` of the run see `launch.secret.shared_secret`.
+    """
     # Before other threads start, since a thread inherits the CPUs of the one that starts it.
     notes = (*place.pinned.notes, *check_pinning(place.pinned), *place.notes)
     if place.rendezvous is None:
@@ -279,7 +303,9 @@ def joined(place: RankContext, *, timeout_s: float) -> Iterator[ProcessGroup]:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     wait = Wait("the other ranks", advice=CONNECTIONS_ADVICE)
     with deadline(timeout_s, f"rank {ranks.rank} on {socket.gethostname()}", wait):
-        group = join(place, place.rendezvous, timeout_s=timeout_s, notes=notes, wait=wait)
+        group = join(
+            place, place.rendezvous, timeout_s=timeout_s, notes=notes, wait=wait, folder=folder
+        )
     assert group.watch is not None
     launcher = launcher_process(ranks, os.environ)
     beat = place.supervisor.beat if place.supervisor else None
@@ -309,6 +335,7 @@ def join(
     timeout_s: float,
     notes: tuple[str, ...],
     wait: Wait,
+    folder: Path | None = None,
 ) -> ProcessGroup:
     """Connect to the other ranks, and make torch's groups.
 
@@ -317,27 +344,21 @@ def join(
     """
     ranks, backend, timeout = place.ranks, place.backend, timedelta(seconds=timeout_s)
     store, address = connect(ranks, rendezvous, timeout=timeout, wait=wait)
-    facts = exchange_facts(store, ranks, wait=wait)
-    wait.what, wait.advice = "connections with all other ranks", CONNECTIONS_ADVICE
-    hosts = tuple(host for host, _, _ in facts)
-    networks = [network for _, network, _ in facts]
-    processes = [ProcessIdentity(**process) if process else None for _, _, process in facts]
-    choose_interface(store, ranks, networks, address=address, port=rendezvous.port)
-    if ranks.is_first:
-        key = secrets.token_bytes(16)
-        # The key keeps out other programs that connect to the port, such as scanners.
-        store.set("watch key", key.hex())
-
-        def publish(port: int) -> None:
-            store.set("watch port", str(port))
-
-        watch = watch_as_first(hosts=hosts, key=key, publish=publish, processes=processes)
-    else:
-        key = bytes.fromhex(store.get("watch key").decode())
-        port = int(store.get("watch port"))
-        watch = watch_as_other(
-            ranks.rank, hosts=hosts, key=key, address=(address, port), processes=processes
-        )
+    known = rendezvous.secret
+    try:
+        with shared_secret(store, ranks, known=known, folder=folder, wait=wait) as secret:
+            sealed = SealedStore(store=store, secret=secret.value)
+            facts = exchange_facts(sealed, ranks, wait=wait, secret=secret)
+            wait.what, wait.advice = "connections with all other ranks", CONNECTIONS_ADVICE
+            networks = [fact.network for fact in facts]
+            choose_interface(sealed, ranks, networks, address=address, port=rendezvous.port)
+            watch, watch_notes = start_watch(sealed, ranks, facts, address=address)
+    except RuntimeError as error:
+        raise connection_broken(ranks, "its store") from error
+    notes = (*notes, *watch_notes)
+    if secret.was_given:
+        notes = (*notes, GIVEN_AWAY.format(folder=folder))
+    hosts = tuple(fact.host for fact in facts)
     if backend == "ccl":
         import_module("oneccl_bindings_for_pytorch")  # registers the backend
     # gloo starts its threads here, and they inherit the CPUs of this one. It also prints a line for
@@ -361,7 +382,29 @@ def join(
         watch=watch,
         control=control,
         store=store,
+        sealed=sealed,
     )
+
+
+def start_watch(
+    sealed: SealedStore, ranks: Ranks, facts: Sequence[RankFacts], *, address: str
+) -> tuple[Watch, tuple[str, ...]]:
+    """Return this rank's watch, connected to the others', with notes.
+
+    `address` is rank 0's, as this rank reaches it.
+    """
+    processes = [fact.process for fact in facts]
+    hosts, key = [fact.host for fact in facts], sealed.secret
+    if not ranks.is_first:
+        place = (address, sealed.get("watch port", int))
+        return watch_as_other(
+            ranks.rank, hosts=hosts, key=key, address=place, processes=processes
+        ), ()
+    listener = listen(address, 0) or socket.create_server(("", 0), backlog=1024)
+    is_everywhere = listener.getsockname()[0] == "0.0.0.0"
+    sealed.set("watch port", listener.getsockname()[1])
+    watch = watch_as_first(hosts=hosts, key=key, listener=listener, processes=processes)
+    return watch, (EVERYWHERE.format(host=hosts[0]),) if is_everywhere else ()
 
 
 def new_group(ranks: list[int] | None = None, **settings: Any) -> dist.ProcessGroup:
@@ -372,11 +415,15 @@ def new_group(ranks: list[int] | None = None, **settings: Any) -> dist.ProcessGr
     return cast("dist.ProcessGroup", dist.new_group(ranks, **settings))
 
 
-def exchange_facts(store: dist.Store, ranks: Ranks, *, wait: Wait) -> list[list[Any]]:
-    """Return host, network and process of all ranks, in order of rank."""
-    process = own_process()
-    facts = (socket.gethostname(), network_of_this_process(), asdict(process) if process else None)
-    store.set(f"about/{ranks.rank}", json.dumps(facts))
+def exchange_facts(
+    sealed: SealedStore, ranks: Ranks, *, wait: Wait, secret: JobSecret
+) -> list[RankFacts]:
+    """Return the facts of all ranks, in order of rank; rank 0 gives the secret where it must."""
+    store = sealed.store
+    facts = RankFacts(
+        host=socket.gethostname(), network=network_of_this_process(), process=own_process()
+    )
+    sealed.set(f"about/{ranks.rank}", facts)
     if ranks.is_first:
         missing = list(range(ranks.size))
         # Each rank is looked up instead of waiting for all, so that missing ones can be named.
@@ -389,20 +436,18 @@ def exchange_facts(store: dist.Store, ranks: Ranks, *, wait: Wait) -> list[list[
                 f"{NAMES.removeprefix('check that ')}, and {FIREWALL}"
             )
             wait.what, wait.advice = what, advice
+            secret.answer()
             time.sleep(SECONDS_BETWEEN_LOOKS)
         store.set("all connected", "")
     # These ranks print no note, since that of rank 0 names the missing ones.
     wait.what, wait.noted = "ranks that have not connected to rank 0", False
-    try:
-        store.wait(["all connected"])
-    except RuntimeError as error:
-        raise connection_broken(ranks, "its store") from error
+    store.wait(["all connected"])
     wait.noted = True
-    return [json.loads(store.get(f"about/{rank}")) for rank in range(ranks.size)]
+    return [sealed.get(f"about/{rank}", RankFacts) for rank in range(ranks.size)]
 
 
 def choose_interface(
-    store: dist.Store, ranks: Ranks, networks: list[str], *, address: str, port: int
+    sealed: SealedStore, ranks: Ranks, networks: list[str], *, address: str, port: int
 ) -> None:
     """Make gloo use the interface over which the ranks reach each other.
 
@@ -415,9 +460,9 @@ def choose_interface(
     if len(set(networks)) == 1:
         name = interface_with("127.0.0.1")
     elif networks[ranks.rank] == networks[0]:
-        name = interface_with(store.get("address of the first").decode())
+        name = interface_with(sealed.get("address of the first", str))
     else:
-        store.set("address of the first", socket.gethostbyname(address))
+        sealed.set("address of the first", socket.gethostbyname(address))
         name = interface_towards(address, port)
     if name is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = name
@@ -436,30 +481,32 @@ def connect(
     # instead, and names those that are missing.
     settings: dict[str, Any] = {"timeout": timeout, "wait_for_workers": False}
     # Under torchrun its agent holds the store, and all ranks are its clients.
-    is_server = ranks.is_first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    if rendezvous.listener is not None:
-        # Detached, since torch closes the descriptor.
-        settings["master_listen_fd"] = rendezvous.listener.detach()
-    elif is_server:
-        address = LOCALHOST  # a host may not reach itself by its own name or MASTER_ADDR
-    elif rendezvous.affinities is not None:  # rank 0 listens already
-        try:
-            address = reachable(rendezvous.addresses, port)
-        except ConnectionError as error:
-            raise InputError(
-                f"rank {ranks.rank} on {socket.gethostname()}: rank 0 {error}; {CONNECTIONS_ADVICE}"
-            ) from error
-    else:
-        wait_for_listener(ranks, address, port=port, wait=wait)
+    has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_server = ranks.is_first and not has_agent
+    if ranks.local_size == ranks.size and not has_agent:
+        address = LOCALHOST  # nothing of a job on one host can be reached from another
     try:
-        store = dist.TCPStore(address, port, ranks.size, is_master=is_server, **settings)
-    except RuntimeError as error:
+        listener = rendezvous.listener
+        if is_server and listener is None:
+            listener = listen(address, port)
+        if listener is not None:
+            address = listener.getsockname()[0]
+            # Detached, since torch closes the descriptor.
+            settings["master_listen_fd"] = listener.detach()
+        elif not is_server and rendezvous.affinities is None:
+            wait_for_listener(ranks, address, port=port, wait=wait)
+        # Where torch is to listen everywhere, the host may not reach itself by its own name.
+        place = LOCALHOST if is_server and listener is None else address
+        store = dist.TCPStore(place, port, ranks.size, is_master=is_server, **settings)
+    except (OSError, RuntimeError) as error:
         if not is_server:
             raise connection_broken(ranks, f"{address}, port {port}") from error
         raise InputError(
             f"MASTER_PORT: rank 0 cannot listen at port {port} of {socket.gethostname()} "
             f"({str(error).splitlines()[0]}); give a free port"
         ) from error
+    if has_agent and ranks.local_size == ranks.size:
+        address = LOCALHOST
     return store, address
 
 

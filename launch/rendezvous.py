@@ -8,11 +8,14 @@ finalized MPI. Finalizing is collective. So a rank that cannot start takes part 
 with its failure; then all finalize MPI and exit with the same status, and rank 0 prints the error.
 """
 
+import errno
 import fcntl
 import importlib
 import io
+import ipaddress
 import os
 import re
+import secrets
 import socket
 import struct
 import sys
@@ -20,9 +23,9 @@ import threading
 import time
 import traceback
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,8 +42,11 @@ from launch.topology import is_number
 
 MPI_LAUNCHERS = ("mpich", "intel-mpi", "open-mpi")
 MODULE = "mpi4py.MPI"
-FACTS_OF_MPI = tuple[tuple[int, tuple[str, ...], str] | None, tuple[str, str], int, frozenset[int]]
-"""Rank 0's port, addresses and network; a rank's host and network, its local rank, its CPUs."""
+FACTS_OF_MPI = tuple[tuple[str, str], int, frozenset[int]]
+"""A rank's host and network, its local rank, and its CPUs."""
+LOCALHOST = "127.0.0.1"
+FIREWALL = "that no firewall blocks TCP ports between the hosts"
+CONNECTIONS_ADVICE = f"check {FIREWALL}, or name the network in GLOO_SOCKET_IFNAME"
 JOB_NUMBER = re.compile("[0-9]{1,18}")
 LAST_PORT = 65_535
 FIRST_PORT, PORTS = 20_000, 10_000  # Slurm's jobs meet at a port that follows from their number
@@ -56,7 +62,9 @@ class Rendezvous:
     addresses: tuple[str, ...]  # Of rank 0's host, to be tried in this order
     port: int
     listener: socket.socket | None = None
-    """Rank 0's, listening at the port already; None: torch is to listen."""
+    """Rank 0's, listening at the port already."""
+    secret: bytes = field(default=b"", repr=False)
+    """The job's, see `launch.secret`, if MPI has carried it."""
     affinities: tuple[frozenset[int], ...] | None = None
     """The CPUs that each rank of this host was given, in order of local rank, if they are known."""
     hosts: int | None = None
@@ -93,31 +101,72 @@ def make_rendezvous(ranks: Ranks, environment: Mapping[str, str]) -> Rendezvous:
     if ranks.launcher not in MPI_LAUNCHERS:
         raise InputError("MASTER_ADDR: is not set; start with mpirun, srun or torchrun")
     start_mpi(ranks, environment)
-    network = network_of_this_process()
-    host = (socket.gethostname(), network)
-    listener = first = None
+    return mpi_rendezvous(ranks, environment)
+
+
+def mpi_rendezvous(ranks: Ranks, environment: Mapping[str, str]) -> Rendezvous:
+    """Return the rendezvous on which mpirun's ranks agree by MPI.
+
+    Raises:
+        InputError: The hosts cannot reach rank 0.
+    """
+    host = (socket.gethostname(), network_of_this_process())
+    facts = exchange((host, ranks.local_rank, frozenset(os.sched_getaffinity(0))), FACTS_OF_MPI)
+    networks = [network for (_, network), _, _ in facts]
+    address, listens_at = LOCALHOST, LOCALHOST
+    if len(set(networks)) > 1:
+        address, listens_at = address_for_all(ranks, networks, environment)
+    listener = meeting = None
     if ranks.is_first:
         # Rank 0 keeps listening and hands the socket to torch: another process could take a port
         # that was only tested before torch opens it.
-        listener = socket.create_server(("", 0), backlog=1024)
+        listener = socket.create_server((listens_at, 0), backlog=1024)
         listener.set_inheritable(False)
-        first = (listener.getsockname()[1], host_addresses(environment), network)
-    facts = exchange(
-        (first, host, ranks.local_rank, frozenset(os.sched_getaffinity(0))), FACTS_OF_MPI
-    )
-    assert facts[0][0] is not None
-    port, addresses, network_of_first = facts[0][0]
-    if network == network_of_first:
-        addresses = ("127.0.0.1", *addresses)
-    neighbours = sorted((rank, cpus) for _, their_host, rank, cpus in facts if their_host == host)
+        meeting = (listener.getsockname()[1], secrets.token_hex(32))
+    meetings = exchange(meeting, tuple[int, str] | None)
+    assert meetings[0] is not None
+    port, secret = meetings[0]
+    neighbours = sorted((rank, cpus) for their_host, rank, cpus in facts if their_host == host)
     affinities = tuple(cpus for _, cpus in neighbours)
     return Rendezvous(
-        addresses=addresses,
+        addresses=(address,),
         port=port,
         listener=listener,
+        secret=secret.encode(),
         affinities=affinities,
-        hosts=len({host for _, host, _, _ in facts}),
+        hosts=len({host for host, _, _ in facts}),
     )
+
+
+def address_for_all(
+    ranks: Ranks, networks: Sequence[str], environment: Mapping[str, str]
+) -> tuple[str, str]:
+    """Return rank 0's address for this rank, and the one at which rank 0 is to listen.
+
+    A host has several addresses, and others may not reach all of them. So they try a port that
+    accepts nothing, and rank 0 then listens only at the address that all have reached.
+    """
+    probe = socket.create_server(("", 0), backlog=1024) if ranks.is_first else None
+    with probe or nullcontext():
+        offered = (probe.getsockname()[1], host_addresses(environment)) if probe else None
+        offers = exchange(offered, tuple[int, tuple[str, ...]] | None)
+        assert offers[0] is not None
+        port, addresses = offers[0]
+        reached = None
+        if networks[ranks.rank] != networks[0]:
+            try:
+                reached = reachable(addresses, port)
+            except ConnectionError as error:
+                raise InputError(
+                    f"rank {ranks.rank} on {socket.gethostname()}: rank 0 {error}; "
+                    f"{CONNECTIONS_ADVICE}"
+                ) from error
+        places = set(exchange(reached, str | None)) - {None}
+    if len(places) == 1:
+        [place] = places
+        assert place is not None
+        return place, place
+    return reached or LOCALHOST, ""
 
 
 def settle_transport(
@@ -372,6 +421,38 @@ def reachable(addresses: tuple[str, ...], port: int) -> str:
     raise ConnectionError(f"cannot be reached at port {port} of {', '.join(problems)}")
 
 
+def listen(host: str, port: int) -> socket.socket | None:
+    """Listen at an address of this host, by which others reach it; port 0: any that is free.
+
+    None if `host` is no such address: a service that forwards, or a name that means 127.0.1.1 here
+    and another address elsewhere.
+
+    Raises:
+        OSError: The port is in use.
+    """
+    try:
+        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror:  # ranks of other hosts may know the name
+        return None
+    for family, _, _, _, place in places:
+        numeric = str(place[0])
+        if ipaddress.ip_address(numeric).is_loopback and host not in (numeric, "localhost"):
+            continue
+        try:
+            listener = socket.create_server(place, family=family, backlog=1024)
+        except OSError as error:
+            if error.errno not in NOT_OURS:
+                raise
+        else:
+            listener.set_inheritable(False)
+            return listener
+    return None
+
+
+NOT_OURS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+"""Errors of an address that this host does not have."""
+
+
 def interface_towards(address: str, port: int) -> str | None:
     """Return the interface over which this host reaches an address; None if it is not known."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -486,6 +567,7 @@ class Wait:
     what: str  # Such as "rank 0 at 10.0.0.1, port 29500"
     advice: str
     noted: bool = True  # Whether a note is printed while it lasts; the end of the limit always is
+    clean_up: Callable[[], object] = lambda: None  # Called at the end of the limit
 
 
 @contextmanager
@@ -506,6 +588,7 @@ def deadline(seconds: float, who: str, wait: Wait) -> Iterator[None]:
 
     def end() -> None:
         write_line(f"error: {who} waited {seconds:g} s for {wait.what}; {wait.advice}")
+        wait.clean_up()
         os._exit(OUR_BUG)
 
     with timers((notice_s, note), (seconds, end)):

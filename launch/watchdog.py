@@ -14,6 +14,8 @@ import ctypes
 import math
 import os
 import signal
+import socket
+import struct
 import sys
 import threading
 import time
@@ -21,10 +23,24 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener, wait
+from multiprocessing.connection import (
+    Client,
+    Connection,
+    answer_challenge,
+    deliver_challenge,
+    wait,
+)
+from queue import Queue
 from typing import NoReturn
 
-from common.errors import BAD_INPUT, FINISHED, INTERRUPTED, OUR_BUG, STOPPED_BY_SIGNAL
+from common.errors import (
+    BAD_INPUT,
+    FINISHED,
+    INTERRUPTED,
+    OUR_BUG,
+    STOPPED_BY_SIGNAL,
+    InputError,
+)
 from common.machine import ProcessIdentity, kill_if_local
 from common.processes import STOPS
 from launch.messages import decode, encode
@@ -36,6 +52,8 @@ SECONDS_BETWEEN_BEATS = 1.0
 SECONDS_FOR_SUPERVISORS = 0.3  # In which those of ranks that have ended forward their exit codes
 PATIENCE = 5.0
 """How long a failing rank waits for rank 0's reply, and rank 0 for the others' ends. [seconds]"""
+SECONDS_FOR_SECRET = 20  # In which a rank that has connected proves that it has the job's secret
+MOST_DIGITS = 9  # Of a rank's number
 DIED = 1  # Exit code where a rank ended without a message
 
 BYE = b"bye"
@@ -273,20 +291,50 @@ def watch_as_first(
     *,
     hosts: Sequence[str],
     key: bytes,
-    publish: Callable[[int], None],
+    listener: socket.socket,
     processes: Sequence[ProcessIdentity | None] = (),
 ) -> Watch:
-    """Return rank 0's watch, once all others, with the secret `key`, are connected.
+    """Return rank 0's watch, once all others, with the secret `key`, have come to the `listener`.
 
-    `publish` gets the port to which they connect.
+    It is closed then.
     """
+    expected = set(range(1, len(hosts)))
+    arrived: Queue[tuple[int, Connection]] = Queue()
     connections: dict[int, Connection] = {}
-    with Listener(("", 0), backlog=len(hosts), authkey=key) as listener:
-        publish(listener.address[1])
-        while len(connections) < len(hosts) - 1:
-            with suppress(AuthenticationError, EOFError, OSError):  # a stranger at the port
-                connection = listener.accept()
-                connections[int(connection.recv_bytes())] = connection
+
+    def accept() -> None:
+        while expected:
+            try:
+                accepted, _ = listener.accept()
+            except OSError:  # the listener is closed, or a stranger has taken all descriptors
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+                continue
+            # A stranger who connects and says nothing holds up nobody else.
+            threading.Thread(target=identify, args=(accepted,), daemon=True).start()
+
+    def identify(accepted: socket.socket) -> None:
+        accepted.settimeout(None)
+        limit = struct.pack("ll", SECONDS_FOR_SECRET, 0)
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        connection = Connection(accepted.detach())
+        try:
+            deliver_challenge(connection, key)
+            answer_challenge(connection, key)
+            arrived.put((int(connection.recv_bytes(MOST_DIGITS)), connection))
+        except (AuthenticationError, EOFError, OSError, ValueError):
+            connection.close()
+
+    with listener:
+        threading.Thread(target=accept, name="accept", daemon=True).start()
+        while expected:
+            rank, connection = arrived.get()
+            if rank in expected:
+                expected.discard(rank)
+                connections[rank] = connection
+        listener.shutdown(socket.SHUT_RDWR)  # ends `accept`
+    for connection in connections.values():
+        with socket.socket(fileno=os.dup(connection.fileno())) as accepted:
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
     return Watch(0, connections, hosts=hosts, processes=processes)
 
 
@@ -298,9 +346,20 @@ def watch_as_other(
     address: tuple[str, int],
     processes: Sequence[ProcessIdentity | None] = (),
 ) -> Watch:
-    """Return another rank's watch, connected to rank 0's at (host, port)."""
-    connection = Client(address, authkey=key)
-    connection.send_bytes(str(rank).encode())
+    """Return another rank's watch, connected to rank 0's at (host, port).
+
+    Raises:
+        InputError: Something else listens there.
+    """
+    try:
+        connection = Client(address, authkey=key)
+        connection.send_bytes(str(rank).encode())
+    except (AuthenticationError, EOFError, OSError) as error:
+        raise InputError(
+            f"rank {rank} on {hosts[rank]}: rank 0 did not prove at {address[0]}, port "
+            f"{address[1]}, that it has the job's secret ({error}); check that no other job uses "
+            "MASTER_PORT, and that nothing forwards this port"
+        ) from error
     return Watch(rank, {0: connection}, hosts=hosts, processes=processes)
 
 

@@ -35,7 +35,9 @@ def check_or_train(
         InputError: The user's input does not fit, and nothing was written; or see `Trainer.fit`.
         NonFiniteLossError: See `Trainer.fit`.
     """
-    with joined(place, timeout_s=config.distributed.timeout_s) as connected:
+    with joined(
+        place, timeout_s=config.distributed.timeout_s, folder=config.run.root / config.run.name
+    ) as connected:
         if arguments.check:
             return check(config, arguments, group=connected, place=place)
         # The log comes first: MLPerf counts all that follows as part of the run's initialization.

@@ -12,9 +12,10 @@ import torch.distributed as dist
 
 from common.errors import InputError
 from launch import process_group
-from launch.process_group import connect, exchange_facts, wait_for_listener
+from launch.process_group import RankFacts, connect, exchange_facts, wait_for_listener
 from launch.ranks import Ranks
 from launch.rendezvous import Rendezvous, Wait
+from launch.secret import JobSecret, SealedStore
 from tests.launch.ranks import Ended, free_port, run_ranks, start_apart
 from tests.support.processes import wait_until_gone
 
@@ -210,12 +211,14 @@ def test_port_in_use_is_an_error() -> None:
 
 def test_rank_0_names_the_missing_ranks() -> None:
     store = dist.HashStore()
-    wait, facts = Wait("", advice=""), list[object]()
+    sealed = SealedStore(store=store, secret=b"secret")
+    wait, facts = Wait("", advice=""), list[RankFacts]()
 
     def collect() -> None:
-        facts.extend(exchange_facts(store, make_rank(0, size=5), wait=wait))
+        secret = JobSecret(value=sealed.secret)
+        facts.extend(exchange_facts(sealed, make_rank(0, size=5), wait=wait, secret=secret))
 
-    store.set("about/1", "[1]")
+    sealed.set("about/1", RankFacts(host="1", network="", process=None))
     thread = threading.Thread(target=collect, daemon=True)
     thread.start()
     end = time.monotonic() + 5
@@ -224,9 +227,9 @@ def test_rank_0_names_the_missing_ranks() -> None:
         time.sleep(0.01)
     assert "WORLD_SIZE" in wait.advice
     for rank in (2, 3, 4):
-        store.set(f"about/{rank}", f"[{rank}]")
+        sealed.set(f"about/{rank}", RankFacts(host=str(rank), network="", process=None))
     thread.join(5)
-    assert facts[1:] == [[1], [2], [3], [4]]
+    assert [fact.host for fact in facts[1:]] == ["1", "2", "3", "4"]
 
 
 @pytest.mark.exhaustive

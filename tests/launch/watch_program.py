@@ -6,6 +6,7 @@ watch_program.py FOLDER CASE: the calls of rank 0 (`outlive`, `restore`), then A
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -38,7 +39,9 @@ def write(file: Path, text: str = "") -> None:
 def joined(rank: int, folder: Path) -> Watch:
     port = folder / "port"
     if rank == 0:
-        return watch_as_first(hosts=HOSTS, key=KEY, publish=lambda number: write(port, str(number)))
+        listener = socket.create_server(("127.0.0.1", 0))
+        write(port, str(listener.getsockname()[1]))
+        return watch_as_first(hosts=HOSTS, key=KEY, listener=listener)
     address = ("127.0.0.1", int(wait_for(port)))
     return watch_as_other(rank, hosts=HOSTS, key=KEY, address=address)
 

@@ -120,7 +120,8 @@ class GroupEpochs:
         # Rank 0 decides for all: a rank that ends right now would be counted by some and not by
         # others, and the collectives that follow would hang.
         if not all_ranks.is_first:
-            return tuple(int(rank) for rank in store.get(key).decode().split(","))
+            named: tuple[int, ...] = self._groups.sealed.get(key, tuple[int, ...])
+            return named
         members = self._group.job_ranks or tuple(range(all_ranks.size))
         waiting = set(members)
         # Polled: a barrier of gloo would wait for lost ranks, too.
@@ -132,7 +133,7 @@ class GroupEpochs:
             time.sleep(POLL_SECONDS)
         watch.outlive(())
         remaining = tuple(rank for rank in members if rank not in watch.lost)
-        store.set(key, ",".join(map(str, remaining)))
+        self._groups.sealed.set(key, remaining)
         return remaining
 
     def describe(self) -> dict[str, object]:

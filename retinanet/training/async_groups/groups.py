@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 
 from common.console import discard_output
 from launch.compute_threads import calling_thread_on, compute_alone
-from launch.messages import decode, encode
 from launch.process_group import ProcessGroup, new_group
+from launch.secret import SealedStore
 from retinanet.config import Config
 from retinanet.config_types import group_of_rank, ranks_of_groups
 from retinanet.engine.engines import PreparedTraining
@@ -138,6 +138,12 @@ class ComputeGroups:
         assert self.all_ranks.store is not None
         return self.all_ranks.store
 
+    @property
+    def sealed(self) -> SealedStore:
+        """The same store, for what only ranks may leave there."""
+        assert self.all_ranks.sealed is not None
+        return self.all_ranks.sealed
+
     def ranks_at_work(self) -> list[int]:
         """Return the job's running ranks, according to this rank's watchdog."""
         lost = self.all_ranks.watch.lost if self.all_ranks.watch else set()
@@ -230,7 +236,7 @@ class GroupResults:
 
     def __init__(self, groups: ComputeGroups) -> None:
         """Exchange the results of the current stretch."""
-        self._store = groups.store
+        self._store, self._sealed = groups.store, groups.sealed
         self._name = f"stretch {groups.stretch}/results of group"
         self._number = groups.number
         self._stored = 0
@@ -238,8 +244,7 @@ class GroupResults:
 
     def send(self, result: StepResult) -> None:
         """Store the result of a step of this group."""
-        content = encode(result)
-        self._store.set(self._key(self._number, self._stored), content)  # type: ignore[arg-type]
+        self._sealed.set(self._key(self._number, self._stored), result)
         self._stored += 1
 
     def take(self) -> Iterator[StepResult]:
@@ -247,7 +252,7 @@ class GroupResults:
         for group in self._taken:
             # `get` blocks until a key exists, so its existence is checked first.
             while self._store.check([key := self._key(group, self._taken[group])]):
-                yield decode(self._store.get(key), StepResult, sender=f"group {group}")
+                yield self._sealed.get(key, StepResult)
                 self._store.delete_key(key)
                 self._taken[group] += 1
 
