@@ -33,7 +33,7 @@ def agree(store: dist.Store, rank: int, folder: Path | None, wait: Wait | None =
 @contextmanager
 def both(store: dist.Store, *folders: Path) -> Iterator[tuple[JobSecret, JobSecret]]:
     with ExitStack() as stack:
-        yield tuple(  # type: ignore[misc]
+        yield tuple(
             stack.enter_context(agree(store, rank, folder)) for rank, folder in enumerate(folders)
         )
 
