@@ -5,8 +5,9 @@ inverse DCT and chroma upsampling, so they give Pillow's pixels. A library is lo
 call: none is required. Nothing here loads torch otherwise.
 """
 
+import errno
 import io
-import stat
+import os
 import struct
 import warnings
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, features
 
 from common.errors import InputError
+from common.files import open_regular
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
 """The formats of data sets. Pillow reads dozens more, some of which call other programs."""
@@ -30,6 +32,8 @@ MAX_SIDE = 65_535
 """JPEG's own. In a few bytes a BMP can claim a line of pixels that takes seconds to fill."""
 MAX_PIXELS = 178_956_970
 """512 MiB of RGB, which is Pillow's limit too; the largest cameras have 150 million pixels."""
+MOST_BYTES = 1_500_000_000
+"""Of an image file: more than `MAX_PIXELS` need with 8 bytes each, uncompressed."""
 DAMAGE = (OSError, SyntaxError, ValueError, EOFError, struct.error)
 """Errors that Pillow raises for a damaged file; SyntaxError is a broken PNG."""
 
@@ -80,12 +84,10 @@ def decode_image(
     more than `MAX_PIXELS` or `MAX_SIDE`; the last before a pixel is decoded.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe might never end, or never begin
-            raise OSError("not a regular file")
         # Pillow warns of broken EXIF and of large sizes, once for each file: those are read.
         with (
             warnings.catch_warnings(action="ignore"),
-            path.open("rb") as file,
+            open_image_file(path) as file,
             open_image(file) as image,
         ):
             if apply_exif_orientation:
@@ -108,6 +110,8 @@ def describe_fault(error: Exception) -> str:
         return f"not an image in {', '.join(FORMATS)}; convert, replace or remove it"
     if isinstance(error, Image.DecompressionBombError):
         return f"too large: {_one_line(error)}; shrink or remove it"
+    if isinstance(error, OSError) and error.strerror:
+        return f"cannot be read: {error.strerror}; replace or remove it"
     return f"damaged image: {_one_line(error)}; replace or remove it"
 
 
@@ -127,6 +131,34 @@ def _turn_to_fit(
     if report_orientation is not None and orientation != AS_STORED:
         report_orientation(orientation, is_turned)
     return turn(pixels, orientation) if is_turned else pixels
+
+
+def open_image_file(path: Path) -> BinaryIO:
+    """Open an image file, also one from outside: a regular file of at most `MOST_BYTES`.
+
+    Raises OSError, at once: a pipe might never begin, and a device never end.
+    """
+    file = open_regular(path)
+    if os.fstat(file.fileno()).st_size > MOST_BYTES:
+        file.close()
+        raise OSError(errno.EFBIG, f"it is larger than {MOST_BYTES:,} bytes", str(path))
+    return file
+
+
+def image_fault(path: Path) -> str | None:
+    """Return why a file is no image by its header, as `describe_fault`; None for an image.
+
+    Raises InputError if it cannot be read.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"), open_image_file(path) as file:
+            open_image(file)
+    except (*DAMAGE, Image.DecompressionBombError) as error:
+        fault = describe_fault(error)
+        if isinstance(error, OSError) and error.errno is not None:
+            raise InputError(f"{path}: {fault}") from error
+        return fault
+    return None
 
 
 def open_image(file: BinaryIO) -> Image.Image:

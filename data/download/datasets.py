@@ -22,7 +22,7 @@ from rich.console import Console
 
 from common.console import progress_in_bytes
 from common.errors import InputError
-from common.files import create_file, new_folder_beside, put_in_place
+from common.files import create_file, new_folder_beside, put_in_place, read_text
 from data.annotations import SplitName, known_trees
 from data.coco_json import stream_lists
 from data.download.http import PART_SUFFIX, AttemptError, Check
@@ -97,7 +97,7 @@ def coco_classes(classes: tuple[str, ...]) -> tuple[str, ...] | None:
         return classes
     path = Path(classes[0])
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"--classes: {path}: {error}; expected a text file with one class per line"

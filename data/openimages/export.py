@@ -29,7 +29,7 @@ from common.files import (
     write_parts,
 )
 from common.processes import process_pool, run_tasks, usable_cores
-from data.decoding import DAMAGE, FORMATS
+from data.decoding import DAMAGE, describe_fault, open_image, open_image_file
 from data.openimages.boxes import (
     FLAGS,
     IMAGE_ID,
@@ -287,11 +287,11 @@ def _read_sizes(
             with warnings.catch_warnings(action="ignore"):
                 sizes[row] = _read_size(folder / f"{text}{SUFFIX}")
         except (*DAMAGE, Image.DecompressionBombError) as error:
-            reason = " ".join(str(error).split()).replace(f"{folder}{os.sep}", "")
+            reason = describe_fault(error).partition(";")[0]  # the fix is another one here
             faults.append(f"{text}{SUFFIX} ({reason})")
     return start, sizes, faults
 
 
 def _read_size(path: Path) -> tuple[int, int]:
-    with Image.open(path, formats=FORMATS) as image:
+    with open_image_file(path) as file, open_image(file) as image:
         return image.size

@@ -23,8 +23,9 @@ from rich.console import Console
 
 from common.console import progress
 from common.errors import InputError
-from common.files import updated_descriptor, write_atomically
+from common.files import read_bytes, updated_descriptor, write_atomically
 from common.machine import code_version, environment, installed_versions
+from data.decoding import MOST_BYTES
 from launch.mpirun import choose_mpirun
 from profiling.ablate.result import (
     JOBS,
@@ -133,7 +134,8 @@ class Photos:
 
     def describe(self) -> str:
         """Describe the photos: number, size and digest; raise InputError as `list_file`."""
-        contents = [photo.read_bytes() for photo in read_list(str(self.list_file()))]
+        photos = read_list(str(self.list_file()))
+        contents = [read_bytes(photo, most_bytes=MOST_BYTES) for photo in photos]
         # A later command must read the same photos to add rounds.
         digest = hashlib.sha256(b"".join(contents)).hexdigest()
         megabytes = sum(map(len, contents)) / 1e6

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import os
 import struct
 import warnings
 import zlib
@@ -12,7 +13,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from data.decoding import DECODERS, MAX_PIXELS, decode_image, installed_decoders
+from common.errors import InputError
+from data.decoding import DECODERS, MAX_PIXELS, decode_image, image_fault, installed_decoders
 from tests.support.commands import error_message
 
 GREY = np.array([[0, 60, 120], [180, 240, 255]], dtype=np.uint8)
@@ -300,3 +302,23 @@ def test_large_image_within_the_limit_gives_no_warning(
         with pytest.raises(Image.DecompressionBombWarning):
             Image.open(path)
         assert decode_image(path).shape == (48, 64, 3)
+
+
+def test_file_larger_than_any_image_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """simplejpeg gets the whole file: a hole of a terabyte takes no room on the disk."""
+    path = save(Image.new("RGB", (8, 8)), tmp_path / "a.jpg")
+    os.truncate(path, 10**12)
+    for decoder in DECODERS:
+        with pytest.raises(InputError, match=r"a\.jpg: cannot be read: it is larger than 1,500,"):
+            decode_image(path, decoder=decoder)
+
+
+def test_fault_of_a_header(tmp_path: Path) -> None:
+    path = save(Image.new("RGB", (8, 8)), tmp_path / "a.jpg")
+    assert image_fault(path) is None
+    path.write_text("text")
+    assert (image_fault(path) or "").startswith("not an image in JPEG")
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(InputError, match=r"a\.jpg: cannot be read: it is not a regular file"):
+        image_fault(path)

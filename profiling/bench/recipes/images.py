@@ -25,7 +25,7 @@ from torchvision.transforms.functional import hflip, to_tensor
 
 from data.annotations import Annotations, ClassMap
 from data.dataset import DetectionDataset, SampleKey, collate
-from data.decoding import decode_image, open_image
+from data.decoding import decode_image, open_image, open_image_file
 from data.loader import evaluation_loader
 from data.transforms import IMAGENET_MEAN, IMAGENET_STD, normalize, resize_image
 from profiling.bench.data_bench import keep_to_one_core, read_list
@@ -52,7 +52,10 @@ def prepare_decode(workload: Workload, *, photos: str, decoder: str) -> Prepared
 
 def decode_by_accimage(path: Path) -> NDArray[np.uint8]:
     """Read a JPEG as RGB, uint8 `[H, W, 3]`, by accimage, whose planes are interleaved here."""
-    with path.open("rb") as file, open_image(file):  # its size is checked, as by `decode_image`
+    with (
+        open_image_file(path) as file,
+        open_image(file),
+    ):  # its size is checked, as by `decode_image`
         file.seek(0)
         image = import_module("accimage").Image(file.read())
     planes = np.empty((image.channels, image.height, image.width), dtype=np.uint8)
@@ -131,7 +134,7 @@ def photo_dataset(
     """Return photos as a training split with boxes at random places, as many as COCO's have."""
     sizes = []
     for photo in photos:
-        with Image.open(photo) as image:
+        with open_image_file(photo) as file, open_image(file) as image:
             sizes.append(image.size)
     count = len(photos)
     widths, heights = np.array(sizes, dtype=np.int32).T
@@ -206,8 +209,8 @@ def make_mlperf_batch(
     std = torch.tensor(IMAGENET_STD)[:, None, None]
     images = []
     for seed, path in enumerate(paths, start=first_seed):
-        with Image.open(path) as file:
-            picture = file.convert("RGB")
+        with open_image_file(path) as file, Image.open(file) as image_file:
+            picture = image_file.convert("RGB")
         stopwatch.lap("decode")
         image = to_tensor(picture)
         stopwatch.lap("to float")
