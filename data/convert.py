@@ -4,6 +4,7 @@ import argparse
 import resource
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -11,10 +12,14 @@ from rich.console import Console
 from common.cli import add_command
 from common.console import MEGABYTE, clock, make_console, progress_in_bytes
 from common.errors import InputError
+from common.walk import ALLOW_OUTSIDE
 from data.annotations import SPLITS, known_trees
 from data.coco_json import read_annotations
+from data.formats.coco import read_coco
 from data.formats.convert import convert_labels
 from data.formats.labels import read_class_names, read_list
+from data.formats.voc import read_voc
+from data.formats.yolo import read_yolo
 from data.index import (
     find_or_make_index,
     is_index,
@@ -24,6 +29,8 @@ from data.index import (
     write_index,
 )
 from data.openimages.export import write_coco_json
+
+READERS = {"yolo": read_yolo, "voc": read_voc, "coco": read_coco}
 
 CONVERT = """Convert labels of other programs to COCO's format, and these to what training opens.
 
@@ -65,7 +72,7 @@ def add_convert(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument(
         "--from",
         dest="from_format",
-        choices=("yolo", "voc", "coco"),
+        choices=tuple(READERS),
         help="format of the labels, to write COCO-format JSON to the folder --out",
     )
     parser.add_argument(
@@ -99,6 +106,12 @@ def add_convert(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         action="store_true",
         help="with --from: copy the images to the folder --out too",
     )
+    parser.add_argument(
+        ALLOW_OUTSIDE,
+        action="store_true",
+        help="with --from: also take files outside of the data set's folder, to which its links "
+        "or data.yaml lead",
+    )
     csv = parser.add_argument_group("options for a CSV of boxes")
     csv.add_argument(
         "--class-descriptions",
@@ -126,6 +139,7 @@ def run_convert(
     image_ids: Path | None,
     skip_missing_images: bool,
     copy_images: bool,
+    allow_outside: bool,
 ) -> int:
     """Run `convert` and return the exit code."""
     console = make_console()
@@ -139,7 +153,8 @@ def run_convert(
     if not is_csv:
         refuse_options(csv_options, f"only for a CSV of boxes; {source} is not a .csv file")
     if from_format is None:
-        refuse_options({"--copy-images": copy_images or None}, "only with --from")
+        from_only = {"--copy-images": copy_images or None, ALLOW_OUTSIDE: allow_outside or None}
+        refuse_options(from_only, "only with --from")
         if not is_csv:
             refuse_options(
                 common_options, f"only with --from, or for a CSV of boxes; {source} is not one"
@@ -147,13 +162,19 @@ def run_convert(
     if from_format is not None:
         if out is None:
             raise InputError("--out: missing; --from needs a folder to write")
+        read = partial(
+            READERS[from_format],
+            source,
+            images=images,
+            skip_missing_images=skip_missing_images,
+            allow_outside=allow_outside,
+            console=console,
+        )
         return convert_labels(
             source,
-            from_format=from_format,
+            lambda check_names: read(check_names=check_names),
             out=out,
-            images=images,
             classes=class_names(classes or []),
-            skip_missing_images=skip_missing_images,
             copy_images=copy_images,
             overwrite=overwrite,
             console=console,

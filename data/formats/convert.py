@@ -7,7 +7,7 @@ images stay where they are, unless they are to be copied. The findings are those
 
 import json
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,12 @@ from common.files import (
     write_parts,
 )
 from data.annotations import SPLITS, Annotations, Split
-from data.formats.coco import read_coco
-from data.formats.labels import LabelledSplit, select_classes
-from data.formats.voc import read_voc
-from data.formats.yolo import read_yolo
+from data.decoding import image_fault
+from data.formats.labels import CheckNames, LabelledSplit, select_classes, select_images
 from data.index import find_or_make_index
 from data.verify.report import STOPS_TRAINING, print_shared, print_split
 from data.verify.splits import TrainingRules, check_splits
 
-READERS = {"yolo": read_yolo, "voc": read_voc, "coco": read_coco}
 ENTRIES_AT_ONCE = 10_000
 DEFAULT_RULES = TrainingRules(
     decoder="pillow",
@@ -49,17 +46,17 @@ DEFAULT_RULES = TrainingRules(
 
 def convert_labels(
     source: Path,
+    read: Callable[[CheckNames], list[LabelledSplit]],
     *,
-    from_format: str,
     out: Path,
-    images: Path | None,
     classes: Sequence[str],
-    skip_missing_images: bool,
     copy_images: bool,
     overwrite: bool,
     console: Console,
 ) -> int:
     """Convert a data set, print the findings and the next command, and return the exit code.
+
+    `read` reads the data set, and calls its argument first.
 
     Raises:
         InputError: A file of the data set is faulty or missing, or an output exists.
@@ -76,13 +73,7 @@ def convert_labels(
                 raise InputError(f"{folder}: exists; give --overwrite or another --out")
 
     require_writable_later(out / "train.json")
-    splits = READERS[from_format](
-        source,
-        images=images,
-        skip_missing_images=skip_missing_images,
-        check_names=require_free,
-        console=console,
-    )
+    splits = read(require_free)
     if classes:
         splits = select_classes(splits, classes)
     written = write_splits(splits, out, copy_images=copy_images, console=console)
@@ -125,25 +116,42 @@ def write_splits(
     written = {}
     with removed_on_failure(outputs):
         for split in splits:
-            file, images = json_of(out, split.name), split.images
+            file, images, annotations = json_of(out, split.name), split.images, split.annotations
             if copy_images:
-                images = copy_files(split, images_of(out, split.name), console=console)
-            write_annotations(file, split.annotations, console=console)
+                images = images_of(out, split.name)
+                annotations = copy_files(split, images, console=console)
+            write_annotations(file, annotations, console=console)
             find_or_make_index(file, console=console)
             written[split.name] = Split(file, images)
     return written
 
 
-def copy_files(split: LabelledSplit, folder: Path, *, console: Console) -> Path:
-    """Copy a split's images to a folder, and return it."""
+def copy_files(split: LabelledSplit, folder: Path, *, console: Console) -> Annotations:
+    """Copy a split's images to a folder, and return the annotations of the copied ones.
+
+    Only images are copied, since the folder may be published: a file that is none, whatever its
+    name, is left out with a note.
+    """
     names = split.annotations.file_names
+    is_image = np.ones(len(names), dtype=np.bool_)
+    first = ""
     with progress(console, f"copying {split.name} images", total=len(names)) as advance:
-        for done, name in enumerate(names, start=1):
-            target = folder / name
-            if not (target.exists() and target.samefile(split.images / name)):
-                copy_atomically(split.images / name, target)
-            advance(done, "")
-    return folder
+        for row, name in enumerate(names):
+            source, target = split.images / name, folder / name
+            fault = image_fault(source)
+            if fault is not None:
+                is_image[row] = False
+                first = first or f"{source}: {fault}"
+            elif not (target.exists() and target.samefile(source)):
+                copy_atomically(source, target)
+            advance(row + 1, "")
+    number = int((~is_image).sum())
+    if not number:
+        return split.annotations
+    if number == len(names):
+        raise InputError(f"{first}; no image can be copied")
+    split.notes.append(f"files that are not images (left out): {number:,}, first {first}")
+    return select_images(split.annotations, is_image)
 
 
 def write_annotations(file: Path, annotations: Annotations, *, console: Console) -> None:

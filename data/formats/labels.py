@@ -6,8 +6,7 @@ read. A faulty file does not end the reading: the error names the first one and 
 """
 
 import difflib
-import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,6 @@ from common.files import read_text
 from common.processes import process_pool, run_tasks, usable_cores
 from data.annotations import Annotations, TextColumn
 from data.coco_json import no_garbage_collection
-from data.decoding import SUFFIXES
 
 FILES_AT_ONCE = 256  # for one process: some hundredths of a second's work
 TASKS_PER_PROCESS = 4
@@ -224,17 +222,6 @@ def nearest_name(name: str, known: Sequence[str]) -> str:
     by_lower = {other.lower(): other for other in known}
     nearest = difflib.get_close_matches(name.lower(), by_lower, n=1)
     return f"; did you mean {by_lower[nearest[0]]!r}?" if nearest else ""
-
-
-def image_files(folder: Path) -> Iterator[str]:
-    """Yield the images in a folder and below, relative to it, in a stable order."""
-    for parent, folders, files in os.walk(folder, followlinks=True):
-        # In place: os.walk visits subfolders in the order of this list.
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        below = os.path.relpath(parent, folder)
-        for name in sorted(files):
-            if name.lower().endswith(SUFFIXES) and not name.startswith("."):
-                yield name if below == "." else f"{below}/{name}"
 
 
 def read_list(file: Path) -> str:

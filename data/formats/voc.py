@@ -21,6 +21,8 @@ from rich.console import Console
 
 from common.errors import InputError
 from common.files import read_bytes
+from common.walk import LeftOut, Reach, walk_files
+from data.decoding import SUFFIXES
 from data.formats.labels import (
     MOST_BYTES,
     SPLIT_NAMES,
@@ -30,7 +32,6 @@ from data.formats.labels import (
     LabelledSplit,
     LabelPart,
     PartBuilder,
-    image_files,
     labelled_images,
     make_annotations,
     nearest_name,
@@ -57,6 +58,7 @@ class VocSplit:
     listed: Mapping[str, str]
     """The images in the folder, relative to it: by their names with and without suffix"""
     is_whole: bool  # has all XML files; where a list names them, other images are not its own
+    left_out: LeftOut = field(default_factory=LeftOut)
 
 
 def read_voc(
@@ -64,23 +66,28 @@ def read_voc(
     *,
     images: Path | None,
     skip_missing_images: bool,
+    allow_outside: bool = False,
     check_names: CheckNames,
     console: Console,
 ) -> list[LabelledSplit]:
     """Read all splits of a data set in Pascal VOC's format.
 
     `source` is a folder with `Annotations/`, or with XML files beside the images, perhaps in
-    folders `train`, `valid`, `test`. `images` replaces the folder of images.
+    folders `train`, `valid`, `test`. `images` replaces the folder of images. With `allow_outside`
+    links may lead out of the data set's folder.
 
     Raises:
         InputError: The first faulty file with line and field; there are no XML files; a class is
-            not in the data set's list, an image is missing, or an XML file of a split is.
+            not in the data set's list, an image is missing, or an XML file of a split is; a link
+            in the place of a folder or list leads out of the data set's folder.
     """
     if not source.is_dir():
         raise InputError(f"{source}: is not a folder; expected one with Annotations/ and images")
-    listed = listed_classes(source)
+    named_by_user = [source, *([images] if images is not None else [])]
+    reach = Reach.of(*named_by_user, allow_outside=allow_outside)
+    listed = listed_classes(source, reach)
     parts = []
-    splits = find_splits(source, images)
+    splits = find_splits(source, images, reach)
     check_names([split.name for split in splits])
     for split in splits:
         part = labelled_images(
@@ -92,7 +99,10 @@ def read_voc(
         if skip_missing_images:
             part = without_missing(part)
         if not len(part.sizes):
-            raise InputError(f"{split.images}: none of the labelled images exists; set --images")
+            raise InputError(
+                f"{split.images}: none of the labelled images exists; set --images"
+                f"{split.left_out.reason()}"
+            )
         parts.append(part)
     # One list of classes for all splits: those of the file, else all that occur, by name.
     names = listed or sorted({name for part in parts for name in part.classes})
@@ -127,7 +137,7 @@ def notes_on(split: VocSplit, part: LabelPart, *, from_one: bool) -> list[str]:
         f"{renamed:,}": renamed,
         "coordinates count from 0, not from 1 as VOC's do, since a box begins at 0": not from_one,
     }
-    return [note for note, applies in notes.items() if applies]
+    return [*(note for note, applies in notes.items() if applies), *split.left_out.notes()]
 
 
 def without_missing(part: LabelPart) -> LabelPart:
@@ -141,12 +151,12 @@ def without_missing(part: LabelPart) -> LabelPart:
     )
 
 
-def listed_classes(source: Path) -> list[str] | None:
+def listed_classes(source: Path, reach: Reach) -> list[str] | None:
     """Return the classes of the data set's list, in its order; None if it has no list."""
     for file in (source / name for name in CLASS_FILES):
         if not file.is_file():
             continue
-        text = read_list(file)
+        text = read_list(reach.require(file))
         # CVAT's lines are `name:colour:parts:actions`, below a comment.
         lines = [line.split(":")[0] for line in text.splitlines() if not line.startswith("#")]
         names = read_class_names(file, "\n".join(lines))
@@ -154,7 +164,7 @@ def listed_classes(source: Path) -> list[str] | None:
     return None
 
 
-def find_splits(source: Path, images: Path | None) -> list[VocSplit]:
+def find_splits(source: Path, images: Path | None, reach: Reach) -> list[VocSplit]:
     """Find the XML files of each split."""
     if images is not None and not images.is_dir():
         raise InputError(f"--images: {images} is not a folder")
@@ -166,7 +176,7 @@ def find_splits(source: Path, images: Path | None) -> list[VocSplit]:
             if folder.name in SPLIT_NAMES and any(folder.glob("*.xml"))
         ]
         return [
-            make_split(name, folder, images or folder, None)
+            make_split(name, folder, images or folder, None, reach)
             for name, folder in folders or [(WHOLE, source)]
         ]
     folder = images or next(
@@ -183,31 +193,41 @@ def find_splits(source: Path, images: Path | None) -> list[VocSplit]:
         chosen = {"train": lists["trainval"], **chosen}
     if not chosen:
         # CVAT's list of a data set that it did not split.
-        return [make_split(WHOLE, annotations, folder, lists.get("default"))]
-    return [make_split(name, annotations, folder, file) for name, file in chosen.items()]
+        return [make_split(WHOLE, annotations, folder, lists.get("default"), reach)]
+    return [make_split(name, annotations, folder, file, reach) for name, file in chosen.items()]
 
 
-def make_split(name: str, annotations: Path, images: Path, listed: Path | None) -> VocSplit:
+def make_split(
+    name: str, annotations: Path, images: Path, listed: Path | None, reach: Reach
+) -> VocSplit:
     """Return a split: the XML files of a list of names, or all in the folder and below."""
-    by_name = {}
-    for image in image_files(images):
+    by_name: dict[str, str] = {}
+    left_out = LeftOut()
+    for image in walk_files(reach.require(images), reach, left_out, suffixes=SUFFIXES):
         by_name[image] = image
         by_name.setdefault(os.path.splitext(image)[0], image)  # noqa: PTH122
     if listed is None:
-        files = sorted(annotations.rglob("*.xml"))
+        below = walk_files(reach.require(annotations), reach, left_out, suffixes=(".xml",))
+        files = sorted(annotations / file for file in below)
         if not files:
-            raise InputError(f"{annotations}: contains no XML file; expected one for each image")
-        return VocSplit(name, files, annotations, images, by_name, is_whole=True)
+            raise InputError(
+                f"{annotations}: contains no XML file; expected one for each image"
+                f"{left_out.reason()}"
+            )
+        return VocSplit(name, files, annotations, images, by_name, True, left_out)
     files = []
-    for place, line in enumerate(read_list(listed).splitlines(), start=1):
+    for place, line in enumerate(read_list(reach.require(listed)).splitlines(), start=1):
         if line.strip():
             file = annotations / f"{line.strip()}.xml"
-            if not file.is_file():
-                raise InputError(f"{listed}: line {place}: {file} does not exist")
+            fault = reach.fault(file)
+            if fault is not None:
+                # A file from elsewhere may be no list at all: none of its text is shown.
+                named = file if reach.has(listed) else "the XML file"
+                raise InputError(f"{listed}: line {place}: {named} {fault}")
             files.append(file)
     if not files:
         raise InputError(f"{listed}: empty; expected a name on each line")
-    return VocSplit(name, files, annotations, images, by_name, is_whole=False)
+    return VocSplit(name, files, annotations, images, by_name, False, left_out)
 
 
 def read_files(
@@ -277,7 +297,10 @@ def missing_image(file: Path, split: VocSplit, file_name: str) -> str:
     if image is not None:
         reason, fix = f"has an XML file of its own, {own_xml(split, image)}", "correct the name"
     name = quoted(file_name or file.stem)
-    return f"{file}: filename: {name} {reason}; {fix}, or skip with --skip-missing-images"
+    return (
+        f"{file}: filename: {name} {reason}; {fix}, or skip with --skip-missing-images"
+        f"{split.left_out.reason()}"
+    )
 
 
 def require_listed(file: Path, labels: "XmlLabels", listed: Sequence[str] | None) -> None:

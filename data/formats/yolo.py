@@ -7,6 +7,8 @@ box, if `data.yaml` has `kpt_shape`. An image without a file of labels has no bo
 
 The names are in `data.yaml` (Ultralytics, Roboflow), or, where nothing divides the images into
 splits, in `classes.txt` (LabelImg, Label Studio) or `obj.names` (Darknet, CVAT).
+
+What these files and links name is read if it is in the data set's folder (`common/walk.py`).
 """
 
 import os
@@ -21,6 +23,7 @@ from rich.console import Console
 
 from common.errors import InputError
 from common.files import read_bytes
+from common.walk import OUTSIDE, LeftOut, Reach, walk_files, walk_folders
 from common.yaml_text import read_yaml
 from data.decoding import (
     DAMAGE,
@@ -29,6 +32,7 @@ from data.decoding import (
     describe_fault,
     exif_orientation,
     open_image,
+    open_image_file,
 )
 from data.formats.labels import (
     MOST_BYTES,
@@ -39,7 +43,6 @@ from data.formats.labels import (
     LabelledSplit,
     LabelPart,
     PartBuilder,
-    image_files,
     labelled_images,
     make_annotations,
     number,
@@ -64,6 +67,7 @@ class YoloSet:
     names: Mapping[int, str]
     splits: Mapping[str, Sequence[Path]]
     keypoint_numbers: int  # numbers after a box; 0: none
+    reach: Reach
 
 
 def read_yolo(
@@ -71,26 +75,34 @@ def read_yolo(
     *,
     images: Path | None,
     skip_missing_images: bool,
+    allow_outside: bool = False,
     check_names: CheckNames,
     console: Console,
 ) -> list[LabelledSplit]:
     """Read all splits of a data set in YOLO's format.
 
     `source` is `data.yaml`, or a folder with it or with a list of names. `images` replaces the
-    folder of images, of a set that is not split.
+    folder of images, of a set that is not split. With `allow_outside` paths and links may lead out
+    of the data set's folder.
 
     Raises:
         InputError: The first faulty file with line and field; the names, a folder or all labels are
-            missing; or an image is.
+            missing; or an image is; a path leads out of the data set's folder.
     """
-    found = find_set(source, images)
+    found = find_set(source, images, allow_outside=allow_outside)
     check_names(found.splits)
     read = []
     for name, entries in found.splits.items():
-        folder, files, missing = list_images(entries, skip_missing_images=skip_missing_images)
+        left_out = LeftOut()
+        folder, files, missing = list_images(
+            entries, found.reach, left_out, skip_missing_images=skip_missing_images
+        )
         if not files:
             entry = ", ".join(map(str, entries))
-            raise InputError(f"{entry}: no image; expected JPEG, PNG, WebP, BMP, TIFF or GIF files")
+            raise InputError(
+                f"{entry}: no image; expected JPEG, PNG, WebP, BMP, TIFF or GIF files"
+                f"{left_out.reason()}"
+            )
         part = labelled_images(
             partial(read_labels, folder, found),
             files,
@@ -106,8 +118,9 @@ def read_yolo(
         orphans = labels_without_image(
             entries,
             [os.path.join(folder, file) for file in files],  # noqa: PTH118
+            found.reach,
         )
-        split.notes = notes_on(part, missing, orphans)
+        split.notes = [*notes_on(part, missing, orphans), *left_out.notes()]
         read.append(split)
     return read
 
@@ -134,8 +147,12 @@ def notes_on(part: LabelPart, missing: int, orphans: Sequence[str]) -> list[str]
     ]
 
 
-def find_set(source: Path, images: Path | None) -> YoloSet:
+def find_set(source: Path, images: Path | None, *, allow_outside: bool = False) -> YoloSet:
     """Find the names and the splits."""
+    named_by_user = [source if source.is_dir() else source.parent]
+    if images is not None:  # whose labels may be in a folder beside it
+        named_by_user += [images, *(Path(file).parent for file in label_files(images / "any"))]
+    reach = Reach.of(*named_by_user, allow_outside=allow_outside)
     if source.is_file():
         file = source
     else:
@@ -156,20 +173,20 @@ def find_set(source: Path, images: Path | None) -> YoloSet:
             raise InputError(
                 f"{source}: no names of classes: expected data.yaml, {' or '.join(NAME_FILES)}"
             )
-        file = named[0] if named else lists[0]
+        file = reach.require(named[0] if named else lists[0])
     if file.suffix in (".yaml", ".yml"):
         if images is not None:
             raise InputError(f"--images: {file} names the images; change it there")
-        return set_of_yaml(file)
+        return set_of_yaml(file, reach)
     root = source if source.is_dir() else file.parent
     classes = read_class_names(file, read_list(file))
     folder = images or root
     if not folder.is_dir():
         raise InputError(f"{folder}: is not a folder of images")
-    return YoloSet(file, dict(enumerate(classes)), {WHOLE: [folder]}, 0)
+    return YoloSet(file, dict(enumerate(classes)), {WHOLE: [folder]}, 0, reach)
 
 
-def set_of_yaml(file: Path) -> YoloSet:
+def set_of_yaml(file: Path, reach: Reach) -> YoloSet:
     """Read `data.yaml` and find what it names."""
     content = read_yaml(read_list(file), str(file))
     if not isinstance(content, dict):
@@ -187,7 +204,7 @@ def set_of_yaml(file: Path) -> YoloSet:
         if not all(isinstance(entry, str) for entry in entries):
             raise InputError(f"{file}: {key}: expected a path or a list of paths")
         splits.setdefault(name, []).extend(
-            find_entry(file, str(key), entry, root=root) for entry in entries
+            find_entry(file, str(key), entry, root=root, reach=reach) for entry in entries
         )
     if not splits:
         raise InputError(f"{file}: train: missing; expected the folder of the training images")
@@ -201,7 +218,7 @@ def set_of_yaml(file: Path) -> YoloSet:
         ):
             raise InputError(f"{file}: kpt_shape: expected two numbers, found {quoted(str(shape))}")
         keypoint_numbers = shape[0] * shape[1]
-    return YoloSet(file, names, splits, keypoint_numbers)
+    return YoloSet(file, names, splits, keypoint_numbers, reach)
 
 
 def class_names(file: Path, names: Any, number_of_classes: Any) -> dict[int, str]:
@@ -226,45 +243,54 @@ def class_names(file: Path, names: Any, number_of_classes: Any) -> dict[int, str
     return dict(sorted(by_index.items()))
 
 
-def find_entry(file: Path, key: str, entry: str, *, root: str | None) -> Path:
+def find_entry(file: Path, key: str, entry: str, *, root: str | None, reach: Reach) -> Path:
     """Return the folder, or the list of images, that a field of `data.yaml` names.
 
     Paths begin at `path`, and that at the file. Roboflow writes `../train/images` for a folder
     beside the file, and other programs a `path` of the machine on which they ran.
     """
     roots = [file.parent / root, Path(root)] if root else []
-    inside = entry.removeprefix("../")
-    candidates = [
-        *(folder / entry for folder in (*roots, file.parent)),
-        *(folder / inside for folder in (file.parent,) if inside != entry),
-    ]
-    for candidate in candidates:
-        if candidate.exists():
-            return candidate
+    beside = file.parent / entry.removeprefix("../")
+    candidates = [*(folder / entry for folder in (*roots, file.parent)), beside]
+    present = [path for path in candidates if os.path.exists(path)]  # noqa: PTH110 - any name
+    if present and reach.covers(present[0]):
+        return present[0]
+    # Without the user's word `../` is Roboflow's.
+    if beside in present and entry.startswith("../") and reach.covers(beside):
+        return beside
+    if present:
+        raise InputError(f"{file}: {key}: {present[0]} {reach.describe_outside()}")
     looked_for = ", ".join(dict.fromkeys(map(str, candidates)))
     raise InputError(f"{file}: {key}: {quoted(entry)} does not exist; looked for {looked_for}")
 
 
 def list_images(
-    entries: Sequence[Path], *, skip_missing_images: bool
+    entries: Sequence[Path], reach: Reach, left_out: LeftOut, *, skip_missing_images: bool
 ) -> tuple[Path, list[str], int]:
     """Return a folder, images relative to it, and the number of listed ones that do not exist."""
     if len(entries) == 1 and entries[0].is_dir():
-        return entries[0], list(image_files(entries[0])), 0
+        names = list(walk_files(entries[0], reach, left_out, suffixes=SUFFIXES))
+        return entries[0], names, 0
     paths: list[str] = []
     missing = 0
     for entry in entries:
         if entry.is_dir():
-            paths += [str(entry / name) for name in image_files(entry)]
+            below = walk_files(entry, reach, left_out, suffixes=SUFFIXES)
+            paths += [str(entry / name) for name in below]
             continue
         for line, path in images_of_list(entry):
-            if os.path.isfile(path):  # noqa: PTH113 - a million of them
+            fault = reach.fault(path)
+            if fault is None:
                 paths.append(path)
-            elif skip_missing_images:
+            elif skip_missing_images and reach.covers(path):
                 missing += 1
+            elif skip_missing_images:
+                left_out.add(OUTSIDE, path)
             else:
+                # A file from elsewhere may be no list at all: none of its text is shown.
+                image = path if reach.has(entry) else "the image"
                 raise InputError(
-                    f"{entry}: line {line}: {path} does not exist; skip such images with "
+                    f"{entry}: line {line}: {image} {fault}; skip such images with "
                     "--skip-missing-images"
                 )
     paths = list(dict.fromkeys(map(os.path.abspath, paths)))
@@ -293,7 +319,7 @@ def images_of_list(file: Path) -> list[tuple[int, str]]:
         lambda line: os.path.join(folder, line.removeprefix("data/")),  # noqa: PTH118
         lambda line: line,
     ]
-    way = next((way for way in ways if Path(way(first)).exists()), ways[0])
+    way = next((way for way in ways if os.path.exists(way(first))), ways[0])  # noqa: PTH110
     return [(place, way(line)) for place, line in lines]
 
 
@@ -311,7 +337,7 @@ def exchange_folder(path: str, old: str, new: str) -> str | None:
     return f"{before}/{new}/{after}"[1:] if found else None
 
 
-def labels_without_image(entries: Sequence[Path], images: Sequence[str]) -> list[str]:
+def labels_without_image(entries: Sequence[Path], images: Sequence[str], reach: Reach) -> list[str]:
     """Return the files of labels near some images that are of no image at all, in order.
 
     `entries` are the folders and lists of a split, `images` the paths of its images. A text is a
@@ -321,8 +347,10 @@ def labels_without_image(entries: Sequence[Path], images: Sequence[str]) -> list
     for entry in entries:
         if entry.is_dir():  # also folders of labels of which every image is missing
             for file in label_files(entry / "any"):
-                walk = os.walk(os.path.dirname(file) or ".", followlinks=True)  # noqa: PTH120
-                folders |= {parent for parent, *_ in walk}
+                top = Path(file).parent
+                if reach.covers(top) and top.is_dir():
+                    walk = walk_folders(top, reach, LeftOut(), suffixes=(".txt",))
+                    folders |= {os.path.join(top, folder.below) for folder in walk}  # noqa: PTH118
     with_image = {os.path.splitext(os.path.normpath(image))[0] for image in images}  # noqa: PTH122
     images_in: dict[str, set[str]] = {}  # by folder, the images there without suffix
     found = []
@@ -334,7 +362,7 @@ def labels_without_image(entries: Sequence[Path], images: Sequence[str]) -> list
             of_images = [stem, *filter(None, [exchange_folder(stem, "labels", "images")])]
             if any(image in with_image or has_image(image, images_in) for image in of_images):
                 continue
-            if begins_with_label(Path(folder, name)):
+            if reach.covers(f"{stem}{suffix}") and begins_with_label(Path(folder, name)):
                 found.append(f"{stem}{suffix}")
     return found
 
@@ -372,7 +400,7 @@ def read_labels(folder: Path, labelled: YoloSet, names: Sequence[str]) -> LabelP
     for name in names:
         path = os.path.join(folder, name)  # noqa: PTH118
         try:
-            with open(path, "rb") as file:  # noqa: PTH123
+            with open_image_file(Path(path)) as file:
                 image = open_image(file)
                 width, height = image.size
                 # Labelling tools show a photo as its EXIF orientation says, and so does YOLO.
@@ -384,7 +412,7 @@ def read_labels(folder: Path, labelled: YoloSet, names: Sequence[str]) -> LabelP
             continue
         place = ""
         try:
-            file_of_labels, text = read_text_of(path)
+            file_of_labels, text = read_text_of(path, labelled.reach)
             if file_of_labels is None:
                 part.count("without")
             boxes = []
@@ -399,11 +427,12 @@ def read_labels(folder: Path, labelled: YoloSet, names: Sequence[str]) -> LabelP
     return part.finish()
 
 
-def read_text_of(image: str) -> tuple[str | None, str]:
+def read_text_of(image: str, reach: Reach) -> tuple[str | None, str]:
     """Return an image's file of labels and its text; None and no text if there is no file."""
     for file in label_files(image):
         if not os.path.exists(file):  # noqa: PTH110
             continue
+        reach.require(Path(file))
         try:
             return file, read_bytes(Path(file), most_bytes=MOST_BYTES).decode("utf-8-sig")
         except OSError as error:

@@ -297,7 +297,9 @@ def test_real_photos_boxes_survive_each_format(
         write_voc(source, expected)
     else:
         (source / "labels.train.json").symlink_to(JSON)
-    done = run_here(main, "convert", source, "--from", name, "--out", out)
+    convert = (main, "convert", source, "--from", name, "--out", out)
+    assert "--allow-outside" in error_line(run_here(*convert))  # PHOTOS are not in the set
+    done = run_here(*convert, "--allow-outside")
     assert done.returncode == 0, done.stderr
     found = read_annotations(out / "train.json")
     of_name = {file: row for row, file in enumerate(found.file_names)}

@@ -11,6 +11,7 @@ from PIL import Image
 from rich.console import Console
 
 from common.errors import InputError
+from common.walk import Reach
 from data.formats.labels import LabelledSplit
 from data.formats.yolo import FIELDS, YoloSet, box_of_shares, read_labels, read_yolo
 from tests.data.formats.written import (
@@ -317,7 +318,7 @@ def test_any_text_is_boxes_or_one_line_that_names_the_file(
         Image.new("RGB", (64, 48)).save(folder / "a.png")
     text = "\n".join(" ".join(line) for line in lines)
     (folder / "a.txt").write_bytes(text.encode("utf-8", "surrogatepass"))
-    labelled = YoloSet(folder / "classes.txt", {0: "cat"}, {}, 0)
+    labelled = YoloSet(folder / "classes.txt", {0: "cat"}, {}, 0, Reach.of(folder))
     part = read_labels(folder, labelled, ["a.png"])
     assert len(part.boxes_per_image) == 1 and len(part.boxes) == part.boxes_per_image[0]
     if part.faults:
