@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from common import cli
 from common.cli import add_json_option, load_function, positive, probability, whole_number
 from common.errors import InputError
+from common.walk import ALLOW_OUTSIDE
 from launch.environment import set_allocator
 from retinanet.config_types import DEFAULT_LIBRARY, METRIC_LIBRARIES
 
@@ -241,6 +242,11 @@ def add_predict(commands: Commands) -> None:
         parser, "also write the boxes to this file, an object per line; complete after Ctrl-C too"
     )
     add("--overwrite", action="store_true", help="replace files of an earlier prediction")
+    add(
+        ALLOW_OUTSIDE,
+        action="store_true",
+        help="also take pictures to which links in the folders lead, outside of them",
+    )
 
 
 EXPORT_DESCRIPTION = """\

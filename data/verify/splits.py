@@ -6,7 +6,6 @@ are hashed, so that copies of training images are found among the validation ima
 """
 
 import hashlib
-import os
 import posixpath
 import time
 from collections.abc import Mapping, Sequence
@@ -22,9 +21,18 @@ from rich.console import Console
 
 from common.console import progress, progress_in_bytes
 from common.errors import InputError
+from common.files import read_bytes
 from common.processes import process_pool, run_tasks, usable_cores
+from common.walk import LeftOut, Reach, walk_files
 from data.annotations import SPLITS, Resize, Split, images_in_other, leaves_folder
-from data.decoding import QUARTER_TURNS, SUFFIXES, decode_image, fits_both_ways, is_resized_copy
+from data.decoding import (
+    MOST_BYTES,
+    QUARTER_TURNS,
+    SUFFIXES,
+    decode_image,
+    fits_both_ways,
+    is_resized_copy,
+)
 from data.index import find_or_make_index
 from data.verify.annotations import (
     Entries,
@@ -235,10 +243,10 @@ def check_files(folder: Path, decoder: str, task: Task) -> CheckedTask:
 def hash_content(path: Path) -> int:
     """Return a hash of 64 bits of a file that was just decoded, and so is in the page cache."""
     try:
-        digest = hashlib.blake2b(path.read_bytes(), digest_size=8).digest()
+        content = read_bytes(path, most_bytes=MOST_BYTES)
     except OSError:  # removed meanwhile
         return 0
-    return int.from_bytes(digest, signed=True)
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), signed=True)
 
 
 def check_file(path: Path, *, decoder: str, annotated: tuple[int, int]) -> tuple[str, str] | None:
@@ -336,11 +344,8 @@ def find_unused_files(checked: Sequence[CheckedSplit]) -> None:
             continue
         # Names such as `a//b.jpg` or `./b.jpg` are valid too.
         named = {posixpath.normpath(name) for entries in readable for name in entries.file_names}
-        for parent, folders, files in os.walk(folder):
-            # In place: os.walk visits subfolders in the order of this list.
-            folders.sort()
-            below = os.path.relpath(parent, folder)
-            for name in sorted(files):
-                file = name if below == "." else f"{below}/{name}"
-                if name.lower().endswith(SUFFIXES) and file not in named:
-                    sharers[0].findings.add("file_unused", Place(file, "not in images"))
+        # Only names are read, so files behind links count too.
+        reach = Reach.of(folder, allow_outside=True)
+        for file in walk_files(folder, reach, LeftOut(), suffixes=SUFFIXES, linked_folders=False):
+            if file not in named:
+                sharers[0].findings.add("file_unused", Place(file, "not in images"))

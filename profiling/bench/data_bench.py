@@ -35,6 +35,7 @@ from common.console import make_console, progress
 from common.errors import FINISHED, InputError
 from common.files import require_free_json, write_atomically, write_json
 from common.machine import environment
+from common.walk import LeftOut, Reach, walk_files
 from data.decoding import DECODERS, SUFFIXES, decoder_fault, describe_decoder
 from data.synthetic import make_synthetic_data
 from profiling.bench.report import PIPE_WIDTH, findings_json, findings_table, variant_json
@@ -198,7 +199,10 @@ def photos_in(folder: Path, *, limit: int, option: str = "--images") -> list[Pat
     """
     if not folder.is_dir():
         raise InputError(f"{option}: {folder} is not a folder; give a folder with images")
-    photos = sorted(file for file in folder.resolve().iterdir() if file.suffix.lower() in SUFFIXES)
+    folder = folder.resolve()
+    reach = Reach.of(folder, allow_outside=True)  # photos are read, not copied
+    names = walk_files(folder, reach, LeftOut(), suffixes=SUFFIXES, depth=0)
+    photos = [folder / name for name in names]
     if not photos:
         raise InputError(
             f"{option}: {folder} has no {', '.join(SUFFIXES)} files; give another folder"

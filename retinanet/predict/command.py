@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from common.console import Advance, make_console, progress
+from common.console import Advance, make_console, print_line, progress
 from common.errors import BAD_INPUT, FINISHED, INTERRUPTED, InputError, printable
 from common.files import require_free
 from common.machine import require_packages
@@ -42,6 +42,7 @@ def predict(
     every: int,
     json_file: Path | None,
     overwrite: bool,
+    allow_outside: bool,
 ) -> int:
     """Detect a checkpoint's classes in pictures and videos.
 
@@ -50,11 +51,13 @@ def predict(
     drawn copies go to `predictions` and get a number instead of replacing files, so that the same
     command works twice. `every`: process every n-th frame of a video.
 
+    With `allow_outside`, links in folders of pictures may lead out of them.
+
     Raises:
         InputError: A file is missing, or an output exists or cannot be written.
     """
     folder = out or DEFAULT_OUT
-    sources = find_sources(pictures, out=folder)
+    sources = find_sources(pictures, out=folder, allow_outside=allow_outside)
     if out is None and draws and not overwrite:
         sources = number_outputs(sources)
     if sources.videos:
@@ -65,6 +68,8 @@ def predict(
     detector = Detector.load(checkpoint)
     detector.require_classes(only, option="--class")
     console = make_console()
+    for note in sources.left_out.notes():
+        print_line(console, f"note: {note}")
     counter = DetectionCounter(make_console(stderr=True))
     with StopRequest() as stop, box_file(json_file) as add_boxes:
         search = Search(

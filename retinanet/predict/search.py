@@ -18,6 +18,7 @@ from rich.console import Console
 
 from common.errors import InputError, one_line, printable
 from common.files import create_file, encoded, or_refused, put_in_place, temporary_name
+from common.walk import UNREADABLE, LeftOut, Reach, walk_files
 from data.decoding import SUFFIXES
 from retinanet.detector import Detector, box_records
 from retinanet.evaluation.matching import ImageDetections
@@ -44,7 +45,12 @@ class Sources(NamedTuple):
     """All sources: pictures, then videos and cameras; each in the order of the command line."""
 
     all: tuple[Source, ...]
-    skipped: int  # Files in folders whose names are not those of pictures
+    left_out: LeftOut  # What the folders hold beside pictures
+
+    @property
+    def skipped(self) -> int:
+        """The number of files in folders whose names are not those of pictures."""
+        return self.left_out.others
 
     @property
     def pictures(self) -> list[Source]:
@@ -57,27 +63,34 @@ class Sources(NamedTuple):
         return [source for source in self.all if source.kind != "picture"]
 
 
-def find_sources(paths: Sequence[Path], *, out: Path) -> Sources:
+def find_sources(paths: Sequence[Path], *, out: Path, allow_outside: bool = False) -> Sources:
     """Return the pictures and videos of files, folders, and cameras such as /dev/video0.
 
     The drawn copy of a file goes to `out`, that of a file in a folder to `out`/NAME/…, where NAME
     is the name of the folder, with the same subfolders. It is named after the file's stem, or
     after the whole name if two files in one folder share a stem. Files inside `out` are skipped.
+    With `allow_outside`, links in a folder may lead out of it.
 
     Raises:
         InputError: A path is missing, or is a folder without pictures.
     """
     files: list[tuple[Path, Kind, Path]] = []
-    skipped = 0
+    left_out = LeftOut()
     for path in paths:
         if path.is_dir():
-            pictures, others = pictures_below(path, out=out)
+            reach = Reach.of(path, allow_outside=allow_outside)
+            below = walk_files(path, reach, left_out, suffixes=SUFFIXES, hidden=True, without=out)
+            pictures = [path / name for name in below]
+            if UNREADABLE in left_out.found:
+                _, first = left_out.found[UNREADABLE]
+                raise InputError(f"{first}: cannot be read; check the folder's permissions")
             if not pictures:
-                raise InputError(f"{path}: no pictures in this folder ({', '.join(SUFFIXES)})")
+                raise InputError(
+                    f"{path}: no pictures in this folder ({', '.join(SUFFIXES)}){left_out.reason()}"
+                )
             # Resolved: the path `.` has no name.
             name = path.resolve().name
             files += [(file, "picture", name / file.relative_to(path).parent) for file in pictures]
-            skipped += others
         elif path.is_char_device():
             files.append((path, "camera", Path()))
         elif path.exists():  # any other file name is tried as a picture
@@ -94,26 +107,7 @@ def find_sources(paths: Sequence[Path], *, out: Path) -> Sources:
         stem = file.name if (folder, Path(ending).suffix) in shared else file.stem
         sources.append(Source(file, kind, out / folder / f"{stem}{ending}"))
     sources.sort(key=lambda source: source.kind != "picture")
-    return Sources(tuple(sources), skipped)
-
-
-def pictures_below(folder: Path, *, out: Path) -> tuple[list[Path], int]:
-    """Return the pictures of a tree, sorted by name, and the number of other files; skip `out`."""
-
-    def refuse(error: OSError) -> None:  # os.walk skips unreadable folders silently by default
-        raise InputError(f"{error.filename}: cannot be read: {error.strerror}") from error
-
-    pictures: list[Path] = []
-    others = 0
-    excluded = out.resolve()
-    for parent, folders, files in os.walk(folder, onerror=refuse):
-        folder_path = Path(parent)
-        # Assigned in place: os.walk descends into the folders that stay in its list.
-        folders[:] = sorted(name for name in folders if (folder_path / name).resolve() != excluded)
-        names = [name for name in sorted(files) if name.lower().endswith(SUFFIXES)]
-        pictures += [folder_path / name for name in names]
-        others += len(files) - len(names)
-    return pictures, others
+    return Sources(tuple(sources), left_out)
 
 
 def number_outputs(sources: Sources) -> Sources:

@@ -14,6 +14,7 @@ import torch
 
 from common.errors import InputError
 from common.locks import has_locks, is_locked
+from common.walk import LeftOut, Reach, walk_files
 from data.annotations import SPLITS, Annotations, ClassMap, Split, SplitName
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset, SampleKey, make_class_map
@@ -270,11 +271,10 @@ def check_disk(place: Path, *, free: FreeSpace, need: DiskNeed, held: int, freed
 def disk_usage(folder: Path) -> int:
     """Return the disk space of all files below a folder. [bytes]"""
     size = 0
-    for root, _, files in os.walk(folder):
-        for name in files:
-            with suppress(OSError):  # a live run removes and renames meanwhile
-                # The unit of st_blocks is 512 bytes, whatever the block size of the file system.
-                size += Path(root, name).lstat().st_blocks * 512
+    for name in walk_files(folder, Reach.of(folder), LeftOut(), hidden=True):
+        with suppress(OSError):  # a live run removes and renames meanwhile
+            # The unit of st_blocks is 512 bytes, whatever the block size of the file system.
+            size += (folder / name).lstat().st_blocks * 512
     return size
 
 

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,36 @@ def test_missing_file_and_folder_without_pictures_are_errors(tmp_path: Path) -> 
         find_sources([tmp_path / "none.jpg"], out=tmp_path)
     with pytest.raises(InputError, match="texts: no pictures"):
         find_sources([make_files(tmp_path / "texts", "a.txt")], out=tmp_path)
+
+
+def test_links_end_and_lead_outside_only_with_the_users_word(tmp_path: Path) -> None:
+    other = make_files(tmp_path / "other", "c.jpg")
+    photos = make_files(tmp_path / "photos", "a.jpg", "sub/b.jpg")
+    (photos / "sub" / "up").symlink_to("..")
+    (photos / "d.jpg").symlink_to(other / "c.jpg")
+    (photos / "more").symlink_to(other)
+    os.mkfifo(photos / "pipe.jpg")
+    sources = find_sources([photos], out=tmp_path / "out")
+    assert [source.file for source in sources.pictures] == [photos / "a.jpg", photos / "sub/b.jpg"]
+    [note] = sources.left_out.notes()
+    assert f"(--allow-outside takes them): 2, first {photos}/d.jpg" in note
+    sources = find_sources([photos], out=tmp_path / "out", allow_outside=True)
+    names = [str(source.file.relative_to(photos)) for source in sources.pictures]
+    assert names == ["a.jpg", "d.jpg", "sub/b.jpg", "more/c.jpg"]
+    # A link that the user names is his word.
+    assert len(find_sources([photos / "more"], out=tmp_path / "out").pictures) == 1
+    for name in ("a.jpg", "sub/b.jpg"):
+        (photos / name).unlink()
+    with pytest.raises(InputError, match=r"no pictures in this folder .*--allow-outside takes"):
+        find_sources([photos], out=tmp_path / "out")
+
+
+def test_folder_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (make_files(tmp_path, "a.jpg") / "closed").mkdir(mode=0)
+    if os.access(tmp_path / "closed", os.R_OK):
+        pytest.skip("root reads every folder")
+    with pytest.raises(InputError, match="closed: cannot be read"):
+        find_sources([tmp_path], out=tmp_path / "out")
 
 
 def test_character_device_is_a_camera() -> None:
