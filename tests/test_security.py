@@ -42,6 +42,8 @@ ONE_PLACE = {
     # others write to a pipe, to /dev/null, and to a name of files.py.
     r"""open\(.*["']w""": {"files.py", "processes.py", "rendezvous.py", "video.py"},
     r"""open\(.*["'][axr]b?\+""": {"gradient_sync.py", "http.py", "train_in_child.py"},
+    # Folders of others may hold links to one another, and devices.
+    r"os\.walk\(|\.rglob\(": {"prune.py"},  # of the image while it is built
     r"shutil\.copy(file)?\(|copy2\(": set[str](),
 }
 """Calls that do harm with what somebody else made, and the files that may have them."""
