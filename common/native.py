@@ -39,7 +39,7 @@ from common.cache_folders import (
     who_else_writes,
     why_untrusted,
 )
-from common.errors import one_line
+from common.errors import InputError, one_line
 from common.locks import one_process_at_a_time
 from common.machine import cpu_flags, mapped_files
 from common.processes import start_process, stop_process
@@ -132,6 +132,8 @@ def load_library(
             except OSError as error:
                 unusable.append(f"{folder}: {error.strerror}")
                 continue
+            except InputError as error:  # another process compiles for too long
+                raise NativeLibraryError(str(error)) from error
             return open_library(folder / name)
     except OSError as error:  # no folder for temporary files
         unusable.append(str(error))
