@@ -217,8 +217,14 @@ def quoted(text: str) -> str:
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 
-def nearest_name(name: str, known: Sequence[str]) -> str:
+MOST_COMPARED, LONGEST_COMPARED = 10_000, 100
+"""Names that one is compared with, and its characters: ten times as many names take ten seconds."""
+
+
+def nearest_name(name: str, known: Collection[str]) -> str:
     """Return `; did you mean …?` for a name that is not known, or nothing."""
+    if len(known) > MOST_COMPARED or len(name) > LONGEST_COMPARED:
+        return ""
     by_lower = {other.lower(): other for other in known}
     nearest = difflib.get_close_matches(name.lower(), by_lower, n=1)
     return f"; did you mean {by_lower[nearest[0]]!r}?" if nearest else ""

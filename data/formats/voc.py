@@ -9,7 +9,7 @@ neither as found nor as missed, and training leaves it out.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,15 @@ from data.formats.labels import (
 CLASS_FILES = ("labelmap.txt", "classes.txt", "labels.txt")
 """Lists of the classes; the first is CVAT's, with colours behind the names."""
 SIDES = ("xmin", "ymin", "xmax", "ymax")
+IMAGE_FIELDS = ("filename", "size", "size.width", "size.height")
+OBJECT_FIELDS = ("name", "difficult", *(f"bndbox.{side}" for side in SIDES))
+FIELDS = {
+    **{tuple(name.split(".")): name for name in IMAGE_FIELDS},
+    **{("object", *name.split(".")): name for name in OBJECT_FIELDS},
+}
+"""The fields that are read, by their path; a file may hold any number of others."""
 LARGEST_SIDE = 1_000_000  # pixels; a larger one is a mistake
+MOST_DEPTH = 20  # elements within each other; the parts of an object are 5 deep
 
 
 @dataclass(frozen=True)
@@ -238,10 +246,12 @@ def read_files(
 ) -> LabelPart:
     """Read some XML files."""
     part = PartBuilder()
+    known = None if listed is None else dict.fromkeys(listed)  # found without a search
     for file in files:
         try:
             labels = parse_xml(file)
-            require_listed(file, labels, listed)
+            # Only the first fault is shown; a search for the nearest name takes long.
+            require_listed(file, labels, known, search=not part.faults)
         except InputError as fault:
             part.add_fault(str(fault))
             continue
@@ -303,15 +313,21 @@ def missing_image(file: Path, split: VocSplit, file_name: str) -> str:
     )
 
 
-def require_listed(file: Path, labels: "XmlLabels", listed: Sequence[str] | None) -> None:
-    """Raise InputError for an object of a class that the data set's list lacks."""
+def require_listed(
+    file: Path, labels: "XmlLabels", listed: Collection[str] | None, *, search: bool
+) -> None:
+    """Raise InputError for an object of a class that the data set's list lacks.
+
+    With `search` the message names the nearest class.
+    """
     if listed is None:
         return
     for place, (box, line) in enumerate(zip(labels.boxes, labels.lines, strict=True), start=1):
         if box.category not in listed:
+            nearest = nearest_name(str(box.category), listed) if search else ""
             raise InputError(
                 f"{file}: line {line}: object[{place}].name: {quoted(str(box.category))} is not in "
-                f"the data set's list of classes{nearest_name(str(box.category), listed)}"
+                f"the data set's list of classes{nearest}"
             )
 
 
@@ -429,6 +445,11 @@ class XmlReader:
             raise InputError(
                 f"{self.file}: line {line}: expected VOC's element annotation, found {quoted(name)}"
             )
+        if len(self.path) == MOST_DEPTH:
+            raise InputError(
+                f"{self.file}: line {line}: more than {MOST_DEPTH} elements within each other; "
+                "VOC's format has no such depth; remove them"
+            )
         self.path.append(name)
         self.text.clear()
         if self.path == ["annotation", "object"]:
@@ -436,15 +457,14 @@ class XmlReader:
 
     def end(self, name: str) -> None:
         """End an element, and keep its text if it is a field."""
-        path, text = self.path[1:], "".join(self.text).strip()
+        # Parts of an object (`part`), which have boxes of their own, are at longer paths.
+        field_name = FIELDS.get(tuple(self.path[1:]))
+        if field_name is not None:
+            fields = self.objects[-1][0] if self.path[1] == "object" else self.image
+            text = "".join(self.text).strip()
+            fields.setdefault(field_name, (text, self.parser.CurrentLineNumber))
         self.path.pop()
         self.text.clear()
-        line = self.parser.CurrentLineNumber
-        if path[:1] == ["object"] and self.objects:
-            # Parts of an object (`part`), which have boxes of their own, are at longer paths.
-            self.objects[-1][0].setdefault(".".join(path[1:]), (text, line))
-        elif path:
-            self.image.setdefault(".".join(path), (text, line))
 
     def refuse_doctype(self, *declaration: object) -> NoReturn:
         """Raise InputError for a document type, which may hold entities."""

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from io import TextIOWrapper
 from operator import methodcaller
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 from common.console import Advance
 from common.errors import InputError
 from common.files import open_regular
+from data.formats.labels import nearest_name
 
 CORNERS = ("XMin", "YMin", "XMax", "YMax")
 FLAGS = ("IsOccluded", "IsInside", "IsDepiction", "IsTruncated", "IsGroupOf")
@@ -295,10 +295,8 @@ def resolve_classes(classes: Sequence[str], class_descriptions: Path) -> ClassLi
         if times > 1:
             raise InputError(f"{source}: {name!r} occurs {times} times; list each class once")
         if not labels_with[name]:
-            known = {other.lower(): other for other in name_of_label.values()}
-            nearest = get_close_matches(name.lower(), known, n=1)
-            suggestion = f"; did you mean {known[nearest[0]]!r}?" if nearest else ""
-            raise InputError(f"{source}: {name!r} is not in {class_descriptions}{suggestion}")
+            nearest = nearest_name(name, name_of_label.values())
+            raise InputError(f"{source}: {name!r} is not in {class_descriptions}{nearest}")
     index_of_name = {name: index for index, name in enumerate(names)}
     indices = {label: index_of_name.get(name, NOT_CHOSEN) for label, name in name_of_label.items()}
     return ClassList(tuple(names), indices)

@@ -20,6 +20,7 @@ from data.annotations import ClassMap
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset, make_class_map
 from data.decoding import decode_image
+from data.formats.voc import parse_xml
 from data.index import open_annotations, open_index
 from launch.hosts import expand_hosts, read_hostfile
 from launch.limits import cpus_of_job, read_memory_nodes, read_quota
@@ -165,6 +166,12 @@ def test_category_ids_that_would_need_a_billion_outputs_are_refused(tmp_path: Pa
     annotations = read_annotations(write_file(tmp_path / "a.json", json.dumps(content).encode()))
     with pytest.raises(InputError, match=r"data\.class_indices=contiguous"):
         make_class_map(annotations, source="a.json", class_indices="category_id", num_classes=None)
+
+
+def test_xml_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    file = write_file(tmp_path / "a.xml", b"<annotation>" + b"<a>" * 40_000)
+    with pytest.raises(InputError, match=r"a\.xml: line 1: more than 20 elements"):
+        parse_xml(file)
 
 
 def index_with(folder: Path, **changes: bytes) -> Path:

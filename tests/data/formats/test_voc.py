@@ -1,6 +1,9 @@
 """Pascal VOC's data sets: layouts, coordinates, classes, and the first faulty file."""
 
 import io
+import time
+import tracemalloc
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -240,6 +243,7 @@ def test_class_outside_the_sets_list_is_refused_with_the_nearest(tmp_path: Path)
             "line 6: object[1].difficult: expected 0 or 1, found 'maybe'",
         ),
         ("<?xml version='1.0' encoding='nonsense'?><annotation/>", "not XML: "),
+        ("<annotation>" + "<a>" * 20, "line 1: more than 20 elements within each other"),
     ],
 )
 def test_first_faulty_file_is_named(tmp_path: Path, xml: str, expected: str) -> None:
@@ -247,6 +251,48 @@ def test_first_faulty_file_is_named(tmp_path: Path, xml: str, expected: str) -> 
     write_image(tmp_path, "b", voc_xml("b.jpg", (64, 48), CAT))
     message = error_message(read, tmp_path)
     assert message.startswith(f"{tmp_path / 'a.xml'}: ") and expected in message
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        "<a>" * 20_000 + "</a>" * 20_000,
+        f"<{'x' * 200_000}>{''.join(f'<a{n}/>' for n in range(300))}</{'x' * 200_000}>",
+    ],
+    ids=["deep", "long names"],
+)
+def test_elements_that_are_not_read_take_no_memory(tmp_path: Path, others: str) -> None:
+    file = tmp_path / "a.xml"
+    file.write_text(voc_xml("a.jpg", (64, 48), CAT + others))
+    tracemalloc.start()
+    try:
+        error_or_labels(file)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20_000_000
+
+
+def error_or_labels(file: Path) -> None:
+    with suppress(InputError):
+        parse_xml(file)
+
+
+@pytest.mark.slow
+def test_nearest_class_is_searched_once_for_many_faulty_files(tmp_path: Path) -> None:
+    wrong = voc_object("object numbr 7", (1, 1, 64, 48))
+    for number in range(100):
+        (tmp_path / f"{number:03}.xml").write_text(voc_xml("a.jpg", (64, 48), wrong))
+    (tmp_path / "classes.txt").write_text(
+        "\n".join(f"object number {number}" for number in range(9000))
+    )
+    begin = time.monotonic()
+    message = error_message(read, tmp_path)
+    assert (
+        "000.xml: line 4: object[1].name: 'object numbr 7'" in message and "did you mean" in message
+    )
+    # Without a limit of the searches a minute.
+    assert message.endswith("; 99 more files have a fault") and time.monotonic() - begin < 20
 
 
 def test_folder_without_xml_files_is_refused(tmp_path: Path) -> None:
