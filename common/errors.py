@@ -104,6 +104,21 @@ def require_count(value: object, *, name: str) -> None:
         raise InputError(f"{name}: expected a whole number from 1, found {value!r}")
 
 
+MOST_CLASSES = 99_999  # Each is an output of the model, for every anchor
+
+
+def require_few_classes(source: object, count: int) -> None:
+    """Raise InputError, opening with `source`, for more classes than a model may have.
+
+    Whatever reads a list of classes calls it as soon as their number is known.
+    """
+    if count > MOST_CLASSES:
+        raise InputError(
+            f"{source}: has more than {MOST_CLASSES:,} classes, the limit of a model; leave out "
+            "those without boxes, or check that this is a list of classes"
+        )
+
+
 def one_line(text: str) -> str:
     """Return one printable line of at most `LONGEST` characters; its middle is left out."""
     if len(text) > LONGEST:

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import InputError
+from common.errors import InputError, require_few_classes
 
 MINIMUM_SIDE = 1e-3
 """Pixels; a box with a shorter side has no area that float32 holds, and no IoU with any anchor."""
@@ -214,6 +214,7 @@ class ClassMap:
                 "classes: expected lists category_ids and names of one length, distinct integers "
                 "and strings; the checkpoint is damaged or was not written by this program"
             )
+        require_few_classes("classes", len(ids))
         return cls(tuple(ids), tuple(names))
 
 

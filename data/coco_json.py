@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import InputError
+from common.errors import InputError, require_few_classes
 from common.files import open_regular
 from data.annotations import (
     BOX_COLUMNS,
@@ -60,6 +60,7 @@ def read_annotations(path: Path, *, advance: Advance = lambda done: None) -> Ann
         for name, entries in stream_lists(path, growing, advance=advance):
             growing[name].extend(strict_columns(path, name, entries, first=lengths[name]))
             lengths[name] += len(entries)
+            require_few_classes(f"{path}: categories", lengths["categories"])
     for name in ("images", "categories"):
         if not lengths[name]:
             raise InputError(f"{path}: {name}: empty; a data set needs at least one")

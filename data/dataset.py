@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from common.errors import InputError
+from common.errors import MOST_CLASSES, InputError, require_few_classes
 from data.annotations import (
     Annotations,
     ClassMap,
@@ -29,7 +29,6 @@ from data.transforms import pad_image, resize_image
 
 REPLACEMENTS_TRIED = 10
 """If so many images in a row cannot be read, the folder of images itself must be wrong."""
-MOST_CLASSES = 99_999  # as `model.num_classes`: each is an output of the model, for every anchor
 
 
 class SampleKey(NamedTuple):
@@ -311,6 +310,7 @@ def make_class_map(
 ) -> ClassMap:
     """Return the model's classes; raise InputError if the categories do not fit `num_classes`."""
     ids, names = annotations.category_ids, annotations.category_names
+    require_few_classes(f"{source}: categories", len(ids))
     for index, name in enumerate(names):
         if re.search("[\ud800-\udfff]", name):  # half of a pair, which JSON cannot hold
             raise InputError(

@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
+from common.errors import MOST_CLASSES
 from common.machine import fastest_precision
 from retinanet.config_types import (
     DEFAULT_BETA1,
@@ -161,7 +162,7 @@ class ModelConfig:
         WithJsonSchema({"type": ["string", "null"], "pattern": DETECTOR, "format": "path"}),
     ] = None
     """Detector to start from: a run, checkpoint or .safetensors; classes by name. [path or null]"""
-    num_classes: Annotated[int | None, Field(ge=1, lt=10**5), Resume.MUST_MATCH] = None
+    num_classes: Annotated[int | None, Field(ge=1, le=MOST_CLASSES), Resume.MUST_MATCH] = None
     """Outputs of the classification head; null: as many as the categories need. [classes]"""
 
     @field_validator("pretrained_backbone")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from common.console import progress
-from common.errors import InputError, printable
+from common.errors import InputError, printable, require_few_classes
 from common.files import read_text
 from common.processes import process_pool, run_tasks, usable_cores
 from data.annotations import Annotations, TextColumn
@@ -245,6 +245,7 @@ def read_class_names(file: Path, text: str) -> list[str]:
     names = [line.strip() for line in text.splitlines() if line.strip()]
     if not names:
         raise InputError(f"{file}: no class; expected a name on each line")
+    require_few_classes(file, len(names))
     require_distinct(file, names)
     return names
 

@@ -19,7 +19,7 @@ from xml.parsers import expat
 import numpy as np
 from rich.console import Console
 
-from common.errors import InputError
+from common.errors import InputError, require_few_classes
 from common.files import read_bytes
 from common.walk import LeftOut, Reach, walk_files
 from data.decoding import SUFFIXES
@@ -114,6 +114,7 @@ def read_voc(
         parts.append(part)
     # One list of classes for all splits: those of the file, else all that occur, by name.
     names = listed or sorted({name for part in parts for name in part.classes})
+    require_few_classes(source, len(names))
     if not names:
         raise InputError(f"{source}: no object in any XML file; a data set needs a class")
     ids = {name: place for place, name in enumerate(names, start=1)}

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.console import Advance
-from common.errors import InputError
+from common.errors import InputError, require_few_classes
 from common.files import open_regular
 from data.formats.labels import nearest_name
 
@@ -283,6 +283,7 @@ def resolve_classes(classes: Sequence[str], class_descriptions: Path) -> ClassLi
             source, names = classes[0], [line.strip() for line in file if line.strip()]
     else:
         source, names = "classes", list(classes)
+    require_few_classes(source, len(names))
     if not names:
         raise InputError(f"{source}: no class given; expected mlperf, all, or names of classes")
     labels_with = Counter(name_of_label.values())
@@ -321,6 +322,7 @@ def read_class_descriptions(path: Path) -> dict[str, str]:
             label, name = row
             if names.setdefault(label, name) != name:
                 refuse(path, line, "LabelName", expected="each label once", found=text)
+            require_few_classes(path, len(names))
     if not names:
         refuse_empty(path)
     return names

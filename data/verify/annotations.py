@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import InputError
+from common.errors import InputError, require_few_classes
 from data.annotations import (
     BOX_COLUMNS,
     IMAGE_COLUMNS,
@@ -127,6 +127,7 @@ def read_entries(path: Path, findings: Findings, *, advance: Advance) -> Entries
         with no_garbage_collection():
             for name, entries in stream_lists(path, FIELDS, advance=advance):
                 lists[name].extend(entries, findings)
+                require_few_classes(f"{path}: categories", lists["categories"].length)
     except InputError as error:
         reason = str(error).removeprefix(f"{path}: ")
         findings.add("annotations_unreadable", Place(path.name, reason))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from common.errors import InputError
+from common.errors import MOST_CLASSES, InputError
 from common.files import open_regular
 from data.annotations import ClassMap, Resize, shown
 from retinanet.config_types import STATE_FILE
@@ -170,7 +170,7 @@ def _restore(states: Mapping[str, Any]) -> None:
 class ModelDescription:
     """The model that a checkpoint's weights fit."""
 
-    num_classes: Annotated[int, Field(ge=1, lt=100_000)]
+    num_classes: Annotated[int, Field(ge=1, le=MOST_CLASSES)]
     norm: Annotated[str, Field(pattern="^(frozen|batch)$")]
     trainable_layers: Annotated[int, Field(ge=0, le=5)]
     image_size: Annotated[int, Field(ge=32, le=65536)]

@@ -20,8 +20,10 @@ from data.annotations import ClassMap
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset, make_class_map
 from data.decoding import decode_image
+from data.formats.labels import read_class_names, read_list
 from data.formats.voc import parse_xml
 from data.index import open_annotations, open_index
+from data.openimages.boxes import resolve_classes
 from launch.hosts import expand_hosts, read_hostfile
 from launch.limits import cpus_of_job, read_memory_nodes, read_quota
 from launch.ranks import read_ranks
@@ -172,6 +174,48 @@ def test_xml_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
     file = write_file(tmp_path / "a.xml", b"<annotation>" + b"<a>" * 40_000)
     with pytest.raises(InputError, match=r"a\.xml: line 1: more than 20 elements"):
         parse_xml(file)
+
+
+MANY = 100_000  # Classes: one more than a model may have
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "read"),
+    [
+        (
+            "classes.txt",
+            "\n".join,
+            lambda file: read_class_names(file, read_list(file)),
+        ),
+        (
+            "classes.csv",
+            lambda names: "".join(f"/m/{name},{name}\n" for name in names),
+            lambda file: resolve_classes(["all"], file),
+        ),
+        (
+            "a.json",
+            lambda names: json.dumps(
+                COCO | {"categories": [{"id": int(n), "name": n} for n in names]}
+            ),
+            read_annotations,
+        ),
+        (
+            "state.json",
+            lambda names: json.dumps({"category_ids": [*map(int, names)], "names": names}),
+            lambda file: ClassMap.from_json(json.loads(file.read_text())),
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_more_classes_than_a_model_has_are_refused(
+    name: str,
+    content: Callable[[list[str]], str],
+    read: Callable[[Path], object],
+    tmp_path: Path,
+) -> None:
+    file = write_file(tmp_path / name, content([str(number) for number in range(MANY)]).encode())
+    with pytest.raises(InputError, match="has more than 99,999 classes"):
+        read(file)
 
 
 def index_with(folder: Path, **changes: bytes) -> Path:
