@@ -25,6 +25,7 @@ from pydantic.dataclasses import dataclass
 
 from common.errors import InputError
 from common.files import read_text
+from common.numbers import require_moderate
 from common.program import FOLDER
 from common.yaml_text import read_yaml
 from profiling.bench.job import wire_bytes
@@ -37,10 +38,13 @@ BISECTIONS = 60
 UNKNOWNS = 4  # Numbers into which the steps of a plan are split
 
 STRICT = ConfigDict(extra="forbid")
+LEAST, LARGEST = 1e-9, 1e9
+"""Of the numbers in a description: far from any machine, and all products of them are finite."""
 # Strict: `true` is no number.
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
-Count = Annotated[int, Field(gt=0, strict=True)]
+Megabytes = Annotated[float, Field(ge=0.001, le=10_000, allow_inf_nan=False, strict=True)]
+Count = Annotated[int, Field(gt=0, le=10**6, strict=True)]
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -68,7 +72,7 @@ class Program:
     parts: Annotated[tuple[Part, ...], Field(min_length=1)]
     gigabytes_per_image: NotNegative  # Bytes that operators read and write
     gigabytes_per_step: NotNegative
-    gradient_megabytes: Positive  # As they are sent between hosts
+    gradient_megabytes: Megabytes  # As they are sent between hosts
     forward_share: Annotated[float, Field(gt=0, lt=1)]
     """The evaluation of an image as a share of its training; the rest is the backward pass."""
     metric_seconds: NotNegative  # COCO's metric of the validation split, by one thread
@@ -193,6 +197,7 @@ def read_cluster(file: Path) -> Cluster:
     tree = read_yaml(text, str(file))
     if not isinstance(tree, dict):
         raise InputError(f"{file}: expected fields such as `hosts: 16`; see {EXAMPLE}")
+    require_moderate(tree, str(file), least=LEAST, largest=LARGEST, advice=f"; see {EXAMPLE}")
     try:
         cluster = SCHEMA.validate_json(json.dumps(tree, default=str))
     except ValidationError as error:

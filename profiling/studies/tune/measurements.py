@@ -18,6 +18,7 @@ from pydantic.dataclasses import dataclass
 
 from common.errors import InputError
 from common.files import first_difference, read_bytes, read_stored, write_json
+from common.numbers import require_moderate
 from profiling.bench.job import ExchangeTime, RankSteps
 from profiling.studies.tune.model import EpochsModel, Runs, Shape, StepTime
 
@@ -209,7 +210,7 @@ class Measurements:
     classes: int
     precision: str
     compress: str
-    gradient_bytes: int  # Gradients of one rank, as they are sent
+    gradient_bytes: int = Field(ge=4, le=10**10)  # Gradients of one rank, as they are sent
     steps: tuple[StepTime, ...] = Field(min_length=2)
     added: tuple[Added, ...]
     backward_share: float
@@ -283,6 +284,7 @@ def read_measurements(file: Path) -> Measurements | PartialMeasurement:
     except (OSError, ValueError, RecursionError):
         # `read_stored` reads it again and names the fault.
         content = None
+    require_moderate(content, str(file))
     # Plan files of either kind have the same name; this field separates them.
     is_partial = isinstance(content, dict) and content.get("unfinished") is True
     schema: TypeAdapter[Any] = PARTIAL if is_partial else COMPLETE

@@ -305,6 +305,18 @@ def test_plan_without_peaks_or_threads_is_refused(measured: Measurements, proble
             "at most 146,287",
         ),
         ({"hosts": 10**6}, "hosts: 2,000,000 ranks are more than the 1,170,301 images"),
+        ({"cores": 10**23}, "cores: expected a number from 1e-09 to 1e+09; see "),
+        ({"core_gflops": 1e308}, "core_gflops: expected a number from 1e-09 to 1e+09"),
+        ({"latency_us": 1e-300}, "latency_us: expected a number from 1e-09 to 1e+09"),
+        ({"cores": 10**7}, "cores: input should be less than or equal to 1000000"),
+        (
+            {"programs": [asdict(PROGRAM) | {"metric_seconds": 1e308}]},
+            "programs.0.metric_seconds: expected a number from 1e-09",
+        ),
+        (
+            {"programs": [asdict(PROGRAM) | {"gradient_megabytes": 1e7}]},
+            "programs.0.gradient_megabytes: input should be less than or equal to 10000",
+        ),
         ({"programs": [asdict(PROGRAM)] * 2}, "programs: two are named a program; give each"),
         ({"programs": []}, "programs: has no measured step; add one, or give --plan"),
         ({"published": {"source": "a", "program": "a"}}, "published.hosts: is missing"),
