@@ -134,7 +134,7 @@ class OneDnnLog:
 
 
 VERSION = re.compile(r"(?:oneDNN|DNNL|Intel MKL-DNN|Intel\(R\) MKL-DNN) v(\d+\.\d+(?:\.\d+)?)")
-RUNTIME = re.compile(r"cpu,runtime:([^,]+)(?:,nthr:(\d+))?")
+RUNTIME = re.compile(r"cpu,runtime:([^,]+)(?:,nthr:(\d{1,6})\b)?")
 INSTRUCTION_SET = re.compile(r"(?:cpu,isa:|Detected ISA is )(.+)")
 Value = TypeVar("Value", str, int)
 
@@ -166,7 +166,7 @@ MOST_BEFORE_ONEDNN = 1 << 30
 
 CACHED_LINES = 4096  # Lines whose meaning is cached; trainings have hundreds of distinct ones
 
-RANK = re.compile(r"\s*\[(?:\d+,)?(\d+)\](?:<std(?:out|err)>)?:?\s*$|\s*(\d+):\s*$")
+RANK = re.compile(r"\s*\[(?:\d+,)?(\d{1,6})\](?:<std(?:out|err)>)?:?\s*$|\s*(\d{1,6}):\s*$")
 """The prefixes of lines from mpirun's `-prepend-rank` and `--tag-output`, and srun's `-l`."""
 
 ADVICE = "run the program with ONEDNN_VERBOSE=1 and save its output"

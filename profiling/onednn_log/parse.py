@@ -13,12 +13,12 @@ that print them. Marks are the begin and the end of each step and phase.
 """
 
 import json
-import math
 import re
 from dataclasses import dataclass
 from sys import intern
 from typing import Any, Literal, NamedTuple
 
+from common.numbers import require_moderate
 from profiling.onednn_log.work import MemoryDescriptor, Problem, parse_memories
 
 MARKER = re.compile(r"(?:onednn|dnnl|mkldnn)_verbose,")
@@ -68,6 +68,11 @@ def without_time_stamp(text: str) -> str:
     return others if first.replace(".", "", 1).isdigit() else text
 
 
+LONGEST_MS = 1e12  # 31 years: of a call; sums of many are finite
+LATEST_MS = 1e15  # Since 1970, 30,000 years
+MOST_STEPS = 10**12
+
+
 def milliseconds(time: str) -> float:
     """Return the last field of an execution or a creation as a number.
 
@@ -78,7 +83,7 @@ def milliseconds(time: str) -> float:
         value = float(time)
     except ValueError:
         raise ValueError("the last field is not a time; the line may be truncated") from None
-    if not math.isfinite(value) or value < 0:
+    if not 0 <= value <= LONGEST_MS:  # NaN compares false
         raise ValueError(f"invalid time: {time} ms")
     return value
 
@@ -232,10 +237,12 @@ def parse_mark(text: str) -> Mark:
     milliseconds, edge, step, *phase = text.rstrip().split(",")
     if edge not in ("begin", "end") or len(phase) > 1:
         raise ValueError("not a mark of a step")
-    time = float(milliseconds)
-    if not math.isfinite(time):
+    time, number = float(milliseconds), int(step)
+    if not 0 <= time <= LATEST_MS:
         raise ValueError(f"invalid time: {time} ms")
-    return Mark(time, edge == "begin", int(step), phase[0] if phase else None)
+    if not 0 <= number <= MOST_STEPS:
+        raise ValueError(f"invalid step: {step[:20]}")
+    return Mark(time, edge == "begin", number, phase[0] if phase else None)
 
 
 def parse_facts(text: str) -> dict[str, Any]:
@@ -250,4 +257,5 @@ def parse_facts(text: str) -> dict[str, Any]:
         raise ValueError("JSON that is nested too deeply") from None
     if not isinstance(facts, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004
+    require_moderate(facts, "facts")
     return facts

@@ -21,6 +21,7 @@ from typing import IO, Any, NamedTuple, NoReturn
 
 from common.errors import InputError
 from common.files import regular_descriptor
+from common.numbers import require_moderate
 
 OPERATOR = ("cpu_op", "Operator")  # Categories of operators; the second is that of torch 1
 MODULE = "nn.Module: "  # How names of modules begin in traces `with_stack`
@@ -136,6 +137,7 @@ def parse_bytes_moved(content: Any, file: Path) -> BytesMoved | None:
     """Return the value of `KEY` in a trace; None if there is none."""
     if content is None:
         return None
+    require_moderate(content, f"{file}: {KEY}")
     try:
         rows = [
             MovedRow(str(phase), str(operator), int(calls), int(read), int(written))
@@ -181,7 +183,7 @@ def read_trace(file: Path, advance: Callable[[int, str], None] | None = None) ->
     for event in events:
         try:
             reader.take(event)
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise InputError(
                 f"{file}: not an event of torch.profiler: {str(event)[:120]}"
             ) from error
@@ -244,14 +246,27 @@ class _Reader:
         return self.threads.setdefault(key, len(self.threads))
 
 
+LATEST = 1 << 62  # ns, 146 years: a span begins and lasts less, so that its end has 63 bits
+
+
 def nanoseconds(microseconds: str | int) -> int:
-    """Return microseconds as ns, exactly: `4446000509720.008` has more digits than a float."""
+    """Return microseconds as ns, exactly: `4446000509720.008` has more digits than a float.
+
+    Raises:
+        ValueError: It is no number, or no time: larger than `LATEST`, or infinite.
+    """
     if isinstance(microseconds, int):
-        return microseconds * 1000
-    whole, _, fraction = microseconds.partition(".")
-    if not whole.isdigit() or len(fraction) > 3 or not (fraction or "0").isdigit():
-        return round(float(microseconds) * 1000)
-    return int(whole) * 1000 + int(fraction.ljust(3, "0"))
+        time = microseconds * 1000
+    else:
+        whole, _, fraction = microseconds.partition(".")
+        if not whole.isdigit() or len(fraction) > 3 or not (fraction or "0").isdigit():
+            rounded = float(microseconds) * 1000
+            time = round(rounded) if abs(rounded) < LATEST else LATEST
+        else:
+            time = int(whole) * 1000 + int(fraction.ljust(3, "0"))
+    if abs(time) >= LATEST:
+        raise ValueError(f"{str(microseconds)[:40]} is not a time in µs")
+    return time
 
 
 class Stretch(NamedTuple):
@@ -393,6 +408,11 @@ class TraceEvents:
                     self._refuse(f"is not JSON at character {self._before + error.pos}", error)
                 if not self._more():
                     raise EOFError from error
+            except (ValueError, RecursionError) as error:  # an integer of 4,301 digits; too deep
+                place = self._before + self._at
+                self._refuse(
+                    f"has too many levels, or too long a number, from character {place}", error
+                )
             else:
                 # A value at the end of the text may go on in the next part: 12 of 123.
                 if end < len(self._text) or not self._more():

@@ -102,12 +102,22 @@ def test_damaged_lines_raise_with_a_reason(line: str) -> None:
         milliseconds(head.time)
 
 
+@pytest.mark.parametrize("time", ["1e308", "9" * 300, "1e13", "-1", "nan", "inf"])
+def test_time_that_no_call_takes_is_refused(time: str) -> None:
+    with pytest.raises(ValueError, match="invalid time: "):
+        milliseconds(time)
+
+
 def test_marks_and_facts_of_a_run() -> None:
     mark = Mark(1000.5, is_begin=True, step=20, phase="forward")
     assert parse_mark(mark_line(mark).partition(",")[2]) == mark
-    for text in ("1.0,middle,20", "1.0,begin,20,a,b", "nan,begin,20", "1.0,begin,x"):
+    long = "9" * 300
+    for text in (
+        *("1.0,middle,20", "1.0,begin,20,a,b", "nan,begin,20", "1.0,begin,x"),
+        *("1e308,begin,20", f"{long},end,20", "-1,end,20", f"1.0,end,{long}", "1.0,begin,-1"),
+    ):
         with pytest.raises(ValueError, match=r"\w+ "):
             parse_mark(text)
-    for text in ("[1]", "{", "[" * 100_000):
+    for text in ("[1]", "{", "[" * 100_000, '{"threads": 1e308}', f'{{"a": [{long}]}}'):
         with pytest.raises(ValueError, match=r"\w+"):
             parse_facts(text)

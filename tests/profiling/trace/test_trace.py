@@ -63,6 +63,16 @@ def test_truncated_file_gives_the_events_before(tmp_path: Path, packs: bool) -> 
         assert events.is_cut_off
 
 
+NUMBERS = ("ts", "dur", "Sequence number", "Fwd thread id")
+
+
+def event_with(field: str, value: str) -> bytes:
+    """Return a trace's beginning, with an operator that has `value` in a field."""
+    given = ", ".join(f'"{name}": {value if name == field else 1}' for name in NUMBERS)
+    event = f'"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1, {given}'
+    return f'{{"traceEvents": [{{{event}, "args": {{{given}}}}}]'.encode()
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
@@ -81,6 +91,22 @@ def test_truncated_file_gives_the_events_before(tmp_path: Path, packs: bool) -> 
         (b'{"traceEvents": []}', "has no CPU operators"),
         (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1}]}', "not an event"),
         (b'{"a" 1}', "expected :"),
+        (b'{"traceEvents": [' + b"[" * 100_000, "has too many levels, or too long a number, from"),
+        (b'{"a": ' + b'{"a": ' * 100_000, "has too many levels, or too long a number, from"),
+        (b'{"traceEvents": [' + b"9" * 5000 + b",", "or too long a number, from character 17"),
+        *(
+            (event_with(field, value) + b"}", "not an event of torch.profiler: ")
+            for field in NUMBERS[:3]
+            for value in ("1e308", "-1e300", "9" * 300, "NaN", "Infinity", '"long"')
+        ),
+        (event_with("Fwd thread id", "Infinity") + b"}", "not an event of torch.profiler: "),
+        (
+            event_with("ts", "1")
+            + b', "bytes_moved": {"step": 1, "operators": [["forward", "a", 1, '
+            + b"9" * 300
+            + b", 1]]}}",
+            "bytes_moved: operators.0.3: expected a number of at most 1e+19",
+        ),
     ],
 )
 def test_invalid_trace_is_one_line(tmp_path: Path, content: bytes, expected: str) -> None:
