@@ -80,6 +80,10 @@ PRIOR_PROBABILITY = 0.01
 TOWER_DEPTH = 4
 
 
+LOGITS = "head.classification_head.cls_logits"
+"""The name of the layer whose outputs are the classes, for each anchor."""
+
+
 class ClassificationHead(nn.Module):
     """Logits of every class at every anchor: [N, H * W * A, K] for each level."""
 

@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import io
 import pickle
+import pickletools
 import re
 import zipfile
 from collections import Counter
@@ -51,6 +52,8 @@ MOST_BYTES = 8_000_000_000
 """Size limit of a `.pth`: a detector and its optimizer's state take half a gigabyte."""
 REFUSED_GLOBAL = re.compile(r"GLOBAL (\S+)")
 """Part of torch's message about a function that the pickle would have called."""
+ARCHIVE = b"PK\x03\x04"
+"""The beginning of torch's present format, by which torch.load tells it from the older one."""
 NOT_TORCHS = "is not a file of torch.save, or is truncated or damaged; download it again"
 
 
@@ -166,17 +169,32 @@ def read_backbone_weights(pretrained_backbone: str) -> dict[str, Tensor]:
         raise InputError(f"model.pretrained_backbone: {error}") from error
 
 
-def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+MOST_TENSORS = 10_000  # A detector has 400 to 600 tensors, its optimizer's state up to 600
+
+
+def read_safetensors(
+    file: Path, *, most_tensors: int = MOST_TENSORS
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors and the texts of a .safetensors file.
 
+    The file is mapped as long as one of the tensors lives.
+
     Raises:
-        InputError: It cannot be read.
+        InputError: It cannot be read, or has more than `most_tensors`.
     """
     try:
         with safe_open(file, framework="pt") as content:
+            # Before any is made: a hundred thousand take seven seconds.
+            if (count := len(content.keys())) > most_tensors:
+                raise InputError(  # noqa: TRY301
+                    f"{file}: has {count:,} tensors, more than the {most_tensors:,} that are read; "
+                    "give the file of a detector or of a backbone"
+                )
             return {name: content.get_tensor(name) for name in content.keys()}, {  # noqa: SIM118
                 **(content.metadata() or {})
             }
+    except InputError:
+        raise
     except Exception as error:  # OSError, SafetensorError, and what a hostile header may cause
         reason = str(error).strip().split("\n", maxsplit=1)[0][:160]
         raise InputError(f"{file}: cannot be read: {reason}") from error
@@ -293,7 +311,9 @@ def unpickle_weights(content: bytes, file: Path) -> PickledWeights:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             size = sum(member.file_size for member in archive.infolist())
             is_program = any(name.endswith("/constants.pkl") for name in archive.namelist())
-    except Exception:  # torch's older format, or a damaged archive: torch.load reports which
+    except Exception as error:  # torch's older format, or a damaged archive
+        if content.startswith(ARCHIVE):
+            raise InputError(f"{file}: cannot be read: {NOT_TORCHS}") from error
         size, is_program = 0, False
     is_archive = size > 0
     if is_program:
@@ -307,9 +327,12 @@ def unpickle_weights(content: bytes, file: Path) -> PickledWeights:
             "save it again with torch.save, which does not compress"
         )
     try:
+        require_simple_pickle(content, file)
         # torchvision's and MLPerf's scripts save their command line beside the weights.
         with torch.serialization.safe_globals([argparse.Namespace]):
             loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except InputError:
+        raise
     except Exception as error:  # a damaged pickle fails with whatever its bytes happen to mean
         reason = load_failure(error, is_archive=is_archive)
         raise InputError(f"{file}: cannot be read: {reason}") from error
@@ -317,11 +340,11 @@ def unpickle_weights(content: bytes, file: Path) -> PickledWeights:
     dropped: list[str] = []
     for wrapping in WRAPPINGS:
         if isinstance(entries.get(wrapping), dict):
-            dropped = [str(name) for name in entries if name != wrapping]
+            dropped = [shown_key(name) for name in entries if name != wrapping]
             entries = entries[wrapping]
             break
     given = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
-    dropped += [str(name) for name in entries if name not in given]
+    dropped += [shown_key(name) for name in entries if name not in given]
     if not given or not all(isinstance(name, str) for name in given):
         raise InputError(f"{file}: contains no state_dict; save model.state_dict()")
     # Tensors that share a storage, or have a stride of 0, declare more values than the file has.
@@ -336,6 +359,73 @@ def unpickle_weights(content: bytes, file: Path) -> PickledWeights:
     )
 
 
+MOST_VALUES = 1_000_000  # Of a pickle, each use counted; a detector and its optimizer have 50,000
+MOST_IN_TUPLE = 10_000  # Values in a tuple, and in the tuples in it
+PICKLES_OF_OLD_FORMAT = 5
+REFUSED_CALLS = ("bytearray", "encode")
+"""Functions that torch permits: one fills memory without limit, one can take hours."""
+BUILT_IN_PLACE = ("APPEND", "SETITEM", "BUILD")
+
+
+def require_simple_pickle(content: bytes, file: Path) -> None:
+    """Refuse pickles that would take minutes or end the process, before torch reads them.
+
+    To use a tuple as a key, Python visits all values in it, by a recursion in C that nothing
+    limits: a million tuples within each other overflow the stack, and forty, each twice in the
+    next, take days. So the values in each tuple are counted, without building any of them.
+
+    Raises:
+        InputError: There are too many values, or too many in a tuple.
+    """
+    stream, count = io.BytesIO(content), 0
+    if content.startswith(ARCHIVE):
+        # By torch's reader: unlike zipfile it takes an archive whose checksums are wrong.
+        stream = io.BytesIO(torch._C.PyTorchFileReader(stream).get_record("data.pkl"))
+    try:
+        for _ in range(PICKLES_OF_OLD_FORMAT):
+            count = count_values(stream, file, count)
+    except (ValueError, LookupError) as error:  # not a pickle, or damaged: torch reports it
+        if isinstance(error, InputError):
+            raise
+
+
+def count_values(stream: io.BytesIO, file: Path, count: int) -> int:
+    """Return `count` and the values of the next pickle; see `require_simple_pickle`."""
+    # A value's size stands for it: 1, and for a tuple the sizes of what is in it.
+    stack: list[int] = []
+    below: list[list[int]] = []  # The stacks below the marks
+    stored: dict[Any, int] = {}
+    for opcode, argument, _ in pickletools.genops(stream):
+        count += 1
+        match opcode.name:
+            case "GLOBAL" if (called := str(argument)).rpartition(" ")[2] in REFUSED_CALLS:
+                what = f"{called.replace(' ', '.')[:100]}, which is"
+                raise InputError(f"{file}: cannot be read: {not_weights(what)}")
+            case "BINGET" | "LONG_BINGET":
+                stack.append(stored[argument])
+                count += stored[argument]
+            case "BINPUT" | "LONG_BINPUT":
+                stored[argument] = stack[-1]
+            case "MARK":
+                below.append(stack)
+                stack = []
+            case "APPENDS" | "SETITEMS":
+                stack = below.pop()
+            case "TUPLE":
+                items, stack = stack, below.pop()
+                stack.append(1 + sum(items))
+            case name:
+                taken = [stack.pop() for _ in opcode.stack_before]
+                if opcode.stack_after:
+                    stack.append(taken[-1] if name in BUILT_IN_PLACE else 1 + sum(taken))
+        if count > MOST_VALUES or (stack and stack[-1] > MOST_IN_TUPLE):
+            raise InputError(
+                f"{file}: has more than {MOST_VALUES:,} values, or {MOST_IN_TUPLE:,} in tuples; "
+                "save the model's state_dict() alone"
+            )
+    return count
+
+
 def current_names(names: Iterable[str]) -> dict[str, str]:
     """Return the present spelling of each name of a tensor, see `current_key`."""
     current = {name: current_key(name) for name in names}
@@ -345,6 +435,11 @@ def current_names(names: Iterable[str]) -> dict[str, str]:
     return {name: name for name in current} if both else current
 
 
+def shown_key(key: object) -> str:
+    """Return the key of an entry; tuples, which may be in each other, by their type alone."""
+    return str(key) if isinstance(key, str | int) else type(key).__name__
+
+
 def load_failure(error: Exception, *, is_archive: bool) -> str:
     """Return why torch.load failed; `is_archive`: on a complete archive, as torch.save writes it.
 
@@ -352,14 +447,18 @@ def load_failure(error: Exception, *, is_archive: bool) -> str:
     """
     refused = REFUSED_GLOBAL.search(str(error))
     if refused or (is_archive and isinstance(error, pickle.UnpicklingError)):
-        what = f"{refused[1][:100]}, which is" if refused else "what is"
-        return (
-            f"holds {what} neither a tensor nor a plain container, and may be code; save the "
-            "model's state_dict() alone"
-        )
+        return not_weights(f"{refused[1][:100]}, which is" if refused else "what is")
     if isinstance(error, MemoryError) or "tried to allocate" in str(error):
         return "this machine has too little free memory for it"
     return NOT_TORCHS
+
+
+def not_weights(what: str) -> str:
+    """Return why a file is not read; `what` is found in it."""
+    return (
+        f"holds {what} neither a tensor nor a plain container, and may be code; save the model's "
+        "state_dict() alone"
+    )
 
 
 def describe_weights(

@@ -16,10 +16,11 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -36,7 +37,9 @@ from common.files import (
 )
 from retinanet.config_types import BEST, LAST, STATE_FILE, find_checkpoint
 from retinanet.engine.kernel_calls import match_memory_format
-from retinanet.model.retinanet import RetinaNet
+from retinanet.model.anchors import ANCHORS_PER_LOCATION
+from retinanet.model.retinanet import LOGITS, RetinaNet
+from retinanet.training.build import MOST_TENSORS, read_safetensors
 from retinanet.training.ema import WeightAverage, averaged_tensors
 from retinanet.training.nonfinite import require_finite_tensors
 from retinanet.training.train_state import (
@@ -80,7 +83,7 @@ class Checkpoint:
         for name in dict.fromkeys((MODEL_FILE, OPTIMIZER_FILE, *ranks, *self.state.parts)):
             file = self.require_unchanged(name)
             # The search reads each value once, so the file is mapped instead of copied.
-            require_finite_tensors(mapped_tensors(file), file=file)
+            require_finite_tensors(self._mapped_tensors(file), file=file)
 
     def require_unchanged(self, name: str) -> Path:
         """Check a part against its recorded size and SHA-256; return the file."""
@@ -108,9 +111,14 @@ class Checkpoint:
             InputError: It is damaged, not safetensors, or holds a value that is infinite or NaN.
         """
         file = self.require_unchanged(name)
-        tensors = {key: mapped.clone() for key, mapped in mapped_tensors(file).items()}
+        tensors = {key: mapped.clone() for key, mapped in self._mapped_tensors(file).items()}
         require_finite_tensors(tensors, file=file)
         return tensors
+
+    def _mapped_tensors(self, file: Path) -> dict[str, Tensor]:
+        # Each rank has statistics of its own.
+        ranks = len(self.state.random_states) if file.name == RANKS_FILE else 1
+        return read_safetensors(file, most_tensors=ranks * MOST_TENSORS)[0]
 
     def build_model(self) -> RetinaNet:
         """Return a model with the checkpoint's weights, channels_last.
@@ -118,12 +126,17 @@ class Checkpoint:
         Raises:
             InputError: The weights cannot be read or do not fit.
         """
+        tensors, classes = self.tensors(MODEL_FILE), self.model.num_classes
+        # Before the model is built: 99,999 classes take 8 GB, whatever the file has.
+        rows = tensors.get(f"{LOGITS}.bias")
+        if rows is None or rows.shape != (ANCHORS_PER_LOCATION * classes,):
+            self._refuse_weights(f"{LOGITS}.bias is not that of {classes:,} classes")
         model = RetinaNet(
-            num_classes=self.model.num_classes,
+            num_classes=classes,
             norm=self.model.norm,
             trainable_layers=self.model.trainable_layers,
         )
-        self.load_weights(model)
+        self._load_tensors(model, tensors)
         return model.to(memory_format=torch.channels_last)
 
     def load_weights(self, model: RetinaNet) -> None:
@@ -132,13 +145,17 @@ class Checkpoint:
         Raises:
             InputError: The weights cannot be read or do not fit.
         """
-        tensors = self.tensors(MODEL_FILE)
+        self._load_tensors(model, self.tensors(MODEL_FILE))
+
+    def _load_tensors(self, model: RetinaNet, tensors: dict[str, Tensor]) -> None:
         try:
             model.load_state_dict(tensors)
         except RuntimeError as error:
-            detail = " ".join(str(error).split())[:200]
-            file = self.folder / MODEL_FILE
-            raise InputError(f"{file}: does not fit the configured model: {detail}") from error
+            self._refuse_weights(" ".join(str(error).split())[:200], error)
+
+    def _refuse_weights(self, detail: str, cause: Exception | None = None) -> NoReturn:
+        file = self.folder / MODEL_FILE
+        raise InputError(f"{file}: does not fit the configured model: {detail}") from cause
 
     @property
     def has_average(self) -> bool:
@@ -217,14 +234,6 @@ def newest_valid(checkpoints: Path) -> tuple[Checkpoint | None, list[str]]:
         else:
             return checkpoint, problems
     return None, problems
-
-
-def mapped_tensors(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file; the file is mapped as long as one of them lives."""
-    try:
-        return load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{file}: cannot be read as safetensors: {error}") from error
 
 
 def file_digest(file: Path) -> str:

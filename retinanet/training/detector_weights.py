@@ -15,16 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.errors import InputError, printable
+from common.errors import InputError, printable, require_few_classes
 from data.annotations import UNNAMED, ClassMap
 from retinanet.config_types import STATE_FILE
 from retinanet.model.anchors import ANCHORS_PER_LOCATION
-from retinanet.model.retinanet import RetinaNet
+from retinanet.model.retinanet import LOGITS, RetinaNet
 from retinanet.training.build import current_names, read_safetensors
 from retinanet.training.checkpoint import file_digest, read_checkpoint
 from retinanet.training.train_state import MODEL_FILE
 
-LOGITS = "head.classification_head.cls_logits"
 CLASS_NAMES = "classes"  # Key of a .safetensors file's metadata: the outputs' names, a JSON list
 
 
@@ -44,6 +43,7 @@ def detector_tensors(given: Mapping[str, Tensor], *, source: str) -> dict[str, T
             "complete detector; a backbone alone is for model.pretrained_backbone (retinanet "
             "convert without --detector)"
         )
+    require_few_classes(f"{source}: {LOGITS}.weight", count_outputs(tensors))
     # Only names and shapes are needed. The meta device allocates no memory for values.
     with torch.device("meta"):
         # At least one class, since a model needs one. A wrong number of rows is reported below.

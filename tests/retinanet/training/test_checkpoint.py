@@ -265,7 +265,18 @@ def test_damaged_file_is_named(copy: Path, file: str, share: float) -> None:
 @pytest.mark.slow
 def test_part_that_is_not_safetensors_is_refused(copy: Path) -> None:
     part_with(copy, "optimizer.safetensors", b"something else")
-    assert "cannot be read as safetensors" in refusal(copy, "optimizer.safetensors")
+    assert "cannot be read: " in refusal(copy, "optimizer.safetensors")
+
+
+@pytest.mark.slow
+def test_classes_are_compared_with_the_weights_before_a_model_is_built(copy: Path) -> None:
+    description = json.loads((copy / "state.json").read_text())["model"]
+    for count, named in ((99_999, "is not that of 99,999 classes"), (100_000, "num_classes: ")):
+        names = [str(number) for number in range(count)]
+        classes = {"category_ids": list(range(count)), "names": names}
+        state_with(copy, model=description | {"num_classes": count, "classes": classes})
+        message = error_message(lambda: read_checkpoint(copy).build_model())
+        assert message.startswith(str(copy)) and named in message
 
 
 def test_newest_whole_checkpoint_is_found_and_newer_ones_are_named(

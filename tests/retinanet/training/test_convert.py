@@ -492,6 +492,65 @@ def test_file_without_weights_is_refused(content: object, problem: str, tmp_path
     assert problem in convert_error(saved(content, tmp_path), tmp_path / "out.safetensors")
 
 
+def torch_archive(pickled: bytes, folder: Path) -> Path:
+    """Write a pickle in torch's format."""
+    file = folder / "given.pth"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+        archive.writestr("archive/version", "3\n")
+    return file
+
+
+def twice_in_the_next(levels: int) -> bytes:
+    """Return opcodes that build tuples, each of which has the one before two times."""
+    return b")" + b"".join(b"q%ch%c\x86" % (level, level) for level in range(levels))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [b")" + b"\x85" * 100_000, twice_in_the_next(60)],
+    ids=["a recursion that ends the process", "a hash that takes a thousand years"],
+)
+def test_tuples_that_cannot_be_hashed_are_refused(key: bytes, tmp_path: Path) -> None:
+    pickled = b"\x80\x02}" + key + b"K\x01s."
+    file = torch_archive(pickled, tmp_path)
+    expected = f"{file}: has more than 1,000,000 values, or 10,000 in tuples; save the "
+    assert convert_error(file, tmp_path / "out.safetensors").startswith(expected)
+    # The older format has three short pickles before that of the weights.
+    file.write_bytes(3 * b"\x80\x02K\x01." + pickled)
+    assert convert_error(file, tmp_path / "out.safetensors").startswith(expected)
+
+
+@pytest.mark.slow
+def test_a_million_lists_within_each_other_are_refused(tmp_path: Path) -> None:
+    file = torch_archive(b"\x80\x02" + b"]" * 10**6 + b"a" * (10**6 - 1) + b".", tmp_path)
+    message = convert_error(file, tmp_path / "out.safetensors")
+    assert message.startswith(f"{file}: has more than 1,000,000 values, or 10,000 in tuples; ")
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (bytearray(b"abc"), ".bytearray, which is neither a tensor"),
+        (b"abc", "_codecs.encode, which is neither a tensor"),
+    ],
+    ids=["bytearray of any size", "any encoding of any text"],
+)
+def test_functions_that_work_without_limit_are_not_called(
+    content: object, named: str, tmp_path: Path
+) -> None:
+    file = saved(WEIGHTS | {"content": content}, tmp_path)
+    assert named in convert_error(file, tmp_path / "out.safetensors")
+
+
+def test_keys_of_any_type_are_listed_as_dropped(tmp_path: Path) -> None:
+    key: tuple[Any, ...] = ()
+    for _ in range(200):
+        key = (key,)
+    file = saved({"model": WEIGHTS, 7: 1, key: 2, "epoch": 3}, tmp_path)
+    assert unpickle_weights(file.read_bytes(), file).dropped == ("7", "tuple", "epoch")
+
+
 def inflating(folder: Path) -> Path:
     """Write a compressed file: 200 MB of zeros in 900 kB."""
     stored = BytesIO()

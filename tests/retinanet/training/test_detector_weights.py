@@ -17,7 +17,7 @@ from retinanet.config_file import load_config
 from retinanet.config_sections import ModelConfig
 from retinanet.model.retinanet import RetinaNet
 from retinanet.preflight.run import check_weights
-from retinanet.training.build import build_model
+from retinanet.training.build import build_model, read_backbone_weights
 from retinanet.training.checkpoint import read_checkpoint
 from retinanet.training.detector_weights import (
     DetectorStart,
@@ -170,6 +170,24 @@ def test_wrong_detectors_are_refused(tmp_path: Path) -> None:
         save_file(state, tmp_path / "named.safetensors", metadata={"classes": names})
         message = error_message(read_detector, str(tmp_path / "named.safetensors"))
         assert "list of 3 names" in message
+
+
+def test_tensors_are_counted_before_they_are_made(tmp_path: Path) -> None:
+    file = tmp_path / "many.safetensors"
+    save_file({str(number): torch.zeros(1, dtype=torch.uint8) for number in range(10_001)}, file)
+    named = f"{file}: has 10,001 tensors, more than the 10,000 that are read"
+    assert error_message(read_detector, str(file)).startswith(f"model.weights: {named}")
+    assert named in error_message(read_backbone_weights, str(file))
+
+
+def test_outputs_are_limited_before_a_model_is_built(tmp_path: Path) -> None:
+    file = tmp_path / "wide.safetensors"
+    # No value, so that no file is too small for the shape.
+    tensor = {"dtype": "F32", "shape": [2**62, 0, 3, 3], "data_offsets": [0, 0]}
+    header = json.dumps({"head.classification_head.cls_logits.weight": tensor}).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    message = error_message(read_detector, str(file))
+    assert message.startswith(f"model.weights: {file}: ") and "more than 99,999 classes" in message
 
 
 def test_table_of_many_classes_is_short() -> None:
