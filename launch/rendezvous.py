@@ -281,6 +281,9 @@ def start_mpi(ranks: Ranks, environment: Mapping[str, str]) -> None:
     # Calls by several threads, one at a time: first this one's, then those of the thread that
     # exchanges gradients. A higher level would cost a lock in each call.
     mpi4py.rc.thread_level = "serialized"
+    if ranks.local_size == ranks.size and not any(name.startswith("UCX_") for name in environment):
+        for name, value in MPI_ON_ONE_HOST.items():
+            os.environ.setdefault(name, value)
     launcher = f"mpirun of {ranks.launcher}"
     advice = "set MPI4PY_LIBMPI=/path/to/libmpi.so, or MASTER_ADDR and MASTER_PORT"
     try:
@@ -294,6 +297,10 @@ def start_mpi(ranks: Ranks, environment: Mapping[str, str]) -> None:
             f"{launcher} started {ranks.size} ranks, but mpi4py loaded another MPI library "
             f"({version}); {advice}"
         )
+
+
+MPI_ON_ONE_HOST = {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo", "FI_SOCKETS_IFACE": "lo"}
+"""The variables by which UCX and libfabric listen at the loopback only, below MPI's library."""
 
 
 def find_library(launcher: str, environment: Mapping[str, str]) -> Path | None:

@@ -4,7 +4,7 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,9 @@ def agree(store: dist.Store, rank: int, folder: Path | None, wait: Wait | None =
 
 
 @contextmanager
-def both(store: dist.Store, *folders: Path) -> Iterator[tuple[JobSecret, JobSecret]]:
-    with ExitStack() as stack:
-        yield tuple(
-            stack.enter_context(agree(store, rank, folder)) for rank, folder in enumerate(folders)
-        )
+def both(store: dist.Store, here: Path, there: Path) -> Iterator[tuple[JobSecret, JobSecret]]:
+    with agree(store, 0, here) as first, agree(store, 1, there) as other:
+        yield first, other
 
 
 def keys_seen(store: dist.Store, secret: bytes) -> list[str]:
