@@ -74,13 +74,13 @@ def temporary_name(target: Path) -> Path:
     return target.with_name(f".{target.name[:40]}.{secrets.token_hex(8)}{PARTIAL}")
 
 
-def create_file(file: Path) -> BufferedWriter:
+def create_file(file: Path, *, mode: int = 0o666) -> BufferedWriter:
     """Return a stream to a new file; raise OSError if the name exists, also as a link.
 
     A library that writes by name gets `stream.name`.
     """
     # A stream of `os.fdopen` would have a number as its name.
-    return open(file, "wb", opener=lambda name, _: new_descriptor(Path(name)))
+    return open(file, "wb", opener=lambda name, _: new_descriptor(Path(name), mode=mode))
 
 
 def create_anew(file: Path) -> BufferedWriter:
@@ -89,10 +89,10 @@ def create_anew(file: Path) -> BufferedWriter:
     return create_file(file)
 
 
-def new_descriptor(file: Path, flags: int = 0) -> int:
+def new_descriptor(file: Path, flags: int = 0, *, mode: int = 0o666) -> int:
     """Return a descriptor to write a new file; raise OSError if the name exists, also as a link."""
     flags |= os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(file, flags, 0o666)
+    return os.open(file, flags, mode)
 
 
 def updated_descriptor(file: Path, flags: int = 0) -> int:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.errors import InputError
+from common.files import create_file
 from launch.messages import decode, encode
 from launch.ranks import Ranks
 from launch.rendezvous import Wait
@@ -161,16 +162,12 @@ def nearest_folder(folder: Path | None) -> Path:
 def write_file(content: bytes, folder: Path) -> Path | None:
     """Create a file that only this user can read; None if it cannot be created."""
     file = folder / f".retinanet-secret-{secrets.token_hex(8)}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        descriptor = os.open(file, flags, 0o600)
+        with create_file(file, mode=0o600) as stream:
+            os.fchmod(stream.fileno(), 0o600)  # whatever the umask is
+            stream.write(content)
     except OSError:
         return None
-    try:
-        os.fchmod(descriptor, 0o600)  # whatever the umask is
-        os.write(descriptor, content)
-    finally:
-        os.close(descriptor)
     return file
 
 
@@ -181,12 +178,10 @@ def read_file(file: Path) -> bytes | None:
         OSError: It cannot be opened.
     """
     descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
+    with os.fdopen(descriptor, "rb") as stream:
         status = os.fstat(descriptor)
         is_private = stat.S_ISREG(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o600
         if not is_private or status.st_uid != os.geteuid():
             return None
-        content = os.read(descriptor, 65)
-    finally:
-        os.close(descriptor)
+        content = stream.read(65)
     return content if HEXADECIMAL.fullmatch(content) else None
