@@ -428,10 +428,13 @@ class LineFile:
         os.close(self._descriptor)
 
 
+MOST_LINES = 1_000_000_000  # [B] of a run's metrics, which grow by a line each step
+
+
 def read_json_lines(file: Path) -> list[dict[str, Any]]:
     """Return a file's JSON objects, one per line; a last line truncated by a crash is ignored."""
     records = []
-    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
+    for line in read_text(file, most_bytes=MOST_LINES).splitlines() if file.exists() else ():
         try:
             records.append(json.loads(line))
         except ValueError:

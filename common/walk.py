@@ -27,18 +27,20 @@ UNREADABLE = "folders that cannot be read"
 class Reach:
     """Where a command takes files from: from these folders, or with the user's word from all."""
 
-    folders: tuple[str, ...]  # resolved; the data set's own is the first
+    name: str  # of the data set's folder, as the user gave it
+    folders: tuple[str, ...]  # resolved
     allows_outside: bool
     real: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Folders without links: the many files of a data set have few folders"""
 
-    def __reduce__(self) -> tuple[type[Self], tuple[tuple[str, ...], bool]]:
-        return type(self), (self.folders, self.allows_outside)  # tasks are small messages
+    def __reduce__(self) -> tuple[type[Self], tuple[str, tuple[str, ...], bool]]:
+        # Without the folders: processes get it with each of their tasks.
+        return type(self), (self.name, self.folders, self.allows_outside)
 
     @classmethod
     def of(cls, *folders: Path, allow_outside: bool = False) -> Self:
-        """Return the reach of a command for which a user named folders."""
-        return cls(tuple(map(os.path.realpath, folders)), allow_outside)
+        """Return the reach of a command for which a user named folders, the data set's first."""
+        return cls(str(folders[0]), tuple(map(os.path.realpath, folders)), allow_outside)
 
     def has(self, path: Path | str) -> bool:
         """Return whether a path is in the folders, links followed; it need not exist."""
@@ -66,7 +68,7 @@ class Reach:
 
     def describe_outside(self) -> str:
         """Return what is wrong with a path that is not covered, and the fix."""
-        return f"leads outside of {self.folders[0]}; give {ALLOW_OUTSIDE} if you trust the data set"
+        return f"leads outside of {self.name}; give {ALLOW_OUTSIDE} if you trust the data set"
 
     def fault(self, path: Path | str) -> str | None:
         """Return why a path is no file to take, to be said after its name; None if it is one."""

@@ -21,7 +21,7 @@ from ruamel.yaml import YAML
 from common.cli import installed_command
 from common.console import clock
 from common.errors import printable
-from common.files import encoded, read_bytes, read_json_lines, replacing
+from common.files import encoded, read_bytes, read_json_lines, read_text, replacing
 from data.annotations import Resize, SplitName
 from data.dataset import DetectionDataset
 from retinanet.config_file import configured_split
@@ -362,7 +362,7 @@ def describe_average(decay: float | None) -> str:
 def describe_settings(run: RunFacts, *, step: int, epochs: float) -> dict[str, str]:
     """Return the run's settings, and from its files the machine, the time and the versions."""
     training, ranks = run.config.training, len(run.hosts)
-    environment = json.loads((run.folder.path / "environment.json").read_text(encoding="utf-8"))
+    environment = json.loads(read_text(run.folder.path / "environment.json"))
     packages, code = environment.get("packages", {}), environment.get("code", {})
     # With evaluation.overlap, steps after the evaluated one are in the file already.
     seconds = [

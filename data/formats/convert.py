@@ -25,7 +25,7 @@ from common.files import (
     write_parts,
 )
 from data.annotations import SPLITS, Annotations, Split
-from data.decoding import image_fault
+from data.decoding import MOST_BYTES, image_fault
 from data.formats.labels import CheckNames, LabelledSplit, select_classes, select_images
 from data.index import find_or_make_index
 from data.verify.report import STOPS_TRAINING, print_shared, print_split
@@ -143,7 +143,7 @@ def copy_files(split: LabelledSplit, folder: Path, *, console: Console) -> Annot
                 is_image[row] = False
                 first = first or f"{source}: {fault}"
             elif not (target.exists() and target.samefile(source)):
-                copy_atomically(source, target)
+                copy_atomically(source, target, most_bytes=MOST_BYTES)
             advance(row + 1, "")
     number = int((~is_image).sum())
     if not number:

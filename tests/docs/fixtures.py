@@ -138,6 +138,12 @@ def make_other_format(path: Path, _: Path) -> None:
             write_voc(path, annotations, split=split)
 
 
+def make_strange_set(path: Path, _: Path) -> None:
+    """Write a data set that describes the whole machine as its images."""
+    path.mkdir()
+    (path / "data.yaml").write_text("names: [cat]\ntrain: /\n")
+
+
 def make_openimages(path: Path, _: Path) -> None:
     """Write synthetic data in MLPerf's layout."""
     make_synthetic_data(path, seed=0, train=6, validation=2)
@@ -362,6 +368,7 @@ FIXTURES: dict[str, Make] = {
     "new-photos": make_new_photos,
     "yolo-photos": make_other_format,
     "voc-photos": make_other_format,
+    "strange-set": make_strange_set,
     "train/data": write_table_images,
     "backbone.pth": write_backbone_pth,
     "model_3.pth": write_detector_pth,

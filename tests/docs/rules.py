@@ -191,6 +191,7 @@ RULES = (
         writes=("converted/train.json", "converted/validation.json.index/current.json"),
         unlike=("image_without_boxes", "class_without_boxes", "fewest boxes", "no boxes", "note:"),
     ),
+    run(r"python -m data convert strange-set --from .*", status=2),
     run(
         r"python -m data convert \S+",
         writes=("sets/coco/annotations/*.json.index/current.json",),
