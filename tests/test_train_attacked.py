@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from tests.launch.attacker import Malice
 from tests.launch.listening import Listening, listening_of_job
-from tests.launch.ranks import ended, start_apart, start_ranks
+from tests.launch.ranks import REPOSITORY, ended, start_apart, start_ranks
 from tests.launch.two_hosts import ADDRESSES, two_hosts
 from tests.support.commands import start_program
 from tests.support.training_runs import read_records, wait_for_steps
@@ -47,7 +47,8 @@ def attacked(
 ) -> Iterator[Callable[[], tuple[int, dict[str, bytes]]]]:
     """Attack a job from its start on; yields what its store told: port and values."""
     command = (sys.executable, "-m", "tests.launch.attacker", text, address, str(marker))
-    attacker = start_program(*enter, *command, stdin=subprocess.PIPE)
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    attacker = start_program(*enter, *command, stdin=subprocess.PIPE, env=environment)
     stream = attacker.stdout
     assert stream is not None
 
