@@ -14,9 +14,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from profiling.bench.exchange_rank import bucket_sizes
 from profiling.bench.job import ExchangeTime
@@ -32,14 +34,16 @@ SMALL_ERROR = 0.1  # Errors of the network's fit below this share count by their
 RUNS_THAT_ARE_SCORED = 3
 """From so many on the best and the worst run do not count for the mean, as MLPerf scores."""
 
+Count = Annotated[int, Field(gt=0, le=10**6)]  # Checked where a plan is read
+
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Shape:
     """Ranks on one host; threads and images are those of each rank."""
 
-    ranks: int
-    threads: int
-    batch_size: int
+    ranks: Count
+    threads: Count
+    batch_size: Count
 
     @property
     def images(self) -> int:
@@ -52,7 +56,7 @@ class StepTime:
     """A measured step: the median of the slowest rank, without exchange of gradients."""
 
     shape: Shape
-    seconds: float
+    seconds: Annotated[float, Field(gt=0)]
 
 
 @dataclass(frozen=True, kw_only=True)

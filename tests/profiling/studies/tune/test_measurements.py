@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,28 @@ def test_other_file_is_refused(content: str, tmp_path: Path) -> None:
     file = tmp_path / "other.json"
     file.write_text(content)
     with pytest.raises(InputError, match=r"other.json: was not written by .* another name"):
+        read_measurements(file)
+
+
+@pytest.mark.parametrize(
+    ("field", "number", "named"),
+    [
+        ("cores", 10**23, "cores: expected a number of at most 1e+19"),
+        ("metric_seconds", 1e308, "metric_seconds: expected a number of at most 1e+19"),
+        ("data_share", float("nan"), "data_share: expected a number of at most 1e+19"),
+        ("gradient_bytes", 0, "(gradient_bytes: "),
+        ("gradient_bytes", 10**15, "(gradient_bytes: "),
+        ("threads", 0, "(steps.0.shape.threads: "),
+    ],
+)
+def test_number_that_nothing_can_have_is_refused(
+    field: str, number: float, named: str, tmp_path: Path
+) -> None:
+    plan = json.loads(json.dumps(asdict(measurements())))
+    (plan["steps"][0]["shape"] if field == "threads" else plan)[field] = number
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(plan))
+    with pytest.raises(InputError, match=rf"plan\.json: .*{re.escape(named)}"):
         read_measurements(file)
 
 
