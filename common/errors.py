@@ -10,6 +10,8 @@ import errno
 import re
 import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral
 
 
@@ -58,6 +60,17 @@ def is_refused_name(error: BaseException) -> bool:
     """Return whether the system refused a file's name, which is the user's mistake."""
     is_refused = isinstance(error, OSError) and error.errno in REFUSED_NAMES
     return is_refused and error.filename is not None  # type: ignore[attr-defined]
+
+
+@contextmanager
+def names_checked() -> Iterator[None]:
+    """Raise InputError for a name that the system refuses, where no command does it; see above."""
+    try:
+        yield
+    except OSError as error:
+        if is_refused_name(error):
+            raise InputError(f"{error.filename}: {error.strerror}") from error
+        raise
 
 
 def exit_code_for(error: BaseException) -> int:

@@ -98,6 +98,18 @@ def decode_image(
         raise InputError(f"{path}: {describe_fault(error)}") from error
 
 
+def decode_bytes(content: bytes) -> NDArray[np.uint8]:
+    """Read the content of an image file for display, by Pillow; otherwise like `decode_image`."""
+    try:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            open_image(io.BytesIO(content)) as image,
+        ):
+            return to_rgb(ImageOps.exif_transpose(image))
+    except (*DAMAGE, Image.DecompressionBombError) as error:
+        raise InputError(f"{len(content):,} bytes: {describe_fault(error)}") from error
+
+
 def describe_fault(error: Exception) -> str:
     """Return why an image file cannot be read, and the fix, in a line without its path.
 
@@ -105,6 +117,8 @@ def describe_fault(error: Exception) -> str:
     """
     if isinstance(error, FileNotFoundError):
         return "no such image file; check the folder of images"
+    if isinstance(error, OSError) and error.strerror:  # the system's, not Pillow's
+        return f"cannot be read: {error.strerror}"
     # Pillow's message of this error ends with the Python object that was read.
     if isinstance(error, Image.UnidentifiedImageError):
         return f"not an image in {', '.join(FORMATS)}; convert, replace or remove it"
@@ -164,12 +178,17 @@ def image_fault(path: Path) -> str | None:
 def open_image(file: BinaryIO) -> Image.Image:
     """Read an image's format, mode and size from its header (0.03 ms), and check its size."""
     image = Image.open(file, formats=FORMATS)
-    size_text = f"{image.width}×{image.height} pixels"
-    if image.width * image.height > MAX_PIXELS:  # Pillow's own limit can be changed elsewhere
-        raise Image.DecompressionBombError(f"{size_text} exceed the limit of {MAX_PIXELS} pixels")
-    if max(image.size) > MAX_SIDE:
-        raise Image.DecompressionBombError(f"{size_text}; a side of {MAX_SIDE} is the limit")
+    if fault := size_fault(image.width, image.height):  # Pillow's limit can be changed elsewhere
+        raise Image.DecompressionBombError(fault)
     return image
+
+
+def size_fault(width: int, height: int) -> str | None:
+    """Return why pixels are too many to be read, or None."""
+    text = f"{width}×{height} pixels"
+    if width * height > MAX_PIXELS:
+        return f"{text} exceed the limit of {MAX_PIXELS} pixels"
+    return f"{text}; a side of {MAX_SIDE} is the limit" if max(width, height) > MAX_SIDE else None
 
 
 def _stored_pixels(

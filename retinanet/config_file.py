@@ -120,9 +120,12 @@ def apply_override(tree: dict[str, Any], pair: str) -> None:
 
 def validated(tree: Mapping[str, Any], *, source: str, origins: Mapping[str, str]) -> Config:
     """Check names, types and ranges."""
+    # As JSON: pydantic's strict mode accepts a mapping for a dataclass only from JSON.
+    text = json.dumps(tree, default=str)
+    if r"\u0000" in text.replace(r"\\", ""):  # that of an escaped backslash is none
+        raise InputError(f"{source}, or a setting given with it: has a NUL character; remove it")
     try:
-        # As JSON: pydantic's strict mode accepts a mapping for a dataclass only from JSON.
-        return SCHEMA.validate_json(json.dumps(tree, default=str))
+        return SCHEMA.validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
     # pydantic adds the types of a union to a location; show only the parts that the user wrote.

@@ -4,17 +4,19 @@
 examples, and says what stays as it is between versions.
 """
 
+import os
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from io import IOBase
 from itertools import islice
 from numbers import Real
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeAlias, TypeGuard, TypeVar, overload
+from typing import Any, NamedTuple, Self, TypeAlias, TypeGuard, TypeVar, cast, overload
 
 import numpy as np
 import torch
@@ -22,9 +24,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from common.errors import InputError, printable, require_count
+from common.errors import InputError, names_checked, printable, require_count
 from data.annotations import ClassMap
-from data.decoding import decode_image, to_rgb
+from data.decoding import DAMAGE, decode_bytes, decode_image, size_fault, to_rgb
 from data.transforms import fit_image
 from launch.environment import set_allocator
 from retinanet.engine.engines import torch_forward
@@ -43,9 +45,12 @@ calls torch, since OpenMP starts a separate team of threads for every calling th
 PRECISIONS = ("bf16", "float32")
 SHOWN_BOXES = 5  # in `repr`
 
-Picture: TypeAlias = str | PathLike[str] | Image.Image | NDArray[np.uint8] | Tensor
-"""What `predict` takes: a file's path, an image of Pillow's, RGB uint8 pixels [H, W, 3] or grey
-ones [H, W] as an array, or a uint8 tensor [3, H, W] or [1, H, W]."""
+Encoded: TypeAlias = bytes | bytearray | memoryview
+"""The content of an image file."""
+Picture: TypeAlias = str | PathLike[str] | Encoded | Image.Image | NDArray[np.uint8] | Tensor
+"""What `predict` takes: a file's path or its content, an image of Pillow's, RGB uint8 pixels
+[H, W, 3] or grey ones [H, W] as an array, or a uint8 tensor [3, H, W] or [1, H, W]."""
+KINDS = "a path, the bytes of a file, a Pillow image, a uint8 array or tensor"
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -167,6 +172,7 @@ class Detector:
         self._lock = threading.Lock()
 
     @classmethod
+    @names_checked()
     def load(cls, path: str | PathLike[str], *, precision: str | None = None) -> Self:
         """Load a detector from a run (its best checkpoint, else its last) or from a checkpoint.
 
@@ -218,10 +224,10 @@ class Detector:
     ) -> Detections | list[Detections]:
         """Return the objects in one image, or a list with those of each of many.
 
-        An image is a path, an image of Pillow's, an RGB uint8 array [H, W, 3] (grey: [H, W]), or a
-        uint8 tensor [3, H, W]. Objects with a score below `min_score` are left out, and those of
-        all other classes than `classes`, unless that is None. `batch_size` images, which may differ
-        in size, are computed at a time, while the next ones are decoded.
+        An image is a path, the bytes of a file, an image of Pillow's, an RGB uint8 array [H, W, 3]
+        (grey: [H, W]), or a uint8 tensor [3, H, W]. Objects with a score below `min_score` are left
+        out, and those of all other classes than `classes`, unless that is None. `batch_size`
+        images, which may differ in size, are computed at a time, while the next ones are decoded.
 
         Raises:
             InputError: An image cannot be read, has other pixels, or is a folder, and none is
@@ -230,13 +236,10 @@ class Detector:
         pictures: Iterable[Picture]
         if is_one_picture(images):
             pictures = [images]
-        elif isinstance(images, Iterable):
-            pictures = images
+        elif isinstance(images, Iterable) and not isinstance(images, Mapping | IOBase):
+            pictures = cast("Iterable[Picture]", images)
         else:
-            raise InputError(
-                f"{type(images).__name__} is no image; give a path, a Pillow image, a uint8 array "
-                "or tensor, or a list of them"
-            )
+            raise no_picture(images)
         require_range(min_score=min_score, batch_size=batch_size)
         only = class_names(classes)
         self.require_classes(only or (), option="classes")
@@ -365,7 +368,7 @@ def is_one_picture(images: object) -> TypeGuard[Picture]:
     """Return whether an argument of `predict` is one image; arrays of four dimensions are many."""
     if isinstance(images, np.ndarray | Tensor):
         return images.ndim != 4
-    return isinstance(images, str | PathLike | Image.Image)
+    return isinstance(images, str | PathLike | Encoded | Image.Image)
 
 
 def read_picture(picture: Picture) -> Pixels:
@@ -376,25 +379,41 @@ def read_picture(picture: Picture) -> Pixels:
     """
     if isinstance(picture, str | PathLike):
         path = Path(picture)
-        if path.is_dir():
+        if os.path.isdir(path):  # noqa: PTH112 - False where the name is too long
             raise InputError(
                 f"{path}: is a folder; give its files, such as sorted(Path({str(path)!r})"
                 ".glob('*.jpg'))"
             )
         return decode_image(path, apply_exif_orientation=True)
+    if isinstance(picture, Encoded):
+        return decode_bytes(bytes(picture))
     if isinstance(picture, Image.Image):
+        require_size("Pillow image", width=picture.width, height=picture.height)
         try:
             return to_rgb(ImageOps.exif_transpose(picture))
-        except (OSError, ValueError) as error:  # a truncated file, or pixels of 32 bits
+        except DAMAGE as error:  # a truncated file, or pixels of 32 bits
             raise InputError(f"Pillow image: {error}") from error
     if isinstance(picture, Tensor):
         return tensor_pixels(picture)
     if isinstance(picture, np.ndarray):
         return array_pixels(picture)
-    raise InputError(
-        f"{type(picture).__name__} is no image; give a path, a Pillow image, a uint8 array or "
-        "tensor"
-    )
+    raise no_picture(picture)
+
+
+def no_picture(value: object) -> InputError:
+    """Return the error about an argument that is no `Picture`."""
+    kind = type(value).__name__
+    if hasattr(value, "read"):
+        return InputError(f"{kind} is an open file; give its path, or its bytes: file.read()")
+    return InputError(f"{kind} is no image; give {KINDS}, or a list of them")
+
+
+def require_size(what: str, *, width: int, height: int) -> None:
+    """Raise InputError if pixels in memory are none, or more than a file may have."""
+    if not width or not height:
+        raise InputError(f"{what}: has no pixels")
+    if fault := size_fault(width, height):
+        raise InputError(f"{what}: too large: {fault}; shrink it")
 
 
 def array_pixels(array: NDArray[Any]) -> Pixels:
@@ -405,15 +424,15 @@ def array_pixels(array: NDArray[Any]) -> Pixels:
             f"array of {array.dtype}: expected uint8, 0 to 255; scale it by yourself, since its "
             "range is not known"
         )
-    if array.ndim == 2:
-        array = np.repeat(array[:, :, None], 3, axis=2)
-    if array.ndim != 3 or array.shape[2] != 3:
+    if array.ndim != 2 and array.shape[2:] != (3,):
         raise InputError(
             f"array of {shape}: expected height × width × 3 (RGB; image[..., ::-1] makes it of "
             "OpenCV's BGR) or height × width"
         )
-    if 0 in array.shape:
-        raise InputError(f"array of {shape}: has no pixels")
+    # Before pixels are touched: np.broadcast_to makes any size of a few bytes.
+    require_size(f"array of {shape}", width=array.shape[1], height=array.shape[0])
+    if array.ndim == 2:
+        array = np.repeat(array[:, :, None], 3, axis=2)
     # torch refuses negative strides, such as those of image[..., ::-1], and warns of read-only
     # memory.
     return np.require(array, requirements=["C", "W"])
@@ -421,6 +440,11 @@ def array_pixels(array: NDArray[Any]) -> Pixels:
 
 def tensor_pixels(tensor: Tensor) -> Pixels:
     """Return RGB pixels of a uint8 tensor [3, H, W] or [1, H, W]; InputError for another."""
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise InputError(f"{kind} tensor: expected a dense one; of a sparse one: tensor.to_dense()")
+    if tensor.is_meta:
+        raise InputError("tensor of the device meta: has no pixels")
     shape = " × ".join(map(str, tensor.shape)) or "no dimension"
     if tensor.dtype != torch.uint8:
         raise InputError(
@@ -429,4 +453,5 @@ def tensor_pixels(tensor: Tensor) -> Pixels:
         )
     if tensor.ndim != 3 or tensor.shape[0] not in (1, 3):
         raise InputError(f"tensor of {shape}: expected 3 × height × width (RGB), or 1 × … (grey)")
+    require_size(f"tensor of {shape}", width=tensor.shape[2], height=tensor.shape[1])
     return array_pixels(tensor.detach().cpu().expand(3, -1, -1).permute(1, 2, 0).numpy())

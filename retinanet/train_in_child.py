@@ -29,6 +29,7 @@ from common.errors import (
     InputError,
     NonFiniteLossError,
     WorkerDiedError,
+    names_checked,
     require_count,
 )
 from common.files import read_json_lines
@@ -98,6 +99,7 @@ class TrainingResult:
     last_checkpoint: Path | None  # None: it was stopped before the first
 
 
+@names_checked()
 def train(
     config: str | os.PathLike[str] | Mapping[str, Any] = "demo.yaml",
     *,
@@ -380,14 +382,18 @@ def read_result(run: Path, *, is_finished: bool) -> TrainingResult:
     with suppress(OSError):
         with_steps = [entry for entry in read_json_lines(run / "metrics.jsonl") if "step" in entry]
     maps = [entry["map"] for entry in with_steps if entry["kind"] == "evaluation"]
-    best, last = (run / "checkpoints" / name for name in ("best", "last"))
+    best, last = (
+        # `Path.exists` raises an error for a name that is too long, which the training has printed.
+        path if os.path.exists(path) else None  # noqa: PTH110
+        for path in (run / "checkpoints" / name for name in ("best", "last"))
+    )
     return TrainingResult(
         run=run,
         is_finished=is_finished,
         steps=max((entry["step"] for entry in with_steps), default=0),
         best_map=max((value for value in maps if value is not None), default=None),
-        best_checkpoint=best if best.exists() else None,
-        last_checkpoint=last if last.exists() else None,
+        best_checkpoint=best,
+        last_checkpoint=last,
     )
 
 

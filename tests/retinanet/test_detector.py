@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -243,8 +244,21 @@ WRONG: list[tuple[object, str]] = [
     (torch.zeros(3, 8, 9), "tensor of float32: expected uint8"),
     (torch.zeros(8, 9, 3, dtype=torch.uint8), "tensor of 8 × 9 × 3: expected 3 × height × width"),
     (Image.new("F", (8, 9)), "Pillow image: 32-bit pixels"),
-    (3, "int is no image; give a path, a Pillow image"),
-    ([3], "int is no image; give a path, a Pillow image"),
+    (Image.new("RGB", (0, 5)), "Pillow image: has no pixels"),
+    (np.broadcast_to(np.uint8(0), (10**5, 10**5)), "100000×100000 pixels exceed the limit"),
+    (np.zeros((1, 65_536, 3), np.uint8), "65536×1 pixels; a side of 65535 is the limit; shrink it"),
+    (torch.zeros(1, 1, 1, dtype=torch.uint8).expand(3, 10**5, 10**5), "exceed the limit"),
+    (torch.zeros(3, 0, 0, dtype=torch.uint8), "tensor of 3 × 0 × 0: has no pixels"),
+    (torch.zeros(3, 8, 9, dtype=torch.uint8, device="meta"), "device meta: has no pixels"),
+    (torch.zeros(3, 8, 9, dtype=torch.uint8).to_sparse(), "sparse_coo tensor: expected a dense"),
+    (3, "int is no image; give a path, the bytes of a file, a Pillow image"),
+    ([3], "int is no image; give a path, the bytes of a file, a Pillow image"),
+    ({"a.jpg": 1}, "dict is no image"),
+    (b"text", "4 bytes: not an image in JPEG"),
+    (BytesIO(b"text"), "BytesIO is an open file; give its path, or its bytes: file.read()"),
+    ([BytesIO(b"text")], "BytesIO is an open file"),
+    ("x" * 300, "x: cannot be read: File name too long"),
+    ("a\0b", "a�b: damaged image: stat: embedded null character"),
     ("none.jpg", "none.jpg: no such image file"),
     (Path(__file__).parent, "is a folder; give its files, such as sorted(Path("),
 ]
@@ -278,7 +292,19 @@ def test_errors_of_load_name_the_path_and_the_fix(tmp_path: Path, detector: Path
     assert message == "precision: expected bf16 or float32, found 'fp16'"
     with pytest.raises(ValueError, match="does not exist"):
         Detector.load(tmp_path / "none")
+    assert error_message(Detector.load, "x" * 300) == f"{'x' * 300}: File name too long"
     assert issubclass(retinanet.InputError, InputError)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_bytes_of_a_file_are_its_image(
+    loaded: Detector, photos: list[Path], kind: Callable[[bytes], Any]
+) -> None:
+    expected = loaded.predict(photos[0], min_score=0.2)
+    found = loaded.predict(kind(photos[0].read_bytes()), min_score=0.2)
+    assert same(found, expected) and found.path is None
+    assert same_pixels(found.draw(), expected.draw())
 
 
 @pytest.mark.slow

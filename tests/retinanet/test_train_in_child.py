@@ -87,6 +87,8 @@ def test_settings_become_pairs_whose_values_are_yaml() -> None:
         ({"config": "demo", "training": {"epochs": "many"}}, "training.epochs: input should be"),
         ({"config": {"training": {"epochz": 3}}}, "config: training.epochz: no such field"),
         ({"config": {"data": 3}}, "config: data: "),
+        ({"config": "x" * 300}, "x: File name too long"),
+        ({"config": "demo", "run": {"root": "a\0b"}}, "given with it: has a NUL character"),
         ({"config": "demo", "ranks": 0}, "ranks: expected a whole number from 1, found 0"),
         ({"config": "demo", "ranks": 1.5}, "ranks: expected a whole number from 1, found 1.5"),
         ({"config": None}, "config: expected a path, a name in configs/ or a mapping of sections"),
