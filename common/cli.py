@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import BAD_INPUT, FINISHED, exit_code_for, format_error
+from common.outputs import require_separate_arguments
 from common.program import command_words, module_name
 from common.streams import lost_output, open_streams
 
@@ -99,6 +100,7 @@ def run_parsed(parser: argparse.ArgumentParser) -> int:
     """Parse the command line, and run its command; return the exit code."""
     arguments = vars(parser.parse_args())
     run: Callable[..., int] = arguments.pop("run")
+    require_separate_arguments(arguments)
     return run(**arguments)
 
 

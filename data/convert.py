@@ -12,6 +12,7 @@ from rich.console import Console
 from common.cli import add_command
 from common.console import MEGABYTE, clock, make_console, progress_in_bytes
 from common.errors import InputError
+from common.outputs import require_outside
 from common.walk import ALLOW_OUTSIDE
 from data.annotations import SPLITS, known_trees
 from data.coco_json import read_annotations
@@ -242,6 +243,7 @@ def convert_json(path: Path, *, out: Path | None, overwrite: bool, console: Cons
             raise InputError(f"{path.parent}: cannot be written; set a folder with --out")
         folder, was_made, annotations = index.folder, index.was_made, index.annotations
     else:
+        require_outside(path, out, advice="set another --out")
         if out.exists() and not (overwrite and is_index(out)):
             advice = "add --overwrite, or set another" if is_index(out) else "set another --out"
             raise InputError(f"{out}: already exists; {advice}")

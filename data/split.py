@@ -30,6 +30,7 @@ from common.cli import add_command, number_that
 from common.console import make_console
 from common.errors import InputError, printable
 from common.files import read_bytes, removed_on_failure, require_free_outputs, write_atomically
+from common.outputs import require_no_input
 from data.annotations import SPLITS, SplitName
 from data.coco_json import read_annotations
 
@@ -67,8 +68,7 @@ def run_split(
 ) -> int:
     """Write both splits and print their content; return the exit code."""
     files = {split: out / f"{split}.json" for split in SPLITS}
-    if annotations.resolve() in [file.resolve() for file in files.values()]:
-        raise InputError(f"{annotations}: would be overwritten by a split; set another --out")
+    require_no_input(files.values(), [annotations])
     require_free_outputs(list(files.values()), overwrite=overwrite)
     read_annotations(annotations)  # checks the fields that training reads
     try:

@@ -64,7 +64,7 @@ def read_coco(
     reach = Reach.of(*named_by_user, allow_outside=allow_outside)
     read = []
     files = find_files(source, reach)
-    check_names(files)
+    check_names(files, files.values())
     for name, file in files.items():
         annotations = read_file(file, console)
         folder, names = find_images(

@@ -24,6 +24,7 @@ from common.files import (
     require_writable_later,
     write_parts,
 )
+from common.outputs import identity, require_no_input
 from data.annotations import SPLITS, Annotations, Split
 from data.decoding import MOST_BYTES, image_fault
 from data.formats.labels import CheckNames, LabelledSplit, select_classes, select_images
@@ -62,12 +63,11 @@ def convert_labels(
         InputError: A file of the data set is faulty or missing, or an output exists.
     """
 
-    def require_free(names: Collection[str]) -> None:
+    def require_free(names: Collection[str], read: Collection[Path]) -> None:
         """Refuse outputs of these splits that exist, before their labels are read."""
         files = [json_of(out, name) for name in names]
+        require_no_input(files, read)
         require_free_outputs(files, overwrite=overwrite)
-        if source.resolve() in [file.resolve() for file in files]:
-            raise InputError(f"{source}: would be overwritten; set another --out")
         for folder in (images_of(out, name) for name in names):
             if copy_images and folder.exists() and not overwrite:
                 raise InputError(f"{folder}: exists; give --overwrite or another --out")
@@ -113,6 +113,8 @@ def write_splits(
         for file in [json_of(out, split.name)]
         for path in (file, file.with_name(f"{file.name}.index"), images_of(out, split.name))
     ]
+    if copy_images:
+        require_other_images(splits, out)
     written = {}
     with removed_on_failure(outputs):
         for split in splits:
@@ -124,6 +126,21 @@ def write_splits(
             find_or_make_index(file, console=console)
             written[split.name] = Split(file, images)
     return written
+
+
+def require_other_images(splits: Sequence[LabelledSplit], out: Path) -> None:
+    """Raise InputError if a copy would replace another image of the data set."""
+    copies = {
+        split.images / name: images_of(out, split.name) / name
+        for split in splits
+        if images_of(out, split.name).exists()
+        for name in split.annotations.file_names
+    }
+    # A file that is its own copy stays as it is.
+    others = [copy for source, copy in copies.items() if identity(source) != identity(copy)]
+    if others:
+        images = (split.images / name for split in splits for name in split.annotations.file_names)
+        require_no_input(others, images)
 
 
 def copy_files(split: LabelledSplit, folder: Path, *, console: Console) -> Annotations:

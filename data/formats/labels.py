@@ -37,8 +37,8 @@ SPLIT_NAMES = {
 """The names that programs give to splits, and ours."""
 WHOLE = "all"
 """The name of a data set that is not split."""
-CheckNames = Callable[[Collection[str]], None]
-"""Called by a reader with the names of the splits, before it reads their labels"""
+CheckNames = Callable[[Collection[str], Collection[Path]], None]
+"""Called by a reader with the names of the splits and their JSON files, before it reads labels."""
 MOST_BYTES = 10_000_000  # of a file with the labels of one image
 
 

@@ -96,7 +96,7 @@ def read_voc(
     listed = listed_classes(source, reach)
     parts = []
     splits = find_splits(source, images, reach)
-    check_names([split.name for split in splits])
+    check_names([split.name for split in splits], ())
     for split in splits:
         part = labelled_images(
             partial(read_files, split, listed, skip_missing_images),

@@ -90,7 +90,7 @@ def read_yolo(
             missing; or an image is; a path leads out of the data set's folder.
     """
     found = find_set(source, images, allow_outside=allow_outside)
-    check_names(found.splits)
+    check_names(found.splits, ())
     read = []
     for name, entries in found.splits.items():
         left_out = LeftOut()

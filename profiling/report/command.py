@@ -13,6 +13,7 @@ from common.cli import add_command
 from common.console import make_console, print_line, progress_in_bytes
 from common.errors import FINISHED, InputError, printable
 from common.files import read_json_object, require_free_outputs, write_atomically
+from common.outputs import require_no_input
 from common.page import render_page, three
 from profiling.compare import Side, choose_names, compare
 from profiling.efficiency_analysis import analyze_efficiency
@@ -80,6 +81,7 @@ def report_command(
     require_free_outputs([out], overwrite=overwrite)
     console = make_console()
     material = gather(logs, console=console, **options)
+    require_no_input([out], map(Path, material.log.files))
     advice = all_advice(material)
     summary = [f"Caution: {caution}." for caution in material.cautions]
     summary.append(summarize(material, advice))

@@ -10,6 +10,7 @@ from rich.console import Console
 from common.console import make_console
 from common.errors import FINISHED, InputError
 from common.files import require_free_json, require_free_outputs, write_atomically
+from common.outputs import require_no_input
 from data.annotations import SAME_CATEGORIES, ClassMap, Split, require_split
 from data.dataset import DetectionDataset
 from data.decoding import resolve_decoder
@@ -56,8 +57,10 @@ def evaluate(
     trained = read_trained(checkpoint)
     name = evaluation_name(trained.position.step)
     sheet_file = Path(out or "", f"{name}.pictures.png")
-    if out is not None:
-        require_free_outputs([*evaluation_files(out, name=name), sheet_file], overwrite=overwrite)
+    outputs = [] if out is None else [*evaluation_files(out, name=name), sheet_file]
+    require_free_outputs(outputs, overwrite=overwrite)
+    files = [*outputs, *([json_file] if json_file else [])]
+    require_no_input(files, [*trained.folder.iterdir(), *([annotations] if annotations else [])])
     dataset = validation_split(trained, annotations=annotations, images=images)
     console = make_console()
     result = evaluate_split(

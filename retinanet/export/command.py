@@ -25,6 +25,7 @@ from common.files import (
     require_free_outputs,
     write_atomically,
 )
+from common.outputs import require_no_input
 from data.decoding import decode_image
 from data.synthetic import draw_scene
 from data.transforms import fit_image
@@ -96,6 +97,7 @@ def export(
     beside = out.with_name(f"{out.name}.json")
     require_free_outputs([out, beside], overwrite=overwrite)
     trained = read_trained(checkpoint)
+    require_no_input([out, beside], trained.folder.iterdir())
     images, source = check_images(trained, image)
     model = trained.build_model().eval()
     description = target.describe(trained, score_threshold=score_threshold)

@@ -12,6 +12,7 @@ from common.console import Advance, make_console, print_line, progress
 from common.errors import BAD_INPUT, FINISHED, INTERRUPTED, InputError, printable
 from common.files import require_free
 from common.machine import require_packages
+from common.outputs import require_no_input
 from retinanet.detector import THREADS, Detector, read_ahead, read_picture
 from retinanet.evaluation.output import Pixels, draw_detections, save_picture
 from retinanet.predict.search import (
@@ -66,6 +67,8 @@ def predict(
     outputs = [*(source.drawn for source in sources.all if draws), *json_files]
     require_free(outputs, overwrite=overwrite, advice="give --overwrite or another --out")
     detector = Detector.load(checkpoint)
+    read = [source.file for source in sources.all]
+    require_no_input(outputs, [*read, *detector.path.iterdir()])
     detector.require_classes(only, option="--class")
     console = make_console()
     for note in sources.left_out.notes():

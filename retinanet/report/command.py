@@ -7,6 +7,7 @@ from typing import Any
 from common.console import make_console, print_line
 from common.errors import FINISHED, printable
 from common.files import require_free, require_free_json, write_atomically, write_json
+from common.outputs import require_no_input
 from common.page import render_page
 from retinanet.evaluation.command import read_trained
 from retinanet.report.curves import OperatingPoint
@@ -35,6 +36,8 @@ def report(
     page = out or (run.path if run else folder) / REPORT
     require_free([page], overwrite=overwrite, advice="give --overwrite, or another file with --out")
     require_free_json(json_file, overwrite=overwrite)
+    outputs = [page, *([json_file] if json_file else [])]
+    require_no_input(outputs, [*folder.iterdir(), *([run.metrics] if run else [])])
     console = make_console()
     material = read_material(path, annotations=annotations, images=images, console=console)
     summary = summarize(material)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from common.errors import FINISHED, InputError
 from common.files import require_free_outputs, write_atomically
+from common.outputs import require_no_input
 from data.annotations import UNNAMED, ClassMap, Resize, shown
 from data.coco_json import require_unique, strict_columns
 from data.index import open_annotations
@@ -89,6 +90,7 @@ def convert_detector(
             not fit it, or `out` exists or cannot be written.
     """
     require_free_folder(out, overwrite=overwrite)
+    require_no_input([out / MODEL_FILE, out / STATE_FILE], [detector, classes])
     given, lines = read_detector_file(detector, trust=trust)
     tensors = detector_tensors(given, source=str(detector))
     class_map = read_class_map(classes, outputs=count_outputs(tensors))

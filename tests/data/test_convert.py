@@ -267,7 +267,7 @@ def test_existing_files_are_kept_without_overwrite(tmp_path: Path, split: Comman
     assert split(whole, "--out", out, "--overwrite").returncode == 0
     assert mine.read_text() != "mine"
     before = whole.read_bytes()
-    assert_refused(split(whole, "--out", tmp_path, "--overwrite"), "would be overwritten")
+    assert_refused(split(whole, "--out", tmp_path, "--overwrite"), "would replace")
     assert whole.read_bytes() == before  # the input never is
 
 

@@ -14,9 +14,11 @@ import pytest
 from PIL import Image
 
 import data.formats.convert
+from common.console import make_console
 from data.__main__ import main
 from data.annotations import Annotations
 from data.coco_json import read_annotations
+from data.formats.convert import write_annotations
 from data.index import open_annotations
 from tests.data.formats.written import (
     NAMES,
@@ -124,7 +126,8 @@ def test_classes_may_be_in_a_file(tmp_path: Path, run_here: RunHere) -> None:
     ("arguments", "expected"),
     [
         (["--from", "yolo"], "--out: missing; --from needs a folder to write"),
-        (["--from", "yolo", "--out", "{file}"], "data.yaml/train.json: cannot be written"),
+        (["--from", "yolo", "--out", "/dev/null"], "/dev/null/train.json: cannot be written"),
+        (["--from", "yolo", "--out", "{file}"], "data.yaml: would replace "),
         (["--from", "yolo", "--out", "{out}", "--image-ids", "x"], "--image-ids: only for a CSV"),
         (["--from", "voc", "--out", "{out}"], "is not a folder; expected one with Annotations/"),
         (["--from", "coco", "--out", "{out}"], "data.yaml: "),
@@ -151,6 +154,41 @@ def test_existing_files_are_kept(tmp_path: Path, run_here: RunHere) -> None:
     assert (out / "validation.json").read_text() == "mine" and not (out / "train.json").exists()
     assert run_here(main, *arguments, "--overwrite").returncode == 0
     assert len(json.loads((out / "validation.json").read_text())["images"]) == 12
+
+
+@pytest.mark.parametrize("name", ["set", "link"])
+def test_files_of_the_data_set_are_not_replaced(
+    tmp_path: Path, run_here: RunHere, name: str
+) -> None:
+    folder = tmp_path / "set"
+    (tmp_path / "link").symlink_to(folder)
+    annotations = random_annotations(images=3, boxes=3, seed=0)
+    write_photos(folder / "images", annotations)
+    source = folder / "train.json"
+    write_annotations(source, annotations, console=make_console(quiet=True))
+    before = source.read_bytes()
+    arguments = ("convert", folder, "--from", "coco", "--out", tmp_path / name, "--overwrite")
+    line = error_line(run_here(main, *arguments))
+    assert line.startswith(f"error: {tmp_path / name}/train.json: would replace {source}, which")
+    assert source.read_bytes() == before and not (folder / "train.json.index").exists()
+
+
+def test_copied_image_replaces_no_other_image_of_the_data_set(
+    tmp_path: Path, run_here: RunHere
+) -> None:
+    folder = tmp_path / "set"
+    # The images of `train` are where copies of the other split's would be.
+    for split, seed in (("validation", 0), ("val", 1)):
+        annotations = random_annotations(images=3, boxes=3, seed=seed)
+        write_photos(folder / "images" / split, annotations)
+        write_yolo(folder, annotations, split=split)
+    source = write_data_yaml(folder, NAMES, train="images/validation", val="images/val")
+    images = {file: file.read_bytes() for file in folder.rglob("*.jpg")}
+    assert images
+    options = ("--from", "yolo", "--out", folder, "--copy-images", "--overwrite")
+    line = error_line(run_here(main, "convert", source, *options))
+    assert f"{folder}/images/validation/" in line and "which this command reads" in line
+    assert {file: file.read_bytes() for file in folder.rglob("*.jpg")} == images
 
 
 @pytest.mark.parametrize("option", [None, "--copy-images"])

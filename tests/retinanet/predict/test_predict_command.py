@@ -13,7 +13,7 @@ from PIL import Image
 from retinanet.__main__ import main
 from retinanet.detector import Detector
 from retinanet.predict.command import format_boxes
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, error_line
 from tests.support.random_detectors import NAMES
 
 pytestmark = pytest.mark.slow
@@ -67,6 +67,14 @@ def test_picture_is_drawn_and_its_boxes_are_written(
     assert again.returncode == 2 and "--overwrite" in again.stderr
     assert run_here(main, "predict", *arguments, "--overwrite").returncode == 0
     assert read_boxes(boxes) == content
+    drawn = write_picture(out / "a.boxes.png")
+    itself = run_here(main, "predict", *arguments[:3], drawn, *arguments[3:], "--overwrite")
+    assert f"would replace {drawn}, which this command reads" in error_line(itself)
+    itself = run_here(main, "predict", "--overwrite", *arguments, "--json", file)
+    assert f"would replace {file}, which this command reads" in error_line(itself)
+    weights = detector / "model.safetensors"
+    itself = run_here(main, "predict", "--overwrite", *arguments, "--json", weights)
+    assert f"would replace {weights}, which this command reads" in error_line(itself)
 
 
 def test_same_command_again_numbers_its_outputs(

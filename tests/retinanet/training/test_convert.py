@@ -35,7 +35,8 @@ from retinanet.training.convert import (
     require_free_folder,
 )
 from retinanet.training.detector_weights import detector_tensors, read_detector
-from tests.support.commands import RunHere, error_message, run_program
+from retinanet.training.train_state import MODEL_FILE
+from tests.support.commands import RunHere, error_line, error_message, run_program
 from tests.support.random_detectors import random_detector
 from tests.support.torchvision_models import old_spelling, torchvision_retinanet
 
@@ -177,6 +178,10 @@ def test_only_an_earlier_conversion_is_replaced(
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and str(out) in done.stderr
     assert (photos / "mine.txt").read_text() == "mine"
     require_free_folder(checkpoint, overwrite=True)
+    source = checkpoint / MODEL_FILE
+    itself = ("--detector", source, "--classes", tmp_path / "no.json", "--out", checkpoint)
+    done = run_here(main, "convert", *itself, "--overwrite")
+    assert f"would replace {source}, which this command reads" in error_line(done)
     assert read_checkpoint(checkpoint).model.num_classes == OUTPUTS
 
 

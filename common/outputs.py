@@ -1,0 +1,78 @@
+"""Outputs of commands: none replaces a file that the same command reads, nor a user's folder."""
+
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from common.errors import InputError, printable
+
+OUTPUTS = ("out", "json_file", "chart", "slurm")
+"""The names of arguments that are files to write."""
+NAMES_SHOWN = 3
+
+
+def require_no_input(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
+    """Refuse outputs that are a file of the inputs, however it is spelled or linked.
+
+    Folders and missing files among them do not count. Raises InputError that names both.
+    """
+    read = {key: file for file in inputs if (key := identity(file))}
+    for output in outputs:
+        if source := read.get(identity(output) or (0, 0)):
+            raise InputError(
+                f"{output}: would replace {source}, which this command reads; set another output"
+            )
+
+
+def require_separate_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuse a command's outputs that are files among its other arguments."""
+    outputs: list[Path] = []
+    inputs: list[Path] = []
+    for name, value in arguments.items():
+        values = value if isinstance(value, list | tuple) else [value]
+        (outputs if name in OUTPUTS else inputs).extend(v for v in values if isinstance(v, Path))
+    require_no_input(outputs, inputs)
+
+
+def require_outside(source: Path, folder: Path, *, advice: str) -> None:
+    """Refuse to replace a folder that is, or contains, an input; `advice` is the fix."""
+    place, replaced = source.resolve(), folder.resolve()
+    if place == replaced or replaced in place.parents:
+        raise InputError(f"{folder}: would replace {source}, which this command reads; {advice}")
+
+
+LOG = re.compile(r"\.(log|out|err|[oe][0-9]+)$")
+"""The ends of names of logs that shells and batch systems write where they are told."""
+
+
+def other_entries(folder: Path, *, advice: str) -> list[Path]:
+    """Return a folder's entries, sorted, except hidden ones, such as those of NFS, and logs.
+
+    It may be missing, or a file. Raises InputError that ends with `advice` if it cannot be listed.
+    """
+    try:
+        entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be listed: {error.strerror}; {advice}") from error
+    return [
+        entry
+        for entry in entries
+        if not (entry.name.startswith(".") or (LOG.search(entry.name) and entry.is_file()))
+    ]
+
+
+def format_names(names: list[str]) -> str:
+    """Return the first few names, and how many more there are."""
+    others = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return printable(", ".join(names[:NAMES_SHOWN])) + others
+
+
+def identity(file: Path) -> tuple[int, int] | None:
+    """Return device and inode of a regular file; None for anything else."""
+    try:
+        status = file.stat()
+    except (OSError, ValueError):  # also a name that no file can have; reading it reports that
+        return None
+    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
