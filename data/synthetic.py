@@ -175,7 +175,8 @@ def make_synthetic_data(
         root.exists() and {file.name for file in root.iterdir()} - SCENES_ENTRIES
     ):
         raise InputError(
-            f"{root}: is a link, or holds files that are not of generated scenes; remove it"
+            f"{root}: is a link, or holds files that are not of generated scenes; "
+            "rename it, or set run.name"
         )
     with new_folder_beside(root) as temporary:
         for split, count, before in (("train", train, 0), ("validation", validation, train)):

@@ -31,7 +31,12 @@ from retinanet.training import data, loop
 from retinanet.training.checkpoint import read_checkpoint
 from retinanet.training.loop import batch_losses
 from tests.launch.ranks import Ended, TrainHere, ended
-from tests.support.training_runs import read_records, start_training, wait_for_steps
+from tests.support.training_runs import (
+    mark_as_run,
+    read_records,
+    start_training,
+    wait_for_steps,
+)
 from tests.support.without_locks import built_library, without_locks
 
 pytestmark = pytest.mark.slow
@@ -363,6 +368,7 @@ def test_run_killed_before_its_first_checkpoint_starts_again(
 ) -> None:
     run = tmp_path / "early"
     (run / "checkpoints" / ".step-000001.partial").mkdir(parents=True)
+    mark_as_run(run)
     (run / "config.yaml").write_text("run: {name: early}\n")
     (run / "metrics.jsonl").write_text('{"kind": "step", "step": 1}\n')
     arguments = settings_in(tmp_path, "early", "training.max_steps=1", "evaluation.pictures=0")
@@ -414,6 +420,7 @@ def test_starting_a_loading_process_within_an_epoch_keeps_the_losses(
 def test_overwrite_starts_again(root: Path, train_here: TrainHere) -> None:
     run = root / "overwritten"
     (run / "checkpoints" / "step-000099").mkdir(parents=True)
+    mark_as_run(run)
     (run / "metrics.jsonl").write_text('{"kind": "step", "step": 99}\n')
     arguments = settings_in(root, "overwritten", "training.max_steps=1", "evaluation.pictures=0")
     outcome = train_here(*arguments, "--overwrite")

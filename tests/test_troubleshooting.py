@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import RunHere, run_program
+from tests.support.training_runs import mark_as_run
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = REPOSITORY / "docs" / "troubleshooting.md"
@@ -149,8 +150,7 @@ def verify(file_text: str) -> Provoke:
 
 
 def occupied(folder: Path) -> list[str]:
-    (folder / "runs" / "mine").mkdir(parents=True)
-    (folder / "runs" / "mine" / "metrics.jsonl").write_text("{}\n")
+    mark_as_run(folder / "runs" / "mine")
     return train("run.name=mine", "launch.pin=false")(folder)
 
 

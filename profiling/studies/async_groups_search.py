@@ -29,6 +29,7 @@ from common.files import (
     read_stored,
     write_json,
 )
+from common.outputs import format_names, other_entries
 from common.processes import running, wait_for
 from common.program import command_words, module_command, train_command, train_words
 from retinanet.config_types import DEFAULT_BETA1, explicit_momentum
@@ -476,6 +477,10 @@ def read_results(folder: Path, about: Mapping[str, Any]) -> Results:
     """
     file = folder / RESULTS_FILE
     if not file.exists():
+        # Probes are folders that are removed: they must not be somebody else's.
+        if others := other_entries(folder, advice="give another --out"):
+            names = format_names([entry.name for entry in others])
+            raise InputError(f"{folder}: contains {names}, but no {file.name}; give another --out")
         return Results(about=dict(about), probes=[], trained=[])
     results = read_stored(
         file, SCHEMA, wrong="was not written by this command", advice="give another --out"

@@ -38,7 +38,13 @@ from retinanet.training.checkpoint import newest_valid
 from retinanet.training.data import require_no_files
 from retinanet.training.detector_weights import load_detector, match_classes, read_detector
 from retinanet.training.resume import require_same_settings
-from retinanet.training.run_folder import LOCK, holds_work, notes_on_folder, problem_of_folder
+from retinanet.training.run_folder import (
+    LOCK,
+    holds_work,
+    input_paths,
+    notes_on_folder,
+    problem_of_folder,
+)
 from retinanet.training.schedule import has_its_length, patience_is_exhausted
 
 
@@ -88,7 +94,8 @@ def check_run_folder(path: Path, config: Config, *, resume: bool, overwrite: boo
     if is_locked(path / LOCK):
         fix = "set run.name, or wait for its end"
         return failure(RUN_FOLDER, f"{path}: another run is writing there", fix=fix)
-    refused = problem_of_folder(path, resume=resume, overwrite=overwrite)
+    inputs = input_paths(config)
+    refused = problem_of_folder(path, resume=resume, overwrite=overwrite, inputs=inputs)
     if refused is not None:
         detail, _, fix = refused.rpartition("; ")
         return failure(RUN_FOLDER, detail, fix=fix)

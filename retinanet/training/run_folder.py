@@ -11,7 +11,7 @@ import platform
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +21,11 @@ import torch
 from rich.console import Console
 from ruamel.yaml import YAML
 
-from common.errors import InputError, StoppedBeforeStart, printable
-from common.files import write_atomically, write_json
+from common.errors import InputError, StoppedBeforeStart
+from common.files import read_text, write_atomically, write_json
 from common.locks import FileLock, LockHeldError
 from common.machine import code_version, installed_versions, processor_name
+from common.outputs import format_names, other_entries
 from data.dataset import DetectionData
 from launch.host_state import HostState
 from launch.pinning import RankContext
@@ -32,7 +33,7 @@ from launch.process_group import ProcessGroup
 from launch.rendezvous import Transport
 from launch.topology import format_cpu_list
 from retinanet.config import Config
-from retinanet.config_types import describe_split
+from retinanet.config_types import STATE_FILE, describe_split
 from retinanet.training.checkpoint import newest_first
 from retinanet.training.detector_weights import DetectorStart
 from retinanet.training.distributed import RankBatches
@@ -40,13 +41,16 @@ from retinanet.training.train_state import ModelDescription
 
 WEIGHTS = "weights.json"  # The detector that the run started from, see `DetectorStart`
 REPORT = "report.html"  # Written by `python -m retinanet report`
-OWN_FILES = ("config.yaml", "environment.json", "metrics.jsonl", "mlperf.log", WEIGHTS, REPORT)
+ENVIRONMENT = "environment.json"
+OWN_FILES = ("config.yaml", ENVIRONMENT, "metrics.jsonl", "mlperf.log", WEIGHTS, REPORT)
 OWN_FOLDERS = ("checkpoints", "tensorboard", "eval", "pictures", "onednn", "trace", "perf")
 LOCK = ".lock"
 SCENES = "scenes"
-RUN_MARKS = (LOCK, "environment.json", "metrics.jsonl")
-"""Every run's folder has one of these files, unless it has checkpoints."""
-NAMES_SHOWN = 3
+OTHERS = (LOCK, SCENES, f".{SCENES}.lock", f".{SCENES}.partial")
+RECIPE = "recipe.json"  # Of `scenes`
+FACTS = ("command", "host", "torch_threads", "packages")
+"""Of `environment.json`, which marks the folder of a run: no other program writes all of them."""
+MOST_BYTES = 10_000_000  # of `environment.json`
 
 PACKAGES = ("torch", "torchvision", "numpy", "pillow", "simplejpeg", "pycocotools", "safetensors")
 
@@ -57,7 +61,7 @@ class RunFolder:
     def __init__(self, path: Path, notes: tuple[str, ...] = ()) -> None:
         self.path = path
         self.notes = notes
-        """Notes for rank 0 to print: about a link, or files of other programs."""
+        """Notes for rank 0 to print: about a link."""
         self.config = path / "config.yaml"
         """All settings, as of the last start."""
         self.start = path / WEIGHTS
@@ -95,18 +99,17 @@ class RunFolder:
         """
         if not resume:
             for folder in map(self.path.joinpath, OWN_FOLDERS):
-                # Only the link is removed: its target is outside this folder.
-                if folder.is_symlink():
-                    folder.unlink()
                 shutil.rmtree(folder, ignore_errors=True)
-            for name in OWN_FILES:
+        # Never absent from here on: whenever this process is killed, the folder is that of a run.
+        states = {host: state.to_dict() for host, state in (host_states or {}).items()}
+        environment = collect_environment(command_line()) | {"ranks": ranks, "host_state": states}
+        write_atomically(self.path / ENVIRONMENT, json.dumps(environment, indent=1))
+        if not resume:
+            for name in {*OWN_FILES} - {ENVIRONMENT}:
                 (self.path / name).unlink(missing_ok=True)
         text = io.StringIO()
         YAML().dump(config, text)
         write_atomically(self.config, text.getvalue())
-        states = {host: state.to_dict() for host, state in (host_states or {}).items()}
-        environment = collect_environment(command_line()) | {"ranks": ranks, "host_state": states}
-        write_atomically(self.path / "environment.json", json.dumps(environment, indent=1))
         if start is not None:
             write_json(self.start, start.to_dict())
         for folder in (self.checkpoints, self.pictures, self.evaluations, self.tensorboard):
@@ -114,6 +117,21 @@ class RunFolder:
                 folder.mkdir(exist_ok=True)
             except OSError as error:
                 raise InputError(f"{folder}: cannot be created: {error.strerror}") from error
+
+
+def input_paths(config: Config) -> list[Path]:
+    """Return the files and folders that a training reads, as they are set."""
+    data, model = config.data, config.model
+    paths = [
+        data.root,
+        data.train_annotations,
+        data.train_images,
+        data.validation_annotations,
+        data.validation_images,
+        model.weights,
+        model.pretrained_backbone,
+    ]
+    return [Path(path) for path in paths if path is not None]
 
 
 def collect_environment(command: list[str]) -> dict[str, Any]:
@@ -139,16 +157,18 @@ def claim_run_folder(
     resume: bool,
     overwrite: bool,
     auto_resume: bool = False,
+    inputs: Sequence[Path] = (),
     group: ProcessGroup | None = None,
 ) -> Iterator[RunFolder]:
     """Lock the folder of a run on rank 0, so that no other run can claim it.
 
     A folder that was created here is removed again if the input is bad, or if any rank receives a
-    signal before the run begins: a mistake leaves no files.
+    signal before the run begins: a mistake leaves no files. `inputs` are what the training reads.
 
     Raises:
         InputError: Another run holds the folder; or it has files of a run and no option decides
-            about them; or there is nothing to resume; or it cannot be written.
+            about them; or other files, links, or an input that `overwrite` would remove; or there
+            is nothing to resume; or it cannot be written.
     """
     group = group or ProcessGroup()
     if not group.is_first:
@@ -157,7 +177,7 @@ def claim_run_folder(
         return
     # Listed before anything is created: only new folders may be removed again.
     new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
-    problem = problem_of_folder(path, resume=resume, overwrite=overwrite)
+    problem = problem_of_folder(path, resume=resume, overwrite=overwrite, inputs=inputs)
     if problem is not None:
         raise InputError(problem)
     if holds_work(path) and not (resume or auto_resume or overwrite):
@@ -182,7 +202,7 @@ def claim_run_folder(
         # The other ranks continue only once rank 0 holds the lock.
         group.barrier()
         yield RunFolder(path, notes)
-    except (InputError, StoppedBeforeStart, KeyboardInterrupt):
+    except (InputError, OSError, StoppedBeforeStart, KeyboardInterrupt):
         remove()
         raise
     finally:
@@ -234,7 +254,9 @@ def take_lock(lock: FileLock, path: Path) -> None:
         raise InputError(f"{path}: cannot be locked: {error.strerror}; set run.root") from error
 
 
-def problem_of_folder(path: Path, *, resume: bool, overwrite: bool) -> str | None:
+def problem_of_folder(
+    path: Path, *, resume: bool, overwrite: bool, inputs: Sequence[Path] = ()
+) -> str | None:
     """Return the reason why a run cannot use a folder, `; `, and the fix; None if it can."""
     if path.exists() and not path.is_dir():
         return f"{path}: is a file; set run.name or run.root"
@@ -253,48 +275,63 @@ def problem_of_folder(path: Path, *, resume: bool, overwrite: bool) -> str | Non
             f"{path}: --overwrite: the folder is a link to {path.readlink()}, which contains a "
             "run; set run.root and run.name to that folder, or set another run.name"
         )
-    # Folders, and files named like a run's, show that the folder has another purpose. Other files
-    # are accepted: they may be a batch system's or a shell's, such as the log of this command.
-    names = (*OWN_FILES, *OWN_FOLDERS, SCENES)
-    entries = visible_entries(path) if path.is_dir() and not holds_run(path) else []
-    foreign = [entry.name for entry in entries if entry.name in names or entry.is_dir()]
-    if foreign:
+    return problem_of_content(path, removed_inputs=inputs if overwrite else ())
+
+
+def problem_of_content(path: Path, *, removed_inputs: Sequence[Path]) -> str | None:
+    """Return the reason why a run cannot use what is in a folder, `; `, and the fix."""
+    run = path.resolve()
+    removed = [run / name for name in (*OWN_FILES, *OWN_FOLDERS)]
+    for source in removed_inputs:
+        place = source.resolve()
+        if place == run or any(place.is_relative_to(part) for part in removed):
+            return (
+                f"{path}: --overwrite would remove {source}, which this training reads; set "
+                "another run.name"
+            )
+    # Whatever a run writes there would be written, and removed, where the link leads.
+    for entry in (path / name for name in (*OWN_FILES, *OWN_FOLDERS, *OTHERS)):
+        if entry.is_symlink():
+            return f"{entry}: is a link; remove it, or set run.name"
+    if foreign := foreign_entries(path):
         return f"{path}: contains {format_names(foreign)}, but no run; set run.name or run.root"
     return None
 
 
-def visible_entries(path: Path) -> list[Path]:
-    """Return the entries of a folder, sorted, without hidden files such as those of NFS."""
-    try:
-        return sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be listed: {error.strerror}; set run.root") from error
+def foreign_entries(path: Path) -> list[str]:
+    """Return the names in a folder that show that it is not a run's, and not free for one.
+
+    A log may be there, of the shell or the batch system that starts this command, and so may what a
+    run leaves that was killed before its first step: scenes, and folders that are still empty.
+    """
+    if holds_run(path):
+        return []
+    return [
+        entry.name
+        for entry in other_entries(path, advice="set run.root")
+        if not (entry.name == SCENES and (entry / RECIPE).is_file())
+        and not (entry.name in OWN_FOLDERS and entry.is_dir() and not any(entry.iterdir()))
+    ]
 
 
 def notes_on_folder(path: Path) -> tuple[str, ...]:
-    """Return notes on a usable folder: that it is a link, or has files of other programs."""
+    """Return notes on a usable folder: that it is a link."""
     notes = []
     if path.is_symlink() or path.parent.is_symlink():
         notes.append(f"{path}: is or contains a link; the run writes to {path.resolve()}")
-    if path.is_dir() and not holds_run(path):
-        files = [entry.name for entry in visible_entries(path)]
-        if files:
-            names = format_names(files)
-            notes.append(f"{path}: contains other files, which are not changed: {names}")
     return tuple(notes)
 
 
-def format_names(names: list[str]) -> str:
-    """Return the first few names, and how many more there are."""
-    others = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return printable(", ".join(names[:NAMES_SHOWN])) + others
-
-
 def holds_run(path: Path) -> bool:
-    """Return whether a folder belongs to a run, even if the run was only starting."""
-    if any((path / name).is_file() for name in RUN_MARKS):
+    """Return whether a folder is that of a run of this program, which may have been copied."""
+    try:
+        facts = json.loads(read_text(path / ENVIRONMENT, most_bytes=MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        facts = None
+    if isinstance(facts, dict) and facts.keys() >= set(FACTS):
         return True
-    return bool(newest_first(path / "checkpoints"))
+    folders = newest_first(path / "checkpoints")
+    return any((folder / STATE_FILE).is_file() for folder in folders)
 
 
 def holds_work(path: Path) -> bool:

@@ -15,7 +15,7 @@ from retinanet.preflight.check import check, check_start
 from retinanet.training.components import RunComponents
 from retinanet.training.loop import StepProfiler
 from retinanet.training.resume import checkpoint_to_resume
-from retinanet.training.run_folder import claim_run_folder
+from retinanet.training.run_folder import claim_run_folder, input_paths
 from retinanet.training.signals import StopRequest
 from retinanet.training.trainer import Trainer
 
@@ -58,6 +58,7 @@ def check_or_train(
                     resume=resume,
                     auto_resume=auto_resume,
                     overwrite=arguments.overwrite,
+                    inputs=input_paths(config),
                     group=group,
                 ) as folder,
                 profiling(config, path, place=place, group=group, console=console) as capture,

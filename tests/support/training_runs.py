@@ -1,5 +1,6 @@
 """Start a training, read what it writes while it runs, wait for its steps, and cut it back."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from retinanet.training.checkpoint import (
     newest_first,
     point_to,
 )
+from retinanet.training.run_folder import ENVIRONMENT, FACTS
 from tests.support.commands import start_program
 
 
@@ -43,6 +45,12 @@ def wait_for_steps(run: Path, job: subprocess.Popen[str], *, count: int) -> None
             return
         assert running and time.monotonic() < end, f"{run}: fewer than {count} steps"
         time.sleep(0.01)
+
+
+def mark_as_run(folder: Path) -> None:
+    """Make a folder that of a run, by what every run has from its beginning."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ENVIRONMENT).write_text(json.dumps(dict.fromkeys(FACTS)))
 
 
 def cut_back(run: Path, copy: Path, *, step: int) -> None:

@@ -28,6 +28,7 @@ from retinanet.training.checkpoint import Contents, checkpoint_folder, write_che
 from retinanet.training.train_state import ModelDescription, State, TrainingPosition, random_states
 from tests.data.samples import write_json
 from tests.support.mounts import needs_root, tmpfs
+from tests.support.training_runs import mark_as_run
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def config() -> Config:
 def test_folder_of_an_earlier_run(
     config: Config, tmp_path: Path, flag: str, level: str, keyword: str
 ) -> None:
-    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    mark_as_run(tmp_path)
     (tmp_path / "checkpoints").mkdir()
     finding = check_run_folder(
         tmp_path, config, resume=flag == "--resume", overwrite=flag == "--overwrite"

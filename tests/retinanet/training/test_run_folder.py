@@ -1,6 +1,8 @@
+import errno
 import fcntl
 import json
 import multiprocessing
+import shutil
 import signal
 from pathlib import Path
 
@@ -8,7 +10,16 @@ import pytest
 from ruamel.yaml import YAML
 
 from common.errors import InputError, StoppedBeforeStart
-from retinanet.training.run_folder import LOCK, OWN_FILES, OWN_FOLDERS, claim_run_folder
+from retinanet.training import run_folder
+from retinanet.training.run_folder import (
+    ENVIRONMENT,
+    LOCK,
+    OWN_FILES,
+    OWN_FOLDERS,
+    RECIPE,
+    claim_run_folder,
+)
+from tests.support.training_runs import mark_as_run
 
 
 def claim(path: Path, *, resume: bool = False, overwrite: bool = False) -> None:
@@ -24,7 +35,13 @@ def begin_run(path: Path, *, resume: bool = False, overwrite: bool = False) -> t
 
 
 @pytest.mark.parametrize(
-    "error", [InputError("wrong"), StoppedBeforeStart("SIGTERM"), KeyboardInterrupt()]
+    "error",
+    [
+        InputError("wrong"),
+        StoppedBeforeStart("SIGTERM"),
+        KeyboardInterrupt(),
+        OSError(errno.ENAMETOOLONG, "File name too long", "x"),
+    ],
 )
 def test_failed_start_removes_only_new_folders(error: BaseException, tmp_path: Path) -> None:
     path = tmp_path / "runs" / "mine"
@@ -85,40 +102,73 @@ def test_auto_resume_accepts_existing_and_new_folders(folders: list[str], tmp_pa
 
 @pytest.mark.parametrize("name", [*OWN_FILES, *OWN_FOLDERS])
 def test_folder_of_another_run_is_refused_without_an_option(name: str, tmp_path: Path) -> None:
-    (tmp_path / LOCK).touch()
-    (tmp_path / name).mkdir()
+    mark_as_run(tmp_path)
+    if name != ENVIRONMENT:
+        (tmp_path / name).mkdir()
     with pytest.raises(InputError, match=r"--resume, --overwrite, or run\.name=NEW"):
         claim(tmp_path)
     claim(tmp_path, overwrite=True)
     assert (tmp_path / name).exists()  # removed only once the input has been checked
 
 
-@pytest.mark.parametrize("marks", [["environment.json"], ["metrics.jsonl"], []])
+@pytest.mark.parametrize("marks", [[ENVIRONMENT], ["metrics.jsonl", ENVIRONMENT], []])
 def test_copied_run_can_be_resumed(marks: list[str], tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-000004").mkdir(parents=True)
-    for name in marks:
+    if ENVIRONMENT in marks:
+        mark_as_run(tmp_path)
+    else:
+        (tmp_path / "checkpoints" / "step-000004" / "state.json").touch()
+    for name in marks[:-1]:
         (tmp_path / name).touch()
     claim(tmp_path, resume=True)
     with pytest.raises(InputError, match="contains another run"):
         claim(tmp_path)
 
 
-def test_folder_with_other_files_is_used_and_noted(tmp_path: Path) -> None:
-    (tmp_path / "job-12.out").write_text("mine")
-    with claim_run_folder(tmp_path, resume=False, overwrite=False) as folder:
-        [note] = folder.notes
-    assert "job-12.out" in note
-    assert [path.name for path in tmp_path.iterdir()] == ["job-12.out"]
+@pytest.mark.parametrize("name", ["job-12.out", "train.log", "train.sh.o12", ".gitignore"])
+def test_folder_with_a_log_is_used(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    claim(tmp_path)
+    claim(tmp_path, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    begin_run(tmp_path)
+    begin_run(tmp_path, overwrite=True)
+    assert (tmp_path / name).read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", [*OWN_FOLDERS, *OWN_FILES[:1], "train2017"])
-def test_folder_with_another_purpose_is_refused(name: str, tmp_path: Path) -> None:
+def test_start_that_was_killed_leaves_a_folder_that_can_be_used(tmp_path: Path) -> None:
+    (tmp_path / "scenes").mkdir()
+    (tmp_path / "scenes" / RECIPE).write_text("{}")
+    for name in (".scenes.lock", LOCK):
+        (tmp_path / name).touch()
+    claim(tmp_path)
+    claim(tmp_path, overwrite=True)
+
+
+@pytest.mark.parametrize("name", [*OWN_FOLDERS, *OWN_FILES[:1], "train2017", "scenes"])
+@pytest.mark.parametrize("others", [[], [LOCK], ["metrics.jsonl", ENVIRONMENT]])
+def test_folder_with_another_purpose_is_refused(
+    name: str, others: list[str], tmp_path: Path
+) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "other").write_text("mine")
+    for file in others:  # of other programs
+        (tmp_path / file).write_text('{"command": "train"}')
     for overwrite in (False, True):
-        with pytest.raises(InputError, match=rf"{tmp_path}: .*{name}.*run\.name"):
+        with pytest.raises(
+            InputError, match=rf"{tmp_path}: contains .*, but no run; set run\.name"
+        ):
             claim(tmp_path, overwrite=overwrite)
-    assert (tmp_path / name / "other").exists() and not (tmp_path / LOCK).exists()
+    assert {path.name for path in tmp_path.iterdir()} == {name, *others}
+    assert (tmp_path / name / "other").exists()
+
+
+def test_folder_with_another_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.odt").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match=r"contains thesis\.odt, but no run; set run\.name"):
+            claim(tmp_path, overwrite=overwrite)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.odt"]
 
 
 def test_links_are_followed_and_noted_but_not_overwritten(tmp_path: Path) -> None:
@@ -137,14 +187,60 @@ def test_links_are_followed_and_noted_but_not_overwritten(tmp_path: Path) -> Non
     assert (disk / "mine" / "config.yaml").exists()
 
 
-def test_overwriting_does_not_follow_links(tmp_path: Path) -> None:
+class KilledError(BaseException):
+    """Stands for SIGKILL: nothing is cleaned up."""
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("file", [ENVIRONMENT, "config.yaml"])
+def test_folder_whose_start_was_killed_can_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, overwrite: bool
+) -> None:
+    def kill(path: Path, content: str) -> None:
+        if path.name == file:
+            raise KilledError
+        path.write_text(content)
+
+    if overwrite:
+        begin_run(tmp_path)
+        (tmp_path / "checkpoints" / "step-000001").mkdir()
+    with monkeypatch.context() as patched, pytest.raises(KilledError):
+        patched.setattr(run_folder, "write_atomically", kill)
+        begin_run(tmp_path, overwrite=overwrite)
+    claim(tmp_path, overwrite=True)
+
+
+@pytest.mark.parametrize("name", [*OWN_FOLDERS, *OWN_FILES, LOCK, "scenes", ".scenes.lock"])
+def test_links_in_a_run_are_refused(tmp_path: Path, name: str) -> None:
     elsewhere, path = tmp_path / "elsewhere", tmp_path / "mine"
-    (elsewhere / "step-000009").mkdir(parents=True)
-    path.mkdir()
-    (path / "checkpoints").symlink_to(elsewhere)
-    begin_run(path, overwrite=True)
-    assert (elsewhere / "step-000009").is_dir()
-    assert not (path / "checkpoints").is_symlink() and not any((path / "checkpoints").iterdir())
+    begin_run(path)
+    elsewhere.mkdir()
+    (elsewhere / "other").write_text("mine")
+    shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink(missing_ok=True)
+    target = elsewhere if name in OWN_FOLDERS else elsewhere / "other"
+    (path / name).symlink_to(target)
+    for options in ({}, {"overwrite": True}, {"resume": True}):
+        with pytest.raises(InputError, match=rf"{path / name}: is a link; remove it, or set run"):
+            claim(path, **options)
+    assert (path / name).readlink() == target and (elsewhere / "other").read_text() == "mine"
+
+
+def test_overwriting_removes_nothing_that_the_training_reads(tmp_path: Path) -> None:
+    path, link = tmp_path / "mine", tmp_path / "link"
+    begin_run(path)
+    link.symlink_to(path)
+    other = tmp_path / "other" / "labels.json"
+    for source in (path, link, path / "checkpoints" / "best", link / "eval" / "a.json"):
+        inputs = [other, source]
+        with (
+            pytest.raises(InputError, match=rf"--overwrite would remove {source}, which this"),
+            claim_run_folder(path, resume=False, overwrite=True, inputs=inputs),
+        ):
+            pass
+        with claim_run_folder(path, resume=True, overwrite=False, inputs=inputs):
+            pass
+    with claim_run_folder(path, resume=False, overwrite=True, inputs=[other, path / "scenes"]):
+        pass
 
 
 def test_unusable_paths_are_refused(tmp_path: Path) -> None:
@@ -176,6 +272,7 @@ def test_overwriting_removes_only_files_of_the_earlier_run(tmp_path: Path) -> No
     for name in (*OWN_FOLDERS, "scenes"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "old").write_text("")
+    mark_as_run(tmp_path)
     (tmp_path / "metrics.jsonl").write_text("old")
     (tmp_path / "notes.txt").write_text("mine")
     begin_run(tmp_path, overwrite=True)
@@ -188,6 +285,7 @@ def test_overwriting_removes_only_files_of_the_earlier_run(tmp_path: Path) -> No
 def test_resuming_keeps_files_and_describes_run_and_environment(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "last").mkdir(parents=True)
     (tmp_path / "checkpoints" / "last" / "state.json").write_text("{}")
+    mark_as_run(tmp_path)
     (tmp_path / "metrics.jsonl").write_text("old")
     begin_run(tmp_path, resume=True)
     assert (tmp_path / "metrics.jsonl").read_text() == "old"
