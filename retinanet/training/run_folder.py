@@ -27,6 +27,7 @@ from common.locks import FileLock, LockHeldError
 from common.machine import code_version, installed_versions, processor_name
 from common.outputs import format_names, other_entries
 from data.dataset import DetectionData
+from data.synthetic import RECIPE
 from launch.host_state import HostState
 from launch.pinning import RankContext
 from launch.process_group import ProcessGroup
@@ -46,8 +47,7 @@ OWN_FILES = ("config.yaml", ENVIRONMENT, "metrics.jsonl", "mlperf.log", WEIGHTS,
 OWN_FOLDERS = ("checkpoints", "tensorboard", "eval", "pictures", "onednn", "trace", "perf")
 LOCK = ".lock"
 SCENES = "scenes"
-OTHERS = (LOCK, SCENES, f".{SCENES}.lock", f".{SCENES}.partial")
-RECIPE = "recipe.json"  # Of `scenes`
+OTHERS = (LOCK, SCENES, f".{SCENES}.lock")
 FACTS = ("command", "host", "torch_threads", "packages")
 """Of `environment.json`, which marks the folder of a run: no other program writes all of them."""
 MOST_BYTES = 10_000_000  # of `environment.json`
