@@ -233,11 +233,18 @@ def one_process_at_a_time(
     caller's work must be correct even then.
 
     Raises:
-        OSError: The file cannot be made, or is a link or no regular file.
-        InputError: Another process still holds the lock after the `longest` time [s].
+        OSError: The file cannot be made.
+        InputError: It is a link or no regular file, or another process still holds the lock after
+            the `longest` time [s].
     """
     began, is_told = time.monotonic(), False
-    with os.fdopen(updated_descriptor(lock), "rb") as file:
+    try:
+        descriptor = updated_descriptor(lock)
+    except OSError as error:
+        if lock.is_symlink() or (lock.exists() and not lock.is_file()):
+            raise InputError(f"{lock}: {error.strerror}, not a lock; remove it") from error
+        raise
+    with os.fdopen(descriptor, "rb") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

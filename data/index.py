@@ -296,8 +296,9 @@ def make_for_all(path: Path, stamp: Stamp, home: Path, *, console: Console) -> F
             return current_index(home, stamp) or make_index(path, stamp, home, console=console)
     except (InputError, KeyboardInterrupt):
         # A folder with nothing but the lock was made by this attempt.
-        if os.listdir(home) == [LOCK]:  # noqa: PTH208
-            (home / LOCK).unlink(missing_ok=True)
+        lock = home / LOCK
+        if list(home.iterdir()) == [lock] and lock.is_file() and not lock.is_symlink():
+            lock.unlink(missing_ok=True)
             with suppress(OSError):
                 home.rmdir()
         raise

@@ -185,7 +185,7 @@ def test_lock_through_a_link_or_a_fifo_is_refused(tmp_path: Path, kind: str) -> 
     with pytest.raises(OSError, match="it is"):
         FileLock(lock)
     with (
-        pytest.raises(OSError, match="it is"),
+        pytest.raises(InputError, match=r"\.lock: it is .+; remove it"),
         one_process_at_a_time(lock, what="testing", tell=print),
     ):
         pass

@@ -51,7 +51,7 @@ def test_generated_images_lock_and_replace_nothing_through_links(tmp_path: Path)
     mine = tmp_path / "thesis.txt"
     mine.write_text("mine")
     (tmp_path / ".scenes.lock").symlink_to(mine)
-    with pytest.raises(InputError, match="scenes: cannot be written: it is a link"):
+    with pytest.raises(InputError, match=r"\.scenes\.lock: it is a link"):
         open_small(tmp_path / "scenes")
     (tmp_path / ".scenes.lock").unlink()
     (tmp_path / "docs").mkdir()
