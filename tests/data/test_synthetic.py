@@ -23,7 +23,7 @@ from data.synthetic import (
     place_box,
 )
 from tests.data.download.samples import tree
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, error_message
 
 SPLITS: tuple[SplitName, ...] = ("train", "validation")
 
@@ -55,6 +55,12 @@ def test_data_of_another_recipe_are_replaced(tmp_path: Path) -> None:
     assert make(root, train=2) and make(root, seed=1, train=2)
     make(tmp_path / "fresh", seed=1, train=2)
     assert tree(root) == tree(tmp_path / "fresh")
+
+
+def test_folder_of_something_else_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    assert f"{tmp_path}: contains other files than scenes" in error_message(make, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_tree_is_mlperfs_openimages_with_the_drawn_boxes(tmp_path: Path) -> None:

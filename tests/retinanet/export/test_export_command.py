@@ -16,7 +16,7 @@ from retinanet.__main__ import main
 from retinanet.export import program
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import read_checkpoint
-from tests.support.commands import RunHere, run_program
+from tests.support.commands import RunHere, error_line, run_program
 from tests.support.random_detectors import random_detector, write_detector
 
 
@@ -161,6 +161,23 @@ def test_file_with_other_detections_is_not_kept(
     assert done.returncode == 2 and done.stdout == ""
     assert "model.pt2: not written: " in done.stderr and done.stderr.count("\n") == 1
     assert list(out.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["export", "evaluate", "report"])
+def test_files_of_the_checkpoint_are_not_replaced(
+    detector: Path, run_here: RunHere, option: str
+) -> None:
+    weights = detector / "model.safetensors"
+    before = weights.read_bytes()
+    words: dict[str, tuple[str | Path, ...]] = {
+        "export": ("--checkpoint", detector, "--format", "torchvision", "--out", weights),
+        "evaluate": ("--checkpoint", detector, "--json", weights),
+        "report": (detector, "--out", weights),
+    }
+    done = run_here(main, option, *words[option], "--overwrite")
+    assert f"would replace {weights}, which this command reads" in error_line(done)
+    assert weights.read_bytes() == before
 
 
 def test_wrong_options_are_errors_on_one_line(

@@ -184,6 +184,14 @@ def test_folder_of_other_probes_is_refused(run_here: RunHere, tmp_path: Path) ->
     assert "config was coco.yaml, is now demo.yaml" in error_line(done)
 
 
+def test_folder_of_something_else_is_refused(run_here: RunHere, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    done = run_here(main, "groups", "--np", "2", "--out", tmp_path)
+    message = f"error: {tmp_path}: contains photos, but no probes.json; give another --out"
+    assert error_line(done) == message
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
 def test_file_instead_of_a_folder_is_one_line(run_here: RunHere, tmp_path: Path) -> None:
     file = tmp_path / "notes"
     file.write_text("mine")
