@@ -9,10 +9,7 @@ import os
 import select
 import sys
 from io import TextIOWrapper
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+from typing import Any
 
 INPUT, OUTPUT, ERRORS = 0, 1, 2
 
@@ -31,7 +28,7 @@ class LastingOutput(io.FileIO):
         super().__init__(descriptor, "wb", closefd=closes)
         self.problem: OSError | None = None
 
-    def write(self, data: "ReadableBuffer", /) -> int:
+    def write(self, data: Any, /) -> int:
         """Write some bytes and return their number, which is that of all after an error."""
         try:
             # None: another program has made the pipe non-blocking, and it is full.
