@@ -203,6 +203,7 @@ def attention_problem(fields: list[str]) -> Problem:
 
 MARK = "profilednn_mark,"
 FACTS = "profilednn_facts,"
+COUNTS = ("rank", "ranks", "threads", "images_a_step")
 PHASES = ("data", "forward", "loss", "backward", "optimizer")
 """In order; with several batches a step the middle three repeat (`retinanet.training.loop`)."""
 
@@ -257,5 +258,8 @@ def parse_facts(text: str) -> dict[str, Any]:
         raise ValueError("JSON that is nested too deeply") from None
     if not isinstance(facts, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004
+    for name in COUNTS:
+        if type(facts.get(name, 0)) not in (int, type(None)):
+            raise ValueError(f"{name}: not a whole number")
     require_moderate(facts, "facts")
     return facts

@@ -117,7 +117,7 @@ def load_replay(file: Path) -> Replay:
             },
             other_cores=float(content.get("other_cores", 0.0)),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"{file}: is damaged: {type(error).__name__}: {error}") from error
 
 

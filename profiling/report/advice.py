@@ -231,9 +231,10 @@ def far_from_roofline(measured: Measured) -> Iterator[Advice]:
     """Advise on kinds and directions that lose most against the machine's peaks."""
     parts = [part for part in sum_by_kind(measured.problems) if part.kind != "reorder"]
     for part in sorted(parts, key=lambda part: -part.lost_ms)[:MOST_PROBLEMS]:
-        if part.lost_ms <= SLOW_SHARE * measured.ms:
-            continue
         ideal = part.bounded_ms - part.lost_ms
+        # Nothing remains of a roofline that is 10¹⁶ times as short.
+        if part.lost_ms <= SLOW_SHARE * measured.ms or ideal <= 0:
+            continue
         first = max(part.problems, key=lambda problem: problem.lost_ms or 0.0)
         yield Advice(
             title=f"{part.name}: {part.bounded_ms / ideal:.2f} times the time at the roofline",

@@ -118,6 +118,13 @@ def test_marks_and_facts_of_a_run() -> None:
     ):
         with pytest.raises(ValueError, match=r"\w+ "):
             parse_mark(text)
-    for text in ("[1]", "{", "[" * 100_000, '{"threads": 1e308}', f'{{"a": [{long}]}}'):
+    for text in (
+        "[1]",
+        "{",
+        "[" * 100_000,
+        '{"rank": []}',
+        '{"threads": 1e308}',
+        f'{{"a": [{long}]}}',
+    ):
         with pytest.raises(ValueError, match=r"\w+"):
             parse_facts(text)

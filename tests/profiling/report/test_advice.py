@@ -79,6 +79,8 @@ def test_kinds_far_from_the_roofline() -> None:
     assert second.title.startswith("convolution forward training: 1.20 times")
     assert (first.saves_ms, second.saves_ms) == (30.0, 10.0)
     assert not list(advice.far_from_roofline(measured(row(problem(), 60.0))))
+    # What rounding leaves of the time at the roofline is 0.
+    assert not list(advice.far_from_roofline(measured(row(problem(), 1e12, roofline_ms=1e-9))))
 
 
 @pytest.mark.parametrize(("ms", "savings"), [(8.0, [8.0]), (4.0, [])])
