@@ -432,11 +432,22 @@ MOST_LINES = 1_000_000_000  # [B] of a run's metrics, which grow by a line each 
 
 
 def read_json_lines(file: Path) -> list[dict[str, Any]]:
-    """Return a file's JSON objects, one per line; a last line truncated by a crash is ignored."""
-    records = []
-    for line in read_text(file, most_bytes=MOST_LINES).splitlines() if file.exists() else ():
+    """Return a file's JSON objects, one per line, until one that is none.
+
+    A crash may have truncated the last line. Raises InputError if the file cannot be read.
+    """
+    try:
+        text = read_text(file, most_bytes=MOST_LINES) if os.path.lexists(file) else ""
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InputError(f"{file}: cannot be read: {reason}") from error
+    records: list[dict[str, Any]] = []
+    for line in text.splitlines():
         try:
-            records.append(json.loads(line))
-        except ValueError:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
             break
+        if not isinstance(record, dict):
+            break
+        records.append(record)
     return records

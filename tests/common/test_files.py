@@ -25,6 +25,7 @@ from common.files import (
     in_place_when_whole,
     open_regular,
     read_bytes,
+    read_json_lines,
     read_text,
     removed_on_failure,
     require_writable,
@@ -302,3 +303,13 @@ def test_copy_has_a_limit(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="larger than 100 bytes"):
         copy_atomically(tmp_path / "large.jpg", tmp_path / "copy.jpg", most_bytes=100)
     assert not (tmp_path / "copy.jpg").exists()
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, "[1]", "{", "9" * 5000])
+def test_lines_that_are_no_records_end_the_records(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(f'{{"step": 1}}\n{line}\n{{"step": 2}}\n')
+    assert read_json_lines(file) == [{"step": 1}]
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(InputError, match="fifo: cannot be read: it is not a regular file"):
+        read_json_lines(tmp_path / "fifo")
