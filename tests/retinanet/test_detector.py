@@ -258,7 +258,7 @@ WRONG: list[tuple[object, str]] = [
     (BytesIO(b"text"), "BytesIO is an open file; give its path, or its bytes: file.read()"),
     ([BytesIO(b"text")], "BytesIO is an open file"),
     ("x" * 300, "x: cannot be read: File name too long"),
-    ("a\0b", "a�b: damaged image: stat: embedded null character"),
+    ("a\0b", "a�b: damaged image: open: embedded null character"),
     ("none.jpg", "none.jpg: no such image file"),
     (Path(__file__).parent, "is a folder; give its files, such as sorted(Path("),
 ]

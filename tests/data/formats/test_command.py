@@ -226,10 +226,10 @@ def test_images_that_cannot_be_copied_leave_nothing(tmp_path: Path, run_here: Ru
     content, original = unreadable.read_bytes(), data.formats.convert.copy_atomically
     assert content
 
-    def copy(image: Path, target: Path) -> None:
+    def copy(image: Path, target: Path, *, most_bytes: int) -> None:
         if image == unreadable:
             unreadable.unlink()
-        original(image, target)
+        original(image, target, most_bytes=most_bytes)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(data.formats.convert, "copy_atomically", copy)

@@ -141,7 +141,8 @@ def without_path(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--runner=benchdnn"], "--runner benchdnn: benchdnn is not on PATH"),
         (["--runner=torch", "--benchdnn=/bin/true"], "--benchdnn: not used by --runner torch"),
         (["--benchdnn=/no/such"], "--benchdnn: /no/such "),
-        (["--runner=torch", "--out=LOG"], "is a file; give a folder"),
+        (["--runner=torch", "--out=REPLAY"], "is a file; give a folder"),
+        (["--runner=torch", "--out=LOG"], "would replace "),
     ],
 )
 def test_invalid_options(
