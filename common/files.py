@@ -45,6 +45,8 @@ def require_free(files: Sequence[Path], *, overwrite: bool, advice: str) -> None
             raise InputError(f"{file}: is a link, which is not written through; give another name")
         if file.is_dir():
             raise InputError(f"{file}: is a folder; give a file name")
+        with or_refused(file):
+            require_replaceable(file)
         if file.exists() and not overwrite:
             raise InputError(f"{file}: exists; {advice}")
 
@@ -85,8 +87,21 @@ def create_file(file: Path, *, mode: int = 0o666) -> BufferedWriter:
 
 def create_anew(file: Path) -> BufferedWriter:
     """Return a stream as `create_file` does; an earlier file or link of this name is removed."""
-    file.unlink(missing_ok=True)
+    remove_earlier_file(file)
     return create_file(file)
+
+
+def remove_earlier_file(file: Path) -> None:
+    """Remove a file or link, if it is there; raise OSError for a device, FIFO or socket."""
+    require_replaceable(file)
+    file.unlink(missing_ok=True)
+
+
+def require_replaceable(file: Path) -> None:
+    """Raise OSError if a device, FIFO or socket has this name: root could replace /dev/null."""
+    mode = file.lstat().st_mode if os.path.lexists(file) else stat.S_IFREG
+    if stat.S_IFMT(mode) not in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR):
+        raise OSError(errno.EINVAL, NOT_REGULAR, str(file))
 
 
 def new_descriptor(file: Path, flags: int = 0, *, mode: int = 0o666) -> int:
@@ -217,6 +232,7 @@ def put_in_place(whole: Path, target: Path, *, flush: bool = True) -> None:
     # All before the new name: after a power failure a name without content would look complete.
     if flush:
         flush_content(whole)
+    require_replaceable(target)
     whole.replace(target)
     if flush:
         flush_to_disk(target.parent)
@@ -244,8 +260,8 @@ def flush_content(whole: Path) -> None:
 
 def flush_to_disk(path: Path) -> None:
     """Wait until a file's content, or a folder's names, are on the disk. Raises OSError."""
-    # A folder can be opened only for reading, which is sufficient for `fsync`.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    # A folder can be opened only for reading, which is sufficient for `fsync`. It may be a link.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

@@ -24,7 +24,13 @@ from torch.backends import mkldnn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from common.console import discard_errors, flush_c, redirected
-from common.files import new_descriptor, new_folder_beside, put_in_place, write_atomically
+from common.files import (
+    new_descriptor,
+    new_folder_beside,
+    put_in_place,
+    remove_earlier_file,
+    write_atomically,
+)
 from common.streams import OUTPUT
 from profiling.capture.byte_counter import ByteCounter
 from profiling.onednn_log.parse import Mark, facts_line, mark_line
@@ -96,7 +102,7 @@ class OneDnnHook(ProfilerHook):
 
     def open(self, prepared: PreparedTraining) -> None:
         """Begin the log with the facts."""
-        self.file.unlink(missing_ok=True)
+        remove_earlier_file(self.file)
         self._log = new_descriptor(self.file, os.O_APPEND)
         self._write(facts_line(self._facts(prepared)))
 

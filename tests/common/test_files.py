@@ -22,12 +22,14 @@ from common.files import (
     LineFile,
     as_csv,
     copy_atomically,
+    create_anew,
     in_place_when_whole,
     open_regular,
     read_bytes,
     read_json_lines,
     read_text,
     removed_on_failure,
+    require_free,
     require_writable,
     write_atomically,
     write_parts,
@@ -313,3 +315,17 @@ def test_lines_that_are_no_records_end_the_records(tmp_path: Path, line: str) ->
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(InputError, match="fifo: cannot be read: it is not a regular file"):
         read_json_lines(tmp_path / "fifo")
+
+
+@pytest.mark.parametrize("name", ["/dev/full", "fifo"])
+def test_devices_and_fifos_are_not_replaced(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    if name == "fifo":
+        os.mkfifo(file)
+    before = file.lstat()
+    for write in (write_atomically, lambda file, _: create_anew(file)):
+        with pytest.raises((InputError, OSError), match="it is not a regular file"):
+            write(file, "text")
+    with pytest.raises(InputError, match="cannot be written: it is not a regular file"):
+        require_free([file], overwrite=True, advice="")
+    assert file.lstat() == before

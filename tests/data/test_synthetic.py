@@ -59,7 +59,10 @@ def test_data_of_another_recipe_are_replaced(tmp_path: Path) -> None:
 
 def test_folder_of_something_else_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
-    assert f"{tmp_path}: contains other files than scenes" in error_message(make, tmp_path)
+    assert (
+        f"{tmp_path}: is a link, or holds files that are not of generated scenes"
+        in error_message(make, tmp_path)
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 

@@ -35,7 +35,7 @@ ENTITIES = (
 
 def read(source: Path, **options: object) -> list[LabelledSplit]:
     given: dict[str, object] = {"images": None, "skip_missing_images": False}
-    given |= {"check_names": lambda names: None, **options}
+    given |= {"check_names": lambda names, read: None, **options}
     return read_voc(source, console=Console(file=io.StringIO()), **given)  # type: ignore[arg-type]
 
 

@@ -26,7 +26,7 @@ from tests.support.commands import error_message
 
 def read(source: Path, **options: object) -> list[LabelledSplit]:
     given: dict[str, object] = {"images": None, "skip_missing_images": False}
-    given |= {"check_names": lambda names: None, **options}
+    given |= {"check_names": lambda names, read: None, **options}
     return read_yolo(source, console=Console(file=io.StringIO()), **given)  # type: ignore[arg-type]
 
 

@@ -118,18 +118,20 @@ def test_folder_that_cannot_be_created_ends_its_hook_alone(
     assert (trace if broken == "onednn" else log).stat().st_size > 100
 
 
-def test_full_disk_ends_the_hook_and_restores_the_output(
+def test_file_that_cannot_be_written_ends_the_hook_and_restores_the_output(
     small: PreparedTraining, tmp_path: Path
 ) -> None:
     hooks = make_hooks(tmp_path, onednn=range(1, 3), trace=range(9, 10))
     hook = hooks[1]
-    hook.is_open = True  # keeps the name of the file
     hook.file = Path("/dev/full")
     before = os.fstat(1)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="it is not a regular file"):
         hook.open(small)
+    assert Path("/dev/full").is_char_device()  # root could have replaced it
+    (tmp_path / "file").touch()
+    hook.file = tmp_path / "file" / "rank0.log"
     run_steps(hooks, small, steps=range(1, 2))
-    assert hook.problem == "/dev/full: cannot be written: No space left on device"
+    assert hook.problem == f"{tmp_path / 'file'}: cannot be written: File exists"
     assert os.fstat(1) == before
 
 
