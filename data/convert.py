@@ -12,6 +12,7 @@ from rich.console import Console
 from common.cli import add_command
 from common.console import MEGABYTE, clock, make_console, progress_in_bytes
 from common.errors import InputError
+from common.files import or_refused
 from common.outputs import require_outside
 from common.walk import ALLOW_OUTSIDE
 from data.annotations import SPLITS, known_trees
@@ -250,15 +251,13 @@ def convert_json(path: Path, *, out: Path | None, overwrite: bool, console: Cons
         size = read_stamp(path).size
         with progress_in_bytes(console, f"reading {path.name}", total=size) as advance:
             annotations = read_annotations(path, advance=lambda done: advance(done, ""))
-        try:
+        with or_refused(out):
             # The old index is kept until the JSON has been read without a fault.
             if not remove_index(out):
                 raise InputError(
                     f"{out}: is a link, or holds files that are not of an index; set another --out"
                 )
             write_index(out, annotations, made_from=str(path.resolve()))
-        except OSError as error:
-            raise InputError(f"{out}: cannot be written: {error.strerror}") from error
         folder, was_made, annotations = out, True, open_index(out)
     how = f"made in {clock(time.monotonic() - began)}" if was_made else "up to date"
     megabytes = sum(file.stat().st_size for file in folder.iterdir()) / MEGABYTE

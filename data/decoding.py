@@ -124,8 +124,6 @@ def describe_fault(error: Exception) -> str:
         return f"not an image in {', '.join(FORMATS)}; convert, replace or remove it"
     if isinstance(error, Image.DecompressionBombError):
         return f"too large: {_one_line(error)}; shrink or remove it"
-    if isinstance(error, OSError) and error.strerror:
-        return f"cannot be read: {error.strerror}; replace or remove it"
     return f"damaged image: {_one_line(error)}; replace or remove it"
 
 

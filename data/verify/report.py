@@ -18,6 +18,7 @@ from common.charts import save_chart
 from common.console import clock
 from common.errors import FINISHED, InputError, printable
 from common.files import (
+    or_refused,
     require_free,
     require_free_json,
     require_writable,
@@ -375,10 +376,8 @@ def write_clean(folder: Path, checked: Sequence[CheckedSplit], console: Console)
         entries, path = split.entries, index_folder(folder, split.name)
         annotations = clean_annotations(entries)
         made_from = f"{split.split.annotations.resolve()}, cleaned"
-        try:
+        with or_refused(path):
             write_index(path, annotations, made_from=made_from)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be written: {error.strerror}") from error
         images = len(entries.image_ids) + entries.unreadable_images
         boxes = len(entries.boxes) + entries.unreadable_boxes
         print_line(

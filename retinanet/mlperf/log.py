@@ -20,7 +20,7 @@ from mlperf_logging.mllog import constants
 from mlperf_logging.mllog.mllog import MLLogger
 
 from common.errors import InputError
-from common.files import LineFile, read_text, write_atomically
+from common.files import LineFile, or_refused, read_text, write_atomically
 from common.machine import processor_name
 from common.program import IMPORT_FOLDER
 from retinanet.mlperf.rules import RULES, Rules, benchmark_name
@@ -88,10 +88,8 @@ class MlperfLog:
         # repeated. A changed setting is logged again, and the checker then rejects the run.
         logged = {line.content for line in truncate_log(file, step=step, is_evaluated=is_evaluated)}
         buffered = [self._events.get().getMessage() for _ in range(self._events.qsize())]
-        try:
+        with or_refused(file):
             self._file = LineFile(file)
-        except OSError as error:
-            raise InputError(f"{file}: cannot be written: {error.strerror}") from error
         with suppress(OSError):
             for line in parse_events(buffered):
                 if line.content not in logged:  # skip events that an earlier start has logged

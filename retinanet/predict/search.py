@@ -162,9 +162,12 @@ def box_file(file: Path | None) -> Iterator[AddBoxes]:
         yield add
     finally:
         with or_refused(file):
-            with stream:
-                stream.write(b"[]\n" if is_empty else b"\n]\n")
-            put_in_place(partial, file)
+            try:
+                with stream:
+                    stream.write(b"[]\n" if is_empty else b"\n]\n")
+                put_in_place(partial, file)
+            finally:
+                partial.unlink(missing_ok=True)  # left if the disk is full
 
 
 class DetectionCounter:

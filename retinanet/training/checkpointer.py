@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from common.errors import InputError
+from common.files import or_refused
 from launch.process_group import ProcessGroup
 from retinanet.config_types import BEST, parse_interval
 from retinanet.training.checkpoint import (
@@ -164,11 +164,9 @@ class Checkpointer:
         contents = gathered(self.group, model, optimizer, state, average)
         if contents is not None:
             self.wait()
-            try:
+            with or_refused(folder):
                 texts = {"report.json": json.dumps(report, indent=1)}
                 write_checkpoint(folder, contents, texts=texts)
-            except OSError as error:
-                raise InputError(f"{folder}: cannot be written: {error.strerror}") from error
         return folder
 
     def add_evaluation(self, position: TrainingPosition) -> None:
