@@ -19,7 +19,7 @@ from faster_coco_eval.core.cocoeval import Params
 from numpy.typing import NDArray
 from pycocotools.mask import iou
 
-from data.annotations import Annotations
+from data.annotations import Annotations, positions_in
 
 PARAMETERS = Params(iouType="bbox")
 """COCO's T thresholds of IoU, R recalls, A ranges of area and M limits of boxes per image."""
@@ -43,7 +43,9 @@ class Matches:
 class Boxes:
     """B boxes of one class, in the order of their images' ids."""
 
-    image_ids: NDArray[np.int64]  # [B] ascending
+    images: NDArray[np.int32]
+    """[B] ascending: the image's place among the split's ids in ascending order. The library rounds
+    ids themselves to 53 bits"""
     boxes: NDArray[np.float64]  # [B, 4] xywh in pixels
     areas: NDArray[np.float64]  # [B] square pixels
     scores: NDArray[np.float64]  # [B] descending within an image; 0 for true boxes
@@ -53,7 +55,7 @@ class Boxes:
 class Overlaps(NamedTuple):
     """The boxes of a class that may be matched in one image, as rows of the class's boxes."""
 
-    image_id: int
+    image: int  # As in `Boxes.images`
     true_rows: range
     detection_rows: NDArray[np.intp]
     ious: NDArray[np.float64]  # [C, G]; for a crowd, the part of the detection inside it
@@ -63,15 +65,15 @@ def match_class(truth: Boxes, detections: Boxes) -> Matches:
     """Match a class's boxes in each image, in descending order of score."""
     images = []
     crowds = truth.is_crowd.astype(np.uint8)
-    image_ids = np.intersect1d(truth.image_ids, detections.image_ids)
-    row_slices = (rows_by_id(boxes.image_ids, image_ids) for boxes in (truth, detections))
-    for image_id, true_rows, detection_rows in zip(image_ids.tolist(), *row_slices, strict=True):
+    common = np.intersect1d(truth.images, detections.images)
+    row_slices = (rows_by_id(boxes.images, common) for boxes in (truth, detections))
+    for image, true_rows, detection_rows in zip(common.tolist(), *row_slices, strict=True):
         ious = iou(detections.boxes[detection_rows], truth.boxes[true_rows], crowds[true_rows])
         candidates = np.flatnonzero((ious >= LOWEST_IOU).any(axis=1))
         if len(candidates):
             true_range = range(true_rows.start, true_rows.stop)
             rows = detection_rows.start + candidates
-            images.append(Overlaps(image_id, true_range, rows, ious[candidates]))
+            images.append(Overlaps(image, true_range, rows, ious[candidates]))
     results = library.COCOevalEvaluateImages(
         PARAMETERS.areaRng,
         MOST_BOXES,
@@ -79,7 +81,7 @@ def match_class(truth: Boxes, detections: Boxes) -> Matches:
         [[image.ious] for image in images],
         make_dataset(truth, images, [image.true_rows for image in images]),
         make_dataset(detections, images, [image.detection_rows.tolist() for image in images]),
-        [image.image_id for image in images],
+        [image.image for image in images],
         [CATEGORY],
         True,
     )
@@ -119,7 +121,7 @@ def make_dataset(
                 "iscrowd": crowds[row],
                 "ignore": crowds[row],
             }
-            dataset.append_ref(image.image_id, CATEGORY, box)
+            dataset.append_ref(image.image, CATEGORY, box)
     return dataset
 
 
@@ -170,10 +172,12 @@ class SplitDetections:
 
     def in_image(self, image_id: int) -> ImageDetections:
         """Return the detections in one image."""
-        order = self._by_image
-        ids = self.image_ids[order]
+        ids = self.image_ids[self._by_image]
         first, last = np.searchsorted(ids, image_id), np.searchsorted(ids, image_id, side="right")
-        rows = order[first:last]
+        return self.as_image(image_id, self._by_image[first:last])
+
+    def as_image(self, image_id: int, rows: NDArray[np.intp]) -> ImageDetections:
+        """Return the detections of some rows, all of one image, in their order."""
         return ImageDetections(
             image_id=image_id,
             boxes=self.boxes[rows].astype(np.float64),
@@ -183,8 +187,8 @@ class SplitDetections:
 
     @cached_property
     def _by_image(self) -> NDArray[np.intp]:
-        """Return the rows in order of image id."""
-        return np.argsort(self.image_ids, kind="stable")
+        """Return the rows in order of image id, then of descending score."""
+        return np.lexsort((-self.scores, self.image_ids))
 
 
 def boxes_by_class(
@@ -194,37 +198,42 @@ def boxes_by_class(
 
     Equal scores keep the order of the detections.
     """
-    image_ids = np.repeat(annotations.image_ids, np.diff(annotations.box_offsets))
+    in_order = np.sort(annotations.image_ids)
+    true_images = np.repeat(
+        positions_in(in_order, annotations.image_ids), np.diff(annotations.box_offsets)
+    )
+    images = positions_in(in_order, detections.image_ids)
     # The last key of lexsort counts most: class, then image, then score.
-    truth = np.lexsort((image_ids, annotations.box_category_ids))
-    detected = np.lexsort((-detections.scores, detections.image_ids, detections.category_ids))
+    truth = np.lexsort((true_images, annotations.box_category_ids))
+    detected = np.lexsort((-detections.scores, images, detections.category_ids))
     true_rows = rows_by_id(annotations.box_category_ids[truth], ids)
     detection_rows = rows_by_id(detections.category_ids[detected], ids)
     for true_part, detected_part in zip(true_rows, detection_rows, strict=True):
         rows = truth[true_part]
         true = Boxes(
-            image_ids=image_ids[rows],
+            images=true_images[rows],
             boxes=xywh(annotations.boxes[rows]),
             areas=annotations.box_areas[rows],
             scores=np.zeros(len(rows)),
             is_crowd=annotations.box_is_crowd[rows],
         )
-        yield true, counted_boxes(detections, detected[detected_part])
+        yield true, counted_boxes(detections, images, detected[detected_part])
 
 
-def ranks_in_image(image_ids: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Return [B] the rank of each row within its image; an image's rows are contiguous."""
-    _, first, counts = np.unique(image_ids, return_index=True, return_counts=True)
-    return np.arange(len(image_ids)) - np.repeat(first, counts)
+def ranks_in_group(groups: NDArray[np.integer]) -> NDArray[np.intp]:
+    """Return [B] how many earlier rows have the number of each row; the numbers ascend."""
+    return np.arange(len(groups)) - np.searchsorted(groups, groups)
 
 
-def counted_boxes(detections: SplitDetections, rows: NDArray[np.intp]) -> Boxes:
-    """Return detections with their areas, at most the first `MOST_BOXES` of each image."""
+def counted_boxes(
+    detections: SplitDetections, images: NDArray[np.int32], rows: NDArray[np.intp]
+) -> Boxes:
+    """Return rows, in the order of `images` [D], with their areas: `MOST_BOXES` of each image."""
     # COCO's limit applies before the matching: a box beyond it cannot match a true box.
-    rows = rows[ranks_in_image(detections.image_ids[rows]) < MOST_BOXES]
+    rows = rows[ranks_in_group(images[rows]) < MOST_BOXES]
     boxes = xywh(detections.boxes[rows])
     return Boxes(
-        image_ids=detections.image_ids[rows],
+        images=images[rows],
         boxes=boxes,
         areas=boxes[:, 2] * boxes[:, 3],
         scores=detections.scores[rows].astype(np.float64),
@@ -232,7 +241,7 @@ def counted_boxes(detections: SplitDetections, rows: NDArray[np.intp]) -> Boxes:
     )
 
 
-def rows_by_id(column: NDArray[np.int64], ids: NDArray[np.int64]) -> list[slice]:
+def rows_by_id(column: NDArray[np.integer], ids: NDArray[np.integer]) -> list[slice]:
     """Return the rows of each id in an ascending column."""
     edges = np.searchsorted(column, ids), np.searchsorted(column, ids, side="right")
     return [slice(int(first), int(last)) for first, last in zip(*edges, strict=True)]

@@ -33,7 +33,7 @@ from retinanet.evaluation.matching import (
     boxes_by_class,
     detection_dicts,
     match_class,
-    ranks_in_image,
+    ranks_in_group,
     true_box_dicts,
 )
 
@@ -248,7 +248,7 @@ def class_tables(
     positions = np.flatnonzero(candidate[order])
     # `matches.rows` ascend: images follow by id, and candidates within an image by row.
     columns = np.searchsorted(matches.rows, order[positions])
-    ranks = ranks_in_image(detections.image_ids)[order]
+    ranks = ranks_in_group(detections.images)[order]
     for area, (smallest, largest) in enumerate(PARAMETERS.areaRng):
         inside = (truth.areas >= smallest) & (truth.areas <= largest)
         true_count = int((inside & ~truth.is_crowd).sum())

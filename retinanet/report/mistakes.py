@@ -28,7 +28,7 @@ from retinanet.evaluation.matching import (
     MOST_BOXES,
     ImageDetections,
     SplitDetections,
-    ranks_in_image,
+    ranks_in_group,
     rows_by_id,
     xywh,
 )
@@ -133,7 +133,7 @@ def find_mistakes(
     kinds = Counter(dict.fromkeys(Kind, 0))
     worst: list[ImageResult] = []
     with_mistakes = 0
-    for result in image_results(annotations, keep_best(annotations, detections, thresholds)):
+    for result in image_results(annotations, detections, thresholds):
         add_to_matrix(matrix, result, annotations)
         kinds.update(result.kinds)
         if result.mistakes:
@@ -163,31 +163,26 @@ def worst_images(results: list[ImageResult], count: int) -> list[ImageResult]:
     return sorted(results, key=rank)[:count]
 
 
-def keep_best(
+def image_results(
     annotations: Annotations, detections: SplitDetections, thresholds: NDArray[np.float64]
-) -> SplitDetections:
-    """Return the boxes that count, by image: up to 100 per class, from its threshold upwards."""
+) -> Iterator[ImageResult]:
+    """Yield the result of each image, in the annotations' order, from the boxes that count.
+
+    These are up to 100 of a class in an image, from the threshold [K] of the class upwards.
+    """
     classes = positions_in(annotations.category_ids, detections.category_ids)
+    images = positions_in(annotations.image_ids, detections.image_ids)
+    # Numbered by image, then by category id: the order of the categories must not decide.
+    ranks = np.argsort(np.argsort(annotations.category_ids))
+    groups = images.astype(np.int64) * len(thresholds) + ranks[classes]
     rows = np.flatnonzero(detections.scores >= thresholds[classes])
     # The last key of lexsort counts most. Equal scores keep their order, as in COCO's metric.
-    ids, scores = detections.image_ids[rows], detections.scores[rows]
-    rows = rows[np.lexsort((-scores, classes[rows], ids))]
-    images = positions_in(annotations.image_ids, detections.image_ids[rows])
-    groups = images.astype(np.int64) * len(thresholds) + classes[rows]
-    rows = rows[ranks_in_image(groups) < MOST_BOXES]
-    return SplitDetections(*(column[rows] for column in detections.columns()))
-
-
-def image_results(annotations: Annotations, kept: SplitDetections) -> Iterator[ImageResult]:
-    """Yield the result of each image, in their order."""
-    for index, rows in enumerate(rows_by_id(kept.image_ids, annotations.image_ids)):
-        detections = ImageDetections(
-            image_id=int(annotations.image_ids[index]),
-            boxes=kept.boxes[rows].astype(np.float64),
-            scores=kept.scores[rows].astype(np.float64),
-            category_ids=kept.category_ids[rows],
-        )
-        yield match_image(annotations, index, detections)
+    rows = rows[np.lexsort((-detections.scores[rows], groups[rows]))]
+    rows = rows[ranks_in_group(groups[rows]) < MOST_BOXES]
+    numbers = np.arange(len(annotations.image_ids))
+    for index, part in enumerate(rows_by_id(images[rows], numbers)):
+        image_id = int(annotations.image_ids[index])
+        yield match_image(annotations, index, detections.as_image(image_id, rows[part]))
 
 
 def match_image(annotations: Annotations, index: int, detections: ImageDetections) -> ImageResult:

@@ -3,6 +3,7 @@ import io
 import json
 import math
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ from retinanet.config_types import MetricLibrary
 from retinanet.evaluation.matching import ImageDetections, SplitDetections
 from retinanet.evaluation.metric import METRICS, TABLES, Tables, coco_metric
 from retinanet.evaluation.output import detections_as_json
+from retinanet.report.curves import class_curves
+from tests.retinanet.report.samples import random_split, reordered, without_ties
 
 COCO128 = Path(__file__).resolve().parents[4] / "shared/data/coco128/annotations"
 LABELS = COCO128 / "instances_train2017.json"
@@ -168,6 +171,46 @@ def test_perfect_detections_have_map_1(scored: Scored) -> None:
     evaluation = coco_metric(annotations, SplitDetections.from_images(detections))
     assert evaluation.map == pytest.approx(1) and evaluation.summary["map_small"] == 1
     assert list(evaluation.per_class.values()) == pytest.approx([1.0] * len(evaluation.per_class))
+
+
+FIRST_DATE = 20230405123456781
+"""An image id as tools make it from a date and a time: above 2⁵³, where doubles skip integers."""
+
+
+@libraries
+def test_neighbouring_image_ids_beyond_double_precision(library: MetricLibrary) -> None:
+    truth, found = random_split(seed=1)
+    # Ids ascend with the old ones, since equal scores count in the order of ids.
+    long_ids = replace(truth, image_ids=truth.image_ids - 10 + FIRST_DATE)
+    moved = replace(found, image_ids=found.image_ids - 10 + FIRST_DATE)
+    expected, result = (
+        coco_metric(t, f, library=library) for t, f in ((truth, found), (long_ids, moved))
+    )
+    assert result.summary == expected.summary and 0 < result.map < 1
+
+
+@libraries
+@pytest.mark.parametrize("seed", range(3))
+def test_order_of_images_categories_and_boxes_changes_no_number(
+    library: MetricLibrary, seed: int
+) -> None:
+    first = without_ties(*random_split(seed=seed), seed=seed)
+    second = reordered(*first, seed=seed)
+    ours, others = (coco_metric(*split, library=library) for split in (first, second))
+    assert others.summary == pytest.approx(ours.summary, rel=0, abs=1e-12, nan_ok=True)
+    classes, curves = (
+        [sorted(of(*split), key=attrgetter("category_id")) for split in (first, second)]
+        for of in (lambda t, f: coco_metric(t, f, library=library).classes, class_curves)
+    )
+    for one, other in zip(*classes, strict=True):
+        assert one.name == other.name and one.found_boxes == other.found_boxes
+        assert other.map == pytest.approx(one.map, rel=0, abs=1e-12, nan_ok=True)
+    for one, other in zip(*curves, strict=True):
+        assert one.curve.scores.tolist() == other.curve.scores.tolist()
+        assert one.curve.true_positives.tolist() == other.curve.true_positives.tolist()
+    for image_id in first[0].image_ids.tolist():
+        scores = [split[1].in_image(image_id).scores.tolist() for split in (first, second)]
+        assert scores[0] == scores[1] == sorted(scores[0], reverse=True)
 
 
 def one_image(*boxes: tuple[int, tuple[float, ...], bool]) -> Annotations:

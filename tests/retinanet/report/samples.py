@@ -1,8 +1,11 @@
 """Small splits with boxes whose matches are worked out by hand."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from data.annotations import Annotations
 from retinanet.evaluation.matching import ImageDetections, SplitDetections
@@ -77,3 +80,47 @@ def random_split(
         )
     names = [f"class {number}" for number in ids]
     return split(*truth, names=names, ids=ids), predictions(*detected)
+
+
+def reordered(
+    annotations: Annotations, detections: SplitDetections, *, seed: int
+) -> tuple[Annotations, SplitDetections]:
+    """Return the same split with its images, categories and all boxes in another order."""
+    random = np.random.default_rng(seed)
+    images = random.permutation(len(annotations))
+    categories = random.permutation(len(annotations.category_ids))
+    slices = [annotations.box_slice(index) for index in images]
+    rows = np.concatenate([random.permutation(np.arange(s.start, s.stop)) for s in slices])
+    truth = Annotations(
+        category_ids=annotations.category_ids[categories],
+        category_names=tuple(annotations.category_names[index] for index in categories),
+        image_ids=annotations.image_ids[images],
+        file_names=tuple(annotations.file_names[index] for index in images),
+        widths=annotations.widths[images],
+        heights=annotations.heights[images],
+        box_offsets=np.cumsum([0, *(s.stop - s.start for s in slices)]),
+        boxes=annotations.boxes[rows],
+        box_category_ids=annotations.box_category_ids[rows],
+        box_is_crowd=annotations.box_is_crowd[rows],
+        box_areas=annotations.box_areas[rows],
+        box_ids=annotations.box_ids[rows],
+    )
+    found = random.permutation(len(detections))
+    return truth, SplitDetections(*(column[found] for column in detections.columns()))
+
+
+def without_ties(
+    annotations: Annotations, detections: SplitDetections, *, seed: int
+) -> tuple[Annotations, SplitDetections]:
+    """Return the split with boxes and scores moved a little, so that no two of them are equal."""
+    random = np.random.default_rng(seed)
+
+    def moved(values: NDArray[np.floating], by: float) -> NDArray[Any]:
+        return (values + random.uniform(-by, by, values.shape)).astype(values.dtype)
+
+    return (
+        replace(annotations, boxes=moved(annotations.boxes, 0.5)),
+        replace(
+            detections, boxes=moved(detections.boxes, 0.5), scores=moved(detections.scores, 0.02)
+        ),
+    )

@@ -1,5 +1,7 @@
 """Confusion matrix and mistakes: small cases by hand, and COCO's counts."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -20,7 +22,9 @@ from tests.retinanet.report.samples import (
     True_,
     predictions,
     random_split,
+    reordered,
     split,
+    without_ties,
 )
 
 LEFT, RIGHT = (0, 0, 50, 50), (100, 0, 150, 50)
@@ -156,3 +160,34 @@ def test_counts_are_those_of_cocos_matching(seed: int) -> None:
         )
         assert mistakes.swaps == mistakes.matrix[:-1, :-1].sum() - mistakes.right
     assert mistakes.swaps and mistakes.missed and mistakes.kinds[Kind.IGNORED]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_order_of_images_categories_and_boxes_changes_nothing(seed: int) -> None:
+    """COCO's own files do not list images by id."""
+    truth, found = without_ties(*random_split(seed=seed), seed=seed)
+    other_truth, other_found = reordered(truth, found, seed=seed)
+    by_id = np.argsort(truth.category_ids), np.argsort(other_truth.category_ids)
+    first, second = (
+        find_mistakes(t, f, np.full(4, 0.2), images=30)
+        for t, f in ((truth, found), (other_truth, other_found))
+    )
+    assert first.kinds == second.kinds and first.images_with_mistakes
+    for mistakes, order in zip((first, second), by_id, strict=True):
+        with_rest = np.append(order, len(order))
+        mistakes.matrix[:] = mistakes.matrix[np.ix_(with_rest, with_rest)]
+    assert first.matrix.tolist() == second.matrix.tolist()
+    counts = [
+        {r.detections.image_id: (Counter(r.kinds), r.missed) for r in mistakes.worst}
+        for mistakes in (first, second)
+    ]
+    assert counts[0] == counts[1]
+
+
+def test_a_hundred_boxes_count_in_each_image_whatever_their_order() -> None:
+    box = (10.0, 10.0, 30.0, 30.0)
+    truth = split([(CAT, box)], [(CAT, box)], [(CAT, box)])
+    found = predictions(*([(CAT, box, 0.5 - 0.001 * rank) for rank in range(60)] for _ in range(3)))
+    for seed in range(3):
+        mistakes = find_mistakes(*reordered(truth, found, seed=seed), np.zeros(3), images=3)
+        assert mistakes.right == 3 and mistakes.kinds[Kind.DUPLICATE] == 3 * 59
