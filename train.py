@@ -21,11 +21,13 @@ from launch.rendezvous import rank0_only_errors
 from retinanet.config import Config
 from retinanet.config_file import load_config, parse_run_arguments, print_config
 from retinanet.placement import place_on_host, print_plan_here
+from retinanet.training.signals import hold_signal
 
 
 def main(*, prog: str | None = None, words: Sequence[str] | None = None) -> int:
     """Run the command line, or the `words` after `prog`; return the exit code."""
     end_with_caller()
+    hold_signal()
     ranks = read_ranks(os.environ)
     # All ranks read the same input, so each of them would print the same error.
     with rank0_only_errors(ranks):

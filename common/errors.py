@@ -45,9 +45,11 @@ OUR_BUG = 1
 BAD_INPUT = 2
 LOSS_NOT_FINITE = 3
 CONDITION_MET = 4  # the condition of `--fail-if` was met, or an official check was not passed
+STOPPED_TOO_EARLY = 5
+"""A signal stopped a run before it had made any progress. Batch scripts do not queue it again: with
+the same time limit it would be stopped at the same place for ever."""
 STOPPED_BY_SIGNAL = 75
-"""sysexits' EX_TEMPFAIL. A checkpoint was written, and the same command with `--resume` continues;
-or the run was stopped before its first step, and the same command starts again."""
+"""sysexits' EX_TEMPFAIL: progress was saved, and the same command with `--resume` continues."""
 INTERRUPTED = 130
 """128 + SIGINT, as in shells: Ctrl-C before there was anything to save, or twice; or in `predict`,
 which keeps its results."""
@@ -80,7 +82,7 @@ def exit_code_for(error: BaseException) -> int:
     if isinstance(error, NonFiniteLossError):
         return LOSS_NOT_FINITE
     if isinstance(error, StoppedBeforeStart):
-        return STOPPED_BY_SIGNAL
+        return STOPPED_TOO_EARLY
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else OUR_BUG
 
 

@@ -38,7 +38,7 @@ from common.errors import (
     FINISHED,
     INTERRUPTED,
     OUR_BUG,
-    STOPPED_BY_SIGNAL,
+    STOPPED_TOO_EARLY,
     InputError,
 )
 from common.machine import ProcessIdentity, kill_if_local
@@ -242,7 +242,7 @@ class Watch:
             # Never released: the main thread and the watch's may both get here, and the first
             # failure counts.
             self._deciding.acquire()
-            if failure.code in (BAD_INPUT, INTERRUPTED, STOPPED_BY_SIGNAL):
+            if failure.code in (BAD_INPUT, INTERRUPTED, STOPPED_TOO_EARLY):
                 self.clean_up()  # launchers may end this rank as soon as another one has ended
             print_failure(failure)
             for rank in self._connections:

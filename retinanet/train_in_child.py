@@ -26,6 +26,7 @@ from common.errors import (
     FINISHED,
     LOSS_NOT_FINITE,
     STOPPED_BY_SIGNAL,
+    STOPPED_TOO_EARLY,
     InputError,
     NonFiniteLossError,
     WorkerDiedError,
@@ -283,7 +284,7 @@ class Training:
     def _raise_failure(self) -> None:
         status = self._process.returncode
         # SIGTERM before the run handles signals.
-        if status in (FINISHED, STOPPED_BY_SIGNAL, -15):
+        if status in (FINISHED, STOPPED_BY_SIGNAL, STOPPED_TOO_EARLY, -15):
             return
         lines = [line for line in self.output.splitlines() if line.startswith("error: ")]
         message = lines[-1].removeprefix("error: ") if lines else ""

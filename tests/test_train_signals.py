@@ -1,6 +1,7 @@
 """Signals at the start of a run: before there is anything to save, and before the first step."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.ranks import TrainHere
+from tests.launch.ranks import TrainHere, ended
 from tests.support.fast_precision import FAST_PRECISION
+from tests.support.training_runs import start_training
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +47,7 @@ def signal_when(path: Path, number: signal.Signals) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("number", "ending"),
     [
-        (signal.SIGTERM, (75, "SIGTERM before the first step: nothing was written")),
+        (signal.SIGTERM, (5, "SIGTERM before the first step: nothing was written")),
         (signal.SIGINT, (130, "interrupted")),
     ],
 )
@@ -67,8 +69,25 @@ def test_signal_before_the_first_step_writes_a_checkpoint(
     arguments = (*SETTINGS, "data.scenes.train=2", f"run.root={tmp_path}", "run.name=mine")
     with signal_when(tmp_path / "mine" / "config.yaml", signal.SIGUSR1):
         ended = train_here(*arguments)
-    assert ended.code == 75
-    assert "SIGUSR1: checkpoint written; continue with: " in ended.output
+    # A batch script that queued the job again would come back to the same place for ever.
+    text = "SIGUSR1: checkpoint written, but no step was made since the start; continue with: "
+    assert ended.code == 5 and text in ended.output
     resumed = train_here(*arguments, "--auto-resume")
     assert resumed.code == 0
     assert "finished after 1 steps" in " ".join(resumed.output.split())
+
+
+def test_signal_of_a_batch_system_while_libraries_are_loaded_is_one_line(tmp_path: Path) -> None:
+    process = start_training(*SETTINGS, f"run.root={tmp_path}", "run.name=mine")
+    status = Path(f"/proc/{process.pid}/status")
+    usr1, end = 1 << signal.SIGUSR1 - 1, time.monotonic() + 60
+    while not int(re.findall(r"SigCgt:\s*(\w+)", status.read_text())[0], 16) & usr1:
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.002)
+    process.send_signal(signal.SIGUSR1)
+    outcome = ended(process)
+    assert outcome.code == 5
+    assert outcome.errors.splitlines() == [
+        "SIGUSR1 before the first step: nothing was written; run the same command again"
+    ]
+    assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from types import FrameType
 from typing import Self
 
@@ -17,6 +18,27 @@ signals deliver it twice."""
 
 SECONDS_TO_UNWIND = 1.0
 """Time to end after a second Ctrl-C; an operator of torch or an exchange may block for longer."""
+
+
+class HeldSignal:
+    """A handler that notes a signal until a `StopRequest` takes over."""
+
+    def __init__(self) -> None:
+        """Create a handler that has received nothing."""
+        self.received = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Note the signal."""
+        self.received = True
+
+
+def hold_signal() -> None:
+    """Hold SIGUSR1 until a `StopRequest` honours it.
+
+    Batch systems send it a fixed time before the limit of a job, to a short one at its start. By
+    default it would end this process with status 138 and without a line.
+    """
+    signal.signal(signal.SIGUSR1, HeldSignal())
 
 
 class StopRequest:
@@ -68,6 +90,12 @@ class StopRequest:
         self._wakeup_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         self._previous = {number: signal.signal(number, self._receive) for number in STOPS}
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
+        held = self._previous[signal.SIGUSR1]
+        if isinstance(held, HeldSignal) and held.received:
+            with ExitStack() as stack:
+                stack.push(self)  # restores the handlers if this raises
+                self._receive(signal.SIGUSR1, None)
+                stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -14,7 +14,13 @@ from functools import partial
 
 from common.cli import resuming_command
 from common.console import progress
-from common.errors import FINISHED, STOPPED_BY_SIGNAL, InputError, NonFiniteLossError
+from common.errors import (
+    FINISHED,
+    STOPPED_BY_SIGNAL,
+    STOPPED_TOO_EARLY,
+    InputError,
+    NonFiniteLossError,
+)
 from launch.host_state import HostState
 from launch.mpirun import launcher_command
 from launch.run import stopping_notes
@@ -66,6 +72,7 @@ class Trainer:
             text = format_finished(self.state.step, self.state.best_map, ending=self.ending)
             self.print_plainly(f"{self.folder.path}: {text}")
             return FINISHED
+        begun = self.progress
         self.prepare()
         stop.hold_back()
         # From here on a signal to any rank ends with a checkpoint. The barrier is last: no rank may
@@ -99,11 +106,17 @@ class Trainer:
         self.recorder.wait_for_files()
         self.run.strategy.close()
         if stop:
-            text = f"{stop.name}: checkpoint written; continue with: {self.resuming_command}"
+            gain = "" if self.progress != begun else ", but no step was made since the start"
+            text = f"{stop.name}: checkpoint written{gain}; continue with: {self.resuming_command}"
             self.print_plainly(text)
-            return STOPPED_BY_SIGNAL
+            return STOPPED_TOO_EARLY if gain else STOPPED_BY_SIGNAL
         self.finish()
         return FINISHED
+
+    @property
+    def progress(self) -> tuple[int, bool]:
+        """Return the step, and whether its weights have been evaluated."""
+        return self.state.step, self.state.current_map is not None
 
     def load_checkpoint(self) -> None:
         """Restore weights, optimizer and position, if rank 0 has a checkpoint that fits."""

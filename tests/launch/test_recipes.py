@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -103,13 +104,15 @@ JOBS = {
 
 
 @pytest.mark.parametrize("recipe", JOBS)
-@pytest.mark.parametrize(("status", "restarts"), [("0", "0"), ("75", "0"), ("3", "2")])
+@pytest.mark.parametrize(("status", "restarts"), [("0", "0"), ("75", "0"), ("3", "2"), ("5", "1")])
 def test_slurm_job_requeues_itself_and_resumes(
     recipe: str, status: str, restarts: str, tmp_path: Path
 ) -> None:
     write_program(tmp_path / "bin" / "srun", f'echo "$*"\nexit {status}')
     write_program(tmp_path / "bin" / "scontrol", 'echo "$*"')
+    write_program(tmp_path / "bin" / "squeue", "echo NONE")
     folder = REPOSITORY if recipe == "slurm.sbatch" else tmp_path
+    (tmp_path / "launch").symlink_to(RECIPES.parent)
     done = run_recipe(
         recipe,
         *("--config", "coco.yaml"),
@@ -129,12 +132,36 @@ def test_slurm_job_requeues_itself_and_resumes(
     assert done.returncode == (0 if status == "75" else int(status))
 
 
+@pytest.mark.parametrize(
+    ("left_s", "margin", "starts"), [(480, "", False), (480, "60", True), (3600, "", True)]
+)
+def test_slurm_job_that_is_stopped_in_its_start_does_not_begin(
+    left_s: int, margin: str, starts: bool, tmp_path: Path
+) -> None:
+    write_program(tmp_path / "bin" / "srun", "echo started")
+    end = datetime.now() + timedelta(seconds=left_s)
+    write_program(tmp_path / "bin" / "squeue", f"echo {end:%Y-%m-%dT%H:%M:%S}")
+    done = run_recipe(
+        "slurm.sbatch",
+        PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        MARGIN=margin,
+        SLURM_SUBMIT_DIR=str(REPOSITORY),
+        SLURM_JOB_ID="17",
+        SLURM_CPUS_ON_NODE="112",
+        SLURM_NTASKS_PER_NODE="8",
+    )
+    assert done.returncode == (0 if starts else 2)
+    assert done.stdout == ("started\n" if starts else "")
+    assert done.stderr.count("\n") == (0 if starts else 1)
+
+
 IN_A_JOB = {"SLURM_JOB_ID": "17", "PBS_JOBID": "17.server"}
 
 
 @pytest.fixture
 def cluster_mpi(tmp_path: Path) -> str:
     """Return a PATH whose first mpirun is Intel's by its version, and prints its arguments."""
+    write_program(tmp_path / "mpi" / "squeue", "echo NONE")
     write_program(
         tmp_path / "mpi" / "mpirun",
         '[ "$1" = --version ] && { echo "Intel(R) MPI Library"; exit; }\n'

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from common.console import print_line
-from common.errors import FINISHED, STOPPED_BY_SIGNAL, InputError
+from common.errors import FINISHED, STOPPED_BY_SIGNAL, STOPPED_TOO_EARLY, InputError
 from common.files import read_json_lines
 from common.processes import running
 from common.program import train_command
@@ -346,7 +346,7 @@ def run_training(options: Sequence[str], *, show: Callable[[str], None]) -> None
             raise
         code = process.wait()
     # train.py received the signal itself, such as from a batch system.
-    if code == STOPPED_BY_SIGNAL:
+    if code in (STOPPED_BY_SIGNAL, STOPPED_TOO_EARLY):
         raise KeyboardInterrupt
     if code != FINISHED:
         # Python has the negative number of a signal, a shell 128 and the number.

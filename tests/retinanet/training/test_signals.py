@@ -3,12 +3,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import pytest
 
 from common.errors import StoppedBeforeStart
 from retinanet.training import signals
-from retinanet.training.signals import SECONDS_OF_ONE_CTRL_C, StopRequest
+from retinanet.training.signals import SECONDS_OF_ONE_CTRL_C, StopRequest, hold_signal
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
@@ -98,6 +99,21 @@ def test_signal_ends_a_starting_run_and_is_held_back_later(
         stop.hold_back()
         os.kill(os.getpid(), number)
         assert stop.received == number.name
+
+
+@pytest.mark.parametrize("starting", [True, False])
+def test_held_signal_is_honoured_by_the_request(starting: bool) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        hold_signal()
+        held = signal.getsignal(signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        ends = pytest.raises(StoppedBeforeStart) if starting else nullcontext()
+        with ends, StopRequest(starting=starting) as stop:
+            assert stop.received == "SIGUSR1"
+        assert signal.getsignal(signal.SIGUSR1) is held
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize("received", [None, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
