@@ -25,10 +25,10 @@ PROGRAMS = ("train.py", "data", "launch", "profiling", "retinanet", "tests.tortu
 OTHER_PROGRAMS = {
     "mpirun": ("--allow-run-as-root", "--bind-to", "--mca", "--prtemca"),
     "srun": (
-        *("--cpu-bind", "--cpus-per-task", "--exclusive", "--kill-on-bad-exit"),
+        *("--cpu-bind", "--cpus-per-task", "--exact", "--exclusive", "--kill-on-bad-exit"),
         *("--mpi", "--ntasks"),
     ),
-    "sbatch": ("--export", "--signal"),
+    "sbatch": ("--export", "--signal", "--time"),
     "docker": (
         *("--build-arg", "--cap-add", "--cpuset-cpus", "--cpuset-mems", "--ipc", "--pid"),
         *("--privileged", "--read-only", "--shm-size", "--stop-timeout", "--tmpfs", "--user"),
