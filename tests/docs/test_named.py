@@ -28,7 +28,7 @@ OTHER_PROGRAMS = {
         *("--cpu-bind", "--cpus-per-task", "--exact", "--exclusive", "--kill-on-bad-exit"),
         *("--mpi", "--ntasks"),
     ),
-    "sbatch": ("--export", "--signal", "--time"),
+    "sbatch": ("--export", "--signal"),
     "docker": (
         *("--build-arg", "--cap-add", "--cpuset-cpus", "--cpuset-mems", "--ipc", "--pid"),
         *("--privileged", "--read-only", "--shm-size", "--stop-timeout", "--tmpfs", "--user"),
