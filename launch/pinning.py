@@ -84,12 +84,9 @@ def pin(
     if launcher == "slurm":
         affinities = affinities or limits.slurm_affinities(os.environ, ranks, affinity=affinity)
         offered = limits.cpus_of_job(os.environ)
-    if enabled:
-        part = limits.checked_part(
-            ranks, affinities, host, affinity=affinity, topology=topology, offered=offered
-        )
-    else:
-        part = limits.given_part(ranks, affinities, host, affinity=affinity)
+    part = limits.checked_part(
+        ranks, affinities, host, affinity=affinity, topology=topology, offered=offered
+    )
     topology, quota = topology.restricted(part.cpus), allowance.quota
     if quota is not None:  # it counts for all ranks of this host: the part of these ranks
         quota = quota * part.ranks / ranks.local_size
@@ -99,7 +96,8 @@ def pin(
         usable = cores if quota is None else min(cores, cores_of_quota(quota))
         share = make_share(topology.cpus, threads=request.threads or max(1, usable // part.ranks))
         variables = {"OMP_NUM_THREADS": str(share.threads)}
-        notes = tuple(environment.use_environment(variables, bound=False, launcher=launcher))
+        others = environment.use_environment(variables, bound=False, launcher=launcher)
+        notes = (*part.notes, *others)
         return Pinned(share=share, openmp=openmp, notes=notes, environment=variables, enabled=False)
     option = ranks_option(launcher)
     shares = place_ranks(topology, ranks=part.ranks, request=request, quota=quota, option=option)

@@ -1,12 +1,14 @@
 """`train.py --check`, and the checks of every start before anything is written."""
 
 import json
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
 from launch.host_state import read_host_state
+from launch.topology import read_topology
 from tests.launch import host_trees
 from tests.launch.ranks import TrainHere, run_ranks
 from tests.support.mounts import needs_root, tmpfs
@@ -50,6 +52,30 @@ def test_slurm_job_of_several_tasks_without_srun_gets_a_warning(
     assert trained.code == 0, trained.errors
     [line] = [line for line in trained.output.splitlines() if "SLURM_NTASKS=8" in line]
     assert line.startswith("note: ") and "srun" in line
+
+
+def test_core_that_srun_withholds_is_a_warning(
+    train: TrainHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpus = os.sched_getaffinity(0)
+    cores = {cpu.core for cpu in read_topology().restricted(cpus).cpus}
+    if len(cores) < 2:
+        pytest.skip("a single core")
+    kept = {cpu.cpu for cpu in read_topology().restricted(cpus).cpus if cpu.core != max(cores)}
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    step |= {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NODEID": "0"}
+    step |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_CPUS_PER_NODE": str(len(cpus))}
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    os.sched_setaffinity(0, kept)
+    try:
+        checked = train("--check", f"run.root={tmp_path}")
+    finally:
+        os.sched_setaffinity(0, cpus)
+    assert (checked.code, checked.errors) == (0, "")
+    text = " ".join(checked.output.split())
+    assert f"bound to {len(cores) - 1} of the {len(cores)} cores that this host offers" in text
+    assert f"srun --cpus-per-task={len(cpus)}" in text
 
 
 def test_state_of_the_host_is_checked_noted_and_kept(

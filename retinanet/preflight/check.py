@@ -29,6 +29,7 @@ from retinanet.preflight.findings import (
     failure,
     merged,
     print_findings,
+    warning,
 )
 from retinanet.preflight.host_state import (
     HostReport,
@@ -104,6 +105,7 @@ def check(
         placements, shares = host.check_placement(config, placed)
         findings = [
             *placements,
+            *(warning(host.PLACEMENT, note, fix=host.SEE_PLAN) for note in place.pinned.notes),
             host.check_allocator(config.engine.allocator),
         ]
         # With these the other checks continue if the configured engine or backend is not installed.

@@ -36,6 +36,7 @@ from retinanet.preflight.findings import Finding, amount, failure, ok, warning
 from retinanet.preflight.run import KnownData
 
 PLACEMENT = "placement"
+SEE_PLAN = "see `python -m launch plan`"
 
 
 def check_placement(config: Config, ranks: Ranks) -> tuple[list[Finding], tuple[Share, ...]]:
@@ -52,7 +53,7 @@ def check_placement(config: Config, ranks: Ranks) -> tuple[list[Finding], tuple[
     notes = [note for note in plan.notes if note != NOT_PINNED]
     findings = [
         ok(PLACEMENT, f"{detail} on CPUs {cpus}"),
-        *(warning(PLACEMENT, note, fix="see `python -m launch plan`") for note in notes),
+        *(warning(PLACEMENT, note, fix=SEE_PLAN) for note in notes),
     ]
     return findings, shares
 

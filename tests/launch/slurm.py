@@ -49,7 +49,12 @@ class Slurm:
         """Run a command of Slurm on the first host; return its output."""
         arguments = [*self.hosts.enter_left, f"--wd={REPOSITORY}", *command]
         done = subprocess.run(
-            arguments, env=self.environment, capture_output=True, text=True, timeout=60
+            arguments,
+            check=False,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()

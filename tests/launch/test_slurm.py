@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.launch.slurm import Slurm, started_slurm
-from tests.launch.two_hosts import REPOSITORY, two_hosts
+from tests.launch.two_hosts import two_hosts
 from tests.support.training_runs import read_records
 
 pytestmark = [pytest.mark.whole_machine, pytest.mark.exhaustive]
@@ -77,9 +77,3 @@ def test_job_whose_limit_is_within_its_margin_does_not_start(slurm: Slurm, tmp_p
     slurm.wait_for(job, "FAILED")
     assert re.fullmatch(r"error: --time leaves this job 4\d\d s, .*\n", output.read_text())
     assert not (tmp_path / "short").exists()
-
-
-def test_check_names_the_cores_that_srun_withholds(slurm: Slurm) -> None:
-    check = [str(REPOSITORY / ".venv/bin/python"), "train.py", "--check"]
-    report = slurm.call("srun", "--nodes=2", "--ntasks=2", *check, *SETTINGS)
-    assert "placement" in report
