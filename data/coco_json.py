@@ -2,7 +2,8 @@
 
 `FIELDS` defines what an entry of `images`, `annotations` and `categories` must hold. A part of a
 list is checked column by column, which is fast; single values are looked at only where a column
-has a fault. `read_annotations` stops at the first fault; `data.verify` reports all of them.
+has a fault. `read_annotations` stops at the first fault; `data.verify` reports all of them. Odd
+values whose meaning is plain, such as `"iscrowd": null`, are taken by both: `plain_entry`.
 
 Python's own decoder needs a whole text: OpenImages' 2.6 GB would become tens of gigabytes of
 objects. Here it gets one entry after the other from a window on the file. Unlike other
@@ -12,6 +13,7 @@ incremental JSON readers it accepts NaN, which a data set with a wrong box may h
 import gc
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -39,17 +41,27 @@ from data.annotations import (
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 LARGEST_COORDINATE = 1e9  # pixels; sums and products of such numbers are finite, in float32 too
+UNKNOWN_SIZE = 0  # stands for a missing width or height, where the images are at hand
 NO_ID = -(2**63)  # stands for an annotation's missing id; no id can be this number
 Columns = dict[str, Any]
 Advance = Callable[[int], None]  # called with the number of bytes that the file has been read to
 
 
-def read_annotations(path: Path, *, advance: Advance = lambda done: None) -> Annotations:
+TAKEN = {
+    "value_taken": "an odd value whose meaning is plain (null, a number as text): taken",
+    "box_of_polygon": "a box without bbox: the enclosing box of its polygon is taken",
+}
+"""Kinds of findings about entries that can be used."""
+
+
+def read_annotations(
+    path: Path, *, advance: Advance = lambda done: None, taken: Counter[str] | None = None
+) -> Annotations:
     """Read and check a COCO-format JSON file (https://cocodataset.org/#format-data).
 
     `iscrowd`, `area` and the annotations' `id` may be missing (0, width × height, 1, 2, 3, …);
     a true `IsGroupOf`, in the annotation or its `attributes`, counts as `iscrowd`. Extra fields
-    are ignored. Takes a gigabyte for ten million boxes.
+    are ignored. Takes a gigabyte for ten million boxes. `taken` counts the kinds of `TAKEN`.
 
     Raises:
         InputError: One line that names the file and the entry, for the first fault.
@@ -58,7 +70,8 @@ def read_annotations(path: Path, *, advance: Advance = lambda done: None) -> Ann
     lengths = dict.fromkeys(growing, 0)
     with no_garbage_collection():
         for name, entries in stream_lists(path, growing, advance=advance):
-            growing[name].extend(strict_columns(path, name, entries, first=lengths[name]))
+            columns = strict_columns(path, name, entries, first=lengths[name], taken=taken)
+            growing[name].extend(columns)
             lengths[name] += len(entries)
             require_few_classes(f"{path}: categories", lengths["categories"])
     for name in ("images", "categories"):
@@ -97,16 +110,29 @@ def read_annotations(path: Path, *, advance: Advance = lambda done: None) -> Ann
     )
 
 
-def strict_columns(path: Path, name: str, entries: list[Any], *, first: int = 0) -> Columns:
+def strict_columns(
+    path: Path,
+    name: str,
+    entries: list[Any],
+    *,
+    first: int = 0,
+    taken: Counter[str] | None = None,
+) -> Columns:
     """Return the columns of entries of the list `name`; raise InputError at the first fault."""
 
     def refuse(fault: Fault) -> None:
+        if fault.kind in TAKEN:
+            if taken is not None:
+                taken[fault.kind] += 1
+            return
         field = fault.field.rpartition(".")[2]
         problem = (
             "missing; COCO's format requires it"
             if fault.kind == "field_missing"
             else f"expected {fault.expected}, found {fault.found}"
         )
+        if fault.kind == "image_size_missing":
+            problem += "; python -m data convert --from coco reads it from the image"
         place = f"{name}[{first + fault.row}]" + (f".{field}" if field else "")
         raise InputError(f"{path}: {place}: {problem}")
 
@@ -142,8 +168,9 @@ def require_known(
     return rows
 
 
-MISSING, ABSENT = object(), object()
-"""Stand for the value of a field that an entry lacks: a required one, and an optional one."""
+MISSING, ABSENT, UNKNOWN = object(), object(), object()
+"""Stand for the value of a field that an entry lacks: a required one, an optional one, and a side
+of an image, which the image has."""
 
 
 class Field(NamedTuple):
@@ -177,22 +204,89 @@ def checked_columns(name: str, entries: list[Any], report: Callable[[Fault], Non
                 report(Fault(row, "entry_not_object", "", shown(entry), "an object"))
         rows = [row for row in rows if isinstance(entries[row], dict)]
         entries = [entries[row] for row in rows]
-    columns: Columns = {}
-    is_valid = True
-    for name_of_field, convert, kind, expected, default in FIELDS[name]:
-        values = field_values(entries, name_of_field, default)
-        columns[name_of_field] = convert(values)
-        if columns[name_of_field] is not None:
-            continue
-        is_valid = False
-        for row, value in zip(rows, values, strict=True):
-            if value is MISSING:
-                report(Fault(row, "field_missing", name_of_field, "missing", expected))
-        for row, value in zip(rows, values, strict=True):
-            if value is not MISSING and convert([value]) is None:
-                value_kind = kind if isinstance(kind, str) else kind(value)
-                report(Fault(row, value_kind, name_of_field, shown(value), expected))
-    return arrange(name, columns) if is_valid else columns
+    fields = FIELDS[name]
+
+    def convert_fields() -> list[Any]:
+        return [each.convert(field_values(entries, each.name, each.default)) for each in fields]
+
+    columns = convert_fields()
+    if any(column is None for column in columns):
+        entries = [
+            plain_entry(name, row, each, report) for row, each in zip(rows, entries, strict=True)
+        ]
+        columns = convert_fields()
+    for field, column in zip(fields, columns, strict=True):
+        if column is None:
+            report_values(field, rows, field_values(entries, field.name, field.default), report)
+    if any(column is None for column in columns):
+        return {}
+    return arrange(
+        name, {field.name: column for field, column in zip(fields, columns, strict=True)}
+    )
+
+
+def report_values(
+    field: Field, rows: Collection[int], values: list[Any], report: Callable[[Fault], None]
+) -> None:
+    """Report the faulty ones of a field's values, missing ones first."""
+    for row, value in zip(rows, values, strict=True):
+        if value is MISSING:
+            report(Fault(row, "field_missing", field.name, "missing", field.expected))
+    for row, value in zip(rows, values, strict=True):
+        if value is not MISSING and field.convert([value]) is None:
+            kind = field.kind if isinstance(field.kind, str) else field.kind(value)
+            report(Fault(row, kind, field.name, shown(value), field.expected))
+
+
+def plain_entry(
+    name: str, row: int, entry: dict[str, Any], report: Callable[[Fault], None]
+) -> dict[str, Any]:
+    """Return an entry of the list `name` with the values whose meaning is plain; report each.
+
+    As tools write them: `null` for a missing value, `"12"` and `12.0` for 12, a polygon and no box.
+    """
+    plain = dict(entry)
+
+    def take(field: str, value: object, kind: str = "value_taken") -> None:
+        found = shown(plain[field]) if field in plain else "missing"
+        report(Fault(row, kind, field, found, SIDE.expected))
+        plain[field] = value
+
+    for field in INTEGERS[name]:
+        number = whole_number(plain.get(field))
+        if number is not None and type(plain[field]) is not int:
+            take(field, number)
+    if name == "images":
+        for side in SIDES:
+            if plain.get(side) is None or plain[side] == 0:
+                take(side, UNKNOWN, "image_size_missing")
+    if name == "annotations":
+        for field, missing in {"id": ABSENT, **dict.fromkeys(CROWD_FLAGS[:3], 0)}.items():
+            if field in plain and plain[field] is None:
+                take(field, missing)
+        if not plain.get("bbox") and (box := box_of_polygons(plain.get("segmentation"))):
+            take("bbox", box, "box_of_polygon")
+    return plain
+
+
+def whole_number(value: object) -> int | None:
+    """Return an integer, also from a float or from digits; None for any other value."""
+    if type(value) is float and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if type(value) is str and value.isascii() and value.isdigit() and len(value) < 19:
+        return int(value)
+    return value if type(value) is int else None
+
+
+def box_of_polygons(segmentation: object) -> list[float] | None:
+    """Return `[x, y, width, height]` around COCO's polygons, `[[x1, y1, x2, y2, …], …]`."""
+    if not (isinstance(segmentation, list) and set(map(type, segmentation)) == {list}):
+        return None
+    points = finite(list(chain.from_iterable(segmentation)))
+    if points is None or not len(points) or any(len(part) % 2 for part in segmentation):
+        return None
+    low, high = points.reshape(-1, 2).min(axis=0), points.reshape(-1, 2).max(axis=0)
+    return [*low.tolist(), *(high - low).tolist()]
 
 
 def field_values(entries: list[dict[str, Any]], name: str, default: Any) -> list[Any]:
@@ -202,15 +296,17 @@ def field_values(entries: list[dict[str, Any]], name: str, default: Any) -> list
         parents = [entry.get(parent) for entry in entries]
         if not any(parents):
             return [default] * len(entries)
-        # `attributes` is an extension: of any other type than an object, it has no flag.
+        # `attributes` is an extension: of any other type than an object, it has no flag; nor has a
+        # null in it.
         entries = [parent if isinstance(parent, dict) else {} for parent in parents]
+        return [default if entry.get(key) is None else entry[key] for entry in entries]
     return [entry.get(key, default) for entry in entries]
 
 
 def integers(
     values: list[Any], minimum: int = -INT64_MAX, maximum: int = INT64_MAX
 ) -> NDArray[np.int64] | None:
-    """Convert integers within the bounds. `true`, `1.0` and `"1"` are no integers."""
+    """Convert integers within the bounds. `true` is none; see `plain_entry` for 1.0 and "1"."""
     # Exact types, since bool is a subclass of int: `true` is no id.
     if values and not (
         set(map(type, values)) <= {int} and minimum <= min(values) <= max(values) <= maximum
@@ -295,9 +391,12 @@ def bbox_kind(value: Any) -> str:
 
 
 ID = Field("id", integers, "id_invalid", "an integer")
+SIDES = ("width", "height")
 SIDE = Field(
     "",
-    partial(integers, minimum=1, maximum=INT32_MAX),
+    partial(
+        convert_optional, partial(integers, minimum=1, maximum=INT32_MAX), UNKNOWN, UNKNOWN_SIZE
+    ),
     "image_size_invalid",
     f"an integer from 1 to {INT32_MAX}",
 )
@@ -310,12 +409,11 @@ CROWD_FLAGS = (
 )
 
 # In the order in which faults of one part are found. Strings as ids, as OpenImages' own image ids,
-# are refused: pycocotools and MLPerf's JSON require integers.
+# are refused unless they are digits: pycocotools and MLPerf's JSON require integers.
 FIELDS = {
     "categories": (ID, Field("name", texts, "category_name_invalid", TEXT)),
     "images": (
-        SIDE._replace(name="width"),
-        SIDE._replace(name="height"),
+        *(SIDE._replace(name=name) for name in SIDES),
         Field("file_name", texts, "file_name_invalid", TEXT),
         Field(
             "file_name",
@@ -343,6 +441,11 @@ FIELDS = {
 }
 
 
+INTEGERS = {
+    "categories": ("id",),
+    "images": ("id", *SIDES),
+    "annotations": ("id", "image_id", "category_id", "iscrowd"),
+}
 ID_COLUMNS = {"categories": "category_ids", "images": "image_ids", "annotations": "box_ids"}
 
 

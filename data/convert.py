@@ -19,7 +19,7 @@ from data.annotations import SPLITS, known_trees
 from data.coco_json import read_annotations
 from data.formats.coco import read_coco
 from data.formats.convert import convert_labels
-from data.formats.labels import read_class_names, read_list
+from data.formats.labels import SKIP_BAD, read_class_names, read_list
 from data.formats.voc import read_voc
 from data.formats.yolo import read_yolo
 from data.index import (
@@ -41,7 +41,8 @@ CONVERT = """Convert labels of other programs to COCO's format, and these to wha
   python -m data convert my-export --from coco --classes Cat Dog --out converted
 
 With --from, the labels of each split become DIR/train.json, DIR/validation.json, …, and what
-`data verify` finds in them is printed. The first faulty line of a file ends the command.
+`data verify` finds in them is printed. All faulty labels are printed; they end the command, unless
+they are skipped.
 
   yolo  data.yaml, or a folder with it, classes.txt or obj.names
   voc   a folder with Annotations/, or with XML files beside the images
@@ -104,6 +105,11 @@ def add_convert(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="skip labelled images that do not exist instead of stopping",
     )
     parser.add_argument(
+        SKIP_BAD,
+        action="store_true",
+        help="with --from: leave out faulty labels, which are printed, instead of stopping",
+    )
+    parser.add_argument(
         "--copy-images",
         action="store_true",
         help="with --from: copy the images to the folder --out too",
@@ -140,6 +146,7 @@ def run_convert(
     classes: list[str] | None,
     image_ids: Path | None,
     skip_missing_images: bool,
+    skip_bad_labels: bool,
     copy_images: bool,
     allow_outside: bool,
 ) -> int:
@@ -155,7 +162,11 @@ def run_convert(
     if not is_csv:
         refuse_options(csv_options, f"only for a CSV of boxes; {source} is not a .csv file")
     if from_format is None:
-        from_only = {"--copy-images": copy_images or None, ALLOW_OUTSIDE: allow_outside or None}
+        from_only = {
+            SKIP_BAD: skip_bad_labels or None,
+            "--copy-images": copy_images or None,
+            ALLOW_OUTSIDE: allow_outside or None,
+        }
         refuse_options(from_only, "only with --from")
         if not is_csv:
             refuse_options(
@@ -169,6 +180,7 @@ def run_convert(
             source,
             images=images,
             skip_missing_images=skip_missing_images,
+            skip_bad_labels=skip_bad_labels,
             allow_outside=allow_outside,
             console=console,
         )

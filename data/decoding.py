@@ -181,6 +181,24 @@ def open_image(file: BinaryIO) -> Image.Image:
     return image
 
 
+def read_photo(path: Path) -> tuple[tuple[int, int], int]:
+    """Return an image's stored size (width, height) and its EXIF orientation, by its header.
+
+    Raises InputError if it is no image, or cannot be read.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"), open_image_file(path) as file:
+            image = open_image(file)
+            return image.size, exif_orientation(image)
+    except (*DAMAGE, Image.DecompressionBombError) as error:
+        raise InputError(f"{path}: {describe_fault(error)}") from error
+
+
+def displayed_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:
+    """Return the size at which a photo of a stored size is displayed."""
+    return size[::-1] if orientation in QUARTER_TURNS else size
+
+
 def size_fault(width: int, height: int) -> str | None:
     """Return why pixels are too many to be read, or None."""
     text = f"{width}×{height} pixels"

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import stat
+from collections import Counter
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -35,7 +36,7 @@ from common.files import (
 )
 from common.locks import one_process_at_a_time
 from data.annotations import Annotations, TextColumn
-from data.coco_json import Advance, read_annotations
+from data.coco_json import TAKEN, Advance, read_annotations
 
 DTYPES = {
     "category_ids": "int64",
@@ -312,9 +313,12 @@ def make_index(path: Path, stamp: Stamp, home: Path, *, console: Console) -> Fou
         folder = home / f"{content[:16]}-format{FORMAT}"
         index = usable_index(folder)
         if index is None:
+            taken: Counter[str] = Counter()
             annotations = read_annotations(
-                path, advance=lambda done: advance(stamp.size + done, "parsing")
+                path, advance=lambda done: advance(stamp.size + done, "parsing"), taken=taken
             )
+            for kind, number in taken.items():
+                console.print(f"note: {path}: {TAKEN[kind]}: {number:,}", soft_wrap=True)
             remove_index(folder)  # a damaged one
             try:
                 write_index(folder, annotations, made_from=str(path.resolve()))

@@ -32,7 +32,7 @@ from common.errors import InputError, printable
 from common.files import read_bytes, removed_on_failure, require_free_outputs, write_atomically
 from common.outputs import require_no_input
 from data.annotations import SPLITS, SplitName
-from data.coco_json import read_annotations
+from data.coco_json import INTEGERS, read_annotations, whole_number
 
 
 def add_split(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -78,6 +78,12 @@ def run_split(
         raise InputError(f"{annotations}: cannot be read: {error.strerror}") from error
     except RecursionError as error:
         raise InputError(f"{annotations}: the JSON is nested too deeply") from error
+
+    # Ids as `read_annotations` takes them, which may be texts.
+    for name, fields in INTEGERS.items():
+        for entry in content[name]:
+            odd = [field for field in fields if isinstance(entry.get(field), str | float)]
+            entry |= {field: whole_number(entry[field]) for field in odd}
 
     # Each side gets one file at least; images, boxes and other fields keep their order. A file that
     # is listed twice is on one side, or training would learn what validation measures.

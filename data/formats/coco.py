@@ -19,17 +19,23 @@ from rich.console import Console
 from common.console import progress_in_bytes
 from common.errors import InputError
 from common.walk import LeftOut, Reach, walk_files, walk_folders
-from data.annotations import Annotations, TextColumn
-from data.coco_json import read_annotations
-from data.decoding import SUFFIXES
+from data.annotations import Annotations, Split, TextColumn
+from data.coco_json import TAKEN, UNKNOWN_SIZE
+from data.decoding import SUFFIXES, displayed_size, read_photo
 from data.formats.labels import (
+    NOTES,
     SPLIT_NAMES,
     WHOLE,
     CheckNames,
     LabelledSplit,
     select_images,
+    settle_faults,
 )
 from data.index import read_stamp
+from data.verify.annotations import check_ids, clean_annotations, read_entries
+from data.verify.findings import KINDS, Findings
+from data.verify.report import obstacle
+from data.verify.splits import CheckedSplit
 
 OTHER_TASKS = re.compile(r"captions|person_keypoints|image_info|stuff|panoptic|keypoints")
 """Files beside COCO's boxes, by the beginnings of their names."""
@@ -45,6 +51,7 @@ def read_coco(
     *,
     images: Path | None,
     skip_missing_images: bool,
+    skip_bad_labels: bool = False,
     allow_outside: bool = False,
     check_names: CheckNames,
     console: Console,
@@ -54,8 +61,8 @@ def read_coco(
     With `allow_outside` links may lead out of the data set's folder.
 
     Raises:
-        InputError: The first fault of a JSON file; there is none, or two for one split; the images
-            are nowhere, or one is missing.
+        InputError: A JSON file has faults, all of which are printed; there is none, or two for one
+            split; the images are nowhere, or one is missing.
     """
     root = source if source.is_dir() else source.parent
     # Of `annotations/x.json`, and of its folder, the images are beside that folder.
@@ -66,15 +73,12 @@ def read_coco(
     files = find_files(source, reach)
     check_names(files, files.values())
     for name, file in files.items():
-        annotations = read_file(file, console)
+        annotations, notes = read_file(file, skip_bad_labels=skip_bad_labels, console=console)
         folder, names = find_images(
             file, annotations, root=root, images=images, split=name, reach=reach
         )
-        notes = (
-            []
-            if names is annotations.file_names
-            else ["file names are shortened to the parts that exist"]
-        )
+        if names is not annotations.file_names:
+            notes.append("file names are shortened to the parts that exist")
         annotations = replace(annotations, file_names=names)
         left_out = LeftOut()
         present = set(walk_files(folder, reach, left_out, suffixes=SUFFIXES))
@@ -94,15 +98,56 @@ def read_coco(
                 )
             annotations = select_images(annotations, exists)
             notes.append(f"images that do not exist (skipped): {missing:,}")
-        read.append(LabelledSplit(name, annotations, folder, [*notes, *left_out.notes()]))
+        annotations, sized = with_sizes(annotations, folder)
+        notes += [*([f"{NOTES['sizes']}: {sized:,}"] if sized else []), *left_out.notes()]
+        read.append(LabelledSplit(name, annotations, folder, notes))
     return read
 
 
-def read_file(file: Path, console: Console) -> Annotations:
-    """Read a JSON file with a progress bar."""
-    size = read_stamp(file).size
+def read_file(
+    file: Path, *, skip_bad_labels: bool, console: Console
+) -> tuple[Annotations, list[str]]:
+    """Read a JSON file with a progress bar, and print its faults; return notes too.
+
+    Images without a size have one of 0. Raises InputError for faults, unless they are skipped.
+    """
+    size, findings = read_stamp(file).size, Findings()
     with progress_in_bytes(console, f"reading {file.name}", total=size) as advance:
-        return read_annotations(file, advance=lambda done: advance(done, ""))
+        entries = read_entries(
+            file,
+            findings,
+            advance=lambda done: advance(done, ""),
+            usable=(*TAKEN, "image_size_missing"),
+        )
+    if entries is not None:
+        check_ids(entries, findings)
+    kinds = [each for each in findings.stopping() if each.name != "image_size_missing"]
+    faults = [
+        f"{file}: {place.entry}: {place.found}: {KINDS[each.name].meaning}"
+        for each in kinds
+        for place in each.places
+    ]
+    is_usable = (
+        obstacle(CheckedSplit(file.stem, Split(file, file.parent), findings, entries)) is None
+    )
+    number = sum(each.count for each in kinds)
+    settle_faults(faults, number, skip=skip_bad_labels and is_usable, console=console)
+    assert entries is not None
+    taken = [each for each in findings.in_order() if each.name in TAKEN]
+    notes = [f"{TAKEN[each.name]}: {each.count:,}, first {each.places[0].entry}" for each in taken]
+    return clean_annotations(entries), notes
+
+
+def with_sizes(annotations: Annotations, folder: Path) -> tuple[Annotations, int]:
+    """Return the annotations with the sizes of displayed images where they lack them, and how many.
+
+    Raises InputError for an image that cannot be read.
+    """
+    sides = np.stack([annotations.widths, annotations.heights], axis=1)
+    rows = np.flatnonzero((sides == UNKNOWN_SIZE).any(axis=1))
+    for row in rows.tolist():
+        sides[row] = displayed_size(*read_photo(folder / annotations.file_names[row]))
+    return replace(annotations, widths=sides[:, 0], heights=sides[:, 1]), len(rows)
 
 
 def plain(name: str) -> str:

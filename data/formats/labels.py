@@ -2,9 +2,10 @@
 
 A reader finds the splits of a data set and lists the files of each. Processes read parts of these
 lists. The parts become columns, in the order of the files, whatever the order in which they are
-read. A faulty file does not end the reading: the error names the first one and counts the others.
+read. A fault does not end the reading: all are printed, then refused, or left out if the user asks.
 """
 
+import codecs
 import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from common.console import progress
+from common.console import print_line, progress
 from common.errors import InputError, printable, require_few_classes
-from common.files import read_text
+from common.files import MOST_BYTES as FILE_LIMIT
+from common.files import read_bytes
 from common.processes import process_pool, run_tasks, usable_cores
 from data.annotations import Annotations, TextColumn
 from data.coco_json import no_garbage_collection
@@ -40,6 +42,21 @@ WHOLE = "all"
 CheckNames = Callable[[Collection[str], Collection[Path]], None]
 """Called by a reader with the names of the splits and their JSON files, before it reads labels."""
 MOST_BYTES = 10_000_000  # of a file with the labels of one image
+FAULTS_KEPT, FAULTS_SHOWN = 1000, 20
+SKIP_BAD = "--skip-bad-labels"
+NOTES = {
+    "without": "images without a file of labels (no boxes)",
+    "polygons": "polygons (their enclosing boxes are taken)",
+    "keypoints": "boxes with key points (left out)",
+    "turned": "photos that EXIF rotates (labels are of the displayed photo)",
+    "difficult": "difficult objects (iscrowd: left out of training)",
+    "missing": "images that do not exist (skipped)",
+    "renamed": "XML files whose filename is another image's (that of their own name is used)",
+    "sizes": "images without a size in their labels (that of the displayed image is taken)",
+    "swapped": "boxes whose corners are exchanged (put in order)",
+    "latin": "files that are not UTF-8 (read as Latin-1)",
+}
+"""What is counted while labels are read."""
 
 
 @dataclass
@@ -54,7 +71,7 @@ class LabelledSplit:
 
 @dataclass
 class LabelPart:
-    """The labels of N consecutive images, with B boxes; a faulty image has none."""
+    """The labels of N consecutive images, with B boxes; one without a name is left out."""
 
     sizes: NDArray[np.int32]  # [N, 2] width and height in pixels
     boxes_per_image: NDArray[np.int32]  # [N]
@@ -62,9 +79,15 @@ class LabelPart:
     classes: list[Any]  # B indices or names
     areas: NDArray[np.float64]  # [B] square pixels
     is_ignored: NDArray[np.bool_]  # [B] marked as difficult: iscrowd of COCO's format
-    faults: list[str]  # a line for each faulty file: file, line and field
-    counts: dict[str, int]  # what is worth a note, such as polygons
+    faults: list[str]  # the first `FAULTS_KEPT`: file, line and field
+    counts: dict[str, int]  # of `faults`, and what is worth a note, such as polygons
     file_names: list[str]  # N, relative to the folder of images
+
+    def notes(self) -> list[str]:
+        """Return what was noticed while the labels were read, a line each."""
+        return [
+            f"{text}: {self.counts[name]:,}" for name, text in NOTES.items() if name in self.counts
+        ]
 
 
 def labelled_images(
@@ -72,9 +95,10 @@ def labelled_images(
     files: Sequence[Any],
     *,
     title: str,
+    skip_bad_labels: bool,
     console: Console,
 ) -> LabelPart:
-    """Read the labels of images in parallel; raise InputError about the first faulty file."""
+    """Read the labels of images in parallel; print faults, and skip them or raise InputError."""
     starts = range(0, len(files), FILES_AT_ONCE)
     tasks = ((start, files[start : start + FILES_AT_ONCE]) for start in starts)
     processes = max(1, min(usable_cores(), len(starts)))
@@ -89,8 +113,10 @@ def labelled_images(
             done += len(part.sizes)
             advance(done, "")
     in_order = [parts.pop(start) for start in starts]
-    refuse_faults([fault for part in in_order for fault in part.faults])
-    return join_parts(in_order)
+    part = join_parts(in_order)
+    skip = skip_bad_labels and bool(part.file_names)  # something must be left
+    settle_faults(part.faults, part.counts.get("faults", 0), skip=skip, console=console)
+    return part
 
 
 def read_task(
@@ -101,17 +127,24 @@ def read_task(
         return task[0], read(task[1])
 
 
-def refuse_faults(faults: Sequence[str]) -> None:
-    """Raise InputError about the first of some faults, if there is one; the others are counted."""
-    if not faults:
+def settle_faults(faults: Sequence[str], number: int, *, skip: bool, console: Console) -> None:
+    """Print the first of some faults; raise InputError about them unless they are skipped."""
+    if not number:
         return
-    more = len(faults) - 1
-    others = f"; {more:,} more {'files have' if more > 1 else 'file has'} a fault" if more else ""
-    raise InputError(f"{faults[0]}{others}")
+    if skip or number > 1:
+        for fault in faults[:FAULTS_SHOWN]:
+            print_line(console, printable(f"bad label: {fault}"))
+        if number > FAULTS_SHOWN:
+            print_line(console, f"bad label: {number - FAULTS_SHOWN:,} more")
+    if skip:
+        print_line(console, f"note: bad labels (skipped): {number:,}")
+        return
+    others = f"{number - 1:,} more, " if number > 1 else ""
+    raise InputError(f"{faults[0]} ({others}{SKIP_BAD} leaves bad labels out)")
 
 
 def join_parts(parts: Sequence[LabelPart]) -> LabelPart:
-    """Return all parts as one."""
+    """Return all parts as one, without the images that are left out, which have no boxes."""
     counts: dict[str, int] = {}
     for part in parts:
         for name, number in part.counts.items():
@@ -120,16 +153,18 @@ def join_parts(parts: Sequence[LabelPart]) -> LabelPart:
     def joined(name: str) -> NDArray[Any]:
         return np.concatenate([getattr(part, name) for part in parts])
 
+    names = [name for part in parts for name in part.file_names]
+    kept = np.array([bool(name) for name in names], dtype=np.bool_)
     return LabelPart(
-        sizes=joined("sizes"),
-        boxes_per_image=joined("boxes_per_image"),
+        sizes=joined("sizes")[kept],
+        boxes_per_image=joined("boxes_per_image")[kept],
         boxes=joined("boxes"),
         classes=[name for part in parts for name in part.classes],
         areas=joined("areas"),
         is_ignored=joined("is_ignored"),
-        faults=[],
+        faults=[fault for part in parts for fault in part.faults],
         counts=counts,
-        file_names=[name for part in parts for name in part.file_names],
+        file_names=[name for name in names if name],
     )
 
 
@@ -160,10 +195,15 @@ class PartBuilder:
         self.numbers.append(len(boxes))
         self.boxes += boxes
 
-    def add_fault(self, fault: str) -> None:
-        """Add a line about a file that cannot be used, and an empty image."""
-        self.faults.append(fault)
+    def leave_out(self) -> None:
+        """Add an image without a name, which is left out."""
         self.add("", (1, 1), [])
+
+    def add_fault(self, fault: object) -> None:
+        """Add a line about labels that cannot be used."""
+        if len(self.faults) < FAULTS_KEPT:
+            self.faults.append(str(fault))
+        self.count("faults")
 
     def count(self, name: str, number: int = 1) -> None:
         """Count what is worth a note."""
@@ -230,14 +270,20 @@ def nearest_name(name: str, known: Collection[str]) -> str:
     return f"; did you mean {by_lower[nearest[0]]!r}?" if nearest else ""
 
 
-def read_list(file: Path) -> str:
-    """Return the text of a list of names or paths; raise InputError if it cannot be read."""
+def read_list(file: Path, *, most_bytes: int = FILE_LIMIT) -> str:
+    """Return the text of labels, names or paths, in UTF-8, UTF-16 with its mark, or Latin-1.
+
+    Raises InputError if the file cannot be read.
+    """
     try:
-        return read_text(file)
+        content = read_bytes(file, most_bytes=most_bytes)
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file}: not UTF-8 text: {error.reason}") from error
+    is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    try:
+        return content.decode("utf-16" if is_wide else "utf-8-sig")
+    except UnicodeDecodeError:
+        return content.decode("latin-1")
 
 
 def read_class_names(file: Path, text: str) -> list[str]:

@@ -22,7 +22,7 @@ from rich.console import Console
 from common.errors import InputError, require_few_classes
 from common.files import read_bytes
 from common.walk import LeftOut, Reach, walk_files
-from data.decoding import SUFFIXES
+from data.decoding import SUFFIXES, displayed_size, read_photo
 from data.formats.labels import (
     MOST_BYTES,
     SPLIT_NAMES,
@@ -44,7 +44,7 @@ from data.formats.labels import (
 CLASS_FILES = ("labelmap.txt", "classes.txt", "labels.txt")
 """Lists of the classes; the first is CVAT's, with colours behind the names."""
 SIDES = ("xmin", "ymin", "xmax", "ymax")
-IMAGE_FIELDS = ("filename", "size", "size.width", "size.height")
+IMAGE_FIELDS = ("filename", "size.width", "size.height")
 OBJECT_FIELDS = ("name", "difficult", *(f"bndbox.{side}" for side in SIDES))
 FIELDS = {
     **{tuple(name.split(".")): name for name in IMAGE_FIELDS},
@@ -74,6 +74,7 @@ def read_voc(
     *,
     images: Path | None,
     skip_missing_images: bool,
+    skip_bad_labels: bool = False,
     allow_outside: bool = False,
     check_names: CheckNames,
     console: Console,
@@ -102,10 +103,9 @@ def read_voc(
             partial(read_files, split, listed, skip_missing_images),
             split.files,
             title=f"reading {split.name} labels",
+            skip_bad_labels=skip_bad_labels,
             console=console,
         )
-        if skip_missing_images:
-            part = without_missing(part)
         if not len(part.sizes):
             raise InputError(
                 f"{split.images}: none of the labelled images exists; set --images"
@@ -128,36 +128,17 @@ def read_voc(
             part = replace(part, boxes=boxes, areas=np.prod(boxes[:, 2:] - boxes[:, :2], axis=1))
         classes = {number: name for name, number in ids.items()}
         annotations = make_annotations(part, classes, [ids[name] for name in part.classes])
-        notes = notes_on(split, part, from_one=from_one)
+        notes = part.notes()
+        others = set(split.listed.values()) - set(part.file_names) if split.is_whole else set()
+        if others:
+            notes.append(f"images without an XML file (left out): {len(others):,}")
+        if not from_one:
+            notes.append(
+                "coordinates count from 0, not from 1 as VOC's do, since a box begins at 0"
+            )
+        notes += split.left_out.notes()
         read.append(LabelledSplit(split.name, annotations, split.images, notes))
     return read
-
-
-def notes_on(split: VocSplit, part: LabelPart, *, from_one: bool) -> list[str]:
-    """Return what was noticed while the labels were read, a line each."""
-    difficult, missing = int(part.is_ignored.sum()), part.counts.get("missing", 0)
-    renamed = part.counts.get("renamed", 0)
-    others = set(split.listed.values()) - set(part.file_names) if split.is_whole else set()
-    notes = {
-        f"difficult objects (iscrowd: left out of training): {difficult:,}": difficult,
-        f"images without an XML file (left out): {len(others):,}": others,
-        f"images that do not exist (skipped): {missing:,}": missing,
-        f"XML files whose filename is another image's (that of their own name is used): "
-        f"{renamed:,}": renamed,
-        "coordinates count from 0, not from 1 as VOC's do, since a box begins at 0": not from_one,
-    }
-    return [*(note for note, applies in notes.items() if applies), *split.left_out.notes()]
-
-
-def without_missing(part: LabelPart) -> LabelPart:
-    """Return the part without images that do not exist, which have no file name and no boxes."""
-    keep = np.array([bool(name) for name in part.file_names], dtype=np.bool_)
-    return replace(
-        part,
-        sizes=part.sizes[keep],
-        boxes_per_image=part.boxes_per_image[keep],
-        file_names=[name for name in part.file_names if name],
-    )
 
 
 def listed_classes(source: Path, reach: Reach) -> list[str] | None:
@@ -249,21 +230,26 @@ def read_files(
     part = PartBuilder()
     known = None if listed is None else dict.fromkeys(listed)  # found without a search
     for file in files:
+        faults = part.counts.get("faults", 0)
         try:
-            labels = parse_xml(file)
-            # Only the first fault is shown; a search for the nearest name takes long.
-            require_listed(file, labels, known, search=not part.faults)
+            labels = parse_xml(file, known, part)
+            image = find_image(file, split, labels.file_name, part)
+            size = labels.size
+            if image is not None and 0 in size:
+                size = displayed_size(*read_photo(split.images / image))
+                part.count("sizes")
         except InputError as fault:
-            part.add_fault(str(fault))
+            part.add_fault(fault)
+            part.leave_out()
             continue
-        image = find_image(file, split, labels.file_name, part)
-        if image is not None:
-            part.add(image, labels.size, labels.boxes)
-        elif skip_missing_images:
+        if image is None and skip_missing_images:
             part.count("missing")
-            part.add("", (1, 1), [])
-        else:
+        elif image is None:
             part.add_fault(missing_image(file, split, labels.file_name))
+        if image is None or (part.counts.get("faults", 0) > faults and not labels.boxes):
+            part.leave_out()
+        else:
+            part.add(image, size, labels.boxes)
     return part.finish()
 
 
@@ -314,93 +300,105 @@ def missing_image(file: Path, split: VocSplit, file_name: str) -> str:
     )
 
 
-def require_listed(
-    file: Path, labels: "XmlLabels", listed: Collection[str] | None, *, search: bool
-) -> None:
-    """Raise InputError for an object of a class that the data set's list lacks.
-
-    With `search` the message names the nearest class.
-    """
-    if listed is None:
-        return
-    for place, (box, line) in enumerate(zip(labels.boxes, labels.lines, strict=True), start=1):
-        if box.category not in listed:
-            nearest = nearest_name(str(box.category), listed) if search else ""
-            raise InputError(
-                f"{file}: line {line}: object[{place}].name: {quoted(str(box.category))} is not in "
-                f"the data set's list of classes{nearest}"
-            )
-
-
 @dataclass
 class XmlLabels:
-    """The content of an XML file; `lines` are those on which the objects begin."""
+    """The content of an XML file; a side of 0 is not known."""
 
-    file_name: str = ""
-    size: tuple[int, int] = (0, 0)
-    boxes: list[Box] = field(default_factory=list)
-    lines: list[int] = field(default_factory=list)
+    file_name: str
+    size: tuple[int, int]
+    boxes: list[Box]
 
 
 Fields = dict[str, tuple[str, int]]  # text and line by path, such as `bndbox.xmin`
 
 
-def parse_xml(file: Path) -> XmlLabels:
-    """Return the labels of an XML file; raise InputError with line and field for a fault."""
+def parse_xml(file: Path, listed: Collection[str] | None, part: PartBuilder) -> XmlLabels:
+    """Return the labels of an XML file, and add the faults of its objects to a part.
+
+    `listed` are the classes of the data set's list. Raises InputError with line and field for a
+    fault of the file itself.
+    """
     try:
         content = read_bytes(file, most_bytes=MOST_BYTES)
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}") from error
-    reader = XmlReader(file)
-    reader.parse(content)
-    labels = XmlLabels(file_name=reader.image.get("filename", ("", 0))[0])
+    reader = read_xml(file, content, part)
     sides = []
     for name in ("width", "height"):
-        field_name = f"size.{name}" if "size" in reader.image else "size"
-        side = take_number(file, reader.image, f"size.{name}", field_name, line=0)
-        if not (side.is_integer() and 0 < side <= LARGEST_SIDE):
-            text, line = reader.image[f"size.{name}"]
+        # Some tools write 0 or nothing: the image has its size.
+        text, line = reader.image.get(f"size.{name}", ("0", 0))
+        side = number(text or "0")
+        if side is None or not (side.is_integer() and 0 <= side <= LARGEST_SIDE):
             raise InputError(
                 f"{file}: line {line}: size.{name}: expected the image's {name} in pixels, "
                 f"found {quoted(text)}"
             )
         sides.append(int(side))
-    labels.size = (sides[0], sides[1])
+    boxes = []
     for place, (fields, line) in enumerate(reader.objects, start=1):
-        labels.boxes.append(parse_object(file, fields, f"object[{place}]", line))
-        labels.lines.append(line)
-    return labels
+        try:
+            boxes.append(parse_object(file, fields, (f"object[{place}]", line), listed, part))
+        except InputError as fault:
+            part.add_fault(fault)
+    return XmlLabels(reader.image.get("filename", ("", 0))[0], (sides[0], sides[1]), boxes)
 
 
-def parse_object(file: Path, fields: Fields, name: str, line: int) -> Box:
-    """Return the box of an object."""
+def read_xml(file: Path, content: bytes, part: PartBuilder) -> "XmlReader":
+    """Return the fields of an XML file; raise InputError if it is none."""
+    reader = XmlReader(file)
+    try:
+        reader.parse(content)
+    except InputError:
+        try:
+            content.decode()
+        except UnicodeDecodeError:
+            reader = XmlReader(file, "iso-8859-1")
+            reader.parse(content)
+            part.count("latin")
+        else:
+            raise
+    return reader
+
+
+def parse_object(
+    file: Path,
+    fields: Fields,
+    place_of: tuple[str, int],
+    listed: Collection[str] | None,
+    part: PartBuilder,
+) -> Box:
+    """Return the box of an object; `place_of` is its name in messages and its line."""
+    name, line = place_of
     category, place = fields.get("name", ("", line))
     if not category:
         raise InputError(f"{file}: line {place}: {name}.name: missing; expected the class")
+    if listed is not None and category not in listed:
+        # A search for the nearest name takes long: for the first fault only.
+        nearest = "" if part.faults else nearest_name(category, listed)
+        raise InputError(
+            f"{file}: line {line}: {name}.name: {quoted(category)} is not in the data set's list "
+            f"of classes{nearest}"
+        )
     sides = [
         take_number(file, fields, f"bndbox.{side}", f"{name}.bndbox.{side}", line) for side in SIDES
     ]
-    for low, high in ((0, 2), (1, 3)):
-        if sides[high] < sides[low]:
-            place = fields[f"bndbox.{SIDES[high]}"][1]
-            raise InputError(
-                f"{file}: line {place}: {name}.bndbox.{SIDES[high]}: {sides[high]:g} is less than "
-                f"{SIDES[low]}, {sides[low]:g}"
-            )
+    (x1, x2), (y1, y2) = sorted(sides[0::2]), sorted(sides[1::2])
     difficult, place = fields.get("difficult", ("0", line))
-    if difficult.lower() not in ("", "0", "1", "false", "true"):
+    if difficult.lower() not in ("", "0", "1", "false", "true", "unspecified"):
         found = quoted(difficult)
         raise InputError(f"{file}: line {place}: {name}.difficult: expected 0 or 1, found {found}")
-    area = (sides[2] - sides[0]) * (sides[3] - sides[1])
-    x1, y1, x2, y2 = sides
-    return Box(category, (x1, y1, x2, y2), area, difficult.lower() in ("1", "true"))
+    is_difficult = difficult.lower() in ("1", "true")
+    if is_difficult:
+        part.count("difficult")
+    if [x1, y1, x2, y2] != sides:
+        part.count("swapped")
+    return Box(category, (x1, y1, x2, y2), (x2 - x1) * (y2 - y1), is_difficult)
 
 
 def take_number(file: Path, fields: Fields, path: str, name: str, line: int) -> float:
     """Return the number of a field; raise InputError if it is missing or another text."""
     if path not in fields:
-        at = f"line {line}: " if line else ""
-        raise InputError(f"{file}: {at}{name}: missing; VOC's format requires it")
+        raise InputError(f"{file}: line {line}: {name}: missing; VOC's format requires it")
     text, place = fields[path]
     value = number(text)
     if value is None or abs(value) > LARGEST_SIDE:
@@ -415,13 +413,13 @@ class XmlReader:
     it are the entities by which a small file becomes a large one, or reads others.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, encoding: str | None = None) -> None:
         self.file = file
         self.image: Fields = {}
         self.objects: list[tuple[Fields, int]] = []
         self.path: list[str] = []
         self.text: list[str] = []
-        self.parser = expat.ParserCreate()
+        self.parser = expat.ParserCreate(encoding)
         self.parser.StartElementHandler = self.start
         self.parser.EndElementHandler = self.end
         self.parser.CharacterDataHandler = self.text.append

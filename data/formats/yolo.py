@@ -18,22 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from rich.console import Console
 
 from common.errors import InputError
 from common.files import read_bytes
 from common.walk import OUTSIDE, LeftOut, Reach, walk_files, walk_folders
 from common.yaml_text import read_yaml
-from data.decoding import (
-    DAMAGE,
-    QUARTER_TURNS,
-    SUFFIXES,
-    describe_fault,
-    exif_orientation,
-    open_image,
-    open_image_file,
-)
+from data.decoding import QUARTER_TURNS, SUFFIXES, displayed_size, read_photo
 from data.formats.labels import (
     MOST_BYTES,
     SPLIT_NAMES,
@@ -75,6 +66,7 @@ def read_yolo(
     *,
     images: Path | None,
     skip_missing_images: bool,
+    skip_bad_labels: bool = False,
     allow_outside: bool = False,
     check_names: CheckNames,
     console: Console,
@@ -107,6 +99,7 @@ def read_yolo(
             partial(read_labels, folder, found),
             files,
             title=f"reading {name} labels",
+            skip_bad_labels=skip_bad_labels,
             console=console,
         )
         without = part.counts.get("without", 0)
@@ -114,37 +107,22 @@ def read_yolo(
             first = folder / files[0]
             looked_for = " or ".join(str(file) for file in label_files(first))
             raise InputError(f"{first}: no image has a file of labels; looked for {looked_for}")
-        split = LabelledSplit(name, make_annotations(part, found.names, part.classes), folder)
+        annotations = make_annotations(part, found.names, part.classes)
+        split = LabelledSplit(name, annotations, folder, part.notes())
         orphans = labels_without_image(
             entries,
             [os.path.join(folder, file) for file in files],  # noqa: PTH118
             found.reach,
         )
-        split.notes = [*notes_on(part, missing, orphans), *left_out.notes()]
+        if missing:
+            split.notes.append(f"listed images that do not exist (skipped): {missing:,}")
+        if orphans:
+            split.notes.append(
+                f"files of labels without an image (left out): {len(orphans):,}, first {orphans[0]}"
+            )
+        split.notes += left_out.notes()
         read.append(split)
     return read
-
-
-def notes_on(part: LabelPart, missing: int, orphans: Sequence[str]) -> list[str]:
-    """Return what was noticed while the labels were read, a line each."""
-    texts = {
-        "without": "images without a file of labels (no boxes)",
-        "polygons": "polygons (their enclosing boxes are taken)",
-        "keypoints": "boxes with key points (left out)",
-        "turned": "photos that EXIF rotates (labels are of the displayed photo)",
-    }
-    notes = [
-        f"{text}: {part.counts[name]:,}" for name, text in texts.items() if name in part.counts
-    ]
-    return [
-        *notes,
-        *([f"listed images that do not exist (skipped): {missing:,}"] if missing else []),
-        *(
-            [f"files of labels without an image (left out): {len(orphans):,}, first {orphans[0]}"]
-            if orphans
-            else []
-        ),
-    ]
 
 
 def find_set(source: Path, images: Path | None, *, allow_outside: bool = False) -> YoloSet:
@@ -400,45 +378,38 @@ def read_labels(folder: Path, labelled: YoloSet, names: Sequence[str]) -> LabelP
     for name in names:
         path = os.path.join(folder, name)  # noqa: PTH118
         try:
-            with open_image_file(Path(path)) as file:
-                image = open_image(file)
-                width, height = image.size
-                # Labelling tools show a photo as its EXIF orientation says, and so does YOLO.
-                if exif_orientation(image) in QUARTER_TURNS:
-                    width, height = height, width
-                    part.count("turned")
-        except (*DAMAGE, Image.DecompressionBombError) as error:
-            part.add_fault(f"{path}: {describe_fault(error)}")
-            continue
-        place = ""
-        try:
+            stored, orientation = read_photo(Path(path))
             file_of_labels, text = read_text_of(path, labelled.reach)
-            if file_of_labels is None:
-                part.count("without")
-            boxes = []
-            for line, columns in enumerate(map(str.split, text.splitlines()), start=1):
-                if columns:
-                    place = f"{file_of_labels}: line {line}: "
-                    boxes.append(parse_line(columns, labelled, (width, height), part))
         except InputError as fault:
-            part.add_fault(f"{place}{fault}")
+            part.add_fault(fault)
+            part.leave_out()
+            continue
+        # Labelling tools show a photo as its EXIF orientation says, and so does YOLO.
+        size = displayed_size(stored, orientation)
+        if orientation in QUARTER_TURNS:
+            part.count("turned")
+        if file_of_labels is None:
+            part.count("without")
+        boxes, faults = [], 0
+        for line, columns in enumerate(map(str.split, text.splitlines()), start=1):
+            try:
+                if columns:
+                    boxes.append(parse_line(columns, labelled, size, part))
+            except InputError as fault:
+                part.add_fault(f"{file_of_labels}: line {line}: {fault}")
+                faults += 1
+        if faults and not boxes:
+            part.leave_out()
         else:
-            part.add(name, (width, height), boxes)
+            part.add(name, size, boxes)
     return part.finish()
 
 
 def read_text_of(image: str, reach: Reach) -> tuple[str | None, str]:
     """Return an image's file of labels and its text; None and no text if there is no file."""
     for file in label_files(image):
-        if not os.path.exists(file):  # noqa: PTH110
-            continue
-        reach.require(Path(file))
-        try:
-            return file, read_bytes(Path(file), most_bytes=MOST_BYTES).decode("utf-8-sig")
-        except OSError as error:
-            raise InputError(f"{file}: cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise InputError(f"{file}: not text: {error.reason}") from error
+        if os.path.exists(file):  # noqa: PTH110
+            return file, read_list(reach.require(Path(file)), most_bytes=MOST_BYTES)
     return None, ""
 
 

@@ -6,7 +6,7 @@ occur twice or are not listed, boxes that training leaves out or clips, images w
 categories against the model's outputs and against the other split's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,15 @@ from data.annotations import (
 )
 from data.coco_json import (
     FIELDS,
+    INT64_MAX,
     NO_ID,
+    TAKEN,
     Advance,
     Fault,
     checked_columns,
-    integers,
     no_garbage_collection,
     stream_lists,
+    whole_number,
 )
 from data.verify.findings import Findings, Place, Severity
 
@@ -116,13 +118,16 @@ def entries_of_index(annotations: Annotations) -> Entries:
     )
 
 
-def read_entries(path: Path, findings: Findings, *, advance: Advance) -> Entries | None:
+def read_entries(
+    path: Path, findings: Findings, *, advance: Advance, usable: Collection[str] = TAKEN
+) -> Entries | None:
     """Read a COCO-format JSON file as far as it can be read, and add its faults to `findings`.
 
     Returns None where the file is no JSON, lacks a list, or has no category or image left.
-    `advance` is called with the number of bytes that were read.
+    `advance` is called with the number of bytes that were read. Entries with faults of the kinds
+    `usable` are taken.
     """
-    lists = {name: ListColumns(name) for name in FIELDS}
+    lists = {name: ListColumns(name, usable) for name in FIELDS}
     try:
         with no_garbage_collection():
             for name, entries in stream_lists(path, FIELDS, advance=advance):
@@ -146,8 +151,8 @@ PLACES = {"categories": "category_places", "images": "image_places", "annotation
 class ListColumns:
     """The columns of one list while it is read, without entries that have a fault."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, usable: Collection[str]) -> None:
+        self.name, self.usable = name, usable  # kinds of faults with which an entry can be used
         self.length = self.readable = 0
         self.columns = GrowingColumns()
         self.unreadable_ids: dict[str, set[int]] = {"id": set(), "image_id": set()}
@@ -164,11 +169,12 @@ class ListColumns:
                 place = f"{self.name}[{self.length + fault.row}]"
                 field = f".{fault.field}" if fault.field else ""
                 findings.add(fault.kind, Place(place + field, fault.found))
-            bad = {fault.row for fault in faults}
+            bad = {fault.row for fault in faults if fault.kind not in self.usable}
             for entry in (entries[row] for row in bad if isinstance(entries[row], dict)):
                 for name, ids in self.unreadable_ids.items():
-                    if integers([entry.get(name)]) is not None:
-                        ids.add(entry[name])
+                    number = whole_number(entry.get(name))
+                    if number is not None and abs(number) <= INT64_MAX:
+                        ids.add(number)
             # One invalid value makes its whole column unusable, so the good entries are converted
             # again.
             rows = np.array([row for row in rows.tolist() if row not in bad], dtype=np.int32)

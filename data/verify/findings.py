@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from data.coco_json import TAKEN
+
 PLACES_KEPT = 1000  # of each kind; a data set in which everything is wrong would fill the memory
 
 
@@ -109,6 +111,9 @@ KINDS = {
     "category_name_invalid": Kind(STOPS, "a category's name is not a text, or is empty"),
     "file_name_invalid": Kind(STOPS, "a file name is not a text, or is empty"),
     "file_name_leaves_folder": Kind(STOPS, "a file name is outside the folder of images"),
+    "image_size_missing": Kind(
+        STOPS, "width or height is missing: convert takes it from the image"
+    ),
     "image_size_invalid": Kind(STOPS, "width or height is not a positive integer"),
     "image_id_unknown": Kind(STOPS, "a box of an image that is not listed"),
     "category_id_unknown": Kind(STOPS, "a box of a category that is not listed"),
@@ -147,5 +152,6 @@ KINDS = {
     ),
     "file_unused": Kind(NOTE, "an image file that is not in the annotations"),
     "class_without_boxes": Kind(NOTE, "a class without any box"),
+    **{kind: Kind(NOTE, meaning) for kind, meaning in TAKEN.items()},
 }
 """By their names in `--json`, in the order in which findings of the same severity are shown."""

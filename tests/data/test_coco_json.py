@@ -1,6 +1,7 @@
 """COCO-format JSON: columns, messages about bad entries, and the reader of lists in parts."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import data.coco_json
 from common.errors import InputError
 from data.annotations import Annotations
 from data.coco_json import read_annotations, stream_lists
-from tests.data.samples import write_json
+from tests.data.samples import assert_same_annotations, write_json
 from tests.support.commands import error_message
 
 
@@ -156,6 +157,34 @@ def test_bad_entry_is_reported_with_index_and_field(
         entry[fields[0]] = value
     shown = ".".join([f"{name}[{number}]", *fields])
     assert refusal(tmp_path, content).startswith(f"{shown}: {expected}")
+
+
+def test_odd_values_are_those_that_they_mean(tmp_path: Path) -> None:
+    expected = read(tmp_path, small())
+    content = small()
+    for entry in content["annotations"]:
+        entry["image_id"] = str(entry["image_id"])
+        entry["category_id"] = float(entry["category_id"])
+        entry["iscrowd"] = entry.get("iscrowd") or None
+        entry["attributes"] = None
+        x, y, width, height = entry["bbox"]
+        entry["segmentation"] = [[x, y, x + width, y, x + width, y + height]]
+        entry["bbox"] = None
+    content["images"][0]["id"] = "30"
+    content["images"][1]["width"] = 64.0
+    taken: Counter[str] = Counter()
+    path = write_json(tmp_path / "labels.json", content)
+    assert_same_annotations(read_annotations(path, taken=taken), expected)
+    assert taken == {"value_taken": 10, "box_of_polygon": 3}
+
+
+@pytest.mark.parametrize(
+    "segmentation", [[], [[]], [[1, 2, "3", 4]], {"counts": "aa"}, [[1, 2, 3]]]
+)
+def test_box_of_no_polygon_is_refused(tmp_path: Path, segmentation: object) -> None:
+    content = small()
+    content["annotations"][1] |= {"bbox": [], "segmentation": segmentation}
+    assert "annotations[1].bbox: expected [x, y, width" in refusal(tmp_path, content)
 
 
 def test_many_boxes_are_grouped_as_by_a_plain_loop(tmp_path: Path) -> None:

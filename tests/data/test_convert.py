@@ -214,6 +214,19 @@ def test_each_split_has_an_image(
     assert len(validation["images"]) == validation_images == 3 - len(train["images"])
 
 
+def test_ids_may_be_texts(tmp_path: Path, split: Command) -> None:
+    content = json.loads(labels(tmp_path / "all.json").read_text())
+    split(tmp_path / "all.json", "--out", tmp_path / "expected")
+    for image in content["images"]:
+        image["id"] = str(image["id"])
+    for box in content["annotations"]:
+        box |= {"category_id": float(box["category_id"]), "iscrowd": bool(box["iscrowd"])}
+    path = write_json(tmp_path / "texts.json", content)
+    done = split(path, "--out", tmp_path / "found")
+    assert done.returncode == 0, done.stderr
+    assert parts(tmp_path / "found") == parts(tmp_path / "expected")
+
+
 def test_entries_of_one_file_are_on_one_side(tmp_path: Path, split: Command) -> None:
     content = random_content(images=40, boxes=80)
     names = [f"{row // 2}.jpg" for row in range(40)]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from data.coco_json import read_annotations
 from data.formats.coco import read_coco, split_of
 from data.formats.labels import LabelledSplit, select_classes
 from tests.data.samples import write_json
@@ -16,8 +17,8 @@ from tests.support.commands import error_message
 
 def read(source: Path, **options: object) -> list[LabelledSplit]:
     given: dict[str, object] = {"images": None, "skip_missing_images": False}
-    given |= {"check_names": lambda names, read: None, **options}
-    return read_coco(source, console=Console(file=io.StringIO()), **given)  # type: ignore[arg-type]
+    given |= {"check_names": lambda names, read: None, "console": Console(file=io.StringIO())}
+    return read_coco(source, **(given | options))  # type: ignore[arg-type]
 
 
 def place(folder: Path, labels: str, images: str, *, prefix: str = "") -> None:
@@ -95,6 +96,46 @@ def test_missing_images_are_refused_or_skipped(tmp_path: Path) -> None:
     assert list(kept.file_names) == ["0.jpg", "1.jpg", "3.jpg", "5.jpg"]
     assert np.diff(kept.box_offsets).tolist() == [2, 2, 2, 2]
     assert kept.box_ids.tolist() == [100, 106, 101, 107, 103, 109, 105, 111]
+
+
+def test_missing_sizes_are_those_of_the_images(tmp_path: Path) -> None:
+    place(tmp_path, "train.json", "images")
+    content = small_content()
+    content["images"][1]["width"] = None
+    del content["images"][2]["height"]
+    content["images"][3]["height"] = 0
+    write_json(tmp_path / "train.json", content)
+    [split] = read(tmp_path)
+    assert split.annotations.widths.tolist() == [64] * 6
+    assert split.annotations.heights.tolist() == [48] * 6
+    assert split.notes[0].endswith("(that of the displayed image is taken): 3")
+    (tmp_path / "images" / "3.jpg").write_bytes(b"no image")
+    assert "3.jpg: not an image in " in error_message(read, tmp_path)
+    message = error_message(read_annotations, tmp_path / "train.json")
+    assert "images[1].width: expected an integer from 1" in message
+    assert message.endswith("python -m data convert --from coco reads it from the image")
+
+
+def test_bad_labels_are_all_named_and_skipped_if_asked(tmp_path: Path) -> None:
+    place(tmp_path, "train.json", "images")
+    content = small_content()
+    content["annotations"][2]["bbox"] = None
+    content["annotations"][3]["bbox"] = []
+    content["annotations"][4]["image_id"] = 99
+    for row in (5, 11):  # all boxes of image 5
+        content["annotations"][row]["bbox"] = [1, 2, 3]
+    write_json(tmp_path / "train.json", content)
+    printed = io.StringIO()
+    message = error_message(read, tmp_path, console=Console(file=printed))
+    assert message.endswith(" (4 more, --skip-bad-labels leaves bad labels out)")
+    for row in (2, 3, 4, 5, 11):
+        assert f"train.json: annotations[{row}]." in printed.getvalue()
+    [split] = read(tmp_path, skip_bad_labels=True)
+    assert split.annotations.box_ids.tolist() == [100, 106, 101, 107, 108, 109, 110]
+    assert list(split.annotations.file_names) == [f"{row}.jpg" for row in range(5)]
+    content["categories"][0]["name"] = ""
+    write_json(tmp_path / "train.json", content)
+    assert "categories[0].name" in error_message(read, tmp_path, skip_bad_labels=True)
 
 
 def test_two_files_of_one_split_are_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 from rich.console import Console
 
 from common.errors import InputError
-from data.formats.labels import LabelledSplit
+from data.formats.labels import LabelledSplit, PartBuilder
 from data.formats.voc import parse_xml, read_voc
 from tests.data.formats.written import (
     NAMES,
@@ -35,8 +35,8 @@ ENTITIES = (
 
 def read(source: Path, **options: object) -> list[LabelledSplit]:
     given: dict[str, object] = {"images": None, "skip_missing_images": False}
-    given |= {"check_names": lambda names, read: None, **options}
-    return read_voc(source, console=Console(file=io.StringIO()), **given)  # type: ignore[arg-type]
+    given |= {"check_names": lambda names, read: None, "console": Console(file=io.StringIO())}
+    return read_voc(source, **(given | options))  # type: ignore[arg-type]
 
 
 def write_image(folder: Path, name: str, xml: str | None = None, *, labels: str = "") -> None:
@@ -207,7 +207,7 @@ def test_class_outside_the_sets_list_is_refused_with_the_nearest(tmp_path: Path)
     )
     message = error_message(read, tmp_path)
     assert "a.xml: line 4: object[1].name: 'cat' is not in the data set's list" in message
-    assert message.endswith("did you mean 'Cats'?")
+    assert message.endswith("did you mean 'Cats'? (--skip-bad-labels leaves bad labels out)")
     (tmp_path / "labelmap.txt").write_text("dog:::\ncat:::\n")
     [split] = read(tmp_path)
     assert split.annotations.category_names == ("dog", "cat")
@@ -222,18 +222,9 @@ def test_class_outside_the_sets_list_is_refused_with_the_nearest(tmp_path: Path)
         (voc_xml("a.jpg", (64, 48), CAT)[:-20], "not XML: "),
         ("<html>\n</html>", "line 1: expected VOC's element annotation, found 'html'"),
         (ENTITIES, "line 1: has a document type declaration"),
-        ("<annotation/>", "size: missing"),
-        (
-            "<annotation><size><width>64</width></size></annotation>",
-            "size.height: missing; VOC's format requires it",
-        ),
-        (voc_xml("a.jpg", (0, 48), CAT), "line 3: size.width: expected the image's width"),
+        (voc_xml("a.jpg", (-1, 48), CAT), "line 3: size.width: expected the image's width"),
         (voc_xml("a.jpg", (64, 48), "<object><name/></object>"), "line 4: object[1].name: missing"),
         (voc_xml("a.jpg", (64, 48), CAT.replace("xmax", "x2")), "object[1].bndbox.xmax: missing"),
-        (
-            voc_xml("a.jpg", (64, 48), CAT + voc_object("cat", (9, 1, 3, 9))),
-            "line 12: object[2].bndbox.xmax: 3 is less than xmin, 9",
-        ),
         (
             voc_xml("a.jpg", (64, 48), CAT.replace(">48<", ">NaN<")),
             "line 7: object[1].bndbox.ymax: 'NaN' is not a number of pixels",
@@ -275,7 +266,7 @@ def test_elements_that_are_not_read_take_no_memory(tmp_path: Path, others: str) 
 
 def error_or_labels(file: Path) -> None:
     with suppress(InputError):
-        parse_xml(file)
+        parse_xml(file, None, PartBuilder())
 
 
 @pytest.mark.slow
@@ -292,7 +283,7 @@ def test_nearest_class_is_searched_once_for_many_faulty_files(tmp_path: Path) ->
         "000.xml: line 4: object[1].name: 'object numbr 7'" in message and "did you mean" in message
     )
     # Without a limit of the searches a minute.
-    assert message.endswith("; 99 more files have a fault") and time.monotonic() - begin < 20
+    assert "(99 more, --skip-bad-labels" in message and time.monotonic() - begin < 20
 
 
 def test_folder_without_xml_files_is_refused(tmp_path: Path) -> None:
@@ -300,6 +291,62 @@ def test_folder_without_xml_files_is_refused(tmp_path: Path) -> None:
     assert "is not a folder" in error_message(read, tmp_path / "nowhere")
     write_image(tmp_path, "a", voc_xml("a.jpg", (64, 48), ""))
     assert "no object in any XML file" in error_message(read, tmp_path)
+
+
+SIZE = "<size><width>64</width><height>48</height><depth>3</depth></size>"
+
+
+@pytest.mark.parametrize("size", ["", "<size/>", SIZE.replace("64", "0"), SIZE.replace("48", "")])
+@pytest.mark.parametrize(("orientation", "expected"), [(1, (48, 64)), (6, (64, 48))])
+def test_missing_size_is_that_of_the_displayed_image(
+    tmp_path: Path, size: str, orientation: int, expected: tuple[int, int]
+) -> None:
+    write_image(tmp_path, "a", voc_xml("a.jpg", (64, 48), CAT).replace(SIZE, size))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.new("RGB", (64, 48)).save(tmp_path / "a.jpg", exif=exif)
+    [split] = read(tmp_path)
+    assert split.annotations.image_size(0) == expected
+    assert any("without a size in their labels" in note for note in split.notes)
+
+
+def test_odd_values_of_tools_are_taken(tmp_path: Path) -> None:
+    objects = CAT.replace(">0</diff", ">Unspecified</diff") + voc_object("cat", (9, 30, 3, 2))
+    write_image(tmp_path, "a", voc_xml("a.jpg", (64, 48), objects))
+    latin = voc_xml("b.jpg", (64, 48), voc_object("Große Ente", (1, 1, 9, 9)))
+    write_image(tmp_path, "b")
+    declaration = b'<?xml version="1.0" encoding="utf-8"?>\n'
+    (tmp_path / "b.xml").write_bytes(declaration + latin.encode("latin-1"))
+    [split] = read(tmp_path)
+    assert split.annotations.boxes.tolist() == [[0, 0, 64, 48], [2, 1, 9, 30], [0, 0, 9, 9]]
+    assert not split.annotations.box_is_crowd.any()
+    assert split.annotations.category_names == ("Große Ente", "cat")
+    assert split.notes == [
+        "boxes whose corners are exchanged (put in order): 1",
+        "files that are not UTF-8 (read as Latin-1): 1",
+    ]
+
+
+def test_bad_labels_are_all_named_and_skipped_if_asked(tmp_path: Path) -> None:
+    bad = CAT.replace("xmax", "x2")
+    texts = {"a": CAT + bad + bad, "b": bad, "c": "no XML <", "d": CAT, "e": ""}
+    for name, objects in texts.items():
+        write_image(tmp_path, name, voc_xml(f"{name}.jpg", (64, 48), objects))
+    printed = io.StringIO()
+    console = Console(file=printed)
+    message = error_message(read, tmp_path, console=console)
+    assert message.startswith(f"{tmp_path / 'a.xml'}: line 9: object[2].bndbox.xmax: missing")
+    assert message.endswith(" (3 more, --skip-bad-labels leaves bad labels out)")
+    named = [line.split(": ")[1] for line in printed.getvalue().splitlines() if "bad label" in line]
+    assert named == [str(tmp_path / f"{name}.xml") for name in "aabc"]
+    [split] = read(tmp_path, skip_bad_labels=True, console=console)
+    assert list(split.annotations.file_names) == ["a.jpg", "d.jpg", "e.jpg"]
+    assert split.annotations.box_offsets.tolist() == [0, 1, 2, 2]
+    assert "note: bad labels (skipped): 4" in printed.getvalue()
+    (tmp_path / "a.xml").unlink()
+    for name in "de":
+        (tmp_path / f"{name}.xml").unlink()
+    assert "b.xml" in error_message(read, tmp_path, skip_bad_labels=True)  # nothing would be left
 
 
 TAGS = ["annotation", "size", "width", "object", "name", "bndbox", "xmin"]
@@ -323,9 +370,11 @@ def test_any_text_is_labels_or_one_line(
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "any.xml"
     file.write_text("".join(parts), encoding="utf-8")
+    part = PartBuilder()
     try:
-        labels = parse_xml(file)
+        labels = parse_xml(file, None, part)
     except InputError as error:
-        assert str(error).startswith(f"{file}: ")
+        part.add_fault(error)
     else:
-        assert labels.size[0] > 0
+        assert min(labels.size) >= 0
+    assert all(fault.startswith(f"{file}: ") for fault in part.faults)

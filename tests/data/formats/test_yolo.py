@@ -26,8 +26,8 @@ from tests.support.commands import error_message
 
 def read(source: Path, **options: object) -> list[LabelledSplit]:
     given: dict[str, object] = {"images": None, "skip_missing_images": False}
-    given |= {"check_names": lambda names, read: None, **options}
-    return read_yolo(source, console=Console(file=io.StringIO()), **given)  # type: ignore[arg-type]
+    given |= {"check_names": lambda names, read: None, "console": Console(file=io.StringIO())}
+    return read_yolo(source, **(given | options))  # type: ignore[arg-type]
 
 
 def small_set(folder: Path, text: str = "0 0.5 0.5 0.25 0.5\n", **splits: str) -> Path:
@@ -107,7 +107,7 @@ def test_key_points_are_left_out(tmp_path: Path) -> None:
         ("0 320 240 64 48\n", "line 1: x centre: 320 is not from 0 to 1"),
         ("0 0.5 0.5 0.2 -0.001\n", "line 1: height: -0.001 is not from 0 to 1"),
         ("0 0 0 1 0 0 7\n", "line 1: y3: 7 is not from 0 to 1"),
-        (b"0 0.5 0.5 0.2 \xff\n", "a.txt: not text"),
+        (b"0 0.5 0.5 0.2 \xff\n", "line 1: height: '\xff' is not a number"),
     ],
 )
 def test_first_faulty_line_is_named(tmp_path: Path, text: str | bytes, expected: str) -> None:
@@ -118,12 +118,25 @@ def test_first_faulty_line_is_named(tmp_path: Path, text: str | bytes, expected:
     assert expected in message and str(tmp_path / "labels") in message
 
 
-def test_other_faulty_files_are_counted(tmp_path: Path) -> None:
-    file = small_set(tmp_path, "0\n0\n")
+def test_bad_labels_are_counted_and_skipped_if_asked(tmp_path: Path) -> None:
+    file = small_set(tmp_path, f"0\n{LABEL}0\n")
     for name in ("b", "c"):
         Image.new("RGB", (64, 48)).save(tmp_path / "images" / "train" / f"{name}.jpg")
         (tmp_path / "labels" / "train" / f"{name}.txt").write_text("9 0 0 0 0\n")
-    assert error_message(read, file).endswith("; 2 more files have a fault")
+    (tmp_path / "images" / "train" / "d.jpg").write_text("no image")
+    message = error_message(read, file)
+    assert message.endswith(" (4 more, --skip-bad-labels leaves bad labels out)")
+    [split] = read(file, skip_bad_labels=True)
+    assert list(split.annotations.file_names) == ["a.jpg"]
+    assert split.annotations.boxes.tolist() == [[24, 12, 40, 36]]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_labels_of_windows_are_read(tmp_path: Path, encoding: str) -> None:
+    file = small_set(tmp_path)
+    (tmp_path / "labels" / "train" / "a.txt").write_bytes(LABEL.encode(encoding))
+    [split] = read(file)
+    assert split.annotations.boxes.tolist() == [[24, 12, 40, 36]]
 
 
 @pytest.mark.parametrize("content", ["no image", ""])

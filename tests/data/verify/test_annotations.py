@@ -91,8 +91,10 @@ STOPPING: list[tuple[str, Change, str]] = [
     ("id_invalid", put("images", 1, "id", "0a3f"), "images[1].id"),
     ("id_invalid", put("images", 1, "id", True), "images[1].id"),
     ("id_invalid", put("images", 1, "id", 2**70), "images[1].id"),
-    ("id_invalid", put("annotations", 1, "id", None), "annotations[1].id"),
-    ("id_invalid", put("annotations", 1, "image_id", "11"), "annotations[1].image_id"),
+    ("annotation_id_missing", put("annotations", 1, "id", None), "annotations[1].id"),
+    ("id_invalid", put("annotations", 1, "image_id", "1e1"), "annotations[1].image_id"),
+    ("id_invalid", put("annotations", 1, "image_id", None), "annotations[1].image_id"),
+    ("id_invalid", put("annotations", 1, "image_id", 11.5), "annotations[1].image_id"),
     ("image_id_duplicate", put("images", 4, "id", 11), "images[4].id"),
     ("category_id_duplicate", put("categories", 2, "id", 3), "categories[2].id"),
     ("annotation_id_duplicate", put("annotations", 2, "id", 109), "annotations[9].id"),
@@ -100,7 +102,10 @@ STOPPING: list[tuple[str, Change, str]] = [
     ("file_name_invalid", put("images", 0, "file_name", ""), "images[0].file_name"),
     ("file_name_leaves_folder", put("images", 0, "file_name", "../0.jpg"), "images[0].file_name"),
     ("file_name_leaves_folder", put("images", 0, "file_name", "a/../../b"), "images[0].file_name"),
-    ("image_size_invalid", put("images", 0, "width", 0), "images[0].width"),
+    ("image_size_missing", put("images", 0, "width", 0), "images[0].width"),
+    ("image_size_missing", put("images", 0, "height", None), "images[0].height"),
+    ("image_size_missing", put("images", 0, "height", DELETE), "images[0].height"),
+    ("image_size_invalid", put("images", 0, "width", -1), "images[0].width"),
     ("image_size_invalid", put("images", 0, "height", 2**31), "images[0].height"),
     ("image_id_unknown", put("annotations", 1, "image_id", 99), "annotations[1].image_id"),
     ("category_id_unknown", put("annotations", 1, "category_id", 4), "annotations[1].category_id"),
@@ -116,7 +121,7 @@ STOPPING: list[tuple[str, Change, str]] = [
     ("area_invalid", put("annotations", 1, "area", "9"), "annotations[1].area"),
     ("area_invalid", put("annotations", 1, "area", -1), "annotations[1].area"),
     ("crowd_flag_invalid", put("annotations", 1, "iscrowd", 2), "annotations[1].iscrowd"),
-    ("crowd_flag_invalid", attributes({"IsGroupOf": None}), "annotations[1].attributes.IsGroupOf"),
+    ("crowd_flag_invalid", attributes({"IsGroupOf": 2}), "annotations[1].attributes.IsGroupOf"),
     ("nothing_to_train_on", mark_crowds(*range(10, 10 + IMAGES)), "annotations"),
     ("no_images", lambda content: content.update(images=[]), "images"),
     ("no_categories", lambda content: content.update(categories=[]), "categories"),
@@ -124,7 +129,22 @@ STOPPING: list[tuple[str, Change, str]] = [
     ("annotations_unreadable", lambda content: content.update(images={}), "labels.json"),
 ]
 
+
+def polygon_only(content: Content) -> None:
+    """Box 1 is `[3, 3, 20, 10]`."""
+    content["annotations"][1].pop("bbox")
+    content["annotations"][1]["segmentation"] = [[3, 13, 23, 5, 9, 3], [4, 4, 5, 5, 6, 4]]
+
+
 HARMLESS: list[tuple[str, Change, str]] = [
+    ("value_taken", put("annotations", 1, "iscrowd", None), "annotations[1].iscrowd"),
+    ("value_taken", put("annotations", 1, "iscrowd", "0"), "annotations[1].iscrowd"),
+    ("value_taken", put("annotations", 1, "image_id", 11.0), "annotations[1].image_id"),
+    ("value_taken", put("annotations", 1, "category_id", "5"), "annotations[1].category_id"),
+    ("value_taken", put("images", 1, "id", "11"), "images[1].id"),
+    ("value_taken", put("images", 1, "width", 64.0), "images[1].width"),
+    ("value_taken", put("categories", 1, "id", 5.0), "categories[1].id"),
+    ("box_of_polygon", polygon_only, BBOX),
     ("box_zero_size", bbox([5, 5, 0, 4]), BBOX),
     ("box_outside", bbox([64, 5, 9, 4]), BBOX),
     ("box_outside", bbox([-9, 5, 9, 4]), BBOX),
@@ -180,7 +200,8 @@ def test_training_stops_at_the_faults_that_stop_it(
         return
     boxes = train_on(*both_splits(tmp_path))
     if kind.startswith("box"):  # left out, clipped, or learned twice
-        assert boxes == 4 * IMAGES - (kind not in ("box_partly_outside", "box_duplicate"))
+        used = ("box_partly_outside", "box_duplicate", "box_of_polygon")
+        assert boxes == 4 * IMAGES - (kind not in used)
     assert boxes > 0 and counts(report) == {kind: 1}
 
 
@@ -235,6 +256,7 @@ FAULTS = {"bbox": [1], "area": -1, "iscrowd": "no", "image_id": 1.5}
     ("changes", "expected"),
     [
         (box([0, 0, 64, 48], 1), {}),
+        ([attributes({"IsGroupOf": None})], {}),
         (box([-1, -1, 66, 50], 1), {}),  # within rounding of the border
         (box([63.9, 47.9, 0.1, 0.1], 1), {}),
         ([put("annotations", n, "id", DELETE) for n in range(2 * IMAGES)], {}),
@@ -271,7 +293,7 @@ def test_equal_boxes_of_other_images_and_classes_are_no_duplicates(tmp_path: Pat
 
 
 def test_truncated_file_keeps_earlier_findings(tmp_path: Path) -> None:
-    text = json.dumps(changed(put("images", 1, "width", 0)))
+    text = json.dumps(changed(put("images", 1, "width", -1)))
     code, report = verify_annotations(tmp_path, text[: text.index('"annotations"') + 40])
     assert code == 1 and counts(report) == {"annotations_unreadable": 1, "image_size_invalid": 1}
     assert report["splits"]["train"]["images"] is None
