@@ -7,6 +7,7 @@ into every process.
 """
 
 import json
+import math
 import os
 import posixpath
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +24,10 @@ from common.errors import InputError, require_few_classes
 MINIMUM_SIDE = 1e-3
 """Pixels; a box with a shorter side has no area that float32 holds, and no IoU with any anchor."""
 
+SLACK = 0.01
+"""By how much a share of an image may be outside of 0 to 1: programs round, and draw a little over
+the border."""
+
 Resize = Literal["square", "letterbox"]
 """Values of `data.resize`, see `data.transforms`."""
 
@@ -34,6 +39,35 @@ def content_size(original_size: tuple[int, int], *, size: int, resize: Resize) -
     height, width = original_size
     longer = max(height, width)
     return max(1, round(height * size / longer)), max(1, round(width * size / longer))
+
+
+Corners = tuple[float, float, float, float]
+
+
+def enclosing_box(box: Corners, degrees: float) -> Corners:
+    """Return the box around a box, xyxy, that is rotated about its centre."""
+    x1, y1, x2, y2 = box
+    cosine, sine = abs(math.cos(math.radians(degrees))), abs(math.sin(math.radians(degrees)))
+    x, width = (x1 + x2) / 2, (x2 - x1) * cosine + (y2 - y1) * sine
+    y, height = (y1 + y2) / 2, (x2 - x1) * sine + (y2 - y1) * cosine
+    return x - width / 2, y - height / 2, x + width / 2, y + height / 2
+
+
+def are_shares(boxes: NDArray[np.float64]) -> bool:
+    """Return whether all boxes [N, 4] are shares of their images, from 0 to 1, and not pixels."""
+    sides = boxes[:, 2:] - boxes[:, :2]
+    values = np.concatenate([boxes[:, :2], sides], axis=1)
+    is_share = bool(((values >= -SLACK) & (values <= 1 + SLACK)).all())
+    return is_share and bool((sides > 0).any() and (values % 1 != 0).any())
+
+
+def require_pixels(boxes: NDArray[np.float64], *, source: str) -> None:
+    """Raise InputError, opening with `source`, if boxes [N, 4] are shares of their images."""
+    if are_shares(boxes):
+        raise InputError(
+            f"{source}: all boxes are from 0 to 1, shares of their images; pixels are expected: "
+            "multiply them by width and height"
+        )
 
 
 @dataclass(frozen=True, eq=False)

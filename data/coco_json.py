@@ -32,9 +32,11 @@ from data.annotations import (
     Annotations,
     GrowingColumns,
     TextColumn,
+    enclosing_box,
     leaves_folder,
     positions_in,
     repeated,
+    require_pixels,
     shown,
 )
 
@@ -50,6 +52,7 @@ Advance = Callable[[int], None]  # called with the number of bytes that the file
 TAKEN = {
     "value_taken": "an odd value whose meaning is plain (null, a number as text): taken",
     "box_of_polygon": "a box without bbox: the enclosing box of its polygon is taken",
+    "box_rotated": "a rotated box (attributes.rotation): its enclosing box is taken",
 }
 """Kinds of findings about entries that can be used."""
 
@@ -96,6 +99,8 @@ def read_annotations(
     image_of_box = require_known(
         boxes["image_id"], images["image_ids"], path=path, field="image_id"
     )
+    clip_rotated(boxes, images, image_of_box)
+    require_pixels(boxes["boxes"], source=f"{path}: annotations")
     boxes_per_image = np.bincount(image_of_box, minlength=len(images["image_ids"]))
     # Stable, so that the boxes of an image stay in the JSON's order.
     by_image = np.argsort(image_of_box, kind="stable")
@@ -108,6 +113,17 @@ def read_annotations(
         **images,
         **{name: boxes.pop(name)[by_image] for name in BOX_COLUMNS},
     )
+
+
+def clip_rotated(boxes: Columns, images: Columns, image_of_box: NDArray[np.int32]) -> None:
+    """Clip enclosing boxes to their images: the object is inside, their corners may not be.
+
+    Removes the column that marks them. A row of -1 is no image, and a size of 0 is not known.
+    """
+    rows = np.flatnonzero(boxes.pop("is_rotated") & (image_of_box >= 0))
+    sizes = np.stack([images["widths"], images["heights"]], axis=1)[image_of_box[rows]]
+    limits = np.where(sizes == UNKNOWN_SIZE, LARGEST_COORDINATE, sizes)
+    boxes["boxes"][rows] = np.clip(boxes["boxes"][rows], 0, np.tile(limits, 2))
 
 
 def strict_columns(
@@ -168,9 +184,9 @@ def require_known(
     return rows
 
 
-MISSING, ABSENT, UNKNOWN = object(), object(), object()
+MISSING, ABSENT, UNKNOWN, ENCLOSED = object(), object(), object(), object()
 """Stand for the value of a field that an entry lacks: a required one, an optional one, and a side
-of an image, which the image has."""
+of an image, which the image has; and for a rotation whose enclosing box is taken."""
 
 
 class Field(NamedTuple):
@@ -266,6 +282,13 @@ def plain_entry(
                 take(field, missing)
         if not plain.get("bbox") and (box := box_of_polygons(plain.get("segmentation"))):
             take("bbox", box, "box_of_polygon")
+        attributes = plain.get("attributes")
+        if isinstance(attributes, dict) and (degrees := angle(attributes.get("rotation"))):
+            plain["attributes"] = attributes | {"rotation": ENCLOSED}
+            if bboxes([plain.get("bbox")]) is not None:
+                x, y, width, height = plain["bbox"]
+                x1, y1, x2, y2 = enclosing_box((x, y, x + width, y + height), degrees)
+                take("bbox", [x1, y1, x2 - x1, y2 - y1], "box_rotated")
     return plain
 
 
@@ -349,6 +372,18 @@ def flags(values: list[Any]) -> NDArray[np.bool_] | None:
     if not (set(map(type, values)) <= {int, bool} and set(values) <= {0, 1}):
         return None
     return np.array(values, dtype=np.bool_)
+
+
+def angle(value: object) -> float:
+    """Return a rotation in degrees, from 0 to 180; 0 for any other value than a finite number."""
+    return float(value % 180) if isinstance(value, int | float) and abs(value) < 1e9 else 0.0
+
+
+def enclosed(values: list[Any]) -> NDArray[np.bool_] | None:
+    """Return which boxes enclose a rotated one; None where one is to be enclosed."""
+    if any(values) and any(map(angle, values)):
+        return None
+    return np.array([value is ENCLOSED for value in values], dtype=np.bool_)
 
 
 def areas(values: list[Any]) -> NDArray[np.float64] | None:
@@ -435,6 +470,7 @@ FIELDS = {
             f"{LARGEST_COORDINATE:g}",
         ),
         *(FLAG._replace(name=name) for name in CROWD_FLAGS),
+        Field("attributes.rotation", enclosed, "", "", default=0),
         Field("area", areas, "area_invalid", "a number ≥ 0", default=None),
         ID._replace(convert=partial(convert_optional, integers, ABSENT, NO_ID), default=ABSENT),
     ),
@@ -471,6 +507,7 @@ def arrange(name: str, columns: Columns) -> Columns:
         "box_is_crowd": np.logical_or.reduce([columns[flag] for flag in CROWD_FLAGS]),
         "box_areas": np.where(np.isnan(area), xywh[:, 2] * xywh[:, 3], area),
         "box_ids": columns["id"],
+        "is_rotated": columns["attributes.rotation"],
     }
 
 

@@ -47,6 +47,8 @@ HOW_TO_INSTALL = {
 START_OF_SCAN, END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
 """JPEG's markers; compressed data hold no such pair of bytes."""
 
+DARKEST_RANGE = 16
+"""Of 8 bits: all that 12 bits in 16 reach."""
 AS_STORED = 1
 QUARTER_TURNS = (5, 6, 7, 8)
 """EXIF orientations that exchange width and height; 5 and 7 are mirrored as well."""
@@ -60,6 +62,7 @@ def decode_image(
     annotated_size: tuple[int, int] | None = None,
     report_damage: Callable[[str], None] = lambda doubt: None,
     report_orientation: Callable[[int, bool], None] | None = None,
+    report_dark: Callable[[], None] = lambda: None,
 ) -> NDArray[np.uint8]:
     """Read an image file as RGB, uint8 `[H, W, 3]`.
 
@@ -78,7 +81,8 @@ def decode_image(
 
     `report_damage` is called with one line about a JPEG in which the decoder found a fault and
     Pillow did not, for example in the middle of the data: parts may be grey. `report_orientation`
-    is called with an EXIF orientation other than 1, and whether the photo was rotated.
+    is called with an EXIF orientation other than 1, and whether the photo was rotated,
+    `report_dark` for 16 bits of which at most the lower 12 are used.
 
     Raises InputError naming the file if it is missing, truncated, none of `FORMATS`, or declares
     more than `MAX_PIXELS` or `MAX_SIDE`; the last before a pixel is decoded.
@@ -92,7 +96,10 @@ def decode_image(
         ):
             if apply_exif_orientation:
                 return to_rgb(ImageOps.exif_transpose(image))
+            has_16_bits = ";16" in str(getattr(image, "tile", ""))  # read before it is loaded
             pixels = _stored_pixels(image, file, decoder=decoder, report_damage=report_damage)
+            if has_16_bits and pixels.max() <= DARKEST_RANGE:
+                report_dark()
             return _turn_to_fit(image, pixels, annotated_size, report_orientation)
     except (*DAMAGE, Image.DecompressionBombError) as error:
         raise InputError(f"{path}: {describe_fault(error)}") from error

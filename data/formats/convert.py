@@ -25,7 +25,7 @@ from common.files import (
     write_parts,
 )
 from common.outputs import identity, require_no_input
-from data.annotations import SPLITS, Annotations, Split
+from data.annotations import SPLITS, Annotations, Split, require_pixels
 from data.decoding import MOST_BYTES, image_fault
 from data.formats.labels import CheckNames, LabelledSplit, select_classes, select_images
 from data.index import find_or_make_index
@@ -74,6 +74,8 @@ def convert_labels(
 
     require_writable_later(out / "train.json")
     splits = read(require_free)
+    for split in splits:
+        require_pixels(split.annotations.boxes, source=f"{source}: {split.name}")
     if classes:
         splits = select_classes(splits, classes)
     written = write_splits(splits, out, copy_images=copy_images, console=console)

@@ -48,11 +48,13 @@ NOTES = {
     "without": "images without a file of labels (no boxes)",
     "polygons": "polygons (their enclosing boxes are taken)",
     "keypoints": "boxes with key points (left out)",
+    "guessed": "lines without kpt_shape taken for boxes with key points",
     "turned": "photos that EXIF rotates (labels are of the displayed photo)",
     "difficult": "difficult objects (iscrowd: left out of training)",
     "missing": "images that do not exist (skipped)",
     "renamed": "XML files whose filename is another image's (that of their own name is used)",
     "sizes": "images without a size in their labels (that of the displayed image is taken)",
+    "rotated": "rotated boxes (their enclosing boxes are taken)",
     "swapped": "boxes whose corners are exchanged (put in order)",
     "latin": "files that are not UTF-8 (read as Latin-1)",
 }

@@ -22,6 +22,8 @@ from rich.console import Console
 from common.errors import InputError, require_few_classes
 from common.files import read_bytes
 from common.walk import LeftOut, Reach, walk_files
+from data.annotations import enclosing_box
+from data.coco_json import angle
 from data.decoding import SUFFIXES, displayed_size, read_photo
 from data.formats.labels import (
     MOST_BYTES,
@@ -46,6 +48,9 @@ CLASS_FILES = ("labelmap.txt", "classes.txt", "labels.txt")
 SIDES = ("xmin", "ymin", "xmax", "ymax")
 IMAGE_FIELDS = ("filename", "size.width", "size.height")
 OBJECT_FIELDS = ("name", "difficult", *(f"bndbox.{side}" for side in SIDES))
+ATTRIBUTE = ("attributes", "attribute")
+ROTATION = "rotation"
+"""CVAT's attribute of a rotated box, in degrees about its centre."""
 FIELDS = {
     **{tuple(name.split(".")): name for name in IMAGE_FIELDS},
     **{("object", *name.split(".")): name for name in OBJECT_FIELDS},
@@ -334,13 +339,14 @@ def parse_xml(file: Path, listed: Collection[str] | None, part: PartBuilder) -> 
                 f"found {quoted(text)}"
             )
         sides.append(int(side))
-    boxes = []
+    size, boxes = (sides[0], sides[1]), []
     for place, (fields, line) in enumerate(reader.objects, start=1):
         try:
-            boxes.append(parse_object(file, fields, (f"object[{place}]", line), listed, part))
+            where = f"object[{place}]", line
+            boxes.append(parse_object(file, fields, where, size, listed=listed, part=part))
         except InputError as fault:
             part.add_fault(fault)
-    return XmlLabels(reader.image.get("filename", ("", 0))[0], (sides[0], sides[1]), boxes)
+    return XmlLabels(reader.image.get("filename", ("", 0))[0], size, boxes)
 
 
 def read_xml(file: Path, content: bytes, part: PartBuilder) -> "XmlReader":
@@ -364,10 +370,15 @@ def parse_object(
     file: Path,
     fields: Fields,
     place_of: tuple[str, int],
+    size: tuple[int, int],
+    *,
     listed: Collection[str] | None,
     part: PartBuilder,
 ) -> Box:
-    """Return the box of an object; `place_of` is its name in messages and its line."""
+    """Return the box of an object; `place_of` is its name in messages and its line.
+
+    `size` is the image's width and height, with 0 where it is not known.
+    """
     name, line = place_of
     category, place = fields.get("name", ("", line))
     if not category:
@@ -392,7 +403,15 @@ def parse_object(
         part.count("difficult")
     if [x1, y1, x2, y2] != sides:
         part.count("swapped")
-    return Box(category, (x1, y1, x2, y2), (x2 - x1) * (y2 - y1), is_difficult)
+    area = (x2 - x1) * (y2 - y1)
+    degrees = angle(number(fields.get(ROTATION, ("", line))[0]))
+    if degrees:
+        part.count("rotated")
+        # Inside the image, whose first pixel is 1: a corner before it says nothing about the count.
+        x1, y1, x2, y2 = enclosing_box((x1, y1, x2, y2), degrees)
+        x1, y1 = max(x1, 1.0), max(y1, 1.0)
+        x2, y2 = min(x2, size[0] or x2), min(y2, size[1] or y2)
+    return Box(category, (x1, y1, x2, y2), area, is_difficult)
 
 
 def take_number(file: Path, fields: Fields, path: str, name: str, line: int) -> float:
@@ -417,6 +436,7 @@ class XmlReader:
         self.file = file
         self.image: Fields = {}
         self.objects: list[tuple[Fields, int]] = []
+        self.attribute = ""  # the name of the last one
         self.path: list[str] = []
         self.text: list[str] = []
         self.parser = expat.ParserCreate(encoding)
@@ -462,6 +482,12 @@ class XmlReader:
             fields = self.objects[-1][0] if self.path[1] == "object" else self.image
             text = "".join(self.text).strip()
             fields.setdefault(field_name, (text, self.parser.CurrentLineNumber))
+        elif tuple(self.path[2:-1]) == ATTRIBUTE and self.path[1] == "object":
+            text = "".join(self.text).strip()
+            if name == "name":
+                self.attribute = text
+            elif name == "value" and self.attribute == ROTATION:
+                self.objects[-1][0][ROTATION] = (text, self.parser.CurrentLineNumber)
         self.path.pop()
         self.text.clear()
 

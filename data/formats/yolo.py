@@ -3,7 +3,8 @@
 A line is `class x y width height`: the class's index, the box's centre and its sides, as shares of
 the image's width and height. A line with more numbers is a polygon (`class x1 y1 x2 y2 x3 y3 …`,
 also the four corners of a rotated box), whose enclosing box is taken, or has key points after the
-box, if `data.yaml` has `kpt_shape`. An image without a file of labels has no boxes.
+box: with `kpt_shape` in `data.yaml`, or where the numbers show it. An image without a file of
+labels has no boxes.
 
 The names are in `data.yaml` (Ultralytics, Roboflow), or, where nothing divides the images into
 splits, in `classes.txt` (LabelImg, Label Studio) or `obj.names` (Darknet, CVAT).
@@ -12,8 +13,9 @@ What these files and links name is read if it is in the data set's folder (`comm
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,11 @@ from common.errors import InputError
 from common.files import read_bytes
 from common.walk import OUTSIDE, LeftOut, Reach, walk_files, walk_folders
 from common.yaml_text import read_yaml
+from data.annotations import SLACK
 from data.decoding import QUARTER_TURNS, SUFFIXES, displayed_size, read_photo
 from data.formats.labels import (
     MOST_BYTES,
+    NOTES,
     SPLIT_NAMES,
     WHOLE,
     Box,
@@ -44,9 +48,9 @@ from data.formats.labels import (
 )
 
 NAME_FILES = ("classes.txt", "obj.names")
-SLACK = 0.01
-"""By how much a share may lie outside 0 to 1: programs round, and draw a little over the border."""
 POLYGON = 7  # numbers of a triangle's line, the shortest polygon
+CERTAIN = 10
+"""So many lines with points inside of a box are no chance: of polygons about half are like that."""
 FIELDS = ("x centre", "y centre", "width", "height")
 
 
@@ -57,7 +61,7 @@ class YoloSet:
     source: Path  # the file with the names
     names: Mapping[int, str]
     splits: Mapping[str, Sequence[Path]]
-    keypoint_numbers: int  # numbers after a box; 0: none
+    keypoint_numbers: int | None  # numbers after a box; 0: none, None: not known
     reach: Reach
 
 
@@ -83,7 +87,22 @@ def read_yolo(
     """
     found = find_set(source, images, allow_outside=allow_outside)
     check_names(found.splits, ())
-    read = []
+    options = {"skip_missing_images": skip_missing_images, "skip_bad_labels": skip_bad_labels}
+    read, counts = read_splits(found, console=console, **options)
+    numbers = guess_keypoints(found.source, counts)
+    if numbers:
+        labelled = replace(found, keypoint_numbers=numbers)
+        read, _ = read_splits(labelled, console=console, **options)
+        for split in read:
+            split.notes.append(f"{NOTES['guessed']}: all with {numbers + 5} columns")
+    return read
+
+
+def read_splits(
+    found: YoloSet, *, skip_missing_images: bool, skip_bad_labels: bool, console: Console
+) -> tuple[list[LabelledSplit], Counter[str]]:
+    """Read all splits of a data set; return also what was counted in them."""
+    read, counts = [], Counter[str]()
     for name, entries in found.splits.items():
         left_out = LeftOut()
         folder, files, missing = list_images(
@@ -102,6 +121,7 @@ def read_yolo(
             skip_bad_labels=skip_bad_labels,
             console=console,
         )
+        counts.update(part.counts)
         without = part.counts.get("without", 0)
         if without == len(files):
             first = folder / files[0]
@@ -122,7 +142,26 @@ def read_yolo(
             )
         split.notes += left_out.notes()
         read.append(split)
-    return read
+    return read, counts
+
+
+def guess_keypoints(source: Path, counts: Counter[str]) -> int:
+    """Return how many numbers follow each box, where lines are no polygons; 0 if they are.
+
+    Lines are boxes with key points if all are as long, and in all the points are in the box that
+    the first four numbers would be. Raises InputError if there are too few lines to tell.
+    """
+    lengths = [int(name.split()[1]) for name in counts if name.startswith("polygons ")]
+    polygons, like_boxes = counts["polygons"], counts["like boxes"]
+    if len(lengths) != 1 or not like_boxes or like_boxes <= 0.9 * polygons:
+        return 0
+    if like_boxes == polygons and (polygons >= CERTAIN or counts["flat"] == polygons):
+        return lengths[0] - len(FIELDS)
+    raise InputError(
+        f"{source}: {polygons:,} lines with {lengths[0] + 1} columns may be polygons, or boxes "
+        f"with key points; say which in data.yaml: kpt_shape: [0, 2] for polygons, "
+        f"[{(lengths[0] - len(FIELDS)) // 2}, 2] for key points"
+    )
 
 
 def find_set(source: Path, images: Path | None, *, allow_outside: bool = False) -> YoloSet:
@@ -161,7 +200,7 @@ def find_set(source: Path, images: Path | None, *, allow_outside: bool = False) 
     folder = images or root
     if not folder.is_dir():
         raise InputError(f"{folder}: is not a folder of images")
-    return YoloSet(file, dict(enumerate(classes)), {WHOLE: [folder]}, 0, reach)
+    return YoloSet(file, dict(enumerate(classes)), {WHOLE: [folder]}, None, reach)
 
 
 def set_of_yaml(file: Path, reach: Reach) -> YoloSet:
@@ -187,12 +226,12 @@ def set_of_yaml(file: Path, reach: Reach) -> YoloSet:
     if not splits:
         raise InputError(f"{file}: train: missing; expected the folder of the training images")
     shape = content.get("kpt_shape")
-    keypoint_numbers = 0
+    keypoint_numbers = None
     if shape is not None:
         if not (
             isinstance(shape, list)
             and len(shape) == 2
-            and all(type(size) is int and 0 < size < 10_000 for size in shape)
+            and all(type(size) is int and 0 <= size < 10_000 for size in shape)
         ):
             raise InputError(f"{file}: kpt_shape: expected two numbers, found {quoted(str(shape))}")
         keypoint_numbers = shape[0] * shape[1]
@@ -420,9 +459,10 @@ def parse_line(
     values = [number(column) for column in columns]
     length = len(columns) - 1
     keypoints = labelled.keypoint_numbers
-    is_polygon = not keypoints and len(columns) >= POLYGON and length % 2 == 0
-    if not is_polygon and length not in (4, 4 + keypoints):
-        expected = "5 (class x y width height), or a polygon's 7, 9, 11, …"
+    is_guessed = keypoints is None and has_visibility(values)
+    is_polygon = not keypoints and not is_guessed and len(columns) >= POLYGON and length % 2 == 0
+    if not (is_polygon or is_guessed) and length not in (4, 4 + (keypoints or 0)):
+        expected = "5 (class x y width height), a polygon's 7, 9, …, or kpt_shape in data.yaml"
         if keypoints:
             expected = f"5 or, with kpt_shape, {5 + keypoints}"
         confidence = "; is the last one a confidence?" if length == 5 else ""
@@ -447,11 +487,44 @@ def parse_line(
             )
         shares.append(value)
     if is_polygon:
+        box = box_of_polygon(int(index), shares, size)
         part.count("polygons")
-        return box_of_polygon(int(index), shares, size)
+        if keypoints is None:
+            part.count(f"polygons {length}")
+            part.count("like boxes", int(encloses(shares[:4], shares[4::2], shares[5::2])))
+            part.count("flat", int(box.area == 0))
+        return box
     if length > 4:
-        part.count("keypoints")
+        part.count("guessed" if is_guessed else "keypoints")
     return box_of_shares(int(index), shares, size)
+
+
+def has_visibility(values: Sequence[float | None]) -> bool:
+    """Return whether a line has a box and key points in it, each with a mark of 0, 1 or 2."""
+    points = values[5:]
+    if not points or len(points) % 3 or None in values or not set(points[2::3]) <= {0, 1, 2}:
+        return False
+    labelled = [point for point in range(0, len(points), 3) if points[point + 2]]
+    xs, ys = [points[point] for point in labelled], [points[point + 1] for point in labelled]
+    return bool(labelled) and encloses(values[1:5], xs, ys)  # type: ignore[arg-type]
+
+
+def encloses(box: Sequence[float], xs: Sequence[float], ys: Sequence[float]) -> bool:
+    """Return whether centre and sides are a box inside the image that has all points in it.
+
+    A point at 0, 0 is a key point that is not labelled; one at least must be.
+    """
+    labelled = [point for point in zip(xs, ys, strict=True) if point != (0, 0)]
+    if not labelled:
+        return False
+    xs, ys = zip(*labelled, strict=True)
+    for centre, side, values in ((box[0], box[2], xs), (box[1], box[3], ys)):
+        low, high = centre - side / 2, centre + side / 2
+        if side <= 0 or low < -SLACK or high > 1 + SLACK:
+            return False
+        if min(values) < low - SLACK or max(values) > high + SLACK:
+            return False
+    return True
 
 
 def box_of_shares(index: int, shares: Sequence[float], size: tuple[int, int]) -> Box:

@@ -24,6 +24,7 @@ from data.annotations import (
     GrowingColumns,
     Resize,
     TextColumn,
+    are_shares,
     positions_in,
     repeated,
 )
@@ -35,6 +36,7 @@ from data.coco_json import (
     Advance,
     Fault,
     checked_columns,
+    clip_rotated,
     no_garbage_collection,
     stream_lists,
     whole_number,
@@ -207,6 +209,7 @@ def join_lists(lists: dict[str, ListColumns], findings: Findings) -> Entries:
 
     image_ids = boxes.pop("image_id")
     image_of_box = positions_in(images["image_ids"], image_ids)
+    clip_rotated(boxes, images, image_of_box)
     # An image that is listed with a fault is a finding of its own.
     unlisted = ~np.isin(image_ids, lists["images"].unreadable_array("id"))
     findings.add_rows(
@@ -256,6 +259,26 @@ def check_boxes(entries: Entries, findings: Findings, *, image_size: int, resize
             if kind != "box_partly_outside":
                 entries.good_boxes[rows] = False
     findings.add_rows("box_duplicate", equal_boxes(entries), make_place)
+    if are_shares(entries.boxes):
+        findings.add("boxes_in_shares", Place(entries.box_list, make_place(0).found))
+        entries.good_boxes[:] = False
+    if are_corners(entries):
+        findings.add("boxes_of_corners", Place(entries.box_list, make_place(0).found))
+
+
+def are_corners(entries: Entries) -> bool:
+    """Return whether boxes seem to hold two corners where COCO has x, y, width and height.
+
+    Most leave their images as they are, and as corners all are boxes inside.
+    """
+    rows = np.flatnonzero(entries.image_of_box >= 0)
+    images = entries.image_of_box[rows]
+    limits = np.stack([entries.widths[images], entries.heights[images]], axis=1) + ROUNDING
+    lower, upper = entries.boxes[rows, :2], entries.boxes[rows, 2:]
+    corners = upper - lower
+    if not len(rows) or (upper > limits).any(axis=1).mean() <= 1 / 2:
+        return False
+    return bool(((corners > lower) & (corners <= limits) & (lower >= -ROUNDING)).all())
 
 
 def equal_boxes(entries: Entries) -> NDArray[np.int64]:

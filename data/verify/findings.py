@@ -120,6 +120,7 @@ KINDS = {
     "box_not_four_numbers": Kind(STOPS, "bbox is not [x, y, width, height]"),
     "box_not_finite": Kind(STOPS, "bbox holds NaN, infinity or a number beyond 1e9"),
     "box_negative_side": Kind(STOPS, "a box's width or height is below 0"),
+    "boxes_in_shares": Kind(STOPS, "all boxes are from 0 to 1, shares of images instead of pixels"),
     "area_invalid": Kind(STOPS, "area is not a finite number of at least 0"),
     "crowd_flag_invalid": Kind(STOPS, "iscrowd or IsGroupOf is not 0, 1, true or false"),
     "categories_do_not_fit": Kind(STOPS, "the categories do not fit model.num_classes"),
@@ -139,11 +140,17 @@ KINDS = {
     "image_resized": Kind(
         NOTE, "the image has another size than its annotations: boxes are scaled"
     ),
+    "image_dark": Kind(
+        NOTE, "12 bits or fewer in an image of 16: it is read nearly black; scale its values"
+    ),
     "image_turned": Kind(
         NOTE, "a photo is rotated by its EXIF orientation, to fit its annotations"
     ),
     "image_orientation_unclear": Kind(
         NOTE, "the size does not show whether the EXIF orientation applies: read as stored"
+    ),
+    "boxes_of_corners": Kind(
+        NOTE, "bbox seems to be [x1, y1, x2, y2]: most leave their images as [x, y, width, height]"
     ),
     "box_duplicate": Kind(NOTE, "a box equals an earlier one of its image and class: used twice"),
     "file_name_duplicate": Kind(NOTE, "two images have the same file: it is used twice"),

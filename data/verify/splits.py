@@ -251,15 +251,16 @@ def hash_content(path: Path) -> int:
 
 def check_file(path: Path, *, decoder: str, annotated: tuple[int, int]) -> tuple[str, str] | None:
     """Return the kind of finding for an image file, and its text; None for a good file."""
-    doubts: list[str] = []
+    doubts: list[tuple[str, str]] = []
     orientations: list[tuple[int, bool]] = []
     try:
         pixels = decode_image(
             path,
             decoder=decoder,
             annotated_size=annotated,
-            report_damage=doubts.append,
+            report_damage=lambda doubt: doubts.append(("image_doubtful", doubt)),
             report_orientation=lambda *noted: orientations.append(noted),
+            report_dark=lambda: doubts.append(("image_dark", "no value above 4095")),
         )
     except InputError as error:
         # decode_image raises one class of error; the kind of fault is in its cause.
@@ -275,7 +276,7 @@ def check_file(path: Path, *, decoder: str, annotated: tuple[int, int]) -> tuple
     if not is_resized_copy((height, width), annotated):
         return "image_other_shape", sizes
     if doubts:
-        return "image_doubtful", doubts[0]
+        return doubts[0]
     for orientation, is_turned in orientations:
         text = f"{sizes}, EXIF orientation {orientation}"
         if is_turned:

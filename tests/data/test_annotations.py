@@ -1,6 +1,8 @@
 """Classes, text columns, and the paths of splits."""
 
+import cmath
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from data.annotations import (
     Split,
     SplitName,
     TextColumn,
+    enclosing_box,
     find_split,
     images_in_other,
     known_trees,
@@ -25,6 +28,15 @@ NAMES = ("toothbrush", "car", "cat")
 CONTIGUOUS = ClassMap.contiguous(IDS, NAMES)
 BY_ID = ClassMap.by_category_id(IDS, NAMES, 91)
 FILE = Path("val.json")
+
+
+@pytest.mark.parametrize("degrees", [-30.0, 0.0, 45.0, 90.0, 181.5])
+def test_enclosing_box_has_the_corners_of_the_rotated_one(degrees: float) -> None:
+    x1, y1, x2, y2 = box = (20.0, 130.0, 200.0, 150.0)
+    centre, turn = complex((x1 + x2) / 2, (y1 + y2) / 2), cmath.rect(1, math.radians(degrees))
+    corners = [centre + (complex(x, y) - centre) * turn for x in (x1, x2) for y in (y1, y2)]
+    xs, ys = [corner.real for corner in corners], [corner.imag for corner in corners]
+    assert enclosing_box(box, degrees) == pytest.approx((min(xs), min(ys), max(xs), max(ys)))
 
 
 def test_contiguous_labels_follow_the_json_order() -> None:

@@ -187,6 +187,27 @@ def test_box_of_no_polygon_is_refused(tmp_path: Path, segmentation: object) -> N
     assert "annotations[1].bbox: expected [x, y, width" in refusal(tmp_path, content)
 
 
+def test_rotated_box_is_enclosed_and_clipped(tmp_path: Path) -> None:
+    """As CVAT writes it: the box as it was before the rotation, which is about its centre."""
+    content = small()
+    attributes = {"occluded": False, "rotation": 90.0}
+    content["annotations"][0] |= {"bbox": [5, 20, 40, 10], "attributes": attributes}
+    content["annotations"][2] |= {"bbox": [5, 0, 40, 10], "attributes": {"rotation": 450}}
+    content["annotations"][1]["attributes"] = {"rotation": 0.0}
+    a = read(tmp_path, content)
+    assert a.boxes.round(9).tolist() == [[0.5, 1.5, 10.5, 6.5], [20, 5, 30, 45], [20, 0, 30, 25]]
+
+
+def test_shares_instead_of_pixels_are_refused(tmp_path: Path) -> None:
+    content = small()
+    for entry in content["annotations"]:
+        entry["bbox"] = [0.5, 0.25, 0.5, 0.75]
+    message = refusal(tmp_path, content)
+    assert message.startswith("annotations: all boxes are from 0 to 1, shares of their images")
+    content["annotations"][1]["bbox"] = [0.5, 0.25, 9, 9]
+    assert len(read(tmp_path, content).boxes) == 3
+
+
 def test_many_boxes_are_grouped_as_by_a_plain_loop(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     images = [{"id": i, "file_name": f"{i}.jpg", "width": 9, "height": 9} for i in range(50)]

@@ -293,6 +293,28 @@ def test_folder_without_xml_files_is_refused(tmp_path: Path) -> None:
     assert "no object in any XML file" in error_message(read, tmp_path)
 
 
+@pytest.mark.parametrize("degrees", ["90", "90.0", "0.0", "none"])
+def test_rotated_box_is_enclosed_and_clipped(tmp_path: Path, degrees: str) -> None:
+    """As CVAT exports it, among other attributes."""
+    pairs = {"color": "45", "rotation": degrees, "occluded": "0"}
+    attributes = "".join(
+        f"<attribute><name>{name}</name><value>{value}</value></attribute>"
+        for name, value in pairs.items()
+    )
+    objects = voc_object("cat", (20, 10, 50, 16)).replace(
+        "<bndbox>", f"<attributes>{attributes}</attributes><bndbox>"
+    )
+    write_image(tmp_path, "a", voc_xml("a.jpg", (64, 48), objects))
+    [split] = read(tmp_path)
+    found = split.annotations.boxes.round(9).tolist()
+    if degrees.startswith("9"):
+        # Its centre is at 35, 13: from -2 to 28, which the image cuts off.
+        assert found == [[31, 0, 38, 28]]
+        assert split.notes == ["rotated boxes (their enclosing boxes are taken): 1"]
+    else:
+        assert found == [[19, 9, 50, 16]] and split.notes == []
+
+
 SIZE = "<size><width>64</width><height>48</height><depth>3</depth></size>"
 
 

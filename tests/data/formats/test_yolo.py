@@ -83,6 +83,65 @@ def test_polygons_become_their_enclosing_boxes(tmp_path: Path) -> None:
     assert "polygons (their enclosing boxes are taken): 2" in split.notes
 
 
+def point_lines(numbers: int, *, points: int, marks: bool, seed: int = 0) -> str:
+    """Return lines with a box and points inside of it, perhaps each with a mark."""
+    random = np.random.default_rng(seed)
+    lines = []
+    for centre in random.uniform(0.3, 0.7, (numbers, 2)):
+        sides = random.uniform(0.05, 0.3, 2)
+        words = [*centre, *sides]
+        for shift in random.uniform(-0.5, 0.5, (points, 2)):
+            words += [*(centre + shift * sides), *([int(random.integers(1, 3))] if marks else [])]
+        lines.append(" ".join(["0", *map(str, words)]))
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("points", "marks"), [(1, False), (2, False), (17, False), (1, True), (2, True), (17, True)]
+)
+def test_key_points_without_kpt_shape_are_recognized(
+    tmp_path: Path, points: int, *, marks: bool
+) -> None:
+    text = point_lines(20, points=points, marks=marks)
+    file = small_set(tmp_path, text + "1 0.5 0.5 0.25 0.5\n")
+    [found] = read(file)
+    assert any(note.startswith("lines without kpt_shape taken for") for note in found.notes)
+    file.write_text(f"{file.read_text()}kpt_shape: [{points}, {3 if marks else 2}]\n")
+    [expected] = read(file)
+    np.testing.assert_array_equal(found.annotations.boxes, expected.annotations.boxes)
+
+
+def test_single_point_in_the_centre_is_no_triangle(tmp_path: Path) -> None:
+    """As some programs write the centre of each box behind it."""
+    [split] = read(small_set(tmp_path, "0 0.5 0.5 0.25 0.5 0.5 0.5\n1 0.2 0.2 0.25 0.1 0.2 0.2\n"))
+    assert split.annotations.boxes[0].tolist() == [24, 12, 40, 36]
+
+
+@pytest.mark.parametrize("corners", [3, 4, 5])
+def test_polygons_of_equal_length_stay_polygons(tmp_path: Path, corners: int) -> None:
+    random = np.random.default_rng(corners)
+    turns = np.arange(corners) * 2 * np.pi / corners
+    around = np.stack([np.cos(turns), np.sin(turns)], axis=1) * 0.08
+    polygons = random.uniform(0.1, 0.9, (30, 1, 2)) + around
+    lines = [" ".join(["0", *map(str, polygon.ravel())]) for polygon in polygons]
+    [split] = read(small_set(tmp_path, "\n".join(lines)))
+    low, high = polygons.min(axis=1) * (64, 48), polygons.max(axis=1) * (64, 48)
+    np.testing.assert_allclose(split.annotations.boxes, np.concatenate([low, high], axis=1))
+
+
+def test_few_lines_that_may_be_either_are_refused(tmp_path: Path) -> None:
+    file = small_set(tmp_path, "0 0.5 0.5 0.55 0.5 0.55 0.55 0.5 0.55\n")
+    message = error_message(read, file)
+    assert message.startswith(f"{file}: 1 lines with 9 columns may be polygons, or boxes with key")
+    text = file.read_text()
+    file.write_text(f"{text}kpt_shape: [0, 2]\n")
+    [split] = read(file)
+    np.testing.assert_allclose(split.annotations.boxes, [[32, 24, 35.2, 26.4]])
+    file.write_text(f"{text}kpt_shape: [2, 2]\n")
+    [split] = read(file)
+    np.testing.assert_allclose(split.annotations.boxes, [[14.4, 12, 49.6, 36]])
+
+
 def test_key_points_are_left_out(tmp_path: Path) -> None:
     file = small_set(tmp_path, "0 0.5 0.5 0.25 0.5 0.1 0.2 2 0.3 0.4 0\n")
     assert "line 1: x4: 2 is not from 0 to 1" in error_message(read, file)

@@ -122,6 +122,13 @@ STOPPING: list[tuple[str, Change, str]] = [
     ("area_invalid", put("annotations", 1, "area", -1), "annotations[1].area"),
     ("crowd_flag_invalid", put("annotations", 1, "iscrowd", 2), "annotations[1].iscrowd"),
     ("crowd_flag_invalid", attributes({"IsGroupOf": 2}), "annotations[1].attributes.IsGroupOf"),
+    (
+        "boxes_in_shares",
+        lambda content: [
+            each.update(bbox=[0.1, 0.2, 0.5, 0.25]) for each in content["annotations"]
+        ],
+        "annotations",
+    ),
     ("nothing_to_train_on", mark_crowds(*range(10, 10 + IMAGES)), "annotations"),
     ("no_images", lambda content: content.update(images=[]), "images"),
     ("no_categories", lambda content: content.update(categories=[]), "categories"),
@@ -145,6 +152,7 @@ HARMLESS: list[tuple[str, Change, str]] = [
     ("value_taken", put("images", 1, "width", 64.0), "images[1].width"),
     ("value_taken", put("categories", 1, "id", 5.0), "categories[1].id"),
     ("box_of_polygon", polygon_only, BBOX),
+    ("box_rotated", attributes({"rotation": 30.0}), BBOX),
     ("box_zero_size", bbox([5, 5, 0, 4]), BBOX),
     ("box_outside", bbox([64, 5, 9, 4]), BBOX),
     ("box_outside", bbox([-9, 5, 9, 4]), BBOX),
@@ -200,13 +208,13 @@ def test_training_stops_at_the_faults_that_stop_it(
         return
     boxes = train_on(*both_splits(tmp_path))
     if kind.startswith("box"):  # left out, clipped, or learned twice
-        used = ("box_partly_outside", "box_duplicate", "box_of_polygon")
+        used = ("box_partly_outside", "box_duplicate", "box_of_polygon", "box_rotated")
         assert boxes == 4 * IMAGES - (kind not in used)
     assert boxes > 0 and counts(report) == {kind: 1}
 
 
 def test_every_kind_of_annotation_finding_is_tested() -> None:
-    elsewhere = ("image_", "categor", "class_", "file_")
+    elsewhere = ("image_", "categor", "class_", "file_", "boxes_of_corners")
     tested = {kind for kind, _, _ in STOPPING + HARMLESS}
     assert {name for name in KINDS if not name.startswith(elsewhere)} <= tested
 
@@ -290,6 +298,24 @@ def test_equal_boxes_of_other_images_and_classes_are_no_duplicates(tmp_path: Pat
     other_class = put("annotations", 6, "category_id", 5)
     _, report = verify_annotations(tmp_path, changed(*equal, other_class))
     assert entries(report, "box_duplicate") == ["annotations[7].bbox"]
+
+
+@pytest.mark.parametrize(
+    ("bbox", "corners"),
+    [
+        ([20, 15, 50, 40], 1),  # leaves 64×48 as x, y, width and height
+        ([2, 3, 20, 10], 0),
+        ([50, 30, 20, 20], 0),  # is no box as two corners
+    ],
+)
+def test_boxes_of_two_corners_are_named(tmp_path: Path, bbox: list[int], corners: int) -> None:
+    changes = box(bbox, *range(2 * IMAGES))
+    _, report = verify_annotations(tmp_path, changed(*changes))
+    assert counts(report).get("boxes_of_corners", 0) == corners
+    # One that is no box as two corners shows that the others leave their images.
+    (tmp_path / "one").mkdir()
+    _, report = verify_annotations(tmp_path / "one", changed(*changes, *box([30, 3, 20, 10], 0)))
+    assert counts(report).get("boxes_of_corners", 0) == 0
 
 
 def test_truncated_file_keeps_earlier_findings(tmp_path: Path) -> None:

@@ -68,6 +68,19 @@ def replace_by_folder(path: Path) -> None:
 
 
 cut_in_half = replaced(lambda content: content[: len(content) // 2])
+
+
+def to_twelve_bits(path: Path) -> None:
+    """Write a 16-bit image of a camera with 12 bits, which few programs scale."""
+    values = np.linspace(0, 4095, HEIGHT * WIDTH).astype(np.uint16).reshape(HEIGHT, WIDTH)
+    Image.fromarray(values).save(path, format="PNG")
+
+
+def to_sixteen_bits(path: Path) -> None:
+    values = np.linspace(0, 65535, HEIGHT * WIDTH).astype(np.uint16).reshape(HEIGHT, WIDTH)
+    Image.fromarray(values).save(path, format="PNG")
+
+
 turn = saved(lambda image: image.rotate(90, expand=True))
 
 STOPPING: list[tuple[str, Spoil]] = [
@@ -82,6 +95,9 @@ STOPPING: list[tuple[str, Spoil]] = [
 ]
 ACCEPTED: list[tuple[Spoil, str | None]] = [
     (to_png, None),
+    (to_sixteen_bits, None),
+    (to_twelve_bits, "image_dark"),
+    (lambda path: Image.new("RGB", (WIDTH, HEIGHT)).save(path), None),
     (saved(lambda image: image.resize((WIDTH // 2, HEIGHT // 2))), "image_resized"),
     # As a phone held upright stores it: the annotations are of what it displays, then not.
     (saved(lambda image: image.rotate(90, expand=True), 6), "image_turned"),
