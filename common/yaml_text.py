@@ -5,11 +5,13 @@ parsed with bounds, into what JSON could hold.
 """
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.tag import Tag
 
 from common.errors import InputError
 
@@ -19,8 +21,10 @@ MOST_VALUES = 10_000  # A value counts again for each alias of it
 MOST_DEPTH = 20  # Nesting of sections and lists
 
 
-def read_yaml(text: str, source: str) -> Any:
+def read_yaml(text: str, source: str, *, texts: Collection[str] = ()) -> Any:
     """Parse YAML 1.2 safely: no objects, no duplicate keys, `1e-4` is a number.
+
+    All values below the keys `texts` of the document stay as written: `007` is a text there.
 
     Raises:
         InputError: The text is not YAML, or holds more than JSON could (a list as a key, a section
@@ -38,6 +42,7 @@ def read_yaml(text: str, source: str) -> Any:
         if root is None:
             return None
         require_few_values(root, source)
+        keep_texts(root, texts)
         tree = parser.constructor.construct_document(root)
     except MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
@@ -54,6 +59,20 @@ def read_yaml(text: str, source: str) -> Any:
     except (TypeError, ValueError) as error:
         raise InputError(f"{source}: expected sections and plain values: {error}") from error
     return tree
+
+
+def keep_texts(root: Node, texts: Collection[str]) -> None:
+    """Mark the scalars below some keys of a document as texts, before they become values."""
+    pairs = root.value if isinstance(root, MappingNode) else []
+    waiting = [value for key, value in pairs if key.value in texts]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ScalarNode):
+            node.ctag = Tag(suffix="tag:yaml.org,2002:str")
+        elif isinstance(node, MappingNode):
+            waiting += [part for pair in node.value for part in pair]
+        else:
+            waiting += node.value
 
 
 def require_few_values(root: Node, source: str) -> None:

@@ -446,7 +446,11 @@ CROWD_FLAGS = (
 # In the order in which faults of one part are found. Strings as ids, as OpenImages' own image ids,
 # are refused unless they are digits: pycocotools and MLPerf's JSON require integers.
 FIELDS = {
-    "categories": (ID, Field("name", texts, "category_name_invalid", TEXT)),
+    "categories": (
+        ID,
+        Field("name", texts, "category_name_invalid", TEXT),
+        Field("supercategory", list, "", "", default=""),
+    ),
     "images": (
         *(SIDE._replace(name=name) for name in SIDES),
         Field("file_name", texts, "file_name_invalid", TEXT),
@@ -488,9 +492,16 @@ ID_COLUMNS = {"categories": "category_ids", "images": "image_ids", "annotations"
 def arrange(name: str, columns: Columns) -> Columns:
     """Return the columns of a list as those of `Annotations`, and each box's `image_id`."""
     if name == "categories":
+        # Roboflow's tree of categories begins with one that is no class.
+        parents = columns["supercategory"]
+        is_root = [
+            number == 0 and parent == "none" and name in parents
+            for number, name, parent in zip(columns["id"], columns["name"], parents, strict=True)
+        ]
         return {
             "category_ids": columns["id"],
             "category_names": TextColumn.of(columns["name"]),
+            "category_is_root": np.array(is_root, dtype=np.bool_),
         }
     if name == "images":
         return {

@@ -32,6 +32,7 @@ from data.index import (
 )
 from data.openimages.export import write_coco_json
 
+MERGE = "--merge-classes"
 READERS = {"yolo": read_yolo, "voc": read_voc, "coco": read_coco}
 
 CONVERT = """Convert labels of other programs to COCO's format, and these to what training opens.
@@ -100,6 +101,13 @@ def add_convert(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "mlperf (264 classes, the default) and all (601)",
     )
     parser.add_argument(
+        MERGE,
+        nargs="+",
+        metavar="OLD=NEW",
+        default=[],
+        help="with --from: boxes of the class OLD become boxes of NEW, such as chair=Chair",
+    )
+    parser.add_argument(
         "--skip-missing-images",
         action="store_true",
         help="skip labelled images that do not exist instead of stopping",
@@ -144,6 +152,7 @@ def run_convert(
     class_descriptions: Path | None,
     images: Path | None,
     classes: list[str] | None,
+    merge_classes: list[str],
     image_ids: Path | None,
     skip_missing_images: bool,
     skip_bad_labels: bool,
@@ -164,6 +173,7 @@ def run_convert(
     if from_format is None:
         from_only = {
             SKIP_BAD: skip_bad_labels or None,
+            MERGE: merge_classes or None,
             "--copy-images": copy_images or None,
             ALLOW_OUTSIDE: allow_outside or None,
         }
@@ -189,6 +199,7 @@ def run_convert(
             lambda check_names: read(check_names=check_names),
             out=out,
             classes=class_names(classes or []),
+            merge=merge_classes,
             copy_images=copy_images,
             overwrite=overwrite,
             console=console,
@@ -231,7 +242,7 @@ def class_names(classes: list[str]) -> list[str]:
     """Return the names of `--classes`, which may be a text file of names."""
     if len(classes) == 1 and classes[0].endswith(".txt"):
         file = Path(classes[0])
-        return read_class_names(file, read_list(file))
+        return list(read_class_names(file, read_list(file)).values())
     return classes
 
 

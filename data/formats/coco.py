@@ -9,7 +9,7 @@ the last parts of these names exist, they are shortened.
 import os
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -69,11 +69,14 @@ def read_coco(
     top = root.absolute().parent if root.absolute().name in LABEL_FOLDERS else root
     named_by_user = [top, *([images] if images is not None else [])]
     reach = Reach.of(*named_by_user, allow_outside=allow_outside)
-    read = []
+    read: list[LabelledSplit] = []
+    roots: set[int] = set()
     files = find_files(source, reach)
     check_names(files, files.values())
     for name, file in files.items():
-        annotations, notes = read_file(file, skip_bad_labels=skip_bad_labels, console=console)
+        annotations, notes, roots_here = read_file(
+            file, skip_bad_labels=skip_bad_labels, console=console
+        )
         folder, names = find_images(
             file, annotations, root=root, images=images, split=name, reach=reach
         )
@@ -101,13 +104,27 @@ def read_coco(
         annotations, sized = with_sizes(annotations, folder)
         notes += [*([f"{NOTES['sizes']}: {sized:,}"] if sized else []), *left_out.notes()]
         read.append(LabelledSplit(name, annotations, folder, notes))
-    return read
+        roots |= roots_here
+    used = {number for split in read for number in np.unique(split.annotations.box_category_ids)}
+    return [without_roots(split, roots - used) for split in read]
+
+
+def without_roots(split: LabelledSplit, roots: Collection[int]) -> LabelledSplit:
+    """Return a split without some categories, which have no boxes."""
+    old = split.annotations
+    rows = np.flatnonzero(~np.isin(old.category_ids, list(roots)))
+    if len(rows) == len(old.category_ids):
+        return split
+    names = tuple(old.category_names[row] for row in rows.tolist())
+    annotations = replace(old, category_ids=old.category_ids[rows], category_names=names)
+    note = "the root of Roboflow's categories has no boxes, and becomes no class"
+    return replace(split, annotations=annotations, notes=[*split.notes, note])
 
 
 def read_file(
     file: Path, *, skip_bad_labels: bool, console: Console
-) -> tuple[Annotations, list[str]]:
-    """Read a JSON file with a progress bar, and print its faults; return notes too.
+) -> tuple[Annotations, list[str], set[int]]:
+    """Read a JSON file with a progress bar, and print its faults; return also notes and root ids.
 
     Images without a size have one of 0. Raises InputError for faults, unless they are skipped.
     """
@@ -135,7 +152,8 @@ def read_file(
     assert entries is not None
     taken = [each for each in findings.in_order() if each.name in TAKEN]
     notes = [f"{TAKEN[each.name]}: {each.count:,}, first {each.places[0].entry}" for each in taken]
-    return clean_annotations(entries), notes
+    roots = set(entries.category_ids[entries.category_is_root].tolist())
+    return clean_annotations(entries), notes, roots
 
 
 def with_sizes(annotations: Annotations, folder: Path) -> tuple[Annotations, int]:

@@ -27,7 +27,13 @@ from common.files import (
 from common.outputs import identity, require_no_input
 from data.annotations import SPLITS, Annotations, Split, require_pixels
 from data.decoding import MOST_BYTES, image_fault
-from data.formats.labels import CheckNames, LabelledSplit, select_classes, select_images
+from data.formats.labels import (
+    CheckNames,
+    LabelledSplit,
+    merge_classes,
+    select_classes,
+    select_images,
+)
 from data.index import find_or_make_index
 from data.verify.report import STOPS_TRAINING, print_shared, print_split
 from data.verify.splits import TrainingRules, check_splits
@@ -51,6 +57,7 @@ def convert_labels(
     *,
     out: Path,
     classes: Sequence[str],
+    merge: Sequence[str],
     copy_images: bool,
     overwrite: bool,
     console: Console,
@@ -76,6 +83,7 @@ def convert_labels(
     splits = read(require_free)
     for split in splits:
         require_pixels(split.annotations.boxes, source=f"{source}: {split.name}")
+    splits = merge_classes(splits, merge)
     if classes:
         splits = select_classes(splits, classes)
     written = write_splits(splits, out, copy_images=copy_images, console=console)

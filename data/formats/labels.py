@@ -288,13 +288,17 @@ def read_list(file: Path, *, most_bytes: int = FILE_LIMIT) -> str:
         return content.decode("latin-1")
 
 
-def read_class_names(file: Path, text: str) -> list[str]:
-    """Return the names of a file with one on each line; raise InputError for one that is twice."""
-    names = [line.strip() for line in text.splitlines() if line.strip()]
+def read_class_names(file: Path, text: str) -> dict[int, str]:
+    """Return the names of a file with one on each line, by index.
+
+    An empty line is an index without a class. Raises InputError for a name that is there twice.
+    """
+    lines = text.rstrip().split("\n")
+    require_few_classes(file, len(lines))
+    names = {index: line.strip() for index, line in enumerate(lines) if line.strip()}
     if not names:
         raise InputError(f"{file}: no class; expected a name on each line")
-    require_few_classes(file, len(names))
-    require_distinct(file, names)
+    require_distinct(file, list(names.values()))
     return names
 
 
@@ -336,6 +340,42 @@ def select_classes(splits: Sequence[LabelledSplit], wanted: Sequence[str]) -> li
         notes = [*split.notes, *([note] if without else [])]
         selected.append(replace(split, annotations=annotations, notes=notes))
     return selected
+
+
+def merge_classes(splits: Sequence[LabelledSplit], pairs: Sequence[str]) -> list[LabelledSplit]:
+    """Return the splits with the boxes of OLD as boxes of NEW, for each pair `OLD=NEW`.
+
+    Categories of one name become the first one by `NAME=NAME`. Raises InputError for a name that is
+    no class.
+    """
+    merged = list(splits)
+    for pair in pairs:
+        old_name, _, new_name = pair.partition("=")
+        known = {name for split in merged for name in split.annotations.category_names}
+        for name in (old_name, new_name):
+            if name not in known:
+                raise InputError(
+                    f"--merge-classes: {pair!r}: {name!r} is not a class"
+                    f"{nearest_name(name, known) or f'; the classes are {some(sorted(known))}'}"
+                )
+        for place, split in enumerate(merged):
+            old = split.annotations
+            names, ids = np.array(old.category_names, dtype=object), old.category_ids
+            rows = np.flatnonzero(names == old_name)
+            targets = np.flatnonzero(names == new_name)
+            if not len(targets):
+                continue  # a finding of `data verify`: the splits have other categories
+            rows = rows[rows != targets[0]]
+            box_ids = old.box_category_ids.copy()
+            box_ids[np.isin(box_ids, ids[rows])] = ids[targets[0]]
+            annotations = replace(
+                old,
+                category_ids=np.delete(ids, rows),
+                category_names=tuple(np.delete(names, rows).tolist()),
+                box_category_ids=box_ids,
+            )
+            merged[place] = replace(split, annotations=annotations)
+    return merged
 
 
 def select_boxes(annotations: Annotations, keep: NDArray[np.bool_]) -> Annotations:

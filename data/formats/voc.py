@@ -155,7 +155,7 @@ def listed_classes(source: Path, reach: Reach) -> list[str] | None:
         # CVAT's lines are `name:colour:parts:actions`, below a comment.
         lines = [line.split(":")[0] for line in text.splitlines() if not line.startswith("#")]
         names = read_class_names(file, "\n".join(lines))
-        return [name for name in names if name != "background"]
+        return [name for name in names.values() if name != "background"]
     return None
 
 

@@ -200,12 +200,12 @@ def find_set(source: Path, images: Path | None, *, allow_outside: bool = False) 
     folder = images or root
     if not folder.is_dir():
         raise InputError(f"{folder}: is not a folder of images")
-    return YoloSet(file, dict(enumerate(classes)), {WHOLE: [folder]}, None, reach)
+    return YoloSet(file, classes, {WHOLE: [folder]}, None, reach)
 
 
 def set_of_yaml(file: Path, reach: Reach) -> YoloSet:
     """Read `data.yaml` and find what it names."""
-    content = read_yaml(read_list(file), str(file))
+    content = read_yaml(read_list(file), str(file), texts=("names",))
     if not isinstance(content, dict):
         raise InputError(f"{file}: expected the fields names, train and val of YOLO's data.yaml")
     names = class_names(file, content.get("names"), content.get("nc"))
@@ -249,9 +249,11 @@ def class_names(file: Path, names: Any, number_of_classes: Any) -> dict[int, str
         text = str(index)
         if not (text.isascii() and text.isdigit() and len(text) < 10):
             raise InputError(f"{file}: names: the index {quoted(text)} is not a whole number")
-        if not isinstance(name, str | int | float) or not str(name).strip():
+        if not isinstance(name, str) or not name.strip():
             raise InputError(f"{file}: names[{text}]: expected a name, found {quoted(str(name))}")
-        by_index[int(text)] = str(name).strip()
+        if int(text) in by_index:
+            raise InputError(f"{file}: names: the index {int(text)} is there twice")
+        by_index[int(text)] = name.strip()
     require_distinct(f"{file}: names", list(by_index.values()))
     if number_of_classes not in (None, len(by_index)):
         raise InputError(

@@ -73,6 +73,7 @@ class Entries:
     box_areas: NDArray[np.float64]
     box_ids: NDArray[np.int64]
     box_places: NDArray[np.int32]
+    category_is_root: NDArray[np.bool_] | None = None  # [C] see `coco_json.arrange`
     unreadable_category_ids: frozenset[int] = frozenset()  # of entries with a fault elsewhere
     unreadable_categories: int = 0
     unreadable_images: int = 0
@@ -389,6 +390,7 @@ def check_ids(entries: Entries, findings: Findings) -> None:
         repeated(category_ids),
         lambda row: entries.category_place(row, ".id", category_ids[row]),
     )
+    check_names(entries, findings)
     later = repeated(image_ids)
     findings.add_rows(
         "image_id_duplicate", later, lambda row: entries.image_place(row, ".id", image_ids[row])
@@ -407,6 +409,16 @@ def check_ids(entries: Entries, findings: Findings) -> None:
         lambda row: entries.box_place(row, ".id", box_ids[row]),
     )
     entries.good_boxes[later_boxes] = False
+
+
+def check_names(entries: Entries, findings: Findings) -> None:
+    """Find categories whose name an earlier one has, or that differs only in case or blanks."""
+    first: dict[str, str] = {}
+    for row, name in enumerate(entries.category_names):
+        earlier = first.setdefault("".join(name.split()).casefold(), name)
+        if name != UNNAMED and (earlier is not name):
+            place = entries.category_place(row, ".name", f"{name!r}, another is {earlier!r}")
+            findings.add("category_name_similar", place)
 
 
 def check_image_entries(

@@ -158,6 +158,10 @@ KINDS = {
         NOTE, "a validation image is a training image too, or a copy: its mAP says little"
     ),
     "file_unused": Kind(NOTE, "an image file that is not in the annotations"),
+    "category_name_similar": Kind(
+        NOTE,
+        "two categories have one name, but for case and blanks: convert --merge-classes OLD=NEW",
+    ),
     "class_without_boxes": Kind(NOTE, "a class without any box"),
     **{kind: Kind(NOTE, meaning) for kind, meaning in TAKEN.items()},
 }

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from data.coco_json import read_annotations
 from data.formats.coco import read_coco, split_of
-from data.formats.labels import LabelledSplit, select_classes
+from data.formats.labels import LabelledSplit, merge_classes, select_classes
 from tests.data.samples import write_json
 from tests.data.verify.small_set import small_content, write_split
 from tests.support.commands import error_message
@@ -136,6 +136,39 @@ def test_bad_labels_are_all_named_and_skipped_if_asked(tmp_path: Path) -> None:
     content["categories"][0]["name"] = ""
     write_json(tmp_path / "train.json", content)
     assert "categories[0].name" in error_message(read, tmp_path, skip_bad_labels=True)
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_root_of_roboflows_categories_is_no_class(tmp_path: Path, *, is_used: bool) -> None:
+    for name in ("train", "valid"):
+        place(tmp_path, f"{name}/_annotations.coco.json", name)
+        content = small_content()
+        for category in content["categories"]:
+            category["supercategory"] = "things"
+        content["categories"].insert(0, {"id": 0, "name": "things", "supercategory": "none"})
+        content["annotations"][0]["category_id"] = 0 if is_used and name == "valid" else 3
+        write_json(tmp_path / name / "_annotations.coco.json", content)
+    for split in read(tmp_path):
+        names = ["kind 3", "kind 5", "kind 9"]
+        assert list(split.annotations.category_names) == (["things"] if is_used else []) + names
+        assert is_used or "becomes no class" in split.notes[-1]
+
+
+def test_classes_of_one_name_are_merged(tmp_path: Path) -> None:
+    place(tmp_path, "train.json", "images")
+    content = small_content()
+    for category, name in zip(content["categories"], ["Chair", "chair", "Chair"], strict=True):
+        category["name"] = name
+    write_json(tmp_path / "train.json", content)
+    splits = read(tmp_path)
+    [split] = merge_classes(splits, ["chair=Chair"])
+    assert split.annotations.category_names == ("Chair", "Chair")
+    assert np.bincount(split.annotations.box_category_ids)[[3, 5, 9]].tolist() == [8, 0, 4]
+    [split] = merge_classes(splits, ["chair=Chair", "Chair=Chair"])
+    assert split.annotations.category_names == ("Chair",)
+    assert split.annotations.box_category_ids.tolist() == [3] * 12
+    message = error_message(merge_classes, splits, ["chairs=Chair"])
+    assert message.startswith("--merge-classes: 'chairs=Chair': 'chairs' is not a class; did you")
 
 
 def test_two_files_of_one_split_are_refused(tmp_path: Path) -> None:

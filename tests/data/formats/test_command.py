@@ -113,6 +113,14 @@ def test_images_are_copied_if_asked(tmp_path: Path, run_here: RunHere) -> None:
     assert run_here(main, *arguments, "--overwrite").returncode == 0
 
 
+def test_classes_are_merged(tmp_path: Path, run_here: RunHere) -> None:
+    source, out = yolo_set(tmp_path / "set"), tmp_path / "out"
+    arguments = ("convert", source, "--from", "yolo", "--out", out, "--merge-classes")
+    done = run_here(main, *arguments, f"{NAMES[2]}={NAMES[0]}")
+    assert done.returncode == 0, done.stderr
+    assert read_annotations(out / "train.json").category_names == NAMES[:2]
+
+
 def test_classes_may_be_in_a_file(tmp_path: Path, run_here: RunHere) -> None:
     source, out = yolo_set(tmp_path / "set"), tmp_path / "out"
     listed = tmp_path / "wanted.txt"

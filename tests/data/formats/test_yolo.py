@@ -322,6 +322,30 @@ def test_labels_without_splits_are_one_set(tmp_path: Path, names: str) -> None:
     assert list(split.annotations.file_names) == ["images/train/a.jpg", "images/train/b.jpg"]
 
 
+@pytest.mark.parametrize("file", ["classes.txt", "obj.names"])
+def test_empty_line_keeps_its_index(tmp_path: Path, file: str) -> None:
+    small_set(tmp_path, "3 0.5 0.5 0.25 0.5\n")
+    (tmp_path / "data.yaml").unlink()
+    (tmp_path / file).write_bytes("\ndog\r\n\nGroße Ente\r\n\n".encode("utf-8-sig"))
+    [split] = read(tmp_path)
+    assert split.annotations.category_names == ("dog", "Große Ente")
+    assert split.annotations.category_ids.tolist() == [1, 3]
+    assert split.annotations.box_category_ids.tolist() == [3]
+    (tmp_path / "labels" / "train" / "a.txt").write_text("2 0.5 0.5 0.25 0.5\n")
+    assert "class: 2 is not in names of" in error_message(read, tmp_path)
+
+
+@pytest.mark.parametrize("form", ["[{}]", "{{0: {}}}", "\n  0: {}"])
+@pytest.mark.parametrize(
+    "name", ["007", "1.10", "1e3", "0x1F", "1_000", "null", "true", "~", "'a b'"]
+)
+def test_names_are_texts_as_written(tmp_path: Path, form: str, name: str) -> None:
+    file = small_set(tmp_path)
+    file.write_text(f"train: images/train\nnc: 1\nnames: {form.format(name)}\n")
+    [split] = read(file)
+    assert split.annotations.category_names == (name.strip("'"),)
+
+
 def test_labels_may_lie_beside_the_images(tmp_path: Path) -> None:
     Image.new("RGB", (64, 48)).save(tmp_path / "a.png")
     (tmp_path / "a.txt").write_text("0 0.5 0.5 1 1\n")
@@ -337,6 +361,7 @@ def test_labels_may_lie_beside_the_images(tmp_path: Path) -> None:
         ("train: images/train\nnames: [a, a]\n", "names: the class 'a' is listed twice"),
         ("train: images/train\nnames: [a, [b]]\n", "names[1]: expected a name"),
         ("train: images/train\nnames: {x: a}\n", "names: the index 'x' is not a whole number"),
+        ("train: images/train\nnames: {0: a, 00: b}\n", "names: the index 0 is there twice"),
         ("train: images/train\nnames: [a]\nnc: 2\n", "nc: is '2', but there are 1 names"),
         ("train: nowhere\nnames: [a]\n", "train: 'nowhere' does not exist; looked for"),
         ("train: 5\nnames: [a]\n", "train: expected a path"),

@@ -366,6 +366,16 @@ def test_severity_of_images_without_boxes(tmp_path: Path) -> None:
         assert [each["severity"] for each in train_findings(report)] == [severity]
 
 
+@pytest.mark.parametrize(
+    ("name", "found"), [("kind 3", 1), ("Kind  3", 1), ("KIND3 ", 1), ("kind 4", 0)]
+)
+def test_names_that_differ_only_in_case_or_blanks_are_found(
+    tmp_path: Path, name: str, found: int
+) -> None:
+    _, report = verify_annotations(tmp_path, changed(put("categories", 2, "name", name)))
+    assert entries(report, "category_name_similar") == ["categories[2].name"] * found
+
+
 THREE = [{"id": i, "name": f"kind {i}"} for i in (3, 5, 9)]
 
 
