@@ -19,7 +19,7 @@ from pathlib import Path
 
 from common.errors import InputError
 from common.machine import read_proc_text, read_status
-from launch.ranks import Ranks, tasks_per_node
+from launch.ranks import Ranks, launcher_named, tasks_per_node
 from launch.topology import Topology, format_cpu_list, parse_cpu_list
 
 PROCESS = Path("/proc/self")
@@ -27,18 +27,10 @@ CGROUPS = Path("/sys/fs/cgroup")
 MICROSECONDS = re.compile("[1-9][0-9]{0,17}")
 MEMINFO = Path("/proc/meminfo")
 NO_LIMIT = 1 << 60  # Version 1 writes a number about as large as this for none. [bytes]
-UNBOUND = {
-    "mpich": "mpirun -bind-to none",
-    "intel-mpi": "mpirun -genv I_MPI_PIN=off",
-    "open-mpi": "mpirun --bind-to none",
-    "slurm": "srun --cpu-bind=none",
-    "torchrun": "torchrun without taskset or numactl",
-    "none": "python train.py without taskset or numactl",
-}
-"""How to start ranks that are not bound."""
 SLURM_CPUS = "SLURM_JOB_CPUS_PER_NODE"
 DAEMONS = {"mpirun", "mpiexec", "orted", "prted", "prterun", "slurmstepd", "torchrun"}
 DAEMONS |= {"mpiexec.hydra", "hydra_pmi_proxy", "hydra_bstrap_pr", "pt_elastic"}
+DAEMONS |= {"flux-shell", "jsmd", "mpispawn", "palsd"}
 """Names of launchers' processes, which start the ranks of a host. The kernel keeps 15 letters (of
 hydra_bstrap_proxy), and torchrun calls itself pt_elastic."""
 
@@ -265,7 +257,7 @@ def checked_part(
         subject = f"{ranks.launcher}: the rank of this host is"
     else:
         subject = f"{ranks.launcher}: the {ranks.local_size} ranks of this host are"
-    unbound = UNBOUND[ranks.launcher]
+    unbound = launcher_named(ranks.launcher).unbound
     if overlapping or bound > whole:
         raise InputError(
             f"{subject} bound to CPUs that overlap (this rank's are "

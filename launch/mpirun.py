@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from common.errors import InputError
 from launch.hosts import BATCH_SYSTEMS
-from launch.ranks import Ranks
+from launch.ranks import Ranks, launcher_named
 
 Family = Literal["mpich", "intel-mpi", "open-mpi"]
 
@@ -203,9 +203,6 @@ def by_this_python(command: Sequence[str]) -> list[str]:
     return list(command)
 
 
-ANY_RANKS_OPTION = "mpirun -np, or --np"
-
-
 def launcher_command(ranks: Ranks, environment: Mapping[str, str]) -> list[str]:
     """Return the arguments before `python`, such as `mpirun -np 8`.
 
@@ -221,14 +218,4 @@ def launcher_command(ranks: Ranks, environment: Mapping[str, str]) -> list[str]:
         options["master-port"] = environment.get("MASTER_PORT", "")
         of_hosts = [f"--{name}={value}" for name, value in options.items()] if hosts > 1 else []
         return ["torchrun", *of_hosts, f"--nproc-per-node={ranks.local_size}"]
-    commands = {"none": [], "slurm": ["srun", "-n", str(ranks.size)]}
-    return commands.get(ranks.launcher, ["mpirun", "-np", str(ranks.size)])
-
-
-def ranks_option(launcher: str) -> str:
-    """Return the options of a launcher that set the number of ranks of a host."""
-    options = {
-        "slurm": "srun --ntasks-per-node, or -n",
-        "torchrun": "torchrun --nproc-per-node, or LOCAL_WORLD_SIZE",
-    }
-    return options.get(launcher, ANY_RANKS_OPTION)
+    return launcher_named(ranks.launcher).start.format(ranks.size).split()

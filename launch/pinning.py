@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from common.errors import InputError
 from launch import environment, limits
 from launch.limits import read_allowance
-from launch.mpirun import ranks_option
 from launch.placement import cores_of_quota, place_ranks, placement_notes
-from launch.ranks import Ranks
+from launch.ranks import Ranks, launcher_named
 from launch.rendezvous import (
     ONE_HOST,
     Rendezvous,
@@ -99,7 +98,7 @@ def pin(
         others = environment.use_environment(variables, bound=False, launcher=launcher)
         notes = (*part.notes, *others)
         return Pinned(share=share, openmp=openmp, notes=notes, environment=variables, enabled=False)
-    option = ranks_option(launcher)
+    option = launcher_named(launcher).ranks_option
     shares = place_ranks(topology, ranks=part.ranks, request=request, quota=quota, option=option)
     share = shares[part.place]
     # Whether binding is permitted is known only by trying. If it is not, the variables that bind

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from common.errors import InputError
-from launch.mpirun import ANY_RANKS_OPTION
+from launch.ranks import ANY_RANKS_OPTION
 from launch.shares import CoreRequest, NodeGroup, Share, choose_sockets, divide_host
 from launch.topology import Socket, Topology, count_cores, describe_sockets, list_sockets
 

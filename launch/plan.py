@@ -16,8 +16,8 @@ from rich.text import Text
 from common.charts import Column, Table, text_column
 from common.console import make_console
 from launch.environment import rank_environment
-from launch.mpirun import ANY_RANKS_OPTION
 from launch.placement import place_ranks, placement_notes
+from launch.ranks import ANY_RANKS_OPTION
 from launch.shares import CoreRequest, Share
 from launch.topology import (
     Core,

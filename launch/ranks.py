@@ -1,16 +1,20 @@
-"""The rank of this process, from the variables of the launcher that started it."""
+"""The launchers that start ranks, and the rank of this process, from their variables."""
 
+import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from common.errors import InputError
 
-OPEN_MPI = "OMPI_COMM_WORLD_"
 MOST_DIGITS = 9
 MOST_HOSTS = 1_000_000
 BATCH_STEPS = 0xFFFFFFF0
 """Slurm's step numbers from here on are its own: the batch script, an interactive shell."""
+ANY_RANKS_OPTION = "mpirun -np, or --np"
+OTHERS = "start with mpirun, srun or torchrun"
+
+Variables = Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +25,7 @@ class Ranks:
     size: int
     local_rank: int  # Its number on this host, from 0
     local_size: int
-    launcher: str  # `none`, `mpich`, `intel-mpi`, `open-mpi`, `slurm` or `torchrun`
+    launcher: str  # `none`, or a name of `LAUNCHERS`
 
     @property
     def is_first(self) -> bool:
@@ -29,8 +33,162 @@ class Ranks:
         return self.rank == 0
 
 
-def read_ranks(environment: Mapping[str, str]) -> Ranks:
-    """Read the variables of Intel MPI, MPICH, Open MPI, srun and torchrun.
+LOCAL_HERE = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+"""Variables by which a user names the ranks of a host where the launcher does not."""
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The variables that a launcher sets for each rank, and how it is called."""
+
+    name: str
+    variables: tuple[str, str, str, str]  # Rank, number of ranks, and both on this host
+    signs: tuple[str, ...] = ()  # Counts only where one of these is set too
+    derive: Callable[[Variables], Variables] = dict
+    """Adds the variables that the launcher has in another form."""
+    unbound: str = "python train.py without taskset or numactl"
+    """How to start ranks that are not bound to cores."""
+    start: str = ""  # Starts so many ranks; empty: several commands, or a cluster's own
+    ranks_option: str = ANY_RANKS_OPTION  # Sets the ranks of a host
+    has_mpi: bool = False  # Whether its ranks meet by MPI
+
+
+def prefixed(prefix: str) -> tuple[str, str, str, str]:
+    """Return four variables that differ in their prefix only."""
+    return f"{prefix}RANK", f"{prefix}SIZE", f"{prefix}LOCAL_RANK", f"{prefix}LOCAL_SIZE"
+
+
+def alone_on_host(variables: Variables) -> Variables:
+    """Return the variables of a rank that has a host to itself, unless they say otherwise."""
+    if any(name in variables for name in LOCAL_HERE):
+        return variables
+    return {**variables, **dict(zip(LOCAL_HERE, "01", strict=True))}
+
+
+FLUX_LOCAL_SIZE = "FLUX_JOB_SIZE/FLUX_JOB_NNODES"
+
+
+def flux_counts(variables: Variables) -> Variables:
+    """Add the ranks of each host, which must be equal: a larger local rank is refused later."""
+    ranks, hosts = (number(variables, name) for name in FLUX_LOCAL_SIZE.split("/"))
+    if not hosts or ranks % hosts:
+        raise InputError(
+            f"FLUX_JOB_NNODES={hosts}: does not divide FLUX_JOB_SIZE={ranks}; start as many ranks "
+            "on each host, with flux run --tasks-per-node"
+        )
+    return {**variables, FLUX_LOCAL_SIZE: str(ranks // hosts)}
+
+
+def sagemaker_counts(variables: Variables) -> Variables:
+    """Add the number of hosts and of this host among them, from a list of their names in JSON."""
+    text, here = variables.get("SM_HOSTS", ""), variables["SM_CURRENT_HOST"]
+    try:
+        hosts = json.loads(text)
+    except (ValueError, RecursionError):
+        hosts = None
+    if not isinstance(hosts, list) or hosts.count(here) != 1:
+        raise InputError(
+            f"SM_CURRENT_HOST={here}: is not one of the names in SM_HOSTS={text}; {OTHERS}"
+        )
+    hosts_and_place = {"SM_HOSTS": str(len(hosts)), "SM_CURRENT_HOST": str(hosts.index(here))}
+    return alone_on_host({**variables, **hosts_and_place})
+
+
+MPICH = Launcher(
+    "mpich",
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    signs=("MPI_LOCALRANKID",),
+    unbound="mpirun -bind-to none",
+    start="mpirun -np {}",
+    has_mpi=True,
+)
+TORCHRUN = Launcher(
+    "torchrun",
+    ("RANK", "WORLD_SIZE", *LOCAL_HERE),
+    signs=("TORCHELASTIC_RUN_ID",),
+    derive=alone_on_host,
+    unbound="torchrun without taskset or numactl",
+    ranks_option="torchrun --nproc-per-node, or LOCAL_WORLD_SIZE",
+)
+SLURM = Launcher(
+    "slurm",
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_TASKS_PER_NODE"),
+    unbound="srun --cpu-bind=none",
+    start="srun -n {}",
+    ranks_option="srun --ntasks-per-node, or -n",
+)
+PALS = Launcher(
+    "pals",
+    ("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+    signs=("PMI_SIZE",),
+    unbound="mpiexec --cpu-bind none",
+    start="mpiexec -n {}",
+    ranks_option="mpiexec --ppn, or -n",
+)
+LAUNCHERS = (
+    TORCHRUN,
+    replace(
+        MPICH,
+        name="open-mpi",
+        variables=prefixed("OMPI_COMM_WORLD_"),
+        signs=(),
+        unbound="mpirun --bind-to none",
+    ),
+    Launcher("mvapich2", prefixed("MV2_COMM_WORLD_"), start="mpirun_rsh -np {}"),
+    Launcher("horovod", prefixed("HOROVOD_"), start="horovodrun -np {}"),
+    replace(
+        MPICH,
+        name="intel-mpi",
+        # I_MPI_ROOT only says that it is installed.
+        signs=("I_MPI_HYDRA_UUID", "I_MPI_INFO_LCPU", "I_MPI_PIN_INFO"),
+        unbound="mpirun -genv I_MPI_PIN=off",
+    ),
+    MPICH,  # Without the sign, PMI_RANK may be that of srun --mpi=pmi2, of flux or of PALS
+    replace(TORCHRUN, signs=()),  # set by a script
+    Launcher(
+        "jsrun",
+        prefixed("JSM_NAMESPACE_"),
+        unbound="jsrun --bind none",
+        start="jsrun -n {}",
+        ranks_option="jsrun -r and -a",
+    ),
+    Launcher(
+        "flux",
+        ("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", FLUX_LOCAL_SIZE),
+        derive=flux_counts,
+        unbound="flux run -o cpu-affinity=off",
+        start="flux run -n {}",
+        ranks_option="flux run --tasks-per-node",
+    ),
+    SLURM,
+    PALS,
+    # With PMIx it sets no number of ranks: the user does.
+    replace(PALS, variables=("PALS_RANKID", "WORLD_SIZE", *PALS.variables[2:]), signs=()),
+    replace(MPICH, signs=()),
+    Launcher("mpirun -pmi-port", ("PMI_ID", "WORLD_SIZE", *LOCAL_HERE)),
+    Launcher("aprun", ("ALPS_APP_PE", "WORLD_SIZE", *LOCAL_HERE), unbound="aprun -cc none"),
+    Launcher("prun", ("PMIX_RANK", "WORLD_SIZE", *LOCAL_HERE), unbound="prun --bind-to none"),
+    # These start one process on each host.
+    Launcher("trainjob", ("PET_NODE_RANK", "PET_NNODES", *LOCAL_HERE), derive=alone_on_host),
+    Launcher(
+        "aws-batch",
+        ("AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES", *LOCAL_HERE),
+        derive=alone_on_host,
+    ),
+    Launcher("sagemaker", ("SM_CURRENT_HOST", "SM_HOSTS", *LOCAL_HERE), derive=sagemaker_counts),
+)
+"""The inner ones first, where one may have started the other."""
+ALONE = Launcher("none", ("", "", "", ""))
+MPI_LAUNCHERS = frozenset(launcher.name for launcher in LAUNCHERS if launcher.has_mpi)
+
+
+def launcher_named(name: str) -> Launcher:
+    """Return the launcher of `Ranks.launcher`."""
+    return next((launcher for launcher in LAUNCHERS if launcher.name == name), ALONE)
+
+
+def read_ranks(environment: Variables) -> Ranks:
+    """Read the variables of the first of `LAUNCHERS` that has set any.
 
     If one launcher started another, the inner one counts: torchrun on each host of an srun, or
     mpirun inside a Slurm job. `RANK` and `WORLD_SIZE` alone, which jobs in clusters often carry,
@@ -40,43 +198,30 @@ def read_ranks(environment: Mapping[str, str]) -> Ranks:
         InputError: Variables contradict each other, or some are missing or no numbers; names one.
     """
     variables = {name: value for name, value in environment.items() if value}
-    is_torchrun = "TORCHELASTIC_RUN_ID" in variables and "RANK" in variables
-    if not is_torchrun and f"{OPEN_MPI}RANK" in variables:
-        names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-        rank, size, local_rank, local_size = (f"{OPEN_MPI}{name}" for name in names)
-        return checked(variables, launcher="open-mpi", names=(rank, size, local_rank, local_size))
-    has_hydra = "PMI_RANK" in variables
-    # `srun --mpi=pmi2` sets PMI_RANK too, but not this variable.
-    if has_hydra and "MPI_LOCALRANKID" not in variables:
-        has_hydra = not in_slurm_step(variables)
-    if not is_torchrun and has_hydra:
-        # MPICH's and Intel MPI's launchers are of one family.
-        signs = ("I_MPI_HYDRA_UUID", "I_MPI_INFO_LCPU", "I_MPI_PIN_INFO")  # I_MPI_ROOT: installed
-        launcher = "intel-mpi" if any(name in variables for name in signs) else "mpich"
-        names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-        local = (0, 1) if number(variables, "PMI_SIZE", default=1) == 1 else None
-        return checked(variables, launcher=launcher, names=names, local_defaults=local)
-    if "RANK" in variables:  # torchrun's; without its local variables, a host has one rank
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        local = None if "LOCAL_RANK" in variables else (0, 1)
-        return checked(variables, launcher="torchrun", names=names, local_defaults=local)
-    if in_slurm_step(variables):
-        return slurm_ranks(variables)
-    if "PMI_ID" in variables:
-        raise InputError(
-            f"PMI_ID={variables['PMI_ID']}: with -pmi-port, mpirun does not set the number of "
-            "ranks; start mpirun without -pmi-port"
-        )
-    for size, rank in (("PMI_SIZE", "PMI_RANK"), ("WORLD_SIZE", "RANK")):
-        if number(variables, size, default=1) > 1:
+    for launcher in LAUNCHERS:
+        signs, rank = launcher.signs, launcher.variables[0]
+        if launcher is SLURM:
+            if in_slurm_step(variables):
+                return slurm_ranks(variables)
+        elif rank in variables and (not signs or any(sign in variables for sign in signs)):
+            return checked(launcher.derive(variables), launcher)
+    for launcher in LAUNCHERS:
+        rank, size, *_ = launcher.variables
+        # A batch script of Slurm is one process, although its job has several tasks.
+        if launcher is not SLURM and size in variables and counts_several(variables, size):
             raise InputError(
                 f"{size}={variables[size]}: {rank} is not set; unset {size} to train in one "
-                "process, or start with mpirun, srun or torchrun"
+                f"process, or {OTHERS}"
             )
-    return Ranks(rank=0, size=1, local_rank=0, local_size=1, launcher="none")
+    return Ranks(rank=0, size=1, local_rank=0, local_size=1, launcher=ALONE.name)
 
 
-def in_slurm_step(environment: Mapping[str, str]) -> bool:
+def counts_several(variables: Variables, name: str) -> bool:
+    """Return whether a variable gives more than one rank; SageMaker's is a list of names."""
+    return name == "SM_HOSTS" or number(variables, name) > 1
+
+
+def in_slurm_step(environment: Variables) -> bool:
     """Return whether `srun` started this process; a batch script has no step, or one of Slurm's."""
     # A batch script always has the number 0.
     if number(environment, "SLURM_PROCID", default=0) > 0:
@@ -85,15 +230,15 @@ def in_slurm_step(environment: Mapping[str, str]) -> bool:
     return "SLURM_PROCID" in environment and step < BATCH_STEPS
 
 
-def slurm_ranks(environment: Mapping[str, str]) -> Ranks:
+def slurm_ranks(environment: Variables) -> Ranks:
     """Return the rank of a task of `srun`; counts of each host are written as `2(x3),1`."""
     # A step may have fewer tasks than its job, and on fewer hosts.
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
     steps = "SLURM_STEP_TASKS_PER_NODE"
     per_node = steps if steps in environment else "SLURM_TASKS_PER_NODE"
-    counted = dict(environment)
-    if number(environment, size, default=1) == 1:
-        counted |= {size: "1", "SLURM_LOCALID": "0", per_node: "1"}
+    counted = {size: "1", **environment}
+    if number(counted, size) == 1:
+        counted |= {"SLURM_LOCALID": "0", per_node: "1"}
     else:
         tasks = tasks_per_node(environment, per_node)
         node = number(environment, "SLURM_NODEID")
@@ -103,11 +248,12 @@ def slurm_ranks(environment: Mapping[str, str]) -> Ranks:
                 f"{size}={environment[size]}; start with srun python train.py …"
             )
         counted[per_node] = str(tasks[node])
-    names = ("SLURM_PROCID", size, "SLURM_LOCALID", per_node)
-    return checked(counted, launcher="slurm", names=names)
+    return checked(
+        counted, replace(SLURM, variables=("SLURM_PROCID", size, "SLURM_LOCALID", per_node))
+    )
 
 
-def tasks_per_node(environment: Mapping[str, str], name: str) -> list[int]:
+def tasks_per_node(environment: Variables, name: str) -> list[int]:
     """Return counts of each host in order, of a variable such as `2(x3),1`."""
     tasks: list[int] = []
     for part in environment.get(name, "").split(","):
@@ -121,38 +267,37 @@ def tasks_per_node(environment: Mapping[str, str], name: str) -> list[int]:
     return tasks
 
 
-def checked(
-    environment: Mapping[str, str],
-    *,
-    launcher: str,
-    names: tuple[str, str, str, str],
-    local_defaults: tuple[int, int] | None = None,
-) -> Ranks:
-    """Return the rank of four variables: rank, size, and both on this host.
+def checked(variables: Variables, launcher: Launcher) -> Ranks:
+    """Return the rank that a launcher's four variables name.
 
     Raises:
         InputError: One is missing or no number, or they contradict each other.
     """
-    local = local_defaults or (None, None)
-    values = [
-        number(environment, name, default=default)
-        for name, default in zip(names, (None, None, *local), strict=True)
-    ]
+    names = launcher.variables
+    is_alone = names[1] in variables and number(variables, names[1]) == 1
+    counted = {**({names[2]: "0", names[3]: "1"} if is_alone else {}), **variables}
+    for name in names:
+        if name not in counted:
+            raise InputError(
+                f"{name}: is not set, although {names[0]}={variables[names[0]]} is "
+                f"({launcher.name}); set it, or {OTHERS}"
+            )
+    values = [number(counted, name) for name in names]
     rank, size, local_rank, local_size = values
     limits = ((0, 1, size - 1), (2, 3, local_size - 1), (2, 0, rank), (3, 1, size))
     for part, whole, most in limits:
         if values[part] > most:
             raise InputError(
                 f"{names[part]}={values[part]}: does not agree with {names[whole]}="
-                f"{values[whole]}; start with mpirun, srun or torchrun, which set both"
+                f"{values[whole]}; {OTHERS}, which set both"
             )
     return Ranks(
-        rank=rank, size=size, local_rank=local_rank, local_size=local_size, launcher=launcher
+        rank=rank, size=size, local_rank=local_rank, local_size=local_size, launcher=launcher.name
     )
 
 
 def number(
-    environment: Mapping[str, str],
+    environment: Variables,
     name: str,
     *,
     default: int | None = None,
@@ -169,7 +314,5 @@ def number(
     is_count = text is not None and text.isascii() and text.isdigit()
     if text is None or not is_count or len(text.lstrip("0")) > most_digits:
         problem = f"{name}: is not set" if text is None else f"{name}={text}: is not a count"
-        raise InputError(
-            f"{problem}; start with mpirun, srun or torchrun, or unset the variables of these"
-        )
+        raise InputError(f"{problem}; {OTHERS}, or unset the variables of these")
     return int(text)

@@ -37,10 +37,9 @@ from common.machine import ancestors
 from launch.hosts import expand_hosts
 from launch.messages import checked_length, decode, encode
 from launch.mpirun import HELPER
-from launch.ranks import Ranks
+from launch.ranks import MPI_LAUNCHERS, Ranks
 from launch.topology import is_number
 
-MPI_LAUNCHERS = ("mpich", "intel-mpi", "open-mpi")
 MODULE = "mpi4py.MPI"
 FACTS_OF_MPI = tuple[tuple[str, str], int, frozenset[int]]
 """A rank's host and network, its local rank, and its CPUs."""
@@ -94,12 +93,19 @@ def make_rendezvous(ranks: Ranks, environment: Mapping[str, str]) -> Rendezvous:
     assert ranks.size > 1
     # torch prints every attempt to connect and every peer that is gone, with its stack.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if ranks.launcher == "trainjob":  # torchrun's options, as variables
+        pet = {name: environment.get(f"PET_{name}") for name in ("MASTER_ADDR", "MASTER_PORT")}
+        environment = {name: value for name, value in pet.items() if value} | dict(environment)
     if "MASTER_ADDR" in environment:
         return master_rendezvous(environment)
     if ranks.launcher == "slurm":
         return slurm_rendezvous(environment)
     if ranks.launcher not in MPI_LAUNCHERS:
-        raise InputError("MASTER_ADDR: is not set; start with mpirun, srun or torchrun")
+        raise InputError(
+            f"MASTER_ADDR: is not set, and {ranks.launcher} does not tell its ranks where rank 0 "
+            "is; set it to the address of rank 0's host and MASTER_PORT to a free port there, on "
+            "all ranks, or start with mpirun, srun or torchrun"
+        )
     start_mpi(ranks, environment)
     return mpi_rendezvous(ranks, environment)
 

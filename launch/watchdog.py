@@ -44,8 +44,7 @@ from common.errors import (
 from common.machine import ProcessIdentity, kill_if_local
 from common.processes import STOPS
 from launch.messages import decode, encode
-from launch.ranks import Ranks
-from launch.rendezvous import MPI_LAUNCHERS
+from launch.ranks import MPI_LAUNCHERS, Ranks
 from launch.topology import format_cpu_list
 
 SECONDS_BETWEEN_BEATS = 1.0

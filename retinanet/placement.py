@@ -18,10 +18,9 @@ from common.files import require_free_json, write_atomically
 from launch.environment import installed_openmp
 from launch.hosts import hosts_with_ranks
 from launch.limits import host_cpus, read_allowance
-from launch.mpirun import ANY_RANKS_OPTION, ranks_option
 from launch.pinning import RankContext, chosen_backend, enter_rank_context
 from launch.plan import Plan, make_plan, plan_as_json, print_plan
-from launch.ranks import Ranks
+from launch.ranks import ANY_RANKS_OPTION, Ranks, launcher_named
 from launch.shares import CoreRequest
 from launch.topology import Topology, format_cpu_list, parse_cpu_list, read_topology
 from launch.watchdog import launcher_process, supervise_this_rank
@@ -166,7 +165,7 @@ def plan_of_host(settings: Config, ranks: Ranks) -> Plan:
         quota=read_allowance().quota,
         hosts=((socket.gethostname(), ranks.local_size),),
         is_part=ranks.size > ranks.local_size,
-        option=ranks_option(ranks.launcher),
+        option=launcher_named(ranks.launcher).ranks_option,
     )
 
 

@@ -260,6 +260,7 @@ BELOW_MPIRUN = "self python 30 0, 30 bash 20 0-3, 20 hydra_pmi_proxy 10 0-7, 10 
     [
         (BELOW_MPIRUN, "mpich", 8),  # bash is a wrapper
         ("self python 1 0, 1 prterun 0 0-7", "open-mpi", 8),  # in a container
+        ("self python 9 0, 9 flux-shell 1 0-7", "flux", 8),
         ("self python 0 0", "open-mpi", 0),  # hidden
         ("none python 0 0", "open-mpi", 0),
         ("self python 9 0, 9 slurmstepd 1 0-111", "none", 0),

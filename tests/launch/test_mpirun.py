@@ -13,9 +13,8 @@ from launch.mpirun import (
     choose_mpirun,
     launcher_command,
     mpirun_command,
-    ranks_option,
 )
-from launch.ranks import Ranks
+from launch.ranks import Ranks, launcher_named
 from tests.support.commands import error_message, write_program
 
 ENVIRONMENT = Path(sys.prefix) / "bin"
@@ -194,9 +193,9 @@ def test_scripts_run_with_this_python(command: list[str], expected: list[str]) -
 
 
 def test_option_that_sets_the_number_of_ranks() -> None:
-    assert "--nproc-per-node" in ranks_option("torchrun")
-    assert "srun" in ranks_option("slurm")
-    assert "mpirun -np" in ranks_option("mpich")
+    assert "--nproc-per-node" in launcher_named("torchrun").ranks_option
+    assert "srun" in launcher_named("slurm").ranks_option
+    assert "mpirun -np" in launcher_named("mpich").ranks_option
 
 
 def test_command_of_torchrun_on_several_hosts_names_them() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from launch.ranks import Ranks, read_ranks
+from launch.ranks import LAUNCHERS, Ranks, read_ranks
 from tests.support.commands import run_program
 
 BIN = Path(sys.executable).parent
@@ -60,6 +60,47 @@ SRUN = {
     "SLURM_LOCALID": "1",
     "SLURM_NODEID": "1",
 }
+MVAPICH2 = {  # by mpirun_rsh
+    "MV2_COMM_WORLD_RANK": "3",
+    "MV2_COMM_WORLD_SIZE": "4",
+    "MV2_COMM_WORLD_LOCAL_RANK": "1",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMI_ID": "3",
+    "PMI_PORT": "node1:40000",
+}
+HOROVOD = {
+    "HOROVOD_RANK": "3",
+    "HOROVOD_SIZE": "4",
+    "HOROVOD_LOCAL_RANK": "1",
+    "HOROVOD_LOCAL_SIZE": "2",
+    "HOROVOD_CROSS_RANK": "1",
+    "HOROVOD_CROSS_SIZE": "2",
+}
+JSRUN = {
+    "JSM_NAMESPACE_RANK": "3",
+    "JSM_NAMESPACE_SIZE": "4",
+    "JSM_NAMESPACE_LOCAL_RANK": "1",
+    "JSM_NAMESPACE_LOCAL_SIZE": "2",
+    "PMIX_RANK": "3",
+}
+FLUX = {
+    "FLUX_TASK_RANK": "3",
+    "FLUX_TASK_LOCAL_ID": "1",
+    "FLUX_JOB_SIZE": "4",
+    "FLUX_JOB_NNODES": "2",
+}
+PALS_WITH_PMIX = {
+    "PALS_RANKID": "3",
+    "PALS_NODEID": "1",
+    "PALS_LOCAL_RANKID": "1",
+    "PALS_LOCAL_SIZE": "2",
+    "PMIX_RANK": "3",
+}
+PALS = {**PALS_WITH_PMIX, "PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1"}
+ON_EACH_HOST = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}  # what a user adds
+TRAINJOB = {"PET_NNODES": "4", "PET_NODE_RANK": "3", "PET_NPROC_PER_NODE": "auto"}
+AWS_BATCH = {"AWS_BATCH_JOB_NUM_NODES": "4", "AWS_BATCH_JOB_NODE_INDEX": "3"}
+SAGEMAKER = {"SM_HOSTS": '["algo-1","algo-2","algo-3","algo-4"]', "SM_CURRENT_HOST": "algo-4"}
 BATCH_SCRIPT = {
     "SLURM_JOB_ID": "12",
     "SLURM_NTASKS": "8",
@@ -80,6 +121,22 @@ ALONE = Ranks(rank=0, size=1, local_rank=0, local_size=1, launcher="none")
         ("torchrun", TORCHRUN),
         ("slurm", SRUN),
         ("slurm", {**SRUN, "PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "9"}),  # --mpi=pmi2
+        ("slurm", {**SRUN, "PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.12.0"}),  # --mpi=pmix
+        ("slurm", {**SRUN, **PALS}),  # on a Cray
+        ("mvapich2", MVAPICH2),
+        ("horovod", HOROVOD),
+        ("jsrun", JSRUN),
+        ("open-mpi", {**JSRUN, **OPEN_MPI}),  # Spectrum MPI
+        ("flux", FLUX),
+        ("flux", {**FLUX, "PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "9"}),
+        ("mpich", {**FLUX, **MPICH}),
+        ("pals", PALS),
+        ("pals", {**PALS_WITH_PMIX, "WORLD_SIZE": "4"}),
+        ("prun", {"PMIX_RANK": "3", "WORLD_SIZE": "4", **ON_EACH_HOST}),
+        ("aprun", {"ALPS_APP_PE": "3", "WORLD_SIZE": "4", **ON_EACH_HOST}),
+        ("trainjob", {**TRAINJOB, **ON_EACH_HOST}),
+        ("torchrun", {**TRAINJOB, **TORCHRUN}),
+        ("torchrun", {"PMIX_RANK": "3", "RANK": "3", "WORLD_SIZE": "4", **ON_EACH_HOST}),
     ],
 )
 def test_variables_of_each_launcher(launcher: str, environment: dict[str, str]) -> None:
@@ -138,9 +195,24 @@ def test_the_innermost_launcher_counts(
     assert ranks == Ranks(rank=3, size=4, local_rank=1, local_size=2, launcher=launcher)
 
 
-def test_rank_and_size_alone_are_one_rank_per_host() -> None:
-    expected = Ranks(rank=2, size=4, local_rank=0, local_size=1, launcher="torchrun")
-    assert read_ranks({"RANK": "2", "WORLD_SIZE": "4"}) == expected
+@pytest.mark.parametrize(
+    ("launcher", "environment"),
+    [
+        ("torchrun", {"RANK": "3", "WORLD_SIZE": "4"}),
+        ("trainjob", TRAINJOB),
+        ("aws-batch", AWS_BATCH),
+        ("sagemaker", SAGEMAKER),
+    ],
+)
+def test_one_rank_per_host(launcher: str, environment: dict[str, str]) -> None:
+    expected = Ranks(rank=3, size=4, local_rank=0, local_size=1, launcher=launcher)
+    assert read_ranks(environment) == expected
+
+
+def test_the_pages_name_every_variable() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "ranks.md").read_text(encoding="utf-8")
+    names = {name for launcher in LAUNCHERS for name in launcher.variables}
+    assert not [name for name in names if f"`{name}`" not in page]
 
 
 @pytest.mark.parametrize(("rank", "node", "local_size"), [(0, 0, 2), (5, 2, 2), (6, 3, 1)])
@@ -172,12 +244,32 @@ def test_slurm_hosts_have_different_numbers_of_tasks(rank: int, node: int, local
         ({**TORCHRUN, "RANK": "0"}, "LOCAL_RANK=1: does not agree with RANK=0"),
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": ""}, "LOCAL_WORLD_SIZE: is not set"),
         ({"RANK": "0"}, "WORLD_SIZE: is not set"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK: is not set"),
         ({"WORLD_SIZE": "8"}, "WORLD_SIZE=8: RANK is not set; unset WORLD_SIZE"),
         ({"PMI_SIZE": "2"}, "PMI_SIZE=2: PMI_RANK is not set; unset PMI_SIZE"),
         ({**SRUN, "SLURM_NODEID": "2"}, r"SLURM_STEP_TASKS_PER_NODE=2\(x2\): does not agree"),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2x2"}, "SLURM_STEP_TASKS_PER_NODE=2x2: expected"),
         ({"SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, "SLURM_TASKS_PER_NODE=: expected a count"),
-        ({"PMI_ID": "1", "PMI_PORT": "node1:40000"}, "PMI_ID=1: .* without -pmi-port"),
+        (
+            {"PMI_ID": "1", "PMI_PORT": "node1:40000"},
+            r"WORLD_SIZE: is not set, although PMI_ID=1 is \(mpirun -pmi-port\)",
+        ),
+        (PALS_WITH_PMIX, "WORLD_SIZE: is not set, although PALS_RANKID=3 is"),
+        ({"PMIX_RANK": "0"}, r"WORLD_SIZE: is not set, although PMIX_RANK=0 is \(prun\)"),
+        ({"ALPS_APP_PE": "0"}, r"WORLD_SIZE: is not set, although ALPS_APP_PE=0 is \(aprun\)"),
+        ({"PMIX_RANK": "1", "WORLD_SIZE": "4"}, "LOCAL_RANK: is not set, although PMIX_RANK=1 is"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE=2: OMPI_COMM_WORLD_RANK is not set"),
+        ({"MV2_COMM_WORLD_SIZE": "2"}, "MV2_COMM_WORLD_SIZE=2: MV2_COMM_WORLD_RANK is not set"),
+        ({"PET_NNODES": "2"}, "PET_NNODES=2: PET_NODE_RANK is not set; unset PET_NNODES"),
+        ({**TRAINJOB, "PET_NNODES": "1:4"}, "PET_NNODES=1:4: is not a count"),
+        ({"AWS_BATCH_JOB_NUM_NODES": "2"}, "AWS_BATCH_JOB_NUM_NODES=2: AWS_BATCH_JOB_NODE_INDEX"),
+        ({"SM_HOSTS": '["a","b"]'}, "SM_HOSTS=.*: SM_CURRENT_HOST is not set"),
+        ({**SAGEMAKER, "SM_CURRENT_HOST": "algo-5"}, "SM_CURRENT_HOST=algo-5: is not one"),
+        ({**SAGEMAKER, "SM_HOSTS": "[" * 100_000}, "SM_CURRENT_HOST=algo-4: is not one"),
+        ({**FLUX, "FLUX_JOB_SIZE": "5"}, "FLUX_JOB_NNODES=2: does not divide FLUX_JOB_SIZE=5"),
+        ({**FLUX, "FLUX_JOB_NNODES": "0"}, "FLUX_JOB_NNODES=0: does not divide FLUX_JOB_SIZE=4"),
+        # Three ranks on one host and one on the other.
+        ({**FLUX, "FLUX_TASK_LOCAL_ID": "2"}, "FLUX_TASK_LOCAL_ID=2: does not agree with FLUX_JOB"),
     ],
 )
 def test_contradicting_variables_are_refused_by_name(

@@ -53,6 +53,8 @@ def test_master_addr_has_priority(launcher: str) -> None:
         ("torchrun", {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": ""}, "MASTER_PORT: "),
         ("torchrun", {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "x"}, "MASTER_PORT: 'x'"),
         ("torchrun", {"HOSTNAME": "a"}, "MASTER_ADDR: is not set"),
+        ("flux", {"HOSTNAME": "a"}, "MASTER_ADDR: is not set, and flux does not tell"),
+        ("trainjob", {"PET_MASTER_ADDR": "10.0.0.1"}, "MASTER_PORT: "),
         ("slurm", {"SLURM_STEP_NODELIST": "a"}, "SLURM_STEP_NODELIST, SLURM_JOB_ID: "),
         ("slurm", {"SLURM_JOB_ID": "4100"}, "SLURM_STEP_NODELIST, SLURM_JOB_ID: "),
     ],
@@ -62,6 +64,12 @@ def test_incomplete_addresses_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=f"^{named}"):
         make_rendezvous(second_of_two(launcher), variables)
+
+
+def test_ranks_of_a_train_job_meet_where_torchrun_would() -> None:
+    variables = {"PET_MASTER_ADDR": "10.0.0.1", "PET_MASTER_PORT": "29500"}
+    rendezvous = make_rendezvous(second_of_two("trainjob"), variables)
+    assert (rendezvous.addresses, rendezvous.port) == (("10.0.0.1",), 29500)
 
 
 def test_ranks_of_slurm_use_the_first_host_and_a_port_of_the_step() -> None:
