@@ -171,8 +171,10 @@ def choose_cores(*, threads: int | None, cpus: Sequence[int] = ()) -> Share:
             f"CPUs {format_cpu_list(foreign)}: not available to this process; choose among "
             f"{format_cpu_list(allowance.cpus)}"
         )
-    chosen = read_topology().restricted(set(cpus) or allowance.cpus).cpus
-    cores = {cpu.core: cpu for cpu in reversed(chosen)}  # the lowest CPU of each core stays
+    chosen = read_topology().restricted(set(cpus) or allowance.cpus)
+    slower = () if cpus else chosen.slower
+    # The lowest CPU of each core stays.
+    cores = {cpu.core: cpu for cpu in reversed(chosen.cpus) if cpu not in slower}
     firsts = sorted(cores.values())
     usable = len(firsts)
     if allowance.quota is not None:

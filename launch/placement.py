@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from common.errors import InputError
 from launch.ranks import ANY_RANKS_OPTION
 from launch.shares import CoreRequest, NodeGroup, Share, choose_sockets, divide_host
-from launch.topology import Socket, Topology, count_cores, describe_sockets, list_sockets
+from launch.topology import (
+    Socket,
+    Topology,
+    count_cores,
+    describe_sockets,
+    format_cpu_list,
+    list_sockets,
+    list_sockets_of_ranks,
+)
 
 CHOICES_SHOWN = 7
 MOST_IDLE = 1 / 4
@@ -44,7 +52,7 @@ def place_ranks(
         InputError: The ranks do not fit, or leave many cores idle; names choices that do.
     """
     assert ranks > 0, ranks
-    sockets = list_sockets(topology)
+    sockets = list_sockets_of_ranks(topology)
     if not sockets:
         raise InputError("none of the allowed CPUs is online on this host; allow others")
     shares = fit_ranks(sockets, ranks=ranks, request=request, quota=quota)
@@ -233,7 +241,7 @@ def placement_notes(
     topology: Topology, shares: Sequence[Share], *, request: CoreRequest, quota: float | None
 ) -> list[str]:
     """Return notes on idle sockets and cores, on ranks over several nodes, on ranks that float."""
-    sockets = list_sockets(topology)
+    sockets = list_sockets_of_ranks(topology)
     busy_sockets = {share.socket for share in shares}
     used = [socket for socket in sockets if socket.number in busy_sockets]
     nodes = sum(len(socket.nodes) for socket in sockets)
@@ -243,6 +251,14 @@ def placement_notes(
         return () if isinstance(fit, Misfit) else fit.groups
 
     notes = []
+    if len(sockets) < (real := len(list_sockets(topology))):
+        notes.append(f"{real} sockets share memory nodes, and count as {len(sockets)}")
+    if slower := topology.slower:
+        cpus = format_cpu_list(cpu.cpu for cpu in slower)
+        notes.append(
+            f"CPUs {cpus} are of slower cores and idle: a rank that mixed them with faster ones "
+            "would wait for them; launch.pin=false uses all, unbound"
+        )
     if idle_sockets := [socket.number for socket in sockets if socket not in used]:
         several = len(idle_sockets) > 1
         note = f"{count_noun('socket', idle_sockets)} {'are' if several else 'is'} idle"

@@ -6,8 +6,10 @@ nodes of physical cores. Sets of CPUs and memory nodes are written as the kernel
 """
 
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from common.errors import InputError
@@ -24,6 +26,7 @@ class Cpu:
     core: int  # Physical core, counted over the whole host in the order of its lowest CPU
     socket: int
     node: int  # NUMA node; 0 where the host has none
+    kind: int = 0  # 0: of the fastest cores; larger where the cores are slower
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,12 @@ class Topology:
     def restricted(self, allowed: Collection[int]) -> "Topology":
         """Return the same host with the allowed CPUs only; cores keep their numbers."""
         return Topology(tuple(cpu for cpu in self.cpus if cpu.cpu in allowed))
+
+    @property
+    def slower(self) -> tuple[Cpu, ...]:
+        """The CPUs of efficiency cores, where there are performance cores too."""
+        fastest = min((cpu.kind for cpu in self.cpus), default=0)
+        return tuple(cpu for cpu in self.cpus if cpu.kind > fastest)
 
 
 def read_topology(path: Path | None = None) -> Topology:
@@ -64,7 +73,7 @@ def read_topology(path: Path | None = None) -> Topology:
 
 def read_this_machine(sysfs: Path = SYSFS) -> Topology:
     """Read the topology from sysfs; if it is hidden, every CPU is a core of one socket."""
-    if any((sysfs / "cpu").glob("cpu[0-9]*/topology/core_id")):
+    if any((sysfs / "cpu").glob("cpu[0-9]*/topology/physical_package_id")):
         return make_topology(read_sysfs(sysfs / "cpu"))
     return Topology(
         tuple(Cpu(cpu, core=cpu, socket=0, node=0) for cpu in sorted(os.sched_getaffinity(0)))
@@ -79,15 +88,37 @@ class CpuFacts:
     core_id: tuple[int, ...]
     socket: int
     node: int
+    speed: float = 0.0  # In a unit that is the same for all CPUs of the host; 0: unknown
+
+
+SLOWER = 0.85
+"""Cores are of a slower kind below this share of the speed of the kind before: those of one kind
+differ too, by up to a tenth of their highest frequency."""
+
+
+def kinds_of_cores(speeds: Iterable[float]) -> dict[float, int]:
+    """Return the kind of each speed, from 0, the fastest; all alike where one is unknown."""
+    kinds: dict[float, int] = {}
+    kind, fastest = 0, 0.0
+    for speed in sorted(set(speeds), reverse=True):
+        if speed < SLOWER * fastest:
+            kind += 1
+        if speed < SLOWER * fastest or not kinds:
+            fastest = speed
+        kinds[speed] = kind
+    return dict.fromkeys(kinds, 0) if 0 in kinds else kinds
 
 
 def make_topology(facts: Iterable[CpuFacts]) -> Topology:
     """Return the topology, with cores numbered: their ids may repeat from socket to socket."""
     cores: dict[tuple[int, ...], int] = {}
     cpus = []
-    for item in sorted(facts):
+    ordered = sorted(facts)
+    kinds = kinds_of_cores(item.speed for item in ordered)
+    for item in ordered:
         core = cores.setdefault((item.socket, *item.core_id), len(cores))
-        cpus.append(Cpu(item.cpu, core=core, socket=item.socket, node=item.node))
+        kind = kinds[item.speed]
+        cpus.append(Cpu(item.cpu, core=core, socket=item.socket, node=item.node, kind=kind))
     return Topology(tuple(cpus))
 
 
@@ -109,7 +140,7 @@ class Socket:
     number: int
     nodes: tuple[Node, ...]
 
-    @property
+    @cached_property
     def cores(self) -> tuple[Core, ...]:
         """All its cores, node by node."""
         return tuple(core for node in self.nodes for core in node.cores)
@@ -118,7 +149,7 @@ class Socket:
 def list_sockets(topology: Topology) -> tuple[Socket, ...]:
     """Return the sockets that have CPUs, in order; a node may have CPUs on two of them."""
     tree: dict[int, dict[int, dict[int, list[int]]]] = {}
-    for cpu in sorted(topology.cpus):
+    for cpu in topology.cpus:
         nodes = tree.setdefault(cpu.socket, {})
         nodes.setdefault(cpu.node, {}).setdefault(cpu.core, []).append(cpu.cpu)
     sockets = []
@@ -126,6 +157,34 @@ def list_sockets(topology: Topology) -> tuple[Socket, ...]:
         cores = ((node, tuple(map(tuple, nodes[node].values()))) for node in sorted(nodes))
         sockets.append(Socket(number, tuple(Node(node, its_cores) for node, its_cores in cores)))
     return tuple(sockets)
+
+
+def list_sockets_of_ranks(topology: Topology) -> tuple[Socket, ...]:
+    """Return the sockets among which ranks are divided, with the fastest kind of cores only.
+
+    Sockets that share a memory node count as one, with the lowest number: hypervisors often make
+    each CPU a socket of its own.
+    """
+    parents = {cpu.socket: cpu.socket for cpu in topology.cpus}
+    of_nodes: dict[int, int] = {}
+
+    def joined(socket: int) -> int:
+        while parents[socket] != socket:
+            parents[socket] = parents[parents[socket]]
+            socket = parents[socket]
+        return socket
+
+    for cpu in topology.cpus:
+        ends = sorted((joined(cpu.socket), joined(of_nodes.setdefault(cpu.node, cpu.socket))))
+        parents[ends[1]] = ends[0]
+    # Cores of one real socket stay next to each other.
+    by_socket = sorted(topology.cpus, key=lambda cpu: (cpu.socket, cpu.cpu))
+    slower = set(topology.slower)
+    return list_sockets(
+        Topology(
+            tuple(replace(cpu, socket=joined(cpu.socket)) for cpu in by_socket if cpu not in slower)
+        )
+    )
 
 
 def count_cores(sockets: Sequence[Socket]) -> int:
@@ -155,36 +214,64 @@ PLACES = ("sys/devices/system/cpu", "devices/system/cpu", "system/cpu", "cpu")
 def read_sysfs(cpu_folder: Path) -> list[CpuFacts]:
     """Return the online CPUs of `/sys/devices/system/cpu`, with nodes from `node` beside it."""
     nodes = {}  # of each CPU; empty where the kernel has no nodes
-    for file in sorted(cpu_folder.with_name("node").glob("node[0-9]*/cpulist")):
-        name = file.parent.name.removeprefix("node")
+    for folder in sorted(cpu_folder.with_name("node").glob("node[0-9]*")):
+        name = folder.name.removeprefix("node")
         if is_number(name):
-            nodes.update(dict.fromkeys(read_list(file), int(name)))
-    if (cpu_folder / "online").is_file():
-        online = read_list(cpu_folder / "online")
-    else:  # a copy without that list
-        files = cpu_folder.glob("cpu[0-9]*/topology/core_id")
+            cpus = read_cpus(folder, "cpulist", "cpumap") or ()
+            nodes.update(dict.fromkeys(cpus, int(name)))
+    online = read_cpus(cpu_folder, "online")
+    if online is None:  # a copy without that list
+        files = cpu_folder.glob("cpu[0-9]*/topology/physical_package_id")
         names = (file.parts[-3].removeprefix("cpu") for file in files)
         online = frozenset(int(name) for name in names if is_number(name))
-    facts = []
+    atoms = read_cpus(cpu_folder.parent.parent / "cpu_atom", "cpus")  # Intel's efficiency cores
+    facts, cores = [], dict[int, tuple[int, ...]]()
     for cpu in sorted(online):
-        folder = cpu_folder / f"cpu{cpu}" / "topology"
-        # Core ids may repeat from die to die. Core -1 is unknown: the CPU counts as a core.
-        core = read_id(folder / "core_id")
-        # Older kernels have no die_id.
-        die = read_id(folder / "die_id") if (folder / "die_id").is_file() else 0
-        # An unknown package is -1 too, and counts as socket 0.
-        socket = max(0, read_id(folder / "physical_package_id"))
-        core_id = (die, core if core >= 0 else cpu)
-        facts.append(CpuFacts(cpu, core_id=core_id, socket=socket, node=nodes.get(cpu, 0)))
+        folder = cpu_folder / f"cpu{cpu}"
+        siblings = read_cpus(folder / "topology", *SIBLINGS)
+        if siblings:  # as lscpu: the first set that has the CPU
+            cores.update(dict.fromkeys(siblings - cores.keys(), (min(siblings),)))
+        core_id = cores.get(cpu) or read_core_id(folder / "topology", cpu)
+        # An unknown package is -1, and counts as socket 0.
+        socket = max(0, read_id(folder / "topology" / "physical_package_id"))
+        speed = read_speed(folder) if atoms is None else float(2 - (cpu in atoms))
+        node = nodes.get(cpu, 0)
+        facts.append(CpuFacts(cpu, core_id=core_id, socket=socket, node=node, speed=speed))
     return facts
 
 
-def read_list(file: Path) -> frozenset[int]:
-    """Return the CPUs that a file of the kernel lists."""
-    try:
-        return parse_cpu_list(read_sysfs_text(file))
-    except ValueError as error:
-        raise InputError(f"{file}: {error}") from error
+SIBLINGS = ("thread_siblings_list", "thread_siblings", "core_cpus_list", "core_cpus")
+"""The files of the CPUs that share a core. Core ids are not used where there is one: they repeat
+from cluster to cluster on Arm, and hypervisors give two threads of a core two of them."""
+MAPS = ("cpumap", "thread_siblings", "core_cpus")
+SPEEDS = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")
+
+
+def read_core_id(folder: Path, cpu: int) -> tuple[int, ...]:
+    """Return the name of a CPU's core within its socket, where its siblings are not known."""
+    # Core ids may repeat from die to die. Core -1 is unknown: the CPU counts as a core.
+    core = read_id(folder / "core_id")
+    # Older kernels have no die_id.
+    die = read_id(folder / "die_id") if (folder / "die_id").is_file() else 0
+    return die, core if core >= 0 else cpu
+
+
+def read_speed(folder: Path) -> float:
+    """Return the speed of a CPU relative to others of its host; 0 where it is not known."""
+    files = (folder / name for name in SPEEDS if (folder / name).is_file())
+    return max(0, next(map(read_id, files), 0))
+
+
+def read_cpus(folder: Path, *names: str) -> frozenset[int] | None:
+    """Return the CPUs that the first of these files of the kernel names; None: there is none."""
+    for file in (folder / name for name in names):
+        if file.is_file():
+            parse = parse_cpu_map if file.name in MAPS else parse_cpu_list
+            try:
+                return parse(read_sysfs_text(file))
+            except ValueError as error:
+                raise InputError(f"{file}: {error}") from error
+    return None
 
 
 def read_id(file: Path) -> int:
@@ -207,8 +294,9 @@ def read_sysfs_text(file: Path) -> str:
 
 COMMAND = "lscpu -p=CPU,CORE,SOCKET,NODE"
 COLUMNS = ("cpu", "core", "socket", "node")
+SPEED = "maxmhz"  # A column that may be missing
 UNKNOWN = ("", "-")
-MOST_BYTES = 10_000_000  # Of an output: 65,536 CPUs have 2 MB
+MOST_BYTES = 10_000_000  # Of an output: a CPU has about 30
 
 
 def read_lscpu(file: Path) -> list[CpuFacts]:
@@ -227,7 +315,7 @@ def read_lscpu(file: Path) -> list[CpuFacts]:
         if line.startswith("#"):
             names = [name.strip().lower() for name in line.lstrip("#").split(",")]
             if set(COLUMNS) <= set(names):
-                columns = {name: names.index(name) for name in COLUMNS}
+                columns = {name: names.index(name) for name in (*COLUMNS, SPEED) if name in names}
         elif line.strip():
             if columns is None:
                 raise not_lscpu(place)
@@ -240,6 +328,8 @@ def read_lscpu(file: Path) -> list[CpuFacts]:
                 by_number[facts.cpu] = facts
     if not by_number:
         raise not_lscpu(str(file))
+    if len(by_number) > MOST_NUMBERS:
+        raise InputError(f"{file}: more than {MOST_NUMBERS:,} CPUs; give one host's output")
     return list(by_number.values())
 
 
@@ -256,6 +346,8 @@ def parse_cpu_line(line: str, columns: Mapping[str, int], place: str) -> CpuFact
             f"{place}: has {len(fields)} fields, fewer than its header; use: {COMMAND}"
         )
     values = {name: fields[column] for name, column in columns.items()}
+    speed_text = values.pop(SPEED, "")
+    speed = float(speed_text) if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", speed_text) else 0.0
     if values["core"] in UNKNOWN and values["socket"] in UNKNOWN:
         return None
     if values["node"] in UNKNOWN:
@@ -264,10 +356,24 @@ def parse_cpu_line(line: str, columns: Mapping[str, int], place: str) -> CpuFact
         if not is_number(value):
             raise InputError(f"{place}: {name}: expected a number, found {value!r}; use: {COMMAND}")
     cpu, core, socket, node = (int(values[name]) for name in COLUMNS)
-    return CpuFacts(cpu, core_id=(core,), socket=socket, node=node)
+    return CpuFacts(cpu, core_id=(core,), socket=socket, node=node, speed=speed)
 
 
-MOST_NUMBERS = 65_536
+MOST_NUMBERS = 8_192  # Linux can be built for no more CPUs
+CPU_MAP = re.compile(f"(?:0x)?[0-9a-fA-F]{{1,{MOST_NUMBERS // 4}}}")
+
+
+def parse_cpu_map(text: str) -> frozenset[int]:
+    """Return the numbers of a map such as `f,0000000f` or `0x3`, of a bit for each.
+
+    Raises:
+        ValueError: The text is not such a map.
+    """
+    digits = text.strip().replace(",", "")
+    if not CPU_MAP.fullmatch(digits):
+        raise ValueError(f"expected a map such as ff,ffffffff, found {text.strip()[:40]!r}")
+    bits = f"{int(digits, 16):b}"[::-1]
+    return frozenset(number for number, bit in enumerate(bits) if bit == "1")
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:

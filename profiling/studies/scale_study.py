@@ -17,7 +17,7 @@ from common.errors import InputError
 from launch.mpirun import Mpirun
 from launch.placement import Misfit, count_ranks, fit_ranks
 from launch.shares import CoreRequest
-from launch.topology import Topology, list_sockets
+from launch.topology import Topology, list_sockets_of_ranks
 from profiling.bench.job import (
     MeasuredJob,
     RankSteps,
@@ -110,7 +110,9 @@ def combine(
         for of_rank in threads:
             needed = replace(request, threads=of_rank)
             fits = (
-                fit_ranks(list_sockets(allowed), ranks=on_host, request=needed, quota=quota)
+                fit_ranks(
+                    list_sockets_of_ranks(allowed), ranks=on_host, request=needed, quota=quota
+                )
                 for on_host in counts
             )
             combination = Combination(

@@ -5,7 +5,7 @@ import pytest
 
 from launch.placement import place_ranks, placement_notes
 from launch.shares import CoreRequest, Share, spare_cpus
-from launch.topology import Topology, format_cpu_list, read_topology
+from launch.topology import Cpu, Topology, format_cpu_list, read_topology
 from tests.launch.ranks import run_python
 from tests.launch.topologies import (
     EIGHT_SOCKETS,
@@ -40,6 +40,12 @@ def every_second(first: int, last: int) -> str:
     return ",".join(map(str, range(first, last + 1, 2)))
 
 
+ONE_SOCKET = "8 sockets share memory nodes, and count as 1"
+HYBRID = Topology(tuple(Cpu(cpu, cpu, 0, 0, kind=int(cpu >= 4)) for cpu in range(20)))
+SLOWER = (
+    "CPUs 4-19 are of slower cores and idle: a rank that mixed them with faster ones would wait "
+    "for them; launch.pin=false uses all, unbound"
+)
 UNEQUAL = TWO_SOCKETS.restricted(range(4, 56))  # 24 and 28 cores
 EVERY_SECOND = (f"0/0: {every_second(0, 54)}", f"1/1: {every_second(56, 110)}")
 
@@ -76,8 +82,25 @@ EVERY_SECOND = (f"0/0: {every_second(0, 54)}", f"1/1: {every_second(56, 110)}")
         (
             cores_in_a_row((0, 4, 0, 0), (4, 4, 1, 0)),  # a node of two sockets
             {},
-            ["0/0: 0-3", "1/0: 4-7"],
+            ["0/0: 0-3", "0/0: 4-7"],
         ),
+        # Each CPU a socket of its own, as of virtual machines.
+        (cores_in_a_row(*((n, 1, n, 0) for n in range(8))), {}, ["0/0: 0-7"]),
+        (cores_in_a_row(*((n, 1, n, n // 4) for n in range(8))), {}, ["0/0: 0-3", "4/1: 4-7"]),
+        (
+            host([(cpu, cpu, cpu % 2, 0) for cpu in range(8)]),  # real sockets, interleaved memory
+            {},
+            [f"0/0: {every_second(0, 6)}", f"0/0: {every_second(1, 7)}"],
+        ),
+        (
+            # The second socket shares a node with the first and one with the third.
+            host([(0, 0, 0, 0), (1, 1, 1, 0), (2, 2, 1, 1), (3, 3, 2, 1), (4, 4, 3, 2)]),
+            {},
+            ["0/0-1: 0-3"],
+        ),
+        (HYBRID, {}, ["0/0: 0-3"]),
+        (HYBRID, {}, ["0/0: 0-1", "0/0: 2-3"]),
+        (HYBRID.restricted(range(4, 20)), {}, ["0/0: 4-19"]),  # the user's choice
         (
             host([(cpu, cpu, cpu % 2, cpu % 2) for cpu in range(8)]),  # CPUs alternate
             {},
@@ -250,6 +273,8 @@ def test_placement_loads_neither_torch_nor_numpy() -> None:
         (TWO_SOCKETS, 4, {"comm_cores": 1, "loader_cores": 2}, []),
         (TWO_SOCKETS, 1, {}, ["socket 1 is idle: 2 ranks"]),
         (EIGHT_SOCKETS, 6, {}, ["sockets 6 and 7 are idle: 8 ranks"]),
+        (cores_in_a_row(*((n, 1, n, 0) for n in range(8))), 1, {}, [ONE_SOCKET]),
+        (HYBRID, 2, {}, [SLOWER]),
         # No advice where more ranks do not fit, or would not use the socket either.
         (cores_in_a_row((0, 4, 0, 0), (4, 2, 1, 1)), 1, {}, ["socket 1 is idle"]),
         (cores_in_a_row((0, 28, 0, 0), (28, 4, 1, 1)), 2, {}, ["socket 1 is idle"]),

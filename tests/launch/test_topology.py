@@ -1,5 +1,6 @@
 import os
 import shutil
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,112 @@ def test_cores_of_this_machine_equal_those_of_lscpu(tmp_path: Path) -> None:
     assert [(cpu.cpu, cpu.core, cpu.node) for cpu in from_kernel] == [
         (cpu.cpu, cpu.core, cpu.node) for cpu in from_lscpu
     ]
+
+
+Host = dict[int, tuple[int, int, tuple[int, ...]]]
+"""Socket, core id and thread siblings of each CPU."""
+HYPERTHREADS: Host = {cpu: (cpu % 2, cpu // 2 % 4, (cpu % 8, cpu % 8 + 8)) for cpu in range(16)}
+VMWARE: Host = {  # two core ids for the threads of a core, which repeat from socket to socket
+    cpu: (cpu // 4, cpu % 4, (cpu // 2 * 2, cpu // 2 * 2 + 1)) for cpu in range(8)
+}
+CLUSTERS: Host = {cpu: (0, cpu % 4, (cpu,)) for cpu in range(64)}
+SOCKETS_OF_ONE: Host = {cpu: (cpu, 0, (cpu,)) for cpu in range(8)}
+
+
+def as_map(cpus: Iterable[int], *, of: int) -> str:
+    """Return the CPUs as the kernel's map: a bit for each, in groups of 32."""
+    digits = f"{sum(1 << cpu for cpu in cpus):0{of // 4}x}"
+    groups = [digits[max(0, end - 8) : end] for end in range(len(digits), 0, -8)]
+    return ",".join(reversed(groups))
+
+
+def write_host(root: Path, host: Host, *, has_lists: bool, nodes: Sequence[range] = ()) -> None:
+    """Write what lscpu reads of a host: sysfs and /proc/cpuinfo."""
+
+    def write(name: str, text: str) -> None:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{text}\n", encoding="utf-8")
+
+    cpus, system = "sys/devices/system/cpu", "sys/devices/system"
+    for name in ("online", "possible", "present"):
+        write(f"{cpus}/{name}", f"0-{len(host) - 1}")
+    write(f"{cpus}/kernel_max", "63")
+    write("proc/cpuinfo", "\n\n".join(f"processor\t: {cpu}\nmodel\t: 85" for cpu in host))
+    for cpu, (socket, core, siblings) in host.items():
+        neighbours = [other for other, (its_socket, *_) in host.items() if its_socket == socket]
+        for name, value in (("thread_siblings", siblings), ("core_siblings", neighbours)):
+            write(f"{cpus}/cpu{cpu}/topology/{name}", as_map(value, of=len(host)))
+            if has_lists:
+                write(f"{cpus}/cpu{cpu}/topology/{name}_list", format_cpu_list(value))
+        write(f"{cpus}/cpu{cpu}/topology/physical_package_id", str(socket))
+        write(f"{cpus}/cpu{cpu}/topology/core_id", str(core))
+    for node, its_cpus in enumerate(nodes):
+        write(f"{system}/node/node{node}/cpumap", as_map(its_cpus, of=len(host)))
+        if has_lists:
+            write(f"{system}/node/node{node}/cpulist", format_cpu_list(its_cpus))
+
+
+@pytest.mark.skipif(shutil.which("lscpu") is None, reason="lscpu is not installed")
+@pytest.mark.parametrize("has_lists", [True, False])
+@pytest.mark.parametrize(
+    ("host", "nodes", "cores"),
+    [
+        (HYPERTHREADS, [range(0, 16, 2), range(1, 16, 2)], 8),
+        (VMWARE, [range(8)], 4),
+        (CLUSTERS, [range(32), range(32, 64)], 64),
+        (SOCKETS_OF_ONE, [range(8)], 8),
+    ],
+)
+def test_cores_of_a_host_equal_those_of_lscpu(
+    tmp_path: Path, host: Host, nodes: Sequence[range], cores: int, has_lists: bool
+) -> None:
+    write_host(tmp_path, host, nodes=nodes, has_lists=has_lists)
+    text = run_program(*COMMAND.split(), "--sysroot", str(tmp_path), check=True).stdout
+    topology = read_topology(tmp_path)
+    assert topology == read_lscpu(tmp_path, text)
+    assert len({cpu.core for cpu in topology.cpus}) == cores
+
+
+def test_broken_maps_are_refused(tmp_path: Path) -> None:
+    write_host(tmp_path, SOCKETS_OF_ONE, nodes=[range(8)], has_lists=False)
+    file = tmp_path / "sys/devices/system/node/node0/cpumap"
+    for text in ("", "g", "-1", "f" * 20_000):
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(InputError, match=rf"^{file}: expected a map such as ff,ffffffff"):
+            read_topology(tmp_path)
+
+
+SPEEDS = [5200, 5200, 5000, 5000, 3900, 3900, 2500, 2500]  # favoured cores are of the same kind
+KINDS = [0, 0, 0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "kinds"),
+    [
+        ("cpufreq/cpuinfo_max_freq", SPEEDS, KINDS),
+        ("cpu_capacity", [1024, 1024, 1024, 1024, 446, 446, 446, 446], [0] * 4 + [1] * 4),
+        ("cpu_capacity", [1024] * 8, [0] * 8),
+        ("cpu_capacity", [1024, 0, 446, 446, 446, 446, 446, 446], [0] * 8),  # one is not known
+        ("../../../cpu_atom/cpus", ["4-7"], [0] * 4 + [1] * 4),
+    ],
+)
+def test_kinds_of_cores(
+    tmp_path: Path, file: str, values: list[int | str], kinds: list[int]
+) -> None:
+    write_host(tmp_path, CLUSTERS, nodes=[range(64)], has_lists=True)
+    cpus = tmp_path / "sys/devices/system/cpu"
+    (cpus / "online").write_text("0-7\n", encoding="utf-8")
+    for cpu, value in enumerate(values):
+        (cpus / f"cpu{cpu}" / file).parent.mkdir(parents=True, exist_ok=True)
+        (cpus / f"cpu{cpu}" / file).write_text(f"{value}\n", encoding="utf-8")
+    assert [cpu.kind for cpu in read_topology(tmp_path).cpus] == kinds
+
+
+def test_kinds_of_cores_of_lscpu(tmp_path: Path) -> None:
+    rows = [f"{cpu},{cpu},0,0,{speed}.0000" for cpu, speed in enumerate(SPEEDS)]
+    topology = read_lscpu(tmp_path, "\n".join(("# CPU,Core,Socket,Node,MaxMHz", *rows)))
+    assert [cpu.kind for cpu in topology.cpus] == KINDS
+    assert [cpu.cpu for cpu in topology.slower] == [4, 5, 6, 7]
 
 
 def test_restricted_topology_keeps_core_numbers() -> None:

@@ -25,7 +25,7 @@ from launch.hosts import expand_hosts, hosts_with_ranks, read_hostfile
 from launch.limits import free_memory, read_allowance
 from launch.mpirun import Mpirun
 from launch.placement import fitting_shapes
-from launch.topology import count_cores, list_sockets, read_topology
+from launch.topology import count_cores, list_sockets_of_ranks, read_topology
 from profiling.ablate.result import PINNED
 from profiling.bench.job import (
     JobFailedError,
@@ -178,7 +178,7 @@ def what_to_measure(data: TrainedData, *, overrides: Sequence[str]) -> Measureme
 
     config, classes = load_config(data.config, overrides), data.classes
     allowance, free = read_allowance(), free_memory()
-    sockets = list_sockets(read_topology().restricted(allowance.cpus))
+    sockets = list_sockets_of_ranks(read_topology().restricted(allowance.cpus))
     pairs = fitting_shapes(sockets, quota=allowance.quota, request=core_request(config))
     sizes = model_bytes(config.model, config.training, num_classes=classes)
     engine = chosen_engine(config.engine.name)
