@@ -58,7 +58,8 @@ LABEL org.opencontainers.image.title="retinanet-cpu" \
 
 # A read-only root has no place for matplotlib in the home.
 ENV PATH=/app/.venv/bin:$PATH HOME=/home/retinanet MPLCONFIGDIR=/tmp/matplotlib PYTHONUNBUFFERED=1
-USER retinanet
+# A number, by which Kubernetes sees that it is not root (runAsNonRoot).
+USER 1000:1000
 ENTRYPOINT ["tini", "-s", "--"]
 HEALTHCHECK --interval=60s --timeout=10s --start-period=5m CMD ["python", "-m", "launch.image.health"]
 CMD ["python", "train.py", "--config", "demo.yaml"]

@@ -16,7 +16,8 @@
 # variables before the command; those of libfabric (FI_, PSM3_), UCX (UCX_), Intel MPI (I_MPI_) and
 # gloo (GLOO_) reach all ranks:
 #
-#   Intel's E810 by PSM3        FI_PROVIDER=psm3            with Intel MPI: each rank takes a near card
+#   Intel's E810 by PSM3        FI_PROVIDER=psm3            with Intel MPI up to 2021.18: each rank takes
+#                               a near card; from 2021.19 with libfabric's own, see docs/ranks.md
 #   InfiniBand by UCX           UCX_NET_DEVICES=mlx5_0:1,mlx5_1:1
 #   gloo in place of MPI        GLOO_SOCKET_IFNAME=ens1f0,ens2f0, and the argument
 #                               distributed.backend=gloo

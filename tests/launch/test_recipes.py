@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from datetime import datetime, timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -452,6 +454,32 @@ def test_cores_of_a_pod_of_the_job_set_are_all_used() -> None:
     assert [(share.threads, len(share.comm_cpus)) for share in shares] == [(25, 2)] * 4
 
 
+def pods_of(job: Any) -> Iterator[Any]:
+    """Yield the specifications of pods anywhere in a manifest."""
+    if isinstance(job, dict) and "containers" in job:
+        yield job
+    elif isinstance(job, dict | list):
+        for item in job.values() if isinstance(job, dict) else job:
+            yield from pods_of(item)
+
+
+@pytest.mark.parametrize("name", ["mpijob.yaml", "jobset.yaml"])
+def test_pods_are_restricted_but_for_what_the_recipe_says_to_delete(name: str) -> None:
+    text = (RECIPES / name).read_text()
+    job = YAML(typ="safe").load(text)
+    assert "`restricted`" in text and list(pods_of(job))
+    for pod in pods_of(job):
+        assert pod.get("hostNetwork") is (True if name == "jobset.yaml" else None)
+        security = pod["securityContext"]
+        assert security["runAsNonRoot"] and security["runAsUser"] == 1000
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            capabilities = container["securityContext"]["capabilities"]
+            assert capabilities["drop"] == ["ALL"]
+            assert capabilities.get("add", ["SYS_NICE"]) == ["SYS_NICE"]
+
+
 @pytest.mark.slow
 def test_mpi_job_of_kubernetes_is_consistent() -> None:
     job = YAML(typ="safe").load((RECIPES / "mpijob.yaml").read_text())
@@ -463,6 +491,9 @@ def test_mpi_job_of_kubernetes_is_consistent() -> None:
     assert (mpirun, python) == ("mpirun", "python")
     assert int(count) == spec["slotsPerWorker"] * worker["replicas"]
     [waiter] = worker["template"]["spec"]["containers"]
+    python, option, module = waiter["lifecycle"]["preStop"]["exec"]["command"]
+    assert (python, option) == ("python", "-m") and find_spec(module)
+    assert worker["template"]["spec"]["terminationGracePeriodSeconds"] > 30
     *_, settings = waiter["command"]
     text = (REPOSITORY / settings).read_text()
     assert f"Port {waiter['readinessProbe']['tcpSocket']['port']}\n" in text

@@ -37,6 +37,13 @@ def test_label_has_the_version_of_the_program() -> None:
     assert f'org.opencontainers.image.version="{program_version()}"' in DOCKERFILE
 
 
+def test_user_is_a_number() -> None:
+    """Kubernetes cannot tell whether a name is root's."""
+    [user] = re.findall(r"^USER (.*)", DOCKERFILE, re.MULTILINE)
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
+    assert f"--uid {user.partition(':')[0]} " in DOCKERFILE
+
+
 def test_copied_files_exist() -> None:
     named = re.findall(r"launch[/.]image[/.]\w+(?:\.sh)?", DOCKERFILE)
     assert named
