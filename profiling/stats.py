@@ -87,7 +87,8 @@ def stats_command(
         tables = [out / "primitives.csv", out / "parameters.csv"]
         files = [*tables, *chart_files(out, "distribution", "roofline"), out / "peaks.json"]
         require_free_outputs(files, overwrite=overwrite)
-    log = onednn_logs.read_with_progress(logs, console)
+    # Reasons for skipped implementations are worth a table's place, but give no chart.
+    log = onednn_logs.read_with_progress(logs, console, needs_executions=out is not None)
     calls = log.calls()
     rows = make_rows(calls)
     parts = sum_by_kind(rows)
@@ -96,9 +97,12 @@ def stats_command(
     cautions = cautions_of_peaks(machine, log)
     print_cautions(console, cautions)
     onednn_logs.describe_log(console, log)
-    print_parts(console, parts)
-    print_phases(console, log)
-    print_rows(console, rows[:top], problems=len(rows))
+    if rows:
+        print_parts(console, parts)
+        print_phases(console, log)
+        print_rows(console, rows[:top], problems=len(rows))
+    else:
+        print_line(console, "no execution, so no times; ONEDNN_VERBOSE=1 logs them")
     print_remarks(console, log)
     if json_file is not None:
         write_parts(json_file, json_parts(log, parts, rows))
@@ -275,11 +279,9 @@ def parameters_of_problem(problem: Problem) -> tuple[str, ...]:
 
 
 def post_ops(attributes: str) -> str:
-    """Return `sum+eltwise_relu`; 1.x spells it `post_ops:'sum;eltwise_relu;';`."""
-    if match := re.search(r"attr-post-ops:(\S+)", attributes):
-        return match[1]
-    match = re.search(r"post_ops:'([^']*)'", attributes)
-    return match[1].strip(";").replace(";", "+") if match else ""
+    """Return `sum+eltwise_relu`."""
+    match = re.search(r"attr-post-ops:(\S+)", attributes)
+    return match[1] if match else ""
 
 
 def json_parts(log: OneDnnLog, parts: Sequence[Part], rows: Sequence[Row]) -> Iterator[bytes]:

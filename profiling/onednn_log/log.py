@@ -166,26 +166,43 @@ MOST_BEFORE_ONEDNN = 1 << 30
 
 CACHED_LINES = 4096  # Lines whose meaning is cached; trainings have hundreds of distinct ones
 
-RANK = re.compile(r"\s*\[(?:\d+,)?(\d{1,6})\](?:<std(?:out|err)>)?:?\s*$|\s*(\d{1,6}):\s*$")
-"""The prefixes of lines from mpirun's `-prepend-rank` and `--tag-output`, and srun's `-l`."""
+RANK = re.compile(r"\s*\[(?:\d+,)?(\d{1,6})\](?:<std(?:out|err)>)?:?\s*$|\s*(\d{1,6}): $")
+"""The prefixes of lines from mpirun's `-prepend-rank` and `--tag-output`, and srun's `-l`; ctest
+has its tests' numbers, from 1 on, in the place of the last (`number_ranks`)."""
 
 ADVICE = "run the program with ONEDNN_VERBOSE=1 and save its output"
 
 
 def read_logs(
-    files: Sequence[Path], *, advance: Callable[[int], None] = lambda _: None
+    files: Sequence[Path],
+    *,
+    advance: Callable[[int], None] = lambda _: None,
+    needs_executions: bool = True,
 ) -> OneDnnLog:
     """Read one or more logs, plain or gzip, as one; `-` is standard input.
 
     `advance` gets the bytes of each block that was read; packed bytes where packed.
 
     Raises:
-        InputError: A file cannot be read, or has no execution of a primitive in it.
+        InputError: A file cannot be read, or has no execution of a primitive in it, nor, unless
+            `needs_executions`, creations, reasons for skipped implementations or messages.
     """
     log = OneDnnLog()
     for file in files:
-        _Reader(log, str(file)).read(file, advance)
+        _Reader(log, str(file)).read(file, advance, needs_executions=needs_executions)
+    number_ranks(log)
     return log
+
+
+def number_ranks(log: OneDnnLog) -> None:
+    """Give the numbers before `: ` their place: they are ranks if 0 is among them, else tests'."""
+    numbered = [where for where in log.executions if (where.rank or 0) < 0]
+    are_ranks = any(where.rank == -1 for where in numbered)
+    for where in numbered:
+        rank = -1 - (where.rank or 0) if are_ranks else None
+        problems = log.executions.setdefault(where._replace(rank=rank), {})
+        for problem, calls in log.executions.pop(where).items():
+            problems.setdefault(problem, Calls()).add(calls.total_ms, calls.count)
 
 
 class _Reader:
@@ -206,7 +223,10 @@ class _Reader:
         self.meanings: dict[str, Meaning] = {}
         self.sink: dict[tuple[LogPosition, str], Calls] = {}
 
-    def read(self, file: Path, advance: Callable[[int], None]) -> None:
+    def read(self, file: Path, advance: Callable[[int], None], *, needs_executions: bool) -> None:
+        log = self.log
+        before = (log.creation_states.total(), log.dispatches.total(), log.messages.total())
+
         def count_bytes(size: int) -> None:
             self.bytes += size
             if self.bytes > MOST_BEFORE_ONEDNN and self.log.onednn_lines == self.first_onednn_line:
@@ -230,7 +250,8 @@ class _Reader:
                 raise InputError(f"{self.name}: is a damaged gzip file: {error}") from error
             self.not_understood("", f"the gzip file is damaged from here on: {error}")
         self.log.lines += self.number
-        if not self.executed:
+        after = (log.creation_states.total(), log.dispatches.total(), log.messages.total())
+        if not self.executed and (needs_executions or after == before):
             raise InputError(f"{self.name}: {self.why_without_executions(is_text=is_text)}")
 
     def line(self, line: str) -> None:
@@ -240,7 +261,9 @@ class _Reader:
             # Ranks that write to one pipe can merge two lines, or a line with other output.
             starts = [match.start() for match in parse.MARKER.finditer(line)]
             prefix = RANK.match(line[: starts[0]]) if starts else None
-            rank = int(prefix[1] or prefix[2]) if prefix else self.rank
+            rank = self.rank
+            if prefix:  # negative until `number_ranks`
+                rank = int(prefix[1]) if prefix[1] else -1 - int(prefix[2])
             for start, end in pairwise([*starts, len(line)]):  # none, if another program's
                 self.onednn_line(line[start:end], rank)
         elif line.startswith("profilednn_"):
@@ -404,12 +427,10 @@ def log_files(path: Path) -> list[Path]:
     return files
 
 
-def read_with_progress(logs: list[Path], console: Console) -> OneDnnLog:
-    """Read logs as `read_logs` does, with a progress bar for large ones.
-
-    Raises:
-        InputError: A log cannot be read, or has no execution of a primitive in it.
-    """
+def read_with_progress(
+    logs: list[Path], console: Console, *, needs_executions: bool = True
+) -> OneDnnLog:
+    """Read logs as `read_logs` does, with a progress bar for large ones; same errors."""
     total = sum(log.stat().st_size for log in logs if log.is_file())
     done = 0
     with progress_in_bytes(console, "reading", total=total) as show:
@@ -419,7 +440,7 @@ def read_with_progress(logs: list[Path], console: Console) -> OneDnnLog:
             done += size
             show(min(done, total), "")
 
-        return read_logs(logs, advance=advance)
+        return read_logs(logs, advance=advance, needs_executions=needs_executions)
 
 
 def describe_log(console: Console, log: OneDnnLog) -> None:

@@ -1,4 +1,4 @@
-"""Parse one line of oneDNN's log, in the formats of 1.0 to 3.12, or of a run's own lines in it.
+"""Parse one line of oneDNN's log, in the formats of 1.0 to 3.13, or of a run's own lines in it.
 
     dnnl_verbose,exec,cpu,convolution,jit:avx2,forward_training,src_f32::…,,alg:…,mb2_ic16…,0.46
     onednn_verbose,1795230198093.04,exec,cpu,reorder,…                       2.x with time stamps
@@ -26,8 +26,21 @@ COMPONENTS = ("primitive", "graph", "ukernel", "common")
 ENGINE = re.compile(r"(?:cpu|gpu|any)(?::\d+)?(?:2(?:cpu|gpu)(?::\d+)?)?")
 OLD_QUERY = re.compile(r"query:\w+:[\dx]+")
 ATTENDED = re.compile(r"(?:query|key|val|msk):")
+OLD_ATTRIBUTES = {
+    "scratchpad_mode": "attr-scratchpad",
+    "oscale": "attr-oscale",
+    "scales": "scales",  # Its form has changed too: it does not name the tensor
+    "zero_points": "attr-zero-points",
+    "post_ops": "attr-post-ops",
+}
+"""The names of attributes before 2.3, and their present ones."""
+FIRST_VERSION = (
+    "MKL-DNN 0.x wrote it, whose lines have neither engine nor types of all tensors; log with "
+    "version 1.0 (2019) or later"
+)
 FIELDS = 8  # Between an operation and its time
-MESSAGES = ("error", "warning", "debuginfo")
+MESSAGES = ("error", "warning")
+UNSUPPORTED = "unsupported: "  # Begins what Arm's Compute Library (ACL) says when it is skipped
 
 
 class Head(NamedTuple):
@@ -100,13 +113,18 @@ def parse_head(head: Head) -> Meaning:
         if component == "primitive" and head.time.startswith("info"):
             return Meaning("info", text=head.time)
         raise ValueError("it ends after its marker; the line may be truncated")
-    operation, *fields = fields
+    if ENGINE.fullmatch(fields[0]):  # `cpu,acl,unsupported: …`, `gpu,error,…`, `cpu,debuginfo,…`
+        fields.pop(0)
+    operation, *fields = fields or [""]
     name, _, state = operation.partition(":")
-    if operation == "info":
-        return Meaning("info", text=",".join([*fields, head.time]))
-    if state == "dispatch":
-        return Meaning("dispatch", text=fields[-1] if fields else "")
-    if operation in MESSAGES or state in ("check", "debug", "start", "external"):
+    rest = ",".join([*fields, head.time])
+    if operation in ("info", "debuginfo") or state in ("debug", "start", "external"):
+        return Meaning("info", text=rest)
+    is_acl = operation == "acl" and rest.startswith(UNSUPPORTED)
+    if is_acl or state == "dispatch":
+        last = fields[-1] if fields else ""
+        return Meaning("dispatch", text=rest.removeprefix(UNSUPPORTED) if is_acl else last)
+    if operation in MESSAGES or state == "check":
         return Meaning("message", text=": ".join([operation, *fields[:3]]))
     if name == "exec" and not state:
         return Meaning("execution", problem=parse_problem(component, fields))
@@ -123,7 +141,8 @@ def parse_problem(component: str, fields: list[str]) -> Problem:
         ValueError: They are not those of a problem.
     """
     if not fields or not ENGINE.fullmatch(fields[0]):
-        raise ValueError("no engine follows the operation")
+        is_old = len(fields) == 6 and re.match(r"(f?src|f?data|f?wei|in):", fields[3])
+        raise ValueError(FIRST_VERSION if is_old else "no engine follows the operation")
     if component == "graph":
         return graph_problem(fields)
     # From 3.5 to 3.8 attention has a field for each tensor, so the number of fields varies.
@@ -134,6 +153,8 @@ def parse_problem(component: str, fields: list[str]) -> Problem:
     if len(fields) != FIELDS:
         raise ValueError(f"{len(fields) + 1} fields after the operation; expected 8 or 9")
     engine, kind, implementation, direction, memories, attributes, auxiliary, shape = fields
+    # From 1.8 to 2.7 some primitives have a second interface: `softmax_v2`.
+    kind = re.sub(r"_v\d$", "", kind)
     if not re.fullmatch(r"[a-z_]+", kind) or not re.fullmatch(r"[a-z_]+", direction):
         raise ValueError(f"invalid primitive or direction: {kind[:30]!r}, {direction[:30]!r}")
     # Interned, since the same few texts occur in all problems of a log.
@@ -144,10 +165,17 @@ def parse_problem(component: str, fields: list[str]) -> Problem:
         implementation=intern(implementation),
         direction=intern(direction),
         memories=parse_memories(memories),
-        attributes=intern(attributes.strip()),
+        attributes=intern(modern_attributes(attributes.strip())),
         auxiliary=intern(auxiliary.strip()),
         shape=shape.strip(),
     )
+
+
+def modern_attributes(text: str) -> str:
+    """Return `oscale:2;post_ops:'sum;eltwise_relu;';` (before 2.3) as later versions have it."""
+    plain = re.sub(r"'([^']*)'", lambda quoted: quoted[1].strip(";").replace(";", "+"), text)
+    old = re.compile(rf"(?<![\w-])({'|'.join(OLD_ATTRIBUTES)}):([^;\s]*);")
+    return old.sub(lambda match: f"{OLD_ATTRIBUTES[match[1]]}:{match[2]} ", plain).strip()
 
 
 def graph_problem(fields: list[str]) -> Problem:

@@ -238,7 +238,7 @@ def read_timed(output: Path, *, driver: str, runs: int) -> list[Timed]:
                 problem = parse_head(counted[0]).problem
                 assert problem is not None
                 kind = KINDS.get(driver, driver)
-                if problem.kind.removesuffix("_v2") != kind and problem.kind != f"log{kind}":
+                if problem.kind not in (kind, f"log{kind}"):
                     raise ValueError(f"its log shows {problem.kind} instead of {kind}")
                 timed.append(Timed(problem, tuple(milliseconds(head.time) for head in counted)))
             heads, is_refused = [], False

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from profiling.onednn_log.work import MemoryDescriptor, Problem
+from profiling.onednn_log.work import MemoryDescriptor, Problem, modern_shape
 
 ANY = "any"
 
@@ -108,7 +108,7 @@ def require_sizes(problem: Problem) -> str:
         raise NotExpressibleError("the log does not contain its sizes")
     if UNKNOWN_SIZE.search(problem.shape):
         raise NotExpressibleError(f"its sizes are known at run time only ({problem.shape})")
-    return problem.shape
+    return modern_shape(problem)
 
 
 def tensor_sizes(problem: Problem, count: int) -> list[str]:
@@ -237,12 +237,13 @@ def attribute_options(problem: Problem, dialect: Dialect) -> list[str]:
         if name in COPIED:
             options.append(f"--{name}={value}")
         elif name == "attr-post-ops":
-            # Up to 2.1 they are separated by `;`, and in quotes.
-            entries = value.strip("'\";").replace(";", "+").split("+")
-            operations = (post_operation(*entry.split(":"), dialect=dialect) for entry in entries)
+            names = (entry.split(":") for entry in value.split("+"))
+            operations = (post_operation(*words, dialect=dialect) for words in names)
             options.append(f"--{name}={'+'.join(operations)}")
         elif name in DEFAULT_TYPES:
-            entries = [quantization(problem, name, entry) for entry in value.split("+")]
+            # Before 2.3 entries are joined by `_`.
+            parts = re.split(r"\+|_(?=src|wei|dst)", value)
+            entries = [quantization(problem, name, entry) for entry in parts]
             options.append(f"--{name}={'+'.join(entries)}")
         elif name == "attr-deterministic":
             options.append(f"--{name}={'true' if value in ('1', 'true') else 'false'}")
@@ -257,6 +258,8 @@ def attribute_options(problem: Problem, dialect: Dialect) -> list[str]:
                 )
             policy = "common" if value.partition(":")[0] == "0" else "per_oc"
             options.append(f"--attr-oscale={policy}:{SCALE}")
+        elif name == "scales":
+            raise NotExpressibleError("before 2.3 a log does not name the tensor of its scales")
         elif name not in SET_BY_BENCHDNN:
             raise NotExpressibleError(f"benchdnn has no attribute {name!r}")
     return options

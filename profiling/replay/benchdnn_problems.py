@@ -384,8 +384,8 @@ DRIVERS: Mapping[str, Driver] = {
     # The factors of a sum are not in a log; benchdnn's are 1.
     "sum": Driver(several_inputs, sized_tensors=1),
 }
-OTHER_NAMES = {"logsoftmax": "softmax", "softmax_v2": "softmax", "pooling_v2": "pooling"}
-"""Kinds of earlier versions, which the same drivers run."""
+OTHER_NAMES = {"logsoftmax": "softmax"}
+"""A kind of earlier versions, which the same driver runs."""
 
 OTHER_COMPONENTS = {
     "graph": "a partition of a graph: benchdnn's --graph runs a JSON file of the graph, which "

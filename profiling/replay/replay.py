@@ -327,16 +327,14 @@ def post_ops(problem: Problem) -> tuple[str, ...]:
     """Return fused operations in their order: `("sum", "eltwise_relu")`."""
     for word in problem.attributes.split():
         if word.startswith(POST_OPS):
-            listed = word.removeprefix(POST_OPS).strip("'\"").replace(";", "+").strip("+")
-            return tuple(listed.split("+"))
+            return tuple(word.removeprefix(POST_OPS).split("+"))
     return ()
 
 
 def other_attributes(problem: Problem) -> tuple[str, ...]:
     """Return all attributes but post-ops (scales, zero points, precision), sorted."""
     others = (word for word in problem.attributes.split() if not word.startswith(POST_OPS))
-    plain = (word.strip("'\"") for word in others)
-    return tuple(sorted(word for word in plain if not word.startswith(IGNORED)))
+    return tuple(sorted(word for word in others if not word.startswith(IGNORED)))
 
 
 @dataclass(frozen=True)

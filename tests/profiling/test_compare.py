@@ -33,7 +33,7 @@ from tests.profiling.onednn_log.example_lines import SPELLINGS
 from tests.profiling.onednn_log.logs import shared_logs, write_log
 from tests.support.commands import RunHere
 
-FORWARD = SPELLINGS["3.12"]
+FORWARD = SPELLINGS["3.13"]
 BACKWARD = FORWARD.replace("forward_training", "backward_data")
 REORDER = (
     "onednn_verbose,v1,primitive,exec,cpu,reorder,jit:uni,undef,src:f32::blocked:ab::f0 "

@@ -26,7 +26,7 @@ from tests.support.commands import RunHere, run_program
 LOG = FIXTURES / "benchdnn-3.7.2-conv.log"
 MOST_BYTES = 1250
 """Upper bound of the memory per distinct problem, in the log and as a row; it needs about 850."""
-HOSTILE = SPELLINGS["3.12"].replace("jit:avx2", "\x1b[2J[red]jit[/red]")
+HOSTILE = SPELLINGS["3.13"].replace("jit:avx2", "\x1b[2J[red]jit[/red]")
 
 
 def convolution(direction: str, *, auxiliary: str = "alg:convolution_direct") -> Problem:
@@ -99,8 +99,20 @@ def test_parameters_are_those_of_the_papers_second_table() -> None:
         "problem_channel": "g4ic8oc16",
         "calls": 3,
     }
-    assert stats.post_ops("post_ops:'sum;eltwise_relu;';") == "sum+eltwise_relu"  # 1.x
     assert stats.post_ops("attr-scratchpad:user") == ""
+
+
+def test_log_of_skipped_implementations_alone(tmp_path: Path, run_here: RunHere) -> None:
+    log = tmp_path / "dispatch.log"
+    log.write_text("\n".join(UNLIKE_OTHERS), encoding="utf-8")
+    done = run_here(main, "stats", log, "--json", tmp_path / "a.json")
+    assert done.returncode == 0
+    assert "no execution, so no times" in done.stdout
+    assert "skipped implementations: 1 × unsupported isa" in done.stdout
+    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["total_ms"] == 0
+    refused = run_here(main, "stats", log, "--out", tmp_path / "charts")
+    assert refused.returncode == 2
+    assert "no execution" in refused.stderr
 
 
 @pytest.mark.slow
@@ -130,8 +142,8 @@ def test_disturbed_peaks_are_drawn_with_a_caution(tmp_path: Path, run_here: RunH
     peaks = Peaks(rates, 78.0, threads=77, cpu="a CPU", versions={}, other_cores=1.6)
     save(peaks, tmp_path / "peaks.json")
     log, out = tmp_path / "a.log", tmp_path / "stats"
-    bf16 = SPELLINGS["3.12"].replace(":f32:", ":bf16:")
-    log.write_text("\n".join([*UNLIKE_OTHERS[:2], SPELLINGS["3.12"], bf16]), encoding="utf-8")
+    bf16 = SPELLINGS["3.13"].replace(":f32:", ":bf16:")
+    log.write_text("\n".join([*UNLIKE_OTHERS[:2], SPELLINGS["3.13"], bf16]), encoding="utf-8")
     done = run_here(main, "stats", log, "--out", out, "--peaks", tmp_path / "peaks.json")
     assert done.returncode == 0, done.stderr
     first, second, *_ = done.stdout.splitlines()
@@ -154,7 +166,7 @@ def test_phases_and_other_lines_are_printed(tmp_path: Path, run_here: RunHere) -
     assert ["whole step", "100.0", "75.0", "25.0"] in cells
     assert "convolutions (winograd)" in done.stdout
     assert "primitives created: 1 nested_cache_miss, 1 cache_miss; 2.0 ms" in done.stdout
-    assert "skipped implementations: 3 more" in done.stdout
+    assert "skipped implementations: 5 more" in done.stdout
     assert "messages: 1 × " in done.stdout
     lines = [line for line in done.stdout.splitlines() if line.startswith(f"  {log}:")]
     assert len(lines) == 20 and "and 3 more" in done.stdout  # Of 23 damaged lines
@@ -177,7 +189,7 @@ def test_rare_kinds_share_a_bar_and_empty_charts_have_a_text() -> None:
 
 def write_distinct(file: Path, problems: int) -> Path:
     """Write a log in which no problem occurs twice."""
-    head, tail = re.split(r"_ic\d+", SPELLINGS["3.12"], maxsplit=1)
+    head, tail = re.split(r"_ic\d+", SPELLINGS["3.13"], maxsplit=1)
     file.write_text("".join(f"{head}_ic{number + 1}{tail}\n" for number in range(problems)))
     return file
 
@@ -210,7 +222,7 @@ def test_damaged_and_hostile_lines_are_printed_safely(tmp_path: Path, run_here: 
     assert "\x1b" not in done.stdout and "[red]jit[/red]" in done.stdout
 
 
-@pytest.mark.parametrize("content", ["", "epoch 1\n", SPELLINGS["3.12"][:70]])
+@pytest.mark.parametrize("content", ["", "epoch 1\n", SPELLINGS["3.13"][:70]])
 def test_invalid_log_is_one_line_and_status_2(
     tmp_path: Path, run_here: RunHere, content: str
 ) -> None:

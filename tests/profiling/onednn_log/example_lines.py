@@ -21,7 +21,7 @@ SPELLINGS = {
     "jit:avx2,forward_training,src_f32::blocked:aBcd8b::f0 wei_f32::blocked:ABcd8b8a::f0 "
     "bia_f32::blocked:a::f0 dst_f32::blocked:aBcd8b::f0,,alg:convolution_direct,"
     f"{CONVOLUTION_SHAPE},0.25",
-    "3.12": "onednn_verbose,v1,primitive,exec,cpu,convolution,jit:avx2,forward_training,"
+    "3.13": "onednn_verbose,v1,primitive,exec,cpu,convolution,jit:avx2,forward_training,"
     "src:f32::blocked:aBcd8b::f0 wei:f32::blocked:ABcd8b8a::f0 bia:f32::blocked:a::f0 "
     f"dst:f32::blocked:aBcd8b::f0,,alg:convolution_direct,{CONVOLUTION_SHAPE},0.25",
 }
@@ -59,7 +59,7 @@ OTHERS = {
 """Rare executions."""
 
 UNLIKE_OTHERS = (
-    "onednn_verbose,v1,info,oneDNN v3.12.0 (commit d23923d)",
+    "onednn_verbose,v1,info,oneDNN v3.13.3 (commit d23923d)",
     "onednn_verbose,v1,info,cpu,runtime:OpenMP,nthr:224",
     "onednn_verbose,v1,info,cpu,isa:Intel AVX-512 with float16, Intel DL Boost and Intel AMX",
     "onednn_verbose,v1,info,gpu,engine,0,name:Intel(R) Data Center GPU Max 1100,binary:enabled",
@@ -70,6 +70,12 @@ UNLIKE_OTHERS = (
     "onednn_verbose,primitive,create:check,matmul,dimension src:1 is inconsistent,matmul.cpp:144",
     "onednn_verbose,primitive,exec:check,primitive,unused execution argument (4113),types.cpp:74",
     "onednn_verbose,v1,primitive,error,cpu,jit,out of memory,x.cpp:3",
+    "onednn_verbose,v1,cpu,debuginfo,platform,cache,L1d:32KB,L2:1024KB,L3:35MB(2cores),smt:1",
+    "onednn_verbose,v1,cpu,acl,unsupported: only Ab4a, Ab8a destinations supported",
+    "onednn_verbose,cpu,acl,unsupported: attr must have default values",
+    "onednn_verbose,cpu,error,acl,failed to configure",
+    "onednn_verbose,v1,primitive,exec:external,CpuGemmAssemblyWrapperKernel/a64_sgemm,2.5",
+    "onednn_verbose,v1,primitive,create:start,cpu,inner_product,brg_matmul:avx2,undef,,,,mb2ic1oc1",
     "onednn_verbose,v1,primitive,create_nested:cache_miss,cpu,matmul,brg_matmul:avx2,undef,"
     "src:f32::blocked:ab::f0 wei:f32::blocked:ab::f0 dst:f32::blocked:ab::f0,,,2x1:1x1,0.526123",
     "onednn_verbose,v1,graph,compile:cache_miss,cpu,100002,sdp,matmul;softmax,,in0_f16:1:strided:"

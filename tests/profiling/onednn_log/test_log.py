@@ -14,7 +14,7 @@ from profiling.onednn_log.parse import Mark, facts_line, mark_line
 from tests.profiling.onednn_log.example_lines import DAMAGED, OTHERS, SPELLINGS, UNLIKE_OTHERS
 from tests.profiling.onednn_log.logs import FIXTURES, plain_sum, shared_logs, write_log
 
-LINE = SPELLINGS["3.12"]
+LINE = SPELLINGS["3.13"]
 
 
 def test_totals_of_real_logs_are_the_sum_of_their_lines() -> None:
@@ -40,7 +40,7 @@ def test_log_of_the_installed_torch(tmp_path: Path) -> None:
     )
     file = tmp_path / "torch.log"
     with file.open("wb") as out:
-        environment = {**os.environ, "ONEDNN_VERBOSE": "2", "ONEDNN_VERBOSE_TIMESTAMP": "1"}
+        environment = {**os.environ, "ONEDNN_VERBOSE": "all", "ONEDNN_VERBOSE_TIMESTAMP": "1"}
         subprocess.run([sys.executable, "-c", program], stdout=out, check=True, env=environment)
     log = read_logs([file])
     assert log.not_understood_count == 0
@@ -62,23 +62,66 @@ def test_every_line_is_counted(tmp_path: Path) -> None:
     assert [item.line for item in log.not_understood] == [
         number for number, line in enumerate(lines, start=1) if line in damaged
     ]
-    assert log.dispatches == {"unsupported isa": 1}
-    assert sum(log.messages.values()) == 3
+    assert log.dispatches == {
+        "unsupported isa": 1,
+        "only Ab4a, Ab8a destinations supported": 1,
+        "attr must have default values": 1,
+    }
+    # The states of library and kernels are no failures.
+    assert [text.partition(":")[0] for text in log.messages] == ["create", "exec", "error", "error"]
     assert sum(calls.count for calls in log.creations.values()) == 2
     spellings = log.calls()[next(iter(log.calls()))]  # Those of all versions are one problem
     assert (spellings.count, spellings.total_ms) == (len(SPELLINGS), 0.25 * len(SPELLINGS))
-    assert log.versions == ["3.12.0"]
+    assert log.versions == ["3.13.3"]
     assert (log.runtimes, log.threads) == (["OpenMP"], [224])
     assert log.instruction_sets == ["Intel AVX-512 with float16, Intel DL Boost and Intel AMX"]
 
 
 @pytest.mark.parametrize(
     ("prefix", "rank"),
-    [("[3] ", 3), ("[1,3]<stdout>:", 3), ("3: ", 3), ("loss 0.3 ", None), ("[a] ", None)],
+    [
+        *[("[3] ", 3), ("[1,3]<stdout>:", 3), ("loss 0.3 ", None), ("[a] ", None)],
+        *[("3: ", None), ("12:", None), ("onednn.log:12:", None), ("trainer-1  | ", None)],
+        ("2026-11-27T01:22:03.123456789Z stdout F ", None),
+    ],
 )
 def test_prefix_of_a_rank_or_of_other_output(tmp_path: Path, prefix: str, rank: int | None) -> None:
     log = read_logs([write_log(tmp_path / "onednn.log", prefix + LINE)])
     assert list(log.executions) == [LogPosition(rank)]
+
+
+def test_numbers_before_lines_are_ranks_if_zero_is_among_them(tmp_path: Path) -> None:
+    ranks = [write_log(tmp_path / f"{rank}.log", f"{rank}: {LINE}") for rank in (3, 0)]
+    log = read_logs(ranks)  # srun --label --output=%t.log
+    assert log.executions.keys() == {LogPosition(0), LogPosition(3)}
+    tests = write_log(tmp_path / "ctest.log", f"1: {LINE}", f"3: {LINE}", LINE)
+    log = read_logs([tests])
+    assert log.ranks == []
+    [calls] = log.executions[LogPosition()].values()
+    assert calls.count == 3
+    assert log.executions.keys() == {LogPosition()}
+
+
+def test_log_without_executions_has_remarks(tmp_path: Path) -> None:
+    reason = next(line for line in UNLIKE_OTHERS if "dispatch" in line)
+    file = write_log(tmp_path / "onednn.log", UNLIKE_OTHERS[0], reason)
+    assert read_logs([file], needs_executions=False).dispatches == {"unsupported isa": 1}
+    with pytest.raises(InputError, match="no execution"):
+        read_logs([file])
+    header = write_log(tmp_path / "header.log", UNLIKE_OTHERS[0])
+    with pytest.raises(InputError, match="no execution"):
+        read_logs([file, header], needs_executions=False)
+
+
+def test_log_of_mkldnn_0_is_named(tmp_path: Path) -> None:
+    lines = (
+        "mkldnn_verbose,exec,reorder,jit:uni,undef,in:f32_nchw out:f32_nChw8c,num:1,2x8x4x4,0.5",
+        "mkldnn_verbose,exec,eltwise,jit:avx2,forward_training,fdata:nChw8c fdiff:undef,"
+        "alg:eltwise_relu,mb2ic8ih4iw4,0.5",
+    )
+    for line in lines:
+        with pytest.raises(InputError, match=r"MKL-DNN 0\.x .* version 1\.0"):
+            read_logs([write_log(tmp_path / "onednn.log", line)])
 
 
 def test_merged_lines_and_a_truncated_last_line(tmp_path: Path) -> None:

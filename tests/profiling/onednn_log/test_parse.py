@@ -1,4 +1,4 @@
-"""Every spelling of a line, from 1.0 to 3.12, and of a run's own lines."""
+"""Every spelling of a line, from 1.0 to 3.13, and of a run's own lines."""
 
 import pytest
 
@@ -47,6 +47,34 @@ def test_convolution_is_the_same_problem_in_every_version(version: str) -> None:
         shape=CONVOLUTION_SHAPE,
     )
     assert milliseconds(split_head(SPELLINGS[version].partition(",")[2]).time) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("post_ops:'sum;eltwise_relu;';", "attr-post-ops:sum+eltwise_relu"),
+        (
+            "scratchpad_mode:user;oscale:0:0.5;zero_points:'src:0:1_dst:0:*';post_ops:'sum:0.5;';",
+            "attr-scratchpad:user attr-oscale:0:0.5 attr-zero-points:src:0:1_dst:0:* "
+            "attr-post-ops:sum:0.5",
+        ),
+        (
+            "attr-scratchpad:user attr-post-ops:'sum;eltwise_relu;'",
+            "attr-scratchpad:user attr-post-ops:sum+eltwise_relu",
+        ),
+        ("rnn_data_qparams:2:3;", "rnn_data_qparams:2:3;"),
+        ("attr-scales:src:0:f32+wei:1:f32", "attr-scales:src:0:f32+wei:1:f32"),
+    ],
+)
+def test_attributes_of_earlier_versions_are_those_of_later_ones(old: str, new: str) -> None:
+    line = SPELLINGS["1.8"].replace(",,alg:", f",{old},alg:")
+    assert problem_in(line).attributes == new
+
+
+@pytest.mark.parametrize("kind", ["softmax", "pooling", "layer_normalization", "eltwise"])
+def test_second_interface_is_the_same_primitive(kind: str) -> None:
+    line = "onednn_verbose,exec,cpu,{},ref:any,undef,src_f32::blocked:ab:f0,,,2x3,0.5"
+    assert problem_in(line.format(f"{kind}_v2")) == problem_in(line.format(kind))
 
 
 def test_rare_executions() -> None:

@@ -106,6 +106,8 @@ REFUSED = {
     "no name for the mask 1 of src0": f"cpu,matmul,ref:any,undef,{MATRICES.format('u8', 's8')},"
     "attr-scales:src0:1:f32,,6x4:4x5",
     "oneDNN 2.x": f"cpu,matmul,ref:any,undef,{MATRICES.format('u8', 's8')},attr-oscale:2,,6x4:4x5",
+    "name the tensor of its scales": "cpu,binary,ref:any,undef,src_f32::blocked:ab:f0 "
+    "src_f32::blocked:ab:f0 dst_f32::blocked:ab:f0,scales:'src:0:0.5';,alg:binary_add,2x3:2x3",
     "takes one layout": "cpu,pooling,ref:any,forward_inference,src:f32::blocked:acdb::f0 "
     "dst:f32::blocked:abcd::f0,,alg:pooling_max,mb1ic8_ih4oh2kh2sh2dh0ph0_iw4ow2kw2sw2dw0pw0",
 }
