@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 from rich.console import Console
 
 from common.console import make_console, progress
@@ -18,7 +19,6 @@ from data.decoding import decode_image, resolve_decoder
 from data.index import open_annotations
 from data.loader import training_keys
 from data.synthetic import make_synthetic_data
-from data.transforms import resize_image
 from retinanet.config import Config
 from retinanet.config_file import configured_split, load_config
 from retinanet.config_types import augmentation_names
@@ -210,7 +210,8 @@ def scaled_copy(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     """Return pixels of the annotated (height, width), in which boxes are given."""
     if pixels.shape[:2] == size:
         return pixels
-    return resize_image(pixels, size).permute(1, 2, 0).numpy()
+    # Shrunk without aliases, unlike what the network gets.
+    return np.asarray(Image.fromarray(pixels).resize(size[::-1], Image.Resampling.BICUBIC))
 
 
 def draw_sample(dataset: DetectionDataset, sample: Sample) -> Pixels:

@@ -14,11 +14,9 @@ from pathlib import Path
 
 import matplotlib.font_manager
 import numpy as np
-import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from numpy.typing import NDArray
-from PIL import Image
-from torchvision.utils import draw_bounding_boxes
+from PIL import Image, ImageDraw, ImageFont
 
 from common.charts import BLUE, as_png, new_figure
 from common.errors import printable
@@ -142,30 +140,61 @@ def draw_boxes(
 ) -> Pixels:
     """Return a copy of a picture, enlarged if it is small, with labelled boxes.
 
-    `boxes` [B, 4] are xyxy in pixels of the picture; each has a label, or None, and a colour.
+    `boxes` [B, 4] are xyxy in pixels of the picture; each has a label, or None, and a colour. Later
+    boxes are over earlier ones. A label is at its box's top left corner, as far as the picture and
+    the labels of later boxes leave it there.
     """
-    picture = Image.fromarray(pixels)
+    picture = Image.fromarray(pixels).copy()
     scale = max(1.0, min(LEAST_SIDE / min(picture.size), MOST_ENLARGED / max(picture.size)))
     if scale > 1:
         size = round(picture.width * scale), round(picture.height * scale)
         picture = picture.resize(size, Image.Resampling.BICUBIC)
-    # np.array copies: torch warns about arrays that share the read-only buffer of Pillow.
-    tensor = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
-    # torchvision warns if there is no box, and ignores `font_size` without a font file. DejaVu
-    # Sans is a part of matplotlib.
-    if len(boxes):
-        tensor = draw_bounding_boxes(
-            tensor,
-            torch.from_numpy(boxes * scale),
-            labels=[label and f" {printable(label)} " for label in labels],
-            colors=list(colours),
-            width=max(2, round(min(picture.size) / 200)),
-            font=matplotlib.font_manager.findfont("DejaVu Sans"),
-            font_size=max(13, round(min(picture.size) / 34)),
-            label_colors=["white"] * len(boxes),
-            fill_labels=True,
-        )
-    return tensor.permute(1, 2, 0).contiguous().numpy()
+    draw, line = ImageDraw.Draw(picture), max(2, round(min(picture.size) / 200))
+    corners = (boxes * scale).tolist()
+    for corner, colour in zip(corners, colours, strict=True):
+        draw.rectangle(corner, outline=colour, width=line)
+    # DejaVu Sans is a part of matplotlib.
+    family = matplotlib.font_manager.findfont("DejaVu Sans")
+    font = ImageFont.truetype(family, max(13, round(min(picture.size) / 34)))
+    height = sum(font.getmetrics())
+    taken: list[tuple[int, int, int]] = []  # left, right, top of labels
+    for corner, label, colour in reversed([*zip(corners, labels, colours, strict=True)]):
+        if label is None:
+            continue
+        text = fitting_text(f" {printable(label)} ", font, picture.width)
+        width = math.ceil(font.getlength(text))
+        left = max(0, min(round(corner[0]), picture.width - width))
+        beside = [top for start, end, top in taken if start < left + width and left < end]
+        top = free_top(round(corner[1]), height, picture.height - height, beside)
+        taken.append((left, left + width, top))
+        draw.rectangle((left, top, left + width - 1, top + height - 1), fill=colour)
+        draw.text((left, top), text, fill="white", font=font)
+    return np.array(picture)
+
+
+def fitting_text(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
+    """Return a text of at most `width` pixels, cut in its middle, since its end is a score."""
+    kept, short = len(text), text
+    while font.getlength(short) > width and kept > 2:
+        kept -= 1
+        short = f"{text[: kept // 2]}…{text[-(kept - kept // 2) :]}"
+    return short
+
+
+def free_top(wanted: int, height: int, lowest: int, beside: Sequence[int]) -> int:
+    """Return the top nearest to `wanted`, from 0 to `lowest`, for a label that hides no other.
+
+    `beside` has the tops of labels in the same columns. Where they leave no room, labels overlap.
+    """
+    wanted = max(0, min(wanted, lowest))
+    # The nearest free place touches another label.
+    tops = [wanted, *(top + step for top in beside for step in (-height, height))]
+    free = [
+        top
+        for top in tops
+        if 0 <= top <= lowest and all(abs(top - other) >= height for other in beside)
+    ]
+    return min(free, key=lambda top: abs(top - wanted), default=wanted)
 
 
 def draw_detections(

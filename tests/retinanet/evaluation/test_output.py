@@ -4,10 +4,13 @@ import json
 import math
 from pathlib import Path
 
+import matplotlib.font_manager
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageFont
 
 from common.errors import InputError
 from data.annotations import Annotations
@@ -16,6 +19,7 @@ from retinanet.evaluation.matching import ImageDetections, SplitDetections
 from retinanet.evaluation.metric import METRICS, ClassResult, Evaluation
 from retinanet.evaluation.output import (
     MOST_BOXES,
+    Pixels,
     SplitResult,
     category_names,
     classes_as_csv,
@@ -25,6 +29,8 @@ from retinanet.evaluation.output import (
     draw_truth,
     evaluation_files,
     evaluation_sheet,
+    fitting_text,
+    free_top,
     save_picture,
     spread_indices,
     write_evaluation,
@@ -32,6 +38,7 @@ from retinanet.evaluation.output import (
 from retinanet.training.recorder import draw_curves, running_mean
 
 WHITE = np.full((500, 600, 3), 255, np.uint8)
+FONT = ImageFont.truetype(matplotlib.font_manager.findfont("DejaVu Sans"), 15)
 
 
 def box_array(*boxes: tuple[float, float, float, float]) -> NDArray[np.float64]:
@@ -167,6 +174,48 @@ def test_box_is_drawn_at_its_edges_on_a_copy() -> None:
         assert red[row - 3 : row + 4, column - 3 : column + 4].any(), (row, column)
     assert not red[310:390, 110:290].any()  # the object itself stays visible
     assert (drawn[:190] == 255).all() and (drawn[:, :95] == 255).all()
+
+
+def label_rows(drawn: Pixels, colour: tuple[int, int, int], columns: slice) -> NDArray[np.bool_]:
+    """Return which rows are a label's: of its colour from edge to edge of some columns."""
+    return (drawn[:, columns] == colour).all(axis=2).mean(axis=1) > 0.5
+
+
+def test_labels_are_moved_into_the_picture() -> None:
+    boxes = box_array((580, 5, 599, 90), (200, 495, 300, 500), (10, 100, 60, 160))
+    labels, colours = ["Christmas tree 0.99", "low", "w" * 200 + " 0.75"], ["#ff0000"] * 3
+    drawn = draw_boxes(WHITE, boxes, labels=labels, colours=colours)
+    red = (drawn == (255, 0, 0)).all(axis=2)
+    assert red[6:20, 430:].mean() > 0.5  # moved to the left of its box, with all of its text
+    assert red[482:499, 200:230].mean() > 0.5
+    assert red[103:114, 2:598].mean() > 0.4  # its middle is cut
+    short = fitting_text(" " + "w" * 200 + " 0.75 ", FONT, 600)
+    assert "…" in short and short.endswith(" 0.75 ") and 560 < FONT.getlength(short) <= 600
+
+
+def test_labels_of_coinciding_boxes_are_apart() -> None:
+    colours = ["#ff0000", "#00ff00", "#0000ff"]
+    boxes = box_array(*[(100, 200, 300, 400)] * 3)
+    drawn = draw_boxes(WHITE, boxes, labels=["person 0.50"] * 3, colours=colours)
+    red, green, blue = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+    filled = [label_rows(drawn, rgb, slice(104, 170)) for rgb in (red, green, blue)]
+    assert all(rows.sum() >= 12 for rows in filled)
+    # The last box is the surest: its label is at its corner, and the others are beside it.
+    assert filled[2][200:212].any()
+    assert not np.any(filled, axis=0)[250:390].any()
+
+
+@settings(max_examples=100, derandomize=True, deadline=None)
+@given(st.lists(st.integers(-50, 500), max_size=12), st.integers(1, 60))
+def test_labels_hide_each_other_only_where_there_is_no_room(wanted: list[int], height: int) -> None:
+    lowest, taken = 400, list[int]()
+    for top in wanted:
+        place = free_top(top, height, lowest, taken)
+        assert 0 <= place <= lowest
+        is_free = all(abs(place - other) >= height for other in taken)
+        # Each label takes two heights of room at most.
+        assert is_free or len(taken) * 2 * height >= lowest
+        taken.append(place)
 
 
 def test_small_pictures_are_enlarged_with_their_boxes() -> None:
