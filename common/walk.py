@@ -21,6 +21,12 @@ OUTSIDE = f"paths that lead outside of the data set ({ALLOW_OUTSIDE} takes them)
 VISITED = "folders that a link names again"
 IRREGULAR = "FIFOs, devices, sockets and links to nothing"
 UNREADABLE = "folders that cannot be read"
+PHOTOS = "photos in formats that are not read (convert them to JPEG)"
+PHOTO_SUFFIXES = (
+    *(".heic", ".heif", ".avif", ".jxl", ".jp2", ".dng", ".cr2", ".cr3", ".nef", ".nrw"),
+    *(".arw", ".srf", ".raf", ".orf", ".rw2", ".pef", ".srw", ".raw"),
+)
+"""Those of phones and cameras: where pictures are searched for, they are named."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ class Options(TypedDict, total=False):
     """What a walk yields."""
 
     suffixes: tuple[str, ...]  # files whose names end so, in lower case; default: all
-    hidden: bool  # also what has a name that begins with a dot
+    hidden: bool  # also what has a name that begins with a dot, but not macOS's `._NAME`
     depth: int  # of the lowest folders, 0 for the root alone; default: all
     without: Path  # a folder that is skipped
     linked_folders: bool  # what is behind links to folders; default: yes
@@ -184,7 +190,9 @@ def list_folder(path: str, below: str, reach: Reach, left_out: LeftOut, options:
     try:
         with os.scandir(path) as entries:
             for entry in entries:
-                if options.get("hidden") or not entry.name.startswith("."):
+                # `._a.jpg` holds what other file systems cannot store of a.jpg, and no picture.
+                dots = "._" if options.get("hidden") else "."
+                if not entry.name.startswith(dots):
                     add_entry(entry, found, reach, left_out, options.get("suffixes", ("",)))
     except OSError:
         left_out.add(UNREADABLE, path.rstrip("/"))
@@ -207,6 +215,8 @@ def add_entry(
     elif entry.is_file(follow_symlinks=False):
         if is_wanted:
             found.files.append(entry.name)
+        elif ".jpg" in suffixes and entry.name.lower().endswith(PHOTO_SUFFIXES):
+            left_out.add(PHOTOS, entry.path)
         else:
             left_out.others += 1
     elif (is_folder := os.path.isdir(entry.path)) or is_wanted:  # noqa: PTH112 - a link, or neither

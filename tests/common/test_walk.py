@@ -107,6 +107,21 @@ def test_depth_hidden_names_and_a_folder_that_is_skipped(tmp_path: Path) -> None
     assert [folder.below for folder in folders] == ["", "b/", "b/d/"]
 
 
+def test_photos_in_other_formats_are_named_and_macos_files_skipped(tmp_path: Path) -> None:
+    root = make(tmp_path, "a.jpg", "._a.jpg", "b.HEIC", "c/d.avif", "c/e.cr3", "c/notes.txt")
+    left_out = LeftOut()
+    walked = walk_files(root, Reach.of(root), left_out, suffixes=(".jpg",), hidden=True)
+    assert list(walked) == ["a.jpg"]
+    assert left_out.others == 1
+    assert left_out.note() == (
+        "left out: photos in formats that are not read (convert them to JPEG): 3, first "
+        f"{root}/b.HEIC"
+    )
+    labels = LeftOut()
+    assert list(walk_files(root, Reach.of(root), labels, suffixes=(".xml",))) == []
+    assert labels.note() == ""
+
+
 def test_folder_that_cannot_be_read_is_counted(tmp_path: Path) -> None:
     assert found(tmp_path / "none") == ([], {UNREADABLE: 1})
 
