@@ -109,11 +109,12 @@ class DataConfig:
         BeforeValidator(
             require_augmentation,
             json_schema_input_type=AugmentationName
+            | Literal["none"]
             | Annotated[list[AugmentationName], Field(json_schema_extra={"uniqueItems": True})],
         ),
         closed("flip"),
     ] = "flip"
-    """Random changes of training images, or a list of them; []: none. [name or list]"""
+    """Random changes of training images, or a list of them, or none. [name or list]"""
     class_indices: Annotated[Literal["contiguous", "category_id"], Resume.MUST_MATCH] = "contiguous"
     """Class indices of the model: positions of the categories in the JSON, or their ids. [name]"""
     images_without_boxes: Annotated[

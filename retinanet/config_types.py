@@ -203,13 +203,15 @@ AUGMENTATION_NAMES: tuple[AugmentationName, ...] = get_args(AugmentationName)
 def require_augmentation(value: object) -> object:
     """Refuse what is neither a name of an augmentation nor a list of different ones.
 
-    A list becomes a tuple, and a list of one name that name.
+    A list becomes a tuple, a list of one name that name, and `none` an empty tuple.
     """
+    if value == "none":
+        return ()
     names = list(value) if isinstance(value, list | tuple) else [value]
     is_known = all(isinstance(name, str) and name in AUGMENTATION_NAMES for name in names)
     if not is_known or len({*map(str, names)}) < len(names):
         known = ", ".join(AUGMENTATION_NAMES)
-        advice = "input should be one of {known}, or a list of them such as [flip, photometric]"
+        advice = "input should be one of {known}, a list such as [flip, photometric], or none"
         raise PydanticCustomError("augmentation", advice, {"known": known})
     return names[0] if len(names) == 1 else tuple(names)
 

@@ -133,6 +133,7 @@ def test_augmentation_is_a_name_or_a_list_of_names() -> None:
         ("flip", ("flip",)),
         ("[flip]", ("flip",)),
         ("[]", ()),
+        ("none", ()),
         ("[ssd, scale_jitter]", ("ssd", "scale_jitter")),
     ):
         config = load_config("demo.yaml", [f"data.augmentation={value}"])
