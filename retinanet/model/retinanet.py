@@ -206,6 +206,7 @@ class BackboneWithFPN(nn.Module):
         return list(self.fpn(self.body(images)).values())
 
 
+_WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod|model)\.)+")
 _OLD_TOWER = re.compile(r"(head\.(?:classification|regression)_head\.conv)\.(\d+)\.(weight|bias)")
 _OLD_PYRAMID = re.compile(r"(backbone\.fpn\.(?:inner|layer)_blocks\.\d+)\.(weight|bias)")
 _TOWER = re.compile(r"(head\.(?:classification|regression)_head\.conv)\.(\d+)\.0\.(weight|bias)")
@@ -215,12 +216,13 @@ _PYRAMID = re.compile(r"(backbone\.fpn\.(?:inner|layer)_blocks\.\d+)\.0\.(weight
 def current_key(key: str) -> str:
     """Return the present spelling of a parameter's name.
 
-    Old are `module.` in front (written by DistributedDataParallel), towers in which convolutions
+    Old are prefixes (`module.` of DistributedDataParallel, `_orig_mod.` of torch.compile, `model.`
+    of Lightning and of averages; also several of them), towers in which convolutions
     and ReLUs were counted together (`conv.2.weight`, today `conv.1.0.weight`) and pyramid blocks
     without an inner index (`inner_blocks.0.weight`, today `inner_blocks.0.0.weight`). The latter
     two come from older torchvision releases and from models copied out of them.
     """
-    key = key.removeprefix("module.")
+    key = _WRAPPERS.sub("", key)
     if tower := _OLD_TOWER.fullmatch(key):
         return f"{tower[1]}.{int(tower[2]) // 2}.0.{tower[3]}"
     if block := _OLD_PYRAMID.fullmatch(key):

@@ -42,8 +42,10 @@ IMAGENET_SHA512 = (
 )
 """The whole file's, as MLPerf's reference checks it: single_stage_detector's download_backbone.sh.
 It comes from another source than the digits in the name."""
-WRAPPINGS = ("model", "state_dict")
-"""Keys under which training scripts save a state_dict: torchvision's and MLPerf's, and others."""
+WRAPPINGS = ("model", "state_dict", "model_state_dict", AVERAGE := "model_ema")
+"""Keys under which training scripts save a state_dict, the first that is there: torchvision's and
+MLPerf's, Lightning's, torch's tutorials', and torchvision's moving average of the weights."""
+UPDATES = "n_averaged"  # The number of updates, which an average has beside its tensors
 
 LARGEST_RATIO = 4
 """Limit of the tensors' bytes relative to the file's; tensors that share memory are copied."""
@@ -259,6 +261,7 @@ class PickledWeights:
     tensors: dict[str, Tensor]  # Dense, each with memory of its own, under today's names
     renamed: int  # Number of names in an older spelling; see `retinanet.model.retinanet`
     dropped: tuple[str, ...]  # Names of other entries of the file, which are not tensors
+    wrapping: str = ""  # The key of the state_dict
 
 
 def is_imagenet_file(content: bytes) -> bool:
@@ -338,12 +341,15 @@ def unpickle_weights(content: bytes, file: Path) -> PickledWeights:
         raise InputError(f"{file}: cannot be read: {reason}") from error
     entries: Mapping[Any, Any] = loaded if isinstance(loaded, dict) else {}
     dropped: list[str] = []
-    for wrapping in WRAPPINGS:
-        if isinstance(entries.get(wrapping), dict):
-            dropped = [shown_key(name) for name in entries if name != wrapping]
-            entries = entries[wrapping]
-            break
-    given = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
+    there = (name for name in WRAPPINGS if isinstance(entries.get(name), dict))
+    if wrapping := next(there, ""):
+        dropped = [shown_key(name) for name in entries if name != wrapping]
+        entries = entries[wrapping]
+    given = {
+        name: value
+        for name, value in entries.items()
+        if isinstance(value, Tensor) and name != UPDATES
+    }
     dropped += [shown_key(name) for name in entries if name not in given]
     if not given or not all(isinstance(name, str) for name in given):
         raise InputError(f"{file}: contains no state_dict; save model.state_dict()")
@@ -356,6 +362,7 @@ def unpickle_weights(content: bytes, file: Path) -> PickledWeights:
         {names[name]: dense(value, name, file, limit) for name, value in given.items()},
         renamed=sum(new != old for old, new in names.items()),
         dropped=tuple(dropped),
+        wrapping=wrapping,
     )
 
 
@@ -468,6 +475,10 @@ def describe_weights(
     origin = "torchvision's, by its SHA-512" if is_known else "unpickled, because of --trust"
     digest = hashlib.sha256(content).hexdigest()
     lines = [f"{file}: {len(content):,} bytes, sha256 {digest}, {origin}"]
+    if weights.wrapping == AVERAGE:
+        lines.append(f"taken: {AVERAGE}, a moving average of the weights")
+    elif AVERAGE in weights.dropped:
+        lines.append(f"not taken: {AVERAGE}, a moving average of the weights, beside the weights")
     if weights.renamed:
         lines.append(f"renamed: {weights.renamed:,} tensors, from older spellings of their names")
     if weights.dropped:

@@ -390,8 +390,29 @@ def convert_error(file: Path, out: Path, *, trust: bool = True) -> str:
         ({"model": WEIGHTS, "epoch": 3, "optimizer": {"state": {}}}, ["epoch, optimizer"]),
         ({"state_dict": {**WEIGHTS, "note": "x"}, "args": {}}, ["args, note"]),
         ({f"module.{name}": value for name, value in WEIGHTS.items()}, ["renamed: 2 tensors"]),
+        ({f"_orig_mod.{name}": value for name, value in WEIGHTS.items()}, ["renamed: 2 tensors"]),
+        (
+            {"state_dict": {f"model._orig_mod.{name}": WEIGHTS[name] for name in WEIGHTS}},
+            ["renamed: 2 tensors"],
+        ),
+        ({"model_state_dict": WEIGHTS, "loss": 0.5}, ["dropped, not tensors: loss"]),
+        ({"model": WEIGHTS, "model_ema": WEIGHTS}, ["not taken: model_ema, a moving average"]),
+        (
+            {"model_ema": {"n_averaged": torch.tensor(3)} | WEIGHTS},
+            ["taken: model_ema, a moving average of the weights", "n_averaged"],
+        ),
     ],
-    ids=["bare", "as MLPerf saves it", "state_dict", "of DistributedDataParallel"],
+    ids=[
+        "bare",
+        "as MLPerf saves it",
+        "state_dict",
+        "of DistributedDataParallel",
+        "of torch.compile",
+        "of Lightning",
+        "of tutorials",
+        "with average",
+        "average",
+    ],
 )
 def test_tensors_are_written_and_other_entries_are_listed(
     content: object, parts: Sequence[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
