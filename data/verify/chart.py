@@ -190,6 +190,7 @@ def draw_ranks(axes: "Axes", entries: Mapping[str, Entries]) -> None:
               transform=axes.transAxes)  # fmt: skip
     axes.set_title("boxes of each class")
     axes.set_xlabel("class, by rank", fontsize=9)
+    axes.locator_params(axis="x", integer=True, min_n_ticks=1)
 
 
 def draw_boxes_per_image(axes: "Axes", entries: Mapping[str, Entries]) -> None:
@@ -215,3 +216,4 @@ def draw_boxes_per_image(axes: "Axes", entries: Mapping[str, Entries]) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0f} %")
     axes.set_title("boxes of each image")
     axes.set_xlabel(f"boxes ({most}: or more)", fontsize=9)
+    axes.locator_params(axis="x", integer=True, min_n_ticks=1)

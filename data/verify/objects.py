@@ -27,6 +27,7 @@ SAMPLE = 20_000
 """Boxes from which shares at other sizes are estimated: a share of 1 % within 0.2 %, in 95 % of
 samples."""
 SIZES = tuple(range(128, 1601, 32))
+MOST_TIMES = 8.0  # A size at which a step takes longer than so many present ones is not proposed
 MARGIN = 0.01
 """At the proposed image size this share of the boxes may lack an anchor beyond the least share at
 any size."""
@@ -136,9 +137,15 @@ class SizeProposal:
     current: int  # the image size of the configuration
 
     @property
+    def affordable(self) -> list[int]:
+        """The sizes of `SIZES` within `MOST_TIMES`, or the present size."""
+        sizes = [size for size in SIZES if self.relative_time(size) <= MOST_TIMES]
+        return sizes or [self.current]
+
+    @property
     def best(self) -> int:
-        """The size of `SIZES` at which the fewest boxes lack an anchor."""
-        return min(SIZES, key=lambda size: self.shares[size])
+        """The affordable size at which the fewest boxes lack an anchor."""
+        return min(self.affordable, key=lambda size: self.shares[size])
 
     @property
     def image_size(self) -> int:
@@ -148,7 +155,7 @@ class SizeProposal:
     def first_within(self, margin: float) -> int:
         """Return the smallest size whose share is within a margin of the best one's."""
         limit = self.shares[self.best] + margin
-        return next(size for size in SIZES if self.shares[size] <= limit)
+        return next(size for size in self.affordable if self.shares[size] <= limit)
 
     def rows(self) -> list[tuple[int, float, float]]:
         """Return image size, share of boxes and relative time of a step, for some sizes."""
@@ -267,9 +274,11 @@ def format_proposal(proposal: SizeProposal, objects: Objects) -> list[str]:
         marks = ", ".join(name for name, value in marked.items() if value == size)
         line = f"{size:>10}  {share:>23.1%}  {time:>23.2f}"
         lines.append(f"{line}  {marks}".rstrip())
+    size, times = proposal.image_size, proposal.relative_time(proposal.image_size)
+    price = "" if size == proposal.current else f" (a step takes {times:.2g} times as long)"
     lines.append(
-        f"proposed: data.image_size={proposal.image_size}, the smallest at which at most "
-        f"{MARGIN:.0%} more of the boxes lack an anchor than at the best size up to {SIZES[-1]}"
+        f"proposed: data.image_size={size}{price}, the smallest at which at most {MARGIN:.0%} "
+        f"more of the boxes lack an anchor than at the best size up to {proposal.affordable[-1]}"
     )
     if proposal.image_size > objects.longer_sides:
         lines.append(

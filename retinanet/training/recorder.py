@@ -439,6 +439,7 @@ def draw_curves(
     right.legend(loc="upper left")
     for axes in (left, right):
         axes.set_xlabel("optimizer steps")
+        axes.locator_params(axis="x", integer=True, min_n_ticks=1)
         axes.grid(alpha=0.3)
         axes.set_xlim(left=0)
     save_chart(figure, file)

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torchvision.ops import box_iou
 
+from common.charts import new_figure
 from common.errors import InputError
 from data.annotations import Resize
 from data.verify import objects
 from data.verify.annotations import Entries, check_boxes, entries_of_index
+from data.verify.chart import draw_boxes_per_image, draw_ranks
 from data.verify.findings import Findings
 from data.verify.objects import (
     MARGIN,
@@ -24,6 +26,7 @@ from data.verify.objects import (
     AnchorRule,
     SizeProposal,
     describe_objects,
+    format_proposal,
     propose_size,
 )
 from retinanet.model.anchors import anchors_for, feature_sizes_of
@@ -168,9 +171,34 @@ shares = st.lists(st.floats(0, 1), min_size=len(SIZES), max_size=len(SIZES))
 def test_no_smaller_size_is_within_the_margin(shares: list[float]) -> None:
     by_size = dict(zip(SIZES, shares, strict=True))
     proposal = SizeProposal(by_size, 1, SIZES[3])
-    limit = min(shares) + MARGIN
-    assert by_size[proposal.image_size] <= limit
+    # At most eight times the present pixels.
+    affordable = [size for size in SIZES if size**2 <= 8 * SIZES[3] ** 2]
+    limit = min(by_size[size] for size in affordable) + MARGIN
+    assert by_size[proposal.image_size] <= limit and proposal.image_size in affordable
     assert all(by_size[size] > limit for size in SIZES if size < proposal.image_size)
+
+
+@pytest.mark.parametrize(("current", "best"), [(32, 32), (64, 160), (128, 352), (3200, 1600)])
+def test_proposed_size_has_a_price_that_can_be_paid(current: int, best: int) -> None:
+    boxes = np.array([[0, 0, 9, 9]], dtype=float)
+    entries = entries_with(boxes, sides=(1600, 1600))
+    never = fake_rule(lambda boxes, size: np.full(len(boxes), size < best))
+    proposal = propose_size(entries, never, current=current, resize="square")
+    assert proposal.image_size == best and proposal.relative_time(best) <= 8
+    described = describe_objects(entries, never, image_size=current, resize="square")
+    line = next(line for line in format_proposal(proposal, described) if "proposed: " in line)
+    price = f" (a step takes {(best / current) ** 2:.2g} times as long)" if best != current else ""
+    assert f"data.image_size={best}{price}, the smallest" in line
+
+
+def test_ticks_of_counts_are_whole_numbers() -> None:
+    entries = entries_with(np.array([[0, 0, 9, 9]], dtype=float), sides=(100, 100))
+    entries.class_counts = np.array([[1], [0], [1]])
+    for draw in (draw_boxes_per_image, draw_ranks):
+        axes = new_figure(height=4).subplots()
+        draw(axes, {"train": entries})
+        ticks = axes.get_xticks()
+        assert (ticks == np.round(ticks)).all(), draw.__name__
 
 
 def test_sample_of_many_boxes_is_near_all_of_them(
