@@ -22,6 +22,7 @@ from common.files import (
     removed_on_failure,
     require_free_outputs,
     require_writable_later,
+    write_atomically,
     write_parts,
 )
 from common.outputs import identity, require_no_input
@@ -247,17 +248,46 @@ def box_entries(annotations: Annotations) -> Entries:
         yield [dict(zip(fields, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
+CONFIGURATION = """\
+# The settings that this data set needs; docs/tutorial.md has the others, with advice.
+#
+#   python train.py --config {file}
+
+data:
+{paths}
+  class_indices: contiguous
+
+model:
+  num_classes: null            # as many as the data set has
+  # weights: runs/demo         # a detector to start from: a run, or a converted detector
+"""
+
+
+def write_configuration(file: Path, written: Mapping[str, Split]) -> None:
+    """Write the configuration of a run on both splits, which works in any folder."""
+    paths = [
+        f"  {name}_{field}: {json.dumps(str(path.absolute()))}"
+        for name in SPLITS
+        for field, path in written[name]._asdict().items()
+    ]
+    text = CONFIGURATION.format(file=shlex.quote(str(file)), paths="\n".join(paths))
+    write_atomically(file, text)
+
+
 def print_next(console: Console, written: Mapping[str, Split], *, out: Path) -> None:
-    """Print the command that follows: the check of all images, or the split into two files."""
+    """Print the command that follows: the check of all images, or the split into two files.
+
+    The check has the configuration of a divided set, which is written unless there is one, as a
+    user may have changed it.
+    """
     if set(SPLITS) <= set(written):
-        settings = [
-            f"data.{name}_{field}={path}"
-            for name in SPLITS
-            for field, path in written[name]._asdict().items()
-        ]
-        print_line(console, "next: check every image, with these settings of your configuration:")
-        fit = ("data.class_indices=contiguous", "model.num_classes=null")
-        command = [*installed_command("data"), "verify", "--config", "coco.yaml", *settings, *fit]
+        file = out / "my-photos.yaml"
+        if file.is_symlink() or file.exists():
+            print_line(console, f"note: {file} exists and stays as it is")
+        else:
+            write_configuration(file, written)
+        print_line(console, f"next: check every image, with the configuration {file}:")
+        command = [*installed_command("data"), "verify", "--config", str(file)]
     else:
         name, split = next(iter(written.items()))
         print_line(console, f"next: divide it into two files; the images are in {split.images}:")

@@ -20,6 +20,7 @@ from data.annotations import Annotations
 from data.coco_json import read_annotations
 from data.formats.convert import write_annotations
 from data.index import open_annotations
+from retinanet.config_file import load_config
 from tests.data.formats.written import (
     NAMES,
     random_annotations,
@@ -53,8 +54,10 @@ def test_both_splits_are_written_with_findings_and_the_next_command(
         assert_same_annotations(opened, read_annotations(out / f"{name}.json"))
         assert f"{name}: {out}/{name}.json, images in {tmp_path}/set/images/" in done.stdout
     assert done.stdout.count("12 images, 30 boxes (0 of crowds), 3 classes") == 2
-    command = done.stdout.splitlines()[-1]
-    assert f"data.validation_images={tmp_path}/set/images/val" in command
+    assert done.stdout.splitlines()[-1].endswith(f"data verify --config {out}/my-photos.yaml")
+    config = load_config(str(out / "my-photos.yaml"))
+    assert config.data.validation_images == tmp_path / "set" / "images" / "val"
+    assert (config.data.class_indices, config.model.num_classes) == ("contiguous", None)
     assert not (out / "images").exists()
 
 
@@ -64,6 +67,25 @@ def test_printed_command_verifies_the_converted_set(tmp_path: Path, run_here: Ru
     words = done.stdout.splitlines()[-1].split()
     done = run_here(main, *words[words.index("verify") :])
     assert done.returncode == 0 and "nothing stops training" in done.stdout
+
+
+def test_configuration_works_elsewhere_and_is_not_replaced(
+    tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yolo_set(tmp_path / "set")
+    monkeypatch.chdir(tmp_path)
+    convert = ("convert", "set", "--from", "yolo", "--out", "my out", "--overwrite")
+    assert run_here(main, *convert).returncode == 0
+    file = tmp_path / "my out" / "my-photos.yaml"
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    done = run_here(main, "verify", "--config", file)
+    assert done.returncode == 0 and "nothing stops training" in done.stdout
+    file.write_text("run:\n  seed: 7\n")
+    monkeypatch.chdir(tmp_path)
+    done = run_here(main, *convert)
+    assert "my-photos.yaml exists and stays as it is" in done.stdout
+    assert file.read_text() == "run:\n  seed: 7\n"
 
 
 def test_findings_are_those_of_verify(tmp_path: Path, run_here: RunHere) -> None:
@@ -105,7 +127,7 @@ def test_images_are_copied_if_asked(tmp_path: Path, run_here: RunHere) -> None:
     arguments = ("convert", source, "--from", "yolo", "--out", out, "--copy-images")
     done = run_here(main, *arguments)
     assert done.returncode == 0, done.stderr
-    assert f"data.train_images={out}/images/train " in done.stdout
+    assert load_config(str(out / "my-photos.yaml")).data.train_images == out / "images" / "train"
     for name in read_annotations(out / "train.json").file_names:
         copied = out / "images" / "train" / name
         assert copied.read_bytes() == (tmp_path / "set/images/train" / name).read_bytes()
