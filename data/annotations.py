@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple, overload
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -455,6 +456,22 @@ def leaves_folder(name: str) -> bool:
     # ValueError in open(), not OSError.
     upwards = ".." in name and ".." in PurePosixPath(name).parts
     return upwards or name.startswith("/") or "\0" in name
+
+
+def spellings(name: str) -> list[str]:
+    """Return what a file name may be below a folder of images, the likeliest first.
+
+    Tools export paths of their own machine: `../../upload/1/a.jpg`, `C:\\photos\\a.jpg`,
+    `/data/local-files/?d=photos/my%20a.jpg`. After the name itself come its last parts, the longest
+    first; none leaves the folder.
+    """
+    found = {} if leaves_folder(name) else {name: None}
+    for text in (name, unquote(name)):
+        path = posixpath.normpath(text.rpartition("?d=")[2].replace("\\", "/"))
+        # `C:` and `http:` are of other machines.
+        parts = [part for part in path.split("/") if part.strip(".") and part[-1] != ":"]
+        found |= dict.fromkeys("/".join(parts[cut:]) for cut in range(len(parts)))
+    return [text for text in found if not leaves_folder(text)]
 
 
 def image_path(folder: Path, name: str) -> Path:

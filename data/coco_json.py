@@ -38,6 +38,7 @@ from data.annotations import (
     repeated,
     require_pixels,
     shown,
+    spellings,
 )
 
 INT32_MAX = 2**31 - 1
@@ -58,13 +59,19 @@ TAKEN = {
 
 
 def read_annotations(
-    path: Path, *, advance: Advance = lambda done: None, taken: Counter[str] | None = None
+    path: Path,
+    *,
+    advance: Advance = lambda done: None,
+    taken: Counter[str] | None = None,
+    is_export: bool = False,
 ) -> Annotations:
     """Read and check a COCO-format JSON file (https://cocodataset.org/#format-data).
 
     `iscrowd`, `area` and the annotations' `id` may be missing (0, width × height, 1, 2, 3, …);
     a true `IsGroupOf`, in the annotation or its `attributes`, counts as `iscrowd`. Extra fields
-    are ignored. Takes a gigabyte for ten million boxes. `taken` counts the kinds of `TAKEN`.
+    are ignored. Takes a gigabyte for ten million boxes. `taken` counts the kinds of `TAKEN`. Of a
+    tool's export (`is_export`), file names that leave the folder of images lose their first parts
+    (`spellings`).
 
     Raises:
         InputError: One line that names the file and the entry, for the first fault.
@@ -73,6 +80,8 @@ def read_annotations(
     lengths = dict.fromkeys(growing, 0)
     with no_garbage_collection():
         for name, entries in stream_lists(path, growing, advance=advance):
+            if is_export and name == "images":
+                bring_inside(entries)
             columns = strict_columns(path, name, entries, first=lengths[name], taken=taken)
             growing[name].extend(columns)
             lengths[name] += len(entries)
@@ -113,6 +122,14 @@ def read_annotations(
         **images,
         **{name: boxes.pop(name)[by_image] for name in BOX_COLUMNS},
     )
+
+
+def bring_inside(images: list[Any]) -> None:
+    """Shorten file names that leave the folder of images to their parts inside, where any are."""
+    for image in images:
+        name = image.get("file_name") if isinstance(image, dict) else None
+        if isinstance(name, str) and leaves_folder(name):
+            image["file_name"] = next(iter(spellings(name)), name)
 
 
 def clip_rotated(boxes: Columns, images: Columns, image_of_box: NDArray[np.int32]) -> None:

@@ -27,12 +27,13 @@ from random import Random
 from typing import Any
 
 from common.cli import add_command, number_that
-from common.console import make_console
+from common.console import make_console, print_line
 from common.errors import InputError, printable
 from common.files import read_bytes, removed_on_failure, require_free_outputs, write_atomically
 from common.outputs import require_no_input
-from data.annotations import SPLITS, SplitName
+from data.annotations import SPLITS, SplitName, leaves_folder
 from data.coco_json import INTEGERS, read_annotations, whole_number
+from data.formats.coco import SHORTENED, locate_images
 
 
 def add_split(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -54,6 +55,13 @@ def add_split(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="seed of the random split (default: 0)"
     )
+    parser.add_argument(
+        "--images",
+        type=Path,
+        metavar="DIR",
+        help="folder of the images, where a tool's export names them by paths of its own machine "
+        "and they are not near JSON",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
 
 
@@ -64,13 +72,20 @@ MOST_BYTES = 2_000_000_000
 
 
 def run_split(
-    annotations: Path, *, out: Path, validation: float, seed: int, overwrite: bool
+    annotations: Path,
+    *,
+    out: Path,
+    validation: float,
+    seed: int,
+    images: Path | None,
+    overwrite: bool,
 ) -> int:
     """Write both splits and print their content; return the exit code."""
     files = {split: out / f"{split}.json" for split in SPLITS}
     require_no_input(files.values(), [annotations])
     require_free_outputs(list(files.values()), overwrite=overwrite)
-    read_annotations(annotations)  # checks the fields that training reads
+    # Checks the fields that training reads.
+    checked = read_annotations(annotations, is_export=True)
     try:
         # Parsed a second time, whole: the splits keep the fields that training does not read.
         content: Content = json.loads(read_bytes(annotations, most_bytes=MOST_BYTES))
@@ -79,11 +94,15 @@ def run_split(
     except RecursionError as error:
         raise InputError(f"{annotations}: the JSON is nested too deeply") from error
 
-    # Ids as `read_annotations` takes them, which may be texts.
-    for name, fields in INTEGERS.items():
-        for entry in content[name]:
-            odd = [field for field in fields if isinstance(entry.get(field), str | float)]
-            entry |= {field: whole_number(entry[field]) for field in odd}
+    take_plain_ids(content)
+    console = make_console()
+    given = [image["file_name"] for image in content["images"]]
+    if images is not None or any(leaves_folder(name) or "\\" in name for name in given):
+        folder, below = locate_images(annotations, checked.file_names, images=images)
+        if below != given:
+            print_line(console, f"note: {SHORTENED} in {folder}")
+        for image, name in zip(content["images"], below, strict=True):
+            image["file_name"] = name
 
     # Each side gets one file at least; images, boxes and other fields keep their order. A file that
     # is listed twice is on one side, or training would learn what validation measures.
@@ -99,17 +118,14 @@ def run_split(
         names[row] for row in stratified_rows(list(classes.values()), count=count, seed=seed)
     }
     held_out = {image_id for image_id, file in file_of_id.items() if file in in_validation}
-    console = make_console()
     splits: dict[SplitName, Content] = {}
     for split in SPLITS:
         is_validation = split == "validation"
-        images = [
-            image for image in content["images"] if (image["id"] in held_out) is is_validation
-        ]
+        kept = [image for image in content["images"] if (image["id"] in held_out) is is_validation]
         boxes = [
             box for box in content["annotations"] if (box["image_id"] in held_out) is is_validation
         ]
-        splits[split] = content | {"images": images, "annotations": boxes}
+        splits[split] = content | {"images": kept, "annotations": boxes}
     with removed_on_failure(list(files.values())):
         for split, file in files.items():
             write_atomically(file, json.dumps(splits[split], ensure_ascii=False))
@@ -122,6 +138,14 @@ def run_split(
     for note in lacking_notes(Counter(chain.from_iterable(classes.values())), splits):
         console.print(f"note: {note}", soft_wrap=True, markup=False)
     return 0
+
+
+def take_plain_ids(content: Content) -> None:
+    """Replace ids that are texts or floats by the numbers that `read_annotations` takes."""
+    for name, fields in INTEGERS.items():
+        for entry in content[name]:
+            odd = [field for field in fields if isinstance(entry.get(field), str | float)]
+            entry |= {field: whole_number(entry[field]) for field in odd}
 
 
 def lacking_notes(

@@ -19,7 +19,7 @@ from rich.console import Console
 from common.console import progress_in_bytes
 from common.errors import InputError
 from common.walk import LeftOut, Reach, walk_files, walk_folders
-from data.annotations import Annotations, Split, TextColumn
+from data.annotations import Annotations, Split, TextColumn, spellings
 from data.coco_json import TAKEN, UNKNOWN_SIZE
 from data.decoding import SUFFIXES, displayed_size, read_photo
 from data.formats.labels import (
@@ -43,6 +43,7 @@ WORDS = re.compile(r"[a-z]+")
 LABEL_FOLDERS = ("annotations", "labels")
 """Folders of files with labels, beside which the images are."""
 IMAGES_TRIED = 50
+SHORTENED = "file names are shortened to the parts that exist"
 MOST_FOLDERS = 1000
 
 
@@ -77,30 +78,28 @@ def read_coco(
         annotations, notes, roots_here = read_file(
             file, skip_bad_labels=skip_bad_labels, console=console
         )
-        folder, names = find_images(
-            file, annotations, root=root, images=images, split=name, reach=reach
+        folder = find_images(
+            file, annotations.file_names, root=root, images=images, split=name, reach=reach
         )
-        if names is not annotations.file_names:
-            notes.append("file names are shortened to the parts that exist")
-        annotations = replace(annotations, file_names=names)
         left_out = LeftOut()
-        present = set(walk_files(folder, reach, left_out, suffixes=SUFFIXES))
-        # A name may also lead through a link to a folder that the walk saw elsewhere.
-        exists = np.array(
-            [plain(name) in present or reach.fault(folder / name) is None for name in names],
-            dtype=np.bool_,
-        )
+        names = names_below(folder, file, annotations.file_names, reach, left_out)
+        exists = np.array([name is not None for name in names], dtype=np.bool_)
         missing = int((~exists).sum())
         if missing:
-            first = folder / names[int(np.flatnonzero(~exists)[0])]
+            first = folder / annotations.file_names[int(np.flatnonzero(~exists)[0])]
             if not skip_missing_images:
                 more = f", and {missing - 1:,} more images" if missing > 1 else ""
+                fix = "set --images, or skip" if images is None else "skip"
                 raise InputError(
-                    f"{file}: images: {first} {reach.fault(first)}{more}; set --images, or skip "
-                    "with --skip-missing-images"
+                    f"{file}: images: {first} {reach.fault(first)}{more}; {fix} with "
+                    "--skip-missing-images"
                 )
             annotations = select_images(annotations, exists)
             notes.append(f"images that do not exist (skipped): {missing:,}")
+        present = [name for name in names if name is not None]
+        if present != list(annotations.file_names):
+            notes.append(SHORTENED)
+            annotations = replace(annotations, file_names=TextColumn.of(present))
         annotations, sized = with_sizes(annotations, folder)
         notes += [*([f"{NOTES['sizes']}: {sized:,}"] if sized else []), *left_out.notes()]
         read.append(LabelledSplit(name, annotations, folder, notes))
@@ -135,6 +134,7 @@ def read_file(
             findings,
             advance=lambda done: advance(done, ""),
             usable=(*TAKEN, "image_size_missing"),
+            is_export=True,
         )
     if entries is not None:
         check_ids(entries, findings)
@@ -168,9 +168,31 @@ def with_sizes(annotations: Annotations, folder: Path) -> tuple[Annotations, int
     return replace(annotations, widths=sides[:, 0], heights=sides[:, 1]), len(rows)
 
 
-def plain(name: str) -> str:
-    """Return a file name without `./` and doubled slashes."""
-    return str(PurePosixPath(name))
+def names_below(
+    folder: Path, file: Path, names: Sequence[str], reach: Reach, left_out: LeftOut
+) -> list[str | None]:
+    """Return images' names relative to a folder, shortened where needed; None for missing ones.
+
+    Raises:
+        InputError: Two different names are one image.
+    """
+    present = set(walk_files(folder, reach, left_out, suffixes=SUFFIXES))
+
+    def is_there(name: str) -> bool:
+        # A name may also lead through a link to a folder that the walk saw elsewhere.
+        return str(PurePosixPath(name)) in present or reach.fault(folder / name) is None
+
+    found = [
+        name if is_there(name) else next(filter(is_there, spellings(name)), None) for name in names
+    ]
+    given: dict[str, str] = {}
+    for name, below in zip(names, found, strict=True):
+        if below is not None and given.setdefault(below, name) != name:
+            raise InputError(
+                f"{file}: images: {given[below]!r} and {name!r} would both be {folder / below}; "
+                "keep the images in the folders that their names have"
+            )
+    return found
 
 
 def find_files(source: Path, reach: Reach) -> dict[str, Path]:
@@ -211,21 +233,31 @@ def split_of(file: Path, root: Path) -> str:
     return WHOLE
 
 
+def locate_images(
+    file: Path, names: Sequence[str], *, images: Path | None
+) -> tuple[Path, list[str]]:
+    """Return the folder of the images that a JSON file names, and their names relative to it.
+
+    A name without a file stays as it is.
+
+    Raises:
+        InputError: None is in `images`, or near the file; two different names are one image.
+    """
+    reach = Reach.of(file.parent, *([images] if images is not None else []))
+    split = split_of(file, file.parent)
+    folder = find_images(file, names, root=file.parent, images=images, split=split, reach=reach)
+    below = names_below(folder, file, names, reach, LeftOut())
+    return folder, [name or given for name, given in zip(below, names, strict=True)]
+
+
 def find_images(
-    file: Path,
-    annotations: Annotations,
-    *,
-    root: Path,
-    images: Path | None,
-    split: str,
-    reach: Reach,
-) -> tuple[Path, Sequence[str]]:
-    """Return the folder of the images of a JSON file, and their names relative to it.
+    file: Path, names: Sequence[str], *, root: Path, images: Path | None, split: str, reach: Reach
+) -> Path:
+    """Return the folder of the images that a JSON file names.
 
     Of the folders near the file, the one in which most of some tried images are; among equal ones
     that of the split's name, or else the nearest.
     """
-    names = annotations.file_names
     rows = np.linspace(0, len(names) - 1, min(len(names), IMAGES_TRIED)).astype(int).tolist()
     tried = [names[row] for row in rows]
     if images is not None:
@@ -234,10 +266,11 @@ def find_images(
         folders = [images]
     else:
         folders = [*nearby_folders(file, root, reach)]
-    shortest = min(name.count("/") for name in names)
-    for cut in range(shortest + 1):
+    spelled = [spellings(name) for name in tried]
+    for place in range(max(map(len, spelled))):
+        there = [texts[min(place, len(texts) - 1)] for texts in spelled]
         counts = [
-            sum(os.path.isfile(folder / shortened(name, cut)) for name in tried)  # noqa: PTH113
+            sum(os.path.isfile(folder / name) for name in there)  # noqa: PTH113
             for folder in folders
         ]
         if not any(counts):
@@ -246,20 +279,16 @@ def find_images(
             folder for folder, number in zip(folders, counts, strict=True) if number == max(counts)
         ]
         of_split = [folder for folder in best if split_of(folder / "x", root) == split]
-        folder = (of_split or best)[0]
-        return folder, names if not cut else TextColumn.of(shortened(name, cut) for name in names)
+        return (of_split or best)[0]
     left_out = LeftOut()
     deque(walk_folders(root, reach, left_out, suffixes=SUFFIXES, depth=2), maxlen=0)
     looked_in = ", ".join(map(str, folders[:5])) + (", …" if len(folders) > 5 else "")
+    fault = f"is in no folder near it (looked in {looked_in}); set --images"
+    if images is not None:
+        fault = f"is not in {images}, nor are its last parts; give the folder that has it"
     raise InputError(
-        f"{file}: images[{rows[0]}].file_name: {tried[0]!r} is in no folder near it (looked in "
-        f"{looked_in}); set --images{left_out.reason()}"
+        f"{file}: images[{rows[0]}].file_name: {tried[0]!r} {fault}{left_out.reason()}"
     )
-
-
-def shortened(name: str, cut: int) -> str:
-    """Return a file name without the first `cut` folders."""
-    return "/".join(name.split("/")[cut:])
 
 
 def nearby_folders(file: Path, root: Path, reach: Reach) -> Iterator[Path]:

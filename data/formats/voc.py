@@ -22,7 +22,7 @@ from rich.console import Console
 from common.errors import InputError, require_few_classes
 from common.files import read_bytes
 from common.walk import LeftOut, Reach, walk_files
-from data.annotations import enclosing_box
+from data.annotations import enclosing_box, spellings
 from data.coco_json import angle
 from data.decoding import SUFFIXES, displayed_size, read_photo
 from data.formats.labels import (
@@ -72,6 +72,7 @@ class VocSplit:
     """The images in the folder, relative to it: by their names with and without suffix"""
     is_whole: bool  # has all XML files; where a list names them, other images are not its own
     left_out: LeftOut = field(default_factory=LeftOut)
+    fix: str = "set --images"  # where images are missing
 
 
 def read_voc(
@@ -102,6 +103,8 @@ def read_voc(
     listed = listed_classes(source, reach)
     parts = []
     splits = find_splits(source, images, reach)
+    if images is not None:
+        splits = [replace(split, fix="give the folder that has them") for split in splits]
     check_names([split.name for split in splits], ())
     for split in splits:
         part = labelled_images(
@@ -113,7 +116,7 @@ def read_voc(
         )
         if not len(part.sizes):
             raise InputError(
-                f"{split.images}: none of the labelled images exists; set --images"
+                f"{split.images}: none of the labelled images exists; {split.fix}"
                 f"{split.left_out.reason()}"
             )
         parts.append(part)
@@ -278,11 +281,9 @@ def find_image(file: Path, split: VocSplit, file_name: str, part: PartBuilder) -
 
 def named_image(stem: str, split: VocSplit, file_name: str) -> str | None:
     """Return the image that an XML file names: beside it, or in the folder of images."""
-    base = os.path.basename(file_name.replace("\\", "/"))  # noqa: PTH119
-    for name in (os.path.join(os.path.dirname(stem), base), file_name):  # noqa: PTH118, PTH120
-        if name in split.listed:
-            return split.listed[name]
-    return None
+    names = spellings(file_name)
+    beside = [f"{stem.rpartition('/')[0]}/{name}".lstrip("/") for name in names if "/" not in name]
+    return next((split.listed[name] for name in (*beside, *names) if name in split.listed), None)
 
 
 def own_xml(split: VocSplit, image: str) -> Path | None:
@@ -295,7 +296,7 @@ def missing_image(file: Path, split: VocSplit, file_name: str) -> str:
     """Return the error about an XML file without an image."""
     stem = os.path.splitext(file.relative_to(split.annotations))[0]  # noqa: PTH122
     image = named_image(stem, split, file_name)
-    reason, fix = f"is not in {split.images}", "set --images"
+    reason, fix = f"is not in {split.images}", split.fix
     if image is not None:
         reason, fix = f"has an XML file of its own, {own_xml(split, image)}", "correct the name"
     name = quoted(file_name or file.stem)

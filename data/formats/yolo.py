@@ -14,7 +14,7 @@ What these files and links name is read if it is in the data set's folder (`comm
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from common.errors import InputError
 from common.files import read_bytes
 from common.walk import OUTSIDE, LeftOut, Reach, walk_files, walk_folders
 from common.yaml_text import read_yaml
-from data.annotations import SLACK
+from data.annotations import SLACK, spellings
 from data.decoding import QUARTER_TURNS, SUFFIXES, displayed_size, read_photo
 from data.formats.labels import (
     MOST_BYTES,
@@ -105,7 +105,7 @@ def read_splits(
     read, counts = [], Counter[str]()
     for name, entries in found.splits.items():
         left_out = LeftOut()
-        folder, files, missing = list_images(
+        folder, files, listed = list_images(
             entries, found.reach, left_out, skip_missing_images=skip_missing_images
         )
         if not files:
@@ -122,6 +122,7 @@ def read_splits(
             console=console,
         )
         counts.update(part.counts)
+        part.counts.update(listed)
         without = part.counts.get("without", 0)
         if without == len(files):
             first = folder / files[0]
@@ -134,8 +135,6 @@ def read_splits(
             [os.path.join(folder, file) for file in files],  # noqa: PTH118
             found.reach,
         )
-        if missing:
-            split.notes.append(f"listed images that do not exist (skipped): {missing:,}")
         if orphans:
             split.notes.append(
                 f"files of labels without an image (left out): {len(orphans):,}, first {orphans[0]}"
@@ -266,7 +265,7 @@ def find_entry(file: Path, key: str, entry: str, *, root: str | None, reach: Rea
     """Return the folder, or the list of images, that a field of `data.yaml` names.
 
     Paths begin at `path`, and that at the file. Roboflow writes `../train/images` for a folder
-    beside the file, and other programs a `path` of the machine on which they ran.
+    beside the file, and other programs paths of the machine on which they ran.
     """
     roots = [file.parent / root, Path(root)] if root else []
     beside = file.parent / entry.removeprefix("../")
@@ -277,6 +276,11 @@ def find_entry(file: Path, key: str, entry: str, *, root: str | None, reach: Rea
     # Without the user's word `../` is Roboflow's.
     if beside in present and entry.startswith("../") and reach.covers(beside):
         return beside
+    # Parts of a path of another machine.
+    below = (file.parent / name for name in ([] if present else spellings(entry)))
+    for path in below:
+        if os.path.exists(path):  # noqa: PTH110 - any name
+            return reach.require(path)
     if present:
         raise InputError(f"{file}: {key}: {present[0]} {reach.describe_outside()}")
     looked_for = ", ".join(dict.fromkeys(map(str, candidates)))
@@ -285,24 +289,25 @@ def find_entry(file: Path, key: str, entry: str, *, root: str | None, reach: Rea
 
 def list_images(
     entries: Sequence[Path], reach: Reach, left_out: LeftOut, *, skip_missing_images: bool
-) -> tuple[Path, list[str], int]:
-    """Return a folder, images relative to it, and the number of listed ones that do not exist."""
+) -> tuple[Path, list[str], Counter[str]]:
+    """Return a folder, images relative to it, and how many paths are `missing`, `shortened`."""
     if len(entries) == 1 and entries[0].is_dir():
         names = list(walk_files(entries[0], reach, left_out, suffixes=SUFFIXES))
-        return entries[0], names, 0
+        return entries[0], names, Counter()
     paths: list[str] = []
-    missing = 0
+    counts: Counter[str] = Counter()
     for entry in entries:
         if entry.is_dir():
             below = walk_files(entry, reach, left_out, suffixes=SUFFIXES)
             paths += [str(entry / name) for name in below]
             continue
-        for line, path in images_of_list(entry):
+        for line, path, is_shortened in images_of_list(entry, reach):
             fault = reach.fault(path)
             if fault is None:
                 paths.append(path)
+                counts.update(["shortened"] * is_shortened)
             elif skip_missing_images and reach.covers(path):
-                missing += 1
+                counts["missing"] += 1
             elif skip_missing_images:
                 left_out.add(OUTSIDE, path)
             else:
@@ -314,32 +319,26 @@ def list_images(
                 )
     paths = list(dict.fromkeys(map(os.path.abspath, paths)))
     if not paths:
-        return entries[0], [], missing
+        return entries[0], [], counts
     folder = Path(os.path.commonpath([os.path.dirname(path) for path in paths]))  # noqa: PTH120
-    return folder, [os.path.relpath(path, folder) for path in paths], missing
+    return folder, [os.path.relpath(path, folder) for path in paths], counts
 
 
-def images_of_list(file: Path) -> list[tuple[int, str]]:
-    """Return the line and the path of each image of a list.
+def images_of_list(file: Path, reach: Reach) -> Iterator[tuple[int, str, bool]]:
+    """Yield the line and the path of each image of a list, and whether the path is shortened.
 
-    Paths begin at the list's folder, or where the program is called. CVAT puts `data/` in front.
+    Paths begin at the list's folder, or where the program is called. CVAT puts `data/` in front,
+    other programs the folders of their machine.
     """
-    lines = [
-        (place, line.strip())
-        for place, line in enumerate(read_list(file).splitlines(), start=1)
-        if line.strip()
-    ]
-    if not lines:
-        return []
-    first = lines[0][1]
     folder = str(file.parent)
-    ways: list[Callable[[str], str]] = [
-        lambda line: os.path.join(folder, line),  # noqa: PTH118
-        lambda line: os.path.join(folder, line.removeprefix("data/")),  # noqa: PTH118
-        lambda line: line,
-    ]
-    way = next((way for way in ways if os.path.exists(way(first))), ways[0])  # noqa: PTH110
-    return [(place, way(line)) for place, line in lines]
+    for place, line in enumerate(map(str.strip, read_list(file).splitlines()), start=1):
+        if line:
+            beside = os.path.join(folder, line)  # noqa: PTH118
+            known = (beside, os.path.join(folder, line.removeprefix("data/")), line)  # noqa: PTH118
+            below = (f"{folder}/{name}" for name in spellings(line))
+            path = next((path for path in (*known, *below) if reach.fault(path) is None), None)
+            present = (path for path in known if os.path.lexists(path))
+            yield place, path or next(present, beside), path is not None and path not in known
 
 
 def label_files(image: Path | str) -> list[str]:

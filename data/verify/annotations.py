@@ -35,6 +35,7 @@ from data.coco_json import (
     TAKEN,
     Advance,
     Fault,
+    bring_inside,
     checked_columns,
     clip_rotated,
     no_garbage_collection,
@@ -122,18 +123,25 @@ def entries_of_index(annotations: Annotations) -> Entries:
 
 
 def read_entries(
-    path: Path, findings: Findings, *, advance: Advance, usable: Collection[str] = TAKEN
+    path: Path,
+    findings: Findings,
+    *,
+    advance: Advance,
+    usable: Collection[str] = TAKEN,
+    is_export: bool = False,
 ) -> Entries | None:
     """Read a COCO-format JSON file as far as it can be read, and add its faults to `findings`.
 
     Returns None where the file is no JSON, lacks a list, or has no category or image left.
     `advance` is called with the number of bytes that were read. Entries with faults of the kinds
-    `usable` are taken.
+    `usable` are taken. For `is_export` see `read_annotations`.
     """
     lists = {name: ListColumns(name, usable) for name in FIELDS}
     try:
         with no_garbage_collection():
             for name, entries in stream_lists(path, FIELDS, advance=advance):
+                if is_export and name == "images":
+                    bring_inside(entries)
                 lists[name].extend(entries, findings)
                 require_few_classes(f"{path}: categories", lists["categories"].length)
     except InputError as error:

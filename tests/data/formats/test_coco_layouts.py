@@ -85,6 +85,59 @@ def test_given_folder_of_images_is_taken(tmp_path: Path) -> None:
     assert "is not a folder" in error_message(read, source, images=tmp_path / "none")
 
 
+PATHS = ["../../studio/media/upload/4/{}", "photos\\{}", "/data/upload/4/{}", "C:\\Users\\me\\{}",
+         "file:///home/me/{}", "/data/local-files/?d=photos/{}", "//server/photos/{}"]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+@pytest.mark.parametrize("path", PATHS)
+def test_paths_of_another_machine_are_shortened(tmp_path: Path, path: str, is_given: bool) -> None:
+    place(tmp_path / "set", "result.json", "../elsewhere" if is_given else "photos")
+    photos = (
+        tmp_path / "set" / "../elsewhere" if is_given else tmp_path / "set" / "photos"
+    ).resolve()
+    (photos / "0.jpg").rename(photos / "my 0.jpg")
+    content = small_content()
+    for image in content["images"]:
+        name = image["file_name"].replace("0.jpg", "my%200.jpg")
+        image["file_name"] = path.format(name)
+    write_json(tmp_path / "set" / "result.json", content)
+    [split] = read(tmp_path / "set", images=photos if is_given else None)
+    files = [split.images / name for name in split.annotations.file_names]
+    assert files == [photos / name for name in ("my 0.jpg", *(f"{n}.jpg" for n in range(1, 6)))]
+    assert split.notes == ["file names are shortened to the parts that exist"]
+
+
+def test_nothing_outside_is_taken_for_an_image(tmp_path: Path) -> None:
+    place(tmp_path / "set", "train.json", "images", prefix="../../")
+    for photo in (tmp_path / "set" / "images").iterdir():
+        photo.rename(tmp_path / photo.name)
+    assert "'0.jpg' is in no folder near it" in error_message(read, tmp_path / "set")
+    (tmp_path / "set" / "images" / "0.jpg").symlink_to(tmp_path / "0.jpg")
+    assert "0.jpg leads outside of" in error_message(read, tmp_path / "set")
+
+
+def test_two_names_of_one_image_are_refused(tmp_path: Path) -> None:
+    place(tmp_path, "train.json", "images")
+    content = small_content()
+    for image in content["images"]:
+        image["file_name"] = f"/upload/{image['id']}/0.jpg"
+    write_json(tmp_path / "train.json", content)
+    message = error_message(read, tmp_path)
+    assert "would both be" in message and message.count("0.jpg") == 3
+
+
+def test_fix_is_not_what_was_done(tmp_path: Path) -> None:
+    place(tmp_path, "train.json", "images", prefix="x/")
+    (tmp_path / "none").mkdir()
+    message = error_message(read, tmp_path, images=tmp_path / "none")
+    assert "set --images" not in message and f"is not in {tmp_path / 'none'}" in message
+    (tmp_path / "images" / "2.jpg").unlink()
+    assert "set --images, or skip with" in error_message(read, tmp_path)
+    message = error_message(read, tmp_path, images=tmp_path / "images")
+    assert "2.jpg does not exist; skip with --skip-missing-images" in message
+
+
 def test_missing_images_are_refused_or_skipped(tmp_path: Path) -> None:
     place(tmp_path, "train.json", "images")
     (tmp_path / "images" / "2.jpg").unlink()

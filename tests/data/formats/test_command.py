@@ -1,5 +1,6 @@
 """`python -m data convert --from`, from files of other programs to what training reads."""
 
+import io
 import json
 import os
 import signal
@@ -7,16 +8,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 import data.formats.convert
 from common.console import make_console
 from data.__main__ import main
-from data.annotations import Annotations
+from data.annotations import Annotations, TextColumn
 from data.coco_json import read_annotations
 from data.formats.convert import write_annotations
 from data.index import open_annotations
@@ -120,6 +123,25 @@ def test_labels_without_splits_are_divided_next(tmp_path: Path, run_here: RunHer
     words = done.stdout.splitlines()[-1].split()
     done = run_here(main, *words[words.index("split") :])
     assert done.returncode == 0 and len(read_annotations(out / "train.json")) == 8
+
+
+def test_split_shortens_names_of_another_machine(tmp_path: Path, run_here: RunHere) -> None:
+    annotations = random_annotations(images=10, boxes=30)
+    write_photos(tmp_path / "set" / "images", annotations)
+    names = [f"../../studio/upload/{name}" for name in annotations.file_names]
+    export = tmp_path / "set" / "result.json"
+    foreign = replace(annotations, file_names=TextColumn.of(names))
+    write_annotations(export, foreign, console=Console(file=io.StringIO()))
+    for place, options in enumerate([(), ("--images", tmp_path / "set" / "images")]):
+        out = tmp_path / f"out{place}"
+        done = run_here(main, "split", export, "--out", out, *options)
+        assert done.returncode == 0, done.stderr
+        assert "note: file names are shortened to the parts that exist" in done.stdout
+        found = [*read_annotations(out / "train.json").file_names]
+        found += read_annotations(out / "validation.json").file_names
+        assert sorted(found) == sorted(annotations.file_names)
+    refused = run_here(main, "split", export, "--out", tmp_path / "no", "--images", out)
+    assert f"is not in {out}" in error_line(refused)
 
 
 def test_images_are_copied_if_asked(tmp_path: Path, run_here: RunHere) -> None:

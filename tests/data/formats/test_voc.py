@@ -195,9 +195,17 @@ def test_missing_image_is_refused_or_skipped(tmp_path: Path) -> None:
     (tmp_path / "b.jpg").unlink()
     for photo in moved.iterdir():
         photo.unlink()
-    assert "none of the labelled images" in error_message(
-        read, tmp_path, images=moved, skip_missing_images=True
-    )
+    message = error_message(read, tmp_path, images=moved, skip_missing_images=True)
+    assert "none of the labelled images" in message and "set --images" not in message
+
+
+@pytest.mark.parametrize("path", ["C:\\me\\{}", "../../upload/4/{}", "/data/{}", "photos\\{}"])
+def test_file_names_of_another_machine(tmp_path: Path, path: str) -> None:
+    text = voc_xml(path.format("my%20photo.jpg"), (64, 48), CAT)
+    write_image(tmp_path, "my photo")
+    (tmp_path / "task-1.xml").write_text(text)
+    [split] = read(tmp_path)
+    assert list(split.annotations.file_names) == ["my photo.jpg"]
 
 
 def test_class_outside_the_sets_list_is_refused_with_the_nearest(tmp_path: Path) -> None:

@@ -301,6 +301,19 @@ def test_splits_and_their_lists(tmp_path: Path) -> None:
     assert "listed images that do not exist (skipped): 1" in validation.notes
 
 
+@pytest.mark.parametrize("path", ["/content/set/images/{}", "D:\\set\\images\\{}", "../images/{}"])
+def test_lists_and_folders_of_another_machine(tmp_path: Path, path: str) -> None:
+    small_set(tmp_path / "set", train="train.txt")
+    photo = tmp_path / "set" / "images" / "train" / "a.jpg"
+    (tmp_path / "set" / "train.txt").write_text(path.format("train/a.jpg") + "\n")
+    [split] = read(tmp_path / "set")
+    assert [split.images / name for name in split.annotations.file_names] == [photo]
+    assert "listed paths that are shortened to the parts that exist: 1" in split.notes
+    write_data_yaml(tmp_path / "set", NAMES, train=path.format("train"))
+    [split] = read(tmp_path / "set")
+    assert (split.images, len(split.annotations)) == (photo.parent, 2)
+
+
 def test_roboflows_paths_begin_beside_the_file(tmp_path: Path) -> None:
     for name in ("train", "valid"):
         (tmp_path / name / "images").mkdir(parents=True)
