@@ -298,7 +298,7 @@ def test_splits_and_their_lists(tmp_path: Path) -> None:
     (tmp_path / "val.txt").write_text("data/images/val/c.jpg\ndata/images/val/d.jpg\n")
     assert "val.txt: line 2: " in error_message(read, tmp_path)
     validation = read(tmp_path, skip_missing_images=True)[1]
-    assert "listed images that do not exist (skipped): 1" in validation.notes
+    assert "images that do not exist (skipped): 1" in validation.notes
 
 
 @pytest.mark.parametrize("path", ["/content/set/images/{}", "D:\\set\\images\\{}", "../images/{}"])
