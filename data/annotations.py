@@ -85,6 +85,7 @@ class Annotations:
     file_names: Sequence[str]  # I paths, relative to the folder of images
     widths: NDArray[np.int32]  # [I] pixels
     heights: NDArray[np.int32]  # [I] pixels
+    is_displayed: NDArray[np.bool_]  # [I] known to be of the photo as its EXIF displays it
     box_offsets: NDArray[np.int64]  # [I + 1]
     boxes: NDArray[np.float64]  # [B, 4] xyxy in pixels of the original image, not clipped to it
     box_category_ids: NDArray[np.int64]  # [B]
@@ -115,7 +116,7 @@ class Annotations:
         return rows[~only_crowds].astype(np.int32)
 
 
-IMAGE_COLUMNS = ("image_ids", "file_names", "widths", "heights")
+IMAGE_COLUMNS = ("image_ids", "file_names", "widths", "heights", "is_displayed")
 BOX_COLUMNS = ("boxes", "box_category_ids", "box_is_crowd", "box_areas", "box_ids")
 UNNAMED = "N/A"
 """The name of a class that no category uses, as in torchvision's list of COCO's names."""

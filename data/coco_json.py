@@ -44,6 +44,8 @@ from data.annotations import (
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 LARGEST_COORDINATE = 1e9  # pixels; sums and products of such numbers are finite, in float32 too
+DISPLAYED = "exif_applied"
+"""Our mark on an image: its size and boxes are of the photo as EXIF displays it."""
 UNKNOWN_SIZE = 0  # stands for a missing width or height, where the images are at hand
 NO_ID = -(2**63)  # stands for an annotation's missing id; no id can be this number
 Columns = dict[str, Any]
@@ -391,6 +393,11 @@ def flags(values: list[Any]) -> NDArray[np.bool_] | None:
     return np.array(values, dtype=np.bool_)
 
 
+def marks(values: list[Any]) -> NDArray[np.bool_]:
+    """Return which values are `true`."""
+    return np.array([value is True for value in values], dtype=np.bool_)
+
+
 def angle(value: object) -> float:
     """Return a rotation in degrees, from 0 to 180; 0 for any other value than a finite number."""
     return float(value % 180) if isinstance(value, int | float) and abs(value) < 1e9 else 0.0
@@ -479,6 +486,7 @@ FIELDS = {
             default="",
         ),
         ID,
+        Field(DISPLAYED, marks, "", "", default=False),
     ),
     "annotations": (
         ID._replace(name="image_id"),
@@ -526,6 +534,7 @@ def arrange(name: str, columns: Columns) -> Columns:
             "file_names": columns["file_name"],
             "widths": columns["width"].astype(np.int32),
             "heights": columns["height"].astype(np.int32),
+            "is_displayed": columns[DISPLAYED],
         }
     xywh, area = columns["bbox"], columns["area"]
     return {

@@ -23,7 +23,7 @@ from data.annotations import (
     shown,
 )
 from data.augmentation import Augmentation, view_boxes, whole_view
-from data.decoding import decode_image, is_resized_copy
+from data.decoding import decode_annotated, is_resized_copy
 from data.index import open_annotations
 from data.transforms import pad_image, resize_image
 
@@ -153,11 +153,11 @@ class DetectionDataset(Dataset[Sample]):
     def read(self, key: SampleKey) -> Sample:
         """Return a key's sample, in training augmented, or raise InputError."""
         row = int(self.rows[key.index])
-        path = image_path(self.image_folder, self.annotations.file_names[row])
         original_size = self.annotations.image_size(row)
-        pixels = decode_image(path, decoder=self.decoder, annotated_size=original_size)
+        pixels = decode_annotated(self.annotations, self.image_folder, row, decoder=self.decoder)
         height, width = pixels.shape[:2]
         if not is_resized_copy((height, width), original_size):
+            path = image_path(self.image_folder, self.annotations.file_names[row])
             raise InputError(
                 f"{path}: the image is {width}×{height} pixels, annotated as {original_size[1]}×"
                 f"{original_size[0]}; fix the annotations or the image"

@@ -24,6 +24,7 @@ from PIL import ExifTags, Image, ImageOps, features
 
 from common.errors import InputError
 from common.files import open_regular
+from data.annotations import Annotations, image_path
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
 """The formats of data sets. Pillow reads dozens more, some of which call other programs."""
@@ -60,6 +61,7 @@ def decode_image(
     decoder: str = "pillow",
     apply_exif_orientation: bool = False,
     annotated_size: tuple[int, int] | None = None,
+    is_displayed: bool = False,
     report_damage: Callable[[str], None] = lambda doubt: None,
     report_orientation: Callable[[int, bool], None] | None = None,
     report_dark: Callable[[], None] = lambda: None,
@@ -77,7 +79,8 @@ def decode_image(
     With `annotated_size`, (height, width), a photo is turned if its annotations fit only then:
     labelling tools annotate photos as displayed, COCO and OpenImages as stored. If the size
     does not show it (a square photo, one turned by 180° or only mirrored) it is read as stored, as
-    MLPerf's reference and pycocotools do.
+    MLPerf's reference and pycocotools do, unless `is_displayed`: the annotations are known to be
+    of the displayed photo.
 
     `report_damage` is called with one line about a JPEG in which the decoder found a fault and
     Pillow did not, for example in the middle of the data: parts may be grey. `report_orientation`
@@ -100,7 +103,9 @@ def decode_image(
             pixels = _stored_pixels(image, file, decoder=decoder, report_damage=report_damage)
             if has_16_bits and pixels.max() <= DARKEST_RANGE:
                 report_dark()
-            return _turn_to_fit(image, pixels, annotated_size, report_orientation)
+            return _turn_to_fit(
+                image, pixels, annotated_size, report_orientation, is_displayed=is_displayed
+            )
     except (*DAMAGE, Image.DecompressionBombError) as error:
         raise InputError(f"{path}: {describe_fault(error)}") from error
 
@@ -134,19 +139,33 @@ def describe_fault(error: Exception) -> str:
     return f"damaged image: {_one_line(error)}; replace or remove it"
 
 
+def decode_annotated(
+    annotations: Annotations, folder: Path, row: int, *, decoder: str = "pillow"
+) -> NDArray[np.uint8]:
+    """Read an image of annotations as training sees it: `decode_image`, with what they say."""
+    return decode_image(
+        image_path(folder, annotations.file_names[row]),
+        decoder=decoder,
+        annotated_size=annotations.image_size(row),
+        is_displayed=bool(annotations.is_displayed[row]),
+    )
+
+
 def _turn_to_fit(
     image: Image.Image,
     pixels: NDArray[np.uint8],
     annotated_size: tuple[int, int] | None,
     report_orientation: Callable[[int, bool], None] | None,
+    *,
+    is_displayed: bool,
 ) -> NDArray[np.uint8]:
     is_turned = annotated_size is not None and is_quarter_turn(
         (pixels.shape[0], pixels.shape[1]), annotated_size
     )
-    if not is_turned and report_orientation is None:
+    if not (is_turned or is_displayed) and report_orientation is None:
         return pixels  # nearly always: EXIF is not needed
     orientation = exif_orientation(image)
-    is_turned = is_turned and orientation in QUARTER_TURNS
+    is_turned = is_displayed or (is_turned and orientation in QUARTER_TURNS)
     if report_orientation is not None and orientation != AS_STORED:
         report_orientation(orientation, is_turned)
     return turn(pixels, orientation) if is_turned else pixels
@@ -344,12 +363,13 @@ def exif_orientation(image: Image.Image) -> int:
 
 
 def turn(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Return the pixels [H, W, 3] as displayed, given one of `QUARTER_TURNS`: [W, H, 3]."""
-    transposed = pixels.transpose(1, 0, 2)
-    # 5 is the transposition alone; 6, 7 and 8 also reverse the columns, both, or the rows.
-    flips = {5: (1, 1), 6: (1, -1), 7: (-1, -1), 8: (-1, 1)}
-    down, right = flips[orientation]
-    return np.ascontiguousarray(transposed[::down, ::right])
+    """Return the pixels [H, W, 3] as displayed; by one of `QUARTER_TURNS` they are [W, H, 3]."""
+    if orientation in QUARTER_TURNS:
+        pixels = pixels.transpose(1, 0, 2)
+    # 1 and 5 are that alone; the others also reverse the columns, both, or the rows.
+    flips = {1: (1, 1), 2: (1, -1), 3: (-1, -1), 4: (-1, 1)}
+    down, right = flips[(orientation - 1) % 4 + 1]
+    return np.ascontiguousarray(pixels[::down, ::right])
 
 
 def is_resized_copy(decoded: tuple[int, int], annotated: tuple[int, int]) -> bool:

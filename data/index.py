@@ -43,6 +43,7 @@ DTYPES = {
     "image_ids": "int64",
     "widths": "int32",
     "heights": "int32",
+    "is_displayed": "bool",
     "box_offsets": "int64",
     "boxes": "float64",
     "box_category_ids": "int64",
@@ -54,7 +55,7 @@ DTYPES = {
     "file_names": "uint8",
     "file_names_starts": "int64",
 }
-FORMAT = 1  # another number for every change of the files, so that old indexes are not misread
+FORMAT = 2  # another number for every change of the files, so that old indexes are not misread
 COLUMNS = [field.name for field in fields(Annotations)]
 TEXTS = ("category_names", "file_names")
 COUNTS = ("categories", "images", "boxes")

@@ -13,9 +13,9 @@ from rich.console import Console
 from common.console import make_console, progress
 from common.errors import FINISHED, InputError, printable
 from common.files import require_free_outputs
-from data.annotations import Split, image_path
+from data.annotations import Split
 from data.dataset import DetectionDataset, Sample, SampleKey, make_class_map
-from data.decoding import decode_image, resolve_decoder
+from data.decoding import decode_annotated, resolve_decoder
 from data.index import open_annotations
 from data.loader import training_keys
 from data.synthetic import make_synthetic_data
@@ -184,9 +184,7 @@ def row_of_pictures(
     """Yield an image as it is annotated, as an evaluation sees it, and as each epoch does."""
     annotations, row = train.annotations, int(train.rows[index])
     file, size = annotations.file_names[row], annotations.image_size(row)
-    pixels = decode_image(
-        image_path(train.image_folder, file), decoder=train.decoder, annotated_size=size
-    )
+    pixels = decode_annotated(annotations, train.image_folder, row, decoder=train.decoder)
     name = printable(Path(file).name)
     name = name if len(name) <= LONGEST_FILE else f"…{name[1 - LONGEST_FILE :]}"
     boxes = annotations.box_slice(row)

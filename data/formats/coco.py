@@ -28,6 +28,7 @@ from data.formats.labels import (
     WHOLE,
     CheckNames,
     LabelledSplit,
+    mark_displayed,
     select_images,
     settle_faults,
 )
@@ -105,7 +106,7 @@ def read_coco(
         read.append(LabelledSplit(name, annotations, folder, notes))
         roots |= roots_here
     used = {number for split in read for number in np.unique(split.annotations.box_category_ids)}
-    return [without_roots(split, roots - used) for split in read]
+    return mark_displayed([without_roots(split, roots - used) for split in read], console)
 
 
 def without_roots(split: LabelledSplit, roots: Collection[int]) -> LabelledSplit:

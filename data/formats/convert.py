@@ -27,6 +27,7 @@ from common.files import (
 )
 from common.outputs import identity, require_no_input
 from data.annotations import SPLITS, Annotations, Split, require_pixels
+from data.coco_json import DISPLAYED
 from data.decoding import MOST_BYTES, image_fault
 from data.formats.labels import (
     CheckNames,
@@ -223,10 +224,12 @@ def image_entries(annotations: Annotations) -> Entries:
             annotations.file_names[rows],
             annotations.widths[rows].tolist(),
             annotations.heights[rows].tolist(),
+            annotations.is_displayed[rows].tolist(),
         )
         yield [
             {"id": number, "file_name": name, "width": width, "height": height}
-            for number, name, width, height in zip(*columns, strict=True)
+            | ({DISPLAYED: True} if is_displayed else {})
+            for number, name, width, height, is_displayed in zip(*columns, strict=True)
         ]
 
 

@@ -8,6 +8,7 @@ read. A fault does not end the reading: all are printed, then refused, or left o
 import codecs
 import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,14 @@ from common.files import read_bytes
 from common.processes import process_pool, run_tasks, usable_cores
 from data.annotations import Annotations, TextColumn
 from data.coco_json import no_garbage_collection
+from data.decoding import (
+    AS_STORED,
+    QUARTER_TURNS,
+    fits_both_ways,
+    is_quarter_turn,
+    is_resized_copy,
+    read_photo,
+)
 
 FILES_AT_ONCE = 256  # for one process: some hundredths of a second's work
 TASKS_PER_PROCESS = 4
@@ -49,7 +58,7 @@ NOTES = {
     "polygons": "polygons (their enclosing boxes are taken)",
     "keypoints": "boxes with key points (left out)",
     "guessed": "lines without kpt_shape taken for boxes with key points",
-    "turned": "photos that EXIF rotates (labels are of the displayed photo)",
+    "turned": "photos that EXIF rotates or mirrors (labels are of the displayed photo)",
     "difficult": "difficult objects (iscrowd: left out of training)",
     "missing": "images that do not exist (skipped)",
     "shortened": "listed paths that are shortened to the parts that exist",
@@ -85,6 +94,7 @@ class LabelPart:
     faults: list[str]  # the first `FAULTS_KEPT`: file, line and field
     counts: dict[str, int]  # of `faults`, and what is worth a note, such as polygons
     file_names: list[str]  # N, relative to the folder of images
+    is_displayed: NDArray[np.bool_]  # [N] as `Annotations`
 
     def notes(self) -> list[str]:
         """Return what was noticed while the labels were read, a line each."""
@@ -168,6 +178,7 @@ def join_parts(parts: Sequence[LabelPart]) -> LabelPart:
         faults=[fault for part in parts for fault in part.faults],
         counts=counts,
         file_names=[name for name in names if name],
+        is_displayed=joined("is_displayed")[kept],
     )
 
 
@@ -190,9 +201,18 @@ class PartBuilder:
         self.file_names: list[str] = []
         self.faults: list[str] = []
         self.counts: dict[str, int] = {}
+        self.is_displayed: list[bool] = []
 
-    def add(self, file_name: str, size: tuple[int, int], boxes: Sequence[Box]) -> None:
+    def add(
+        self,
+        file_name: str,
+        size: tuple[int, int],
+        boxes: Sequence[Box],
+        *,
+        is_displayed: bool = False,
+    ) -> None:
         """Add an image of a size (width, height)."""
+        self.is_displayed.append(is_displayed)
         self.file_names.append(file_name)
         self.sizes.append(size)
         self.numbers.append(len(boxes))
@@ -224,6 +244,7 @@ class PartBuilder:
             faults=self.faults,
             counts=self.counts,
             file_names=self.file_names,
+            is_displayed=np.array(self.is_displayed, dtype=np.bool_),
         )
 
 
@@ -237,6 +258,7 @@ def make_annotations(part: LabelPart, classes: Mapping[int, str], ids: list[int]
         file_names=TextColumn.of(part.file_names),
         widths=part.sizes[:, 0],
         heights=part.sizes[:, 1],
+        is_displayed=part.is_displayed,
         box_offsets=np.concatenate([[0], np.cumsum(part.boxes_per_image)]).astype(np.int64),
         boxes=part.boxes,
         box_category_ids=np.array(ids, dtype=np.int64),
@@ -244,6 +266,48 @@ def make_annotations(part: LabelPart, classes: Mapping[int, str], ids: list[int]
         box_areas=part.areas,
         box_ids=np.arange(1, len(part.boxes) + 1),
     )
+
+
+def mark_displayed(splits: Sequence[LabelledSplit], console: Console) -> list[LabelledSplit]:
+    """Return splits that tell which photos their annotations show as EXIF displays them.
+
+    Where a photo's stated size does not show it (square, upside down, mirrored), that of other
+    photos does: a tool treats all alike. Images that cannot be read are for `data verify`.
+    """
+    turned: list[list[int]] = [[] for _ in splits]  # rows of each split
+    unclear: list[list[int]] = [[] for _ in splits]
+    stored = 0
+    for place, split in enumerate(splits):
+        names = split.annotations.file_names
+        with progress(console, f"orientations of {split.name}", total=len(names)) as advance:
+            for row, name in enumerate(names):
+                with suppress(InputError):
+                    (width, height), orientation = read_photo(split.images / name)
+                    size, annotated = (height, width), split.annotations.image_size(row)
+                    if orientation == AS_STORED:
+                        pass
+                    elif orientation not in QUARTER_TURNS or fits_both_ways(size, annotated):
+                        unclear[place].append(row)
+                    elif is_quarter_turn(size, annotated):
+                        turned[place].append(row)
+                    else:
+                        stored += is_resized_copy(size, annotated)
+                advance(row + 1, "")
+    are_displayed = any(turned) and not stored
+    marked = []
+    for place, split in enumerate(splits):
+        shown = turned[place] + (unclear[place] if are_displayed else [])
+        is_displayed = np.isin(np.arange(len(split.annotations)), shown)
+        counts = {
+            NOTES["turned"]: len(shown),
+            "photos for which no size shows whether EXIF applies (read as stored)": 0
+            if are_displayed
+            else len(unclear[place]),
+        }
+        notes = [f"{text}: {number:,}" for text, number in counts.items() if number]
+        annotations = replace(split.annotations, is_displayed=is_displayed)
+        marked.append(replace(split, annotations=annotations, notes=[*split.notes, *notes]))
+    return marked
 
 
 def number(text: str) -> float | None:
@@ -398,6 +462,7 @@ def select_images(annotations: Annotations, keep: NDArray[np.bool_]) -> Annotati
         file_names=TextColumn.of(names[row] for row in np.flatnonzero(keep).tolist()),
         widths=annotations.widths[keep],
         heights=annotations.heights[keep],
+        is_displayed=annotations.is_displayed[keep],
         box_offsets=np.concatenate([[0], np.cumsum(counts[keep])]).astype(np.int64),
     )
 

@@ -36,6 +36,7 @@ from data.formats.labels import (
     PartBuilder,
     labelled_images,
     make_annotations,
+    mark_displayed,
     nearest_name,
     number,
     quoted,
@@ -146,7 +147,7 @@ def read_voc(
             )
         notes += split.left_out.notes()
         read.append(LabelledSplit(split.name, annotations, split.images, notes))
-    return read
+    return mark_displayed(read, console)
 
 
 def listed_classes(source: Path, reach: Reach) -> list[str] | None:

@@ -27,7 +27,7 @@ from common.files import read_bytes
 from common.walk import OUTSIDE, LeftOut, Reach, walk_files, walk_folders
 from common.yaml_text import read_yaml
 from data.annotations import SLACK, spellings
-from data.decoding import QUARTER_TURNS, SUFFIXES, displayed_size, read_photo
+from data.decoding import AS_STORED, SUFFIXES, displayed_size, read_photo
 from data.formats.labels import (
     MOST_BYTES,
     NOTES,
@@ -426,7 +426,8 @@ def read_labels(folder: Path, labelled: YoloSet, names: Sequence[str]) -> LabelP
             continue
         # Labelling tools show a photo as its EXIF orientation says, and so does YOLO.
         size = displayed_size(stored, orientation)
-        if orientation in QUARTER_TURNS:
+        is_displayed = orientation != AS_STORED
+        if is_displayed:
             part.count("turned")
         if file_of_labels is None:
             part.count("without")
@@ -441,7 +442,7 @@ def read_labels(folder: Path, labelled: YoloSet, names: Sequence[str]) -> LabelP
         if faults and not boxes:
             part.leave_out()
         else:
-            part.add(name, size, boxes)
+            part.add(name, size, boxes, is_displayed=is_displayed)
     return part.finish()
 
 

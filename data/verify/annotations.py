@@ -65,6 +65,7 @@ class Entries:
     file_names: Sequence[str]
     widths: NDArray[np.int32]
     heights: NDArray[np.int32]
+    is_displayed: NDArray[np.bool_]
     image_places: NDArray[np.int32]
     image_had_unreadable_boxes: NDArray[np.bool_]  # [I] an unreadable box names the image
     image_of_box: NDArray[np.int32]  # [B] row of the image; -1: unknown, or cannot be read
@@ -499,7 +500,8 @@ def clean_annotations(entries: Entries) -> Annotations:
     image_of_box = (np.cumsum(images) - 1)[entries.image_of_box[box_rows]]
     order = box_rows[np.argsort(image_of_box, kind="stable")]
     per_image = np.bincount(image_of_box, minlength=int(images.sum()))
-    columns = {name: getattr(entries, name)[images] for name in ("image_ids", "widths", "heights")}
+    names = ("image_ids", "widths", "heights", "is_displayed")
+    columns = {name: getattr(entries, name)[images] for name in names}
     return Annotations(
         category_ids=entries.category_ids,
         category_names=tuple(entries.category_names),

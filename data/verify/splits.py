@@ -166,8 +166,9 @@ def open_entries(path: Path, findings: Findings, *, console: Console) -> Entries
 
 IMAGES_AT_ONCE = 8  # for one process: a tenth of a second's work
 TASKS_PER_PROCESS = 4  # enough that no process waits, few enough to end soon after Ctrl-C
-Task = list[tuple[int, str, tuple[int, int]]]
-"""Images for one process to decode: row, file name, and annotated (height, width) in pixels."""
+Task = list[tuple[int, str, tuple[int, int], bool]]
+"""Images for one process to decode: row, file name, annotated (height, width) in pixels, and
+`is_displayed` of annotations."""
 
 
 def check_images(
@@ -180,7 +181,12 @@ def check_images(
     rows = rows_to_check(len(entries.image_ids), sample)
     tasks = (
         [
-            (row, entries.file_names[row], (int(entries.heights[row]), int(entries.widths[row])))
+            (
+                row,
+                entries.file_names[row],
+                (int(entries.heights[row]), int(entries.widths[row])),
+                bool(entries.is_displayed[row]),
+            )
             for row in rows[start : start + IMAGES_AT_ONCE].tolist()
         ]
         for start in range(0, len(rows), IMAGES_AT_ONCE)
@@ -228,11 +234,13 @@ class CheckedTask(NamedTuple):
 def check_files(folder: Path, decoder: str, task: Task) -> CheckedTask:
     """Decode the files of a task."""
     faults, hashes = [], []
-    for row, name, size in task:
+    for row, name, size, is_displayed in task:
         hashes.append(0)
         if leaves_folder(name):
             continue  # a finding of its own, whatever the file is
-        fault = check_file(folder / name, decoder=decoder, annotated=size)
+        fault = check_file(
+            folder / name, decoder=decoder, annotated=size, is_displayed=is_displayed
+        )
         if fault is not None:
             faults.append(FileFault(row, *fault))
         if fault is None or KINDS[fault[0]].severity is not Severity.STOPS:
@@ -249,7 +257,9 @@ def hash_content(path: Path) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), signed=True)
 
 
-def check_file(path: Path, *, decoder: str, annotated: tuple[int, int]) -> tuple[str, str] | None:
+def check_file(
+    path: Path, *, decoder: str, annotated: tuple[int, int], is_displayed: bool = False
+) -> tuple[str, str] | None:
     """Return the kind of finding for an image file, and its text; None for a good file."""
     doubts: list[tuple[str, str]] = []
     orientations: list[tuple[int, bool]] = []
@@ -258,6 +268,7 @@ def check_file(path: Path, *, decoder: str, annotated: tuple[int, int]) -> tuple
             path,
             decoder=decoder,
             annotated_size=annotated,
+            is_displayed=is_displayed,
             report_damage=lambda doubt: doubts.append(("image_doubtful", doubt)),
             report_orientation=lambda *noted: orientations.append(noted),
             report_dark=lambda: doubts.append(("image_dark", "no value above 4095")),

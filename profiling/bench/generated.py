@@ -119,6 +119,7 @@ def generated_truth(*, images: int, random: np.random.Generator) -> Annotations:
         file_names=tuple(f"{number:016x}.jpg" for number in range(images)),
         widths=np.full(images, WIDTH, np.int32),
         heights=np.full(images, HEIGHT, np.int32),
+        is_displayed=np.zeros(images, dtype=np.bool_),
         box_offsets=np.concatenate([[0], np.cumsum(counts)]),
         boxes=boxes,
         box_category_ids=random_classes(len(boxes), random),

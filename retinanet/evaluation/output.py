@@ -21,8 +21,8 @@ from PIL import Image, ImageDraw, ImageFont
 from common.charts import BLUE, as_png, new_figure
 from common.errors import printable
 from common.files import as_csv, write_atomically, write_parts
-from data.annotations import Annotations, image_path
-from data.decoding import decode_image
+from data.annotations import Annotations
+from data.decoding import decode_annotated
 from retinanet.evaluation.matching import ImageDetections, SplitDetections, detection_dicts
 from retinanet.evaluation.metric import CLASS_METRICS, COLOURS, CURVES, Evaluation
 
@@ -277,8 +277,7 @@ def spread_images(
         InputError: An image cannot be read.
     """
     for index in spread_indices(len(annotations), count):
-        file = image_path(image_folder, annotations.file_names[index])
-        yield index, decode_image(file, annotated_size=annotations.image_size(index))
+        yield index, decode_annotated(annotations, image_folder, index)
 
 
 def evaluation_sheet(

@@ -6,9 +6,9 @@ import numpy as np
 from PIL import Image
 
 from common.page import Picture, jpeg_address
-from data.annotations import Annotations, image_path
+from data.annotations import Annotations
 from data.dataset import DetectionDataset
-from data.decoding import decode_image
+from data.decoding import decode_annotated
 from retinanet.evaluation.output import LONGEST_NAME, Pixels, draw_boxes
 from retinanet.report.mistakes import NONE, ImageResult, Kind
 
@@ -36,10 +36,7 @@ def worst_picture(dataset: DetectionDataset, result: ImageResult) -> Picture:
     """
     annotations = dataset.annotations
     name = annotations.file_names[result.index]
-    pixels = decode_image(
-        image_path(dataset.image_folder, name),
-        annotated_size=annotations.image_size(result.index),
-    )
+    pixels = decode_annotated(annotations, dataset.image_folder, result.index)
     drawn = draw_result(pixels, annotations, result)
     content, (width, height) = as_jpeg(drawn)
     return Picture(jpeg_address(content), width, height, title=name, caption=describe(result))

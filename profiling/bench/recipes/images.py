@@ -150,6 +150,7 @@ def photo_dataset(
         file_names=[str(photo.resolve().relative_to("/")) for photo in photos],
         widths=widths,
         heights=heights,
+        is_displayed=np.zeros(count, dtype=np.bool_),
         box_offsets=np.arange(0, boxes + 1, BOXES_PER_PHOTO, dtype=np.int64),
         boxes=corners.reshape(boxes, 4),
         box_category_ids=np.ones(boxes, dtype=np.int64),

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from common.console import make_console
 from data.__main__ import main
 from data.annotations import Annotations, TextColumn
 from data.coco_json import read_annotations
+from data.decoding import decode_annotated, decode_image
 from data.formats.convert import write_annotations
 from data.index import open_annotations
 from retinanet.config_file import load_config
@@ -360,6 +361,100 @@ def test_ctrl_c_while_images_are_copied_leaves_nothing(tmp_path: Path, run_here:
     assert {file.stat().st_size for file in copies.iterdir()} == {
         (tmp_path / "set" / "photo.jpg").stat().st_size
     }
+
+
+RED = (200, 0, 0)
+STORED_AS = {
+    1: None,
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+"""How a camera stores a photo that is displayed by an EXIF orientation."""
+
+
+def photos_of_all_orientations(folder: Path, sizes: Sequence[tuple[int, int]]) -> Annotations:
+    """Write photos with a red object in each orientation; return the labels of the displayed ones.
+
+    `folder/images/SIZE-ORIENTATION.png`, as PNG so that the colours are exact.
+    """
+    random = np.random.default_rng(0)
+    (folder / "images").mkdir(parents=True)
+    names, boxes, sides = [], [], []
+    for width, height in sizes:
+        for orientation, change in STORED_AS.items():
+            x, y = random.integers(0, (width // 2, height // 2)).tolist()
+            box = (x, y, x + 9, y + 14)
+            shown = Image.new("RGB", (width, height), "white")
+            shown.paste(RED, box)
+            exif = Image.Exif()
+            exif[0x0112] = orientation
+            stored = shown if change is None else shown.transpose(change)
+            names.append(f"{width}-{height}-{orientation}.png")
+            stored.save(folder / "images" / names[-1], exif=exif)
+            boxes.append(box)
+            sides.append((width, height))
+    widths, heights = np.array(sides, dtype=np.int32).T
+    count = len(names)
+    return replace(
+        random_annotations(images=count, boxes=count),
+        file_names=names,
+        widths=widths,
+        heights=heights,
+        box_offsets=np.arange(count + 1),
+        boxes=np.array(boxes, dtype=np.float64),
+    )
+
+
+@pytest.mark.parametrize("name", ["yolo", "voc", "coco"])
+@pytest.mark.parametrize("sizes", [[(64, 48)], [(48, 64), (56, 56)], [(56, 56)]])
+def test_box_covers_the_object_in_the_pixels_of_training_and_predict(
+    tmp_path: Path, run_here: RunHere, name: str, sizes: list[tuple[int, int]]
+) -> None:
+    source, out = tmp_path / "set", tmp_path / "out"
+    labels = photos_of_all_orientations(source, sizes)
+    if name == "yolo":
+        write_yolo(source, labels, split="")
+        (source / "classes.txt").write_text("\n".join(NAMES), encoding="utf-8")
+    elif name == "voc":
+        write_voc(source, labels)
+        (source / "ImageSets" / "Main" / "train.txt").rename(source / "listed")
+    else:
+        write_annotations(source / "labels.json", labels, console=make_console(quiet=True))
+    done = run_here(main, "convert", source, "--from", name, "--out", out)
+    assert done.returncode == 0, done.stderr
+    if sizes == [(56, 56)] and name != "yolo":  # nothing shows what the tool does
+        assert "no size shows whether EXIF applies (read as stored): 7" in done.stdout
+        return
+    turned = 7 * len(sizes)
+    assert f"rotates or mirrors (labels are of the displayed photo): {turned}\n" in done.stdout
+    found = open_annotations(out / "all.json")
+    images = source if name == "yolo" else source / "images"
+    for row, file in enumerate(found.file_names):
+        pixels = decode_annotated(found, images, row)
+        shown = decode_image(images / file, apply_exif_orientation=True)
+        np.testing.assert_array_equal(pixels, shown)  # as `predict` reads it
+        is_red = (pixels == RED).all(axis=2)
+        ys, xs = np.nonzero(is_red)
+        covered = [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]
+        np.testing.assert_allclose(found.boxes[row], covered, atol=1e-3, err_msg=file)
+
+
+def test_photos_that_a_tool_labels_as_stored_stay_so(tmp_path: Path, run_here: RunHere) -> None:
+    labels = photos_of_all_orientations(tmp_path / "set", [(64, 48)])
+    stored = [int(name.split("-")[2][0]) in (5, 6, 7, 8) for name in labels.file_names]
+    sides = np.stack([labels.widths, labels.heights], axis=1)
+    sides[stored] = sides[stored][:, ::-1]
+    labels = replace(labels, widths=sides[:, 0], heights=sides[:, 1])
+    source = tmp_path / "set" / "labels.json"
+    write_annotations(source, labels, console=make_console(quiet=True))
+    done = run_here(main, "convert", source, "--from", "coco", "--out", tmp_path / "out")
+    assert done.returncode == 0 and "(read as stored): 3" in done.stdout
+    assert not open_annotations(tmp_path / "out" / "all.json").is_displayed.any()
 
 
 def box_names(annotations: Annotations, rows: slice) -> list[str]:

@@ -278,6 +278,7 @@ def test_photo_that_is_displayed_rotated_has_its_displayed_size(tmp_path: Path) 
     [split] = read(file)
     assert split.annotations.image_size(0) == (64, 48)  # height, width
     assert split.annotations.boxes.tolist() == [[18, 16, 30, 48]]
+    assert split.annotations.is_displayed.tolist() == [True, False]
 
 
 def test_splits_and_their_lists(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ def random_annotations(
         file_names=TextColumn.of(f"part {row % 2}/{row:03}.jpg" for row in range(images)),
         widths=np.full(images, size[0], np.int32),
         heights=np.full(images, size[1], np.int32),
+        is_displayed=np.zeros(images, dtype=np.bool_),
         box_offsets=np.concatenate([[0], np.cumsum(counts)]),
         boxes=xyxy,
         box_category_ids=random.integers(len(names), size=boxes),

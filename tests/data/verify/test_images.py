@@ -14,7 +14,8 @@ from PIL import Image
 
 from common.errors import InputError
 from data.annotations import Split
-from data.decoding import is_resized_copy
+from data.dataset import open_data
+from data.decoding import decode_annotated, decode_image, is_resized_copy
 from data.verify.findings import KINDS
 from retinanet.training.data import BadImages
 from tests.data.verify.small_set import (
@@ -145,6 +146,29 @@ def test_every_kind_of_image_finding_is_tested() -> None:
     tested = {kind for kind, _ in STOPPING} | {kind for _, kind in ACCEPTED}
     prefixes = ("image_d", "image_m", "image_o", "image_t", "image_r")
     assert {name for name in KINDS if name.startswith(prefixes)} == tested - {None}
+
+
+@pytest.mark.parametrize("is_marked", [False, True])
+def test_marked_photo_is_read_as_displayed(tmp_path: Path, *, is_marked: bool) -> None:
+    content = small_content()
+    content["images"][4]["exif_applied"] = is_marked
+    config, split, _ = write_splits(tmp_path, content)
+    before = decode_image(split.images / "4.jpg").astype(int)
+    saved(lambda image: image.rotate(180), 3)(split.images / "4.jpg")
+    _, report = verify(config)
+    kind = "image_turned" if is_marked else "image_orientation_unclear"
+    assert counts(report) == {kind: 1}
+    data = open_data(
+        split,
+        split,
+        image_size=64,
+        class_indices="contiguous",
+        num_classes=None,
+        skip_images_without_boxes=False,
+    )
+    pixels = decode_annotated(data.validation.annotations, split.images, 4).astype(int)
+    difference = np.abs(pixels - (before if is_marked else before[::-1, ::-1])).mean()
+    assert difference < 20  # saved twice as JPEG; the other way round it is above 60
 
 
 def test_unused_image_does_not_stop_training(tmp_path: Path) -> None:

@@ -223,6 +223,7 @@ def one_image(*boxes: tuple[int, tuple[float, ...], bool]) -> Annotations:
         file_names=("a.png",),
         widths=np.array([200], np.int32),
         heights=np.array([200], np.int32),
+        is_displayed=np.array([False]),
         box_offsets=np.array([0, len(boxes)]),
         boxes=corners,
         box_category_ids=np.array([category for category, _, _ in boxes], np.int64),

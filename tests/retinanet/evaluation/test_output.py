@@ -70,6 +70,7 @@ def annotations(count: int, *, name: str = "four") -> Annotations:
         file_names=tuple(f"{index}.png" for index in range(count)),
         widths=np.full(count, 100, np.int32),
         heights=np.full(count, 50, np.int32),
+        is_displayed=np.zeros(count, dtype=np.bool_),
         box_offsets=np.array([0, *([2] * count)]),
         boxes=box_array((10, 10, 40, 30), (50, 5, 90, 45)),
         box_category_ids=np.array([4, 4]),

@@ -33,6 +33,7 @@ def split(
         file_names=tuple(f"{index}.png" for index in range(len(images))),
         widths=np.full(len(images), 200, np.int32),
         heights=np.full(len(images), 100, np.int32),
+        is_displayed=np.zeros(len(images), dtype=np.bool_),
         box_offsets=np.cumsum([0, *map(len, images)]),
         boxes=corners,
         box_category_ids=np.array([box[0] for box in boxes], np.int64),
