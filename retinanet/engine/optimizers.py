@@ -217,7 +217,7 @@ _Tensor = c_struct(
     "i use_trust_ratio",
 )
 """`TensorUpdate` as optimizers.cpp has it."""
-_Settings = c_struct("f learning_rate beta1 beta2 eps")
+_Settings = c_struct("f learning_rate beta1 beta2 rest1 rest2 eps")
 """The settings of a group, as optimizers.cpp has them."""
 
 
@@ -254,7 +254,7 @@ def can_step(parameter: Tensor) -> bool:
 def native_step(updates: Sequence[TensorUpdate], group: Mapping[str, Any]) -> None:
     """Take LAMB's step of parameters that `can_step`, on torch's number of threads."""
     beta1, beta2 = group["betas"]
-    # The corrections are differences of nearly equal numbers, hence computed here in float64.
+    # Corrections and rests are differences of nearly equal numbers, hence computed here in float64.
     records = [
         _Tensor(
             update.weight,
@@ -269,7 +269,8 @@ def native_step(updates: Sequence[TensorUpdate], group: Mapping[str, Any]) -> No
         )
         for update in updates
     ]
-    settings, count = _Settings(group["lr"], beta1, beta2, group["eps"]), len(records)
+    settings = _Settings(group["lr"], beta1, beta2, 1 - beta1, 1 - beta2, group["eps"])
+    count = len(records)
     state = [part for u in updates for part in (u.weight, u.exp_avg, u.exp_avg_sq)]
     STEP_KERNELS.call(
         "lamb_step", (_Tensor * count)(*records), count, settings, torch.get_num_threads(),

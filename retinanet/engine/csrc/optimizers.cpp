@@ -38,6 +38,8 @@ struct Settings {  // the same as in optimizers.py
     float learning_rate;
     float beta1;
     float beta2;
+    float rest1;  // 1 - beta1, as is rest2: in float32 the difference would lose half of its digits
+    float rest2;
     float eps;
 };
 
@@ -59,8 +61,8 @@ std::vector<Chunk> make_chunks(const Tensor* first, const Tensor* last) {
     return chunks;
 }
 
-inline float moved(float average, float value, float beta) {
-    return beta * average + (1 - beta) * value;
+inline float moved(float average, float value, float beta, float rest) {
+    return beta * average + rest * value;
 }
 
 // The update before decay and scaling. The factors are 1 / correction.
@@ -72,6 +74,7 @@ inline float direction(float exp_avg, float exp_avg_sq, float factor1, float fac
 void lamb_moments(Chunk& chunk, const Settings& settings) {
     const Tensor& tensor = *chunk.tensor;
     const float beta1 = settings.beta1, beta2 = settings.beta2, eps = settings.eps;
+    const float rest1 = settings.rest1, rest2 = settings.rest2;
     const float factor1 = 1 / tensor.correction1, factor2 = 1 / tensor.correction2;
     const float decay = tensor.weight_decay;
     const float* weight = tensor.weight;
@@ -81,8 +84,8 @@ void lamb_moments(Chunk& chunk, const Settings& settings) {
     float weight_squares = 0, update_squares = 0;
 #pragma omp simd reduction(+ : weight_squares, update_squares)
     for (int64_t i = chunk.begin; i < chunk.end; ++i) {
-        const float m = moved(exp_avg[i], gradient[i], beta1);
-        const float v = moved(exp_avg_sq[i], gradient[i] * gradient[i], beta2);
+        const float m = moved(exp_avg[i], gradient[i], beta1, rest1);
+        const float v = moved(exp_avg_sq[i], gradient[i] * gradient[i], beta2, rest2);
         exp_avg[i] = m;
         exp_avg_sq[i] = v;
         const float update = direction(m, v, factor1, factor2, eps) + decay * weight[i];

@@ -222,6 +222,26 @@ def test_lambs_steps_are_the_papers(make_lamb: MakeLamb, decay: float) -> None:
     assert_close_by_scale(train(optimizer, parameters), expected)
 
 
+def test_lambs_averages_are_adams_in_float64(make_lamb: MakeLamb) -> None:
+    parameters = make_parameters()
+    exact = [nn.Parameter(parameter.detach().double()) for parameter in parameters]
+    optimizers = [make_lamb(parameters, lr=RATE), Adam(exact, lr=RATE, eps=1e-6)]
+    for step in range(STEPS):
+        for parameter, twin, gradient in zip(
+            parameters, exact, random_gradients(parameters, seed=step), strict=True
+        ):
+            parameter.grad, twin.grad = gradient, gradient.double()
+        for optimizer in optimizers:
+            optimizer.step()
+    for parameter, twin in zip(parameters, exact, strict=True):
+        states = [
+            optimizer.state[p] for optimizer, p in zip(optimizers, (parameter, twin), strict=True)
+        ]
+        for name in ("exp_avg", "exp_avg_sq"):
+            error = (states[0][name] - states[1][name]).norm() / states[1][name].norm()
+            assert error < 1e-6
+
+
 def test_lamb_takes_plain_steps_for_a_layer_of_zeros(make_lamb: MakeLamb) -> None:
     weight = nn.Parameter(torch.zeros(40, 3))
     weight.grad = torch.linspace(-1, 1, 120).reshape(40, 3).sign()
