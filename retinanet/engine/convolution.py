@@ -19,6 +19,7 @@ from retinanet.engine.grouped_convolution import (
     grouped_weight_gradient,
     is_grouped,
 )
+from retinanet.engine.kernel_calls import suits_kernels
 from retinanet.engine.norm_relu import add_relu_, masked_sum_
 from retinanet.engine.tile_convolution import (
     BLOCK,
@@ -405,7 +406,7 @@ def suits_tiles(features: Tensor, weight: Tensor, params: ConvParams) -> bool:
         or (size == (1, 1) and params == POINTWISE)
         or (size == (1, 1) and params == ConvParams((2, 2), (0, 0), 1))
     )
-    return known and features.dtype == torch.bfloat16 and has_tiles()
+    return known and suits_kernels(features) and has_tiles()
 
 
 def suits_packing(levels: Sequence[Tensor], weight: Tensor, form: _Form) -> bool:
@@ -432,8 +433,7 @@ def suits_pointwise_vectors(features: Tensor, weight: Tensor, params: ConvParams
     """Return whether the kernel for AVX-512 BF16 computes a 1×1 convolution's weight gradient."""
     known = params in (POINTWISE, ConvParams((2, 2), (0, 0), 1)) and weight.shape[2:] == (1, 1)
     whole = all(channels % BLOCK == 0 for channels in weight.shape[:2])
-    bf16 = features.dtype == torch.bfloat16 and best_tiles() is Tiles.VECTORS
-    return known and whole and bf16 and features.numel() > 0
+    return known and whole and suits_kernels(features) and best_tiles() is Tiles.VECTORS
 
 
 def suits_grouped_convolution(features: Tensor, weight: Tensor, params: ConvParams) -> bool:
@@ -441,7 +441,7 @@ def suits_grouped_convolution(features: Tensor, weight: Tensor, params: ConvPara
 
     Without AMX they are faster than oneDNN 3.7 for all group widths.
     """
-    known = features.dtype == torch.bfloat16 and is_grouped(weight, *params)
+    known = suits_kernels(features) and is_grouped(weight, *params)
     by_tiles = has_tiles() and beats_onednn(weight, params.stride)
     return known and (by_tiles or best_tiles() is Tiles.VECTORS)
 
@@ -452,7 +452,7 @@ def suits_grouped_weight_gradient(features: Tensor, weight: Tensor, params: Conv
     Without AMX it is faster than oneDNN 3.7 for up to 8 channels a group, or 16 with a stride of 2.
     """
     fast = weight.shape[1] <= 8 or (weight.shape[1] == 16 and params.stride == (2, 2))
-    known = features.dtype == torch.bfloat16 and is_grouped(weight, *params)
+    known = suits_kernels(features) and is_grouped(weight, *params)
     return known and (has_tiles() or (fast and best_tiles() is Tiles.VECTORS))
 
 

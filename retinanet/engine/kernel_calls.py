@@ -176,8 +176,17 @@ def empty_maps(images: int, channels: int, *size: int) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, memory_format=torch.channels_last)
 
 
+def suits_kernels(maps: Tensor) -> bool:
+    """Return whether our convolutions and norms take maps: BF16, and not of zero images.
+
+    They divide by the number of pixels, which would end the process. torch knows such batches.
+    """
+    return maps.dtype == torch.bfloat16 and maps.numel() > 0
+
+
 def channels_last(tensor: Tensor) -> Tensor:
     """Return the tensor as [N, H, W, C] in memory, copied if it is laid out otherwise."""
+    assert tensor.numel() > 0, "see suits_kernels"
     # torch's own memory format is ambiguous with one channel, and for maps of one pixel.
     return tensor.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 

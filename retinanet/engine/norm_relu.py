@@ -26,6 +26,7 @@ from retinanet.engine.kernel_calls import (
     channels_last_or_none,
     have_same_layout,
     is_one_block,
+    suits_kernels,
 )
 
 MASKED_SUM = Kernels(CSRC / "masked_sum.cpp", masked_sum="PPqPqi", add_relu="PPqi")
@@ -38,7 +39,7 @@ BATCH_NORM = Kernels(
 
 
 def masked_sum_(terms: Sequence[Tensor], gate: Tensor) -> Tensor:
-    """Sum up to four maps, zero the sum where `gate` is not positive, and return it.
+    """Sum up to four maps, zero the sum where `gate` is zero or negative, and return it.
 
     The result overwrites the first term, if it can. All have one shape and precision. `gate` is
     what a ReLU returned, and the sum becomes the gradient of the ReLU's input.
@@ -137,7 +138,7 @@ def batch_norm(
     ReLU's gradient is left to the readers of the result. `added` is for `relu` only.
     """
     assert relu or added is None
-    if maps.dtype != torch.bfloat16 or not _suits_batch_norm(norm):
+    if not (suits_kernels(maps) and _suits_batch_norm(norm)):
         normed: Tensor = norm(maps)
         return add_relu(normed, added) if relu else normed
     normed, mean, variance = _BatchNorm.apply(maps, norm.weight, norm.bias, added, norm.eps, relu)

@@ -6,7 +6,7 @@ float32, and the weight's gradient is never rounded: forward and backward lose a
 much to rounding as a direct BF16 convolution does (docs/experiments.md).
 
 Maps are BF16 [N, C, H, W] in channels_last memory, one for each level. `gates` are what ReLU made
-of the outputs, whose gradients count where they are positive; empty without ReLU.
+of the outputs, whose gradients count where they are not closed; empty without ReLU.
 """
 
 import functools
@@ -29,6 +29,7 @@ from retinanet.engine.kernel_calls import (
     empty_maps,
     level_records,
     scratch_bytes,
+    suits_kernels,
 )
 
 WINOGRAD = Kernels(
@@ -78,8 +79,8 @@ def _print_once(line: str) -> None:
 
 def suits_winograd(levels: Sequence[Tensor], weight: Tensor, params: ConvParams) -> bool:
     """Return whether a convolution has the form that the kernel computes, and BF16 operands."""
-    is_bf16 = all(level.dtype == torch.bfloat16 for level in levels)
-    return is_bf16 and weight.shape[2:] == (3, 3) and params == SAME_3X3
+    suitable = all(map(suits_kernels, levels))
+    return suitable and weight.shape[2:] == (3, 3) and params == SAME_3X3
 
 
 def winograd_convolve(

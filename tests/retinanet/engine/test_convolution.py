@@ -18,7 +18,7 @@ from retinanet.engine.convolution import (
     get_conv_params,
 )
 from retinanet.engine.norm_relu import add_relu, branches
-from retinanet.engine.tile_convolution import Tiles, best_tiles
+from retinanet.engine.tile_convolution import Tiles, best_tiles, pack_weight, tile_convolve
 from tests.retinanet.engine.kernels import BF16_ROUNDING, assert_close_sums, distance
 
 PRECISIONS = [(torch.float64, 1e-7), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
@@ -234,6 +234,39 @@ def test_tiles_train_as_float32(
         assert gradients[0].dtype == gradients[1].dtype == torch.float32
         results.append([*gradients, *([] if scaled else outputs)])
     assert_close_sums(*results, allowed=BF16_ROUNDING)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Conv2d(32, 64, 1),
+        nn.Conv2d(32, 64, 1, stride=2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.Conv2d(64, 64, 3, padding=1, groups=8),
+        nn.Conv2d(64, 64, 3, padding=1, groups=8, stride=2),
+    ],
+    ids=str,
+)
+def test_zero_images_are_as_in_torch(
+    forced_tiles: None, module: nn.Conv2d, dtype: torch.dtype
+) -> None:
+    level = torch.zeros(0, module.in_channels, 6, 5, dtype=dtype, requires_grad=True)
+    sources = [level, *module.parameters()]
+    for relu in (False, True):
+        [output] = convolve_by(module, [level], relu=relu, gated=True)
+        expected = F.conv2d(level.float(), module.weight, None, *get_conv_params(module)[:2], 1,
+                            module.groups)  # fmt: skip
+        assert output.shape == expected.shape and output.dtype == dtype
+        gradients = torch.autograd.grad(output, sources, torch.zeros_like(output))
+        for gradient, source in zip(gradients, sources, strict=True):
+            assert gradient.shape == source.shape and not gradient.any()
+
+
+def test_kernels_refuse_zero_images() -> None:
+    packed, _ = pack_weight(torch.zeros(32, 32, 3, 3))
+    with pytest.raises(AssertionError, match="suits_kernels"):
+        tile_convolve([torch.zeros(0, 32, 6, 5).bfloat16()], packed, tiles=Tiles.EMULATED)
 
 
 @pytest.mark.parametrize("stride", [1, 2])

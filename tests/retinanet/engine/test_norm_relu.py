@@ -192,6 +192,8 @@ def test_other_precisions_and_norms_are_torchs() -> None:
     maps = torch.randn(2, 16, 5, 5)
     norm = make_norm(16)
     assert torch.equal(batch_norm(maps, norm, relu=True), deepcopy(norm)(maps).relu())
+    none = maps[:0].bfloat16()
+    assert torch.equal(batch_norm(none, make_norm(16), relu=True), make_norm(16)(none).relu())
     plain = nn.BatchNorm2d(16, momentum=None)
     result = batch_norm(maps.bfloat16(), plain)
     assert torch.equal(result, nn.BatchNorm2d(16, momentum=None)(maps.bfloat16()))
