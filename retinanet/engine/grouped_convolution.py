@@ -38,7 +38,7 @@ UNIT = 32  # The number of channels must be a multiple of this
 _Shape = c_struct("q images channels group_width in_height in_width out_height out_width stride")
 """`GroupedShape` of grouped_shape.h, which has `_Work` too."""
 _Work = c_struct("P source result gate bias", "i relu")  # `ConvolutionMaps`
-_GradientMaps = c_struct("P features gradient gate")  # `Maps` as grouped_weight_gradient.cpp has it
+_GradientMaps = c_struct("P features gradient")  # `Maps` as grouped_weight_gradient.cpp has it
 
 
 def is_grouped(
@@ -102,7 +102,7 @@ def grouped_input_gradient(
 ) -> Tensor:
     """Return the gradient of the input, of `size`, from the output's; in channels_last memory.
 
-    `weight` is BF16. The gradient is zero where `gate`, of the same size, is not positive.
+    `weight` is BF16. The gradient is zero where `gate`, of the same size, is closed.
     """
     gradient, gate = channels_last(gradient), channels_last_or_none(gate)
     result = empty_maps(*size)
@@ -145,7 +145,6 @@ def _convolve(
 def grouped_weight_gradient(
     features: Tensor,
     gradient: Tensor,
-    gate: Tensor | None = None,
     *,
     group_width: int,
     stride: int,
@@ -153,13 +152,12 @@ def grouped_weight_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of weight, float32 in channels_last memory, and bias, [C].
 
-    `gradient` is that of the output; it counts where `gate`, of the same size, is positive.
+    `gradient` is that of the output.
     """
     features, gradient = channels_last(features), channels_last(gradient)
-    gate = channels_last_or_none(gate)
     channels = features.shape[1]
     shape = _shape(features, gradient, group_width, stride)
-    maps = _GradientMaps(features, gradient, gate)
+    maps = _GradientMaps(features, gradient)
     # Laid out as the weight: DDP and the optimizers would otherwise copy it.
     grad_weight = torch.empty(channels, 3, 3, group_width).permute(0, 3, 1, 2)
     grad_bias = torch.empty(channels)
@@ -169,7 +167,7 @@ def grouped_weight_gradient(
     WEIGHT_GRADIENT.call(
         "grouped_weight_gradient",
         shape, maps, grad_weight, grad_bias, scratch, tiles_for(tiles), threads,
-        read=(features, gradient, gate), written=(grad_weight, grad_bias),
+        read=(features, gradient), written=(grad_weight, grad_bias),
     )  # fmt: skip
     return grad_weight, grad_bias
 

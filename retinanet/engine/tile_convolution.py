@@ -11,6 +11,7 @@ computes the tile instructions, by default the processor's best, and each raises
 where its kernel cannot be compiled or loaded.
 """
 
+import ctypes
 import functools
 from collections.abc import Sequence
 from enum import IntEnum
@@ -24,6 +25,7 @@ from common.native import CPU_FLAGS_NEEDED, NativeLibraryError
 from retinanet.engine.kernel_calls import (
     CSRC,
     Kernels,
+    Record,
     c_struct,
     channels_last,
     channels_last_or_none,
@@ -139,8 +141,8 @@ def tile_convolve(
 ) -> list[Tensor]:
     """Return the results of a 3×3 convolution for each level; `bias` is float32 [O].
 
-    `gates`: maps that a ReLU returned. The result is zero where they are not positive, which makes
-    a gradient that of the ReLU's input.
+    `gates`: maps that a ReLU returned. The result is zero where they are zero or negative, which
+    makes a gradient that of the ReLU's input.
     """
     inputs = [channels_last(level) for level in inputs]
     gates = [channels_last(gate) for gate in gates]
@@ -175,7 +177,7 @@ def pointwise_convolve(
 ) -> Tensor:
     """Return a 1×1 convolution's result plus `added`, then optionally ReLU; NaN stays.
 
-    It is zero where `gate` is not positive, see `tile_convolve`. `spread_over`: (height, width) of
+    It is zero where `gate` is closed, see `tile_convolve`. `spread_over`: (height, width) of
     the result, whose every second row and column the features are, which makes it the input's
     gradient of a convolution of stride 2.
     """
@@ -202,15 +204,14 @@ def pointwise_convolve(
     return output
 
 
-_GradientLevel = c_struct("P input gradient gate", "q images height width input_height input_width")
-"""`Level` as weight_gradient.cpp has it."""
+_GradientLevel = c_struct("P input gradient", "q images height width input_height input_width")
+"""`Level` as weight_gradient.cpp and pointwise_gradient.cpp have it."""
 _GradientShape = c_struct("q inputs outputs kernel stride")  # `Shape` as weight_gradient.cpp has it
 
 
 def weight_gradient(
     inputs: Sequence[Tensor],
     gradients: Sequence[Tensor],
-    gates: Sequence[Tensor | None] = (),
     *,
     kernel: int,
     stride: int = 1,
@@ -220,19 +221,13 @@ def weight_gradient(
     """Return the gradients of a convolution's weight and bias, summed over the levels.
 
     That of the weight is float32 [O, I, kernel, kernel] in channels_last memory, that of the bias
-    [O]. `gradients` are those of the outputs; where `gates` are given, the outputs of a ReLU
-    behind, they count where these are positive. `kernel` is 3 (padding 1) or 1 (no padding),
-    `stride` 1, or 2 of a 1×1, and `scale` [O] a factor for each output's weights.
+    [O]. `gradients` are those of the outputs. `kernel` is 3 (padding 1) or 1 (no padding), `stride`
+    1, or 2 of a 1×1, and `scale` [O] a factor for each output's weights.
     """
     inputs = [channels_last(level) for level in inputs]
     gradients = [channels_last(gradient) for gradient in gradients]
-    gates = [channels_last_or_none(gate) for gate in gates or [None] * len(inputs)]
     grad_weight, grad_bias = _empty_gradients(inputs, gradients, kernel=kernel)
-    records = [
-        _GradientLevel(level, gradient, gate, len(level), *gradient.shape[2:], *level.shape[2:])
-        for level, gradient, gate in zip(inputs, gradients, gates, strict=True)
-    ]
-    levels = (_GradientLevel * len(records))(*records)
+    levels = _gradient_levels(inputs, gradients)
     shape = _GradientShape(inputs[0].shape[1], len(grad_bias), kernel, stride)
     scale, threads = float32_or_none(scale), torch.get_num_threads()
     size = WEIGHT_GRADIENT.library().weight_gradient_bytes(levels, len(levels), shape, threads)
@@ -241,13 +236,11 @@ def weight_gradient(
         "weight_gradient_sum",
         levels, len(levels), shape, scale, grad_weight, grad_bias, scratch, threads,
         tiles_for(tiles),
-        read=(*inputs, *gradients, *gates), written=(grad_weight, grad_bias),
+        read=(*inputs, *gradients), written=(grad_weight, grad_bias),
     )  # fmt: skip
     return grad_weight, grad_bias
 
 
-_PixelLevel = c_struct("P input gradient", "q images height width input_height input_width")
-"""`Level` as pointwise_gradient.cpp has it."""
 _PixelShape = c_struct("q inputs outputs stride")  # `Shape` as pointwise_gradient.cpp has it
 
 
@@ -265,11 +258,7 @@ def pointwise_weight_gradient(
     inputs = [channels_last(level) for level in inputs]
     gradients = [channels_last(gradient) for gradient in gradients]
     grad_weight, grad_bias = _empty_gradients(inputs, gradients, kernel=1)
-    records = [
-        _PixelLevel(level, gradient, len(level), *gradient.shape[2:], *level.shape[2:])
-        for level, gradient in zip(inputs, gradients, strict=True)
-    ]
-    levels = (_PixelLevel * len(records))(*records)
+    levels = _gradient_levels(inputs, gradients)
     work = (levels, len(levels), _PixelShape(inputs[0].shape[1], len(grad_bias), stride))
     scale, threads = float32_or_none(scale), torch.get_num_threads()
     size = POINTWISE_GRADIENT.library().pointwise_gradient_bytes(*work, threads)
@@ -279,6 +268,14 @@ def pointwise_weight_gradient(
         read=(*inputs, *gradients), written=(grad_weight, grad_bias),
     )  # fmt: skip
     return grad_weight, grad_bias
+
+
+def _gradient_levels(inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> ctypes.Array[Record]:
+    records = [
+        _GradientLevel(level, gradient, len(level), *gradient.shape[2:], *level.shape[2:])
+        for level, gradient in zip(inputs, gradients, strict=True)
+    ]
+    return (_GradientLevel * len(records))(*records)
 
 
 def _empty_gradients(

@@ -1,6 +1,10 @@
 // BF16 values in memory: the upper half of a float32.
 #pragma once
 
+#if defined(__AVX512BW__)
+#include <immintrin.h>
+#endif
+
 #include <cstdint>
 #include <cstring>
 
@@ -23,9 +27,13 @@ static inline Bfloat16 rounded(float value) {
     return static_cast<Bfloat16>((bits & 0x7fffffff) > 0x7f800000 ? nan : nearest);
 }
 
-// Whether ReLU returned its input: it is positive, or NaN, which keeps its gradient as in torch.
-static inline bool is_open(Bfloat16 gate) {
-    const bool positive = static_cast<int16_t>(gate) > 0;  // as an integer where it is as a number
-    const bool nan = (gate & 0x7fff) > 0x7f80;
-    return positive | nan;
+// Whether ReLU returned its input: it is positive, or NaN of either sign, which keeps its gradient as in torch.
+// As integers, all of these are positive, or unsigned and beyond minus infinity.
+static inline bool is_open(Bfloat16 gate) { return (static_cast<int16_t>(gate) > 0) | (gate > 0xff80); }
+
+#if defined(__AVX512BW__)
+static inline __mmask32 open_lanes(__m512i gates) {
+    return _mm512_cmpgt_epi16_mask(gates, _mm512_setzero_si512()) |
+           _mm512_cmpgt_epu16_mask(gates, _mm512_set1_epi16(static_cast<int16_t>(0xff80)));
 }
+#endif

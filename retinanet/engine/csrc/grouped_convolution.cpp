@@ -10,10 +10,6 @@
 //
 // Maps are channels_last: [N, H, W, C].
 
-#if defined(__AVX512BW__)
-#include <immintrin.h>
-#endif
-
 #include <omp.h>
 
 #include <algorithm>
@@ -173,9 +169,7 @@ static inline void write_line(const float* low, const float* high, const Bfloat1
     const __m256i left = _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_bits(first), 16));
     const __m256i right = _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_bits(second), 16));
     __m512i line = _mm512_inserti64x4(_mm512_castsi256_si512(left), right, 1);
-    if (gate) {  // BF16 is positive where the same bits are as an integer
-        line = _mm512_maskz_mov_epi16(_mm512_cmpgt_epi16_mask(_mm512_loadu_si512(gate), _mm512_setzero_si512()), line);
-    }
+    if (gate) line = _mm512_maskz_mov_epi16(open_lanes(_mm512_loadu_si512(gate)), line);
     // Past the caches: nothing is read back soon, and the line need not be fetched first.
     _mm512_stream_si512(reinterpret_cast<__m512i*>(to), line);
 }
@@ -183,7 +177,7 @@ static inline void write_line(const float* low, const float* high, const Bfloat1
 static inline void write_line(const float* low, const float* high, const Bfloat16* gate, bool relu, Bfloat16* to) {
     for (int64_t i = 0; i < UNIT; i++) {
         const float sum = i < BLOCK ? low[i] : high[i - BLOCK];
-        const bool open = !(relu && sum < 0) && !(gate && static_cast<int16_t>(gate[i]) <= 0);
+        const bool open = !(relu && sum < 0) && !(gate && !is_open(gate[i]));
         to[i] = open ? rounded(sum) : 0;
     }
 }

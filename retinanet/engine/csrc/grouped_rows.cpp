@@ -12,10 +12,6 @@
 //
 // Maps are channels_last: [N, H, W, C]. Pixels outside of them are not read.
 
-#if defined(__AVX512BW__)
-#include <immintrin.h>
-#endif
-
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
@@ -123,13 +119,7 @@ WITH_BF16 static inline __attribute__((always_inline)) void write_columns(
             high = _mm512_max_ps(_mm512_setzero_ps(), high);
         }
         __m512i line = _mm512_permutexvar_epi16(places, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
-        if (row.gate) {  // see `is_open`
-            const __m512i gate = _mm512_loadu_si512(row.gate + place);
-            const __m512i magnitude = _mm512_and_si512(gate, _mm512_set1_epi16(0x7fff));
-            const __mmask32 positive = _mm512_cmpgt_epi16_mask(gate, _mm512_setzero_si512());
-            const __mmask32 nan = _mm512_cmpgt_epi16_mask(magnitude, _mm512_set1_epi16(0x7f80));
-            line = _mm512_maskz_mov_epi16(positive | nan, line);
-        }
+        if (row.gate) line = _mm512_maskz_mov_epi16(open_lanes(_mm512_loadu_si512(row.gate + place)), line);
         // Past the caches: nothing is read back soon, and the line need not be fetched first.
         _mm512_stream_si512(reinterpret_cast<__m512i*>(row.result + place), line);
     }

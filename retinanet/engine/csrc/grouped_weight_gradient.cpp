@@ -13,10 +13,6 @@
 //
 // Maps are channels_last: [N, H, W, C].
 
-#if defined(__AVX512BW__)
-#include <immintrin.h>
-#endif
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -35,7 +31,6 @@ constexpr int64_t STRIP_PIXELS = 1024;   // about so many output pixels are pack
 struct Maps {
     const Bfloat16* features;
     const Bfloat16* gradient;
-    const Bfloat16* gate;  // as large as the gradient, which counts where this is positive; or null
 };
 
 // How the work is cut: a job has a range of units and a range of strips; a strip is some output rows.
@@ -95,13 +90,6 @@ static inline Line load_line(const Bfloat16* from) {
     return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), _mm512_loadu_si512(from));
 }
 
-static inline Line load_gated_line(const Bfloat16* from, const Bfloat16* gate) {
-    // BF16 is positive where the same bits are as an integer.
-    const __mmask32 open = _mm512_cmpgt_epi16_mask(_mm512_loadu_si512(gate), _mm512_setzero_si512());
-    const __m512i values = _mm512_maskz_loadu_epi16(open, from);
-    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), values);
-}
-
 // A pair of pixels as a cell of each block.
 static inline void store_pair(Line first, Line second, Bfloat16* low, Bfloat16* high) {
     _mm512_storeu_si512(low, _mm512_unpacklo_epi16(first, second));
@@ -142,12 +130,6 @@ static inline Line zero_line() { return Line{}; }
 static inline Line load_line(const Bfloat16* from) {
     Line line;
     std::memcpy(line.values, from, sizeof line.values);
-    return line;
-}
-
-static inline Line load_gated_line(const Bfloat16* from, const Bfloat16* gate) {
-    Line line;
-    for (int64_t i = 0; i < UNIT; i++) line.values[i] = static_cast<int16_t>(gate[i]) > 0 ? from[i] : 0;
     return line;
 }
 
@@ -238,9 +220,7 @@ static int64_t pack_gradient(const Maps& maps, const Plan& plan, const Strip& st
     for (int64_t y = strip.row; y < strip.row + strip.rows; y++) {
         const int64_t place = (strip.image * shape.out_height + y) * width * channels + unit * UNIT;
         const auto pixel = [&](int64_t x) {
-            if (x >= width) return zero_line();
-            const int64_t at = place + x * channels;
-            return maps.gate ? load_gated_line(maps.gradient + at, maps.gate + at) : load_line(maps.gradient + at);
+            return x < width ? load_line(maps.gradient + place + x * channels) : zero_line();
         };
         for (int64_t cell = 0; cell < plan.row_cells; cell++, low += CELL, high += CELL) {
             store_pair(pixel(2 * cell), pixel(2 * cell + 1), low, high);

@@ -9,7 +9,7 @@
 constexpr int64_t COLUMNS = 32;  // output channels that are written together: two tiles, a cache line
 
 // Where the results of a call go, and what becomes of the sums on the way: the bias and `added` are
-// added, then comes ReLU, and where `gate` is zero so is the result.
+// added, then comes ReLU, and where `gate` is closed the result is zero.
 struct Target {
     Bfloat16* output;       // [pixels][outputs]
     const Bfloat16* added;  // none, or of the output's shape
@@ -75,13 +75,7 @@ struct Writer {
         }
         __m512i results;
         asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(results) : "v"(high), "v"(low));
-        if (gate) {  // see `is_open`
-            const __m512i gates = _mm512_loadu_si512(gate + place);
-            const __m512i magnitudes = _mm512_and_si512(gates, _mm512_set1_epi16(0x7fff));
-            const __mmask32 positive = _mm512_cmpgt_epi16_mask(gates, _mm512_setzero_si512());
-            const __mmask32 nan = _mm512_cmpgt_epi16_mask(magnitudes, _mm512_set1_epi16(0x7f80));
-            results = _mm512_maskz_mov_epi16(positive | nan, results);
-        }
+        if (gate) results = _mm512_maskz_mov_epi16(open_lanes(_mm512_loadu_si512(gate + place)), results);
         _mm512_storeu_si512(output + place, results);
     }
 

@@ -7,10 +7,6 @@
 // Manual, volume 1, chapter 18, and volume 2, TDPBF16PS.
 #pragma once
 
-#if defined(__AVX512BW__)
-#include <immintrin.h>
-#endif
-
 #include "bfloat16.h"
 
 #if defined(__linux__) && defined(__x86_64__)

@@ -23,10 +23,6 @@
 
 #include "tiles.h"
 
-#if defined(__AVX512BW__)
-#include <immintrin.h>
-#endif
-
 constexpr int64_t UNIT = 32;         // channels packed at once
 // Tiles of dY that a block of pixels has, at most: 512 KB of the L2 cache. Larger blocks push the sums out,
 // smaller ones read and write the sums more often (256, 768 and 1,024 were slower).
@@ -39,7 +35,6 @@ constexpr int64_t TILE_SUMS = 256;
 struct Level {
     const Bfloat16* input;
     const Bfloat16* gradient;  // of the output
-    const Bfloat16* gate;      // or null; the gradient counts where this is positive
     int64_t images, height, width;  // of the output; a 1×1 of stride 2 reads every second pixel of the input
     int64_t input_height, input_width;
 };
@@ -195,9 +190,11 @@ static __mmask32 first_lanes(int64_t count) {
     return count >= 32 ? 0xffffffffu : static_cast<__mmask32>((1u << std::max<int64_t>(count, 0)) - 1);
 }
 
-// The pairs (first, second) of a unit's even channels, and of its odd ones.
-static inline void pair_up(__m512i first, __m512i second, __m512i* pairs) {
+// The pairs of two pixels of a unit's even channels, and of its odd ones.
+static inline void pair_up(const Bfloat16* const* pixels, int64_t channel, __mmask32 lanes, __m512i* pairs) {
     const __mmask32 upper = 0xaaaaaaaa;
+    const __m512i first = _mm512_maskz_loadu_epi16(lanes, pixels[0] + channel);
+    const __m512i second = _mm512_maskz_loadu_epi16(lanes, pixels[1] + channel);
     pairs[0] = _mm512_mask_blend_epi16(upper, first, _mm512_slli_epi32(second, 16));
     pairs[1] = _mm512_mask_blend_epi16(upper, _mm512_srli_epi32(first, 16), second);
 }
@@ -237,37 +234,16 @@ static inline void add_pairs(__m512i pairs, __m512* sum) {
 }
 #endif
 
-// Reads pixels of a map; where a gate is given, zero where that is not positive.
-struct Reader {
-    const Bfloat16 *map, *gate, *zeros;
-
-    const Bfloat16* gate_at(const Bfloat16* place) const { return place == zeros ? zeros : gate + (place - map); }
-
-#if defined(__AVX512BW__)
-    __m512i unit(const Bfloat16* place, int64_t channel, __mmask32 lanes) const {
-        // BF16 is positive where the same bits are as an integer.
-        if (gate) lanes = _mm512_mask_cmpgt_epi16_mask(lanes, _mm512_maskz_loadu_epi16(lanes, gate_at(place) + channel), _mm512_setzero_si512());
-        return _mm512_maskz_loadu_epi16(lanes, place + channel);
-    }
-#else
-    Bfloat16 value(const Bfloat16* place, int64_t channel) const {
-        if (gate && static_cast<int16_t>(gate_at(place)[channel]) <= 0) return 0;
-        return place[channel];
-    }
-#endif
-};
-
 // 32 pixels of a unit of the gradient as two tiles, `apart` values apart; adds them to the bias [32].
 static void pack_gradient(
-    const Reader& reader, const Bfloat16* const* places, int64_t channel, int64_t channels, Bfloat16* tiles,
-    int64_t apart, float* bias) {
+    const Bfloat16* const* places, int64_t channel, int64_t channels, Bfloat16* tiles, int64_t apart, float* bias) {
 #if defined(__AVX512BW__)
     const __mmask32 lanes = first_lanes(channels - channel);
     __m512i rows[2][16];
     __m512 sums[2] = {_mm512_loadu_ps(bias), _mm512_loadu_ps(bias + 16)};
     for (int pair = 0; pair < 16; pair++) {
         __m512i made[2];
-        pair_up(reader.unit(places[2 * pair], channel, lanes), reader.unit(places[2 * pair + 1], channel, lanes), made);
+        pair_up(places + 2 * pair, channel, lanes, made);
         for (int half = 0; half < 2; half++) {
             rows[half][pair] = made[half];
             add_pairs(made[half], &sums[half]);
@@ -281,7 +257,7 @@ static void pack_gradient(
 #else
     for (int64_t c = 0; c < UNIT; c++) {
         for (int64_t pixel = 0; pixel < TILE_SUM; pixel++) {
-            const Bfloat16 value = channel + c < channels ? reader.value(places[pixel], channel + c) : 0;
+            const Bfloat16 value = channel + c < channels ? places[pixel][channel + c] : 0;
             tiles[c % 2 * apart + c / 2 * TILE_SUM + pixel] = value;
             bias[c % 2 * 16 + c / 2] += widened(value);
         }
@@ -291,13 +267,12 @@ static void pack_gradient(
 
 // A unit of the input as pairs of pixels, `pairs` of them from place 0 on: [2][pairs][16 channels of 2].
 static void pack_input(
-    const Reader& reader, const Bfloat16* const* places, int64_t pairs, int64_t channel, int64_t channels, Bfloat16* packed,
-    int64_t apart) {
+    const Bfloat16* const* places, int64_t pairs, int64_t channel, int64_t channels, Bfloat16* packed, int64_t apart) {
 #if defined(__AVX512BW__)
     const __mmask32 lanes = first_lanes(channels - channel);
     for (int64_t pair = 0; pair < pairs; pair++) {
         __m512i made[2];
-        pair_up(reader.unit(places[2 * pair], channel, lanes), reader.unit(places[2 * pair + 1], channel, lanes), made);
+        pair_up(places + 2 * pair, channel, lanes, made);
         _mm512_storeu_si512(packed + pair * 32, made[0]);
         _mm512_storeu_si512(packed + apart + pair * 32, made[1]);
     }
@@ -305,7 +280,7 @@ static void pack_input(
     for (int64_t pixel = 0; pixel < 2 * pairs; pixel++) {
         for (int64_t c = 0; c < UNIT; c++) {
             packed[c % 2 * apart + pixel / 2 * 32 + c / 2 * 2 + pixel % 2] =
-                channel + c < channels ? reader.value(places[pixel], channel + c) : 0;
+                channel + c < channels ? places[pixel][channel + c] : 0;
         }
     }
 #endif
@@ -530,7 +505,6 @@ static void add_strip(const Strip& strip, const Shape& shape, const Plan& plan, 
     const int64_t pixels = steps * TILE_SUM + halo, pairs = pixels / 2, half = plan.most_pixels * 16;
     place_gradient(strip, shape, steps * TILE_SUM, work);
     place_input(strip, shape, pixels + 1, work);
-    const Reader gradients{level.gradient, level.gate, work.zeros}, inputs{level.input, nullptr, work.zeros};
     Ahead first_unit(work.input_places, pixels, 0, steps);
     for (int64_t step = 0; step < steps; step++) {
         const Bfloat16* const* places = work.gradient_places + step * TILE_SUM;
@@ -541,14 +515,14 @@ static void add_strip(const Strip& strip, const Shape& shape, const Plan& plan, 
                 for (int64_t pixel = TILE_SUM; pixel < 2 * TILE_SUM; pixel++) __builtin_prefetch(places[pixel] + channel, 0, 2);
             }
             pack_gradient(
-                gradients, places, channel, shape.outputs, work.gradients + (2 * unit * plan.steps + step) * TILE_VALUES,
+                places, channel, shape.outputs, work.gradients + (2 * unit * plan.steps + step) * TILE_VALUES,
                 plan.steps * TILE_VALUES, work.bias + unit * UNIT);
         }
     }
     const int64_t passes = group.units * (plan.taps == 1 ? 1 : 6);  // over the steps, of a unit of the input
     for (int64_t unit = 0; unit < plan.input_units; unit++) {
-        pack_input(inputs, work.input_places, pairs, unit * UNIT, shape.inputs, work.even, half);
-        if (plan.taps != 1) pack_input(inputs, work.input_places + 1, pairs, unit * UNIT, shape.inputs, work.odd, half);
+        pack_input(work.input_places, pairs, unit * UNIT, shape.inputs, work.even, half);
+        if (plan.taps != 1) pack_input(work.input_places + 1, pairs, unit * UNIT, shape.inputs, work.odd, half);
         const Ahead ahead(work.input_places, unit + 1 < plan.input_units ? pixels : 0, (unit + 1) * UNIT, passes * steps);
         sum_strip<Tiles>(work, plan, steps, pitch, 2 * group.units, sums + 2 * unit * plan.taps * TILE_SUMS, first, ahead);
     }

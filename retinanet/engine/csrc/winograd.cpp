@@ -27,7 +27,7 @@ constexpr int64_t GRADIENT_BLOCK = 512;     // output channels of a weight gradi
 struct Level {
     const Bfloat16* input;
     Bfloat16* output;  // or, for weight gradients, the output's gradient
-    // What ReLU made of the output, where the gradient is one: it counts where this is positive.
+    // What ReLU made of the output, where the gradient is one: it counts where this is open.
     const Bfloat16* gate;
     int64_t images, height, width;
 };
@@ -91,11 +91,10 @@ static inline Pixel find_pixel(
     return {map + place, gate ? gate + place : nullptr, 0xffff};
 }
 
-// 16 values of a pixel, zero outside of the map and where the gate is not positive.
+// 16 values of a pixel, zero outside of the map and where the gate is closed.
 WITH_BF16 static inline __m512 load(const Pixel& pixel, int64_t channel, __mmask16 lanes) {
     lanes &= pixel.inside;
-    // BF16 is positive where the same bits are as an integer.
-    if (pixel.gate) lanes = _mm256_mask_cmpgt_epi16_mask(lanes, _mm256_maskz_loadu_epi16(lanes, pixel.gate + channel), _mm256_setzero_si256());
+    if (pixel.gate) lanes &= open_lanes(_mm512_castsi256_si512(_mm256_maskz_loadu_epi16(lanes, pixel.gate + channel)));
     return widened(_mm256_maskz_loadu_epi16(lanes, pixel.values + channel));
 }
 

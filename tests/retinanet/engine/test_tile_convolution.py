@@ -176,22 +176,13 @@ def test_pointwise_input_gradients_of_stride_2(tiles: Tiles, size: tuple[int, in
     assert_rounded(result, expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "gated"),
-    [
-        *((name, False) for name in WEIGHT_GRADIENTS),
-        *((name, True) for name in ("several levels", "odd channels", "1x1 of stride 2")),
-    ],
-)
-def test_weight_and_bias_gradients(tiles: Tiles, name: str, gated: bool) -> None:
+@pytest.mark.parametrize("name", WEIGHT_GRADIENTS)
+def test_weight_and_bias_gradients(tiles: Tiles, name: str) -> None:
     case = WEIGHT_GRADIENTS[name]
     torch.set_num_threads(case.threads)
     levels, gradients = case.inputs_of_levels(), case.outputs_of_levels()
-    gates = case.outputs_of_levels(seed=3) if gated else []
     shape: dict[str, Any] = {"kernel": case.kernel, "stride": case.stride}
-    results = weight_gradient(levels, gradients, gates, **shape, tiles=tiles)
-    if gated:
-        gradients = [gradient * (gate > 0) for gradient, gate in zip(gradients, gates, strict=True)]
+    results = weight_gradient(levels, gradients, **shape, tiles=tiles)
     assert_close_sums(results, gradients_in_float64(case, levels, gradients))
 
 
@@ -320,21 +311,6 @@ def test_nan_reaches_only_what_is_computed_from_it(tiles: Tiles) -> None:
     result = pointwise_convolve(features, forward_weight(weight), bias, relu=True, tiles=tiles)
     assert result[1, :, 0, 20].isnan().all()
     assert result.isnan().sum() == case.outputs
-
-
-def test_a_nan_gate_is_open(tiles: Tiles) -> None:
-    for case in (DENSE["one row"], POINTWISE["one row"]):
-        weight, _ = case.weight_and_bias()
-        [gradient], [gate] = case.outputs_of_levels(), case.inputs_of_levels()
-        gate.zero_()
-        gate[1, 2, 0, 4] = -torch.nan
-        packed = backward_weight(weight)
-        if case.kernel == 3:
-            [result] = tile_convolve([gradient], packed, gates=[gate], tiles=tiles)
-        else:
-            result = pointwise_convolve(gradient, packed, gate=gate, tiles=tiles)
-        assert result[1, 2, 0, 4] != 0
-        assert result.count_nonzero() == 1
 
 
 def unpack(tiles: Tensor, columns: int, sums: int, taps: int) -> Tensor:
