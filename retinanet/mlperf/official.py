@@ -236,7 +236,7 @@ def format_batch_counts(log: RunLog) -> str:
     if type(batch) is not int or batch < 2 or not counts_batches(samples, batch):
         return ""
     evaluated = log.value(constants.EVAL_SAMPLES)
-    text = f"{constants.TRAIN_SAMPLES} {samples:,} × {batch}"
+    text = f"{constants.TRAIN_SAMPLES} {samples:,} × {batch:,}"
     if type(evaluated) is int and evaluated < VALIDATION_IMAGES:
         text += f", {constants.EVAL_SAMPLES} {evaluated:,}"
     return text

@@ -44,10 +44,13 @@ def benchmark_name(rules: Rules) -> str:
 def counts_batches(samples: object, batch_size: int) -> bool:
     """Return whether a `train_samples` is MLPerf's training images in batches, as logs may count.
 
-    Accepted submissions round down or up: 4,571 and 4,572 batches of 256 images.
+    Accepted submissions round down or up, 4,571 and 4,572 batches of 256 images, or fill up to a
+    multiple: 576 of 2,048. A number from the batch size on is images, unless it is rounded.
     """
-    batches = (TRAINING_IMAGES // batch_size, -(-TRAINING_IMAGES // batch_size))
-    return batch_size > 1 and samples in batches
+    fewest, most = TRAINING_IMAGES // batch_size, -(-TRAINING_IMAGES // batch_size)
+    if type(samples) is int and samples < batch_size:
+        most = round(1.01 * TRAINING_IMAGES) // batch_size
+    return batch_size > 1 and type(samples) is int and fewest <= samples <= most
 
 
 class Closed(NamedTuple):

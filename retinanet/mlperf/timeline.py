@@ -318,19 +318,23 @@ class Reader:
     def images(self, batch: int | None, *, steps: int | None) -> tuple[int | None, int | None]:
         """Return the images of an epoch and of the data set; `steps`: of the longest epoch."""
         samples = self.count(constants.TRAIN_SAMPLES)
-        if samples is None or samples == TRAINING_IMAGES:
+        # Ours counts images, and has the file.
+        is_ours = bool(self.file_of_run("environment.json"))
+        if samples is None or samples == TRAINING_IMAGES or is_ours:
             return samples, samples
         is_steps = samples == steps and batch != 1
-        if batch is not None and (counts_batches(samples, batch) or is_steps):
+        is_checked = batch and steps and steps in (samples // batch, -(-samples // batch))
+        are_few = batch is not None and samples < batch and not is_checked
+        if batch is not None and (counts_batches(samples, batch) or is_steps or are_few):
             images = samples * batch
             text = f"train_samples counts batches: {samples:,} × {batch:,} = {images:,} images"
             if counts_batches(samples, batch):
                 self.notes.append(f"{text} an epoch; MLPerf's data set has {TRAINING_IMAGES:,}")
                 return images, TRAINING_IMAGES
-            self.notes.append(f"{text} an epoch, which has {steps:,} steps")
+            reason = f"which has {steps:,} steps" if is_steps else "since a batch has more"
+            self.notes.append(f"{text} an epoch, {reason}")
             return images, images
-        is_checked = batch and steps and steps in (samples // batch, -(-samples // batch))
-        if not is_checked and not self.file_of_run("environment.json"):
+        if not is_checked:
             self.notes.append(f"train_samples {samples:,} is taken as images; nothing confirms it")
         return samples, samples
 
@@ -486,12 +490,15 @@ class Reader:
         ]
         if not logged or speed is None:
             return
-        throughput, ranks = median(logged), timeline.machine.ranks or 1
+        throughput = median(logged)
         text = f"tracked_stats has a throughput of {significant(throughput)}"
-        if ranks > 1 and abs(throughput * ranks / speed - 1) < 0.1:
-            total = significant(throughput * ranks)
-            self.notes.append(f"{text}, that of a rank: × {ranks} = {total} images/s")
-        elif abs(throughput / speed - 1) > 0.1:
+        units = {"that of a rank": timeline.machine.ranks, "in batches": timeline.batch_size}
+        for unit, factor in units.items():
+            if factor is not None and factor > 1 and abs(throughput * factor / speed - 1) < 0.1:
+                total = significant(throughput * factor)
+                self.notes.append(f"{text}, {unit}: × {factor:,} = {total} images/s")
+                return
+        if abs(throughput / speed - 1) > 0.1:
             self.notes.append(f"{text}, but the time of epochs gives {significant(speed)} images/s")
 
     def note_missing(self, timeline: Timeline) -> None:

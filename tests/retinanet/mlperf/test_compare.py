@@ -236,6 +236,8 @@ def test_google_like_blocks_and_images_are_read(tmp_path: Path) -> None:
         (45, 4, 45, None),  # without the last images
         (5, 5, 50, "5 × 10 = 50 images an epoch, which has 5 steps"),
         (45, None, 45, "45 is taken as images; nothing confirms it"),
+        (7, None, 70, "7 × 10 = 70 images an epoch, since a batch has more"),
+        (7, 1, 7, None),  # one step of 7 images
     ],
 )
 def test_train_samples_are_images_or_batches_as_steps_show(
@@ -247,6 +249,20 @@ def test_train_samples_are_images_or_batches_as_steps_show(
     assert log.epoch_images == images and log.epoch_seconds == [10.0]
     assert any("train_samples" in text for text in log.notes) == (note is not None)
     assert note is None or noted(log, note)
+
+
+@pytest.mark.parametrize(("samples", "batch"), [(576, 2048), (464, 2528), (571, 2048)])
+def test_batches_that_fill_an_epoch_up_are_of_mlperfs_images(
+    samples: int, batch: int, tmp_path: Path
+) -> None:
+    head = [event("global_batch_size", 0, batch), event("train_samples", 4, samples)]
+    log = timeline(write_log(tmp_path, *head, *epoch(1, 10, 20), END))
+    assert (log.epoch_images, log.dataset_images) == (samples * batch, 1_170_301)
+    assert noted(log, f"{samples} × {batch:,} =", "MLPerf's data set has 1,170,301")
+    assert log.images_per_second == samples * batch / 10
+    stats = event("tracked_stats", 20, {"throughput": samples / 10})
+    log = timeline(write_log(tmp_path, *head, *epoch(1, 10, 20), stats, END))
+    assert noted(log, "in batches: ×")
 
 
 def test_part_of_an_epoch_counts_for_speed_only_if_no_epoch_is_whole(tmp_path: Path) -> None:

@@ -165,19 +165,30 @@ def test_rules_without_the_benchmark_are_an_error(run: Path, run_here: RunHere) 
 
 
 @pytest.mark.parametrize(
-    ("samples", "is_recognized"), [("4571", True), ("4572", True), ("4570", False)]
+    ("samples", "batch", "is_recognized"),
+    [
+        ("4571", 256, True),
+        ("4572", 256, True),
+        ("4570", 256, False),
+        ("4573", 256, False),
+        ("576", 2048, True),
+        ("570", 2048, False),
+        ("600", 2048, False),
+    ],
 )
 def test_samples_counted_in_batches_are_recognized(
-    samples: str, is_recognized: bool, run: Path, run_here: RunHere, tmp_path: Path
+    samples: str, batch: int, *, is_recognized: bool, run: Path, run_here: RunHere, tmp_path: Path
 ) -> None:
     replace_text(run / "mlperf.log", "1170301", samples)
     replace_text(run / "mlperf.log", "24781", "97")
+    key = '"global_batch_size", "value": '
+    replace_text(run / "mlperf.log", f"{key}256", f"{key}{batch}")
     numbers = tmp_path / "found.json"
     done = run_here(main, *CHECK, run, "--json", numbers)
     assert done.returncode == 0
     remarks = " ".join(json.loads(numbers.read_text())["remarks"])
     assert ("train_samples" not in remarks) == ("eval_samples" not in remarks) == is_recognized
-    assert (f"{int(samples):,} × 256" in done.stdout) == is_recognized
+    assert (f"{int(samples):,} × {batch:,}" in done.stdout) == is_recognized
 
 
 def test_folder_of_results_is_checked_log_by_log(run_here: RunHere, tmp_path: Path) -> None:
