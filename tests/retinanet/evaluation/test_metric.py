@@ -131,6 +131,37 @@ def test_both_libraries_have_equal_tables(scored: Scored) -> None:
     assert_equal_tables(scored.annotations, scored.detections)
 
 
+def test_boxes_on_a_limit_of_areas_belong_to_both_sides(tmp_path: Path) -> None:
+    sides = [31, 32, 33, 95, 96, 97]
+    boxes = [[100 * place, 0, side, side] for place, side in enumerate(sides)]
+    content = {
+        "images": [
+            {"id": number, "file_name": f"{number}.jpg", "width": 700, "height": 99}
+            for number in (1, 2)
+        ],
+        "categories": [{"id": 1, "name": "square"}],
+        "annotations": [
+            {"id": place + 1, "image_id": 1, "category_id": 1, "bbox": box, "iscrowd": 0}
+            | {"area": box[2] * box[3]}
+            for place, box in enumerate(boxes)
+        ],
+    }
+    (tmp_path / "truth.json").write_text(json.dumps(content))
+    annotations = read_annotations(tmp_path / "truth.json")
+    corners = np.array([[x, y, x + width, y + height] for x, y, width, height in boxes], float)
+    for side in sides:  # found in the second image, where there is nothing
+        wrong = corners[[sides.index(side)]]
+        detections = SplitDetections.from_images(
+            [
+                ImageDetections(1, corners, np.full(6, 0.5), np.ones(6, np.int64)),
+                ImageDetections(2, wrong, np.ones(1), np.ones(1, np.int64)),
+            ]
+        )
+        tables = assert_equal_tables(annotations, detections)
+        below, between, above = (tables.precision[0, 0, 0, area, -1] < 1 for area in (1, 2, 3))
+        assert (below, between, above) == (side <= 32, 32 <= side <= 96, side >= 96)
+
+
 def test_more_than_100_boxes_of_a_class_per_image() -> None:
     random = np.random.default_rng(3)
     truth = generated_truth(images=40, random=random)

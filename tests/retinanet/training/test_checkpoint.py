@@ -380,6 +380,55 @@ def test_checkpoint_without_optimizer_is_not_whole(copy: Path) -> None:
     assert "does not list optimizer.safetensors" in problem
 
 
+def small_checkpoint(folder: Path, *, norm: str, ranks: int, statistics: str = "") -> Path:
+    """Write a checkpoint of one weight; `statistics` names a tensor of `0`, `1` … each."""
+    files = {"model.safetensors": ["a"], "optimizer.safetensors": ["a/exp_avg"]}
+    if statistics:
+        files["ranks.safetensors"] = statistics.split()
+    folder.mkdir()
+    parts = {}
+    for name, tensors in files.items():
+        content = save({tensor: torch.ones(2) for tensor in tensors})
+        (folder / name).write_bytes(content)
+        parts[name] = Part(sha256=file_digest(folder / name), bytes=len(content))
+    state = dataclasses.replace(
+        STATE,
+        model=dataclasses.replace(DESCRIPTION, norm=norm),
+        setup={"ranks": ranks},
+        random_states=[random_states()] * ranks,
+        parts=parts,
+    )
+    (folder / "state.json").write_text(state_text(state))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("norm", "ranks", "is_whole"), [("batch", 2, False), ("batch", 1, True), ("frozen", 2, True)]
+)
+def test_several_ranks_whose_norms_train_need_their_statistics(
+    tmp_path: Path, norm: str, ranks: int, is_whole: bool
+) -> None:
+    folder = small_checkpoint(tmp_path / "alone", norm=norm, ranks=ranks)
+    if is_whole:
+        read_checkpoint(folder).require_complete()
+    else:
+        message = error_message(read_checkpoint(folder).require_complete)
+        assert "state.json: does not list ranks.safetensors" in message
+    folder = small_checkpoint(tmp_path / "all", norm=norm, ranks=ranks, statistics="0/mean 1/mean")
+    read_checkpoint(folder).require_complete()
+
+
+def test_statistics_of_different_norms_are_refused(tmp_path: Path) -> None:
+    folder = small_checkpoint(tmp_path / "a", norm="batch", ranks=2, statistics="0/mean 1/mean")
+    assert [set(state.statistics) for state in read_checkpoint(folder).rank_states()] == [
+        {"mean"},
+        {"mean"},
+    ]
+    folder = small_checkpoint(tmp_path / "b", norm="batch", ranks=2, statistics="0/mean 1/var")
+    message = error_message(read_checkpoint(folder).rank_states)
+    assert message == f"{folder}/ranks.safetensors: ranks have statistics of different norms"
+
+
 @pytest.mark.slow
 def test_reading_keeps_no_file_mapped(copy: Path) -> None:
     model, optimizer = new_model()

@@ -13,6 +13,7 @@ from retinanet.engine.engines import PreparedTraining
 from retinanet.engine.optimizers import make_optimizer
 from retinanet.model.retinanet import HeadOutputs, RetinaNet
 from retinanet.training.loop import (
+    GroupStep,
     StepResult,
     batch_losses,
     train_one_epoch,
@@ -34,6 +35,24 @@ def frozen_model() -> RetinaNet:
 def cleared_gradients(frozen_model: RetinaNet) -> Iterator[None]:
     yield
     frozen_model.zero_grad(set_to_none=True)
+
+
+@pytest.mark.parametrize(("groups", "seconds"), [(None, 6.0), (1, 6.0), (3, 2.0)])
+def test_groups_at_work_share_the_seconds(groups: int | None, seconds: float) -> None:
+    step = StepResult(
+        step=1,
+        losses={},
+        gradient_norm=1.0,
+        learning_rate=0.1,
+        images=12,
+        seconds=6.0,
+        data_seconds=0.0,
+        page_faults=0,
+        resident_mb=1.0,
+        peak_resident_mb=1.0,
+        group=None if groups is None else GroupStep(number=0, staleness=0, at_work=groups),
+    )
+    assert (step.run_seconds, step.images_per_second) == (seconds, 12 / seconds)
 
 
 def gradients(model: nn.Module) -> list[Tensor]:
