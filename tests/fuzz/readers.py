@@ -157,7 +157,7 @@ def check_topology(data: bytes, folder: Path) -> None:
     assert all(node >= 0 for node in read_memory_nodes(folder / "status"))
 
 
-VARIABLES = ("RANK", "SIZE", "PMI_", "MPI_", "SLURM_", "MASTER_", "hosts ")
+VARIABLES = ("RANK", "SIZE", "PMI_", "MPI_", "SLURM_", "MASTER_", "NODE", "SM_", "FLUX_", "hosts ")
 """Parts of names; an error must contain one."""
 
 
