@@ -18,7 +18,7 @@ python = $(environment)/bin/python
 FUZZ_SECONDS = 60
 FUZZ_TARGETS = annotations checkpoint config environment hosts image index log mlperf openimages topology voc weights yolo
 
-.PHONY: demo test-fast test test-all ipex-tests test-pythons ipex serving fuzz torture lint audit intel-mpi open-mpi browser slurm update tools setup clean
+.PHONY: demo test-fast test test-all ipex-tests test-pythons ipex serving fuzz torture lint audit intel-mpi open-mpi browser update tools setup clean
 
 # Without a compiler it takes longer; a line says so.
 demo: setup
@@ -39,7 +39,7 @@ test-fast: tools ; $(one_core)
 test test-all: tools
 	$(one_core) --durations=20; status=$$?; [ $$status -le 1 ] && $(whole_machine) && exit $$status
 
-test-all: ipex-tests intel-mpi open-mpi browser slurm
+test-all: ipex-tests intel-mpi open-mpi browser
 ipex-tests: ipex ; .venv-ipex/bin/python -m pytest -m ipex $$(grep -rl mark.ipex tests)  # others import what is not there
 
 test-pythons: tools
@@ -80,6 +80,6 @@ tools:
 	@./setup.sh tools
 	@SETUP_VENV=$(environment) ./setup.sh dev
 
-setup ipex serving intel-mpi open-mpi browser slurm: ; @SETUP_VENV=$(environment) ./setup.sh $(filter-out setup,$@)
+setup ipex serving intel-mpi open-mpi browser: ; @SETUP_VENV=$(environment) ./setup.sh $(filter-out setup,$@)
 
 clean: ; rm -rf .venv .venv-* .uv .pins .mypy_cache .ruff_cache .pytest_cache .hypothesis

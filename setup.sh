@@ -3,7 +3,6 @@
 #   dev, serving, fuzz   install requirements-dev.txt, -serving.txt or -fuzz.txt, which include requirements.txt
 #   ipex, intel-mpi, open-mpi   make .venv-ipex from requirements-ipex.txt, and so on
 #   compiler, tools, browser   look for what kernels and tests call; as root on Debian install what is missing
-#   slurm                unpack Debian's packages of Slurm into .venv-slurm, for its tests
 #   pythons              print the Pythons that the program can use, the newest first
 #   uv ARGUMENTS         run uv, which installs the packages
 # Variables: PYTHON (default: the environment's, else the newest of 3.11 to 3.14 that is here); TORCH_INDEX, an index of
@@ -97,18 +96,6 @@ require_browser() {
     (require_program chromium chromium "the test of the report's page, which is skipped without") || true
 }
 
-# Packages of Debian, unpacked and not installed: the tests start its daemons on hosts of their own.
-unpack_slurm() {
-    local archives=.venv-slurm/archives names="slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libmunge2 libhwloc15 liblua5.1-0"
-    if [ -x .venv-slurm/usr/sbin/slurmd-wlm ]; then return; fi
-    mkdir -p "$archives/partial"
-    if ! apt-get install --reinstall -qq --download-only --no-install-recommends -o Dir::Cache::archives="$PWD/$archives" $names >/dev/null; then
-        echo "setup: no packages of Slurm here; its tests are skipped" >&2
-        return
-    fi
-    for archive in "$archives"/*.deb; do dpkg -x "$archive" .venv-slurm; done
-}
-
 # Two at once, as of two terminals, would take each other's half-made environment away. A status other than 1
 # means that this file system has no locks, or this machine no flock.
 exec 9<"./${0##*/}"
@@ -122,8 +109,7 @@ intel-mpi | open-mpi) install_packages ".venv-$1" "requirements-$1.txt" ;;
 compiler) require_program "$compiler" g++ "the C++ kernels" ;;
 tools) for pair in "$compiler:g++" git:git pgrep:procps ip:iproute2; do require_program "${pair%:*}" "${pair#*:}" tests; done ;;
 browser) require_browser ;;
-slurm) unpack_slurm ;;
 pythons) list_pythons ;;
 uv\ *) run_uv "${@:2}" ;;
-*) fail "unknown argument $*; known are: dev, serving, fuzz, ipex, intel-mpi, open-mpi, compiler, tools, browser, slurm, pythons, uv" ;;
+*) fail "unknown argument $*; known are: dev, serving, fuzz, ipex, intel-mpi, open-mpi, compiler, tools, browser, pythons, uv" ;;
 esac

@@ -1,4 +1,4 @@
-"""A real Slurm on two hosts of one machine, from the packages that `make slurm` unpacks."""
+"""A real Slurm on two hosts of one machine, from Debian's packages: unpacked, not installed."""
 
 import os
 import subprocess
@@ -13,6 +13,10 @@ import pytest
 from tests.launch.two_hosts import ADDRESSES, NAMES, REPOSITORY, TwoHosts
 
 PACKAGES = REPOSITORY / ".venv-slurm"
+NAMES_OF_PACKAGES = (
+    *("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins"),
+    *("munge", "libmunge2", "libhwloc15", "liblua5.1-0"),
+)
 CONFIGURATION = """\
 ClusterName=test
 SlurmctldHost={name}({address})
@@ -71,11 +75,26 @@ class Slurm:
             time.sleep(0.5)
 
 
+def unpack() -> None:
+    """Download and unpack the packages once; skip the test where there are none."""
+    if (PACKAGES / "usr/sbin/slurmd-wlm").is_file():
+        return
+    archives = PACKAGES / "archives"
+    (archives / "partial").mkdir(parents=True, exist_ok=True)
+    download = ["apt-get", "install", "--yes", "--reinstall", "--download-only", "--quiet"]
+    download += ["--no-install-recommends", "-o", f"Dir::Cache::archives={archives}"]
+    try:
+        subprocess.run([*download, *NAMES_OF_PACKAGES], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no packages of Slurm can be downloaded, as root on Debian 12: {error}")
+    for archive in archives.glob("*.deb"):
+        subprocess.run(["dpkg", "-x", archive, PACKAGES], check=True)
+
+
 @contextmanager
 def started_slurm(hosts: TwoHosts, folder: Path) -> Iterator[Slurm]:
     """Start Slurm's daemons on two hosts while the context lasts; skip if it is not unpacked."""
-    if not (PACKAGES / "usr/sbin/slurmd-wlm").is_file():
-        pytest.skip("no Slurm; make slurm, as root on Debian 12")
+    unpack()
     libraries = next(PACKAGES.glob("usr/lib/*/slurm-wlm")).parent
     file = folder / "slurm.conf"
     nodes = "".join(

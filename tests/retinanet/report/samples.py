@@ -99,6 +99,7 @@ def reordered(
         file_names=tuple(annotations.file_names[index] for index in images),
         widths=annotations.widths[images],
         heights=annotations.heights[images],
+        is_displayed=annotations.is_displayed[images],
         box_offsets=np.cumsum([0, *(s.stop - s.start for s in slices)]),
         boxes=annotations.boxes[rows],
         box_category_ids=annotations.box_category_ids[rows],
