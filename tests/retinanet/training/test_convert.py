@@ -279,7 +279,7 @@ def test_classes_are_assigned_to_outputs(
         "[1]",
         '{"categories": [{"id": 3, "name": "a"}]}',
         '{"categories": [{"id": 0, "name": "a"}, {"id": 0, "name": "b"}]}',
-        '{"categories": [{"id": "0", "name": "a"}]}',
+        '{"categories": [{"id": "zero", "name": "a"}]}',
         "[" * 100_000,
         None,
     ],
