@@ -218,4 +218,13 @@ def launcher_command(ranks: Ranks, environment: Mapping[str, str]) -> list[str]:
         options["master-port"] = environment.get("MASTER_PORT", "")
         of_hosts = [f"--{name}={value}" for name, value in options.items()] if hosts > 1 else []
         return ["torchrun", *of_hosts, f"--nproc-per-node={ranks.local_size}"]
-    return launcher_named(ranks.launcher).start.format(ranks.size).split()
+    start = launcher_named(ranks.launcher).start.format(ranks.size).split()
+    if ranks.launcher != "slurm":
+        return start
+    # Options that a batch script, or its user, gave srun: without them a task may get one core.
+    options = {
+        "nodes": environment.get("SLURM_STEP_NUM_NODES", ""),
+        "cpus-per-task": environment.get("SLURM_CPUS_PER_TASK", ""),
+        "cpu-bind": "none" if environment.get("SLURM_CPU_BIND_TYPE") == "none" else "",
+    }
+    return [*start, *(f"--{name}={value}" for name, value in options.items() if value)]

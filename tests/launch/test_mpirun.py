@@ -198,6 +198,16 @@ def test_option_that_sets_the_number_of_ranks() -> None:
     assert "mpirun -np" in launcher_named("mpich").ranks_option
 
 
+def test_command_of_srun_keeps_its_options() -> None:
+    ranks = Ranks(rank=0, size=4, local_rank=0, local_size=2, launcher="slurm")
+    assert launcher_command(ranks, {}) == ["srun", "-n", "4"]
+    variables = {"SLURM_STEP_NUM_NODES": "2", "SLURM_CPUS_PER_TASK": "14"}
+    variables["SLURM_CPU_BIND_TYPE"] = "none"
+    assert shlex.join(launcher_command(ranks, variables)) == (
+        "srun -n 4 --nodes=2 --cpus-per-task=14 --cpu-bind=none"
+    )
+
+
 def test_command_of_torchrun_on_several_hosts_names_them() -> None:
     ranks = Ranks(rank=0, size=4, local_rank=0, local_size=2, launcher="torchrun")
     variables = {"GROUP_RANK": "0", "MASTER_ADDR": "left", "MASTER_PORT": "29500"}

@@ -56,7 +56,8 @@ def test_job_that_was_signalled_is_queued_again_and_ends_with_equal_weights(
     slurm.call("scancel", "--signal=USR1", job)
     slurm.wait_for(job, "PENDING")
     text = output.read_text()
-    assert "SIGUSR1: checkpoint written; continue with: srun -n 2 " in text
+    start = "srun -n 2 --nodes=2 --cpus-per-task=1 --cpu-bind=none"
+    assert f"SIGUSR1: checkpoint written; continue with: {start} " in text
     steps = [record["step"] for record in read_records(tmp_path / "stopped", kind="step")]
     assert len(steps) < 12
     # Slurm waits for two minutes before it starts a job again.
