@@ -384,6 +384,11 @@ def test_shipped_description_is_forecast_beside_what_is_published(tune: Tune) ->
     cluster = read_cluster(EXAMPLE)
     submission, ours = cluster.programs
     assert (cluster.all_ranks, cluster.global_batch, cluster.steps) == (64, 256, 4571)
+    # A tile product has 16 × 16 × 32 multiply-adds and takes 16 cycles.
+    rate = 2 * 16 * 16 * 32 / 16  # Operations a cycle
+    assert cluster.core_gflops == rate * 2.0
+    # At the clock that a core has with turbo; twice the rate would be half of that, below base.
+    assert 2.0 < submission.core_gflops / rate < 3.8
     # The measured step of 4 images, without decoding.
     parts = sum(part.seconds for part in submission.parts if part.name != "decoding images")
     assert parts == pytest.approx(5.54)
@@ -392,8 +397,8 @@ def test_shipped_description_is_forecast_beside_what_is_published(tune: Tune) ->
     result = forecast_cluster(submission, cluster, epochs_of_mlperf("5.1.0"))
     assert cluster.published is not None
     error = result.epoch_seconds.middle / cluster.published.epoch_seconds - 1
-    assert abs(error) < 0.25
-    assert f"published 3,331 s: {error:+.1%}, within 25%" in done.stdout
+    assert error == pytest.approx(0.30, abs=0.01)
+    assert f"published 3,331 s: {error:+.1%}, not within 25%" in done.stdout
     assert f"{ours.name}: not measured with 26 threads; for this forecast" in done.stdout
 
 
