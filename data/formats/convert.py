@@ -84,7 +84,7 @@ def convert_labels(
     require_writable_later(out / "train.json")
     splits = read(require_free)
     for split in splits:
-        require_pixels(split.annotations.boxes, source=f"{source}: {split.name}")
+        require_pixels(split.annotations.boxes, source=f"{source}: split {split.name}")
     splits = merge_classes(splits, merge)
     if classes:
         splits = select_classes(splits, classes)
