@@ -1,25 +1,33 @@
-"""Print statistics of the product's layout: `python -m tests.structure`.
+"""Print the product's size and what it repeats: `python -m tests.structure`.
 
 What counts: every Python file of `train.py` and the packages, `__init__` included, every line of
 it. An import counts wherever it stands, at the top, in a function, or under `TYPE_CHECKING`.
 """
 
 import ast
+import keyword
+import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
+from itertools import combinations
 from pathlib import Path
-from statistics import median
 
 from common.cli import run_command
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LEVELS = {"common": 0, "data": 1, "launch": 1, "retinanet": 2, "profiling": 3, "train": 4}
 """A package imports itself and packages of a lower level: `data` and `launch` not each other."""
-SMALL = 40
-"""A file of fewer lines is a paragraph, not a chapter."""
+MOST_PARAMETERS = 9
+RUN = 6
+"""Lines in a row that are equal, but for names and values, are a repetition."""
+COMMON = 8
+"""What stands in more places is the shape of the language, such as a list of imported names."""
+IGNORED = re.compile(r"#|//|import |from |#include|\W*$")
+"""The beginnings of lines that do not count: comments, imports, punctuation."""
+TOKENS = re.compile(r'"[^"]*"|\'[^\']*\'|\d[\w.]*|[A-Za-z_]\w*')
 
 
 @dataclass(frozen=True)
@@ -103,17 +111,94 @@ def is_parent(package: str, module: str) -> bool:
     return module.startswith(f"{package}.")
 
 
+def many_parameters(files: Iterable[SourceFile]) -> list[tuple[str, str, int]]:
+    """Return functions with more than nine parameters: module, name, number."""
+    found = []
+    for file in files:
+        for node in ast.walk(ast.parse(file.path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                count = len(given) - (bool(given) and given[0].arg in ("self", "cls"))
+                if count > MOST_PARAMETERS:
+                    found.append((file.module, node.name, count))
+    return found
+
+
+def repeated_places(paths: Iterable[Path]) -> dict[tuple[Path, Path], list[tuple[int, int]]]:
+    """Return, for each pair of files, the lines at which a run of six has the same shape."""
+    places: dict[tuple[str, ...], list[tuple[Path, int, int]]] = defaultdict(list)
+    for path in paths:
+        lines = [
+            (number, shape(line))
+            for number, line in enumerate(code_lines(path), 1)
+            if not IGNORED.match(line)
+        ]
+        for row in range(len(lines) - RUN + 1):
+            numbers, shapes = zip(*lines[row : row + RUN], strict=True)
+            places[shapes].append((path, numbers[0], row))
+    pairs: dict[tuple[Path, Path], list[tuple[int, int]]] = defaultdict(list)
+    for shapes, found in places.items():
+        # A list of names or arguments in one shape repeats nothing but the shape.
+        if len(found) > COMMON or len(set(shapes)) < RUN - 1:
+            continue
+        for (one, first, row), (other, second, row_of_other) in combinations(found, 2):
+            if one != other or row_of_other - row >= RUN:
+                pairs[one, other].append((first, second))
+    return pairs
+
+
+def code_lines(path: Path) -> list[str]:
+    """Return a file's lines without margins; those of Python's docstrings are empty."""
+    text = path.read_text(encoding="utf-8")
+    lines = [line.strip() for line in text.splitlines()]
+    if path.suffix == ".py":
+        for node in ast.walk(ast.parse(text)):
+            if (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)) or isinstance(
+                node, ast.Import | ast.ImportFrom
+            ):
+                for row in range(node.lineno - 1, node.end_lineno or node.lineno):
+                    lines[row] = ""
+    return lines
+
+
+def shape(line: str) -> str:
+    """Return a line with its names, texts and numbers made equal."""
+    return TOKENS.sub(lambda m: m[0] if keyword.iskeyword(m[0]) else "x", line)
+
+
+def count_lines(paths: Iterable[Path]) -> int:
+    """Return the number of all lines of files."""
+    return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
+
+
+def product_sources() -> list[Path]:
+    """Return the product's files of C++."""
+    return sorted(path for path in (REPOSITORY / "retinanet").rglob("csrc/*") if path.is_file())
+
+
 def main() -> int:
     """Print the numbers; return 0."""
     files = read_product()
-    chapters = [file for file in files if not file.is_package_docstring]
-    print(f"product files                     {len(files)}")
-    print(f"median lines, without __init__    {median(file.lines for file in chapters):g}")
-    print(f"below {SMALL} lines, without __init__ {sum(f.lines < SMALL for f in chapters):5}")
-    print(f"product lines                     {sum(file.lines for file in files)}")
+    sources = product_sources()
+    print(f"product lines, Python             {sum(file.lines for file in files)}")
     for package in LEVELS:
         lines = [file.lines for file in files if file.package == package]
         print(f"    {package:<10} {len(lines):4} files {sum(lines):7} lines")
+    print(f"product lines, C++                {count_lines(sources)}")
+    print(f"lines of tests                    {count_lines((REPOSITORY / 'tests').rglob('*.py'))}")
+    # The pages of ablations are made by a command.
+    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
+    print(f"lines of pages (README, docs)     {count_lines(pages)}")
+    many = many_parameters(files)
+    print(f"functions with over {MOST_PARAMETERS} parameters   {len(many)}")
+    for module, name, count in many:
+        print(f"    {count:3} {module}.{name}")
+    repeated = repeated_places([*(file.path for file in files), *sources])
+    print(f"pairs of files that repeat {RUN} lines {len(repeated):3}")
+    for (one, other), lines_of_pair in sorted(repeated.items()):
+        first, second = lines_of_pair[0]
+        names = [path.relative_to(REPOSITORY) for path in (one, other)]
+        print(f"    {names[0]}:{first} ~ {names[1]}:{second} ({len(lines_of_pair)})")
     back = backward_imports(files)
     print(f"imports against the order         {len(back)}")
     for importing, imported in back:
@@ -122,9 +207,6 @@ def main() -> int:
     print(f"circles of imports                {int(bool(circle))}")
     if circle:
         print(f"    {' -> '.join(circle)}")
-    print("longest files")
-    for file in sorted(chapters, key=lambda file: -file.lines)[:10]:
-        print(f"    {file.lines:5} {file.path.relative_to(REPOSITORY)}")
     return 0
 
 

@@ -15,8 +15,14 @@ from tests.structure import (
     backward_imports,
     import_circle,
     imported_names,
+    many_parameters,
+    product_sources,
     read_product,
+    repeated_places,
 )
+
+REPEATED = 34
+"""Pairs of files that repeat six lines; a change may only lower it."""
 
 
 def write_product(folder: Path, **texts: str) -> None:
@@ -87,6 +93,25 @@ def distributions(requirements: list[str]) -> set[str]:
         for item in parsed
         if item.marker is None or item.marker.evaluate(here)
     }
+
+
+def test_product_repeats_itself_ever_less() -> None:
+    pairs = repeated_places([*(file.path for file in read_product()), *product_sources()])
+    assert len(pairs) <= REPEATED, sorted(pairs)
+
+
+def test_repetition_is_found_under_other_names(tmp_path: Path) -> None:
+    lines = "a = f(1)\nif a < b:\n    c += a * 2\nfor d in c:\n    print(d)\ne = [a, b, c]\n"
+    other = lines.replace("a", "left").replace("c", "right").replace("1", "22")
+    write_product(tmp_path, data__a=lines, data__b=f"import os\n\n{other}# end\n")
+    one, two = tmp_path / "data/a.py", tmp_path / "data/b.py"
+    assert (one, two) in repeated_places([one, two])
+
+
+def test_functions_with_many_parameters(tmp_path: Path) -> None:
+    names = ", ".join(f"p{row}" for row in range(10))
+    write_product(tmp_path, data__a=f"def f({names}):\n    pass\n")
+    assert many_parameters(read_product(tmp_path)) == [("data.a", "f", 10)]
 
 
 def test_installing_is_short() -> None:
