@@ -416,3 +416,9 @@ def format_cpu_list(numbers: Iterable[int]) -> str:
         else:
             runs.append([number])
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def join_numbers(numbers: Iterable[int], conjunction: str) -> str:
+    """Return numbers as a list in words, such as `1, 2 or 4`."""
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} {conjunction} {last}" if others else last
