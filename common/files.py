@@ -19,7 +19,7 @@ import stat
 import tempfile
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from io import BufferedReader, BufferedWriter
 from itertools import chain, islice
 from pathlib import Path
@@ -197,12 +197,20 @@ def in_place_when_whole(
 
 
 @contextmanager
-def or_refused(file: Path, problem: str = "cannot be written") -> Iterator[None]:
-    """Turn an error of the system into an InputError that begins with the file and the problem."""
+def or_refused(
+    file: Path | str, problem: str = "cannot be written", *, advice: str = ""
+) -> Iterator[None]:
+    """Turn an error of the system into an InputError: the file, the problem, and the `advice`."""
     try:
         yield
     except OSError as error:
-        raise InputError(f"{file}: {problem}: {error.strerror or error}") from error
+        fix = f"; {advice}" if advice else ""
+        raise InputError(f"{file}: {problem}: {error.strerror or error}{fix}") from error
+
+
+def or_unreadable(file: Path | str, *, advice: str = "") -> AbstractContextManager[None]:
+    """Turn an error of the system into an InputError: the file `cannot be read`, as above."""
+    return or_refused(file, "cannot be read", advice=advice)
 
 
 @contextmanager
@@ -340,10 +348,10 @@ def read_text(file: Path, *, most_bytes: int = MOST_BYTES, errors: str = "strict
 
 def read_json_object(file: Path, *, advice: str) -> dict[str, Any]:
     """Return the JSON object of a file; raise InputError, with `advice`, if there is none."""
+    with or_unreadable(file, advice=advice):
+        text = read_bytes(file)
     try:
-        content = json.loads(read_text(file))
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}; {advice}") from error
+        content = json.loads(text.decode())
     except (ValueError, RecursionError) as error:  # also bytes that are no text
         raise InputError(f"{file}: is not JSON; {advice}") from error
     if not isinstance(content, dict):
@@ -363,10 +371,10 @@ def read_stored(file: Path, schema: TypeAdapter[Stored], *, wrong: str, advice: 
         InputError: It cannot be read, or holds something else; names the file and the field, and
             ends with `advice`.
     """
+    with or_unreadable(file):
+        content = read_bytes(file)
     try:
-        return schema.validate_json(read_bytes(file))
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
+        return schema.validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         field = ".".join(map(str, first["loc"])) or "the file"
@@ -453,10 +461,10 @@ def read_json_lines(file: Path) -> list[dict[str, Any]]:
     A crash may have truncated the last line. Raises InputError if the file cannot be read.
     """
     try:
-        text = read_text(file, most_bytes=MOST_LINES) if os.path.lexists(file) else ""
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InputError(f"{file}: cannot be read: {reason}") from error
+        with or_unreadable(file):
+            text = read_text(file, most_bytes=MOST_LINES) if os.path.lexists(file) else ""
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: cannot be read: it is not UTF-8 text") from error
     records: list[dict[str, Any]] = []
     for line in text.splitlines():
         try:

@@ -139,10 +139,7 @@ def anonymous_bytes() -> int:
 
 def memory_status(name: str, file: Path = PROC / "self/status") -> float:
     """Return a size from Linux's `/proc/self/status`, or a file like it [10⁶ bytes]."""
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * KIB / 1e6
-    raise LookupError(f"{file}: no {name}")
+    return int(read_status(file)[name].split()[0]) * KIB / 1e6
 
 
 def mapped_files(*prefixes: str) -> set[Path]:

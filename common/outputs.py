@@ -1,12 +1,13 @@
 """Outputs of commands: none replaces a file that the same command reads, nor a user's folder."""
 
 import re
-import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from common.errors import InputError, printable
+from common.files import or_refused
+from common.walk import identity
 
 OUTPUTS = ("out", "json_file", "chart", "slurm")
 """The names of arguments that are files to write."""
@@ -18,9 +19,9 @@ def require_no_input(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
 
     Folders and missing files among them do not count. Raises InputError that names both.
     """
-    read = {key: file for file in inputs if (key := identity(file))}
+    read = {identity(file): file for file in inputs if file.is_file()}
     for output in outputs:
-        if source := read.get(identity(output) or (0, 0)):
+        if output.is_file() and (source := read.get(identity(output))):
             raise InputError(
                 f"{output}: would replace {source}, which this command reads; set another output"
             )
@@ -52,10 +53,8 @@ def other_entries(folder: Path, *, advice: str) -> list[Path]:
 
     It may be missing, or a file. Raises InputError that ends with `advice` if it cannot be listed.
     """
-    try:
+    with or_refused(folder, "cannot be listed", advice=advice):
         entries = sorted(folder.iterdir()) if folder.is_dir() else []
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be listed: {error.strerror}; {advice}") from error
     return [
         entry
         for entry in entries
@@ -67,12 +66,3 @@ def format_names(names: list[str]) -> str:
     """Return the first few names, and how many more there are."""
     others = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return printable(", ".join(names[:NAMES_SHOWN])) + others
-
-
-def identity(file: Path) -> tuple[int, int] | None:
-    """Return device and inode of a regular file; None for anything else."""
-    try:
-        status = file.stat()
-    except (OSError, ValueError):  # also a name that no file can have; reading it reports that
-        return None
-    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None

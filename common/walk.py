@@ -175,10 +175,10 @@ def walk_folders(
                     linked += [f"{below}{name}/" for name in folder.links]
 
 
-def identity(folder: str) -> tuple[int, int] | None:
-    """Return what tells a folder from all others, links followed; None if it cannot be asked."""
+def identity(path: Path | str) -> tuple[int, int] | None:
+    """Return device and inode, links followed: no other file or folder has both; None: unknown."""
     try:
-        status = os.stat(folder)  # noqa: PTH116
+        status = os.stat(path)  # noqa: PTH116
     except OSError:
         return None
     return status.st_dev, status.st_ino

@@ -253,7 +253,11 @@ def prefer_memory(nodes: Collection[int], *, allowed: Collection[int]) -> str | 
     which = "memory node" + ("s " if len(nodes) > 1 else " ") + ", ".join(map(str, sorted(nodes)))
     if not usable:
         return f"{which}: not allowed (Mems_allowed), so memory comes from other, slower nodes"
-    failure = set_preferred(usable)
+    # Never MPOL_BIND, which also keeps memory on the nodes: there a full node, of page cache or of
+    # a neighbour, ends a night's run as out of memory, though the next node has room. Before Linux
+    # 5.15 only one node can be preferred; to several, the kernel's own rule comes closest, which
+    # takes each page from the node of the core that first writes it.
+    failure = set_policy(MPOL_PREFERRED if len(usable) == 1 else MPOL_PREFERRED_MANY, usable)
     if failure is None:
         return None
     effect = "each page is placed near the core that writes it first, possibly another rank's"
@@ -263,15 +267,6 @@ def prefer_memory(nodes: Collection[int], *, allowed: Collection[int]) -> str | 
             "--cap-add SYS_NICE, or with a seccomp profile that permits set_mempolicy"
         )
     return f"{which}: the memory policy cannot be set ({os.strerror(failure)}), so {effect}"
-
-
-def set_preferred(nodes: Collection[int]) -> int | None:
-    """Prefer these nodes; return the kernel's error number, or None."""
-    # Never MPOL_BIND, which also keeps memory on the nodes: there a full node, of page cache or of
-    # a neighbour, ends a night's run as out of memory, though the next node has room. Before Linux
-    # 5.15 only one node can be preferred; to several, the kernel's own rule comes closest, which
-    # takes each page from the node of the core that first writes it.
-    return set_policy(MPOL_PREFERRED if len(nodes) == 1 else MPOL_PREFERRED_MANY, nodes)
 
 
 def set_policy(mode: int, nodes: Collection[int]) -> int | None:

@@ -6,7 +6,6 @@ with the number of its places if it has one, in MPICH's way (`node1:8`) or in Op
 starts a comment. Names that are not known here are refused before mpirun tries them.
 """
 
-import argparse
 import itertools
 import math
 import re
@@ -19,7 +18,8 @@ from pathlib import Path
 
 from common.errors import InputError
 from common.files import read_text
-from launch.topology import is_number
+from common.options import option
+from launch.topology import is_number, join_numbers
 
 MOST_HOSTS = 100_000
 PIECE = re.compile(r"[^\[\]]+|\[[^\[\]]*\]")
@@ -104,15 +104,7 @@ def hosts_with_ranks(text: str, *, ranks: int | None) -> tuple[tuple[str, int], 
             raise InputError(
                 f"--hosts: no number of ranks; add --np N, or counts such as {hosts[0]}:4"
             )
-        share, remainder = divmod(ranks, len(hosts))
-        if remainder:
-            below, above = share * len(hosts), (share + 1) * len(hosts)
-            raise InputError(
-                f"--np {ranks}: does not divide evenly among {len(hosts)} hosts; use "
-                f"{f'{below} or {above}' if below else above}, "
-                f"or counts such as {hosts[0]}:{share + 1}"
-            )
-        return tuple((host, share) for host in hosts)
+        return evenly(hosts, ranks)
     for item, count in zip(items, counts, strict=True):
         if not is_number(count) or int(count) < 1:
             example = f"{item.partition(':')[0]}:4"
@@ -125,6 +117,19 @@ def hosts_with_ranks(text: str, *, ranks: int | None) -> tuple[tuple[str, int], 
     if ranks not in (None, total):
         raise InputError(f"--np {ranks}: the hosts' counts add up to {total}; use --np {total}")
     return ranks_by_host
+
+
+def evenly(hosts: Sequence[str], ranks: int) -> tuple[tuple[str, int], ...]:
+    """Return hosts with equal numbers of ranks; raise InputError if there is a remainder."""
+    share, remainder = divmod(ranks, len(hosts))
+    if remainder:
+        below, above = share * len(hosts), (share + 1) * len(hosts)
+        raise InputError(
+            f"--np {ranks}: does not divide evenly among {len(hosts)} hosts; use "
+            f"{f'{below} or {above}' if below else above}, "
+            f"or counts such as {hosts[0]}:{share + 1}"
+        )
+    return tuple((host, share) for host in hosts)
 
 
 LINE = re.compile(
@@ -196,7 +201,7 @@ def ranks_of_hosts(hosts: tuple[Host, ...], *, ranks: int) -> tuple[tuple[str, i
     """
     slots = [host.slots for host in hosts if host.slots is not None]
     if not slots:
-        return hosts_with_ranks(",".join(host.name for host in hosts), ranks=ranks)
+        return evenly([host.name for host in hosts], ranks)
     if ranks == sum(slots):
         return tuple((host.name, count) for host, count in zip(hosts, slots, strict=True))
     share, remainder = divmod(ranks, len(hosts))
@@ -205,11 +210,9 @@ def ranks_of_hosts(hosts: tuple[Host, ...], *, ranks: int) -> tuple[tuple[str, i
     # The numbers of ranks that fit, at most the three nearest to the given one.
     even = {len(slots) * count for count in range(1, min(slots) + 1)}
     nearest = sorted(even | {sum(slots)}, key=lambda fitting: abs(fitting - ranks))[:3]
-    *others, last = sorted(nearest)
-    numbers = f"{', '.join(map(str, others))} or {last}" if others else f"{last}"
     raise InputError(
         f"--np {ranks}: does not fit the {sum(slots)} slots of the hosts ({len(hosts)}); "
-        f"use --np {numbers}"
+        f"use --np {join_numbers(sorted(nearest), 'or')}"
     )
 
 
@@ -275,11 +278,25 @@ def is_known_to_ssh(host: str) -> bool:
     return proxies != {"none"} or (name != host and is_known(name))
 
 
-def add_where(parser: argparse.ArgumentParser, *, hosts_help: str) -> None:
-    """Add `--hosts` or `--hostfile`, and `--mpirun`."""
-    hosts = parser.add_mutually_exclusive_group()
-    hosts.add_argument("--hosts", metavar="A,B", help=hosts_help)
-    hosts.add_argument("--hostfile", type=Path, metavar="FILE", help="hosts from a file")
-    parser.add_argument(
-        "--mpirun", type=Path, metavar="PATH", help="mpirun to use (default: the first one found)"
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """The options of a command that starts ranks on hosts by an mpirun."""
+
+    hosts: str | None = option(
+        "hosts, with the ranks of each if they differ: A:8,B:4",
+        default=None,
+        metavar="A,B",
+        exclusive="hosts",
     )
+    hostfile: Path | None = option(
+        "hosts from a file", default=None, metavar="FILE", exclusive="hosts"
+    )
+    mpirun: Path | None = option(
+        "mpirun to use (default: the first one found)", default=None, metavar="PATH"
+    )
+
+    def ranks_by_host(self, ranks: int) -> tuple[tuple[str, int], ...]:
+        """Return the named hosts with their numbers of ranks; none if the user names none."""
+        if self.hostfile is not None:
+            return ranks_of_hosts(read_hostfile(self.hostfile), ranks=ranks)
+        return hosts_with_ranks(self.hosts, ranks=ranks) if self.hosts is not None else ()

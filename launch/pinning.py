@@ -20,13 +20,12 @@ from launch.rendezvous import (
     ONE_HOST,
     Rendezvous,
     Transport,
-    Wait,
-    deadline,
     make_rendezvous,
     settle_transport,
 )
 from launch.shares import CoreRequest, Share, spare_cpus
 from launch.topology import Cpu, count_cores, format_cpu_list, list_sockets, read_topology
+from launch.waiting import Wait, deadline
 from launch.watchdog import RankSupervisor
 
 

@@ -1,7 +1,7 @@
 """The cores of each rank of a host, whether ranks fit, and notes for the user."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.errors import InputError
@@ -13,6 +13,7 @@ from launch.topology import (
     count_cores,
     describe_sockets,
     format_cpu_list,
+    join_numbers,
     list_sockets,
     list_sockets_of_ranks,
 )
@@ -66,12 +67,6 @@ def place_ranks(
         ways.insert(0, f"{join_numbers(nearest, 'or')} rank{plural} ({option})")
     advice = ", or ".join(ways) or "fewer ranks with fewer cores each"
     raise InputError(f"{shares.why}: use {advice}")
-
-
-def join_numbers(numbers: Iterable[int], conjunction: str) -> str:
-    """Return numbers as a list in words, such as `1, 2 or 4`."""
-    *others, last = map(str, numbers)
-    return f"{', '.join(others)} {conjunction} {last}" if others else last
 
 
 def count_ranks(ranks: int) -> str:

@@ -29,31 +29,22 @@ from launch.rendezvous import (
     FIREWALL,
     LOCALHOST,
     ONE_HOST,
-    SECONDS_TO_CONNECT,
     Rendezvous,
     Transport,
-    Wait,
-    deadline,
     finalize_mpi,
     interface_towards,
     interface_with,
     listen,
     network_of_this_process,
-    write_line,
 )
 from launch.secret import VARIABLE, JobSecret, SealedStore, shared_secret
 from launch.topology import format_cpu_list
+from launch.waiting import ANSWER_S, LOOK_S, Wait, deadline, write_line
 from launch.watchdog import Watch, launcher_process, watch_as_first, watch_as_other
 
 SILENCE_SHARE = 0.8
 """A rank fails after this share of `timeout_s` without a heartbeat: before gloo's exchange times
 out, whose error does not name the rank."""
-SECONDS_FOR_FIRST_FAILURE = 3.0
-"""The time in which the watch receives the cause of a broken exchange, and ends this process."""
-SECONDS_BETWEEN_LOOKS = 0.2
-SECONDS_FOR_NAMES = 5.0  # In which a name server may still answer
-SECONDS_REFUSED = 5.0
-"""After which a refused connection is noted: ranks that start together differ by less."""
 NAMES = "check that MASTER_ADDR, MASTER_PORT or host names are right"
 
 EVERYWHERE = (
@@ -267,7 +258,7 @@ class ProcessGroup:
         if text is None:
             # A bug, or an exchange that broke because another rank has failed. In the second case
             # the cause is on its way, and this sleep is the end of the process: one traceback.
-            time.sleep(SECONDS_FOR_FIRST_FAILURE)
+            time.sleep(ANSWER_S)
             text = "".join(traceback.format_exception(error))
         if not self.is_first:
             text = f"rank {self.rank} on {self.hosts[self.rank]}: {text}"
@@ -437,7 +428,7 @@ def exchange_facts(
             )
             wait.what, wait.advice = what, advice
             secret.answer()
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(LOOK_S)
         store.set("all connected", "")
     # These ranks print no note, since that of rank 0 names the missing ones.
     wait.what, wait.noted = "ranks that have not connected to rank 0", False
@@ -513,34 +504,26 @@ def connect(
 def wait_for_listener(ranks: Ranks, address: str, *, port: int, wait: Wait) -> None:
     """Try to connect until something listens; ranks may start at different times."""
     # torch's own client retries too, but prints a stack for each attempt.
-    # One rank prints the notes of its host; on rank 0's host that is the second one.
-    prints = ranks.local_rank == (1 if ranks.rank == ranks.local_rank else 0)
-    began, is_noted = time.monotonic(), not prints
-    first = f"rank 0 at {address}, port {port}"
-    wait.what, wait.advice, wait.noted = first, f"{NAMES}, and {FIREWALL}", prints
+    # One rank prints the note of its host; on rank 0's host that is the second one.
+    wait.noted = ranks.local_rank == (1 if ranks.rank == ranks.local_rank else 0)
+    began, first = time.monotonic(), f"rank 0 at {address}, port {port}"
+    wait.what, wait.advice = first, f"{NAMES}, and {FIREWALL}"
     while True:
         try:
-            socket.create_connection((address, port), timeout=SECONDS_TO_CONNECT).close()
-        except socket.gaierror as error:
-            if time.monotonic() - began > SECONDS_FOR_NAMES:
+            socket.create_connection((address, port), timeout=ANSWER_S).close()
+        except socket.gaierror as error:  # a name server may still answer
+            if time.monotonic() - began > ANSWER_S:
                 raise InputError(
                     f"{address}: rank 0's host is not known on {socket.gethostname()} "
                     f"({error.strerror}); set MASTER_ADDR and MASTER_PORT to an address of it"
                 ) from error
         except ConnectionRefusedError:
             wait.what = f"{first}, where nothing listens yet (connection refused)"
-            if not is_noted and time.monotonic() - began > SECONDS_REFUSED:
-                is_noted = True
-                write_line(
-                    f"note: rank {ranks.rank} on {socket.gethostname()}: connection refused at "
-                    f"{address}, port {port}: rank 0 has not started yet, or MASTER_ADDR or "
-                    "MASTER_PORT is wrong; retrying"
-                )
         except OSError as error:
             wait.what = f"{first}, which does not respond ({error})"
         else:
             return
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+        time.sleep(LOOK_S)
 
 
 def connection_broken(ranks: Ranks, where: str) -> InputError:

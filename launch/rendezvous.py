@@ -19,11 +19,10 @@ import secrets
 import socket
 import struct
 import sys
-import threading
 import time
 import traceback
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -32,13 +31,14 @@ from typing import Any, TypeVar
 
 import mpi4py
 
-from common.errors import OUR_BUG, InputError, exit_code_for, format_error
+from common.errors import InputError, exit_code_for, format_error
 from common.machine import ancestors
 from launch.hosts import expand_hosts
 from launch.messages import checked_length, decode, encode
 from launch.mpirun import HELPER
 from launch.ranks import MPI_LAUNCHERS, Ranks
 from launch.topology import is_number
+from launch.waiting import AGREEMENT_S, ANSWER_S, timers, write_line
 
 MODULE = "mpi4py.MPI"
 FACTS_OF_MPI = tuple[tuple[str, str], int, frozenset[int]]
@@ -375,13 +375,7 @@ def exchange_bytes(content: bytes) -> list[bytes]:
     return [bytes(received[end - size : end]) for size, end in zip(lengths, ends, strict=True)]
 
 
-def write_line(text: str) -> None:
-    """Write a line to stderr at once."""
-    print(text, file=sys.stderr, flush=True)
-
-
 SIOCGIFADDR = 0x8915  # Linux's request for an interface's IPv4 address
-SECONDS_TO_CONNECT = 3.0
 
 
 def interface_addresses() -> dict[str, str]:
@@ -426,7 +420,7 @@ def reachable(addresses: tuple[str, ...], port: int) -> str:
     problems = []
     for address in addresses:
         try:
-            socket.create_connection((address, port), timeout=SECONDS_TO_CONNECT).close()
+            socket.create_connection((address, port), timeout=ANSWER_S).close()
         except OSError as error:
             problems.append(f"{address} ({error})")
         else:
@@ -490,11 +484,6 @@ def network_of_this_process() -> str:
     return f"{boot} {Path('/proc/self/ns/net').readlink()}"
 
 
-SECONDS_TO_BE_ENDED = 3.0
-"""After rank 0 has ended with the same error, a launcher without MPI ends the others."""
-SECONDS_TO_AGREE = 60.0  # In which the other ranks of mpirun come to the exchange of an error
-
-
 @contextmanager
 def rank0_only_errors(ranks: Ranks) -> Iterator[None]:
     """Silence ranks other than 0 in the context, and end all ranks if one fails.
@@ -522,10 +511,10 @@ def rank0_only_errors(ranks: Ranks) -> Iterator[None]:
                 print(text, file=sys.__stderr__, flush=True)
                 os._exit(code)
 
-            with timers((SECONDS_TO_AGREE, end)):
+            with timers((AGREEMENT_S, end)):
                 agreed = agree_on_failure(ranks, error, failure=(code, text))
             if agreed is None:
-                time.sleep(SECONDS_TO_BE_ENDED if ranks.rank else 0)
+                time.sleep(ANSWER_S if ranks.rank else 0)
                 sys.stderr.write(held_back.getvalue())
             elif not (agreed.rank == ranks.rank == 0):
                 if ranks.is_first:
@@ -567,56 +556,3 @@ def agree_on_failure(
             agreed = first
     sys.modules[MODULE].Finalize()
     return agreed
-
-
-NOTICE_S, NOTICE_SHARE = 30.0, 0.25
-"""A note is printed after 30 s, or after this share of a limit below two minutes."""
-
-
-@dataclass
-class Wait:
-    """The description of the present wait for messages, updated by the waiting code."""
-
-    what: str  # Such as "rank 0 at 10.0.0.1, port 29500"
-    advice: str
-    noted: bool = True  # Whether a note is printed while it lasts; the end of the limit always is
-    clean_up: Callable[[], object] = lambda: None  # Called at the end of the limit
-
-
-@contextmanager
-def deadline(seconds: float, who: str, wait: Wait) -> Iterator[None]:
-    """End the process with one line on stderr if the context exceeds a number of seconds.
-
-    A library may wait for ever where no exception can reach it. A note is printed before. `who`
-    begins the sentence, such as "rank 3 on node-b".
-    """
-    notice_s = min(NOTICE_S, NOTICE_SHARE * seconds)
-
-    def note() -> None:
-        if wait.noted:
-            write_line(
-                f"note: {who} has waited {notice_s:g} s for {wait.what} (limit: {seconds:g} s); "
-                f"{wait.advice}"
-            )
-
-    def end() -> None:
-        write_line(f"error: {who} waited {seconds:g} s for {wait.what}; {wait.advice}")
-        wait.clean_up()
-        os._exit(OUR_BUG)
-
-    with timers((notice_s, note), (seconds, end)):
-        yield
-
-
-@contextmanager
-def timers(*actions: tuple[float, Callable[[], None]]) -> Iterator[None]:
-    """Call each function from a thread once its seconds have passed, while the context lasts."""
-    threads = [threading.Timer(seconds, action) for seconds, action in actions]
-    for thread in threads:
-        thread.daemon = True
-        thread.start()
-    try:
-        yield
-    finally:
-        for thread in threads:
-            thread.cancel()

@@ -39,6 +39,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from subprocess import Popen
@@ -48,6 +49,7 @@ from typing import Any
 from common.cli import add_command, number_of_ranks
 from common.errors import FINISHED, INTERRUPTED, OUR_BUG, STOPPED_BY_SIGNAL, InputError
 from common.machine import read_proc_text, read_status
+from common.options import argument, flag, included, option
 from common.processes import (
     CALLER,
     PR_SET_PDEATHSIG,
@@ -56,52 +58,38 @@ from common.processes import (
     stop_process,
     wait_for,
 )
-from launch.hosts import (
-    add_where,
-    hosts_with_ranks,
-    ranks_of_hosts,
-    read_hostfile,
-    require_known_hosts,
-)
+from launch.hosts import Where, require_known_hosts
 from launch.mpirun import HELPER, by_this_python, choose_mpirun, mpirun_command, search_path
 from launch.ranks import Ranks
-from launch.rendezvous import interface_addresses, write_line
+from launch.rendezvous import interface_addresses
+from launch.waiting import BEAT_S, NOTE_S, write_line
 
 STARTED_BY_US = "RETINANET_LAUNCH_RUN"
 """Set in ranks of `python -m launch run`, which sends the signal that the mpirun needs."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options of `python -m launch run`."""
+
+    ranks: int = option("ranks on all hosts", name="--np", parse=number_of_ranks, metavar="N")
+    where: Where = included(Where)
+    dry_run: bool = flag("only print the command")
+    command: list[str] = argument(
+        "the command of each rank", metavar="COMMAND", nargs=argparse.REMAINDER
+    )
+
+
 def add_run_command(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `run` to the commands of `python -m launch`."""
-    parser = add_command(kinds, "run", about=__doc__ or "")
+    parser = add_command(kinds, "run", about=__doc__ or "", options=RunOptions, run=run_ranks)
     parser.usage = "%(prog)s --np N [options] -- COMMAND …"
-    parser.add_argument(
-        "--np",
-        dest="ranks",
-        type=number_of_ranks,
-        required=True,
-        metavar="N",
-        help="ranks on all hosts",
-    )
-    add_where(parser, hosts_help="hosts, with the ranks of each if they differ: A:8,B:4")
-    parser.add_argument("--dry-run", action="store_true", help="only print the command")
-    parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command of each rank"
-    )
-    parser.set_defaults(run=run_ranks)
 
 
-def run_ranks(
-    *,
-    ranks: int,
-    hosts: str | None,
-    hostfile: Path | None,
-    mpirun: Path | None,
-    dry_run: bool,
-    command: list[str],
-) -> int:
+def run_ranks(options: RunOptions) -> int:
     """Run the command on a number of ranks; return the exit status of mpirun."""
-    ranks_by_host = chosen_hosts(hosts, hostfile, ranks=ranks)
+    command, dry_run, hostfile = options.command, options.dry_run, options.where.hostfile
+    ranks_by_host = options.where.ranks_by_host(options.ranks)
     program = command[1:] if command[:1] == ["--"] else command
     if not program:
         raise InputError("no command to run; add -- train.py --config NAME, or another command")
@@ -116,13 +104,13 @@ def run_ranks(
     if not dry_run:
         option = "--hosts" if hostfile is None else f"--hostfile {hostfile}"
         require_known_hosts(names, os.environ, option=option)
-    launcher = choose_mpirun(mpirun)
+    launcher = choose_mpirun(options.where.mpirun)
     if not dry_run:
         os.environ[STARTED_BY_US] = "1"  # in time for the command, which names it for Open MPI
     mpirun_line = mpirun_command(
         launcher,
         by_this_python(program),
-        ranks=ranks,
+        ranks=options.ranks,
         hosts=ranks_by_host,
         environment=os.environ,
         is_root=os.geteuid() == 0,
@@ -140,15 +128,6 @@ def run_ranks(
     return run_with_graceful_stop(mpirun_line, stop_signal=stop_signal, hosts=names)
 
 
-def chosen_hosts(
-    hosts: str | None, hostfile: Path | None, *, ranks: int
-) -> tuple[tuple[str, int], ...]:
-    """Return hosts with their numbers of ranks; none if the command line names none."""
-    if hostfile is not None:
-        return ranks_of_hosts(read_hostfile(hostfile), ranks=ranks)
-    return hosts_with_ranks(hosts, ranks=ranks) if hosts is not None else ()
-
-
 def stopping_notes(ranks: Ranks, environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return a note where this rank's launcher leaves too little time for a checkpoint."""
     if ranks.launcher != "open-mpi" or STARTED_BY_US in environment:
@@ -160,14 +139,13 @@ def stopping_notes(ranks: Ranks, environment: Mapping[str, str]) -> tuple[str, .
 
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-SECONDS_BETWEEN_LOOKS = 2.0
 
 
 def run_with_graceful_stop(
     command: Sequence[str],
     *,
     stop_signal: signal.Signals,
-    patience_s: float = 30.0,
+    patience_s: float = NOTE_S,
     hosts: Sequence[str] = (),
 ) -> int:
     """Run a launcher of ranks; returns its exit status, or 130 after a second Ctrl-C.
@@ -199,7 +177,7 @@ def run_with_graceful_stop(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
     monitor = JobMonitor(process, patience_s=patience_s, hosts=hosts)
     try:
-        status = wait_for(process, monitor.look, every_s=min(SECONDS_BETWEEN_LOOKS, patience_s))
+        status = wait_for(process, monitor.look, every_s=BEAT_S)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -232,11 +210,8 @@ def skip_shells(process: int, number: int) -> int:
 
 
 RANK_OF_OPEN_MPI = b"\0OMPI_COMM_WORLD_RANK="
-DEPTH = 3
-"""Intel MPI's `HELPER` is started by a helper of mpiexec.hydra, which the script mpirun starts."""
 MOST_HOSTS = 32  # With more, launchers connect hosts as a tree, and not each to the first
-NOTICE_S, LIMIT_S = 30.0, 300.0
-"""When a note on hosts that have not started is printed, and when mpirun is ended."""
+LIMIT_S = 300.0  # When mpirun is ended because of hosts that have not started
 
 
 class JobMonitor:
@@ -258,18 +233,28 @@ class JobMonitor:
 
     def look(self) -> None:
         """Check the job; kill mpirun and print the reason if a host is unreachable."""
-        self._helpers = self._helpers or helpers_below(self._process.pid, depth=DEPTH)
-        if self._helpers and not any(map(is_helper, self._helpers)):
-            self._gone_since = min(self._gone_since, time.monotonic())
-        if time.monotonic() - self._gone_since > self._patience_s:
-            reason = (
+        now = time.monotonic()
+        if not self._helpers:
+            self._helpers = [*filter(is_helper, process_tree(self._process.pid))]
+        elif not any(map(is_helper, self._helpers)):
+            self._gone_since = min(self._gone_since, now)
+        if now - self._gone_since > self._patience_s:
+            self._kill(
                 f"the ranks of this host ended {self._patience_s:g} s ago, but mpirun waits for "
                 "another host that does not respond"
             )
-        elif missing := self._overdue_hosts():
-            reason = f"--hosts: {format_missing(missing, 'in time;')}"
-        else:
-            return
+        elif self._hosts and now - self._began > NOTE_S:
+            missing = missing_hosts(self._process.pid, self._hosts)
+            if not missing:
+                self._hosts = ()
+            elif now - self._began > LIMIT_S:
+                self._kill(f"--hosts: {format_missing(missing, 'in time;')}")
+            elif not self._is_noted:
+                self._is_noted = True
+                times = f"within {NOTE_S:g} s (limit: {LIMIT_S:g} s);"
+                write_line(f"note: {format_missing(missing, times)}")
+
+    def _kill(self, reason: str) -> None:
         write_line(f"error: {reason}; mpirun was killed")
         # Open MPI's remote shells have groups of their own, and would keep our output open.
         for below in [*process_tree(self._process.pid)][1:]:
@@ -277,21 +262,6 @@ class JobMonitor:
                 os.kill(below, signal.SIGKILL)
         stop_process(self._process)
         self.has_killed = True
-
-    def _overdue_hosts(self) -> tuple[str, ...]:
-        """Return the hosts that have not started within the limit; print a note before."""
-        elapsed = time.monotonic() - self._began
-        if not self._hosts or elapsed < NOTICE_S:
-            return ()
-        missing = missing_hosts(self._process.pid, self._hosts)
-        if not missing:
-            self._hosts = ()
-            return ()
-        if not self._is_noted:
-            self._is_noted = True
-            times = f"within {NOTICE_S:g} s (limit: {LIMIT_S:g} s);"
-            write_line(f"note: {format_missing(missing, times)}")
-        return missing if elapsed >= LIMIT_S else ()
 
 
 def format_missing(hosts: Sequence[str], when: str) -> str:
@@ -302,15 +272,6 @@ def format_missing(hosts: Sequence[str], when: str) -> str:
         f"works, and that no firewall blocks TCP ports from there to {socket.gethostname()} "
         "(mpirun listens at a random port)"
     )
-
-
-def helpers_below(process: int, *, depth: int) -> list[int]:
-    """Return helpers, or ranks of Open MPI, among the children of a process, or below them."""
-    children = child_processes(process)
-    helpers = [child for child in children if is_helper(child)]
-    if helpers or depth == 1:
-        return helpers
-    return [helper for child in children for helper in helpers_below(child, depth=depth - 1)]
 
 
 def is_helper(process: int) -> bool:

@@ -23,7 +23,7 @@ from common.errors import InputError
 from common.files import create_file
 from launch.messages import decode, encode
 from launch.ranks import Ranks
-from launch.rendezvous import Wait
+from launch.waiting import Wait
 
 if TYPE_CHECKING:
     from torch.distributed import Store

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from common.errors import InputError
-from common.files import read_text
+from common.files import or_unreadable, read_text
 
 SYSFS = Path("/sys/devices/system")
 
@@ -217,7 +217,7 @@ def read_sysfs(cpu_folder: Path) -> list[CpuFacts]:
     for folder in sorted(cpu_folder.with_name("node").glob("node[0-9]*")):
         name = folder.name.removeprefix("node")
         if is_number(name):
-            cpus = read_cpus(folder, "cpulist", "cpumap") or ()
+            cpus = read_cpus(folder, "cpulist") or ()
             nodes.update(dict.fromkeys(cpus, int(name)))
     online = read_cpus(cpu_folder, "online")
     if online is None:  # a copy without that list
@@ -240,10 +240,9 @@ def read_sysfs(cpu_folder: Path) -> list[CpuFacts]:
     return facts
 
 
-SIBLINGS = ("thread_siblings_list", "thread_siblings", "core_cpus_list", "core_cpus")
+SIBLINGS = ("thread_siblings_list", "core_cpus_list")
 """The files of the CPUs that share a core. Core ids are not used where there is one: they repeat
 from cluster to cluster on Arm, and hypervisors give two threads of a core two of them."""
-MAPS = ("cpumap", "thread_siblings", "core_cpus")
 SPEEDS = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")
 
 
@@ -266,9 +265,8 @@ def read_cpus(folder: Path, *names: str) -> frozenset[int] | None:
     """Return the CPUs that the first of these files of the kernel names; None: there is none."""
     for file in (folder / name for name in names):
         if file.is_file():
-            parse = parse_cpu_map if file.name in MAPS else parse_cpu_list
             try:
-                return parse(read_sysfs_text(file))
+                return parse_cpu_list(read_sysfs_text(file))
             except ValueError as error:
                 raise InputError(f"{file}: {error}") from error
     return None
@@ -285,11 +283,8 @@ def read_id(file: Path) -> int:
 
 def read_sysfs_text(file: Path) -> str:
     """Return the text of a file."""
-    try:
+    with or_unreadable(file, advice="copy it too, or give lscpu's output"):
         return read_text(file, errors="replace")
-    except OSError as error:
-        advice = "copy it too, or give lscpu's output"
-        raise InputError(f"{file}: cannot be read: {error.strerror}; {advice}") from error
 
 
 COMMAND = "lscpu -p=CPU,CORE,SOCKET,NODE"
@@ -301,11 +296,10 @@ MOST_BYTES = 10_000_000  # Of an output: a CPU has about 30
 
 def read_lscpu(file: Path) -> list[CpuFacts]:
     """Return the online CPUs of `lscpu -p` with the columns CPU, Core, Socket and Node."""
+    advice = f"on the machine that it is to describe, write it by: {COMMAND} > {file.name}"
     try:
-        lines = read_text(file, most_bytes=MOST_BYTES).splitlines()
-    except OSError as error:
-        advice = f"on the machine that it is to describe, write it by: {COMMAND} > {file.name}"
-        raise InputError(f"{file}: cannot be read: {error.strerror}; {advice}") from error
+        with or_unreadable(file, advice=advice):
+            lines = read_text(file, most_bytes=MOST_BYTES).splitlines()
     except UnicodeDecodeError as error:
         raise not_lscpu(str(file)) from error
     columns = None
@@ -416,3 +410,9 @@ def format_cpu_list(numbers: Iterable[int]) -> str:
         else:
             runs.append([number])
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def join_numbers(numbers: Iterable[int], conjunction: str) -> str:
+    """Return numbers as a list in words, such as `1, 2 or 4`."""
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} {conjunction} {last}" if others else last

@@ -46,12 +46,9 @@ from common.processes import STOPS
 from launch.messages import decode, encode
 from launch.ranks import MPI_LAUNCHERS, Ranks
 from launch.topology import format_cpu_list
+from launch.waiting import ANSWER_S, BEAT_S
 
-SECONDS_BETWEEN_BEATS = 1.0
-SECONDS_FOR_SUPERVISORS = 0.3  # In which those of ranks that have ended forward their exit codes
-PATIENCE = 5.0
-"""How long a failing rank waits for rank 0's reply, and rank 0 for the others' ends. [seconds]"""
-SECONDS_FOR_SECRET = 20  # In which a rank that has connected proves that it has the job's secret
+SECRET_S = 20  # In which a rank that has connected proves that it has the job's secret. [s]
 MOST_DIGITS = 9  # Of a rank's number
 DIED = 1  # Exit code where a rank ended without a message
 
@@ -133,7 +130,7 @@ class Watch:
         if self._rank == 0:
             self._end(failure)
         self._send(0, failure.message())
-        time.sleep(PATIENCE)  # the thread ends the process with the failure that was first
+        time.sleep(ANSWER_S)  # the thread ends the process with the failure that was first
         end_process(failure, prints=True)
 
     def close(self) -> None:
@@ -143,7 +140,7 @@ class Watch:
         for rank in self._connections:
             self._send(rank, BYE)
         if self._thread is not None:
-            self._thread.join(PATIENCE)
+            self._thread.join(ANSWER_S)
         for connection in self._connections.values():
             connection.close()
 
@@ -164,7 +161,7 @@ class Watch:
             now = time.monotonic()
             if now < next_beat:
                 continue
-            next_beat = now + SECONDS_BETWEEN_BEATS
+            next_beat = now + BEAT_S
             if beat is not None:
                 beat()
             if is_gone(launcher):
@@ -207,7 +204,7 @@ class Watch:
         if self._rank == 1:
             print_failure(failure)
         elif is_silent:  # rank 1 prints first: the launcher ends it as soon as rank 0 is killed
-            time.sleep(PATIENCE)
+            time.sleep(ANSWER_S)
         self._kill_silent(failure)
         end_process(failure, prints=False)
 
@@ -249,7 +246,7 @@ class Watch:
             # Wait until the others have ended: launchers kill the remaining ranks once one has.
             others, has_died = self._connections.items(), failure.code == DIED
             remaining = {item for rank, item in others if not has_died or rank != failure.rank}
-            end = time.monotonic() + PATIENCE
+            end = time.monotonic() + ANSWER_S
             while remaining and time.monotonic() < end:
                 for connection in wait(list(remaining), timeout=0.1):
                     assert isinstance(connection, Connection)
@@ -257,7 +254,7 @@ class Watch:
                         connection.recv_bytes()
                     except (EOFError, OSError):
                         remaining.discard(connection)
-            time.sleep(SECONDS_FOR_SUPERVISORS)
+            time.sleep(BEAT_S)  # their supervisors forward the exit codes
         self._kill_silent(failure)  # last, since the launcher then kills this rank too
         end_process(failure, prints=False)
 
@@ -306,14 +303,14 @@ def watch_as_first(
             try:
                 accepted, _ = listener.accept()
             except OSError:  # the listener is closed, or a stranger has taken all descriptors
-                time.sleep(SECONDS_BETWEEN_LOOKS)
+                time.sleep(BEAT_S)
                 continue
             # A stranger who connects and says nothing holds up nobody else.
             threading.Thread(target=identify, args=(accepted,), daemon=True).start()
 
     def identify(accepted: socket.socket) -> None:
         accepted.settimeout(None)
-        limit = struct.pack("ll", SECONDS_FOR_SECRET, 0)
+        limit = struct.pack("ll", SECRET_S, 0)
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         connection = Connection(accepted.detach())
         try:
@@ -362,7 +359,6 @@ def watch_as_other(
     return Watch(rank, {0: connection}, hosts=hosts, processes=processes)
 
 
-SECONDS_BETWEEN_LOOKS = 1.0
 ENDED_BY_SIGNAL = 128
 MOST_BEATS = 4096
 
@@ -419,7 +415,7 @@ def wait_for_rank(
     last_beat = math.inf
     while True:
         # SIGCHLD is among the signals, so that the wait ends as soon as the rank does.
-        received = signal.sigtimedwait(signals, SECONDS_BETWEEN_LOOKS)
+        received = signal.sigtimedwait(signals, BEAT_S)
         if received is not None and received.si_signo in STOPS:
             os.kill(rank, received.si_signo)
         with suppress(BlockingIOError):  # there is no beat

@@ -448,44 +448,16 @@ def test_folder_of_a_running_training_is_refused(tmp_path: Path, train_here: Tra
     assert [file.name for file in (tmp_path / "live").iterdir()] == [".lock"]
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        errno.ENOLCK,
-        pytest.param(errno.ENOSYS, marks=pytest.mark.exhaustive),
-        pytest.param(errno.EOPNOTSUPP, marks=pytest.mark.exhaustive),
-    ],
-)
 def test_configuration_error_leaves_no_lock_file_on_a_file_system_without_locks(
-    number: int, without_locks_library: Path, tmp_path: Path
-) -> None:
-    arguments = settings_in(tmp_path, "mine", "training.gradient_accumulation=100")
-    environment = without_locks(without_locks_library, number)
-    outcome = ended(start_training(*arguments, environment=environment))
-    assert outcome.code == 2 and outcome.errors.count("\n") == 1
-    assert "training.gradient_accumulation" in outcome.errors
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.exhaustive
-def test_second_run_is_refused_on_a_file_system_without_locks(
     without_locks_library: Path, tmp_path: Path
 ) -> None:
+    arguments = settings_in(tmp_path, "mine", "training.gradient_accumulation=100")
     environment = without_locks(without_locks_library, errno.ENOLCK)
-    arguments = settings_in(
-        tmp_path, "mine", "training.max_steps=100000", "evaluation.every=100000"
-    )
-    run = tmp_path / "mine"
-    first = start_training(*arguments, "training.epochs=100000", environment=environment)
-    wait_for_steps(run, first, count=1)
-    for flag in ("--check", "--resume"):
-        outcome = ended(start_training(*arguments, flag, environment=environment))
-        assert outcome.code == 2 and f"{run}: another run is writing there" in outcome.errors
-        assert outcome.errors.count("\n") == 1
-    first.send_signal(signal.SIGTERM)
-    assert ended(first).code == 75
-    assert not list(run.glob(".lock*")) and (run / "checkpoints" / "last").exists()
-    shutil.rmtree(run)
+    outcome = ended(start_training(*arguments, environment=environment))
+    note, error = outcome.errors.splitlines()
+    assert outcome.code == 2 and "training.gradient_accumulation" in error
+    assert note.startswith(f"warning: {tmp_path / 'mine'}: its file system has no locks")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,8 @@ from common.files import (
     write_atomically,
     write_parts,
 )
-from common.outputs import identity, require_no_input
+from common.outputs import require_no_input
+from common.walk import identity
 from data.annotations import SPLITS, Annotations, Split, require_pixels
 from data.coco_json import DISPLAYED
 from data.decoding import MOST_BYTES, image_fault

@@ -14,8 +14,7 @@ from contextlib import suppress
 
 from common.machine import PROC, ancestors, read_status
 from launch.limits import DAEMONS
-
-SECONDS_BETWEEN_LOOKS = 0.2
+from launch.waiting import LOOK_S
 
 
 def main(first: int = 1) -> int:
@@ -25,7 +24,7 @@ def main(first: int = 1) -> int:
         with suppress(ProcessLookupError):  # it has ended meanwhile
             os.kill(rank, signal.SIGTERM)
     while any((PROC / str(rank)).exists() for rank in ranks):
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+        time.sleep(LOOK_S)
     return 0
 
 

@@ -30,8 +30,8 @@ from common.console import make_console, print_line, progress
 from common.errors import FINISHED
 from common.files import write_atomically
 from common.machine import processor_name
-from common.options import add_overrides
-from launch.hosts import add_where
+from common.options import add_options, add_overrides
+from launch.hosts import Where
 from launch.mpirun import choose_mpirun
 from profiling.studies import async_groups_search as study
 from profiling.studies.async_groups_search import Job, Probed, Results, Setting, Trained, best
@@ -177,7 +177,7 @@ def add_groups(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="N",
         help="number of ranks on all hosts",
     )
-    add_where(parser, hosts_help="hosts, with ranks per host if not even: A:8,B:4")
+    add_options(parser, Where)
     parser.add_argument(
         "--config", default="demo.yaml", metavar="NAME", help="as for train.py (default: demo.yaml)"
     )

@@ -32,12 +32,11 @@ from common.console import make_console, print_line
 from common.errors import FINISHED, INTERRUPTED, InputError, format_error
 from common.files import require_free
 from common.machine import environment
-from common.options import add_overrides
-from launch.hosts import add_where
+from common.options import add_options, add_overrides
+from launch.hosts import Where
 from launch.limits import read_allowance
 from launch.mpirun import choose_mpirun
 from launch.placement import count_ranks
-from launch.run import chosen_hosts
 from launch.topology import read_topology
 from profiling.bench.job import JobFailedError, MeasuredJob
 from profiling.bench.report import put_out
@@ -154,7 +153,7 @@ def combine_here(options: ScaleOptions, config: Config) -> list[Combination]:
         options.threads,
         batch_size=options.batch_size or config.training.batch_size,
         global_batch=options.global_batch,
-        place_on_hosts=lambda count: chosen_hosts(options.hosts, options.hostfile, ranks=count),
+        place_on_hosts=Where(hosts=options.hosts, hostfile=options.hostfile).ranks_by_host,
         allowed=read_topology().restricted(allowance.cpus),
         quota=allowance.quota,
         request=core_request(config),
@@ -225,7 +224,7 @@ def add_scale(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     ):
         help_text = f"{what} (default: {default})"
         parser.add_argument(name, type=positive, default=default, metavar="N", help=help_text)
-    add_where(parser, hosts_help="identical hosts that share the ranks evenly")
+    add_options(parser, Where)
     add_json_option(parser, "also write all results to this file, and the chart beside it")
     parser.add_argument(
         "--chart",

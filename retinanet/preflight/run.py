@@ -172,7 +172,7 @@ def check_writing(folder: Path) -> Finding:
     made = "" if place == folder.absolute() else f", where {folder} will be created"
     written = f"a test file was written to {place}{made}"
     if not has_locks(place):
-        written += "; its file system has no locks: .lock.owner names the active run instead"
+        written += "; its file system has no locks: a second run in the folder is not refused"
     return ok(WRITING, written)
 
 

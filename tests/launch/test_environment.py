@@ -331,7 +331,7 @@ def test_memory_policy_of_a_process(program: str, output: str) -> None:
 
 def test_nodes_that_are_not_allowed_are_omitted(monkeypatch: pytest.MonkeyPatch) -> None:
     preferred: list[list[int]] = []
-    monkeypatch.setattr(environment, "set_preferred", preferred.append)
+    monkeypatch.setattr(environment, "set_policy", lambda mode, nodes: preferred.append(nodes))
     assert prefer_memory([2, 3], allowed=[0, 3, 4]) is None
     assert preferred == [[3]]
     note = prefer_memory([2], allowed=[0, 1])

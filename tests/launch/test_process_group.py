@@ -14,8 +14,9 @@ from common.errors import InputError
 from launch import process_group
 from launch.process_group import RankFacts, connect, exchange_facts, wait_for_listener
 from launch.ranks import Ranks
-from launch.rendezvous import Rendezvous, Wait
+from launch.rendezvous import Rendezvous
 from launch.secret import JobSecret, SealedStore
+from launch.waiting import Wait
 from tests.launch.ranks import Ended, free_port, run_ranks, start_apart
 from tests.support.processes import wait_until_gone
 
@@ -175,25 +176,8 @@ def test_rank_waits_until_rank_0_listens() -> None:
         assert not thread.is_alive()
 
 
-def test_refused_connection_is_noted(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(process_group, "SECONDS_REFUSED", 0.0)
-    port = free_port()
-
-    def listen_after_a_look(seconds: float) -> None:
-        servers.append(socket.create_server(("127.0.0.1", port)))
-
-    servers: list[socket.socket] = []
-    monkeypatch.setattr("launch.process_group.time.sleep", listen_after_a_look)
-    wait_for_listener(make_rank(1), "127.0.0.1", port=port, wait=Wait("", advice=""))
-    servers[0].close()
-    note = capsys.readouterr().err
-    assert note.startswith("note: rank 1 on ") and str(port) in note and "MASTER_ADDR" in note
-
-
 def test_unknown_host_of_rank_0_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_group, "SECONDS_FOR_NAMES", -1.0)
+    monkeypatch.setattr(process_group, "ANSWER_S", -1.0)
     rendezvous = Rendezvous(addresses=("no-such-host.invalid",), port=29500)
     with pytest.raises(InputError, match=r"^no-such-host\.invalid: .*MASTER_ADDR"):
         connect(make_rank(1), rendezvous, timeout=TIMEOUT, wait=Wait("", advice=""))

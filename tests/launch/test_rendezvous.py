@@ -115,7 +115,7 @@ def test_first_address_that_responds_is_used() -> None:
 def test_deadline_prints_a_note_and_ends_the_process() -> None:
     program = """
 import time
-from launch.rendezvous import Wait, deadline
+from launch.waiting import Wait, deadline
 with deadline(60, "rank 3 on b", Wait("nothing", advice="")):
     pass
 with deadline(2, "rank 3 on b", Wait("rank 0", advice="check the network")):

@@ -263,7 +263,7 @@ MONITORED = """
 import signal, sys
 from launch import run
 from launch.run import run_with_graceful_stop
-run.NOTICE_S, run.LIMIT_S = 2.0, 5.0
+run.NOTE_S, run.LIMIT_S = 2.0, 5.0
 hosts = ("left", "right")
 sys.exit(
     run_with_graceful_stop(

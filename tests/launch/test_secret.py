@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from common.errors import InputError
 from launch.ranks import Ranks
-from launch.rendezvous import Wait
 from launch.secret import GIVEN, VARIABLE, JobSecret, SealedStore, read_file, shared_secret
+from launch.waiting import Wait
 
 KEY = b"0123456789abcdef"
 

@@ -1,7 +1,6 @@
 """Checks of a run: its folder, disk space, ranks and data."""
 
 import fcntl
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 import torch
 from PIL import Image
 
-from common.locks import owner_file, this_process
 from retinanet.config import Config, config_to_tree
 from retinanet.config_file import config_from_tree, load_config
 from retinanet.preflight import run
@@ -69,13 +67,6 @@ def test_active_run_is_detected_and_keeps_its_lock(config: Config, tmp_path: Pat
         finding = check_run_folder(tmp_path, config, resume=False, overwrite=True)
         with (tmp_path / ".lock").open() as other, pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    assert finding.level == "failure" and "another run is writing" in finding.detail
-
-
-def test_active_run_is_detected_without_file_locks(config: Config, tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text("{}\n")
-    owner_file(tmp_path / ".lock").write_text(json.dumps(this_process()))
-    finding = check_run_folder(tmp_path, config, resume=True, overwrite=False)
     assert finding.level == "failure" and "another run is writing" in finding.detail
 
 
