@@ -155,7 +155,7 @@ def test_stranger_in_the_network_of_two_hosts_reads_no_secret_and_runs_nothing(
     settings = [*SETTINGS, f"run.root={run.parent}", "run.name=run", f"distributed.groups={groups}"]
     variables = {"WORLD_SIZE": "2", "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29500"}
     with two_hosts(tmp_path, names_are_loopback=True) as hosts:
-        text, right = str(run.parent), hosts.hosts.enter[1]
+        text, right = str(run.parent), hosts.enter[1]
         with attacked(text, ADDRESSES[0], marker, right) as read:
             jobs = [
                 hosts.start_on(

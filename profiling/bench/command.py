@@ -12,7 +12,6 @@ from common.console import make_console
 from common.errors import FINISHED, InputError
 from common.files import require_free_json, write_atomically
 from launch.environment import ALLOCATORS, find
-from profiling.bench.all_reduce import add_all_reduce_benchmark
 from profiling.bench.benchmarks import (
     EVALUATE,
     LOSS,
@@ -62,8 +61,7 @@ examples:
   python -m profiling bench log                                 # reading a million lines
   python -m profiling bench metric                              # COCO's metric at full size
   python -m profiling bench waiting --config coco.yaml data.root=/data/coco
-  python -m profiling bench batch-split                         # one slow rank, minutes
-  python -m profiling bench all-reduce --hosts 2 --ranks 2      # between hosts, as root"""
+  python -m profiling bench batch-split                         # one slow rank, minutes"""
 
 BENCHMARKS = (STEP, LOSS, OPTIMIZER, EVALUATE)
 
@@ -78,7 +76,6 @@ def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     add_batch_split_benchmark(kinds)
     add_single_benchmarks(kinds)
     add_waiting_benchmark(kinds)
-    add_all_reduce_benchmark(kinds)
 
 
 def add_variants_benchmark(kinds: Benchmarks, benchmark: Benchmark) -> None:

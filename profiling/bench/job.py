@@ -7,7 +7,7 @@ A job times training steps (`measure_ranks`) or exchanges of several numbers of 
 import json
 import os
 import subprocess
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,13 +85,10 @@ def measure_ranks(
     mpirun: Mpirun,
     advance: Callable[[int], None],
     print_line: Callable[[str], None],
-    enter: Sequence[str] = (),
-    variables: Mapping[str, str] | None = None,
 ) -> list[RankSteps]:
     """Run a job to its end; if this process is interrupted, the job is ended first.
 
-    `advance` receives the number of steps done, `print_line` each other line of the ranks. For
-    `enter` and `variables` see `rank_messages`.
+    `advance` receives the number of steps done, `print_line` each other line of the ranks.
 
     Raises:
         JobFailedError: It failed.
@@ -103,8 +100,6 @@ def measure_ranks(
         hosts=job.hosts,
         mpirun=mpirun,
         print_line=print_line,
-        enter=enter,
-        variables=variables,
     )
     # An error in `advance` must end the ranks too, and not only this loop.
     with closing(messages):
@@ -126,14 +121,9 @@ def rank_messages(
     hosts: Hosts,
     mpirun: Mpirun,
     print_line: Callable[[str], None],
-    enter: Sequence[str] = (),
-    variables: Mapping[str, str] | None = None,
 ) -> Generator[dict[str, Any]]:
-    """Start ranks and yield what they print after `MARK`; closing the generator ends them.
-
-    `enter`: a prefix with which mpirun is started, with additional `variables`.
-    """
-    environment = {**os.environ, **(variables or {})}
+    """Start ranks and yield what they print after `MARK`; closing the generator ends them."""
+    environment = dict(os.environ)
     if not IS_INSTALLED:
         # The ranks import this package wherever mpirun starts them.
         environment["PYTHONPATH"] = os.pathsep.join(
@@ -150,9 +140,7 @@ def rank_messages(
         is_root=os.geteuid() == 0,
         is_terminal=False,
     )
-    with running(
-        [*enter, *job_command], environment=environment, stdout=subprocess.PIPE
-    ) as process:
+    with running(job_command, environment=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith(MARK):

@@ -4,24 +4,22 @@
 - `batch-split`: what uneven batches regain where one of two ranks is slow, beside a busy loop.
 """
 
-import argparse
 import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 
 from rich.table import Table
 
-from common.cli import add_json_option
+from common.cli import positive, run_with_options
 from common.console import make_console, progress
 from common.errors import FINISHED, InputError
-from common.files import require_free_json
-from common.options import add_overrides
+from common.options import add_options, json_option, option, overrides_argument
 from launch.limits import read_allowance
 from launch.mpirun import choose_mpirun
 from launch.topology import read_topology
@@ -31,7 +29,6 @@ from profiling.bench.results import (
     Benchmarks,
     Finding,
     add_benchmark,
-    add_counts,
     background_load,
     disturbance,
 )
@@ -51,14 +48,6 @@ that a rank waits for the data of other ranks is included.
 
   python -m profiling bench waiting --config coco.yaml data.root=/data/coco
   python -m profiling bench waiting data.image_size=800           synthetic data"""
-
-
-def add_configuration(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the configuration that a job trains."""
-    parser.add_argument(
-        "--config", default="demo.yaml", metavar="NAME", help="as for train.py (default: demo.yaml)"
-    )
-    add_overrides(parser)
 
 
 Measure = Callable[[Sequence[str], str], Job]
@@ -95,38 +84,40 @@ def measuring_jobs(
         yield measure
 
 
+@dataclass(frozen=True, kw_only=True)
+class WaitingOptions:
+    """The options of `python -m profiling bench waiting`."""
+
+    config: str = option("as for train.py", default="demo.yaml", metavar="NAME")
+    overrides: list[str] = overrides_argument()
+    ranks: int = option("number of ranks", default=2, parse=positive, metavar="N")
+    steps: int = option(
+        f"measured steps, after {WAITING_WARM_UP} warm-up steps",
+        default=5,
+        parse=positive,
+        metavar="N",
+    )
+    workers: str = option(
+        "data-loading workers per rank; one run for each number", default="0,1", metavar="A,B"
+    )
+    json_file: Path | None = json_option()
+
+
 def add_waiting_benchmark(kinds: Benchmarks) -> None:
     """Add `waiting` to the benchmarks of a command line."""
     about = "how long training steps wait for data"
-    parser = add_benchmark(kinds, "waiting", waiting_command, about=about, text=WAITING_ABOUT)
-    add_configuration(parser)
-    add_counts(
-        parser,
-        ("--ranks", 2, "number of ranks"),
-        ("--steps", 5, f"measured steps, after {WAITING_WARM_UP} warm-up steps"),
+    run = partial(run_with_options, WaitingOptions, waiting_command)
+    add_options(
+        add_benchmark(kinds, "waiting", run, about=about, text=WAITING_ABOUT), WaitingOptions
     )
-    parser.add_argument(
-        "--workers",
-        default="0,1",
-        metavar="A,B",
-        help="data-loading workers per rank; one run for each number (default: 0,1)",
-    )
-    add_json_option(parser)
 
 
-def waiting_command(
-    *,
-    config: str,
-    overrides: Sequence[str],
-    ranks: int,
-    steps: int,
-    workers: str,
-    json_file: Path | None,
-) -> int:
+def waiting_command(options: WaitingOptions) -> int:
     """Run the benchmark; return the exit code."""
-    require_free_json(json_file)
+    config, overrides = options.config, options.overrides
+    ranks, steps = options.ranks, options.steps
     settings = load_config(config, overrides)
-    counts = workers.split(",")
+    counts = options.workers.split(",")
     for text in counts:
         if not text.isdigit():
             raise InputError(f"--workers: expected numbers such as 0,1, found {text!r}")
@@ -161,7 +152,7 @@ def waiting_command(
         "runs": {str(count): list(map(asdict, job)) for count, job in runs.items()},
     }
     standard = image_size == 800 and ranks == 2
-    put_out(findings, "waiting", workload, with_targets=standard, json_file=json_file)
+    put_out(findings, "waiting", workload, with_targets=standard, json_file=options.json_file)
     return FINISHED
 
 
@@ -205,35 +196,46 @@ ranks are started by mpirun and pinned as in train.py. Every other step exchange
 shows the throughput of each rank alone; the sum over both disturbed ranks is the ideal."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class BatchSplitOptions:
+    """The options of `python -m profiling bench batch-split`."""
+
+    config: str = option("as for train.py", default="demo.yaml", metavar="NAME")
+    overrides: list[str] = overrides_argument()
+    rounds: int = option("runs of each of the three jobs", default=2, parse=positive, metavar="N")
+    steps: int = option(
+        f"measured steps, after {BATCH_SPLIT_WARM_UP} warm-up steps",
+        default=4,
+        parse=positive,
+        metavar="N",
+    )
+    json_file: Path | None = json_option()
+
+
 def add_batch_split_benchmark(kinds: Benchmarks) -> None:
     """Add `batch-split` to the benchmarks of a command line."""
     about = "training with one slow rank, with even and uneven batches"
-    parser = add_benchmark(
-        kinds, "batch-split", batch_split_command, about=about, text=BATCH_SPLIT_ABOUT
+    run = partial(run_with_options, BatchSplitOptions, batch_split_command)
+    add_options(
+        add_benchmark(kinds, "batch-split", run, about=about, text=BATCH_SPLIT_ABOUT),
+        BatchSplitOptions,
     )
-    add_configuration(parser)
-    add_counts(
-        parser,
-        ("--rounds", 2, "runs of each of the three jobs"),
-        ("--steps", 4, f"measured steps, after {BATCH_SPLIT_WARM_UP} warm-up steps"),
-    )
-    add_json_option(parser)
 
 
-def batch_split_command(
-    *, config: str, overrides: Sequence[str], rounds: int, steps: int, json_file: Path | None
-) -> int:
+def batch_split_command(options: BatchSplitOptions) -> int:
     """Run the benchmark; return the exit code."""
-    require_free_json(json_file)
-    if any(field.partition("=")[0] == "distributed.batch_split" for field in overrides):
+    config, steps = options.config, options.steps
+    if any(field.partition("=")[0] == "distributed.batch_split" for field in options.overrides):
         raise InputError("distributed.batch_split: set by the benchmark; remove it")
     # Of two values for a field the last one counts, so the user's come last.
-    overrides = (*DEFAULTS, *overrides)
+    overrides = (*DEFAULTS, *options.overrides)
     settings = load_config(config, overrides)
     cpus = cpus_of_last_rank(settings)
     try:
         with background_load() as others:
-            measured = batch_split_rounds(config, overrides, cpus, steps=steps, rounds=rounds)
+            measured = batch_split_rounds(
+                config, overrides, cpus, steps=steps, rounds=options.rounds
+            )
     except JobFailedError as error:
         return error.code
     console = make_console()
@@ -253,7 +255,7 @@ def batch_split_command(
         "rounds": rounds_json,
     }
     standard, findings = (image_size, batch_size) == STANDARD, batch_split_findings(measured)
-    put_out(findings, "batch-split", workload, with_targets=standard, json_file=json_file)
+    put_out(findings, "batch-split", workload, with_targets=standard, json_file=options.json_file)
     return FINISHED
 
 

@@ -14,8 +14,10 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from common.cli import positive, run_command
 from common.errors import FINISHED
@@ -23,12 +25,18 @@ from common.options import add_overrides
 from launch.pinning import RankContext
 from launch.ranks import read_ranks
 from launch.rendezvous import rank0_only_errors
-from profiling.bench.exchange_rank import average_buckets, bucket_sizes
 from profiling.bench.job import MARK
 from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.placement import place_on_host
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from retinanet.engine.gradient_sync import Averaging
+
+FIRST_BUCKET, BUCKET = 1 << 18, 25 << 18
+"""Gradients of torch's first bucket (1 MiB) and of the others (25 MiB)."""
 EXCHANGE_WARM_UP, EXCHANGES = 2, 5
 """Exchanges of each size that do not count, and that do; their median is the result."""
 
@@ -72,6 +80,42 @@ def main() -> int:
 
         measure_steps(config, arguments, place=place, report=report)
     return FINISHED
+
+
+def bucket_sizes(gradients: int) -> list[int]:
+    """Return the sizes of DistributedDataParallel's buckets, as if parameters could be divided."""
+    sizes = [min(FIRST_BUCKET, gradients)]
+    while (left := gradients - sum(sizes)) > 0:
+        sizes.append(min(BUCKET, left))
+    return sizes
+
+
+def average_buckets(
+    buckets: "Sequence[Tensor]", averaging: "Averaging | None", *, weight: float, compress: bool
+) -> None:
+    """Average float32 gradients over all ranks, all buckets at once; None: by torch's group."""
+    import torch
+    import torch.distributed as dist
+
+    if averaging is not None:
+        last = len(buckets) - 1
+        futures = [
+            averaging.average(bucket, weight=weight, index=index, is_last=index == last)
+            for index, bucket in enumerate(buckets)
+        ]
+        for future in futures:
+            future.wait()
+        return
+    works, sent = [], []
+    for bucket in buckets:
+        bucket.mul_(weight)
+        sent.append(bucket.to(torch.bfloat16) if compress else bucket)
+        works.append(dist.all_reduce(sent[-1], async_op=True))
+    for bucket, averaged, work in zip(buckets, sent, works, strict=True):
+        assert work is not None
+        work.wait()
+        if compress:
+            bucket.copy_(averaged)
 
 
 def measure_exchanges(config: Config, sizes: list[int], *, place: RankContext) -> None:

@@ -17,25 +17,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from common.cli import add_json_option
+from common.cli import positive, run_with_options
 from common.console import MEGABYTE, make_console, progress, significant
 from common.errors import FINISHED, OUR_BUG, InputError
-from common.files import require_free_json
 from common.machine import private_mb
+from common.options import add_options, json_option, option
 from common.program import PREFIX, module_command
 from profiling.bench.generated import write_annotations, write_log
 from profiling.bench.report import put_out
-from profiling.bench.results import RECIPES, Benchmarks, Finding, add_benchmark, add_counts
+from profiling.bench.results import RECIPES, Benchmarks, Finding, add_benchmark
 from profiling.bench.variant import STANDARD, Run, Variant, Workload
 from profiling.bench.worker_pool import variant_worker
 from retinanet.mlperf.rules import VALIDATION_IMAGES
@@ -67,70 +68,101 @@ images both libraries compute it, and their numbers are compared. Takes two minu
 FOUND = 300  # The most boxes that the model's postprocessing keeps
 
 
+def count(what: str, default: int) -> Any:
+    """Return the field of an option that takes a positive number."""
+    text = f"{what} (default: {default:,})"
+    return option(text, default=default, parse=positive, metavar="N")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """The options of `python -m profiling bench checkpoint`."""
+
+    rounds: int = count("measured checkpoints", 5)
+    images: int = count("images per batch", STANDARD.images)
+    image_size: int = count("height and width of the images [pixels]", STANDARD.image_size)
+    folder: Path | None = option(
+        "folder on the disk of the runs (default: the system's temporary folder)", default=None
+    )
+    json_file: Path | None = json_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexOptions:
+    """The options of `python -m profiling bench index`."""
+
+    images: int = count("images", INDEX_IMAGES)
+    boxes: int = count("boxes", INDEX_BOXES)
+    ranks: int = count("processes that open the index at the same time", INDEX_RANKS)
+    folder: Path | None = option(
+        "parent of the temporary folder (default: the system's temporary folder)",
+        default=None,
+        metavar="DIR",
+    )
+    json_file: Path | None = json_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogOptions:
+    """The options of `python -m profiling bench log`."""
+
+    lines: int = count("executions in the log", LINES)
+    problems: int = count("distinct problems among them", PROBLEMS)
+    json_file: Path | None = json_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricOptions:
+    """The options of `python -m profiling bench metric`."""
+
+    images: int = count("images", VALIDATION_IMAGES)
+    found: int = count("detections per image", FOUND)
+    json_file: Path | None = json_option()
+
+
 def add_single_benchmarks(kinds: Benchmarks) -> None:
     """Add `checkpoint`, `index`, `log` and `metric` to the benchmarks of a command line."""
+    benchmarks: tuple[tuple[str, str, str, type[Any], Callable[[Any], int]], ...] = (
+        (
+            "checkpoint",
+            "saving checkpoints during training",
+            CHECKPOINT_ABOUT,
+            CheckpointOptions,
+            bench_checkpoint,
+        ),
+        (
+            "index",
+            "converting annotations of OpenImages' size and opening the index",
+            INDEX_ABOUT,
+            IndexOptions,
+            bench_index,
+        ),
+        ("log", "reading a long oneDNN log", LOG_ABOUT, LogOptions, bench_log),
+        (
+            "metric",
+            "COCO's metric on a split of OpenImages' size, compared with pycocotools on a tenth",
+            METRIC_ABOUT,
+            MetricOptions,
+            bench_metric,
+        ),
+    )
     wrapped = argparse.HelpFormatter
-    about = "saving checkpoints during training"
-    parser = add_benchmark(
-        kinds, "checkpoint", bench_checkpoint, about=about, text=CHECKPOINT_ABOUT, formatter=wrapped
-    )
-    add_counts(
-        parser,
-        ("--rounds", 5, "measured checkpoints"),
-        ("--images", STANDARD.images, "images per batch"),
-        ("--image-size", STANDARD.image_size, "height and width of the images [pixels]"),
-    )
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        help="folder on the disk of the runs (default: the system's temporary folder)",
-    )
-    add_json_option(parser)
-    about = "converting annotations of OpenImages' size and opening the index"
-    parser = add_benchmark(
-        kinds, "index", bench_index, about=about, text=INDEX_ABOUT, formatter=wrapped
-    )
-    add_counts(
-        parser,
-        ("--images", INDEX_IMAGES, "images"),
-        ("--boxes", INDEX_BOXES, "boxes"),
-        ("--ranks", INDEX_RANKS, "processes that open the index at the same time"),
-    )
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        metavar="DIR",
-        help="parent of the temporary folder (default: the system's temporary folder)",
-    )
-    add_json_option(parser)
-    about = "reading a long oneDNN log"
-    parser = add_benchmark(kinds, "log", bench_log, about=about, text=LOG_ABOUT, formatter=wrapped)
-    add_counts(
-        parser,
-        ("--lines", LINES, "executions in the log"),
-        ("--problems", PROBLEMS, "distinct problems among them"),
-    )
-    add_json_option(parser)
-    about = "COCO's metric on a split of OpenImages' size, compared with pycocotools on a tenth"
-    parser = add_benchmark(
-        kinds, "metric", bench_metric, about=about, text=METRIC_ABOUT, formatter=wrapped
-    )
-    counts = ("--images", VALIDATION_IMAGES, "images"), ("--found", FOUND, "detections per image")
-    add_counts(parser, *counts)
-    add_json_option(parser)
+    for name, about, text, options, command in benchmarks:
+        run = partial(run_with_options, options, command)
+        parser = add_benchmark(kinds, name, run, about=about, text=text, formatter=wrapped)
+        add_options(parser, options)
 
 
-def bench_checkpoint(
-    *, rounds: int, images: int, image_size: int, folder: Path | None, json_file: Path | None
-) -> int:
+def bench_checkpoint(options: CheckpointOptions) -> int:
     """Run `checkpoint`; return the exit code."""
-    require_free_json(json_file)
+    rounds, folder, json_file = options.rounds, options.folder, options.json_file
     if folder is not None and not folder.is_dir():
         raise InputError(f"--folder: {folder} is not a folder; create it or give another")
-    workload = Workload(images=images, image_size=image_size)
+    workload = Workload(images=options.images, image_size=options.image_size)
     with tempfile.TemporaryDirectory(prefix="checkpoint-benchmark-", dir=folder) as checkpoints:
-        options = {"folder": checkpoints}
-        variant = Variant("checkpoint", "", f"{RECIPES}.checkpoint", options=options)
+        variant = Variant(
+            "checkpoint", "", f"{RECIPES}.checkpoint", options={"folder": checkpoints}
+        )
         with closing(variant_worker(variant, workload)) as worker:
             measured = [worker.run().details for _ in range(rounds + 1)]
     # Without the first round, whose copy takes new memory from the system.
@@ -175,11 +207,10 @@ class Opening(NamedTuple):
     """The same after it has chosen the images to train on and an epoch's order."""
 
 
-def bench_index(
-    *, images: int, boxes: int, ranks: int, folder: Path | None, json_file: Path | None
-) -> int:
+def bench_index(options: IndexOptions) -> int:
     """Run `index`; return the exit code."""
-    require_free_json(json_file)
+    images, boxes, ranks = options.images, options.boxes, options.ranks
+    folder, json_file = options.folder, options.json_file
     console = make_console()
     with tempfile.TemporaryDirectory(dir=folder, prefix="index-benchmark-") as temporary:
         source = Path(temporary, "generated.json")
@@ -277,9 +308,9 @@ print(json.dumps({{"seconds": seconds, "peak_mb": peak_resident_mb(), "total_ms"
 """Runs in a process that has read nothing else."""
 
 
-def bench_log(*, lines: int, problems: int, json_file: Path | None) -> int:
+def bench_log(options: LogOptions) -> int:
     """Run `log`; return the exit code."""
-    require_free_json(json_file)
+    lines, problems, json_file = options.lines, options.problems, options.json_file
     console = make_console()
     with tempfile.TemporaryDirectory(prefix="log-benchmark-") as folder:
         file = Path(folder, "onednn.log")
@@ -304,9 +335,9 @@ def bench_log(*, lines: int, problems: int, json_file: Path | None) -> int:
     return FINISHED
 
 
-def bench_metric(*, images: int, found: int, json_file: Path | None) -> int:
+def bench_metric(options: MetricOptions) -> int:
     """Run `metric`; return the exit code."""
-    require_free_json(json_file)
+    images, found, json_file = options.images, options.found, options.json_file
     console = make_console()
 
     def measured(library: str, count: int) -> Run:

@@ -127,7 +127,7 @@ def started_slurm(hosts: TwoHosts, folder: Path) -> Iterator[Slurm]:
     with ExitStack() as stack:
         for number, (host, command) in enumerate(daemons):
             log = stack.enter_context((folder / f"daemon{number}.log").open("w"))
-            words = [*hosts.hosts.enter[host], f"--wd={folder}", *map(str, command)]
+            words = [*hosts.enter[host], f"--wd={folder}", *map(str, command)]
             process = subprocess.Popen(words, env=environment, stdout=log, stderr=log)
             stack.callback(process.wait, 60)
             stack.callback(process.terminate)

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from profiling.bench.exchange_rank import bucket_sizes
 from profiling.bench.job import ExchangeTime
+from profiling.bench.measured_rank import bucket_sizes
 from retinanet.mlperf.rules import TARGET_MAP, Rules, reference_points
 
 TINY = 1e-9  # The upper bound of a value that a fit is to leave out

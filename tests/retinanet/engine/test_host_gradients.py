@@ -235,7 +235,7 @@ def test_slices_cover_all_values_once() -> None:
 @pytest.mark.whole_machine
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_exchange_by_mpi_under_the_real_mpirun(ranks: int) -> None:
-    rank = ["-m", "profiling.bench.exchange_rank", "--gradients", "300001", "--rounds", "2"]
+    rank = ["-m", "tests.support.exchange_rank", "--gradients", "300001", "--rounds", "2"]
     job = run_ranks(ranks, *rank, "--backend", "mpi")
     assert job.code == 0, job.errors
     [line] = [line for line in job.output.splitlines() if line.startswith(MARK)]

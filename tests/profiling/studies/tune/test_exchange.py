@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from profiling.bench.exchange_rank import BUCKET, FIRST_BUCKET, bucket_sizes
 from profiling.bench.job import ExchangeTime
+from profiling.bench.measured_rank import BUCKET, FIRST_BUCKET, bucket_sizes
 from profiling.studies.tune import model as planner
 from profiling.studies.tune.cluster import Cluster, Part, Program, forecast_step
 from profiling.studies.tune.cluster import gradient_exchange as exchange_of_cluster

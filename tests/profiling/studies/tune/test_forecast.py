@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from common.errors import InputError
-from profiling.bench.exchange_rank import bucket_sizes
+from profiling.bench.measured_rank import bucket_sizes
 from profiling.studies.tune.forecast import (
     Allocation,
     Constraints,

@@ -1,8 +1,7 @@
-"""A rank that times exchanges of gradients: `python -m profiling.bench.exchange_rank`.
+"""A rank that averages known gradients in two levels and by gloo over all ranks, in turn.
 
-mpirun starts it for `profiling.bench.all_reduce`. Gradients come in parts as torch's
-DistributedDataParallel makes them, all at once: no backward pass hides the exchange. The ways take
-turns, round after round. Rank 0 prints a line of JSON.
+`mpirun -np 4 python -m tests.support.exchange_rank --gradients 36000000 --rounds 5 --backend auto`:
+rank 0 prints a line of JSON with seconds, errors, and whether all ranks had the same bits.
 """
 
 import argparse
@@ -11,8 +10,6 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from common.cli import positive, run_command
 from common.errors import FINISHED
@@ -21,14 +18,8 @@ from launch.ranks import read_ranks
 from launch.rendezvous import rank0_only_errors
 from launch.shares import CoreRequest
 from profiling.bench.job import MARK
+from profiling.bench.measured_rank import average_buckets, bucket_sizes
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from retinanet.engine.gradient_sync import Averaging
-
-FIRST_BUCKET, BUCKET = 1 << 18, 25 << 18
-"""Gradients of torch's first bucket (1 MiB) and of the others (25 MiB)."""
 TIMEOUT_S = 120.0
 FLAT, LEVELS = "flat", "levels"
 
@@ -52,42 +43,6 @@ def main() -> int:
         )
     measure(place, gradients=arguments.gradients, rounds=arguments.rounds)
     return FINISHED
-
-
-def bucket_sizes(gradients: int) -> list[int]:
-    """Return the sizes of DistributedDataParallel's buckets, as if parameters could be divided."""
-    sizes = [min(FIRST_BUCKET, gradients)]
-    while (left := gradients - sum(sizes)) > 0:
-        sizes.append(min(BUCKET, left))
-    return sizes
-
-
-def average_buckets(
-    buckets: "Sequence[Tensor]", averaging: "Averaging | None", *, weight: float, compress: bool
-) -> None:
-    """Average float32 gradients over all ranks, all buckets at once; None: by torch's group."""
-    import torch
-    import torch.distributed as dist
-
-    if averaging is not None:
-        last = len(buckets) - 1
-        futures = [
-            averaging.average(bucket, weight=weight, index=index, is_last=index == last)
-            for index, bucket in enumerate(buckets)
-        ]
-        for future in futures:
-            future.wait()
-        return
-    works, sent = [], []
-    for bucket in buckets:
-        bucket.mul_(weight)
-        sent.append(bucket.to(torch.bfloat16) if compress else bucket)
-        works.append(dist.all_reduce(sent[-1], async_op=True))
-    for bucket, averaged, work in zip(buckets, sent, works, strict=True):
-        assert work is not None
-        work.wait()
-        if compress:
-            bucket.copy_(averaged)
 
 
 def measure(place: RankContext, *, gradients: int, rounds: int) -> None:
