@@ -22,15 +22,20 @@ from profiling.bench.variant import Prepared, Subject, Workload
 from profiling.layers.timing import TimedModel, model_autocast, timed_model
 from profiling.onednn_log.work import direction_name
 from retinanet.config_sections import ModelConfig
-from retinanet.engine.convolution import (
-    ConvParams,
-    cast_weight,
-    convolution_gradients,
-    convolve,
-    get_conv_params,
-)
+from retinanet.engine.convolution import convolve
 from retinanet.engine.engines import autocast
 from retinanet.engine.folded_forward import Norm, folded_scale_shift
+from retinanet.engine.kernels import (
+    ONLY_ONEDNN,
+    ConvParams,
+    Machine,
+    get_conv_params,
+    input_gradients,
+    kernels_for,
+    prepare_weight,
+    weight_gradients,
+)
+from retinanet.engine.tile_convolution import best_tiles
 from retinanet.training.build import build_model
 
 MATRIX_OPERATORS = ("aten::addmm", "aten::mm", "aten::bmm", "aten::baddbmm", "aten::linear")
@@ -204,7 +209,10 @@ def conv_norm_relu(
     if unit == "one" and relu:
         fused: Tensor = _ConvolutionRelu.apply(features, module.weight, scale, shift, added, params)
         return fused
-    [outputs] = convolve([features], module.weight, shift, scale=scale, params=params)
+    [outputs] = convolve(
+        [features], module.weight, shift,
+        scale=scale, params=params, machine=Machine(best_tiles()),
+    )  # fmt: skip
     if added is not None:
         outputs = outputs.add_(added)
     return F.relu_(outputs) if relu else outputs
@@ -221,7 +229,11 @@ class _ConvolutionRelu(torch.autograd.Function):
         added: Tensor | None,
         params: ConvParams,
     ) -> Tensor:
-        cast = cast_weight(weight, scale, features.dtype)
+        # Its own kernels for grouped convolutions only: their forward weight is that of oneDNN.
+        machine = Machine(best_tiles()) if params.groups > 1 else ONLY_ONEDNN
+        ctx.kernels = kernels_for([features], weight, params, machine)
+        cast, _ = prepare_weight(weight, scale, ctx.kernels, features.dtype)
+        assert isinstance(cast, Tensor)
         stride, padding, groups = params
         # Padding before stride, then dilation: another order than that of `aten::convolution`.
         window = (padding, stride, (1, 1), groups)
@@ -235,7 +247,7 @@ class _ConvolutionRelu(torch.autograd.Function):
                 features, added, cast, bias, *window, "add", 1.0, "relu", [], ""
             )
         ctx.save_for_backward(features, cast, scale, outputs)
-        ctx.params, ctx.has_added = params, added is not None
+        ctx.has_added = added is not None
         return outputs
 
     @staticmethod
@@ -244,12 +256,8 @@ class _ConvolutionRelu(torch.autograd.Function):
         features, weight, scale, outputs = ctx.saved_tensors
         # The mask of ReLU follows from its outputs, so its inputs need not be stored.
         before_relu = torch.ops.aten.threshold_backward(gradient, outputs, 0)
-        wants = (ctx.needs_input_grad[0], True, False)
-        of_features, of_weight, _ = convolution_gradients(
-            before_relu, features, weight, ctx.params, needs=wants
-        )
-        assert of_weight is not None
-        # The convolution ran with a weight that the norm had scaled; its gradient is scaled alike.
-        of_weight = of_weight.float().mul_(scale.view(-1, 1, 1, 1))
+        layer = ([features], [before_relu], weight, ctx.kernels)
+        of_features = input_gradients(*layer)[0] if ctx.needs_input_grad[0] else None
+        of_weight, _ = weight_gradients(*layer, scale=scale, needs_bias=False)
         of_added = before_relu if ctx.has_added else None
         return of_features, of_weight, None, None, of_added, None

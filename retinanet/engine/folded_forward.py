@@ -6,7 +6,8 @@ where a step does not count.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeAlias, cast
+from functools import partial
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +15,17 @@ from torch.nn import functional as F
 from torchvision.models.resnet import Bottleneck
 from torchvision.ops import FrozenBatchNorm2d
 
-from retinanet.engine.convolution import cast_weight, convolution, convolve, get_conv_params
+from retinanet.engine.convolution import NOTHING_FUSED, Fused, convolve
+from retinanet.engine.kernels import (
+    LayerKernels,
+    compute_outputs,
+    get_conv_params,
+    kernels_for,
+    machine_for,
+    prepare_weight,
+)
 from retinanet.engine.norm_relu import batch_norm, branches
-from retinanet.engine.tile_convolution import has_tiles
-from retinanet.engine.winograd import choose_winograd, suits_winograd, winograd_convolve
+from retinanet.engine.tile_convolution import PackedWeight, Tiles
 from retinanet.model.retinanet import HeadOutputs, RetinaNet, by_anchor
 
 Norm: TypeAlias = FrozenBatchNorm2d | nn.BatchNorm2d
@@ -39,26 +47,30 @@ class FoldedForward:
 
         `precision`, "bf16" or "float32", is that of convolutions and activations. `convolutions`:
         "onednn" for all, "winograd" for the 3×3 ones of heads and pyramid in BF16, or "auto": see
-        `choose_winograd`; AMX's own kernels where there is AMX.
+        `choose_winograd`; the kernels are those of `choose_kernels`.
 
         Raises:
             InputError: `convolutions` is "winograd", and it is not available on this machine.
         """
         self._model = model
         self._precision = precision
-        self.has_winograd = precision == "bf16" and choose_winograd(convolutions)
-        self._allow_tiles = convolutions != "onednn"
+        self._machine = machine_for(precision, convolutions)
         self.around: Around = lambda module: NOTHING
         """Called with each module that computes; may be replaced between two calls. Forward hooks
         cannot be used: most modules' `forward` is never called."""
-        self._frozen: dict[nn.Conv2d, tuple[tuple[object, ...], Tensor, Tensor]] = {}
+        self._frozen: dict[nn.Conv2d, tuple[tuple[object, ...], _FrozenWeight]] = {}
         """For each frozen convolution: the version counters of the tensors that its folded weight
         was made from (torch increments them at in-place changes), that weight, and the shift."""
 
     @property
+    def has_winograd(self) -> bool:
+        """Return whether 3×3 convolutions of heads and pyramid are Winograd's."""
+        return self._machine.has_winograd
+
+    @property
     def own_kernels(self) -> str | None:
         """Return which kernels of our own convolve: `winograd`, `tiles` (AMX's), both, or none."""
-        has_amx = self._allow_tiles and self._precision == "bf16" and has_tiles()
+        has_amx = self._machine.tiles is Tiles.AMX
         names = ["winograd"] * self.has_winograd + ["tiles"] * has_amx
         return ", ".join(names) or None
 
@@ -77,7 +89,7 @@ class FoldedForward:
     def _body(self, images: Tensor) -> list[Tensor]:
         body = self._model.backbone.body
         maps = []
-        [features] = self._normed(images, body.conv1, body.bn1, relu=True)
+        [features] = self._normed(images, body.conv1, body.bn1, Fused(relu=True))
         # The ReLU's mask is applied behind the pooling, on a quarter of the pixels: where pooling
         # returns zero, all its inputs are zero, so both masks are equal.
         features = F.max_pool2d(features, kernel_size=3, stride=2, padding=1)
@@ -94,56 +106,38 @@ class FoldedForward:
     def _block(self, block: Bottleneck, features: Tensor) -> Tensor:
         """Return the block's output from the previous block's, which has no other reader."""
         with self.around(block):
+            reader = Fused(relu=True, gated=True)
             inner, shortcut = self._normed(
-                features, block.conv1, block.bn1, relu=True, gated=True, passes=True
+                features, block.conv1, block.bn1, reader._replace(passes=True)
             )
             if block.downsample is not None:
-                [shortcut] = self._normed(shortcut, block.downsample[0], block.downsample[1])
-            [inner] = self._normed(inner, block.conv2, block.bn2, relu=True, gated=True)
-            [result] = self._normed(
-                inner, block.conv3, block.bn3, relu=True, gated=True, added=shortcut
-            )
+                convolution, norm = block.downsample
+                [shortcut] = self._normed(shortcut, convolution, norm, NOTHING_FUSED)
+            [inner] = self._normed(inner, block.conv2, block.bn2, reader)
+            [result] = self._normed(inner, block.conv3, block.bn3, reader._replace(added=shortcut))
             return result
 
     def _normed(
-        self,
-        features: Tensor,
-        module: nn.Conv2d,
-        norm: Norm,
-        *,
-        relu: bool = False,
-        gated: bool = False,
-        added: Tensor | None = None,
-        passes: bool = False,
+        self, features: Tensor, module: nn.Conv2d, norm: Norm, fused: Fused
     ) -> list[Tensor]:
-        """Apply convolution and norm; `relu`, `gated`, `added` and `passes` as in `convolve`."""
-        params = get_conv_params(module)
+        """Apply convolution and norm, and what is fused with both."""
+        # Winograd's kernels know neither scales nor sums.
+        params, machine = get_conv_params(module), self._machine._replace(has_winograd=False)
+        layer = partial(convolve, [features], module.weight, params=params, machine=machine)
         with self.around(module):
             if not isinstance(norm, FrozenBatchNorm2d) and norm.training:
                 # Statistics of this batch: nothing can be folded ahead of the convolution.
-                maps, *passed = convolve(
-                    [features], module.weight, None,
-                    params=params, gated=gated, passes=passes, allow_tiles=self._allow_tiles,
-                )  # fmt: skip
-                return [batch_norm(maps, norm, added, relu=relu), *passed]
+                maps, *passed = layer(None, fused=fused._replace(relu=False, added=None))
+                return [batch_norm(maps, norm, fused.added, relu=fused.relu), *passed]
             if not module.weight.requires_grad and not features.requires_grad:
-                weight, shift = self._frozen_weight(module, norm, features.dtype)
-                maps = convolution(
-                    features,
-                    weight,
-                    shift,
-                    params,
-                    relu=relu,
-                    added=added,
-                    allow_tiles=self._allow_tiles,
+                kernels = kernels_for([features], module.weight, params, machine)
+                frozen = self._frozen_weight(module, norm, features.dtype, kernels)
+                outputs = compute_outputs(
+                    [features], *frozen, kernels, relu=fused.relu, added=fused.added
                 )
-                return [maps, features] if passes else [maps]
+                return [*outputs, features] if fused.passes else outputs
             scale, shift = folded_scale_shift(norm)
-            return convolve(
-                [features], module.weight, shift,
-                params=params, scale=scale, relu=relu, gated=gated, added=added, passes=passes,
-                allow_tiles=self._allow_tiles,
-            )  # fmt: skip
+            return layer(shift, scale=scale, fused=fused)
 
     def _pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
         fpn = self._model.backbone.fpn
@@ -189,29 +183,34 @@ class FoldedForward:
     ) -> list[Tensor]:
         """Apply a convolution with bias; `relu` and `gated` as in `convolve`."""
         assert module.bias is not None
-        params = get_conv_params(module)
         with self.around(module):
-            if self.has_winograd and suits_winograd(levels, module.weight, params):
-                return winograd_convolve(levels, module.weight, module.bias, relu=relu)
             return convolve(
                 levels, module.weight, module.bias,
-                params=params, relu=relu, gated=gated, allow_tiles=self._allow_tiles,
+                params=get_conv_params(module), machine=self._machine,
+                fused=Fused(relu=relu, gated=gated),
             )  # fmt: skip
 
     def _frozen_weight(
-        self, module: nn.Conv2d, norm: Norm, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
+        self, module: nn.Conv2d, norm: Norm, dtype: torch.dtype, kernels: LayerKernels
+    ) -> "_FrozenWeight":
         """Return the folded weight and bias of a layer that does not train, computed once."""
         assert norm.running_mean is not None and norm.running_var is not None
         sources = (module.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var)
-        versions = (dtype, *(source._version for source in sources))
+        versions = (dtype, kernels, *(source._version for source in sources))
         if module not in self._frozen or self._frozen[module][0] != versions:
             # Tensors made in inference mode could not be used in a training step later.
             with torch.inference_mode(mode=False), torch.no_grad():
                 scale, shift = folded_scale_shift(norm)
-                weight = cast_weight(module.weight, scale, dtype)
-            self._frozen[module] = versions, weight, shift
-        return self._frozen[module][1:]
+                weight, _ = prepare_weight(module.weight, scale, kernels, dtype)
+            self._frozen[module] = versions, _FrozenWeight(weight, shift)
+        return self._frozen[module][1]
+
+
+class _FrozenWeight(NamedTuple):
+    """A folded layer: what `compute_outputs` takes as its weight and bias."""
+
+    weight: Tensor | PackedWeight
+    shift: Tensor
 
 
 def folded_scale_shift(norm: Norm) -> tuple[Tensor, Tensor]:

@@ -4,8 +4,7 @@ Without AMX, AVX-512 BF16 computes outputs and input gradients by csrc/grouped_r
 Maps are BF16 [N, C, H, W]; what is not in channels_last memory is copied. The convolutions are 3×3
 with padding 1 and as many output as input channels, in groups of 4, 8, 16 or 32 channels; weights
 are [C, group_width, 3, 3], strides 1 or 2. In all functions `tiles` computes the tile instructions,
-by default the processor's best, and each raises NativeLibraryError where its kernel cannot be
-compiled or loaded.
+and each raises NativeLibraryError where its kernel cannot be compiled or loaded.
 """
 
 import torch
@@ -21,7 +20,7 @@ from retinanet.engine.kernel_calls import (
     empty_maps,
     scratch_bytes,
 )
-from retinanet.engine.tile_convolution import Tiles, tiles_for
+from retinanet.engine.tile_convolution import Tiles
 
 CONVOLUTION = Kernels(
     CSRC / "grouped_convolution.cpp",
@@ -34,35 +33,10 @@ WEIGHT_GRADIENT = Kernels(
     grouped_gradient_bytes="Pi->q",
     grouped_weight_gradient="PPPPPii",
 )
-UNIT = 32  # The number of channels must be a multiple of this
 _Shape = c_struct("q images channels group_width in_height in_width out_height out_width stride")
 """`GroupedShape` of grouped_shape.h, which has `_Work` too."""
 _Work = c_struct("P source result gate bias", "i relu")  # `ConvolutionMaps`
 _GradientMaps = c_struct("P features gradient")  # `Maps` as grouped_weight_gradient.cpp has it
-
-
-def is_grouped(
-    weight: Tensor, stride: tuple[int, ...], padding: tuple[int, ...], groups: int
-) -> bool:
-    """Return whether a convolution is one of those that these kernels are for."""
-    out_channels, group_width, *size = weight.shape
-    return (
-        group_width in (4, 8, 16, 32)
-        and groups > 1
-        and out_channels == group_width * groups
-        and out_channels % UNIT == 0
-        and size == [3, 3]
-        and padding == (1, 1)
-        and stride in ((1, 1), (2, 2))
-    )
-
-
-def beats_onednn(weight: Tensor, stride: tuple[int, ...]) -> bool:
-    """Return whether AMX computes outputs and input gradients faster by these than by oneDNN 3.7.
-
-    With 16 and more channels a group oneDNN's tiles are as full as these.
-    """
-    return weight.shape[1] <= 8 or stride == (2, 2)
 
 
 def grouped_convolution(
@@ -72,7 +46,7 @@ def grouped_convolution(
     *,
     stride: int,
     relu: bool = False,
-    tiles: Tiles | None = None,
+    tiles: Tiles,
 ) -> Tensor:
     """Return the output, [N, C, H', W'] in channels_last memory, after an optional ReLU.
 
@@ -98,7 +72,7 @@ def grouped_input_gradient(
     gate: Tensor | None = None,
     *,
     stride: int,
-    tiles: Tiles | None = None,
+    tiles: Tiles,
 ) -> Tensor:
     """Return the gradient of the input, of `size`, from the output's; in channels_last memory.
 
@@ -122,11 +96,11 @@ def _convolve(
     *,
     read: tuple[Tensor | None, ...],
     written: Tensor,
-    tiles: Tiles | None,
+    tiles: Tiles,
 ) -> None:
     """Compute outputs or input gradients; the names of the two kernels are those for listeners."""
     weight, threads = channels_last(weight.detach()), torch.get_num_threads()
-    backward, tiles = kernel == "grouped_input_gradient", tiles_for(tiles)
+    backward = kernel == "grouped_input_gradient"
     if tiles is Tiles.VECTORS:
         scratch = scratch_bytes(ROWS.library().grouped_rows_bytes(shape))
         ROWS.call(
@@ -148,7 +122,7 @@ def grouped_weight_gradient(
     *,
     group_width: int,
     stride: int,
-    tiles: Tiles | None = None,
+    tiles: Tiles,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of weight, float32 in channels_last memory, and bias, [C].
 
@@ -166,7 +140,7 @@ def grouped_weight_gradient(
     scratch = scratch_bytes(size)
     WEIGHT_GRADIENT.call(
         "grouped_weight_gradient",
-        shape, maps, grad_weight, grad_bias, scratch, tiles_for(tiles), threads,
+        shape, maps, grad_weight, grad_bias, scratch, tiles, threads,
         read=(features, gradient), written=(grad_weight, grad_bias),
     )  # fmt: skip
     return grad_weight, grad_bias

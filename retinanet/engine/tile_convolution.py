@@ -7,8 +7,8 @@ gradient is a convolution by the weight turned round. pointwise_gradient.cpp has
 gradients of 1×1 convolutions for AVX-512 BF16 alone, in the form that suits vectors.
 
 Maps are BF16 [N, C, H, W]; what is not in channels_last memory is copied. In all functions `tiles`
-computes the tile instructions, by default the processor's best, and each raises NativeLibraryError
-where its kernel cannot be compiled or loaded.
+computes the tile instructions, and each raises NativeLibraryError where its kernel cannot be
+compiled or loaded.
 """
 
 import ctypes
@@ -84,18 +84,6 @@ def best_tiles() -> Tiles | None:
     return Tiles.AMX if permitted and "amx_bf16" in flags else Tiles.VECTORS
 
 
-def tiles_for(tiles: Tiles | None) -> Tiles:
-    """Return the given tiles, or else the processor's best."""
-    tiles = best_tiles() if tiles is None else tiles
-    assert tiles is not None
-    return tiles
-
-
-def has_tiles() -> bool:
-    """Return whether the processor has AMX's BF16 tiles and this process may use them."""
-    return best_tiles() is Tiles.AMX
-
-
 class PackedWeight(NamedTuple):
     """A convolution's weight, rounded to BF16, in tiles; or turned round, for input gradients."""
 
@@ -137,7 +125,7 @@ def tile_convolve(
     *,
     relu: bool = False,
     gates: Sequence[Tensor] = (),
-    tiles: Tiles | None = None,
+    tiles: Tiles,
 ) -> list[Tensor]:
     """Return the results of a 3×3 convolution for each level; `bias` is float32 [O].
 
@@ -152,7 +140,7 @@ def tile_convolve(
     size = CONVOLUTION.library().tile_convolution_scratch_bytes(*work, threads)
     CONVOLUTION.call(
         "tile_convolution",
-        *work, packed, bias, relu, scratch_bytes(size), threads, tiles_for(tiles),
+        *work, packed, bias, relu, scratch_bytes(size), threads, tiles,
         read=(*inputs, *gates, packed, bias), written=outputs,
     )  # fmt: skip
     return outputs
@@ -173,7 +161,7 @@ def pointwise_convolve(
     gate: Tensor | None = None,
     relu: bool = False,
     spread_over: tuple[int, int] | None = None,
-    tiles: Tiles | None = None,
+    tiles: Tiles,
 ) -> Tensor:
     """Return a 1×1 convolution's result plus `added`, then optionally ReLU; NaN stays.
 
@@ -198,7 +186,7 @@ def pointwise_convolve(
     POINTWISE.call(
         "pointwise_convolution",
         features, pixels, inputs, packed, target, spread, maps, scratch_bytes(size), threads,
-        tiles_for(tiles),
+        tiles,
         read=(features, packed, added, gate, bias), written=(output,),
     )  # fmt: skip
     return output
@@ -216,7 +204,7 @@ def weight_gradient(
     kernel: int,
     stride: int = 1,
     scale: Tensor | None = None,
-    tiles: Tiles | None = None,
+    tiles: Tiles,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of a convolution's weight and bias, summed over the levels.
 
@@ -235,7 +223,7 @@ def weight_gradient(
     WEIGHT_GRADIENT.call(
         "weight_gradient_sum",
         levels, len(levels), shape, scale, grad_weight, grad_bias, scratch, threads,
-        tiles_for(tiles),
+        tiles,
         read=(*inputs, *gradients), written=(grad_weight, grad_bias),
     )  # fmt: skip
     return grad_weight, grad_bias

@@ -21,7 +21,6 @@ from torch.autograd.function import once_differentiable
 from common.errors import InputError
 from common.machine import cpu_flags
 from common.native import NativeLibraryError
-from retinanet.engine.convolution import SAME_3X3, ConvParams
 from retinanet.engine.kernel_calls import (
     CSRC,
     Kernels,
@@ -29,7 +28,6 @@ from retinanet.engine.kernel_calls import (
     empty_maps,
     level_records,
     scratch_bytes,
-    suits_kernels,
 )
 
 WINOGRAD = Kernels(
@@ -75,12 +73,6 @@ def choose_winograd(convolutions: str) -> bool:
 @functools.cache
 def _print_once(line: str) -> None:
     print(line, file=sys.stderr)
-
-
-def suits_winograd(levels: Sequence[Tensor], weight: Tensor, params: ConvParams) -> bool:
-    """Return whether a convolution has the form that the kernel computes, and BF16 operands."""
-    suitable = all(map(suits_kernels, levels))
-    return suitable and weight.shape[2:] == (3, 3) and params == SAME_3X3
 
 
 def winograd_convolve(

@@ -1,15 +1,28 @@
 """ResNeXt50-32x4d without its classifier: returns C3, C4 and C5 of an image."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Self
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Self
 
 from torch import Tensor, nn
 from torchvision.models import resnext50_32x4d
+from torchvision.models.resnet import ResNet
 from torchvision.ops import FrozenBatchNorm2d
 
 from common.errors import InputError
 
+
+class Backbone(NamedTuple):
+    """A network of torchvision whose layers consist of `Bottleneck` blocks."""
+
+    network: Callable[..., ResNet]
+    channels: list[int]  # Of C3 to C5
+
+
+BACKBONES = {"resnext50_32x4d": Backbone(resnext50_32x4d, [512, 1024, 2048])}
+"""By torchvision's name."""
+BACKBONE = "resnext50_32x4d"
+"""The one that models have."""
 NORMS: dict[str, type[nn.Module]] = {"frozen": FrozenBatchNorm2d, "batch": nn.BatchNorm2d}
 LAYERS = ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4")
 IN_DETECTOR = "backbone.body."  # Prefix of the body's names in a whole detector's
@@ -34,7 +47,7 @@ class ResNeXtBody(nn.Module):
             raise InputError(f"model.norm: expected one of {', '.join(NORMS)}, got {norm!r}")
         if trainable_layers not in FROZEN_PREFIX_LENGTH:
             raise InputError(f"model.trainable_layers: expected 0 to 5, got {trainable_layers}")
-        network = resnext50_32x4d(weights=None, norm_layer=NORMS[norm])
+        network = BACKBONES[BACKBONE].network(weights=None, norm_layer=NORMS[norm])
         self.conv1, self.bn1 = network.conv1, network.bn1
         self.relu, self.maxpool = network.relu, network.maxpool
         self.layer1, self.layer2 = network.layer1, network.layer2
@@ -76,7 +89,7 @@ def load_pretrained_backbone(
     given = {k: v for k, v in given.items() if not k.endswith("num_batches_tracked")}
     expected = body.state_dict()
     expected = {k: v for k, v in expected.items() if not k.endswith("num_batches_tracked")}
-    fix = "use weights of torchvision's resnext50_32x4d"
+    fix = f"use weights of torchvision's {BACKBONE}"
     for key in expected:
         if key not in given:
             raise InputError(f"{source}: key {key} is missing; {fix}")

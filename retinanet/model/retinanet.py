@@ -16,7 +16,7 @@ from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from retinanet.model.anchors import ANCHORS_PER_LOCATION, anchors_for
-from retinanet.model.backbone import ResNeXtBody
+from retinanet.model.backbone import BACKBONE, BACKBONES, ResNeXtBody
 
 
 class HeadOutputs(NamedTuple):
@@ -181,7 +181,6 @@ def by_anchor(maps: Tensor, values: int) -> Tensor:
     return maps.permute(0, 2, 3, 1).reshape(maps.shape[0], -1, values)
 
 
-BODY_CHANNELS = [512, 1024, 2048]
 PYRAMID_CHANNELS = 256
 
 
@@ -196,7 +195,7 @@ class BackboneWithFPN(nn.Module):
         super().__init__()
         self.body = ResNeXtBody(norm=norm, trainable_layers=trainable_layers)
         self.fpn = FeaturePyramidNetwork(
-            BODY_CHANNELS,
+            BACKBONES[BACKBONE].channels,
             PYRAMID_CHANNELS,
             extra_blocks=LastLevelP6P7(PYRAMID_CHANNELS, PYRAMID_CHANNELS),
         )

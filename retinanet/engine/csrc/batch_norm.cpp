@@ -5,14 +5,13 @@
 //
 // Ioffe and Szegedy 2015, "Batch Normalization", arXiv 1502.03167, section 3.
 
-#include <algorithm>
 #include <cmath>
 
 #include "bfloat16.h"
 
 constexpr int64_t BLOCK = 64;  // pixels whose sums are float32
 
-static int64_t count_blocks(int64_t pixels) { return (pixels + BLOCK - 1) / BLOCK; }
+static int64_t count_blocks(int64_t pixels) { return divided_up(pixels, BLOCK); }
 
 // [blocks][2][channels]: sums of the differences to `shift`, and of their squares. `shift` is the map's first
 // pixel: the variance is a difference of sums, which would cancel where the mean is large.

@@ -1,14 +1,27 @@
-// BF16 values in memory: the upper half of a float32.
+// What the kernels share: BF16 values in memory and in vectors, and how work is split.
+//
+// A BF16 value is the upper half of a float32.
 #pragma once
 
 #if defined(__AVX512BW__)
 #include <immintrin.h>
 #endif
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
 using Bfloat16 = uint16_t;
+
+static inline int64_t divided_up(int64_t value, int64_t step) { return (value + step - 1) / step; }
+static inline int64_t rounded_up(int64_t value, int64_t step) { return divided_up(value, step) * step; }
+
+// Calls `work(begin, end)` for chunks of `size` values, on some threads.
+template <int64_t chunk, typename Work>
+static void over_chunks(int64_t size, int32_t threads, const Work& work) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t begin = 0; begin < size; begin += chunk) work(begin, std::min(begin + chunk, size));
+}
 
 static inline float widened(Bfloat16 value) {
     const uint32_t bits = static_cast<uint32_t>(value) << 16;
@@ -32,8 +45,48 @@ static inline Bfloat16 rounded(float value) {
 static inline bool is_open(Bfloat16 gate) { return (static_cast<int16_t>(gate) > 0) | (gate > 0xff80); }
 
 #if defined(__AVX512BW__)
+#define WITH_BF16 __attribute__((target("avx512bf16,avx512bw,avx512vl,avx512dq")))
+
 static inline __mmask32 open_lanes(__m512i gates) {
     return _mm512_cmpgt_epi16_mask(gates, _mm512_setzero_si512()) |
            _mm512_cmpgt_epu16_mask(gates, _mm512_set1_epi16(static_cast<int16_t>(0xff80)));
+}
+
+static inline __mmask32 first_lanes(int64_t count) {
+    return count >= 32 ? 0xffffffffu : static_cast<__mmask32>((1u << std::max<int64_t>(count, 0)) - 1);
+}
+
+static inline __m512 widened(__m256i values) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));
+}
+
+// ReLU: of two operands of which one is NaN, the instruction returns the second.
+static inline __m512 positive(__m512 values) { return _mm512_max_ps(_mm512_setzero_ps(), values); }
+
+// rows[r] lane c to rows[c] lane r, 16 × 16.
+static inline void transpose(__m512i* rows) {
+    __m512i t[16];
+    for (int r = 0; r < 16; r += 2) {
+        t[r] = _mm512_unpacklo_epi32(rows[r], rows[r + 1]);
+        t[r + 1] = _mm512_unpackhi_epi32(rows[r], rows[r + 1]);
+    }
+    for (int r = 0; r < 16; r += 4) {
+        rows[r] = _mm512_unpacklo_epi64(t[r], t[r + 2]);
+        rows[r + 1] = _mm512_unpackhi_epi64(t[r], t[r + 2]);
+        rows[r + 2] = _mm512_unpacklo_epi64(t[r + 1], t[r + 3]);
+        rows[r + 3] = _mm512_unpackhi_epi64(t[r + 1], t[r + 3]);
+    }
+    for (int r = 0; r < 4; r++) {
+        t[r] = _mm512_shuffle_i32x4(rows[r], rows[r + 4], 0x88);
+        t[r + 4] = _mm512_shuffle_i32x4(rows[r + 8], rows[r + 12], 0x88);
+        t[r + 8] = _mm512_shuffle_i32x4(rows[r], rows[r + 4], 0xdd);
+        t[r + 12] = _mm512_shuffle_i32x4(rows[r + 8], rows[r + 12], 0xdd);
+    }
+    for (int r = 0; r < 4; r++) {
+        rows[r] = _mm512_shuffle_i32x4(t[r], t[r + 4], 0x88);
+        rows[r + 4] = _mm512_shuffle_i32x4(t[r + 8], t[r + 12], 0x88);
+        rows[r + 8] = _mm512_shuffle_i32x4(t[r], t[r + 4], 0xdd);
+        rows[r + 12] = _mm512_shuffle_i32x4(t[r + 8], t[r + 12], 0xdd);
+    }
 }
 #endif

@@ -12,19 +12,12 @@
 
 #include <omp.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
-
 #include "grouped_shape.h"
 #include "tiles.h"
 
-constexpr int64_t UNIT = 32;    // channels that are taken together, in two blocks
-constexpr int64_t BLOCK = 16;   // channels of a block, the columns of a tile of results
+constexpr int64_t BLOCK = 16;   // channels of a block, the columns of a tile of results; a unit has two
 constexpr int64_t STEP = 32;    // pixels that are taken together, in two tiles
-constexpr int64_t TAPS = 9;
 constexpr int64_t UNIT_WEIGHTS = TAPS * 2 * TILE_VALUES;
-constexpr int64_t STRIP_PIXELS = 1024;  // about so many pixels are copied at once
 
 // Pixels of the result whose taps lie alike: all, or those of one parity of row and column.
 struct Class {
@@ -34,13 +27,13 @@ struct Class {
 };
 
 struct Plan {
-    int64_t images, channels, units;
+    Strips strips;
+    int64_t channels, units;
     int64_t source_height, source_width, split;        // split: planes of rows, and of columns
     int64_t lead;                                      // rows that are copied before a strip's first
     int64_t grid_height, grid_width, pitch;            // pixels of a class; of a copied row
     int64_t result_height, result_width, result_step;  // step: from a class's pixel to the next
-    int64_t strip_rows, image_strips, strips, unit_parts;
-    int64_t plane_pixels;
+    int64_t unit_parts, plane_pixels;
     int64_t class_count;
     Class classes[4];
 
@@ -79,8 +72,8 @@ static void plan_gradient_taps(Plan& plan, int64_t stride) {
 }
 
 static Plan make_plan(const GroupedShape& shape, bool backward, int64_t threads) {
-    Plan plan{};
-    plan.images = shape.images;
+    const int64_t pitch = shape.out_width + 1;  // a row's last zero is the next row's first
+    Plan plan{Strips(shape, pitch)};
     plan.channels = shape.channels;
     plan.units = shape.channels / UNIT;
     plan.split = backward ? 1 : shape.stride;
@@ -92,13 +85,9 @@ static Plan make_plan(const GroupedShape& shape, bool backward, int64_t threads)
     plan.result_step = backward ? shape.stride : 1;
     plan.grid_height = shape.out_height;
     plan.grid_width = shape.out_width;
-    plan.pitch = plan.grid_width + 1;  // a row's last zero is the next row's first
-    const int64_t most = std::min(std::max<int64_t>(STRIP_PIXELS / plan.pitch, 1), plan.grid_height);
-    plan.image_strips = divided_up(plan.grid_height, most);
-    plan.strip_rows = divided_up(plan.grid_height, plan.image_strips);
-    plan.strips = plan.images * plan.image_strips;
-    plan.unit_parts = std::min(divided_up(4 * threads, plan.strips), plan.units);
-    plan.plane_pixels = (plan.strip_rows + 2) * plan.pitch + STEP + 2;
+    plan.pitch = pitch;
+    plan.unit_parts = std::min(divided_up(4 * threads, plan.strips.count), plan.units);
+    plan.plane_pixels = (plan.strips.rows + 2) * plan.pitch + STEP + 2;
     if (backward) plan_gradient_taps(plan, shape.stride);
     else plan_result_taps(plan);
     return plan;
@@ -118,15 +107,6 @@ static void pack_weight(const Bfloat16* weight, int64_t group_width, int64_t uni
             }
         }
     }
-}
-
-struct Strip {
-    int64_t image, row, rows;  // of the grid
-};
-
-static Strip find_strip(const Plan& plan, int64_t index) {
-    const int64_t row = index % plan.image_strips * plan.strip_rows;
-    return {index / plan.image_strips, row, std::min(plan.strip_rows, plan.grid_height - row)};
 }
 
 // Copy a unit's rows, with a zero before each and zeros above and below the map.
@@ -162,10 +142,7 @@ static inline __m512i rounded_bits(__m512 values) {
 // 32 sums, in two blocks, as a pixel's line.
 static inline void write_line(const float* low, const float* high, const Bfloat16* gate, bool relu, Bfloat16* to) {
     __m512 first = _mm512_loadu_ps(low), second = _mm512_loadu_ps(high);
-    if (relu) {  // of NaN and zero it returns the second, NaN
-        first = _mm512_max_ps(_mm512_setzero_ps(), first);
-        second = _mm512_max_ps(_mm512_setzero_ps(), second);
-    }
+    if (relu) first = positive(first), second = positive(second);
     const __m256i left = _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_bits(first), 16));
     const __m256i right = _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_bits(second), 16));
     __m512i line = _mm512_inserti64x4(_mm512_castsi256_si512(left), right, 1);
@@ -186,12 +163,10 @@ static inline void write_line(const float* low, const float* high, const Bfloat1
 // sums [2 tiles of pixels][2 blocks] = bias + Σ over taps of copied pixels · weights.
 template <typename Tiles>
 static void multiply_step(const Bfloat16* copied, const Class& pixel_class, const Bfloat16* weights, const float* bias, float* sums) {
-    constexpr int64_t LINE = UNIT * sizeof(Bfloat16), TILE = TILE_ROWS * BLOCK;
+    constexpr int64_t LINE = UNIT * sizeof(Bfloat16);
     // A stride of 0 gives every row the same 16 values: sums begin with the bias.
-    Tiles::template load<0>(bias, 0);
-    Tiles::template load<1>(bias + BLOCK, 0);
-    Tiles::template load<2>(bias, 0);
-    Tiles::template load<3>(bias + BLOCK, 0);
+    begin_sums<Tiles, 2>(bias, false, BLOCK, 0);
+    begin_sums<Tiles, 2, 2>(bias, false, BLOCK, 0);
     for (int64_t tap = 0; tap < pixel_class.taps; tap++) {
         const Bfloat16* pixels = copied + pixel_class.offset[tap] * UNIT;
         const Bfloat16* tiles = weights + pixel_class.weight[tap] * 2 * TILE_VALUES;
@@ -204,10 +179,7 @@ static void multiply_step(const Bfloat16* copied, const Class& pixel_class, cons
         Tiles::template multiply<2, 5, 6>();
         Tiles::template multiply<3, 5, 7>();
     }
-    Tiles::template store<0>(sums, LINE);
-    Tiles::template store<1>(sums + TILE, LINE);
-    Tiles::template store<2>(sums + 2 * TILE, LINE);
-    Tiles::template store<3>(sums + 3 * TILE, LINE);
+    store_sums<Tiles, 4>(sums);
 }
 
 // Write the pixels of a step that exist; `place` is the first one's, in pixels of the pitch.
@@ -233,7 +205,7 @@ static void convolve_strip(
     const ConvolutionMaps& maps, const Plan& plan, int64_t index, int64_t part, const Bfloat16* weights, char* scratch) {
     float* sums = reinterpret_cast<float*>(scratch);
     Bfloat16* copied = reinterpret_cast<Bfloat16*>(sums + 2 * STEP * BLOCK);
-    const Strip strip = find_strip(plan, index);
+    const Strip strip = plan.strips.find(index);
     Tiles::begin();
     for (int64_t unit = plan.units * part / plan.unit_parts; unit < plan.units * (part + 1) / plan.unit_parts; unit++) {
         copy_rows(maps, plan, strip, unit, copied);
@@ -275,7 +247,7 @@ void grouped_convolve(
             pack_weight(weight, shape->group_width, unit, backward, weights + unit * UNIT_WEIGHTS);
         }
 #pragma omp for schedule(dynamic)
-        for (int64_t job = 0; job < plan.strips * plan.unit_parts; job++) {
+        for (int64_t job = 0; job < plan.strips.count * plan.unit_parts; job++) {
             char* memory = thread_scratch + omp_get_thread_num() * plan.thread_bytes();
             const int64_t strip = job / plan.unit_parts, part = job % plan.unit_parts;
             with_tiles(tiles, [&](auto kind) { convolve_strip<decltype(kind)>(*maps, plan, strip, part, weights, memory); });

@@ -12,19 +12,13 @@
 //
 // Maps are channels_last: [N, H, W, C]. Pixels outside of them are not read.
 
-#include <algorithm>
-#include <cstdint>
 #include <type_traits>
 #include <utility>
 
 #include "grouped_shape.h"
 
 #if defined(__AVX512BW__)
-#define WITH_BF16 __attribute__((target("avx512bf16,avx512bw,avx512vl,avx512dq")))
-
-constexpr int UNIT = 32;   // channels that are taken together, in two vectors
-constexpr int LANES = 16;  // of a vector of sums
-constexpr int TAPS = 9;
+constexpr int LANES = 16;  // of a vector of sums; a unit has two
 constexpr int STEP_VALUES = 6 * 2 * LANES;  // weights of a step: [tap of a row][vector][lane][2]
 
 // How taps lie. A block has some columns of results and begins at a multiple of SPREAD. Tap kx of its input pixel j
@@ -114,10 +108,7 @@ WITH_BF16 static inline __attribute__((always_inline)) void write_columns(
         if (column >= count) break;  // an input gradient of stride 2 may have an odd number of columns
         const int64_t place = (x + column) * channels + channel;
         __m512 low = sums[column][0], high = sums[column][1];
-        if (task.maps.relu) {  // of NaN and zero it returns the second, NaN
-            low = _mm512_max_ps(_mm512_setzero_ps(), low);
-            high = _mm512_max_ps(_mm512_setzero_ps(), high);
-        }
+        if (task.maps.relu) low = positive(low), high = positive(high);
         __m512i line = _mm512_permutexvar_epi16(places, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
         if (row.gate) line = _mm512_maskz_mov_epi16(open_lanes(_mm512_loadu_si512(row.gate + place)), line);
         // Past the caches: nothing is read back soon, and the line need not be fetched first.

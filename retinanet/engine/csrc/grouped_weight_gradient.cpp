@@ -13,20 +13,13 @@
 //
 // Maps are channels_last: [N, H, W, C].
 
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
-
 #include "grouped_shape.h"
 #include "tiles.h"
 
-constexpr int64_t UNIT = 32;            // channels that are taken together, in two blocks
-constexpr int64_t BLOCK = 16;           // channels of a block
-constexpr int64_t CELL = 32;            // BF16 values of a cell
-constexpr int64_t TAPS = 9;
+constexpr int64_t BLOCK = 16;            // channels of a block; a unit has two
+constexpr int64_t CELL = 32;             // BF16 values of a cell
 constexpr int64_t SUM_TILES = TAPS + 1;  // of a pair of blocks: the taps', and the bias's
 constexpr int64_t SUM_VALUES = 256;      // float32 values of a tile
-constexpr int64_t STRIP_PIXELS = 1024;   // about so many output pixels are packed at once
 
 struct Maps {
     const Bfloat16* features;
@@ -36,8 +29,8 @@ struct Maps {
 // How the work is cut: a job has a range of units and a range of strips; a strip is some output rows.
 struct Plan {
     GroupedShape shape;
-    int64_t pitch, row_cells;                     // of a packed row
-    int64_t strip_rows, image_strips, strips;
+    int64_t row_cells;                            // of a packed row
+    Strips strips;
     int64_t units, unit_parts, strip_parts, job_units;
     int64_t planes, plane_cells, gradient_cells;  // of one block
     int64_t block_pairs;                          // of a unit: those that have groups in common
@@ -50,22 +43,16 @@ struct Plan {
 };
 
 static Plan make_plan(const GroupedShape& shape, int64_t threads) {
-    Plan plan{};
-    plan.shape = shape;
-    plan.pitch = (shape.out_width + 2) / 2 * 2;
-    plan.row_cells = plan.pitch / 2;
-    const int64_t most = std::min(std::max<int64_t>(STRIP_PIXELS / plan.pitch, 1), shape.out_height);
-    plan.image_strips = divided_up(shape.out_height, most);
-    plan.strip_rows = divided_up(shape.out_height, plan.image_strips);
-    plan.strips = shape.images * plan.image_strips;
+    const int64_t row_cells = (shape.out_width + 2) / 2;
+    Plan plan{shape, row_cells, Strips(shape, 2 * row_cells)};
     plan.units = shape.channels / UNIT;
     // Of all ways to share units and strips among the threads, the one whose largest job is smallest; of equal
     // ones that with the most parts of the units, as parts of the strips have sums to be added at the end.
     plan.unit_parts = plan.strip_parts = 1;
-    int64_t least = plan.units * plan.strips;
+    int64_t least = plan.units * plan.strips.count;
     for (int64_t parts = std::min(plan.units, threads); parts >= 1; parts--) {
-        const int64_t others = std::min(threads / parts, plan.strips);
-        const int64_t load = divided_up(plan.units, parts) * divided_up(plan.strips, others);
+        const int64_t others = std::min(threads / parts, plan.strips.count);
+        const int64_t load = divided_up(plan.units, parts) * divided_up(plan.strips.count, others);
         if (load >= least) continue;
         least = load;
         plan.unit_parts = parts;
@@ -74,8 +61,8 @@ static Plan make_plan(const GroupedShape& shape, int64_t threads) {
     plan.job_units = divided_up(plan.units, plan.unit_parts);
     plan.planes = shape.stride == 1 ? 2 : 6;
     // The last tile reads up to 16 cells further than the last row.
-    plan.plane_cells = (plan.strip_rows + (shape.stride == 1 ? 2 : 1)) * plan.row_cells + TILE_PAIRS + 1;
-    plan.gradient_cells = divided_up(plan.strip_rows * plan.row_cells, TILE_PAIRS) * TILE_PAIRS;
+    plan.plane_cells = (plan.strips.rows + (shape.stride == 1 ? 2 : 1)) * plan.row_cells + TILE_PAIRS + 1;
+    plan.gradient_cells = rounded_up(plan.strips.rows * plan.row_cells, TILE_PAIRS);
     plan.block_pairs = shape.group_width > BLOCK ? 4 : 2;
     return plan;
 }
@@ -98,27 +85,10 @@ static inline void store_pair(Line first, Line second, Bfloat16* low, Bfloat16* 
 
 // 16 cells [pair][channel] to a tile [channel][pair], in place.
 static void transpose_cells(Bfloat16* cells) {
-    __m512i r[16], t[16];
-    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(cells + i * CELL);
-    for (int i = 0; i < 16; i += 2) {
-        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4) {
-        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-    // r[4 * j + k] has of cells 4 * j … 4 * j + 3 the channels k, k + 4, k + 8 and k + 12.
-    for (int k = 0; k < 4; k++) {
-        const __m512i even01 = _mm512_shuffle_i32x4(r[k], r[4 + k], 0x88), odd01 = _mm512_shuffle_i32x4(r[k], r[4 + k], 0xdd);
-        const __m512i even23 = _mm512_shuffle_i32x4(r[8 + k], r[12 + k], 0x88), odd23 = _mm512_shuffle_i32x4(r[8 + k], r[12 + k], 0xdd);
-        _mm512_storeu_si512(cells + k * CELL, _mm512_shuffle_i32x4(even01, even23, 0x88));
-        _mm512_storeu_si512(cells + (k + 4) * CELL, _mm512_shuffle_i32x4(odd01, odd23, 0x88));
-        _mm512_storeu_si512(cells + (k + 8) * CELL, _mm512_shuffle_i32x4(even01, even23, 0xdd));
-        _mm512_storeu_si512(cells + (k + 12) * CELL, _mm512_shuffle_i32x4(odd01, odd23, 0xdd));
-    }
+    __m512i rows[16];
+    for (int i = 0; i < 16; i++) rows[i] = _mm512_loadu_si512(cells + i * CELL);
+    transpose(rows);
+    for (int i = 0; i < 16; i++) _mm512_storeu_si512(cells + i * CELL, rows[i]);
 }
 #else
 struct Line {
@@ -185,15 +155,6 @@ static int64_t tap_cell(const Plan& plan, int64_t ky, int64_t kx) {
     return ((ky & 1) * 3 + kx) * plan.plane_cells + (ky >> 1) * plan.row_cells;
 }
 
-struct Strip {
-    int64_t image, row, rows;  // of the output
-};
-
-static Strip find_strip(const Plan& plan, int64_t index) {
-    const int64_t row = index % plan.image_strips * plan.strip_rows;
-    return {index / plan.image_strips, row, std::min(plan.strip_rows, plan.shape.out_height - row)};
-}
-
 static void pack_features(const Maps& maps, const Plan& plan, const Strip& strip, int64_t unit, Bfloat16* packed) {
     const GroupedShape& shape = plan.shape;
     const int64_t plane = plan.plane_cells * CELL, stride = shape.stride;
@@ -240,40 +201,17 @@ static void multiply_tiles(const Bfloat16* gradient, const Bfloat16* const* taps
         Bfloat16 values[TILE_VALUES];
         Ones() { std::fill(values, values + TILE_VALUES, Bfloat16{0x3f80}); }
     } ones;
-    constexpr int64_t BYTES = SUM_VALUES * sizeof(float);
-    char* c = reinterpret_cast<char*>(sums);
-    Tiles::template load<0>(c, 64);
-    Tiles::template load<1>(c + BYTES, 64);
-    Tiles::template load<2>(c + 2 * BYTES, 64);
-    Tiles::template load<3>(c + 3 * BYTES, 64);
-    Tiles::template load<4>(c + 4 * BYTES, 64);
-    Tiles::template load<5>(c + 5 * BYTES, 64);
+    begin_sums<Tiles, 6>(sums, false);
     for (int64_t place = 0; place < tiles * TILE_VALUES; place += TILE_VALUES) {
         Tiles::template load<6>(gradient + place, 64);
-        Tiles::template load<7>(taps[0] + place, 64);
-        Tiles::template multiply<0, 6, 7>();
-        Tiles::template load<7>(taps[1] + place, 64);
-        Tiles::template multiply<1, 6, 7>();
-        Tiles::template load<7>(taps[2] + place, 64);
-        Tiles::template multiply<2, 6, 7>();
-        Tiles::template load<7>(taps[3] + place, 64);
-        Tiles::template multiply<3, 6, 7>();
-        Tiles::template load<7>(taps[4] + place, 64);
-        Tiles::template multiply<4, 6, 7>();
-        Tiles::template load<7>(taps[5] + place, 64);
-        Tiles::template multiply<5, 6, 7>();
+        for_each<6>([&](auto tap) __attribute__((always_inline)) {
+            Tiles::template load<7>(taps[tap] + place, 64);
+            Tiles::template multiply<tap, 6, 7>();
+        });
     }
-    Tiles::template store<0>(c, 64);
-    Tiles::template store<1>(c + BYTES, 64);
-    Tiles::template store<2>(c + 2 * BYTES, 64);
-    Tiles::template store<3>(c + 3 * BYTES, 64);
-    Tiles::template store<4>(c + 4 * BYTES, 64);
-    Tiles::template store<5>(c + 5 * BYTES, 64);
-    c += 6 * BYTES;
-    Tiles::template load<0>(c, 64);
-    Tiles::template load<1>(c + BYTES, 64);
-    Tiles::template load<2>(c + 2 * BYTES, 64);
-    Tiles::template load<3>(c + 3 * BYTES, 64);
+    store_sums<Tiles, 6>(sums);
+    sums += 6 * SUM_VALUES;
+    begin_sums<Tiles, 4>(sums, false);
     Tiles::template load<4>(ones.values, 64);
     for (int64_t place = 0; place < tiles * TILE_VALUES; place += TILE_VALUES) {
         Tiles::template load<6>(gradient + place, 64);
@@ -285,10 +223,7 @@ static void multiply_tiles(const Bfloat16* gradient, const Bfloat16* const* taps
         Tiles::template multiply<2, 6, 7>();
         Tiles::template multiply<3, 6, 4>();
     }
-    Tiles::template store<0>(c, 64);
-    Tiles::template store<1>(c + BYTES, 64);
-    Tiles::template store<2>(c + 2 * BYTES, 64);
-    Tiles::template store<3>(c + 3 * BYTES, 64);
+    store_sums<Tiles, 4>(sums);
 }
 
 // The order in which `multiply_tiles` takes the taps' columns.
@@ -325,8 +260,8 @@ static void sum_job(const Maps& maps, const Plan& plan, int64_t job, char* scrat
     float* sums = reinterpret_cast<float*>(packed + plan.packed_values());
     std::memset(scratch, 0, plan.job_bytes());
     Tiles::begin();
-    for (int64_t index = plan.strips * strip_part / plan.strip_parts; index < plan.strips * (strip_part + 1) / plan.strip_parts; index++) {
-        const Strip strip = find_strip(plan, index);
+    for (int64_t index = plan.strips.count * strip_part / plan.strip_parts; index < plan.strips.count * (strip_part + 1) / plan.strip_parts; index++) {
+        const Strip strip = plan.strips.find(index);
         for (int64_t unit = first_unit; unit < last_unit; unit++) {
             sum_strip<Tiles>(maps, plan, strip, unit, packed, sums + (unit - first_unit) * plan.unit_sums());
         }

@@ -4,9 +4,6 @@
 // own for each sum and for the mask would read and write the result again and again. Sums are
 // float32 and rounded once. Results overwrite the first term, whose memory is in the cache already.
 
-#include <algorithm>
-#include <cstdint>
-
 #include "bfloat16.h"
 
 namespace {
@@ -34,14 +31,6 @@ void masked_sum_chunk(Bfloat16* first, const Bfloat16* const* others, const Bflo
     }
 }
 
-template <typename Work>
-void over_chunks(int64_t values, int32_t threads, const Work& work) {
-    const int64_t chunks = (values + kChunk - 1) / kChunk;
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t chunk = 0; chunk < chunks; ++chunk)
-        work(chunk * kChunk, std::min(chunk * kChunk + kChunk, values));
-}
-
 }  // namespace
 
 extern "C" {
@@ -53,13 +42,13 @@ void masked_sum(Bfloat16* first, const Bfloat16* const* others, int64_t terms, c
     constexpr Chunk chunks[kMostTerms] = {masked_sum_chunk<1>, masked_sum_chunk<2>,
                                           masked_sum_chunk<3>, masked_sum_chunk<4>};
     const Chunk chunk = chunks[terms - 1];
-    over_chunks(values, threads,
+    over_chunks<kChunk>(values, threads,
                 [=](int64_t begin, int64_t end) { chunk(first, others, gate, begin, end); });
 }
 
 // maps = max(maps + added, 0); NaN stays NaN.
 void add_relu(Bfloat16* maps, const Bfloat16* added, int64_t values, int32_t threads) {
-    over_chunks(values, threads, [=](int64_t begin, int64_t end) {
+    over_chunks<kChunk>(values, threads, [=](int64_t begin, int64_t end) {
 #pragma omp simd
         for (int64_t i = begin; i < end; ++i) {
             const Bfloat16 sum = rounded(widened(maps[i]) + widened(added[i]));

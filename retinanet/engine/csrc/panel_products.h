@@ -4,15 +4,7 @@
 // the sum, 32 columns of two BF16 values each.
 #pragma once
 
-#include <immintrin.h>
-
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
-
 #include "bfloat16.h"
-
-#define WITH_BF16 __attribute__((target("avx512bf16,avx512bw,avx512vl,avx512dq")))
 
 constexpr int PANEL_COLUMNS = 32;
 // Of weight gradients, whose sums run over pixels or tiles of them:
@@ -21,8 +13,6 @@ constexpr int64_t GRADIENT_ROWS = 8;  // of a register tile
 // Values from a panel to the next. Not a power of two, or the places that a pixel is written to would share
 // one set of the cache.
 constexpr int64_t PANEL_VALUES = (SUMMED + 2) * PANEL_COLUMNS;
-
-static inline int64_t rounded_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
 // The permutation that makes pairs of the 16 values in the lower half of a register and of those in the upper.
 WITH_BF16 static inline __m512i interleaved_halves() {

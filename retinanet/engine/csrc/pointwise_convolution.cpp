@@ -9,7 +9,6 @@
 
 #include <omp.h>
 
-#include <algorithm>
 #include <atomic>
 
 #include "tile_writer.h"
@@ -31,7 +30,7 @@ struct Plan {
     int64_t tail_bytes() const { return PIXELS * inputs * int64_t{sizeof(Bfloat16)}; }
     int64_t sums_bytes() const { return 2 * PIXELS * COLUMNS * int64_t{sizeof(float)}; }
     int64_t places_bytes() const { return (task_pixels + 2 * PIXELS) * int64_t{sizeof(int64_t)}; }
-    int64_t thread_bytes() const { return divided_up(tail_bytes() + sums_bytes() + places_bytes(), LINE) * LINE; }
+    int64_t thread_bytes() const { return rounded_up(tail_bytes() + sums_bytes() + places_bytes(), LINE); }
 };
 
 // `maps`: how many of the output's shape are read or written.
@@ -39,7 +38,7 @@ static Plan make_plan(int64_t pixels, int64_t inputs, int64_t outputs, int64_t m
     Plan plan{pixels, inputs, outputs, inputs / TILE_SUM, outputs / COLUMNS, 0, 0, 0};
     const int64_t pixel_bytes = (inputs + maps * outputs) * int64_t{sizeof(Bfloat16)};
     const int64_t fitting = std::max(TASK_BYTES / pixel_bytes / PIXELS * PIXELS, 2 * PIXELS);
-    const int64_t fair = divided_up(divided_up(pixels, TASKS_PER_THREAD * threads), PIXELS) * PIXELS;
+    const int64_t fair = rounded_up(divided_up(pixels, TASKS_PER_THREAD * threads), PIXELS);
     plan.task_pixels = std::min({fitting, std::max(fair, 2 * PIXELS), MOST_PIXELS});
     const int64_t groups = divided_up(pixels, plan.task_pixels);
     const int64_t parts = std::min(plan.pairs, divided_up(TASKS_PER_THREAD * threads, groups));
@@ -109,12 +108,8 @@ static inline __attribute__((always_inline)) void multiply(
     const Plan& plan, const Bfloat16* rows, const Bfloat16* weights, float* sums, Writer& writer, int64_t writes,
     Fetcher& fetcher, int64_t fetches) {
     constexpr int64_t SUMS_STRIDE = COLUMNS * sizeof(float), ROW_BYTES = TILE_SUM * sizeof(Bfloat16);
-    constexpr int64_t LOWER = TILE_ROWS * COLUMNS;
     const int64_t pixel_bytes = plan.inputs * int64_t{sizeof(Bfloat16)};
-    Tiles::template zero<0>();
-    Tiles::template zero<1>();
-    Tiles::template zero<2>();
-    Tiles::template zero<3>();
+    begin_sums<Tiles, 4>(sums, true);
     for (int64_t block = 0; block < plan.blocks; block++, rows += TILE_SUM, weights += TILE_VALUES) {
         Tiles::template load<6>(weights, ROW_BYTES);
         Tiles::template load<4>(rows, pixel_bytes);
@@ -127,10 +122,8 @@ static inline __attribute__((always_inline)) void multiply(
         Tiles::template multiply<3, 5, 7>();
         for (int64_t count = 0; count < fetches; count++) fetcher.step();
     }
-    Tiles::template store<0>(sums, SUMS_STRIDE);
-    Tiles::template store<1>(sums + TILE_ROWS, SUMS_STRIDE);
-    Tiles::template store<2>(sums + LOWER, SUMS_STRIDE);
-    Tiles::template store<3>(sums + LOWER + TILE_ROWS, SUMS_STRIDE);
+    store_sums<Tiles, 2>(sums, TILE_ROWS, SUMS_STRIDE);
+    store_sums<Tiles, 2, 2>(sums + TILE_ROWS * COLUMNS, TILE_ROWS, SUMS_STRIDE);
 }
 
 template <typename Tiles>

@@ -10,20 +10,14 @@
 #include <omp.h>
 
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
+#include "levels.h"
 #include "panel_products.h"
-
-struct Level {
-    const Bfloat16* input;
-    const Bfloat16* gradient;       // of the output
-    int64_t images, height, width;  // of the output
-    int64_t input_height, input_width;
-};
 
 struct Shape {
     int64_t inputs, outputs, stride;
 };
 
-static int64_t count_pixels(const Level* levels, int64_t level_count) {
+static int64_t count_pixels(const GradientLevel* levels, int64_t level_count) {
     int64_t pixels = 0;
     for (int64_t l = 0; l < level_count; l++) pixels += levels[l].images * levels[l].height * levels[l].width;
     return pixels;
@@ -41,14 +35,14 @@ struct Plan {
 // About how many cycles a plan takes; only the order of plans matters.
 static double estimate_cycles(const Plan& plan, int64_t threads) {
     const double products = static_cast<double>(plan.output_block) * plan.input_block;
-    const double steps = (plan.part_pixels + plan.step - 1) / plan.step;
+    const double steps = divided_up(plan.part_pixels, plan.step);
     const double sums = products * sizeof(float);
     // One product a cycle; maps come from memory, sums from the level-3 cache unless they fit the level-2
     // cache beside the panels.
     const double packing = 0.7 * (plan.output_block + plan.input_block) * plan.part_pixels;
     const double moving = (sums > 400e3 ? 1.0 / 32 : 1.0 / 128) * sums * steps;
     const int64_t items = plan.output_blocks * plan.input_blocks * plan.parts;
-    const double rounds = static_cast<double>((items + threads - 1) / threads);
+    const double rounds = static_cast<double>(divided_up(items, threads));
     // Each further part's sums are written to memory, read and added.
     const double adding = plan.parts > 1 ? sums * items / threads / 4 : 0;
     return rounds * (products * plan.part_pixels / 32 + packing + moving) + adding;
@@ -61,11 +55,11 @@ static Plan plan_gradient(int64_t pixels, const Shape& shape, int64_t threads) {
     for (int64_t outputs = rounded_up(shape.outputs, PANEL_COLUMNS); ; outputs = rounded_up(outputs / 2, PANEL_COLUMNS)) {
         for (int64_t inputs = shape.inputs; ; inputs = rounded_up(inputs / 2, PANEL_COLUMNS)) {
             for (int64_t parts = 1; parts <= most_parts; parts++) {
-                Plan plan{outputs, inputs, (shape.outputs + outputs - 1) / outputs, (shape.inputs + inputs - 1) / inputs, parts, 0, 0, 0};
-                plan.part_pixels = rounded_up((pixels + parts - 1) / parts, 2);
-                plan.parts = (pixels + plan.part_pixels - 1) / plan.part_pixels;  // each has some
-                const int64_t steps = (plan.part_pixels + SUMMED - 1) / SUMMED;
-                plan.step = rounded_up((plan.part_pixels + steps - 1) / steps, 2);
+                Plan plan{outputs, inputs, divided_up(shape.outputs, outputs), divided_up(shape.inputs, inputs), parts, 0, 0, 0};
+                plan.part_pixels = rounded_up(divided_up(pixels, parts), 2);
+                plan.parts = divided_up(pixels, plan.part_pixels);  // each has some
+                const int64_t steps = divided_up(plan.part_pixels, SUMMED);
+                plan.step = rounded_up(divided_up(plan.part_pixels, steps), 2);
                 plan.thread_values = (outputs + inputs) / PANEL_COLUMNS * PANEL_VALUES;
                 const double cycles = estimate_cycles(plan, threads);
                 if (least == 0 || cycles < least) best = plan, least = cycles;
@@ -79,7 +73,7 @@ static Plan plan_gradient(int64_t pixels, const Shape& shape, int64_t threads) {
 
 // The places of `count` pixels from `first` on, of all levels in turn.
 static void find_pixels(
-    const Level* level, const Shape& shape, int64_t first, int64_t count, const Bfloat16** inputs, const Bfloat16** gradients) {
+    const GradientLevel* level, const Shape& shape, int64_t first, int64_t count, const Bfloat16** inputs, const Bfloat16** gradients) {
     for (; count > 0 && first >= count_pixels(level, 1); level++) first -= count_pixels(level, 1);
     int64_t x = first % level->width, row = first / level->width;  // a row of one of the images
     for (int64_t p = 0; p < count; p++) {
@@ -123,7 +117,7 @@ WITH_BF16 static void fill_panels(
 
 // One item: its block of sums, in tiles, and of `totals` [outputs] unless null.
 WITH_BF16 static void sum_block(
-    const Level* levels, const Shape& shape, const Plan& plan, int64_t output, int64_t input, int64_t begin, int64_t end,
+    const GradientLevel* levels, const Shape& shape, const Plan& plan, int64_t output, int64_t input, int64_t begin, int64_t end,
     Bfloat16* panels, float* sums, float* totals) {
     const int64_t outputs = std::min(plan.output_block, shape.outputs - output);
     const int64_t inputs = std::min(plan.input_block, shape.inputs - input);
@@ -171,7 +165,7 @@ static int64_t tile_place(const Plan& plan, const Shape& shape, int64_t output, 
 extern "C" {
 
 // Bytes of scratch memory that `pointwise_gradient_sum` needs, for all threads together.
-int64_t pointwise_gradient_bytes(const Level* levels, int64_t level_count, const Shape* shape, int32_t threads) {
+int64_t pointwise_gradient_bytes(const GradientLevel* levels, int64_t level_count, const Shape* shape, int32_t threads) {
     const Plan plan = plan_gradient(count_pixels(levels, level_count), *shape, threads);
     return threads * plan.thread_values * int64_t{sizeof(Bfloat16)} +
            plan.parts * (shape->inputs + 1) * shape->outputs * int64_t{sizeof(float)};
@@ -180,7 +174,7 @@ int64_t pointwise_gradient_bytes(const Level* levels, int64_t level_count, const
 // The weight's gradient, float32 [outputs, inputs] in memory, summed over the levels and times `scale`
 // [outputs] unless that is null, and the bias's [outputs].
 WITH_BF16 void pointwise_gradient_sum(
-    const Level* levels, int64_t level_count, const Shape* shape, const float* scale, float* gradient, float* bias,
+    const GradientLevel* levels, int64_t level_count, const Shape* shape, const float* scale, float* gradient, float* bias,
     char* scratch, int32_t threads) {
     const int64_t pixels = count_pixels(levels, level_count), outputs = shape->outputs, inputs = shape->inputs;
     const Plan plan = plan_gradient(pixels, *shape, threads);

@@ -5,8 +5,11 @@
 #include <time.h>
 
 #include <atomic>
-#include <cstdint>
-#include <cstring>
+
+#include "bfloat16.h"
+
+// Beside that of BF16, which one in the namespace would hide.
+static inline float widened(float value) { return value; }
 
 namespace {
 
@@ -14,28 +17,9 @@ constexpr int64_t kChunk = 16384;   // values that a thread takes at a time; the
 constexpr int kSpins = 2000;        // reads of a flag before the processor is yielded
 constexpr int64_t kNanoseconds = 1000000000;
 
-// To BF16, ties to even; NaN stays NaN.
-inline uint16_t rounded(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    const uint32_t up = bits + 0x7fff + ((bits >> 16) & 1);
-    return static_cast<uint16_t>((value != value ? bits | 0x400000 : up) >> 16);
-}
-
-inline float widened(uint16_t value) {
-    const uint32_t bits = static_cast<uint32_t>(value) << 16;
-    float result;
-    std::memcpy(&result, &bits, sizeof result);
-    return result;
-}
-
-inline float widened(float value) { return value; }
-
 template <typename Value>
 void sum(const Value* const* parts, int64_t count, float* out, int64_t size, int32_t threads) {
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t begin = 0; begin < size; begin += kChunk) {
-        const int64_t end = begin + kChunk < size ? begin + kChunk : size;
+    over_chunks<kChunk>(size, threads, [=](int64_t begin, int64_t end) {
         // A chunk of the sum stays in the cache while all ranks' parts are added to it.
         const Value* first = parts[0];
         for (int64_t i = begin; i < end; i++) out[i] = widened(first[i]);
@@ -43,7 +27,7 @@ void sum(const Value* const* parts, int64_t count, float* out, int64_t size, int
             const Value* next = parts[part];
             for (int64_t i = begin; i < end; i++) out[i] += widened(next[i]);
         }
-    }
+    });
 }
 
 int64_t now() {
@@ -56,24 +40,20 @@ int64_t now() {
 
 extern "C" {
 
-void write_rounded(const float* values, uint16_t* out, int64_t size, float scale, int32_t threads) {
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t begin = 0; begin < size; begin += kChunk) {
-        const int64_t end = begin + kChunk < size ? begin + kChunk : size;
+void write_rounded(const float* values, Bfloat16* out, int64_t size, float scale, int32_t threads) {
+    over_chunks<kChunk>(size, threads, [=](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; i++) out[i] = rounded(values[i] * scale);
-    }
+    });
 }
 
 void write_floats(const float* values, float* out, int64_t size, float scale, int32_t threads) {
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t begin = 0; begin < size; begin += kChunk) {
-        const int64_t end = begin + kChunk < size ? begin + kChunk : size;
+    over_chunks<kChunk>(size, threads, [=](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; i++) out[i] = values[i] * scale;
-    }
+    });
 }
 
 // The parts are added in their order, so that all ranks have the same sum to the last bit.
-void sum_rounded(const uint16_t* const* parts, int64_t count, float* out, int64_t size, int32_t threads) {
+void sum_rounded(const Bfloat16* const* parts, int64_t count, float* out, int64_t size, int32_t threads) {
     sum(parts, count, out, size, threads);
 }
 

@@ -14,8 +14,8 @@
 #include <omp.h>
 
 #include <atomic>
-#include <type_traits>
 
+#include "levels.h"
 #include "tile_writer.h"
 
 constexpr int64_t TAPS = 9;
@@ -27,14 +27,6 @@ constexpr int64_t SMALLEST_BLOCK = PIXELS;
 constexpr int64_t PIXELS_AHEAD = 4;        // that are fetched before they are copied
 constexpr int64_t TASK_BYTES = 1280 << 10;  // of the level-2 cache, whose rest is for weights
 constexpr int64_t TASKS_PER_THREAD = 4;
-
-struct Level {
-    const Bfloat16* input;
-    Bfloat16* output;
-    // None, or of the output's shape and what a ReLU returned: the output is zero where this is.
-    const Bfloat16* gate;
-    int64_t images, height, width;
-};
 
 static int64_t row_pitch(const Level& level) { return level.width + 1; }
 
@@ -159,15 +151,6 @@ struct Copier {
     }
 };
 
-// Calls `apply` with each of 0 … count - 1 as a constant, which the tile instructions need.
-template <int count, typename Apply>
-static inline __attribute__((always_inline)) void for_each(Apply apply) {
-    if constexpr (count > 0) {
-        for_each<count - 1>(apply);
-        apply(std::integral_constant<int, count - 1>{});
-    }
-}
-
 // sums [tiles · 16 pixels][32 outputs, of which 16] (+)= the windows' products with the weights of a
 // chunk. One tile of weights, which comes from the level-2 cache, serves up to six of pixels, which
 // stay in the level-1 cache for all nine taps. Between the tile instructions, whose unit is the bottleneck,
@@ -177,13 +160,7 @@ static inline __attribute__((always_inline)) void multiply_windows(
     const Bfloat16* rows, const int64_t* taps, const Plan& plan, int64_t blocks, const Bfloat16* weights,
     bool accumulate, float* sums, Writer& writer, Copier& copier) {
     constexpr int64_t SUMS_STRIDE = COLUMNS * sizeof(float), ROW_BYTES = TILE_SUM * sizeof(Bfloat16);
-    for_each<tiles>([&](auto tile) __attribute__((always_inline)) {
-        if (accumulate) {
-            Tiles::template load<tile>(sums + tile * TILE_ROWS * COLUMNS, SUMS_STRIDE);
-        } else {
-            Tiles::template zero<tile>();
-        }
-    });
+    begin_sums<Tiles, tiles>(sums, !accumulate, TILE_ROWS * COLUMNS, SUMS_STRIDE);
     for (int64_t block = 0; block < blocks; block++, rows += plan.reach * TILE_SUM) {
         for (int64_t tap = 0; tap < TAPS; tap++, weights += TILE_VALUES) {
             const Bfloat16* window = rows + taps[tap];
@@ -201,9 +178,7 @@ static inline __attribute__((always_inline)) void multiply_windows(
             });
         }
     }
-    for_each<tiles>([&](auto tile) __attribute__((always_inline)) {
-        Tiles::template store<tile>(sums + tile * TILE_ROWS * COLUMNS, SUMS_STRIDE);
-    });
+    store_sums<Tiles, tiles>(sums, TILE_ROWS * COLUMNS, SUMS_STRIDE);
 }
 
 // The same for a number of tiles that is known at run time only.
@@ -237,7 +212,7 @@ struct Task {
 
     int64_t first_copied() const { return first - row_pitch(*level) - 1; }
     // The positions of whole tiles, and what their windows reach.
-    int64_t end() const { return divided_up(count, TILE_ROWS) * TILE_ROWS; }
+    int64_t end() const { return rounded_up(count, TILE_ROWS); }
     int64_t count_copied() const { return end() + 2 * row_pitch(*level) + 2; }
 
     Copier copier(const Plan& plan, int64_t chunk, Bfloat16* rows) const {
@@ -321,7 +296,7 @@ static void convolve(
 #pragma omp parallel num_threads(threads)
     {
         Tiles::begin();
-        Scratch thread_scratch(plan, scratch + omp_get_thread_num() * divided_up(plan.thread_bytes(), 64) * 64);
+        Scratch thread_scratch(plan, scratch + omp_get_thread_num() * rounded_up(plan.thread_bytes(), 64));
         // Taken one ahead, so that its pixels can be copied meanwhile.
         int64_t index = taken++;
         if (index < tasks) Task(plan, levels, index).copier(plan, 0, thread_scratch.rows).finish();
@@ -339,7 +314,7 @@ extern "C" {
 // Bytes of scratch of all threads, whose address is a multiple of 64.
 int64_t tile_convolution_scratch_bytes(
     const Level* levels, int64_t level_count, int64_t inputs, int64_t outputs, int32_t threads) {
-    return divided_up(make_plan(levels, level_count, inputs, outputs, threads).thread_bytes(), 64) * 64 * threads;
+    return rounded_up(make_plan(levels, level_count, inputs, outputs, threads).thread_bytes(), 64) * threads;
 }
 
 // Outputs of all levels from weights as tiles; `bias` float32 [outputs] or none.

@@ -5,8 +5,6 @@
 // read: [tiles of 16 columns][blocks of 32 summed channels][taps]. For outputs the columns are output
 // channels; for input gradients they are input channels, and the taps go backwards.
 
-#include <algorithm>
-
 #include "tiles.h"
 
 struct Weights {

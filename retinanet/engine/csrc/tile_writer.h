@@ -1,9 +1,6 @@
 // Writes the float32 sums of a convolution's tiles as BF16 pixels, between the tile instructions.
 #pragma once
 
-#include <algorithm>
-#include <type_traits>
-
 #include "tiles.h"
 
 constexpr int64_t COLUMNS = 32;  // output channels that are written together: two tiles, a cache line
@@ -66,21 +63,14 @@ struct Writer {
         __m512 high = _mm512_add_ps(_mm512_loadu_ps(values + 16), _mm512_loadu_ps(bias + 16));
         if (added) {
             const __m512i others = _mm512_loadu_si512(added + place);
-            low = _mm512_add_ps(low, widened_half(_mm512_castsi512_si256(others)));
-            high = _mm512_add_ps(high, widened_half(_mm512_extracti64x4_epi64(others, 1)));
+            low = _mm512_add_ps(low, widened(_mm512_castsi512_si256(others)));
+            high = _mm512_add_ps(high, widened(_mm512_extracti64x4_epi64(others, 1)));
         }
-        if (relu) {  // of two operands of which one is NaN, the instruction returns the second
-            low = _mm512_max_ps(_mm512_setzero_ps(), low);
-            high = _mm512_max_ps(_mm512_setzero_ps(), high);
-        }
+        if (relu) low = positive(low), high = positive(high);
         __m512i results;
         asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(results) : "v"(high), "v"(low));
         if (gate) results = _mm512_maskz_mov_epi16(open_lanes(_mm512_loadu_si512(gate + place)), results);
         _mm512_storeu_si512(output + place, results);
-    }
-
-    static inline __m512 widened_half(__m256i values) {
-        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));
     }
 #endif
 

@@ -7,6 +7,8 @@
 // Manual, volume 1, chapter 18, and volume 2, TDPBF16PS.
 #pragma once
 
+#include <type_traits>
+
 #include "bfloat16.h"
 
 #if defined(__linux__) && defined(__x86_64__)
@@ -18,8 +20,6 @@ constexpr int64_t TILE_ROWS = 16;        // of a, b and c; and columns of c
 constexpr int64_t TILE_PAIRS = 16;       // of values along the sum
 constexpr int64_t TILE_SUM = 32;         // values along the sum
 constexpr int64_t TILE_VALUES = 16 * 32;  // BF16 values of a or b
-
-static inline int64_t divided_up(int64_t value, int64_t step) { return (value + step - 1) / step; }
 
 #if defined(__linux__) && defined(__x86_64__)
 #define HAS_TILE_INSTRUCTIONS 1
@@ -206,4 +206,33 @@ static inline void with_tiles(int32_t kind, const Compute& compute) {
     if (kind == TILES_OF_VECTORS) return compute(VectorTiles{});
 #endif
     compute(EmulatedTiles{});
+}
+
+// Calls `apply` with each of 0 … count - 1 as a constant, which the tile instructions need.
+template <int count, typename Apply>
+static inline __attribute__((always_inline)) void for_each(Apply apply) {
+    if constexpr (count > 0) {
+        for_each<count - 1>(apply);
+        apply(std::integral_constant<int, count - 1>{});
+    }
+}
+
+// Begins `count` tiles of sums from tile `first_tile` on: with zeros, or those at `sums`, `apart` values from
+// each other, whose rows are `stride` bytes apart.
+template <typename Tiles, int count, int first_tile = 0>
+static inline __attribute__((always_inline)) void begin_sums(
+    const float* sums, bool from_zero, int64_t apart = TILE_ROWS * TILE_ROWS, int64_t stride = 64) {
+    for_each<count>([&](auto tile) __attribute__((always_inline)) {
+        if (from_zero) Tiles::template zero<first_tile + tile>();
+        else Tiles::template load<first_tile + tile>(sums + tile * apart, stride);
+    });
+}
+
+// Stores what `begin_sums` began.
+template <typename Tiles, int count, int first_tile = 0>
+static inline __attribute__((always_inline)) void store_sums(
+    float* sums, int64_t apart = TILE_ROWS * TILE_ROWS, int64_t stride = 64) {
+    for_each<count>([&](auto tile) __attribute__((always_inline)) {
+        Tiles::template store<first_tile + tile>(sums + tile * apart, stride);
+    });
 }

@@ -17,10 +17,7 @@
 
 #include <omp.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
-
+#include "levels.h"
 #include "tiles.h"
 
 constexpr int64_t UNIT = 32;         // channels packed at once
@@ -30,14 +27,7 @@ constexpr int64_t PACKED = 512;
 constexpr int64_t MOST_BLOCKS = 16;  // of 16 output channels in a group, for 3×3; twice as many for 1×1
 constexpr int64_t CHUNK = 12;        // tiles along the sum whose X stays in the L1 cache, for 1×1
 constexpr int64_t TILE_BYTES = 1024;
-constexpr int64_t TILE_SUMS = 256;
-
-struct Level {
-    const Bfloat16* input;
-    const Bfloat16* gradient;  // of the output
-    int64_t images, height, width;  // of the output; a 1×1 of stride 2 reads every second pixel of the input
-    int64_t input_height, input_width;
-};
+constexpr int64_t TILE_SUMS = TILE_ROWS * TILE_ROWS;
 
 struct Shape {
     int64_t inputs, outputs, kernel, stride;
@@ -56,24 +46,22 @@ struct Plan {
 
 // Rows `first` … `end` of one level's long sequence.
 struct Strip {
-    const Level* level;
+    const GradientLevel* level;
     int64_t first, end;
 };
 
-static int64_t rounded_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
-
 // Pixels from a row to the next. A 3×3's rows end in at least one zero, and their lengths are even, so that
 // pairs begin alike in all rows; a 1×1's rows follow each other without a gap.
-static int64_t row_pitch(const Level& level, const Shape& shape) {
+static int64_t row_pitch(const GradientLevel& level, const Shape& shape) {
     return shape.kernel == 1 ? level.width : rounded_up(level.width + 1, 2);
 }
 
 // Rows of a level's sequence; a 3×3's images have a row of zeros between them.
-static int64_t count_rows(const Level& level, const Shape& shape) {
+static int64_t count_rows(const GradientLevel& level, const Shape& shape) {
     return level.images * (level.height + (shape.kernel == 1 ? 0 : 1));
 }
 
-static int64_t count_pixels(const Level* levels, int64_t level_count, const Shape& shape) {
+static int64_t count_pixels(const GradientLevel* levels, int64_t level_count, const Shape& shape) {
     int64_t pixels = 0;
     for (int64_t l = 0; l < level_count; l++) pixels += count_rows(levels[l], shape) * row_pitch(levels[l], shape);
     return pixels;
@@ -87,11 +75,11 @@ static double estimate_cycles(const Plan& plan, int64_t pixels, int64_t threads)
     const double sums = plan.blocks * inputs * plan.taps * TILE_BYTES;
     const double blocks_of_pixels = std::max(1.0, steps / plan.steps);
     const int64_t tasks = plan.groups * plan.parts;
-    const double rounds = static_cast<double>((tasks + threads - 1) / threads);
+    const double rounds = static_cast<double>(divided_up(tasks, threads));
     return rounds * (steps * a_step + blocks_of_pixels * sums / 16) + tasks * sums / (8.0 * threads);
 }
 
-static Plan plan_gradient(const Level* levels, int64_t level_count, const Shape& shape, int64_t threads) {
+static Plan plan_gradient(const GradientLevel* levels, int64_t level_count, const Shape& shape, int64_t threads) {
     Plan best{};
     double least = 0;
     int64_t rows = 0, widest = 0;
@@ -108,10 +96,10 @@ static Plan plan_gradient(const Level* levels, int64_t level_count, const Shape&
             plan.taps = shape.kernel * shape.kernel;
             plan.output_units = all_blocks / 2;
             plan.input_units = rounded_up(shape.inputs, UNIT) / UNIT;
-            plan.groups = (all_blocks + wanted - 1) / wanted;
-            plan.blocks = rounded_up((all_blocks + plan.groups - 1) / plan.groups, 2);
-            plan.groups = (all_blocks + plan.blocks - 1) / plan.blocks;
-            plan.steps = std::max(PACKED / plan.blocks, (widest + TILE_SUM - 1) / TILE_SUM);
+            plan.groups = divided_up(all_blocks, wanted);
+            plan.blocks = rounded_up(divided_up(all_blocks, plan.groups), 2);
+            plan.groups = divided_up(all_blocks, plan.blocks);
+            plan.steps = std::max(PACKED / plan.blocks, divided_up(widest, TILE_SUM));
             plan.rows = rows;
             plan.parts = parts;
             plan.sums = plan.blocks * 2 * plan.input_units * plan.taps * TILE_SUMS;
@@ -157,7 +145,7 @@ struct Workspace {
 
 // Where the pixels of a strip's gradient lie, `count` of them.
 static void place_gradient(const Strip& strip, const Shape& shape, int64_t count, Workspace& work) {
-    const Level& level = *strip.level;
+    const GradientLevel& level = *strip.level;
     const int64_t pitch = row_pitch(level, shape), image_rows = count_rows(level, shape) / level.images;
     std::fill(work.gradient_places, work.gradient_places + count, work.zeros);
     for (int64_t row = strip.first; row < strip.end; row++) {
@@ -171,7 +159,7 @@ static void place_gradient(const Strip& strip, const Shape& shape, int64_t count
 
 // Where the pixels of a strip's input lie; of a 3×3 from a row and a column before the gradient's first.
 static void place_input(const Strip& strip, const Shape& shape, int64_t count, Workspace& work) {
-    const Level& level = *strip.level;
+    const GradientLevel& level = *strip.level;
     const int64_t pitch = row_pitch(level, shape), image_rows = count_rows(level, shape) / level.images;
     const int64_t around = shape.kernel / 2;
     std::fill(work.input_places, work.input_places + count, work.zeros);
@@ -186,10 +174,6 @@ static void place_input(const Strip& strip, const Shape& shape, int64_t count, W
 }
 
 #if defined(__AVX512BW__)
-static __mmask32 first_lanes(int64_t count) {
-    return count >= 32 ? 0xffffffffu : static_cast<__mmask32>((1u << std::max<int64_t>(count, 0)) - 1);
-}
-
 // The pairs of two pixels of a unit's even channels, and of its odd ones.
 static inline void pair_up(const Bfloat16* const* pixels, int64_t channel, __mmask32 lanes, __m512i* pairs) {
     const __mmask32 upper = 0xaaaaaaaa;
@@ -197,33 +181,6 @@ static inline void pair_up(const Bfloat16* const* pixels, int64_t channel, __mma
     const __m512i second = _mm512_maskz_loadu_epi16(lanes, pixels[1] + channel);
     pairs[0] = _mm512_mask_blend_epi16(upper, first, _mm512_slli_epi32(second, 16));
     pairs[1] = _mm512_mask_blend_epi16(upper, _mm512_srli_epi32(first, 16), second);
-}
-
-// rows[r] lane c to rows[c] lane r, 16 × 16.
-static inline void transpose(__m512i* rows) {
-    __m512i t[16];
-    for (int r = 0; r < 16; r += 2) {
-        t[r] = _mm512_unpacklo_epi32(rows[r], rows[r + 1]);
-        t[r + 1] = _mm512_unpackhi_epi32(rows[r], rows[r + 1]);
-    }
-    for (int r = 0; r < 16; r += 4) {
-        rows[r] = _mm512_unpacklo_epi64(t[r], t[r + 2]);
-        rows[r + 1] = _mm512_unpackhi_epi64(t[r], t[r + 2]);
-        rows[r + 2] = _mm512_unpacklo_epi64(t[r + 1], t[r + 3]);
-        rows[r + 3] = _mm512_unpackhi_epi64(t[r + 1], t[r + 3]);
-    }
-    for (int r = 0; r < 4; r++) {
-        t[r] = _mm512_shuffle_i32x4(rows[r], rows[r + 4], 0x88);
-        t[r + 4] = _mm512_shuffle_i32x4(rows[r + 8], rows[r + 12], 0x88);
-        t[r + 8] = _mm512_shuffle_i32x4(rows[r], rows[r + 4], 0xdd);
-        t[r + 12] = _mm512_shuffle_i32x4(rows[r + 8], rows[r + 12], 0xdd);
-    }
-    for (int r = 0; r < 4; r++) {
-        rows[r] = _mm512_shuffle_i32x4(t[r], t[r + 4], 0x88);
-        rows[r + 4] = _mm512_shuffle_i32x4(t[r + 8], t[r + 12], 0x88);
-        rows[r + 8] = _mm512_shuffle_i32x4(t[r], t[r + 4], 0xdd);
-        rows[r + 12] = _mm512_shuffle_i32x4(t[r + 8], t[r + 12], 0xdd);
-    }
 }
 
 static inline void add_pairs(__m512i pairs, __m512* sum) {
@@ -295,25 +252,6 @@ static int64_t tap_place(int64_t taps, int64_t row, int64_t column) {
     return column == 1 ? MIDDLE + row : 2 * row + column / 2;
 }
 
-template <class Tiles, int count>
-static inline void begin_sums(const float* sums, bool first) {
-    if (first) {
-        if (count > 0) Tiles::template zero<0>();
-        if (count > 1) Tiles::template zero<1>();
-        if (count > 2) Tiles::template zero<2>();
-        if (count > 3) Tiles::template zero<3>();
-        if (count > 4) Tiles::template zero<4>();
-        if (count > 5) Tiles::template zero<5>();
-        return;
-    }
-    if (count > 0) Tiles::template load<0>(sums, 64);
-    if (count > 1) Tiles::template load<1>(sums + TILE_SUMS, 64);
-    if (count > 2) Tiles::template load<2>(sums + 2 * TILE_SUMS, 64);
-    if (count > 3) Tiles::template load<3>(sums + 3 * TILE_SUMS, 64);
-    if (count > 4) Tiles::template load<4>(sums + 4 * TILE_SUMS, 64);
-    if (count > 5) Tiles::template load<5>(sums + 5 * TILE_SUMS, 64);
-}
-
 template <class Tiles, int tile>
 static inline void multiply_at(const Bfloat16* input) {
     Tiles::template load<7>(input, 64);
@@ -342,7 +280,7 @@ struct Ahead {
 // the L2 cache beside the packed blocks, each pass would wait for them (10.0 in place of 8.5 ms).
 static inline void fetch_sums(const float* sums, int64_t tiles, int64_t step, int64_t steps) {
     if (!sums) return;
-    const int64_t lines = tiles * TILE_BYTES / 64, share = (lines + steps - 1) / steps;
+    const int64_t lines = tiles * TILE_BYTES / 64, share = divided_up(lines, steps);
     const char* from = reinterpret_cast<const char*>(sums);
     for (int64_t line = step * share; line < std::min(lines, (step + 1) * share); line++) __builtin_prefetch(from + 64 * line, 1, 3);
 }
@@ -366,12 +304,7 @@ static void sum_sides(
         multiply_at<Tiles, 4>(input + 2 * row);
         multiply_at<Tiles, 5>(input + 2 * row + 32);
     }
-    Tiles::template store<0>(sums, 64);
-    Tiles::template store<1>(sums + TILE_SUMS, 64);
-    Tiles::template store<2>(sums + 2 * TILE_SUMS, 64);
-    Tiles::template store<3>(sums + 3 * TILE_SUMS, 64);
-    Tiles::template store<4>(sums + 4 * TILE_SUMS, 64);
-    Tiles::template store<5>(sums + 5 * TILE_SUMS, 64);
+    store_sums<Tiles, 6>(sums);
 }
 
 // The taps in the middle, for two blocks of output channels at once.
@@ -379,16 +312,8 @@ template <class Tiles>
 static void sum_middle(
     const Bfloat16* gradients, int64_t next_block, const Bfloat16* odd, int64_t steps, int64_t pitch, float* sums,
     float* next_sums, int64_t after, bool first, Ahead& ahead) {
-    if (first) {
-        begin_sums<Tiles, 6>(sums, true);
-    } else {
-        Tiles::template load<0>(sums, 64);
-        Tiles::template load<1>(sums + TILE_SUMS, 64);
-        Tiles::template load<2>(sums + 2 * TILE_SUMS, 64);
-        Tiles::template load<3>(next_sums, 64);
-        Tiles::template load<4>(next_sums + TILE_SUMS, 64);
-        Tiles::template load<5>(next_sums + 2 * TILE_SUMS, 64);
-    }
+    begin_sums<Tiles, 3>(sums, first);
+    begin_sums<Tiles, 3, 3>(next_sums, first);
     const int64_t row = pitch / 2 * 32;
     for (int64_t step = 0; step < steps; step++) {
         const Bfloat16* input = odd + step * TILE_VALUES;
@@ -406,12 +331,8 @@ static void sum_middle(
         multiply_at<Tiles, 3>(input);
         multiply_at<Tiles, 4>(input + row);
     }
-    Tiles::template store<0>(sums, 64);
-    Tiles::template store<1>(sums + TILE_SUMS, 64);
-    Tiles::template store<2>(sums + 2 * TILE_SUMS, 64);
-    Tiles::template store<3>(next_sums, 64);
-    Tiles::template store<4>(next_sums + TILE_SUMS, 64);
-    Tiles::template store<5>(next_sums + 2 * TILE_SUMS, 64);
+    store_sums<Tiles, 3>(sums);
+    store_sums<Tiles, 3, 3>(next_sums);
 }
 
 // A 1×1's products of two blocks of output channels with a unit of input channels.
@@ -419,14 +340,8 @@ template <class Tiles>
 static void sum_unit(
     const Bfloat16* gradients, int64_t next_block, const Bfloat16* input, int64_t next_input, int64_t steps, float* sums,
     float* next_sums, int64_t after, bool first, Ahead& ahead) {
-    if (first) {
-        begin_sums<Tiles, 4>(sums, true);
-    } else {
-        Tiles::template load<0>(sums, 64);
-        Tiles::template load<1>(sums + TILE_SUMS, 64);
-        Tiles::template load<2>(next_sums, 64);
-        Tiles::template load<3>(next_sums + TILE_SUMS, 64);
-    }
+    begin_sums<Tiles, 2>(sums, first);
+    begin_sums<Tiles, 2, 2>(next_sums, first);
     for (int64_t step = 0; step < steps; step++) {
         ahead.fetch();
         if (after) {
@@ -442,10 +357,8 @@ static void sum_unit(
         Tiles::template multiply<2, 5, 6>();
         Tiles::template multiply<3, 5, 7>();
     }
-    Tiles::template store<0>(sums, 64);
-    Tiles::template store<1>(sums + TILE_SUMS, 64);
-    Tiles::template store<2>(next_sums, 64);
-    Tiles::template store<3>(next_sums + TILE_SUMS, 64);
+    store_sums<Tiles, 2>(sums);
+    store_sums<Tiles, 2, 2>(next_sums);
 }
 
 // A strip's products of one unit of input channels with a group of output channels. `sums`: of the unit's first
@@ -498,7 +411,7 @@ static Group find_group(const Plan& plan, int64_t index) {
 // One strip: packs the group's gradients once, each unit of the inputs once, and sums their products.
 template <class Tiles>
 static void add_strip(const Strip& strip, const Shape& shape, const Plan& plan, const Group& group, Workspace& work, float* sums, bool first) {
-    const Level& level = *strip.level;
+    const GradientLevel& level = *strip.level;
     const int64_t pitch = row_pitch(level, shape);
     const int64_t steps = ((strip.end - strip.first) * pitch + TILE_SUM - 1) / TILE_SUM;
     const int64_t halo = plan.taps == 1 ? 0 : 2 * pitch + 2;
@@ -531,7 +444,7 @@ static void add_strip(const Strip& strip, const Shape& shape, const Plan& plan, 
 // Rows `begin` … `end` of all levels' sequences, counted through.
 template <class Tiles>
 static void add_rows(
-    const Level* levels, int64_t level_count, const Shape& shape, const Plan& plan, int64_t begin, int64_t end, const Group& group,
+    const GradientLevel* levels, int64_t level_count, const Shape& shape, const Plan& plan, int64_t begin, int64_t end, const Group& group,
     Workspace& work, float* sums) {
     bool first = true;
     int64_t passed = 0;
@@ -549,7 +462,7 @@ static void add_rows(
 }
 
 // The row at which part `part` begins: all have about as many pixels.
-static int64_t part_begin(const Level* levels, int64_t level_count, const Shape& shape, const Plan& plan, int64_t part) {
+static int64_t part_begin(const GradientLevel* levels, int64_t level_count, const Shape& shape, const Plan& plan, int64_t part) {
     int64_t wanted = count_pixels(levels, level_count, shape) * part / plan.parts, passed = 0;
     for (int64_t l = 0; l < level_count; l++) {
         const int64_t rows = count_rows(levels[l], shape), pitch = row_pitch(levels[l], shape);
@@ -584,7 +497,7 @@ static void write_weights(const float* sums, int64_t parts, int64_t of_parts, co
 
 template <class Tiles>
 static void weight_gradient(
-    const Level* levels, int64_t level_count, const Shape& shape, const float* scale, float* gradient, float* bias, char* scratch,
+    const GradientLevel* levels, int64_t level_count, const Shape& shape, const float* scale, float* gradient, float* bias, char* scratch,
     int32_t threads) {
     const Plan plan = plan_gradient(levels, level_count, shape, threads);
     const int64_t tasks = plan.groups * plan.parts;
@@ -623,7 +536,7 @@ static void weight_gradient(
 extern "C" {
 
 // Bytes of scratch memory that `weight_gradient` needs, for all threads together.
-int64_t weight_gradient_bytes(const Level* levels, int64_t level_count, const Shape* shape, int32_t threads) {
+int64_t weight_gradient_bytes(const GradientLevel* levels, int64_t level_count, const Shape* shape, int32_t threads) {
     const Plan plan = plan_gradient(levels, level_count, *shape, threads);
     return threads * plan.thread_bytes + plan.groups * plan.parts * (plan.sums + plan.blocks * TILE_ROWS) * int64_t{sizeof(float)};
 }
@@ -631,7 +544,7 @@ int64_t weight_gradient_bytes(const Level* levels, int64_t level_count, const Sh
 // The weight's gradient, float32 [outputs, kernel, kernel, inputs] in memory, summed over the levels and times
 // `scale` [outputs] unless that is null, and the bias's [outputs] unless that is null. `tiles`: see tiles.h.
 void weight_gradient_sum(
-    const Level* levels, int64_t level_count, const Shape* shape, const float* scale, float* gradient, float* bias, char* scratch,
+    const GradientLevel* levels, int64_t level_count, const Shape* shape, const float* scale, float* gradient, float* bias, char* scratch,
     int32_t threads, int32_t tiles) {
     with_tiles(tiles, [&](auto kind) {
         weight_gradient<decltype(kind)>(levels, level_count, *shape, scale, gradient, bias, scratch, threads);

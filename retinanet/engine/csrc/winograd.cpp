@@ -11,6 +11,7 @@
 #include <omp.h>
 
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
+#include "levels.h"
 #include "panel_products.h"
 
 constexpr int POSITIONS = 16;
@@ -23,14 +24,6 @@ constexpr int64_t NARROW = 64;       // output channels at once, where the sum h
 constexpr int64_t WIDE = 256;        // the same where it has several
 constexpr int64_t GRADIENT_TILES = SUMMED;  // taken through all channels of a weight gradient at once
 constexpr int64_t GRADIENT_BLOCK = 512;     // output channels of a weight gradient at once, at most
-
-struct Level {
-    const Bfloat16* input;
-    Bfloat16* output;  // or, for weight gradients, the output's gradient
-    // What ReLU made of the output, where the gradient is one: it counts where this is open.
-    const Bfloat16* gate;
-    int64_t images, height, width;
-};
 
 struct Tile {
     const Level* level;
@@ -61,14 +54,6 @@ static Tile next_tile(Tile tile) {
     tile.y = 0;
     if (++tile.image < tile.level->images) return tile;
     return {tile.level + 1, 0, 0, 0};
-}
-
-static __mmask16 first_lanes(int64_t count) {
-    return count >= 16 ? 0xffff : static_cast<__mmask16>((1u << std::max<int64_t>(count, 0)) - 1);
-}
-
-WITH_BF16 static inline __m512 widened(__m256i values) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));
 }
 
 WITH_BF16 static inline __m256i rounded(__m512 values) {

@@ -10,16 +10,15 @@
 // A BF16 logit has only 65,536 values: on levels larger than that f and f' are computed for each
 // value once, and the loop looks them up. It then runs at the speed of memory, whatever gamma is.
 
-#include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <memory>
 #include <type_traits>
 #include <vector>
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
+
+#include "../../engine/csrc/bfloat16.h"
 
 namespace {
 
@@ -32,27 +31,14 @@ constexpr long kChunkValues = 65536;  // work of a thread at a time; sums do not
 constexpr long kTableEntries = 65536;
 constexpr long kTablePaysFrom = 4 * kTableEntries;  // values of an image for which filling it pays
 
-struct bfloat16 {
-    uint16_t bits;
-};
-
-float to_real(bfloat16 value) {
-    const uint32_t bits = uint32_t(value.bits) << 16;
-    float real;
-    std::memcpy(&real, &bits, sizeof real);
-    return real;
-}
+float to_real(Bfloat16 value) { return widened(value); }
 float to_real(float value) { return value; }
 double to_real(double value) { return value; }
 
 template <typename T>
 using Real = decltype(to_real(T{}));
 
-void from_real(float real, bfloat16& value) {  // to nearest, ties to even; NaN stays NaN, because
-    uint32_t bits;                             // a NaN that comes from BF16 has no low bits
-    std::memcpy(&bits, &real, sizeof bits);
-    value.bits = uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
+void from_real(float real, Bfloat16& value) { value = rounded(real); }
 void from_real(float real, float& value) { value = real; }
 void from_real(double real, double& value) { value = real; }
 
@@ -190,12 +176,12 @@ double background(const Image<T>& image, long first, long last) {
 // As above, from the table. Losses are summed in float32 over 64 values and in float64 beyond: a fresh head has
 // millions of equal losses, whose rounding errors in a float32 sum would all have one sign.
 template <bool with_gradient>
-double look_up(const bfloat16* logits, bfloat16* gradient, long count, const TableEntry* table) {
+double look_up(const Bfloat16* logits, Bfloat16* gradient, long count, const TableEntry* table) {
     double sum = 0;
     long i = 0;
 #ifdef __SSE2__
     const auto entry = [=](long index) {
-        return reinterpret_cast<const double*>(table + logits[index].bits);
+        return reinterpret_cast<const double*>(table + logits[index]);
     };
     __m128d sums = _mm_setzero_pd();
     for (; i + kTableBlock <= count; i += kTableBlock) {
@@ -219,23 +205,23 @@ double look_up(const bfloat16* logits, bfloat16* gradient, long count, const Tab
     sum = _mm_cvtsd_f64(sums) + _mm_cvtsd_f64(_mm_unpackhi_pd(sums, sums));
 #endif
     for (; i < count; ++i) {
-        const TableEntry& entry = table[logits[i].bits];
+        const TableEntry& entry = table[logits[i]];
         sum += entry.loss;
-        if (with_gradient) gradient[i].bits = uint16_t(entry.gradient);
+        if (with_gradient) gradient[i] = Bfloat16(entry.gradient);
     }
     return sum;
 }
 
-void fill_table(TableEntry* table, long first, long last, const Image<bfloat16>& image) {
-    bfloat16 values[kBlock], gradient[kBlock];
+void fill_table(TableEntry* table, long first, long last, const Image<Bfloat16>& image) {
+    Bfloat16 values[kBlock], gradient[kBlock];
     for (long begin = first; begin < last; begin += kBlock) {
-        for (long i = 0; i < kBlock; ++i) values[i].bits = uint16_t(begin + i);
-        const Block<bfloat16> block(values, kBlock, image.gamma);
+        for (long i = 0; i < kBlock; ++i) values[i] = Bfloat16(begin + i);
+        const Block<Bfloat16> block(values, kBlock, image.gamma);
         for (long i = 0; i < kBlock; ++i) {
             from_real(image.background_scale * block.slope[i], gradient[i]);
         }
         for (long i = 0; i < kBlock; ++i) {
-            table[begin + i] = {block.loss[i], int16_t(gradient[i].bits)};
+            table[begin + i] = {block.loss[i], int16_t(gradient[i])};
         }
     }
 }
@@ -244,9 +230,9 @@ template <typename T>
 double background(const Image<T>& image, long first, long last, const TableEntry*) {
     return background(image, first, last);
 }
-double background(const Image<bfloat16>& image, long first, long last, const TableEntry* table) {
+double background(const Image<Bfloat16>& image, long first, long last, const TableEntry* table) {
     if (!table) return background(image, first, last);
-    const bfloat16* logits = image.logits + first;
+    const Bfloat16* logits = image.logits + first;
     if (!image.gradient) return look_up<false>(logits, nullptr, last - first, table);
     return look_up<true>(logits, image.gradient + first, last - first, table);
 }
@@ -299,7 +285,7 @@ Sums anchors(const Image<T>& image, long first, long last, long num_classes,
 template <typename T>
 Sums image_sums(const Image<T>& image, long num_anchors, long num_classes, int threads) {
     std::unique_ptr<TableEntry[]> table;
-    if (std::is_same<T, bfloat16>::value && !image.losses &&
+    if (std::is_same<T, Bfloat16>::value && !image.losses &&
         num_anchors * num_classes >= kTablePaysFrom) {
         table.reset(new TableEntry[kTableEntries]);
     }
@@ -307,7 +293,7 @@ Sums image_sums(const Image<T>& image, long num_anchors, long num_classes, int t
     std::vector<Sums> sums((num_anchors + chunk - 1) / chunk);
 #pragma omp parallel num_threads(threads)
     {
-        if constexpr (std::is_same<T, bfloat16>::value) {
+        if constexpr (std::is_same<T, Bfloat16>::value) {
             if (table) {
 #pragma omp for
                 for (long part = 0; part < kTableEntries; part += 8 * kBlock) {
@@ -371,6 +357,6 @@ bool focal_loss(const T* logits, const int64_t* classes, const double* weights, 
                           static_cast<TYPE*>(gradient), static_cast<Real<TYPE>*>(losses), sum,  \
                           sizes, alpha, gamma, threads);                                        \
     }
-FOCAL_LOSS(focal_loss_bfloat16, bfloat16)
+FOCAL_LOSS(focal_loss_bfloat16, Bfloat16)
 FOCAL_LOSS(focal_loss_float32, float)
 FOCAL_LOSS(focal_loss_float64, double)

@@ -1,12 +1,10 @@
 """Fixtures of the engine's tests."""
 
-import functools
-
 import pytest
 
 from common.machine import cpu_flags
 from common.native import usable_instruction_sets
-from retinanet.engine import convolution, grouped_convolution, tile_convolution
+from retinanet.engine import grouped_convolution, kernels, tile_convolution
 from retinanet.engine.tile_convolution import Tiles, best_tiles
 
 KERNELS = (
@@ -38,18 +36,6 @@ def tiles(
 
 
 @pytest.fixture
-def forced_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `convolve` use AMX's kernels on any processor, by the best unit that it has."""
-    best = best_tiles()
-    kind = Tiles.EMULATED if best is None else best
-    monkeypatch.setattr(convolution, "has_tiles", lambda: True)
-    for name in (
-        "tile_convolve",
-        "pointwise_convolve",
-        "weight_gradient",
-        "grouped_convolution",
-        "grouped_input_gradient",
-        "grouped_weight_gradient",
-    ):
-        function = functools.partial(getattr(convolution, name), tiles=kind)
-        monkeypatch.setattr(convolution, name, function)
+def emulated_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let models choose the kernels of AMX on any processor; plain C++ computes the tiles."""
+    monkeypatch.setattr(kernels, "best_tiles", lambda: Tiles.EMULATED)

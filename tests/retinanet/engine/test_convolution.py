@@ -9,12 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from retinanet.engine import convolution as convolution_module
-from retinanet.engine.convolution import (
+from retinanet.engine import kernels
+from retinanet.engine.convolution import Fused, convolve
+from retinanet.engine.kernels import (
+    ONLY_ONEDNN,
     POINTWISE,
+    POINTWISE_OF_STRIDE_2,
     SAME_3X3,
     ConvParams,
-    convolve,
+    Machine,
     get_conv_params,
 )
 from retinanet.engine.norm_relu import add_relu, branches
@@ -22,12 +25,22 @@ from retinanet.engine.tile_convolution import Tiles, best_tiles, pack_weight, ti
 from tests.retinanet.engine.kernels import BF16_ROUNDING, assert_close_sums, distance
 
 PRECISIONS = [(torch.float64, 1e-7), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
-STRIDE_2 = ConvParams((2, 2), (0, 0), 1)
+HERE = Machine(best_tiles())
+EMULATED = Machine(Tiles.EMULATED)
 
 
-def convolve_by(module: nn.Conv2d, levels: list[Tensor], **options: Any) -> list[Tensor]:
-    params = get_conv_params(module)
-    return convolve(levels, module.weight, module.bias, params=params, **options)
+def convolve_by(
+    module: nn.Conv2d,
+    levels: list[Tensor],
+    *,
+    scale: Tensor | None = None,
+    machine: Machine = HERE,
+    **fused: Any,
+) -> list[Tensor]:
+    return convolve(
+        levels, module.weight, module.bias,
+        params=get_conv_params(module), machine=machine, scale=scale, fused=Fused(**fused),
+    )  # fmt: skip
 
 
 def reference(level: Tensor, module: nn.Conv2d, scale: Tensor | None = None) -> Tensor:
@@ -84,7 +97,7 @@ def test_strided_convolution_of_a_map_one_pixel_wide_writes_its_whole_gradient(
     for _ in range(5):
         for size in range(1, 200):  # NaN in freed memory of many sizes
             torch.full((size * 64,), float("nan"))
-        [output] = convolve([level], weight, torch.zeros(64), params=params)
+        [output] = convolve([level], weight, torch.zeros(64), params=params, machine=HERE)
         gradients = torch.autograd.grad(output, [weight, level], torch.ones_like(output))
         assert all(gradient.isfinite().all() for gradient in gradients)
         assert (gradients[0][..., 0] == 0).all() and (gradients[0][..., 2] == 0).all()
@@ -180,11 +193,11 @@ def test_maps_without_a_graph_are_returned_as_they_are() -> None:
     assert not result.requires_grad and (result == 0).all()
 
 
-@pytest.mark.parametrize("allow_tiles", [True, False])
+@pytest.mark.parametrize("machine", [EMULATED, ONLY_ONEDNN])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("params", [POINTWISE, SAME_3X3, ConvParams((1, 1), (1, 1), 4)], ids=str)
 def test_a_residual_block_trains_as_in_float64(
-    forced_tiles: None, params: ConvParams, dtype: torch.dtype, allow_tiles: bool
+    params: ConvParams, dtype: torch.dtype, machine: Machine
 ) -> None:
     torch.manual_seed(0)
     size = 1 + 2 * params.padding[0]
@@ -194,9 +207,9 @@ def test_a_residual_block_trains_as_in_float64(
     weights = [weight.bfloat16().float().requires_grad_() for weight in weights]
     given = torch.randn(2, 32, 11, 9)
     level = features.to(dtype).requires_grad_()
-    options = {"params": params, "relu": True, "gated": True, "allow_tiles": allow_tiles}
-    inner, shortcut = convolve([level], weights[0], None, passes=True, **options)  # type: ignore[arg-type]
-    [result] = convolve([inner], weights[1], None, added=shortcut, **options)  # type: ignore[arg-type]
+    layer, reader = partial(convolve, params=params, machine=machine), Fused(relu=True, gated=True)
+    inner, shortcut = layer([level], weights[0], None, fused=reader._replace(passes=True))
+    [result] = layer([inner], weights[1], None, fused=reader._replace(added=shortcut))
     # The last ReLU's mask is its readers' to apply.
     gradients = torch.autograd.grad(result, [level, *weights], (given * (result > 0)).to(dtype))
     exact = features.double().requires_grad_()
@@ -213,11 +226,14 @@ def test_a_residual_block_trains_as_in_float64(
 
 @pytest.mark.parametrize(
     ("params", "size", "scaled"),
-    [(SAME_3X3, 3, False), (SAME_3X3, 3, True), (POINTWISE, 1, True), (STRIDE_2, 1, True)],
+    [
+        (SAME_3X3, 3, False),
+        (SAME_3X3, 3, True),
+        (POINTWISE, 1, True),
+        (POINTWISE_OF_STRIDE_2, 1, True),
+    ],
 )
-def test_tiles_train_as_float32(
-    forced_tiles: None, params: ConvParams, size: int, scaled: bool
-) -> None:
+def test_tiles_train_as_float32(params: ConvParams, size: int, scaled: bool) -> None:
     torch.manual_seed(0)
     maps = [torch.randn(2, 24, *side).relu().bfloat16() for side in ((11, 9), (5, 4))]
     results = []
@@ -227,7 +243,10 @@ def test_tiles_train_as_float32(
         bias = torch.randn(41).bfloat16().float().requires_grad_()
         scale = torch.rand(41) + 0.5 if scaled else None
         levels = [level.to(dtype).requires_grad_() for level in maps]
-        outputs = convolve(levels, weight, bias, params=params, scale=scale, gated=True)
+        outputs = convolve(
+            levels, weight, bias,
+            params=params, machine=EMULATED, scale=scale, fused=Fused(gated=True),
+        )  # fmt: skip
         sources = [weight, bias] if scaled else [weight, bias, *levels]
         given = [torch.ones_like(output) for output in outputs]
         gradients = torch.autograd.grad(outputs, sources, given)
@@ -248,13 +267,11 @@ def test_tiles_train_as_float32(
     ],
     ids=str,
 )
-def test_zero_images_are_as_in_torch(
-    forced_tiles: None, module: nn.Conv2d, dtype: torch.dtype
-) -> None:
+def test_zero_images_are_as_in_torch(module: nn.Conv2d, dtype: torch.dtype) -> None:
     level = torch.zeros(0, module.in_channels, 6, 5, dtype=dtype, requires_grad=True)
     sources = [level, *module.parameters()]
     for relu in (False, True):
-        [output] = convolve_by(module, [level], relu=relu, gated=True)
+        [output] = convolve_by(module, [level], machine=EMULATED, relu=relu, gated=True)
         expected = F.conv2d(level.float(), module.weight, None, *get_conv_params(module)[:2], 1,
                             module.groups)  # fmt: skip
         assert output.shape == expected.shape and output.dtype == dtype
@@ -270,114 +287,51 @@ def test_kernels_refuse_zero_images() -> None:
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_grouped_convolutions_use_their_kernel(
-    forced_tiles: None, monkeypatch: pytest.MonkeyPatch, stride: int
-) -> None:
+def test_grouped_kernels_train_as_onednn(stride: int) -> None:
     torch.manual_seed(1)
     levels = [torch.randn(2, 64, 12, size).bfloat16() for size in (10, 7)]
     weight, bias = torch.randn(64, 16, 3, 3), torch.randn(64)
     params = ConvParams((stride, stride), (1, 1), 4)
-
-    def gradients() -> list[Tensor]:
+    results = []
+    for machine in (EMULATED, ONLY_ONEDNN):
         sources = [tensor.clone().requires_grad_() for tensor in (weight, bias, *levels)]
-        outputs = convolve(sources[2:], *sources[:2], params=params)
-        return list(
-            torch.autograd.grad([output.float().square().sum() for output in outputs], sources)
-        )
-
-    kernel, calls = convolution_module.grouped_weight_gradient, []
-
-    def count(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        calls.append(options)
-        return kernel(*arguments, **options)
-
-    monkeypatch.setattr(convolution_module, "grouped_weight_gradient", count)
-    by_tiles = gradients()
-    assert len(calls) == len(levels)
-    monkeypatch.setattr(convolution_module, "has_tiles", lambda: False)
-    monkeypatch.setattr(convolution_module, "best_tiles", lambda: None)
-    by_onednn = gradients()
-    assert len(calls) == len(levels)
+        outputs = convolve(sources[2:], *sources[:2], params=params, machine=machine)
+        loss = torch.stack([output.float().square().sum() for output in outputs]).sum()
+        results.append(torch.autograd.grad(loss, sources))
+    by_tiles, by_onednn = results
     assert [value.dtype for value in by_tiles] == [value.dtype for value in by_onednn]
+    assert not torch.equal(by_tiles[0], by_onednn[0])  # another order of the sums
     assert_close_sums(by_tiles, by_onednn, allowed=2 * BF16_ROUNDING)
 
 
-@pytest.mark.parametrize(
-    ("group_width", "stride", "suits"),
-    [(8, 1, True), (16, 1, False), (16, 2, True), (32, 2, False)],
-)
-def test_kernels_of_grouped_convolutions_without_amx(
-    monkeypatch: pytest.MonkeyPatch, group_width: int, stride: int, suits: bool
-) -> None:
-    monkeypatch.setattr(convolution_module, "has_tiles", lambda: False)
-    monkeypatch.setattr(convolution_module, "best_tiles", lambda: Tiles.VECTORS)
-    features, weight = torch.zeros(1, 64, 5, 5).bfloat16(), torch.zeros(64, group_width, 3, 3)
-    params = ConvParams((stride, stride), (1, 1), 64 // group_width)
-    assert convolution_module.suits_grouped_weight_gradient(features, weight, params) == suits
-    assert convolution_module.suits_grouped_convolution(features, weight, params)
-    assert not convolution_module.suits_grouped_convolution(features.float(), weight, params)
-    monkeypatch.setattr(convolution_module, "best_tiles", lambda: None)
-    assert not convolution_module.suits_grouped_convolution(features, weight, params)
-
-
 @pytest.mark.skipif(best_tiles() is None, reason="no AVX-512 BF16")
-@pytest.mark.parametrize(("params", "inputs"), [(POINTWISE, 64), (STRIDE_2, 64), (POINTWISE, 40)])
-@pytest.mark.parametrize("allow_tiles", [True, False])
-def test_without_amx_vectors_compute_pointwise_weight_gradients(
-    monkeypatch: pytest.MonkeyPatch, params: ConvParams, inputs: int, allow_tiles: bool
-) -> None:
-    monkeypatch.setattr(convolution_module, "has_tiles", lambda: False)
-    monkeypatch.setattr(convolution_module, "best_tiles", lambda: Tiles.VECTORS)
-    kernel, calls = convolution_module.pointwise_weight_gradient, []
-
-    def count(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        calls.append(options)
-        return kernel(*arguments, **options)
-
-    monkeypatch.setattr(convolution_module, "pointwise_weight_gradient", count)
+@pytest.mark.parametrize("params", [POINTWISE, POINTWISE_OF_STRIDE_2])
+def test_without_amx_vectors_compute_pointwise_weight_gradients(params: ConvParams) -> None:
     torch.manual_seed(1)
-    module = nn.Conv2d(inputs, 32, 1, stride=params.stride)  # type: ignore[arg-type]
-    levels = [torch.randn(2, inputs, *size).bfloat16() for size in ((9, 6), (4, 4))]
+    module = nn.Conv2d(64, 32, 1, stride=params.stride)  # type: ignore[arg-type]
+    levels = [torch.randn(2, 64, *size).bfloat16() for size in ((9, 6), (4, 4))]
     scale = torch.rand(32) + 0.5
-    outputs = convolve_by(module, levels, scale=scale, allow_tiles=allow_tiles)
+    outputs = convolve_by(module, levels, scale=scale, machine=Machine(Tiles.VECTORS))
     given = [torch.randn(output.shape).bfloat16() for output in outputs]
     gradients = torch.autograd.grad(outputs, list(module.parameters()), given)
-    assert len(calls) == (allow_tiles and inputs == 64)
     expected = [reference(level, module, scale) for level in levels]
     doubles = [gradient.double() for gradient in given]
     references = torch.autograd.grad(expected, list(module.parameters()), doubles)
-    allowed = 1e-6 if calls else BF16_ROUNDING
     for value, exact in zip(gradients, references, strict=True):
-        assert value.dtype == torch.float32 and distance(value, exact.double()) < allowed
+        assert value.dtype == torch.float32 and distance(value, exact.double()) < 1e-6
 
 
-def test_results_of_convolve_may_be_changed_in_place(forced_tiles: None) -> None:
+@pytest.mark.parametrize("machine", [EMULATED, HERE])
+def test_results_of_convolve_may_be_changed_in_place(machine: Machine) -> None:
     features, weight = torch.randn(1, 64, 5, 5).bfloat16(), torch.randn(64, 8, 3, 3)
     params = ConvParams((1, 1), (1, 1), 8)
-    [output] = convolve([features], weight.requires_grad_(), None, params=params)
+    [output] = convolve([features], weight.requires_grad_(), None, params=params, machine=machine)
     output.relu_().sum().backward()
     assert weight.grad is not None and weight.grad.isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("params", "shape", "dtype"),
-    [
-        (ConvParams((2, 2), (1, 1), 1), (8, 8, 3, 3), torch.bfloat16),
-        (ConvParams((1, 1), (0, 0), 1), (8, 8, 3, 3), torch.bfloat16),
-        (POINTWISE, (32, 40, 1, 1), torch.bfloat16),
-        (SAME_3X3, (8, 8, 3, 3), torch.float32),
-    ],
-)
-def test_other_convolutions_use_onednn(
-    forced_tiles: None,
-    monkeypatch: pytest.MonkeyPatch,
-    params: ConvParams,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-) -> None:
-    for name in ("tile_convolve", "pointwise_convolve"):
-        monkeypatch.setattr(convolution_module, name, None)  # a call would fail
-    level = torch.ones(1, shape[1], 9, 9, dtype=dtype)
-    [output] = convolve([level], torch.ones(shape), None, params=params)
-    inside = output[0, 0, output.shape[2] // 2, output.shape[3] // 2]
-    assert inside == shape[1] * shape[2] * shape[3]
+def test_float32_maps_use_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "tile_convolve", None)  # a call would fail
+    level, weight = torch.ones(1, 8, 9, 9), torch.ones(8, 8, 3, 3)
+    [output] = convolve([level], weight, None, params=SAME_3X3, machine=EMULATED)
+    assert (output[..., 1:-1, 1:-1] == 72).all()

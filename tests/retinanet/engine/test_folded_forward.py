@@ -136,7 +136,7 @@ def test_bf16_gradients_are_about_as_exact_as_under_autocast(
 ) -> None:
     errors = errors_of_autocast(norm)
     if convolutions == "auto":
-        request.getfixturevalue("forced_tiles")
+        request.getfixturevalue("emulated_amx")
     model = make_model(norm=norm, trainable_layers=3).train()
     forward = FoldedForward(model, precision="bf16", convolutions=convolutions)
     folded = gradients(model, forward(images()))

@@ -12,7 +12,6 @@ from retinanet.engine.grouped_convolution import (
     grouped_convolution,
     grouped_input_gradient,
     grouped_weight_gradient,
-    is_grouped,
 )
 from retinanet.engine.tile_convolution import Tiles
 from tests.retinanet.engine.kernels import (
@@ -176,27 +175,3 @@ def test_nan_reaches_what_is_computed_from_it(tiles: Tiles, stride: int) -> None
     assert output[0, 4:8].isnan().all(dim=0).equal(reached)
     if tiles is Tiles.VECTORS:  # which multiply each group alone
         assert output[0, 8:].isfinite().all() and output[0, :4].isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("shape", "stride", "padding", "groups", "suits"),
-    [
-        ((64, 8, 3, 3), (1, 1), (1, 1), 8, True),
-        ((64, 32, 3, 3), (2, 2), (1, 1), 2, True),
-        ((64, 64, 3, 3), (1, 1), (1, 1), 1, False),
-        ((64, 1, 3, 3), (1, 1), (1, 1), 64, False),
-        ((128, 8, 3, 3), (1, 1), (1, 1), 8, False),  # twice as many output channels
-        ((48, 8, 3, 3), (1, 1), (1, 1), 6, False),
-        ((64, 8, 3, 3), (2, 1), (1, 1), 8, False),
-        ((64, 8, 3, 3), (1, 1), (0, 0), 8, False),
-        ((64, 8, 1, 3), (1, 1), (1, 1), 8, False),
-    ],
-)
-def test_suitable_convolutions(
-    shape: tuple[int, ...],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    groups: int,
-    suits: bool,
-) -> None:
-    assert is_grouped(torch.zeros(shape), stride, padding, groups) == suits

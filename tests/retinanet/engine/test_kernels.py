@@ -1,0 +1,107 @@
+"""The choice of kernels for each layer and machine."""
+
+from pathlib import Path
+
+import pytest
+
+from retinanet.engine.kernels import (
+    ONLY_ONEDNN,
+    POINTWISE,
+    POINTWISE_OF_STRIDE_2,
+    SAME_3X3,
+    ConvParams,
+    Kernel,
+    Machine,
+    choose_kernels,
+    print_table,
+)
+from retinanet.engine.tile_convolution import Tiles
+
+AMX, VECTORS = Machine(Tiles.AMX), Machine(Tiles.VECTORS)
+PAGE = Path(__file__).parents[3] / "docs" / "code.md"
+
+
+def test_page_has_the_table_that_the_program_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table()
+    assert capsys.readouterr().out in PAGE.read_text(encoding="utf-8")
+
+
+def grouped(stride: int, groups: int = 8) -> ConvParams:
+    return ConvParams((stride, stride), (1, 1), groups)
+
+
+@pytest.mark.parametrize(
+    ("shape", "params", "suits"),
+    [
+        ((64, 8, 3, 3), grouped(1), True),
+        ((64, 32, 3, 3), grouped(2, groups=2), True),
+        ((64, 64, 3, 3), grouped(2, groups=1), False),
+        ((64, 1, 3, 3), grouped(1, groups=64), False),
+        ((128, 8, 3, 3), grouped(1), False),  # twice as many output channels
+        ((48, 8, 3, 3), grouped(1, groups=6), False),
+        ((64, 8, 3, 3), ConvParams((2, 1), (1, 1), 8), False),
+        ((64, 8, 3, 3), ConvParams((1, 1), (0, 0), 8), False),
+        ((64, 8, 1, 3), grouped(1), False),
+    ],
+)
+def test_grouped_convolutions(shape: tuple[int, ...], params: ConvParams, suits: bool) -> None:
+    for machine in (AMX, VECTORS):
+        kernels = choose_kernels(shape, params, machine)
+        assert (kernels.weight_gradient is Kernel.GROUPED) == (
+            suits and (machine is AMX or shape[1] <= 16)
+        )
+    assert choose_kernels(shape, params).forward is Kernel.ONEDNN
+
+
+@pytest.mark.parametrize(
+    ("machine", "width", "stride", "forward", "weight_gradient"),
+    [
+        (VECTORS, 8, 1, True, True),
+        (VECTORS, 16, 1, True, False),
+        (VECTORS, 16, 2, True, True),
+        (VECTORS, 32, 2, True, False),
+        (AMX, 8, 1, True, True),
+        (AMX, 16, 1, False, True),
+        (AMX, 16, 2, True, True),
+    ],
+)
+def test_grouped_kernels_are_chosen_where_they_are_faster_than_onednn(
+    machine: Machine, width: int, stride: int, forward: bool, weight_gradient: bool
+) -> None:
+    kernels = choose_kernels((64, width, 3, 3), grouped(stride, groups=64 // width), machine)
+    assert (kernels.forward is Kernel.GROUPED) == forward
+    assert kernels.input_gradient is kernels.forward
+    assert (kernels.weight_gradient is Kernel.GROUPED) == weight_gradient
+
+
+@pytest.mark.parametrize("machine", [ONLY_ONEDNN, AMX, VECTORS, Machine(None, has_winograd=True)])
+@pytest.mark.parametrize(
+    ("shape", "params"),
+    [
+        ((8, 8, 3, 3), ConvParams((2, 2), (1, 1), 1)),
+        ((8, 8, 3, 3), POINTWISE),
+        ((8, 3, 7, 7), ConvParams((2, 2), (3, 3), 1)),
+    ],
+)
+def test_other_convolutions_are_onednns(
+    shape: tuple[int, ...], params: ConvParams, machine: Machine
+) -> None:
+    assert set(choose_kernels(shape, params, machine)[:3]) == {Kernel.ONEDNN}
+
+
+@pytest.mark.parametrize(
+    ("shape", "params", "machine", "names"),
+    [
+        ((32, 40, 1, 1), POINTWISE, AMX, "oneDNN, oneDNN, tiles"),
+        ((41, 32, 1, 1), POINTWISE, AMX, "oneDNN, oneDNN, padded, tiles"),
+        ((32, 40, 1, 1), POINTWISE, VECTORS, "oneDNN, oneDNN, product"),
+        ((32, 40, 1, 1), POINTWISE_OF_STRIDE_2, VECTORS, "oneDNN, oneDNN, oneDNN"),
+        ((91, 8, 3, 3), SAME_3X3, ONLY_ONEDNN, "oneDNN, oneDNN, padded, oneDNN"),
+        ((91, 8, 3, 3), SAME_3X3, Machine(Tiles.AMX, has_winograd=True), "Winograd, " * 3),
+    ],
+)
+def test_odd_channels(
+    shape: tuple[int, ...], params: ConvParams, machine: Machine, names: str
+) -> None:
+    kernels = choose_kernels(shape, params, machine)[:3]
+    assert ", ".join(kernel.value for kernel in kernels) == names.removesuffix(", ")
