@@ -6,7 +6,6 @@ here too. They give the roofline (Williams, Waterman and Patterson, 2009).
 """
 
 import argparse
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields
@@ -17,11 +16,12 @@ from typing import Any
 from rich.console import Console
 
 from common.charts import Column, Table, text_column
-from common.cli import add_command, add_json_option, positive
+from common.cli import add_command, positive
 from common.console import Advance, make_console, print_cautions, print_line, progress
 from common.errors import FINISHED, InputError, WorkerDiedError
-from common.files import read_json_object, require_free_json, write_atomically
+from common.files import read_json_object, write_json
 from common.machine import available_mb, environment, read_proc_text
+from common.options import flag, json_option, option
 from common.processes import Answering, JsonWorker, serve
 from launch.pinning import check_cores, choose_cores, take_cores
 from launch.shares import Share
@@ -46,37 +46,46 @@ examples:
   numactl --cpunodebind=0 python -m profiling peaks      # the cores of one memory node"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PeaksOptions:
+    """The options of `python -m profiling peaks`."""
+
+    threads: int | None = option(
+        "compute threads, one per core (default: all cores that this process may use)",
+        default=None,
+        parse=positive,
+        metavar="N",
+    )
+    json: Path | None = json_option("also write all results to FILE, for --peaks of other commands")
+    keep_disturbed: bool = flag("write the file of --json even if other processes kept cores busy")
+
+
 def add_peaks(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `peaks` to the commands of a command line."""
-    parser = add_command(commands, "peaks", about=ABOUT, examples=EXAMPLES)
-    what = "compute threads, one per core (default: all cores that this process may use)"
-    parser.add_argument("--threads", type=positive, metavar="N", help=what)
-    add_json_option(parser, "also write all results to FILE, for --peaks of other commands")
-    what = "write the file of --json even if other processes kept cores busy"
-    parser.add_argument("--keep-disturbed", action="store_true", help=what)
-    parser.set_defaults(run=peaks_command)
+    add_command(
+        commands, "peaks", about=ABOUT, examples=EXAMPLES, options=PeaksOptions, run=run_peaks
+    )
 
 
-def peaks_command(*, threads: int | None, json_file: Path | None, keep_disturbed: bool) -> int:
+def run_peaks(options: PeaksOptions) -> int:
     """Measure, print and write peaks; return the exit code.
 
     Raises:
-        InputError: torch is not installed, cores are fewer than threads, the file exists, or
-            other work disturbed peaks that are to be kept.
+        InputError: torch is not installed, cores are fewer than threads, or other work disturbed
+            peaks that are to be kept.
     """
-    require_free_json(json_file)
     with progress(make_console(stderr=True), "peaks [%]", total=100) as advance:
-        peaks = measure_peaks(threads=threads, advance=advance)
+        peaks = measure_peaks(threads=options.threads, advance=advance)
         advance(100, "")
     print_peaks(make_console(), peaks)
-    if json_file is not None:
+    if options.json is not None:
         # Rates compared with peaks that are too low would look too good.
-        if peaks.are_disturbed and not keep_disturbed:
+        if peaks.are_disturbed and not options.keep_disturbed:
             raise InputError(
-                f"--json: {json_file} was not written, because other processes kept "
+                f"--json: {options.json} was not written, because other processes kept "
                 f"{peaks.other_cores:.2f} cores busy; stop them, or add --keep-disturbed"
             )
-        save(peaks, json_file)
+        save(peaks, options.json)
     return FINISHED
 
 
@@ -122,7 +131,7 @@ def save(peaks: Peaks, file: Path) -> None:
     Raises:
         InputError: The file cannot be written.
     """
-    write_atomically(file, json.dumps(asdict(peaks), indent=1, ensure_ascii=False) + "\n")
+    write_json(file, asdict(peaks))
 
 
 def load_peaks(path: Path) -> Peaks:
@@ -314,15 +323,20 @@ MEASURE = "measure"
 NONE = "none"
 
 
+PEAKS_HELP = (
+    "peak rates written by `python -m profiling peaks --json FILE`; `none`: use no peaks "
+    "(default: measure this machine, with the log's number of threads)"
+)
+
+
+def peaks_option() -> Any:
+    """Return the field of `--peaks`, for `choose_peaks`."""
+    return option(PEAKS_HELP, default=MEASURE, metavar="FILE")
+
+
 def add_peaks_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--peaks`, as `peaks`, for `choose_peaks`."""
-    parser.add_argument(
-        "--peaks",
-        default=MEASURE,
-        metavar="FILE",
-        help="peak rates written by `python -m profiling peaks --json FILE`; `none`: use no peaks "
-        "(default: measure this machine, with the log's number of threads)",
-    )
+    """Add `--peaks`, as `peaks`, to a command without a record of options."""
+    parser.add_argument("--peaks", default=MEASURE, metavar="FILE", help=PEAKS_HELP)
 
 
 def choose_peaks(
