@@ -8,18 +8,19 @@ here too. They give the roofline (Williams, Waterman and Patterson, 2009).
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field, Strict, TypeAdapter
 from rich.console import Console
 
 from common.charts import Column, Table, text_column
 from common.cli import add_command, positive
 from common.console import Advance, make_console, print_cautions, print_line, progress
 from common.errors import FINISHED, InputError, WorkerDiedError
-from common.files import read_json_object, write_json
+from common.files import read_stored, write_json
 from common.machine import available_mb, environment, read_proc_text
 from common.options import flag, json_option, option
 from common.processes import Answering, JsonWorker, serve
@@ -89,21 +90,24 @@ def run_peaks(options: PeaksOptions) -> int:
     return FINISHED
 
 
+Rate = Annotated[float, Strict(), Field(gt=0, lt=1e12, allow_inf_nan=False)]
+
+
 @dataclass(frozen=True)
 class Peaks:
     """The measured peak rates of a machine."""
 
-    matrix_gflop_per_s: dict[str, float]
+    matrix_gflop_per_s: Annotated[dict[str, Rate], Field(min_length=1)]
     """By oneDNN's names of types: `{"f32": 410.2, "bf16": 823.0}`. `s8` is of signed, `u8` of
     unsigned inputs, both with signed weights. Types that the processor only emulates are left
     out."""
-    bandwidth_gb_per_s: float
+    bandwidth_gb_per_s: Rate
     """The memory's, in 10⁹ bytes a second, as a large copy or scaling has it."""
-    threads: int
+    threads: Annotated[int, Strict(), Field(ge=1, lt=10**12)]
     cpu: str
     versions: dict[str, str]  # Versions of the packages that computed
     cpus: tuple[int, ...] = ()  # On which the threads ran
-    rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    rates: Mapping[str, Mapping[str, Rate]] = field(default_factory=dict)
     """GFLOP/s of everything that was timed, by type and by what it was."""
     bandwidths: Mapping[str, float] = field(default_factory=dict)  # GB/s of each way to move memory
     left_out: Mapping[str, str] = field(default_factory=dict)  # Types that have no peak, and why
@@ -122,6 +126,7 @@ class Peaks:
         return self.other_cores > DISTURBING_CORES
 
 
+STORED = TypeAdapter(Peaks)
 ADVICE = "write one with python -m profiling peaks --json FILE"
 
 
@@ -135,54 +140,12 @@ def save(peaks: Peaks, file: Path) -> None:
 
 
 def load_peaks(path: Path) -> Peaks:
-    """Read a file of `save`.
+    """Read a file of `save`; unknown fields are ignored.
 
     Raises:
         InputError: The file is missing or invalid; the message has the field.
     """
-    content = read_json_object(path, advice=ADVICE)
-    try:
-        return parse_peaks(content)
-    except ValueError as error:
-        raise InputError(f"{path}: {error}; {ADVICE}") from error
-
-
-def parse_peaks(content: Mapping[str, Any]) -> Peaks:
-    """Return peaks from an object of JSON; unknown fields are ignored.
-
-    Raises:
-        ValueError: A field is missing or invalid; the message has its name.
-    """
-    for name in ("matrix_gflop_per_s", "bandwidth_gb_per_s", "threads", "cpu", "versions"):
-        if name not in content:
-            raise ValueError(f"{name} is missing")
-
-    def is_rate(value: object) -> bool:
-        # In Python, `True` is an integer of value 1.
-        return isinstance(value, int | float) and value is not True and 0 < value < 1e12
-
-    def are_rates(values: object) -> bool:
-        return isinstance(values, dict) and all(map(is_rate, values.values()))
-
-    rates, threads, works = content["matrix_gflop_per_s"], content["threads"], content.get("rates")
-    valid_rates = not isinstance(works, dict) or all(map(are_rates, works.values()))
-    for name, valid, expected in (
-        ("matrix_gflop_per_s", rates and are_rates(rates), "a rate above 0 for each type"),
-        ("bandwidth_gb_per_s", is_rate(content["bandwidth_gb_per_s"]), "a number above 0"),
-        ("threads", isinstance(threads, int) and is_rate(threads), "a whole number of at least 1"),
-        ("cpu", isinstance(content["cpu"], str), "a name"),
-        *(
-            (name, isinstance(content.get(name, {}), dict), "an object")
-            for name in ("versions", "rates", "bandwidths", "left_out")
-        ),
-        ("rates", valid_rates, "a rate above 0 for each work of each type"),
-        *((name, isinstance(content.get(name, []), list), "a list") for name in ("cpus", "notes")),
-    ):
-        if not valid:
-            raise ValueError(f"{name}: expected {expected}")
-    values = {item.name: content[item.name] for item in fields(Peaks) if item.name in content}
-    lists: dict[str, Any] = {name: tuple(content.get(name, ())) for name in ("cpus", "notes")}
-    return Peaks(**{**values, **lists})
+    return read_stored(path, STORED, wrong="has no peak rates", advice=ADVICE)
 
 
 def matrix_peak(problem: Problem, peaks: Peaks) -> float | None:
@@ -316,7 +279,7 @@ def measure_peaks(
                 advance(answer["percent"], answer["next"])
     except WorkerDiedError as error:
         raise InputError(f"peaks cannot be measured: {error}") from error
-    return parse_peaks(answer["peaks"])
+    return STORED.validate_python(answer["peaks"])
 
 
 MEASURE = "measure"

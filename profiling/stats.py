@@ -28,6 +28,7 @@ from profiling.onednn_log import log as onednn_logs
 from profiling.onednn_log.log import Calls, OneDnnLog
 from profiling.onednn_log.work import (
     DIRECTION_COLOURS,
+    DIRECTIONS,
     DRIVERS,
     Problem,
     direction_name,
@@ -224,16 +225,6 @@ def sum_by_kind(rows: Sequence[Row]) -> list[Part]:
     return sorted(parts, key=lambda part: -part.total_ms)
 
 
-DIRECTIONS = {
-    "forward_training": "FWD_D",
-    "forward_inference": "FWD_I",
-    "forward": "FWD_D",
-    "backward": "BWD_DW",
-    "backward_data": "BWD_D",
-    "backward_weights": "BWD_W",
-    "backward_bias": "BWD_WB",
-}
-
 PARAMETER_COLUMNS = (
     *("driver", "configuration", "directory", "post_ops", "algorithm"),
     *("problem_batchsize", "problem_input", "problem_output", "problem_stride"),
@@ -269,19 +260,13 @@ def parameters_of_problem(problem: Problem) -> tuple[str, ...]:
         DRIVERS.get(problem.kind, problem.kind),
         intern("".join(types or [memory.type for memory in problem.memories if memory.is_there])),
         direction,
-        intern(post_ops(problem.attributes)),
+        intern("+".join(problem.post_ops)),
         intern(problem.algorithm.rpartition("_")[2].upper()),
         pick("mb"),
         pick("id", "ih", "iw") if sizes else problem.shape,
         *(pick(letter + "d", letter + "h", letter + "w") for letter in "oskp"),
         pick("g", "ic", "oc"),
     )
-
-
-def post_ops(attributes: str) -> str:
-    """Return `sum+eltwise_relu`."""
-    match = re.search(r"attr-post-ops:(\S+)", attributes)
-    return match[1] if match else ""
 
 
 def json_parts(log: OneDnnLog, parts: Sequence[Part], rows: Sequence[Row]) -> Iterator[bytes]:
