@@ -178,9 +178,14 @@ def save_chart(figure: "Figure", *files: Path) -> None:
         write_atomically(file, as_svg(figure) if file.suffix == ".svg" else as_png(figure))
 
 
+def chart_names(*names: str) -> list[str]:
+    """Return the names of a chart's files, `NAME.png` and `NAME.svg`, for each chart."""
+    return [f"{name}.{ending}" for name in names for ending in ("png", "svg")]
+
+
 def chart_files(folder: Path, *names: str) -> list[Path]:
-    """Return the files of charts with such names: `NAME.png` and `NAME.svg` in the folder."""
-    return [folder / f"{name}.{ending}" for name in names for ending in ("png", "svg")]
+    """Return the files of charts with such names in the folder; see `chart_names`."""
+    return [folder / name for name in chart_names(*names)]
 
 
 class Cell(NamedTuple):

@@ -15,11 +15,11 @@ writes are marked, so that they are checked once, before every command's work.
 
 import argparse
 from collections.abc import Callable
-from dataclasses import MISSING, Field, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from common.files import require_free, require_writable_later
+from common.files import require_free, require_free_outputs, require_writable_later
 from common.outputs import require_no_input
 
 ADDED = "added"
@@ -79,6 +79,21 @@ def overwrite_option(what: str = "replace existing files") -> Any:
 def json_option(what: str = "also write the results to this file, as JSON") -> Any:
     """Return the field of `--json FILE`, None if it is not given."""
     return option(what, default=None, name="--json", metavar="FILE", writes=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """The options `--out DIR`, `--overwrite` and `--json FILE`, for commands that include them."""
+
+    out: Path | None = option("write tables and charts to DIR", default=None, metavar="DIR")
+    overwrite: bool = overwrite_option("replace files of an earlier call in DIR")
+    json: Path | None = json_option()
+
+    def require_free(self, *names: str) -> None:
+        """Refuse, before the work, files of these names in DIR that exist and must stay."""
+        if self.out is not None:
+            files = [self.out / name for name in names]
+            require_free_outputs(files, overwrite=self.overwrite)
 
 
 def overrides_argument() -> Any:

@@ -20,10 +20,11 @@ from rich.console import Console
 
 from common import charts
 from common.charts import Bar, Cell, Column, Piece, Table, text_column
-from common.cli import add_command, add_output_options, positive
+from common.cli import add_command, positive
 from common.console import make_console, print_line, significant
 from common.errors import CONDITION_MET, FINISHED, InputError, printable
-from common.files import as_csv, require_free_json, require_free_outputs, write_atomically
+from common.files import as_csv, write_atomically
+from common.options import Outputs, argument, flag, included, option
 from profiling.onednn_log.log import OneDnnLog, log_files, read_with_progress
 from profiling.onednn_log.work import direction_name, modern_shape
 
@@ -43,59 +44,56 @@ of the first log divided by that of the second:
   convolution backward data > 1.1    time of a kind and direction
   reorder calls > 1                  calls of a kind; `calls > 1` of all
 
+files in --out DIR: comparison.csv, comparison.png, comparison.svg
+
 examples:
   python -m profiling compare ours.log reference.log
   python -m profiling compare runs/openimages/onednn runs/coco/onednn --names openimages,coco
   python -m profiling compare new.log old.log --fail-if 'total > 1.1' --fail-if 'calls > 1'"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """The options of `python -m profiling compare`."""
+
+    first: Path = argument("a log or a folder of logs", metavar="LOG")
+    second: Path = argument("the log or folder of logs to compare with", metavar="REFERENCE")
+    names: str | None = option(
+        "names of the two sides (default: their file names)", default=None, metavar="A,B"
+    )
+    ignore_types: bool = flag("match problems of different types")
+    top: int = option("problems per table", default=15, parse=positive, metavar="N")
+    fail_if: list[str] | None = option(
+        "see below; repeatable", default=None, action="append", metavar="CONDITION"
+    )
+    outputs: Outputs = included(Outputs)
+
+
 def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `compare` to the commands of a command line."""
-    parser = add_command(commands, "compare", about=ABOUT, examples=EPILOG)
-    add = parser.add_argument
-    add("first", type=Path, metavar="LOG", help="a log or a folder of logs")
-    add("second", type=Path, metavar="REFERENCE", help="the log or folder of logs to compare with")
-    add("--names", metavar="A,B", help="names of the two sides (default: their file names)")
-    add("--ignore-types", action="store_true", help="match problems of different types")
-    add("--top", type=positive, default=15, metavar="N", help="problems per table (default: 15)")
-    what = "see below; repeatable"
-    add("--fail-if", action="append", default=[], metavar="CONDITION", help=what)
-    what = "write comparison.csv, .png and .svg to DIR"
-    add_output_options(parser, what, overwrite="replace files in DIR")
-    parser.set_defaults(run=compare_command)
+    add_command(
+        commands, "compare", about=ABOUT, examples=EPILOG, options=CompareOptions, run=run_compare
+    )
 
 
-def compare_command(
-    first: Path,
-    second: Path,
-    *,
-    names: str | None,
-    ignore_types: bool,
-    top: int,
-    fail_if: list[str],
-    out: Path | None,
-    overwrite: bool,
-    json_file: Path | None,
-) -> int:
+def run_compare(options: CompareOptions) -> int:
     """Read both logs, match, print, write; return the exit code.
 
     Raises:
         InputError: A log cannot be read, a condition or a name is invalid, or a file exists.
     """
-    console = make_console()
-    conditions = [parse_condition(text) for text in fail_if]
-    require_free_json(json_file)
-    if out is not None:
-        files = [out / "comparison.csv", *charts.chart_files(out, "comparison")]
-        require_free_outputs(files, overwrite=overwrite)
-    side_names = choose_names(names, first, second)
-    logs = [read_with_progress(log_files(path), console) for path in (first, second)]
-    comparison = compare(*map(Side, side_names, logs), with_types=not ignore_types)
+    console, outputs = make_console(), options.outputs
+    conditions = [parse_condition(text) for text in options.fail_if or ()]
+    outputs.require_free("comparison.csv", *charts.chart_names("comparison"))
+    paths = (options.first, options.second)
+    names = choose_names(options.names, *paths)
+    logs = [read_with_progress(log_files(path), console) for path in paths]
+    comparison = compare(*map(Side, names, logs), with_types=not options.ignore_types)
     # Before any output: an unknown kind in a condition is an error of the command line.
     ratios = [compute_ratio(condition, comparison) for condition in conditions]
-    print_comparison(console, comparison, top=top)
+    print_comparison(console, comparison, top=options.top)
     problems = [pair.record() for pair in (*comparison.only_one, *comparison.both)]
-    if json_file is not None:
+    if outputs.json is not None:
         content = {
             "first": comparison.first.name,
             "second": comparison.second.name,
@@ -106,12 +104,13 @@ def compare_command(
             ],
             "problems": problems,
         }
-        write_atomically(json_file, json.dumps(content, indent=1))
-    if out is not None:
+        write_atomically(outputs.json, json.dumps(content, indent=1))
+    if outputs.out is not None:
         rows = (problem.values() for problem in problems)
-        write_atomically(out / "comparison.csv", as_csv(problems[0], rows))
-        charts.save_chart(draw_comparison(comparison), *charts.chart_files(out, "comparison"))
-        print_line(console, f"table and chart: {out}")
+        write_atomically(outputs.out / "comparison.csv", as_csv(problems[0], rows))
+        chart = charts.chart_files(outputs.out, "comparison")
+        charts.save_chart(draw_comparison(comparison), *chart)
+        print_line(console, f"table and chart: {outputs.out}")
     are_met = []
     for condition, ratio in zip(conditions, ratios, strict=True):
         are_met.append(OPERATORS[condition.operator](ratio, condition.bound))

@@ -4,19 +4,19 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
 from common import charts
-from common.charts import Bar, Column, Piece, Table, chart_files, text_column
-from common.cli import add_command, add_output_options, positive
-from common.console import make_console, print_cautions, print_line, progress, significant
+from common.charts import Bar, Column, Piece, Table, chart_files, chart_names, text_column
+from common.cli import add_command, positive
+from common.console import make_console, print_cautions, print_line, significant
 from common.errors import FINISHED, InputError, printable
-from common.files import require_free_json, require_free_outputs, write_atomically
-from profiling.bench.results import background_load
+from common.files import write_atomically
+from common.options import Outputs, argument, included, option
 from profiling.efficiency_analysis import (
     Efficiency,
     NotReplayed,
@@ -37,10 +37,12 @@ from profiling.onednn_log.work import (
     kind_and_direction,
     readable,
 )
-from profiling.peaks import add_peaks_option, choose_peaks
-from profiling.replay.benchdnn import find_benchdnn, replay_with_benchdnn
-from profiling.replay.replay import Replay, load_replay, replay_conditions, save_replay
-from profiling.replay.torch_replay import replay_with_torch
+from profiling.peaks import choose_peaks, peaks_option
+from profiling.replay.benchdnn import find_benchdnn, probe_benchdnn
+from profiling.replay.benchdnn_fields import Dialect
+from profiling.replay.benchdnn_problems import express
+from profiling.replay.replay import Replay, load_replay, replay_conditions
+from profiling.replay.run import ReplayOptions, Work, run_again
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,85 +72,86 @@ examples:
   python -m profiling efficiency onednn.log --benchdnn ~/oneDNN/build/tests/benchdnn/benchdnn
   python -m profiling efficiency onednn.log --replay replay.json --peaks peaks.json"""
 
-REPEATS = 20
-OUTPUTS = ("efficiency.csv", "efficiency.png", "efficiency.svg", "replay.json", "peaks.json")
+OUTPUTS = ("efficiency.csv", *chart_names("efficiency"), "replay.json", "peaks.json")
 """Written to `--out`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EfficiencyOptions:
+    """The options of `python -m profiling efficiency`."""
+
+    logs: list[Path] = argument(onednn_logs.LOGS_HELP, nargs="+", metavar="LOG")
+    replay: Path | None = option(
+        "use this replay.json; run nothing", default=None, metavar="FILE", group="replay"
+    )
+    runner: Literal["auto", "benchdnn", "torch"] = option(
+        "program that runs the problems (default: benchdnn if available, otherwise torch)",
+        default="auto",
+        group="replay",
+    )
+    benchdnn: Path | None = option(
+        "oneDNN's benchmark program (default: benchdnn on PATH)",
+        default=None,
+        metavar="FILE",
+        group="replay",
+    )
+    runs: ReplayOptions = included(ReplayOptions)
+    peaks: str = peaks_option()
+    steps: int | None = option(
+        "training steps in the log, if it has no marks", default=None, parse=positive, metavar="N"
+    )
+    images_a_step: int | None = option(
+        "images per step of all ranks in the log, if it does not record them",
+        default=None,
+        parse=positive,
+        metavar="N",
+    )
+    outputs: Outputs = included(Outputs)
 
 
 def add_efficiency(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `efficiency` to the commands of a command line."""
-    parser = add_command(commands, "efficiency", about=ABOUT, examples=f"{FILES}\n\n{EXAMPLES}")
-    onednn_logs.add_logs(parser)
-    add = parser.add_argument_group("replay").add_argument
-    add("--replay", type=Path, metavar="FILE", help="use this replay.json; run nothing")
-    what = "program that runs the problems (default: benchdnn if available, otherwise torch)"
-    add("--runner", choices=("auto", "benchdnn", "torch"), default="auto", help=what)
-    what = "oneDNN's benchmark program (default: benchdnn on PATH)"
-    add("--benchdnn", type=Path, metavar="FILE", help=what)
-    what = f"timed runs of each problem, fewer of slow ones (default: {REPEATS})"
-    add("--repeats", type=positive, default=REPEATS, metavar="N", help=what)
-    add("--no-cold", dest="cold", action="store_false", help="skip the runs with empty caches")
-    add("--threads", type=positive, metavar="N", help="compute threads (default: as in the log)")
-    add_peaks_option(parser)
-    what = "training steps in the log, if it has no marks"
-    parser.add_argument("--steps", type=positive, metavar="N", help=what)
-    what = "images per step of all ranks in the log, if it does not record them"
-    parser.add_argument("--images-a-step", type=positive, metavar="N", help=what)
-    add_output_options(parser, "write table and chart to DIR")
-    parser.set_defaults(run=efficiency_command)
+    add_command(
+        commands,
+        "efficiency",
+        about=ABOUT,
+        examples=f"{FILES}\n\n{EXAMPLES}",
+        options=EfficiencyOptions,
+        run=run_efficiency,
+    )
 
 
-def efficiency_command(
-    logs: list[Path],
-    *,
-    replay: Path | None,
-    runner: str,
-    benchdnn: Path | None,
-    repeats: int,
-    cold: bool,
-    threads: int | None,
-    peaks: str,
-    steps: int | None,
-    images_a_step: int | None,
-    out: Path | None,
-    overwrite: bool,
-    json_file: Path | None,
-) -> int:
+def run_efficiency(options: EfficiencyOptions) -> int:
     """Read, replay, compare, print and write; return the exit code.
 
     Raises:
         InputError: A file cannot be read or written, or problems cannot be run again here.
     """
-    console = make_console()
-    require_free_json(json_file)
-    if out is not None:
-        if out.exists() and not out.is_dir():
-            raise InputError(f"--out: {out} is a file; give a folder")
-        require_free_outputs([out / name for name in OUTPUTS], overwrite=overwrite)
+    console, out, steps = make_console(), options.outputs.out, options.steps
+    if out is not None and out.exists() and not out.is_dir():
+        raise InputError(f"--out: {out} is a file; give a folder")
+    options.outputs.require_free(*OUTPUTS)
     # All options are checked before the log is read and problems run, which takes minutes.
-    replayed = None if replay is None else load_replay(replay)
-    if replayed is not None and (runner != "auto" or benchdnn or threads):
+    replayed = None if options.replay is None else load_replay(options.replay)
+    runs_nothing = options.runner == "auto" and not options.benchdnn and not options.runs.threads
+    if replayed is not None and not runs_nothing:
         raise InputError("--replay: runs nothing; remove --runner, --benchdnn and --threads")
-    program = None if replayed else chosen_benchdnn(runner, benchdnn)
-    log = onednn_logs.read_with_progress(logs, console)
+    program = None if replayed else chosen_benchdnn(options.runner, options.benchdnn)
+    log = onednn_logs.read_with_progress(options.logs, console)
     if steps is not None and (marked := marked_steps(log).whole):
         raise InputError(f"--steps: the log already marks its {len(marked)} steps; remove --steps")
     onednn_logs.describe_log(console, log)
-    machine = choose_peaks(peaks, log, console=console, folder=out)
+    machine = choose_peaks(options.peaks, log, console=console, folder=out)
     if replayed is None:
-        replayed = replay_now(
-            log, benchdnn=program, threads=threads, repeats=repeats, cold=cold, console=console
-        )
-        if out is not None:
-            save_replay(replayed, out / "replay.json")
+        replayed = replay_now(log, program, options, console)
     efficiency = analyze_efficiency(log, replayed, peaks=machine)
-    projection = project(efficiency, steps=steps, images_a_step=images_a_step)
+    projection = project(efficiency, steps=steps, images_a_step=options.images_a_step)
     print_cautions(console, efficiency.cautions)
     print_efficiency(console, efficiency)
     print_projection(console, efficiency, projection)
-    if json_file is not None:
+    if options.outputs.json is not None:
         content = as_json(efficiency, projection, files=log.files)
-        write_atomically(json_file, json.dumps(content, indent=1))
+        write_atomically(options.outputs.json, json.dumps(content, indent=1))
     if out is not None:
         write_atomically(out / "efficiency.csv", problem_table(efficiency).csv())
         name = onednn_logs.name_files(log.files)
@@ -177,15 +180,9 @@ def chosen_benchdnn(runner: str, benchdnn: Path | None) -> Path | None:
 
 
 def replay_now(
-    log: OneDnnLog,
-    *,
-    benchdnn: Path | None,
-    threads: int | None,
-    repeats: int,
-    cold: bool,
-    console: Console,
+    log: OneDnnLog, benchdnn: Path | None, options: EfficiencyOptions, console: Console
 ) -> Replay:
-    """Replay the log's problems.
+    """Replay the log's problems, and save it in `--out`; `benchdnn` of None: torch does it.
 
     Raises:
         InputError: They cannot be run under such conditions.
@@ -194,22 +191,19 @@ def replay_now(
     def note(text: str) -> None:
         print_line(console, f"note: {text}")
 
-    conditions = replay_conditions(log, threads=threads, cpus=None, warn=note)
-    calls = log.calls(marked_steps(log).holds)
-    name = f"benchdnn ({benchdnn})" if benchdnn else "torch's oneDNN"
-    title = f"replaying through {name} [problems]"
-    with background_load() as others, progress(console, title, total=len(calls)) as advance:
-        options: dict[str, Any] = {
-            "conditions": conditions,
-            "repeats": repeats,
-            "cold": cold,
-            "progress": lambda done, _: advance(done, ""),
-        }
-        if benchdnn is not None:
-            replay = replay_with_benchdnn(calls, benchdnn=benchdnn, **options)
-        else:
-            replay = replay_with_torch(calls, warn=note, **options)
-    return replace(replay, other_cores=others.cores)
+    conditions = replay_conditions(log, threads=options.runs.threads, cpus=None, warn=note)
+    calls, out = log.calls(marked_steps(log).holds), options.outputs.out
+    program = None if benchdnn is None else probe_benchdnn(benchdnn, conditions)
+    lines, refused = express(calls, Dialect(program.dialect)) if program else ({}, {})
+    work = Work(
+        calls=calls,
+        conditions=conditions,
+        options=options.runs,
+        lines=lines,
+        refused=refused,
+        file=None if out is None else out / "replay.json",
+    )
+    return run_again(work, program, console)
 
 
 WORST = 3

@@ -6,22 +6,23 @@ here too. They give the roofline (Williams, Waterman and Patterson, 2009).
 """
 
 import argparse
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field, Strict, TypeAdapter
 from rich.console import Console
 
 from common.charts import Column, Table, text_column
-from common.cli import add_command, add_json_option, positive
+from common.cli import add_command, positive
 from common.console import Advance, make_console, print_cautions, print_line, progress
 from common.errors import FINISHED, InputError, WorkerDiedError
-from common.files import read_json_object, require_free_json, write_atomically
+from common.files import read_stored, write_json
 from common.machine import available_mb, environment, read_proc_text
+from common.options import flag, json_option, option
 from common.processes import Answering, JsonWorker, serve
 from launch.pinning import check_cores, choose_cores, take_cores
 from launch.shares import Share
@@ -46,55 +47,67 @@ examples:
   numactl --cpunodebind=0 python -m profiling peaks      # the cores of one memory node"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PeaksOptions:
+    """The options of `python -m profiling peaks`."""
+
+    threads: int | None = option(
+        "compute threads, one per core (default: all cores that this process may use)",
+        default=None,
+        parse=positive,
+        metavar="N",
+    )
+    json: Path | None = json_option("also write all results to FILE, for --peaks of other commands")
+    keep_disturbed: bool = flag("write the file of --json even if other processes kept cores busy")
+
+
 def add_peaks(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `peaks` to the commands of a command line."""
-    parser = add_command(commands, "peaks", about=ABOUT, examples=EXAMPLES)
-    what = "compute threads, one per core (default: all cores that this process may use)"
-    parser.add_argument("--threads", type=positive, metavar="N", help=what)
-    add_json_option(parser, "also write all results to FILE, for --peaks of other commands")
-    what = "write the file of --json even if other processes kept cores busy"
-    parser.add_argument("--keep-disturbed", action="store_true", help=what)
-    parser.set_defaults(run=peaks_command)
+    add_command(
+        commands, "peaks", about=ABOUT, examples=EXAMPLES, options=PeaksOptions, run=run_peaks
+    )
 
 
-def peaks_command(*, threads: int | None, json_file: Path | None, keep_disturbed: bool) -> int:
+def run_peaks(options: PeaksOptions) -> int:
     """Measure, print and write peaks; return the exit code.
 
     Raises:
-        InputError: torch is not installed, cores are fewer than threads, the file exists, or
-            other work disturbed peaks that are to be kept.
+        InputError: torch is not installed, cores are fewer than threads, or other work disturbed
+            peaks that are to be kept.
     """
-    require_free_json(json_file)
     with progress(make_console(stderr=True), "peaks [%]", total=100) as advance:
-        peaks = measure_peaks(threads=threads, advance=advance)
+        peaks = measure_peaks(threads=options.threads, advance=advance)
         advance(100, "")
     print_peaks(make_console(), peaks)
-    if json_file is not None:
+    if options.json is not None:
         # Rates compared with peaks that are too low would look too good.
-        if peaks.are_disturbed and not keep_disturbed:
+        if peaks.are_disturbed and not options.keep_disturbed:
             raise InputError(
-                f"--json: {json_file} was not written, because other processes kept "
+                f"--json: {options.json} was not written, because other processes kept "
                 f"{peaks.other_cores:.2f} cores busy; stop them, or add --keep-disturbed"
             )
-        save(peaks, json_file)
+        save(peaks, options.json)
     return FINISHED
+
+
+Rate = Annotated[float, Strict(), Field(gt=0, lt=1e12, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
 class Peaks:
     """The measured peak rates of a machine."""
 
-    matrix_gflop_per_s: dict[str, float]
+    matrix_gflop_per_s: Annotated[dict[str, Rate], Field(min_length=1)]
     """By oneDNN's names of types: `{"f32": 410.2, "bf16": 823.0}`. `s8` is of signed, `u8` of
     unsigned inputs, both with signed weights. Types that the processor only emulates are left
     out."""
-    bandwidth_gb_per_s: float
+    bandwidth_gb_per_s: Rate
     """The memory's, in 10⁹ bytes a second, as a large copy or scaling has it."""
-    threads: int
+    threads: Annotated[int, Strict(), Field(ge=1, lt=10**12)]
     cpu: str
     versions: dict[str, str]  # Versions of the packages that computed
     cpus: tuple[int, ...] = ()  # On which the threads ran
-    rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    rates: Mapping[str, Mapping[str, Rate]] = field(default_factory=dict)
     """GFLOP/s of everything that was timed, by type and by what it was."""
     bandwidths: Mapping[str, float] = field(default_factory=dict)  # GB/s of each way to move memory
     left_out: Mapping[str, str] = field(default_factory=dict)  # Types that have no peak, and why
@@ -113,6 +126,7 @@ class Peaks:
         return self.other_cores > DISTURBING_CORES
 
 
+STORED = TypeAdapter(Peaks)
 ADVICE = "write one with python -m profiling peaks --json FILE"
 
 
@@ -122,58 +136,16 @@ def save(peaks: Peaks, file: Path) -> None:
     Raises:
         InputError: The file cannot be written.
     """
-    write_atomically(file, json.dumps(asdict(peaks), indent=1, ensure_ascii=False) + "\n")
+    write_json(file, asdict(peaks))
 
 
 def load_peaks(path: Path) -> Peaks:
-    """Read a file of `save`.
+    """Read a file of `save`; unknown fields are ignored.
 
     Raises:
         InputError: The file is missing or invalid; the message has the field.
     """
-    content = read_json_object(path, advice=ADVICE)
-    try:
-        return parse_peaks(content)
-    except ValueError as error:
-        raise InputError(f"{path}: {error}; {ADVICE}") from error
-
-
-def parse_peaks(content: Mapping[str, Any]) -> Peaks:
-    """Return peaks from an object of JSON; unknown fields are ignored.
-
-    Raises:
-        ValueError: A field is missing or invalid; the message has its name.
-    """
-    for name in ("matrix_gflop_per_s", "bandwidth_gb_per_s", "threads", "cpu", "versions"):
-        if name not in content:
-            raise ValueError(f"{name} is missing")
-
-    def is_rate(value: object) -> bool:
-        # In Python, `True` is an integer of value 1.
-        return isinstance(value, int | float) and value is not True and 0 < value < 1e12
-
-    def are_rates(values: object) -> bool:
-        return isinstance(values, dict) and all(map(is_rate, values.values()))
-
-    rates, threads, works = content["matrix_gflop_per_s"], content["threads"], content.get("rates")
-    valid_rates = not isinstance(works, dict) or all(map(are_rates, works.values()))
-    for name, valid, expected in (
-        ("matrix_gflop_per_s", rates and are_rates(rates), "a rate above 0 for each type"),
-        ("bandwidth_gb_per_s", is_rate(content["bandwidth_gb_per_s"]), "a number above 0"),
-        ("threads", isinstance(threads, int) and is_rate(threads), "a whole number of at least 1"),
-        ("cpu", isinstance(content["cpu"], str), "a name"),
-        *(
-            (name, isinstance(content.get(name, {}), dict), "an object")
-            for name in ("versions", "rates", "bandwidths", "left_out")
-        ),
-        ("rates", valid_rates, "a rate above 0 for each work of each type"),
-        *((name, isinstance(content.get(name, []), list), "a list") for name in ("cpus", "notes")),
-    ):
-        if not valid:
-            raise ValueError(f"{name}: expected {expected}")
-    values = {item.name: content[item.name] for item in fields(Peaks) if item.name in content}
-    lists: dict[str, Any] = {name: tuple(content.get(name, ())) for name in ("cpus", "notes")}
-    return Peaks(**{**values, **lists})
+    return read_stored(path, STORED, wrong="has no peak rates", advice=ADVICE)
 
 
 def matrix_peak(problem: Problem, peaks: Peaks) -> float | None:
@@ -307,22 +279,27 @@ def measure_peaks(
                 advance(answer["percent"], answer["next"])
     except WorkerDiedError as error:
         raise InputError(f"peaks cannot be measured: {error}") from error
-    return parse_peaks(answer["peaks"])
+    return STORED.validate_python(answer["peaks"])
 
 
 MEASURE = "measure"
 NONE = "none"
 
 
+PEAKS_HELP = (
+    "peak rates written by `python -m profiling peaks --json FILE`; `none`: use no peaks "
+    "(default: measure this machine, with the log's number of threads)"
+)
+
+
+def peaks_option() -> Any:
+    """Return the field of `--peaks`, for `choose_peaks`."""
+    return option(PEAKS_HELP, default=MEASURE, metavar="FILE")
+
+
 def add_peaks_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--peaks`, as `peaks`, for `choose_peaks`."""
-    parser.add_argument(
-        "--peaks",
-        default=MEASURE,
-        metavar="FILE",
-        help="peak rates written by `python -m profiling peaks --json FILE`; `none`: use no peaks "
-        "(default: measure this machine, with the log's number of threads)",
-    )
+    """Add `--peaks`, as `peaks`, to a command without a record of options."""
+    parser.add_argument("--peaks", default=MEASURE, metavar="FILE", help=PEAKS_HELP)
 
 
 def choose_peaks(

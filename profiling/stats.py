@@ -18,22 +18,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Console
 
 from common import charts
-from common.charts import DARK, Bar, Column, Piece, Table, chart_files, text_column
-from common.cli import add_command, add_output_options, positive
+from common.charts import DARK, Bar, Column, Piece, Table, chart_files, chart_names, text_column
+from common.cli import add_command, positive
 from common.console import make_console, print_cautions, print_line, significant
 from common.errors import FINISHED, printable
-from common.files import csv_parts, require_free_json, require_free_outputs, write_parts
+from common.files import csv_parts, write_parts
+from common.options import Outputs, argument, included, option
 from profiling.onednn_log import log as onednn_logs
 from profiling.onednn_log.log import Calls, OneDnnLog
 from profiling.onednn_log.work import (
     DIRECTION_COLOURS,
+    DIRECTIONS,
     DRIVERS,
     Problem,
     direction_name,
     gbyte,
     gflop,
 )
-from profiling.peaks import Peaks, add_peaks_option, cautions_of_peaks, choose_peaks
+from profiling.peaks import Peaks, cautions_of_peaks, choose_peaks, peaks_option
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,57 +57,56 @@ files in --out DIR:
   peaks.json          the peaks, if this command measured them"""
 
 
+TABLES = ("primitives.csv", "parameters.csv")
+CHARTS = ("distribution", "roofline")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatsOptions:
+    """The options of `python -m profiling stats`."""
+
+    logs: list[Path] = argument(onednn_logs.LOGS_HELP, nargs="+", metavar="LOG")
+    peaks: str = peaks_option()
+    top: int = option("problems to print", default=10, parse=positive, metavar="N")
+    outputs: Outputs = included(Outputs)
+
+
 def add_stats(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `stats` to the commands of a command line."""
     about = "Summarize oneDNN logs: time by kind of primitive and by problem."
-    parser = add_command(commands, "stats", about=about, examples=f"{FILES}\n\n{EXAMPLES}")
-    onednn_logs.add_logs(parser)
-    add_peaks_option(parser)
-    what = "problems to print (default: 10)"
-    parser.add_argument("--top", type=positive, default=10, metavar="N", help=what)
-    add_output_options(parser, "write tables and charts to DIR")
-    parser.set_defaults(run=stats_command)
+    examples = f"{FILES}\n\n{EXAMPLES}"
+    add_command(
+        commands, "stats", about=about, examples=examples, options=StatsOptions, run=run_stats
+    )
 
 
-def stats_command(
-    logs: list[Path],
-    *,
-    out: Path | None,
-    peaks: str,
-    top: int,
-    overwrite: bool,
-    json_file: Path | None,
-) -> int:
+def run_stats(options: StatsOptions) -> int:
     """Read logs, print tables, write files; return the exit code.
 
     Raises:
         InputError: A log cannot be read or holds no executions, or a file cannot be written.
     """
-    console = make_console()
-    require_free_json(json_file)
-    if out is not None:
-        tables = [out / "primitives.csv", out / "parameters.csv"]
-        files = [*tables, *chart_files(out, "distribution", "roofline"), out / "peaks.json"]
-        require_free_outputs(files, overwrite=overwrite)
+    console, out = make_console(), options.outputs.out
+    options.outputs.require_free(*TABLES, *chart_names(*CHARTS), "peaks.json")
     # Reasons for skipped implementations are worth a table's place, but give no chart.
-    log = onednn_logs.read_with_progress(logs, console, needs_executions=out is not None)
+    log = onednn_logs.read_with_progress(options.logs, console, needs_executions=out is not None)
     calls = log.calls()
     rows = make_rows(calls)
     parts = sum_by_kind(rows)
     # Peaks are for the roofline chart only, which is a file.
-    machine = None if out is None else choose_peaks(peaks, log, console=console, folder=out)
+    machine = None if out is None else choose_peaks(options.peaks, log, console=console, folder=out)
     cautions = cautions_of_peaks(machine, log)
     print_cautions(console, cautions)
     onednn_logs.describe_log(console, log)
     if rows:
         print_parts(console, parts)
         print_phases(console, log)
-        print_rows(console, rows[:top], problems=len(rows))
+        print_rows(console, rows[: options.top], problems=len(rows))
     else:
         print_line(console, "no execution, so no times; ONEDNN_VERBOSE=1 logs them")
     print_remarks(console, log)
-    if json_file is not None:
-        write_parts(json_file, json_parts(log, parts, rows))
+    if options.outputs.json is not None:
+        write_parts(options.outputs.json, json_parts(log, parts, rows))
     if out is not None:
         write_parts(out / "primitives.csv", csv_parts(COLUMNS, rows))
         parameters = csv_parts(PARAMETER_COLUMNS, parameter_rows(calls))
@@ -224,16 +225,6 @@ def sum_by_kind(rows: Sequence[Row]) -> list[Part]:
     return sorted(parts, key=lambda part: -part.total_ms)
 
 
-DIRECTIONS = {
-    "forward_training": "FWD_D",
-    "forward_inference": "FWD_I",
-    "forward": "FWD_D",
-    "backward": "BWD_DW",
-    "backward_data": "BWD_D",
-    "backward_weights": "BWD_W",
-    "backward_bias": "BWD_WB",
-}
-
 PARAMETER_COLUMNS = (
     *("driver", "configuration", "directory", "post_ops", "algorithm"),
     *("problem_batchsize", "problem_input", "problem_output", "problem_stride"),
@@ -269,19 +260,13 @@ def parameters_of_problem(problem: Problem) -> tuple[str, ...]:
         DRIVERS.get(problem.kind, problem.kind),
         intern("".join(types or [memory.type for memory in problem.memories if memory.is_there])),
         direction,
-        intern(post_ops(problem.attributes)),
+        intern("+".join(problem.post_ops)),
         intern(problem.algorithm.rpartition("_")[2].upper()),
         pick("mb"),
         pick("id", "ih", "iw") if sizes else problem.shape,
         *(pick(letter + "d", letter + "h", letter + "w") for letter in "oskp"),
         pick("g", "ic", "oc"),
     )
-
-
-def post_ops(attributes: str) -> str:
-    """Return `sum+eltwise_relu`."""
-    match = re.search(r"attr-post-ops:(\S+)", attributes)
-    return match[1] if match else ""
 
 
 def json_parts(log: OneDnnLog, parts: Sequence[Part], rows: Sequence[Row]) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -63,17 +63,13 @@ class ProfilerHook:
     def open(self, prepared: PreparedTraining) -> None:
         """Prepare the hook before the first step."""
 
-    def begin_step(self, number: int, prepared: PreparedTraining) -> None:
-        """Begin a step."""
+    def step(self, number: int, prepared: PreparedTraining) -> AbstractContextManager[object]:
+        """Surround a step; an error in it reaches the context's end."""
+        return nullcontext()
 
-    def begin_phase(self, name: str) -> None:
-        """Begin a phase of the step."""
-
-    def end_phase(self, name: str) -> None:
-        """End the phase."""
-
-    def end_step(self, *, whole: bool) -> None:
-        """End the step; `whole` is false if an error has interrupted it."""
+    def phase(self, name: str) -> AbstractContextManager[object]:
+        """Surround a phase of the step."""
+        return nullcontext()
 
     def close(self) -> None:
         """Write the file after the last step. May be called twice."""
@@ -98,7 +94,6 @@ class OneDnnHook(ProfilerHook):
         self._facts = facts
         self._log: int | None = None
         self._step = 0
-        self._around_step = ExitStack()
 
     def open(self, prepared: PreparedTraining) -> None:
         """Begin the log with the facts."""
@@ -106,37 +101,32 @@ class OneDnnHook(ProfilerHook):
         self._log = new_descriptor(self.file, os.O_APPEND)
         self._write(facts_line(self._facts(prepared)))
 
-    def begin_step(self, number: int, prepared: PreparedTraining) -> None:
-        """Turn oneDNN's output on."""
+    @contextmanager
+    def step(self, number: int, prepared: PreparedTraining) -> Iterator[None]:
+        """Log oneDNN's calls; an incomplete step has no end mark in the log."""
         assert self._log is not None
         self._step = number
-        # An ExitStack ends in reverse: oneDNN is silent before descriptor 1 is the terminal again.
-        self._around_step.enter_context(redirected(OUTPUT, self._log))
-        self._around_step.enter_context(verbose())
-        self._mark(is_begin=True)
+        # oneDNN is silent before descriptor 1 is the terminal again.
+        with redirected(OUTPUT, self._log), verbose(), self._marked(None):
+            yield
 
-    def begin_phase(self, name: str) -> None:
-        """Mark the beginning of a phase."""
-        self._mark(name, is_begin=True)
-
-    def end_phase(self, name: str) -> None:
-        """Mark the end of a phase."""
-        self._mark(name, is_begin=False)
-
-    def end_step(self, *, whole: bool) -> None:
-        """Turn oneDNN's output off; an incomplete step has no end mark in the log."""
-        if whole:
-            self._mark(is_begin=False)
-        self._around_step.close()
+    def phase(self, name: str) -> AbstractContextManager[object]:
+        """Mark begin and end of a phase."""
+        return self._marked(name)
 
     def close(self) -> None:
         """Close the log."""
-        self._around_step.close()
         if self._log is not None:
             os.close(self._log)
             self._log = None
 
-    def _mark(self, phase: str | None = None, *, is_begin: bool) -> None:
+    @contextmanager
+    def _marked(self, phase: str | None) -> Iterator[None]:
+        self._mark(phase, is_begin=True)
+        yield
+        self._mark(phase, is_begin=False)
+
+    def _mark(self, phase: str | None, *, is_begin: bool) -> None:
         # oneDNN prints into C's stdio buffer; unflushed, its lines would follow the mark.
         flush_c()
         # The clock of oneDNN's time stamps: milliseconds since 1970.
@@ -182,26 +172,25 @@ class PerfHook(ProfilerHook):
         """Events that this machine has no counters for, once the file is written."""
         self._rank = rank
         self._perf: PerfStat | None = None
-        self._begun = self._seconds = 0.0
+        self._seconds = 0.0
 
     def open(self, prepared: PreparedTraining) -> None:
         """Start perf."""
         self._perf = PerfStat((*SOFTWARE, *HARDWARE))
 
-    def begin_step(self, number: int, prepared: PreparedTraining) -> None:
-        """Start counting."""
+    @contextmanager
+    def step(self, number: int, prepared: PreparedTraining) -> Iterator[None]:
+        """Count; an interrupted step invalidates all counts."""
         assert self._perf is not None
         self._perf.count(on=True)
-        self._begun = time.perf_counter()
-
-    def end_step(self, *, whole: bool) -> None:
-        """Stop counting; an interrupted step invalidates all counts."""
-        assert self._perf is not None
-        if not whole:
+        begun = time.perf_counter()
+        try:
+            yield
+        except BaseException:
             self._perf.end()
             self._perf = None
-            return
-        self._seconds += time.perf_counter() - self._begun
+            raise
+        self._seconds += time.perf_counter() - begun
         self._perf.count(on=False)
 
     def close(self) -> None:
@@ -354,8 +343,6 @@ class TraceHook(ProfilerHook):
         self.bytes_moved: dict[str, Any] | None = None
         """The bytes that a step's operators read and write, if counted; see `CountHook`."""
         self._profiler: profile | None = None
-        self._around_step = ExitStack()
-        self._around_phase = ExitStack()
 
     def open(self, prepared: PreparedTraining) -> None:
         """Start the profiler, which takes a second, without tracing."""
@@ -365,25 +352,20 @@ class TraceHook(ProfilerHook):
             self._profiler.start()
         self._trace(on=False)
 
-    def begin_step(self, number: int, prepared: PreparedTraining) -> None:
-        """Start tracing."""
+    @contextmanager
+    def step(self, number: int, prepared: PreparedTraining) -> Iterator[None]:
+        """Trace a step and its modules."""
         self._trace(on=True)
-        self._around_step.enter_context(modules_marked(prepared))
-        self._around_step.enter_context(record_function(f"step {number}"))
+        try:
+            with modules_marked(prepared), record_function(f"step {number}"):
+                yield
+        finally:
+            self._trace(on=False)
 
-    def begin_phase(self, name: str) -> None:
-        """Mark the beginning of a phase."""
-        self._around_phase.enter_context(record_function(f"phase: {name}"))
-
-    def end_phase(self, name: str) -> None:
-        """Mark the end of a phase."""
-        self._around_phase.close()
-
-    def end_step(self, *, whole: bool) -> None:
-        """Stop tracing."""
-        self._around_phase.close()
-        self._around_step.close()
-        self._trace(on=False)
+    def phase(self, name: str) -> AbstractContextManager[object]:
+        """Mark a phase."""
+        mark: AbstractContextManager[object] = record_function(f"phase: {name}")
+        return mark
 
     def close(self) -> None:
         """Write the trace."""
@@ -451,36 +433,21 @@ class CountHook(ProfilerHook):
         super().__init__(trace.file, steps)
         self._trace = trace
         self._phase = ""
-        self._number = 0
-        self._counter: ByteCounter | None = None
 
-    def begin_step(self, number: int, prepared: PreparedTraining) -> None:
-        """Start counting."""
-        self._number = number
-        self._counter = ByteCounter(lambda: self._phase)
-        self._counter.__enter__()
+    @contextmanager
+    def step(self, number: int, prepared: PreparedTraining) -> Iterator[None]:
+        """Count, and pass the sums of a complete step to the trace."""
+        with ByteCounter(lambda: self._phase) as counter:
+            yield
+        moved = counter.moved.items()
+        rows = [[*call, each.calls, each.read, each.written] for call, each in moved]
+        self._trace.bytes_moved = {"step": number, "operators": rows}
 
-    def begin_phase(self, name: str) -> None:
-        """Count for this phase from now on."""
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count for this phase."""
         self._phase = name
-
-    def end_phase(self, name: str) -> None:
-        """Count for no phase."""
-        self._phase = ""
-
-    def end_step(self, *, whole: bool) -> None:
-        """Stop counting, and pass the sums of a complete step to the trace."""
-        counter, self._counter = self._counter, None
-        if counter is None:
-            return
-        counter.__exit__(None, None, None)
-        if whole:
-            rows = [
-                [*call, moved.calls, moved.read, moved.written]
-                for call, moved in counter.moved.items()
-            ]
-            self._trace.bytes_moved = {"step": self._number, "operators": rows}
-
-    def close(self) -> None:
-        """Stop counting in an interrupted step."""
-        self.end_step(whole=False)
+        try:
+            yield
+        finally:
+            self._phase = ""

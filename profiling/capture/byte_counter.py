@@ -82,11 +82,6 @@ class Moved:
     read: int = 0
     written: int = 0
 
-    @property
-    def total(self) -> int:
-        """Return bytes read and written."""
-        return self.read + self.written
-
 
 class ByteCounter(TorchDispatchMode):
     """Counts the bytes of operators in its context, in the thread that entered it.

@@ -7,8 +7,9 @@ the same conditions.
 
 import shlex
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,8 @@ class Capture:
     def __init__(self, hooks: Sequence[ProfilerHook]) -> None:
         self.hooks = hooks
         self._active: list[ProfilerHook] = []
+        self._entered: defaultdict[ProfilerHook, list[AbstractContextManager[object]]]
+        self._entered = defaultdict(list)
 
     def notes(self, steps: range) -> list[str]:
         """Return notes on files that will not be written, before the run reaches these steps."""
@@ -143,18 +146,10 @@ class Capture:
     def step(self, number: int, prepared: PreparedTraining) -> Iterator[None]:
         """Surround a step."""
         self._active = [hook for hook in self.hooks if number in hook.steps and not hook.problem]
-        if not self._active:
-            yield
-            return
         # All are open before any begins, so that none measures what another needs for that.
         self._each(lambda hook: open_once(hook, number, prepared))
-        self._each(lambda hook: hook.begin_step(number, prepared))
-        try:
+        with self._surrounded(lambda hook: hook.step(number, prepared)):
             yield
-        except BaseException:
-            self._each(lambda hook: hook.end_step(whole=False), backwards=True)
-            raise
-        self._each(lambda hook: hook.end_step(whole=True), backwards=True)
         for hook in self._active:
             hook.done.append(number)
         # Files are written after a hook's last step: a run that is killed later keeps them.
@@ -162,20 +157,41 @@ class Capture:
         self._each(lambda hook: hook.close())
         self._active = []
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> AbstractContextManager[None]:
         """Surround a phase of the step."""
-        # No `finally`: if the phase fails, `step` ends the hooks, with their open phase.
-        self._each(lambda hook: hook.begin_phase(name))
-        yield
-        self._each(lambda hook: hook.end_phase(name), backwards=True)
+        return self._surrounded(lambda hook: hook.phase(name))
 
     def close(self) -> None:
         """Write the files of windows that have not ended."""
         self._active = [hook for hook in self.hooks if not hook.problem]
         self._each(lambda hook: hook.close())
 
-    def _each(self, action: Callable[[ProfilerHook], None], *, backwards: bool = False) -> None:
+    @contextmanager
+    def _surrounded(
+        self, context: Callable[[ProfilerHook], AbstractContextManager[object]]
+    ) -> Iterator[None]:
+        """Enter a context of each active hook; leave them in reverse, also after an error."""
+
+        def enter(hook: ProfilerHook) -> None:
+            entered = context(hook)
+            entered.__enter__()
+            self._entered[hook].append(entered)
+
+        self._each(enter)
+        try:
+            yield
+        except BaseException as error:
+            raised = error
+            self._each(lambda hook: self._leave(hook, raised), backwards=True)
+            raise
+        self._each(self._leave, backwards=True)
+
+    def _leave(self, hook: ProfilerHook, error: BaseException | None = None) -> None:
+        """Leave the innermost context of a hook."""
+        trace = None if error is None else error.__traceback__
+        self._entered[hook].pop().__exit__(None if error is None else type(error), error, trace)
+
+    def _each(self, action: Callable[[ProfilerHook], object], *, backwards: bool = False) -> None:
         """Call `action` for all active hooks; one that fails is no longer active."""
         # A slice is a copy, so that a failing hook can be removed in the loop.
         for hook in self._active[:: -1 if backwards else 1]:
@@ -188,6 +204,8 @@ class Capture:
                     hook.problem = f"{file}: cannot be written: {error.strerror}"
                 self._active.remove(hook)
                 with suppress(*PROBLEMS):
+                    while self._entered[hook]:
+                        self._leave(hook, error)
                     hook.close()
 
 

@@ -2,19 +2,21 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
+from typing import Literal
 
-from common.charts import chart_files, save_chart
-from common.cli import add_command, add_output_options, numbers, positive
-from common.console import make_console
+from common.charts import chart_files, chart_names, save_chart
+from common.cli import add_command, numbers, positive
+from common.console import make_console, print_line
 from common.errors import FINISHED, InputError
-from common.files import require_free_json, require_free_outputs, write_atomically
+from common.files import write_atomically, write_json
 from common.machine import environment
+from common.options import Outputs, argument, included, option
 from launch.limits import read_allowance
 from launch.pinning import choose_cores
 from profiling.bench.command import image_side
-from profiling.bench.results import add_counts, background_load
+from profiling.bench.results import background_load
 from profiling.bench.variant import CHOICES, Subject, huge_pages_remark, memory_remark, parse_memory
 from profiling.layers.report import as_json, draw_layers, layers_csv, print_study
 from profiling.layers.study import (
@@ -47,6 +49,8 @@ Configurations that are compared run in turn, each in a process of its own. Use 
 nothing else runs."""
 
 EXAMPLES = """\
+files in --out DIR: layers.csv, layers.png, layers.svg
+
 examples:
   python -m profiling layers alexnet                                   # about a minute
   python -m profiling layers alexnet --onednn both --precision float32 --out alexnet
@@ -55,153 +59,119 @@ examples:
   python -m profiling layers resnet50 --memory local --memory interleave --huge-pages both"""
 
 
-def add_layers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `layers` to a command line."""
-    parser = add_command(commands, "layers", about=ABOUT, examples=EXAMPLES)
-    parser.add_argument("model", metavar="MODEL", help=", ".join(DEFAULT_BATCH))
-    batches = ", ".join(f"{name} {count}" for name, count in DEFAULT_BATCH.items())
-    parser.add_argument(
-        "--batch", type=positive, metavar="N", help=f"images in the batch (default: {batches})"
+BATCHES = ", ".join(f"{name} {count}" for name, count in DEFAULT_BATCH.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayersOptions:
+    """The options of `python -m profiling layers`."""
+
+    model: str = argument(", ".join(DEFAULT_BATCH), metavar="MODEL")
+    batch: int | None = option(
+        f"images in the batch (default: {BATCHES})", default=None, parse=positive, metavar="N"
     )
-    parser.add_argument(
-        "--image-size",
-        type=image_side,
+    image_size: int | None = option(
+        "height and width of the images (default: 800 for retinanet, else 224)",
+        default=None,
+        parse=image_side,
         metavar="N",
-        help="height and width of the images (default: 800 for retinanet, else 224)",
     )
-    parser.add_argument(
-        "--precision",
-        choices=("bf16", "float32"),
-        default="bf16",
-        help="precision of convolutions and matrix products (default: bf16, by autocast)",
+    precision: Literal["bf16", "float32"] = option(
+        "precision of convolutions and matrix products; bf16: by autocast", default="bf16"
     )
-    add_counts(
-        parser,
-        ("--iterations", 50, "measured iterations"),
-        ("--warm-up", 3, "warm-up iterations, not measured"),
+    iterations: int = option("measured iterations", default=50, parse=positive, metavar="N")
+    warm_up: int = option(
+        "warm-up iterations, not measured", default=3, parse=positive, metavar="N"
     )
-    add_configuration_options(parser)
-    add_output_options(parser, "write layers.csv, layers.png and layers.svg here")
-    parser.set_defaults(run=layers_command)
-
-
-def add_configuration_options(parser: argparse.ArgumentParser) -> None:
-    """Add options for what is compared."""
-    parser.add_argument(
-        "--onednn",
+    onednn: str | None = option(
+        "off: the default engine, torch's operators without oneDNN and without our kernels; on: "
+        "the optimized engine; both: compare the two (default: on)",
+        default=None,
         choices=tuple(SWITCH),
-        help="off: the default engine, torch's operators without oneDNN and without our "
-        "kernels; on: the optimized engine; both: compare the two (default: on)",
     )
-    parser.add_argument(
-        "--threads",
-        type=numbers,
+    threads: tuple[int, ...] | None = option(
+        "numbers of compute threads, one per core (default: all cores)",
+        default=None,
+        parse=numbers,
         metavar="A,B",
-        help="numbers of compute threads, one per core (default: all cores)",
     )
-    parser.add_argument(
-        "--memory",
+    memory: list[str] | None = option(
+        f"memory policy, named as in numactl: {CHOICES}; repeat the option to compare",
+        default=None,
         action="append",
         metavar="POLICY",
-        help=f"memory policy, named as in numactl: {CHOICES}; repeat the option to compare",
     )
-    parser.add_argument(
-        "--huge-pages",
-        nargs="?",
-        choices=tuple(SWITCH),
-        const="on",
+    huge_pages: str = option(
+        "let the C library request transparent huge pages; both: with and without",
         default="off",
-        help="let the C library request transparent huge pages; both: with and without",
+        nargs="?",
+        const="on",
+        choices=tuple(SWITCH),
     )
-    parser.add_argument(
-        "--device",
-        choices=("cpu", "cuda"),
-        default="cpu",
-        help="cuda: the first GPU (default: cpu)",
+    device: Literal["cpu", "cuda"] = option("cuda: the first GPU", default="cpu")
+    outputs: Outputs = included(Outputs)
+
+
+def add_layers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `layers` to a command line."""
+    add_command(
+        commands, "layers", about=ABOUT, examples=EXAMPLES, options=LayersOptions, run=run_layers
     )
 
 
-def layers_command(
-    model: str,
-    *,
-    batch: int | None,
-    image_size: int | None,
-    precision: str,
-    iterations: int,
-    warm_up: int,
-    onednn: str | None,
-    threads: tuple[int, ...] | None,
-    memory: list[str] | None,
-    huge_pages: str,
-    device: str,
-    out: Path | None,
-    overwrite: bool,
-    json_file: Path | None,
-) -> int:
+def run_layers(options: LayersOptions) -> int:
     """Run the study, print it, write it; return the exit code."""
-    require_free_json(json_file)
-    if out is not None:
-        require_free_outputs(output_files(out), overwrite=overwrite)
+    outputs, model = options.outputs, options.model
+    outputs.require_free("layers.csv", *chart_names("layers"))
     if model not in DEFAULT_BATCH:
         names = ", ".join(DEFAULT_BATCH)
         raise InputError(f"MODEL: {model!r} is not known; choose from {names}")
     subject = Subject(
         model=model,
-        batch=batch or DEFAULT_BATCH[model],
-        image_size=image_size or DEFAULT_SIZE.get(model, CLASSIFIER_SIZE),
-        precision=precision,
-        device=device,
+        batch=options.batch or DEFAULT_BATCH[model],
+        image_size=options.image_size or DEFAULT_SIZE.get(model, CLASSIFIER_SIZE),
+        precision=options.precision,
+        device=options.device,
     )
-    configurations = combine(onednn, threads, memory, huge_pages, device=device)
+    configurations = combine(options)
     remarks = option_remarks(subject, configurations)
-    progress_console = make_console(stderr=True)
+    progress_console, console = make_console(stderr=True), make_console()
     for remark in remarks:
-        progress_console.print(remark, soft_wrap=True, markup=False)
+        print_line(progress_console, remark)
+    counts = (options.iterations, options.warm_up)
     with background_load() as others:
-        measured = run_study(subject, configurations, iterations, warm_up, progress_console)
-    console = make_console()
+        measured = run_study(subject, configurations, *counts, progress_console)
     print_study(console, subject, measured, remarks=remarks, other_cores=others.cores)
-    if json_file is not None:
-        text = as_json(subject, measured, remarks=remarks, other_cores=others.cores)
-        write_atomically(json_file, text + "\n")
-    if out is not None:
-        table, *chart = output_files(out)
-        write_atomically(table, layers_csv(measured))
-        name = environment()["cpu"] if device == "cpu" else measured[0].facts["device"]
-        save_chart(draw_layers(measured, title=f"{subject}; {name}"), *chart)
-        console.print(f"table and chart: {out}", soft_wrap=True)
+    if outputs.json is not None:
+        content = as_json(subject, measured, remarks=remarks, other_cores=others.cores)
+        write_json(outputs.json, content)
+    if outputs.out is not None:
+        write_atomically(outputs.out / "layers.csv", layers_csv(measured))
+        name = environment()["cpu"] if options.device == "cpu" else measured[0].facts["device"]
+        figure = draw_layers(measured, title=f"{subject}; {name}")
+        save_chart(figure, *chart_files(outputs.out, "layers"))
+        print_line(console, f"table and chart: {outputs.out}")
     return FINISHED
 
 
-def output_files(folder: Path) -> list[Path]:
-    """Return the files of `--out`."""
-    return [folder / "layers.csv", *chart_files(folder, "layers")]
-
-
-def combine(
-    onednn: str | None,
-    threads: tuple[int, ...] | None,
-    memory: list[str] | None,
-    huge_pages: str,
-    *,
-    device: str,
-) -> list[Configuration]:
+def combine(options: LayersOptions) -> list[Configuration]:
     """Return all combinations of what is to be compared."""
-    if device == "cuda" and onednn is not None:
-        raise InputError("--onednn: applies to CPUs only; leave it out with --device cuda")
-    if device == "cuda":
+    if options.device == "cuda":
+        if options.onednn is not None:
+            raise InputError("--onednn: applies to CPUs only; leave it out with --device cuda")
         require_gpu()
     nodes = read_allowance().memory_nodes
     # Wrong policies and numbers of threads are errors now, not in the middle of the study.
-    for text in memory or ():
+    for text in options.memory or ():
         parse_memory(text, allowed=nodes)
-    counts = threads or (choose_cores(threads=None).threads,)
+    counts = options.threads or (choose_cores(threads=None).threads,)
     for count in counts:
         choose_cores(threads=count)
+    engines, pages = SWITCH[options.onednn or "on"], SWITCH[options.huge_pages]
     return [
-        Configuration(onednn=engine, threads=count, memory=policy, huge_pages=pages)
-        for count, policy, pages, engine in product(
-            counts, memory or (None,), SWITCH[huge_pages], SWITCH[onednn or "on"]
+        Configuration(onednn=engine, threads=count, memory=policy, huge_pages=has_huge)
+        for count, policy, has_huge, engine in product(
+            counts, options.memory or (None,), pages, engines
         )
     ]
 

@@ -3,10 +3,9 @@
 The chart follows the 2017 study's Figures 3 and 5 (above) and 6 (below).
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -234,7 +233,7 @@ def layers_csv(measured: Sequence[Measured]) -> str:
 
 def as_json(
     subject: Subject, measured: Sequence[Measured], *, remarks: Sequence[str], other_cores: float
-) -> str:
+) -> dict[str, Any]:
     """Return the results as JSON values: times in milliseconds, shares from 0 to 1."""
     configurations = [
         {
@@ -259,13 +258,12 @@ def as_json(
         }
         for result in measured
     ]
-    content = {
+    return {
         "subject": asdict(subject),
         "environment": {**environment(), "cores_busy_otherwise": other_cores},
         "remarks": list(remarks),
         "configurations": configurations,
     }
-    return json.dumps(content, indent=1, ensure_ascii=False)
 
 
 LAYERS = 30  # Layers with bars of their own; the others share one

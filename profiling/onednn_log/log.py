@@ -1,11 +1,10 @@
 """Read oneDNN's logs in a stream, without torch: calls and times by problem, and remarks.
 
 A file is plain or gzip, its lines are of any length, and never more than a block of it is in
-memory. The first lines describe library and machine. Commands that read logs share the argument and
-the progress here.
+memory. The first lines describe library and machine. Commands that read logs share the progress
+here.
 """
 
-import argparse
 import gzip
 import io
 import re
@@ -407,10 +406,7 @@ def read_lines(stream: io.BufferedIOBase, advance: Callable[[int], None]) -> Ite
         yield begun
 
 
-def add_logs(parser: argparse.ArgumentParser) -> None:
-    """Add the argument of one or more logs, as `logs`."""
-    what = "log written under ONEDNN_VERBOSE=1, plain or .gz; -: standard input"
-    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help=what)
+LOGS_HELP = "log written under ONEDNN_VERBOSE=1, plain or .gz; -: standard input"
 
 
 def log_files(path: Path) -> list[Path]:

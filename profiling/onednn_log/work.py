@@ -137,6 +137,12 @@ class Problem:
         return next((value for name, _, value in fields if name == "alg"), "")
 
     @property
+    def post_ops(self) -> tuple[str, ...]:
+        """Fused operations in their order: `("sum", "eltwise_relu")`."""
+        match = re.search(r"(?<!\S)attr-post-ops:(\S+)", self.attributes)
+        return tuple(match[1].split("+")) if match else ()
+
+    @property
     def is_computing(self) -> bool:
         """Whether the problem is a convolution or a matrix product."""
         return self.kind in COMPUTING
@@ -359,6 +365,17 @@ DRIVERS = {
     "pooling": "pool",
 }
 """By oneDNN's name, where the two differ."""
+
+DIRECTIONS = {
+    "forward": "FWD_D",
+    "forward_training": "FWD_D",
+    "forward_inference": "FWD_I",
+    "backward": "BWD_DW",
+    "backward_data": "BWD_D",
+    "backward_weights": "BWD_W",
+}
+"""benchdnn's names of oneDNN's propagation kinds, without a bias."""
+WITH_BIAS = {"FWD_D": "FWD_B", "FWD_I": "FWD_B", "BWD_W": "BWD_WB"}
 
 DIRECTION_COLOURS = {
     "forward": "#3c8ddc",

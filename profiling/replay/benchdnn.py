@@ -26,8 +26,7 @@ from launch.limits import read_allowance
 from profiling.onednn_log.log import Calls, read_logs
 from profiling.onednn_log.parse import MARKER, Head, milliseconds, parse_head, split_head
 from profiling.onednn_log.work import DRIVERS, Problem, gbyte
-from profiling.replay.benchdnn_fields import Dialect, ProblemLine
-from profiling.replay.benchdnn_problems import express
+from profiling.replay.benchdnn_fields import ProblemLine
 from profiling.replay.replay import Conditions, Replay, ReplayTime
 
 SMALLEST = ("--eltwise", "--alpha=0", "--beta=0", "--alg=relu", "1")
@@ -303,47 +302,19 @@ def make_batches(
     return batches
 
 
-def replay_with_benchdnn(
-    calls: Mapping[Problem, Calls],
-    *,
-    benchdnn: Path,
-    conditions: Conditions,
-    repeats: int,
-    cold: bool,
-    progress: Callable[[int, int], None],
-) -> Replay:
-    """Run a log's problems again with benchdnn, each alone, at most `repeats` times.
-
-    `cold` adds runs whose data is not in the caches; `progress` gets the number of problems done,
-    and of all. Every problem of the replay has a time or a reason why it has none.
-
-    Raises:
-        InputError: benchdnn does not run.
-    """
-    program = probe_benchdnn(benchdnn, conditions)
-    lines, refused = express(calls, Dialect(program.dialect))
-    replay = empty_replay(program, conditions)
-    replay.not_replayed.update(refused)
-    batches = make_batches(lines, calls, repeats=repeats)
-    run_batches(batches, replay, benchdnn=program, cold=cold, progress=progress)
-    return replay
-
-
-def empty_replay(benchdnn: Benchdnn, conditions: Conditions) -> Replay:
-    """Return a replay without problems."""
-    return Replay("benchdnn", benchdnn.version, benchdnn.instruction_set, conditions)
-
-
 def run_batches(
     batches: Sequence[Batch],
     replay: Replay,
     *,
     benchdnn: Benchdnn,
     cold: bool,
-    progress: Callable[[int, int], None],
+    progress: Callable[[int], None],
 ) -> None:
-    """Fill a replay, batch by batch; partial results remain if it is interrupted."""
-    progress(0, len(batches))
+    """Fill a replay, batch by batch; partial results remain if it is interrupted.
+
+    Every problem gets a time or the reason why it has none. `cold` adds runs whose data is not in
+    the caches; `progress` gets the number of batches done.
+    """
     for done, batch in enumerate(batches, start=1):
         size = gbyte(batch.problems[0])
         is_large = size is None or size >= LEAST_COLD_GB
@@ -354,7 +325,7 @@ def run_batches(
                 replay.times[problem] = result
             else:
                 replay.not_replayed[problem] = result
-        progress(done, len(batches))
+        progress(done)
 
 
 def run_batch(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from profiling.onednn_log.work import MemoryDescriptor, Problem, modern_shape
+from profiling.onednn_log.work import DIRECTIONS, MemoryDescriptor, Problem, modern_shape
 
 ANY = "any"
 
@@ -51,17 +51,6 @@ class ProblemLine:
     def text(self) -> str:
         """A line of a problem file."""
         return " ".join(self.arguments)
-
-
-DIRECTIONS = {
-    "forward": "FWD_D",
-    "forward_training": "FWD_D",
-    "forward_inference": "FWD_I",
-    "backward_data": "BWD_D",
-    "backward_weights": "BWD_W",
-    "backward": "BWD_DW",
-}
-"""benchdnn's names of oneDNN's propagation kinds, without a bias."""
 
 
 def parse_direction(problem: Problem) -> str:

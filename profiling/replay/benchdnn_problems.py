@@ -15,7 +15,7 @@ from typing import NamedTuple
 from common.files import require_free_outputs, write_atomically
 from profiling.onednn_log.log import Calls
 from profiling.onednn_log.work import DRIVERS as DRIVER_NAMES
-from profiling.onednn_log.work import MemoryDescriptor, Problem
+from profiling.onednn_log.work import WITH_BIAS, MemoryDescriptor, Problem
 from profiling.replay.benchdnn_fields import (
     Dialect,
     NotExpressibleError,
@@ -136,7 +136,6 @@ def prelu_tensors(problem: Problem, dialect: Dialect) -> list[str]:
     return [f"--sdt={data.type}:{weights.type}", f"--stag={tags}"]
 
 
-WITH_BIAS = {"FWD_D": "FWD_B", "FWD_I": "FWD_B", "BWD_W": "BWD_WB"}
 TRIPLE_TAGS = ("stag", "wtag", "dtag")
 
 

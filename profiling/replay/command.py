@@ -1,42 +1,31 @@
 """`python -m profiling benchdnn`: a log's problems as problem files, and run again alone.
 
 The runner is benchdnn if it is installed, else torch's oneDNN. Results are printed beside the log,
-and saved in `replay.json`; with benchdnn also every few seconds, and on Ctrl-C.
+and saved in `replay.json`.
 """
 
 import argparse
 import json
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import accumulate
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from common.charts import Column, Table, text_column
-from common.cli import add_command, add_json_option, positive
-from common.console import make_console, print_cautions, print_line, progress
+from common.cli import add_command, positive
+from common.console import make_console, print_cautions, print_line
 from common.errors import FINISHED, InputError, printable
-from common.files import require_free_json, require_free_outputs, write_atomically
-from launch.topology import format_cpu_list
-from profiling.bench.results import background_load
-from profiling.onednn_log.log import Calls, add_logs, read_with_progress
+from common.files import require_free_outputs, write_atomically
+from common.options import argument, flag, included, json_option, option, overwrite_option
+from profiling.onednn_log.log import LOGS_HELP, Calls, read_with_progress
 from profiling.onednn_log.work import Problem
-from profiling.replay.benchdnn import (
-    Benchdnn,
-    empty_replay,
-    find_benchdnn,
-    make_batches,
-    memory_note,
-    probe_benchdnn,
-    run_batches,
-)
+from profiling.replay.benchdnn import Benchdnn, find_benchdnn, probe_benchdnn
 from profiling.replay.benchdnn_fields import Dialect, Layouts
 from profiling.replay.benchdnn_problems import ProblemFiles, write_problem_files
-from profiling.replay.replay import Conditions, Replay, mismatches, replay_conditions, save_replay
-from profiling.replay.torch_replay import replay_with_torch
+from profiling.replay.replay import Replay, mismatches, replay_conditions
+from profiling.replay.run import ReplayOptions, Work, run_again
 
 REPLAY = "replay.json"
 
@@ -59,116 +48,101 @@ examples:
   python -m profiling benchdnn onednn.log --out files --write-only  # to run elsewhere"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReplayFiles:
+    """Where the command writes; `--overwrite` is for the files in DIR alone."""
+
+    out: Path = option("write files here", metavar="DIR")
+    overwrite: bool = overwrite_option("replace files of an earlier call in DIR")
+    json: Path | None = json_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchdnnOptions:
+    """The options of `python -m profiling benchdnn`."""
+
+    logs: list[Path] = argument(LOGS_HELP, nargs="+", metavar="LOG")
+    outputs: ReplayFiles = included(ReplayFiles)
+    benchdnn: Path | None = option(
+        "path of benchdnn (default: the one on PATH)", default=None, metavar="PATH"
+    )
+    write_only: bool = flag("write problem files and run nothing")
+    dialect: int | None = option(
+        "benchdnn's major version (default: the version that runs, else 3)",
+        default=None,
+        choices=(2, 3),
+    )
+    layout: Layouts = option(
+        "log: as in the log, with the library's choice where the log has it; any: the library's "
+        "choice wherever benchdnn permits it",
+        default="log",
+    )
+    top: int | None = option(
+        "only the N costliest problems (default: all)", default=None, parse=positive, metavar="N"
+    )
+    cpus: str | None = option(
+        "CPUs such as 0-3 (default: the log's, if it has them)", default=None, metavar="LIST"
+    )
+    runs: ReplayOptions = included(ReplayOptions)
+
+
 def add_benchdnn(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `benchdnn` to a command line."""
-    parser = add_command(commands, "benchdnn", about=ABOUT, examples=f"{FILES}\n\n{EXAMPLES}")
-    add_logs(parser)
-    add = parser.add_argument
-    add("--out", type=Path, required=True, metavar="DIR", help="write files here")
-    add("--benchdnn", type=Path, metavar="PATH", help="path of benchdnn (default: the one on PATH)")
-    add("--write-only", action="store_true", help="write problem files and run nothing")
-    add(
-        "--dialect",
-        type=int,
-        choices=(2, 3),
-        help="benchdnn's major version (default: the version that runs, else 3)",
+    add_command(
+        commands,
+        "benchdnn",
+        about=ABOUT,
+        examples=f"{FILES}\n\n{EXAMPLES}",
+        options=BenchdnnOptions,
+        run=run_benchdnn,
     )
-    add(
-        "--layout",
-        choices=("log", "any"),
-        default="log",
-        help="log: as in the log, with the library's choice where the log has it; any: the "
-        "library's choice wherever benchdnn permits it (default: log)",
-    )
-    add("--top", type=positive, metavar="N", help="only the N costliest problems (default: all)")
-    add("--overwrite", action="store_true", help="replace files of an earlier call in DIR")
-    add(
-        "--repeats",
-        type=positive,
-        default=20,
-        metavar="N",
-        help="measured runs of each problem, fewer if they take seconds (default: 20)",
-    )
-    add(
-        "--cold",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="also measure with the data removed from the caches",
-    )
-    add("--threads", type=positive, metavar="N", help="threads (default: as in the log)")
-    add("--cpus", metavar="LIST", help="CPUs such as 0-3 (default: the log's, if it has them)")
-    add_json_option(parser)
-    parser.set_defaults(run=benchdnn_command)
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The problems to run, and how."""
-
-    calls: Mapping[Problem, Calls]
-    conditions: Conditions
-    repeats: int
-    cold: bool
-    file: Path  # The file of the replay
-
-
-def benchdnn_command(
-    logs: list[Path],
-    *,
-    out: Path,
-    benchdnn: Path | None,
-    write_only: bool,
-    dialect: int | None,
-    layout: Layouts,
-    top: int | None,
-    overwrite: bool,
-    json_file: Path | None,
-    threads: int | None,
-    cpus: str | None,
-    repeats: int,
-    cold: bool,
-) -> int:
+def run_benchdnn(options: BenchdnnOptions) -> int:
     """Read the log, write problem files, replay, print; return the exit code.
 
     Raises:
         InputError: A log, an option or a file is not as it should be.
     """
-    console = make_console()
-    require_free_json(json_file)
-    if write_only and json_file is not None:
+    console, outputs = make_console(), options.outputs
+    if options.write_only and outputs.json is not None:
         raise InputError("--json: there are no numbers to write with --write-only; leave one out")
-    replay_file = out / REPLAY
-    require_free_outputs([replay_file], overwrite=overwrite)
-    path = None if write_only else find_benchdnn(benchdnn)
-    log = read_with_progress(logs, console)
-    calls = costliest(log.calls(), top, console)
+    replay_file = outputs.out / REPLAY
+    require_free_outputs([replay_file], overwrite=outputs.overwrite)
+    path = None if options.write_only else find_benchdnn(options.benchdnn)
+    log = read_with_progress(options.logs, console)
+    calls = costliest(log.calls(), options.top, console)
     program = None
-    if not write_only:
+    if not options.write_only:
         conditions = replay_conditions(
-            log, threads=threads, cpus=cpus, warn=lambda line: print_line(console, f"note: {line}")
+            log,
+            threads=options.runs.threads,
+            cpus=options.cpus,
+            warn=lambda line: print_line(console, f"note: {line}"),
         )
         program = probe_benchdnn(path, conditions) if path else None
-    major = choose_major(program, dialect)
-    if overwrite:
+    dialect = Dialect(choose_major(program, options.dialect), options.layout)
+    if outputs.overwrite:
         # An interrupted replay must not leave the times of another log behind.
         replay_file.unlink(missing_ok=True)
-    files = write_problem_files(calls, out, dialect=Dialect(major, layout), overwrite=overwrite)
+    files = write_problem_files(calls, outputs.out, dialect=dialect, overwrite=outputs.overwrite)
     print_files(console, files, calls)
-    if write_only:
+    if options.write_only:
         return FINISHED
-    work = Work(calls, conditions, repeats, cold, replay_file)
-    with background_load() as others:
-        if program is not None:
-            replay = run_with_benchdnn(console, program, files, work)
-        else:
-            replay = run_with_torch(console, work)
-    replay = replace(replay, other_cores=others.cores)
-    save_replay(replay, replay_file)
+    work = Work(
+        calls=calls,
+        conditions=conditions,
+        options=options.runs,
+        lines=files.lines,
+        refused=files.not_expressible,
+        file=replay_file,
+    )
+    replay = run_again(work, program, console)
     rows, notes = make_rows(calls, replay), mismatches(log, replay)
     print_cautions(console, notes)
     print_replay(console, rows)
-    if json_file is not None:
-        write_numbers(json_file, rows, replay, notes)
+    if outputs.json is not None:
+        write_numbers(outputs.json, rows, replay, notes)
     print_line(console, f"times of all problems: {replay_file}")
     return FINISHED
 
@@ -212,78 +186,6 @@ def print_files(console: Console, files: ProblemFiles, calls: Mapping[Problem, C
 def format_share(part: float, total: float) -> str:
     """Return a time as a share of the log's."""
     return f"{part / total:.2%} of the time" if total else "no time"
-
-
-SECONDS_BETWEEN_SAVES = 10.0
-
-
-def run_with_benchdnn(
-    console: Console, benchdnn: Benchdnn, files: ProblemFiles, work: Work
-) -> Replay:
-    """Run the problem files' lines; partial results are saved periodically and on Ctrl-C."""
-    where = describe_place(work.conditions)
-    print_line(console, f"runner: benchdnn of oneDNN {benchdnn.version}, {benchdnn.path}; {where}")
-    if work.cold and not benchdnn.has_cold_cache:
-        print_line(
-            console,
-            "note: this benchdnn cannot clear the caches between runs: no cold times",
-        )
-    if note := memory_note(work.conditions):
-        print_line(console, f"note: {note}")
-    replay = empty_replay(benchdnn, work.conditions)
-    replay.not_replayed.update(files.not_expressible)
-    batches = make_batches(files.lines, work.calls, repeats=work.repeats)
-    spent = [0.0, *accumulate(batch.expected_seconds(cold=work.cold) for batch in batches)]
-    # Progress counts whole seconds, at least one.
-    whole = int(spent[-1]) + 1
-    saved = time.monotonic()
-
-    def save_part() -> None:
-        """Save the partial results; the remaining problems are marked as interrupted."""
-        interrupted = dict.fromkeys(work.calls, "not run: interrupted")
-        for problem in replay.times.keys() | replay.not_replayed.keys():
-            interrupted.pop(problem, None)
-        reasons = {**replay.not_replayed, **interrupted}
-        save_replay(replace(replay, not_replayed=reasons), work.file)
-
-    def show(done: int, total: int) -> None:
-        nonlocal saved
-        seconds = int(spent[done]) if done < total else whole
-        advance(seconds, f"{done} of {total} problems")
-        if time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
-            save_part()
-            saved = time.monotonic()
-
-    # The costliest problems run first, so a plain count of problems would overestimate the wait.
-    with progress(console, "seconds, about", total=whole) as advance:
-        try:
-            run_batches(batches, replay, benchdnn=benchdnn, cold=work.cold, progress=show)
-        except KeyboardInterrupt:
-            save_part()
-            count = f"{len(replay.times):,} of {len(work.calls):,} problems"
-            print_line(console, f"interrupted: times of {count} are saved in {work.file}")
-            raise
-    return replay
-
-
-def run_with_torch(console: Console, work: Work) -> Replay:
-    """Run problems through the oneDNN of torch, where there is no benchdnn."""
-    why = "benchdnn is not on PATH, and --benchdnn is not given"
-    print_line(console, f"runner: torch's oneDNN ({why}); {describe_place(work.conditions)}")
-    with progress(console, "problems", total=len(work.calls)) as advance:
-        return replay_with_torch(
-            work.calls,
-            conditions=work.conditions,
-            repeats=work.repeats,
-            cold=work.cold,
-            progress=lambda done, _: advance(done, ""),
-        )
-
-
-def describe_place(conditions: Conditions) -> str:
-    """Describe the number of threads and their cores."""
-    count = "1 thread" if conditions.threads == 1 else f"{conditions.threads} threads"
-    return f"{count} on CPUs {format_cpu_list(conditions.cpus)}" if conditions.cpus else count
 
 
 @dataclass(frozen=True, slots=True)

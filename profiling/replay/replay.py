@@ -237,7 +237,7 @@ def normalize_work(problem: Problem) -> Work:
         direction=problem.direction,
         shape=plain_shape(problem),
         types=frozenset(types),
-        fused=(*post_ops(problem), *other_attributes(problem)),
+        fused=(*problem.post_ops, *other_attributes(problem)),
         details=(algorithm, fields.get("axis", ""), fields.get("direction", ""), flags),
     )
 
@@ -321,14 +321,6 @@ def difference(wanted: Problem, ran: Problem) -> str:
 
 POST_OPS = "attr-post-ops:"
 IGNORED = ("attr-scratchpad:",)  # Attributes that do not change the work
-
-
-def post_ops(problem: Problem) -> tuple[str, ...]:
-    """Return fused operations in their order: `("sum", "eltwise_relu")`."""
-    for word in problem.attributes.split():
-        if word.startswith(POST_OPS):
-            return tuple(word.removeprefix(POST_OPS).split("+"))
-    return ()
 
 
 def other_attributes(problem: Problem) -> tuple[str, ...]:

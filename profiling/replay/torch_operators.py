@@ -21,7 +21,6 @@ from profiling.replay.replay import (
     is_channels_last,
     is_plain,
     other_attributes,
-    post_ops,
 )
 
 Run = Callable[[], object]  # Runs a problem once
@@ -82,7 +81,7 @@ def make_opaque(dims: Sequence[int], memory: MemoryDescriptor) -> Tensor:
 
 def require_plain(problem: Problem) -> None:
     """Reject a problem with fused operations or attributes."""
-    fused = (*post_ops(problem), *other_attributes(problem))
+    fused = (*problem.post_ops, *other_attributes(problem))
     if fused:
         raise NotReachedError(f"torch does not fuse {' '.join(fused)} into {problem.name}")
 
@@ -138,7 +137,7 @@ def fused_convolution(
     `other` is a tensor of the output's sizes, for fused sums and products; `shared` are weight,
     bias and window.
     """
-    fused, others = post_ops(problem), other_attributes(problem)
+    fused, others = problem.post_ops, other_attributes(problem)
     if others:
         raise NotReachedError(f"torch cannot set {' '.join(others)}")
     mkldnn = torch.ops.mkldnn
@@ -219,7 +218,7 @@ def prepare_matmul(problem: Problem) -> Run:
     if not 2 <= len(left_dims) <= 3:
         raise NotReachedError(f"torch requests products of 2 or 3 dimensions, not {len(left_dims)}")
     left, right = make_tensor(left_dims, left_memory), make_tensor(right_dims, right_memory)
-    run = product(left, right, fused=post_ops(problem), is_scaled=bool(scales))
+    run = product(left, right, fused=problem.post_ops, is_scaled=bool(scales))
 
     def run_with_precision() -> None:  # float32 products may be less precise meanwhile
         before = torch.get_float32_matmul_precision()
@@ -263,7 +262,7 @@ def prepare_inner_product(problem: Problem) -> Run:
     bias = None if bias_memory is None else make_tensor((sizes.channels_out,), bias_memory)
     source, result = require_memory(problem, "src"), find_memory(problem, "dst")
     if problem.direction == "forward_inference":
-        after = parse_unary(post_ops(problem), only=tuple(FUSED))
+        after = parse_unary(problem.post_ops, only=tuple(FUSED))
         data = make_tensor(sizes.src, source)
         return lambda: torch.ops.mkldnn._linear_pointwise(
             data, weight, bias, after.name or "none", list(after.scalars), after.algorithm

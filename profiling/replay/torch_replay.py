@@ -83,7 +83,7 @@ def replay_with_torch(
     conditions: Conditions,
     repeats: int,
     cold: bool,
-    progress: Callable[[int, int], None],
+    progress: Callable[[int], None],
     warn: Callable[[str], None] = lambda _: None,
     make_worker: Callable[[Share], TorchWorker] = TorchWorker,
 ) -> Replay:
@@ -95,7 +95,7 @@ def replay_with_torch(
 
     Each problem runs `repeats` times, fewer where two seconds do not do, but at least 3; `cold`:
     as often again with nothing of it in the caches. `progress` gets the number of problems done,
-    and of all; `warn` a line for each condition that could not be met.
+    `warn` a line for each condition that could not be met.
 
     Raises:
         InputError: torch is not installed, or there are fewer cores than threads.
@@ -117,14 +117,14 @@ def replay_with_torch(
         # Reorders last: most come back with the operators that make them on their way.
         ordered = sorted(calls, key=lambda problem: problem.kind == "reorder")
         for done, problem in enumerate(ordered):
-            progress(done, len(calls))
+            progress(done)
             log = Path(folder, f"{done}.log")
             reasons[problem] = run_again(
                 problem, worker, observed, log=log, repeats=repeats, cold=cold
             )
         for note in worker.notes:
             warn(note)
-    progress(len(calls), len(calls))
+    progress(len(calls))
     # Also what ran with another problem after its own run had failed.
     times = {
         problem: time

@@ -49,16 +49,15 @@ SECONDS = 2.0
 """The time of a problem's hot runs, and of its cold ones; `LEAST_RUNS` may take longer."""
 TIMES_THE_CACHES = 2
 WITHOUT_KNOWN_CACHES = 256 << 20
-CPUS = Path("/sys/devices/system/cpu")
 
 
-def flusher(cpus: Path = CPUS) -> Callable[[], object]:
+def flusher() -> Callable[[], object]:
     """Return a function that evicts all other data from the caches, on all compute threads.
 
     It reads and writes twice the size of all last-level caches, or 256 MiB if the kernel does not
     list their sizes. Each thread streams its part, so that its private caches are evicted too.
     """
-    size = TIMES_THE_CACHES * last_level_bytes(cpus) or WITHOUT_KNOWN_CACHES
+    size = TIMES_THE_CACHES * last_level_bytes() or WITHOUT_KNOWN_CACHES
     buffer = torch.zeros(size // 4)
     return lambda: buffer.add_(1.0)
 

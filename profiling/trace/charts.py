@@ -26,8 +26,8 @@ from common.charts import (
 )
 from common.console import significant
 from profiling.trace.analysis import Analysis, OperatorCost, clipped, module_text
-from profiling.trace.operators import CATEGORIES, EVALUATE, UNMARKED, Category, Cell
-from profiling.trace.trace import stretches
+from profiling.trace.operators import CATEGORIES, EVALUATE, Category, Cell
+from profiling.trace.trace import BETWEEN, stretches
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -172,7 +172,7 @@ class Window(NamedTuple):
 def draw_phases(axes: "Axes", cells: Sequence[Cell], window: Window) -> None:
     """Draw a strip with the names of phases."""
     whole = window.end - window.start
-    marked = (cell for cell in cells if cell.phase != UNMARKED)
+    marked = (cell for cell in cells if cell.phase != BETWEEN)
     for place, cell in enumerate(marked):
         left, width = (cell.start - window.start) / 1e6, (cell.end - cell.start) / 1e6
         axes.barh(0, width, left=left, color=PHASES[place % len(PHASES)], height=1.0)

@@ -3,17 +3,18 @@
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from common.charts import Column, Table, chart_files, save_chart, text_column
-from common.cli import add_command, add_output_options, positive
+from common.charts import Column, Table, chart_files, chart_names, save_chart, text_column
+from common.cli import add_command, positive
 from common.console import make_console, print_line, progress_in_bytes
 from common.errors import FINISHED, printable
-from common.files import require_free_json, require_free_outputs, write_atomically
+from common.files import write_atomically
+from common.options import Outputs, argument, included, option
 from profiling.onednn_log.log import read_with_progress
 from profiling.trace.analysis import (
     Analysis,
@@ -74,48 +75,50 @@ examples:
   python -m profiling trace any-model.json"""
 
 
+def step_numbers(text: str) -> tuple[int, ...]:
+    """Parse distinct integers; return them in ascending order."""
+    fields = text.split(",")
+    if not all(field.isdigit() for field in fields):
+        raise argparse.ArgumentTypeError(f"expected numbers such as 20,21, got {text!r}")
+    return tuple(sorted({int(field) for field in fields}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions:
+    """The options of `python -m profiling trace`."""
+
+    file: Path = argument("a Chrome trace of torch.profiler, plain or .gz", metavar="TRACE")
+    step: tuple[int, ...] | None = option(
+        "only these steps (default: all)", default=None, parse=step_numbers, metavar="A,B"
+    )
+    top: int = option("operators to show", default=15, parse=positive, metavar="N")
+    onednn_log: Path | None = option(
+        "oneDNN's log of the same steps and rank", default=None, metavar="LOG"
+    )
+    outputs: Outputs = included(Outputs)
+
+
 def add_trace(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `trace` to a command line."""
-    parser = add_command(commands, "trace", about=ABOUT, examples=f"{FILES}\n\n{EXAMPLES}")
-    parser.add_argument(
-        "file", type=Path, metavar="TRACE", help="a Chrome trace of torch.profiler, plain or .gz"
+    examples = f"{FILES}\n\n{EXAMPLES}"
+    add_command(
+        commands, "trace", about=ABOUT, examples=examples, options=TraceOptions, run=run_trace
     )
-    parser.add_argument(
-        "--step", type=numbers, metavar="A,B", help="only these steps (default: all)"
-    )
-    parser.add_argument(
-        "--top", type=positive, default=15, metavar="N", help="operators to show (default: 15)"
-    )
-    parser.add_argument(
-        "--onednn-log", type=Path, metavar="LOG", help="oneDNN's log of the same steps and rank"
-    )
-    add_output_options(parser, "write table and charts to DIR")
-    parser.set_defaults(run=trace_command)
 
 
-def trace_command(
-    file: Path,
-    *,
-    step: tuple[int, ...] | None,
-    top: int,
-    onednn_log: Path | None,
-    out: Path | None,
-    overwrite: bool,
-    json_file: Path | None,
-) -> int:
+def run_trace(options: TraceOptions) -> int:
     """Read the trace, print tables, write files; return the exit code."""
-    console = make_console()
-    require_free_json(json_file)
-    if out is not None:
-        require_free_outputs([out / TABLE, *chart_files(out, *CHARTS)], overwrite=overwrite)
+    console, outputs = make_console(), options.outputs
+    file, top = options.file, options.top
+    outputs.require_free(TABLE, *chart_names(*CHARTS))
     # A pipe has no size; read_trace reports a file that is missing.
     size = file.stat().st_size if file.is_file() else 0
     with progress_in_bytes(console, f"reading {file.name}", total=size) as advance:
         trace = read_trace(file, advance)
     if len(trace.operators) > MANY:
         print_line(console, f"analyzing {len(trace.operators):,} operator calls")
-    analysis = analyze(trace, chosen=step)
-    log = read_with_progress([onednn_log], console) if onednn_log else None
+    analysis = analyze(trace, chosen=options.step)
+    log = read_with_progress([options.onednn_log], console) if options.onednn_log else None
     beside = match_log(analysis, log) if log else None
     rows = make_rows(analysis)
     costliest = costliest_outside_onednn(rows)
@@ -126,22 +129,15 @@ def trace_command(
         print_beside_log(console, analysis, beside)
     for verdict in verdicts(analysis, beside):
         print_line(console, verdict)
-    if json_file is not None:
+    if outputs.json is not None:
         content = as_json(analysis, rows, beside, trace.bytes_moved)
-        write_atomically(json_file, json.dumps(content, indent=1))
-    if out is not None:
-        write_atomically(out / TABLE, Table("", OPERATOR_COLUMNS, list(map(astuple, rows))).csv())
-        write_charts(analysis, costliest[:top], folder=out)
-        print_line(console, f"table and charts: {out}")
+        write_atomically(outputs.json, json.dumps(content, indent=1))
+    if outputs.out is not None:
+        table = Table("", OPERATOR_COLUMNS, list(map(astuple, rows)))
+        write_atomically(outputs.out / TABLE, table.csv())
+        write_charts(analysis, costliest[:top], folder=outputs.out)
+        print_line(console, f"table and charts: {outputs.out}")
     return FINISHED
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """Parse distinct integers; return them in ascending order."""
-    fields = text.split(",")
-    if not all(field.isdigit() for field in fields):
-        raise argparse.ArgumentTypeError(f"expected numbers such as 20,21, got {text!r}")
-    return tuple(sorted({int(field) for field in fields}))
 
 
 MEANING = """\

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from common.errors import InputError
 from profiling.trace.trace import (
+    BETWEEN,
     NO_SEQUENCE,
     Annotation,
     ByThread,
@@ -257,7 +258,6 @@ def find_category(name: str) -> Category:
 STEP_MARKS = (re.compile(r"step (\d+)"), re.compile(r"ProfilerStep#(\d+)"))
 """Ours, and those of `torch.profiler.schedule`; the first pattern that a trace has counts."""
 PHASE_MARK = "phase: "
-UNMARKED = "between phases"
 WHOLE = None  # The number of the one step of a trace in which none are marked
 
 
@@ -289,7 +289,7 @@ class Steps:
     def phases(self) -> list[str]:
         """Phases in order of appearance; time between phases is last."""
         phases = list(dict.fromkeys(cell.phase for cell in self.cells))
-        return sorted(phases, key=lambda phase: phase == UNMARKED)
+        return sorted(phases, key=lambda phase: phase == BETWEEN)
 
     @property
     def durations(self) -> dict[int | None, int]:
@@ -341,7 +341,7 @@ def find_steps(trace: Trace, chosen: Sequence[int] | None = None) -> Steps:
     ]
     windows = find_windows(trace, by_number, training, chosen)
     intervals = marked or sorted(unmarked_phases(trace, main, training))
-    cells = tuple(cut(windows, intervals, UNMARKED if marked else "forward"))
+    cells = tuple(cut(windows, intervals, BETWEEN if marked else "forward"))
     if not cells:
         raise InputError(f"{trace.file}: its operators have no duration")
     return Steps(

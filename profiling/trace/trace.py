@@ -22,6 +22,7 @@ from typing import IO, Any, NamedTuple, NoReturn
 from common.errors import InputError
 from common.files import regular_descriptor
 from common.numbers import require_moderate
+from profiling.onednn_log.parse import PHASES
 
 OPERATOR = ("cpu_op", "Operator")  # Categories of operators; the second is that of torch 1
 MODULE = "nn.Module: "  # How names of modules begin in traces `with_stack`
@@ -94,8 +95,7 @@ class Spans:
 
 
 KEY = "bytes_moved"  # The field of a trace's file, beside its events
-PHASES = ("data", "forward", "loss", "backward", "optimizer")
-BETWEEN = "between phases"
+BETWEEN = "between phases"  # The name of time and bytes in no phase
 
 
 class MovedRow(NamedTuple):

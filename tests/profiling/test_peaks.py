@@ -22,6 +22,7 @@ from profiling.__main__ import main
 from profiling.onednn_log.log import OneDnnLog
 from profiling.onednn_log.work import MemoryDescriptor, Problem
 from profiling.peaks import (
+    STORED,
     Peaks,
     cautions_of_peaks,
     choose_peaks,
@@ -30,7 +31,6 @@ from profiling.peaks import (
     matrix_peak,
     measure_peaks,
     measurement,
-    parse_peaks,
     parse_share,
     roofline_ms,
     save,
@@ -123,7 +123,7 @@ def test_measurement_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert share == choose_cores(threads=1)
     *steps, last = measurement(share, ["a note"])
     assert [step["percent"] for step in steps] == sorted(step["percent"] for step in steps)
-    peaks = parse_peaks(last["peaks"])
+    peaks = STORED.validate_python(last["peaks"])
     require_consistent(peaks)
     assert peaks.left_out["s8"].endswith("no s8")
     assert "emulated" in peaks.left_out["bf16"]
@@ -147,15 +147,27 @@ def remove_threads(content: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (remove_threads, "threads is missing"),
-        (lambda content: content.update(threads=0), "threads: expected a whole number"),
-        (lambda content: content.update(matrix_gflop_per_s={}), "matrix_gflop_per_s: expected"),
-        (lambda content: content["matrix_gflop_per_s"].update(f32="fast"), "matrix_gflop_per_s"),
-        (lambda content: content.update(bandwidth_gb_per_s=-1), "bandwidth_gb_per_s: expected"),
-        (lambda content: content.update(cpu=3), "cpu: expected a name"),
-        (lambda content: content.update(rates=[1]), "rates: expected an object"),
-        (lambda content: content.update(rates={"f32": {"x": None}}), "rates: expected a rate"),
-        (lambda content: content.update(cpus=3), "cpus: expected a list"),
+        (remove_threads, "threads: Field required"),
+        (lambda content: content.update(threads=0), "threads: Input should be greater"),
+        (
+            lambda content: content.update(matrix_gflop_per_s={}),
+            "matrix_gflop_per_s: Dict",
+        ),
+        (
+            lambda content: content["matrix_gflop_per_s"].update(f32="fast"),
+            "matrix_gflop_per_s",
+        ),
+        (
+            lambda content: content.update(bandwidth_gb_per_s=-1),
+            "bandwidth_gb_per_s: ",
+        ),
+        (lambda content: content.update(cpu=3), "cpu: Input should be a valid string"),
+        (lambda content: content.update(rates=[1]), "rates: Input should be"),
+        (
+            lambda content: content.update(rates={"f32": {"x": None}}),
+            "rates.f32.x: ",
+        ),
+        (lambda content: content.update(cpus=3), "cpus: Input should be a valid array"),
     ],
 )
 def test_invalid_field_is_one_line(
@@ -167,7 +179,7 @@ def test_invalid_field_is_one_line(
     change(content)
     file.write_text(json.dumps(content))
     message = error_message(load_peaks, file)
-    assert message.startswith(f"{file}: {problem}")
+    assert message.startswith(f"{file}: has no peak rates ({problem}")
     assert "python -m profiling peaks --json" in message
 
 

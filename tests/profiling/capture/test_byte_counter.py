@@ -132,14 +132,14 @@ def test_bytes_of_a_training_step() -> None:
             output: Tensor = model(images)
         with phases.phase("backward"):
             output.backward(gradient)
-    total = sum(moved.total for moved in counter.moved.values())
+    total = sum(moved.read + moved.written for moved in counter.moved.values())
     assert total == expected_step_bytes(layers=2, images=2, channels=8, pixels=25)
     assert {call.phase for call in counter.moved} == {"forward", "backward"}
     with ByteCounter() as again:
         model(images).backward(gradient)
     # Gradients exist already and are accumulated: two tensors are read and one is written.
     added = 2 * 3 * 4 * 64
-    assert sum(moved.total for moved in again.moved.values()) == total + added
+    assert sum(moved.read + moved.written for moved in again.moved.values()) == total + added
 
 
 def test_sizes_count_each_element_once() -> None:

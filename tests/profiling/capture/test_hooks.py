@@ -1,5 +1,6 @@
 """The hooks together, on steps of a small network: an error in one of them ends it alone."""
 
+import errno
 import io
 import os
 from pathlib import Path
@@ -160,6 +161,22 @@ def test_notes_name_steps_that_are_not_recorded(tmp_path: Path) -> None:
     hooks[1].done = [20, 21]
     [note] = Capture(hooks).final_notes()
     assert note.startswith("profile.onednn: only steps 20-21 of steps 20-22")
+
+
+def test_hook_that_fails_in_a_phase_restores_the_output(
+    small: PreparedTraining, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks = make_hooks(tmp_path, onednn=range(1, 3), trace=range(1, 3))
+    before = os.fstat(1)
+
+    def fail(phase: str | None, *, is_begin: bool) -> None:
+        if phase is not None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(hooks[1], "_mark", fail)
+    assert len(run_steps(hooks, small, steps=range(1, 3))) == 1
+    assert hooks[1].problem.endswith("cannot be written: No space left on device")
+    assert os.fstat(1) == before and trace.stat().st_size > 100
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])

@@ -2,11 +2,6 @@
 
 import csv
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,9 +24,7 @@ from tests.profiling.efficiency.example_log import (
 )
 from tests.support.commands import RunHere
 from tests.support.fast_precision import needs_bf16
-from tests.support.processes import child_processes, wait_until_ended
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 SMALL = "mb2_ic8oc8_ih20oh20kh1sh1dh0ph0_iw20ow20kw1sw1dw0pw0"
 
 
@@ -157,26 +150,3 @@ def test_invalid_options(
     options = [text.replace("REPLAY", str(replay)).replace("LOG", str(log)) for text in options]
     done = run_here(main, "efficiency", log, *options)
     assert done.returncode == 2 and reason in done.stderr
-
-
-@pytest.mark.slow
-def test_ctrl_c_leaves_no_worker(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "profiling", "efficiency"]
-    command += [str(write_log(tmp_path)), "--runner=torch", "--repeats=100000"]
-    # A process group, as a terminal creates it; Ctrl-C signals all of it.
-    process = subprocess.Popen(
-        command,
-        cwd=REPOSITORY,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    )
-    while not (workers := child_processes(process.pid)):
-        assert process.poll() is None
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert errors == "interrupted\n"
-    wait_until_ended(workers)

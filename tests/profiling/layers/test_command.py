@@ -2,11 +2,6 @@
 
 import csv
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,9 +9,7 @@ import pytest
 from profiling.__main__ import main
 from profiling.layers.study import fits
 from tests.support.commands import RunHere
-from tests.support.processes import child_processes, wait_until_ended
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 SMALL = ["--batch=2", "--image-size=64", "--warm-up=1", "--threads=1"]
 
 
@@ -69,22 +62,6 @@ def test_wrong_arguments_are_one_line(
     assert done.returncode == 2 and done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {problem}")
-
-
-@pytest.mark.slow
-def test_ctrl_c_leaves_no_worker() -> None:
-    command = [sys.executable, "-m", "profiling", "layers", "alexnet", *SMALL]
-    process = subprocess.Popen(
-        command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, process_group=0
-    )
-    while not (workers := child_processes(process.pid)):
-        assert process.poll() is None
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert errors.endswith("interrupted\n") and "Traceback" not in errors
-    wait_until_ended(workers)
 
 
 def test_the_first_worker_always_fits() -> None:

@@ -1,7 +1,6 @@
 """A study of known numbers, and its tables, sentences and chart."""
 
 import csv
-import json
 from typing import Any
 
 import pytest
@@ -127,8 +126,7 @@ def test_table_of_all_layers_adds_up() -> None:
 
 
 def test_json_has_every_iteration() -> None:
-    text = as_json(SUBJECT, [measured(onednn=True)], remarks=["a remark"], other_cores=0.5)
-    content = json.loads(text)
+    content = as_json(SUBJECT, [measured(onednn=True)], remarks=["a remark"], other_cores=0.5)
     (study,) = content["configurations"]
     assert study["iterations_ms"] == [[10, 20], [14, 20]] and study["unwatched_median_ms"] == 24
     assert content["subject"]["batch"] == 4 and content["remarks"] == ["a remark"]

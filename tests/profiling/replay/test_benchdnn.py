@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from common.errors import InputError
 from profiling.onednn_log.log import Calls, read_logs
@@ -22,13 +23,13 @@ from profiling.replay.benchdnn import (
     probe_benchdnn,
     read_timed,
     refusal,
-    replay_with_benchdnn,
     run_benchdnn,
     typical,
 )
 from profiling.replay.benchdnn_fields import Dialect
-from profiling.replay.benchdnn_problems import write_problem_files
-from profiling.replay.replay import Conditions
+from profiling.replay.benchdnn_problems import express, write_problem_files
+from profiling.replay.replay import Conditions, Replay
+from profiling.replay.run import ReplayOptions, Work, run_again
 from tests.profiling.onednn_log.logs import FIXTURES
 from tests.profiling.replay.problems import BENCHDNN, by_kind, needs_benchdnn
 from tests.support.commands import write_program
@@ -264,25 +265,27 @@ def test_benchdnn_runs_what_the_log_requests(driver: str, tmp_path: Path) -> Non
     assert {requested(problem) for problem in calls} <= executed
 
 
+def replay_calls(calls: dict[Problem, Calls], *, repeats: int, cold: bool) -> Replay:
+    """Run a log's problems again with the real program."""
+    conditions = Conditions(1, (CPU,))
+    program = probe_benchdnn(BENCHDNN, conditions)
+    lines, refused = express(calls, Dialect(program.dialect))
+    options = ReplayOptions(repeats=repeats, cold=cold, threads=None)
+    work = Work(calls=calls, conditions=conditions, options=options, lines=lines, refused=refused,
+                file=None)  # fmt: skip
+    return run_again(work, program, Console(quiet=True))
+
+
 @needs_benchdnn
 @pytest.mark.slow
 def test_problems_are_timed_hot_and_cold() -> None:
     calls = dict(list(read_calls("pool").items())[:2])
-    progress: list[tuple[int, int]] = []
-    replay = replay_with_benchdnn(
-        calls,
-        benchdnn=BENCHDNN,
-        conditions=Conditions(1, (CPU,)),
-        repeats=7,
-        cold=True,
-        progress=lambda done, total: progress.append((done, total)),
-    )
+    replay = replay_calls(calls, repeats=7, cold=True)
     assert (set(replay.times), replay.not_replayed) == (set(calls), {})
     for measured in replay.times.values():
         assert measured.runs == 7 and measured.implementation
         assert 0 < measured.hot_ms < 1000
         assert measured.cold_ms is None or 0 < measured.cold_ms < 1000
-    assert progress == [(0, 2), (1, 2), (2, 2)]
     assert replay.version == probe_benchdnn(BENCHDNN, Conditions(1)).version
 
 
@@ -300,14 +303,7 @@ def test_refused_problem_has_a_reason_and_the_others_run(tmp_path: Path) -> None
         f"onednn_verbose,v1,primitive,exec,cpu,matmul,ref:any,undef,{matrices},,,4x6:60x5,20\n"
         f"onednn_verbose,v1,primitive,exec,cpu,matmul,ref:any,undef,{matrices},,,4x6:6x5,10\n"
     )
-    replay = replay_with_benchdnn(
-        read_logs([log]).calls(),
-        benchdnn=BENCHDNN,
-        conditions=Conditions(1),
-        repeats=3,
-        cold=False,
-        progress=lambda done, total: None,
-    )
+    replay = replay_calls(read_logs([log]).calls(), repeats=3, cold=False)
     assert [problem.shape for problem in replay.times] == ["4x6:6x5"]
     reasons = {problem.shape: why for problem, why in replay.not_replayed.items()}
     assert reasons["mb2ic16ih7iw7"] == "benchdnn: SKIPPED (Case not supported)"

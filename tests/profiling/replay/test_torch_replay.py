@@ -49,7 +49,7 @@ def replay(
         conditions=Conditions(threads),
         repeats=3,
         cold=cold,
-        progress=lambda done, total: None,
+        progress=lambda done: None,
         make_worker=make_worker,
     )
 

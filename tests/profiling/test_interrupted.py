@@ -1,0 +1,42 @@
+"""Ctrl-C while workers of a command run: it ends them, and says so in one line."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.profiling.efficiency.example_log import write_log
+from tests.support.processes import child_processes, wait_until_ended
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+COMMANDS = {
+    "efficiency": "LOG --runner=torch --repeats=100000",
+    "layers": "alexnet --batch=2 --image-size=64 --warm-up=1 --threads=1",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_leaves_no_worker(command: str, tmp_path: Path) -> None:
+    options = COMMANDS[command].replace("LOG", str(write_log(tmp_path))).split()
+    # A process group, as a terminal creates it; Ctrl-C signals all of it.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "profiling", command, *options],
+        cwd=REPOSITORY,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    while not (workers := child_processes(process.pid)):
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.endswith("interrupted\n") and "Traceback" not in errors
+    wait_until_ended(workers)
