@@ -12,7 +12,8 @@ ENV DEBIAN_FRONTEND=noninteractive UV_NO_CACHE=1
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates g++ python3 python3-venv
 WORKDIR /app
-COPY setup.sh requirements*.txt ./
+COPY setup.sh requirements.txt ./
+COPY requirements requirements
 
 # Address of an index of CPU-only wheels of torch and torchvision: an image of a third of the size.
 # Without one torch comes from the package registry, which always works.

@@ -59,22 +59,22 @@ fuzz:
 lint: tools ; $(python) -m pre_commit run --all-files --show-diff-on-failure
 
 audit: setup
-	for file in requirements-*.txt; do ./setup.sh uv tool run pip-audit@2.10.1 --strict --no-deps --disable-pip --requirement $$file || failed=1; done; [ -z "$$failed" ]
+	for file in requirements/*.txt; do ./setup.sh uv tool run pip-audit@2.10.1 --strict --no-deps --disable-pip --requirement $$file || failed=1; done; [ -z "$$failed" ]
 
 # One resolution for all Pythons; markers tell where they must differ. The old pins stay in .venv until then.
 resolve = ./setup.sh uv pip compile --quiet --universal --python-version 3.11 --upgrade \
     --custom-compile-command "make update" --output-file .pins/requirements
 update: tools
-	rm -rf .pins && mkdir .pins
+	rm -rf .pins && mkdir -p .pins/requirements
 	$(resolve).txt pyproject.toml
-	$(resolve)-serving.txt pyproject.toml --constraints .pins/requirements.txt --extra serving
-	$(resolve)-dev.txt pyproject.toml --constraints .pins/requirements-serving.txt --extra serving --group dev
-	$(resolve)-fuzz.txt pyproject.toml --constraints .pins/requirements.txt --group fuzz
-	$(resolve)-ipex.txt pyproject.toml --group ipex --group dev
-	for family in intel-mpi open-mpi; do $(resolve)-$$family.txt --group $$family || exit; done
+	$(resolve)/serving.txt pyproject.toml --constraints .pins/requirements.txt --extra serving
+	$(resolve)/dev.txt pyproject.toml --constraints .pins/requirements/serving.txt --extra serving --group dev
+	$(resolve)/fuzz.txt pyproject.toml --constraints .pins/requirements.txt --group fuzz
+	$(resolve)/ipex.txt pyproject.toml --group ipex --group dev
+	for family in intel-mpi open-mpi; do $(resolve)/$$family.txt --group $$family || exit; done
 	$(MAKE) test environment=.venv-update PINS=.pins
 	.venv-update/bin/python -m profiling bench step --contestants torch --against $(python)
-	mv .pins/*.txt . && rmdir .pins && git diff --stat -- 'requirements*.txt'
+	cp -r .pins/. . && rm -rf .pins && git diff --stat -- requirements.txt requirements
 
 tools:
 	@./setup.sh tools

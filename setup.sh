@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Make .venv with the packages of requirements.txt, in which a second call finds everything in place. An argument:
-#   dev, serving, fuzz   install requirements-dev.txt, -serving.txt or -fuzz.txt, which include requirements.txt
-#   ipex, intel-mpi, open-mpi   make .venv-ipex from requirements-ipex.txt, and so on
+#   dev, serving, fuzz   install requirements/dev.txt, serving.txt or fuzz.txt, which include requirements.txt
+#   ipex, intel-mpi, open-mpi   make .venv-ipex from requirements/ipex.txt, and so on
 #   compiler, tools, browser   look for what kernels and tests call; as root on Debian install what is missing
 #   pythons              print the Pythons that the program can use, the newest first
 #   uv ARGUMENTS         run uv, which installs the packages
 # Variables: PYTHON (default: the environment's, else the newest of 3.11 to 3.14 that is here); TORCH_INDEX, an index of
-# CPU-only wheels of torch; SETUP_VENV, the folder in place of .venv; PINS, the folder of requirements*.txt.
+# CPU-only wheels of torch; SETUP_VENV, the folder in place of .venv; PINS, the folder of requirements.txt and requirements/.
 set -Eeuo pipefail
 trap 'exit 130' INT TERM # not on to the next step
 cd "$(dirname "$0")"
@@ -53,8 +53,8 @@ run_uv() {
 }
 
 install_packages() { # ENVIRONMENT FILE
-    local environment=$1 file=${PINS:-.}/$2 marker=$1/.setup-${2%.txt} made=$1/.setup-index index wanted options=(--strict --no-deps)
-    wanted=$(sha256sum <"$file") index=${TORCH_INDEX:-$(cat "$made" 2>/dev/null || true)} # that of its first call
+    local environment=$1 name=${2##*/} file=${PINS:-.}/$2 marker made=$1/.setup-index index wanted options=(--strict --no-deps)
+    marker=$1/.setup-${name%.txt} wanted=$(sha256sum <"$file") index=${TORCH_INDEX:-$(cat "$made" 2>/dev/null || true)} # that of its first call
     trap 'fail "installing failed, see above; check the network, the package index and the free space ($(df -h --output=avail . | tail -n 1 | tr -d " ") here), then run the same command again"' ERR
     # Made anew: a broken environment, an interrupted set-up, and for another PYTHON or index: its wheels have the same versions.
     if [ -e "$environment/.setup-started" ] || ! "$environment/bin/python" -c '' 2>/dev/null || { [ -e "$made" ] && [ "$(cat "$made")" != "$index" ]; } ||
@@ -103,9 +103,9 @@ flock --nonblock 9 2>/dev/null || [ $? != 1 ] || { echo "setup: another set-up i
 
 case "$*" in
 '') install_packages "${SETUP_VENV:-.venv}" requirements.txt ;;
-dev | serving | fuzz) install_packages "${SETUP_VENV:-.venv}" "requirements-$1.txt" ;;
-ipex) VERSIONS="3.13 3.12 3.11" install_packages .venv-ipex requirements-ipex.txt ;; # torch 2.8 knows no 3.14
-intel-mpi | open-mpi) install_packages ".venv-$1" "requirements-$1.txt" ;;
+dev | serving | fuzz) install_packages "${SETUP_VENV:-.venv}" "requirements/$1.txt" ;;
+ipex) VERSIONS="3.13 3.12 3.11" install_packages .venv-ipex requirements/ipex.txt ;; # torch 2.8 knows no 3.14
+intel-mpi | open-mpi) install_packages ".venv-$1" "requirements/$1.txt" ;;
 compiler) require_program "$compiler" g++ "the C++ kernels" ;;
 tools) for pair in "$compiler:g++" git:git pgrep:procps ip:iproute2; do require_program "${pair%:*}" "${pair#*:}" tests; done ;;
 browser) require_browser ;;

@@ -166,12 +166,12 @@ def environment() -> dict[str, str | int]:
 
 
 def require_packages(*names: str, purpose: str) -> None:
-    """Raise InputError, with the purpose, unless packages of requirements-serving.txt exist."""
+    """Raise InputError, with the purpose, unless packages of requirements/serving.txt exist."""
     missing = [name for name in names if find_spec(name) is None]
     if missing:
         raise InputError(
             f"{purpose}: {' and '.join(missing)} not installed; run `make serving`, which adds the "
-            "packages of requirements-serving.txt"
+            "packages of requirements/serving.txt"
         )
 
 

@@ -180,9 +180,9 @@ def test_missing_program_is_named_to_a_user_who_is_not_root(
 def checkout(tmp_path: Path, programs: Path) -> Path:
     """A folder with the script, and a uv on PATH that only records its arguments."""
     folder = tmp_path / "checkout"
-    folder.mkdir()
+    (folder / "requirements").mkdir(parents=True)
     shutil.copy(SETUP, folder)
-    for name in ("requirements.txt", "requirements-dev.txt", "requirements-ipex.txt"):
+    for name in ("requirements.txt", "requirements/dev.txt", "requirements/ipex.txt"):
         (folder / name).write_text("numpy==2.4.6\ntorch==2.15.0\nnvidia-nccl-cu13==2.30.7\n")
     for name in ("cat", "rm", "mkdir", "touch", "grep", "sha256sum", "df", "tail", "tr", "head"):
         (programs / name).symlink_to(shutil.which(name) or name)
@@ -230,7 +230,7 @@ def test_packages_are_installed_once_and_looked_at_again(checkout: Path) -> None
     _, first = install(checkout, "dev")
     _, second = install(checkout, "dev")
     assert (commands(first), second) == (["pip"], [])
-    (checkout / "requirements-dev.txt").write_text("numpy==2.5.0\n")
+    (checkout / "requirements/dev.txt").write_text("numpy==2.5.0\n")
     assert commands(install(checkout, "dev")[1]) == ["pip"]
 
 
@@ -315,11 +315,11 @@ def test_environment_of_somebody_else_is_kept(checkout: Path) -> None:
 
 
 def test_pins_and_environment_are_those_of_the_variables(checkout: Path) -> None:
-    (checkout / ".pins").mkdir()
-    (checkout / ".pins" / "requirements-dev.txt").write_text("numpy==9\n")
+    (checkout / ".pins" / "requirements").mkdir(parents=True)
+    (checkout / ".pins" / "requirements" / "dev.txt").write_text("numpy==9\n")
     done, asked = install(checkout, "dev", PINS=".pins", SETUP_VENV=".venv-update")
     assert "installing 1 packages into .venv-update" in done.stdout
-    assert asked[1].endswith("--requirements .pins/requirements-dev.txt")
+    assert asked[1].endswith("--requirements .pins/requirements/dev.txt")
 
 
 def test_intels_extension_gets_a_python_that_its_torch_knows(checkout: Path) -> None:

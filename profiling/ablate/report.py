@@ -1,11 +1,15 @@
 """`python -m profiling ablate report`: the report's chapters, as HTML and as Markdown."""
 
+import io
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
-from common.charts import Column, Table, markdown_table, save_chart, text_column
+from PIL import Image
+
+from common.charts import Column, Table, markdown_table, text_column
 from common.console import make_console
 from common.errors import FINISHED, InputError
 from common.files import require_free_outputs, write_atomically
@@ -42,8 +46,13 @@ from profiling.ablate.charts import picture
 from profiling.ablate.definition import ChartChoice, SizeName, read_all
 from profiling.ablate.result import Result, default_folder
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 FILES = ("ablations.html", "ablations.md")
 PICTURES = "pictures"
+PICTURE_DPI = 80
+COLOURS = 16
 SECOND = "second"
 """Default folder of the results of a second run, inside that of the first."""
 
@@ -73,12 +82,21 @@ def make_report(
         if row.result is not None and row.is_measured:
             # The HTML page holds its charts; Markdown needs files beside it.
             figure = picture(row.ablation, row.result, row.outcomes)
-            save_chart(figure, target / PICTURES / f"{row.name}.png")
+            write_atomically(target / PICTURES / f"{row.name}.png", as_small_png(figure))
     console = make_console()
     for line in summary(study):
         console.print(line, soft_wrap=True)
     console.print(f"report: {files[0]}; Markdown: {files[1]}", soft_wrap=True)
     return FINISHED
+
+
+def as_small_png(figure: "Figure") -> bytes:
+    """Return the figure as a PNG of few colours: a sixth of the bytes, for a repository."""
+    full, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(full, format="png", dpi=PICTURE_DPI)
+    image = Image.open(full).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    image.save(small, "PNG", optimize=True)
+    return small.getvalue()
 
 
 def render_pages(study: Study) -> tuple[str, str]:

@@ -362,7 +362,7 @@ AS_PINNED = "run `make setup`, unless you know that these versions work together
 def check_versions(pins: Path | None = None) -> Finding:
     """Compare every package that is pinned for this environment with what is installed."""
     if pins is None:
-        lane = "requirements-ipex.txt" if installed_versions([IPEX]) else "requirements.txt"
+        lane = "requirements/ipex.txt" if installed_versions([IPEX]) else "requirements.txt"
         pins = FOLDER / lane
     if not pins.is_file():
         return ok(VERSIONS, f"not compared with the tested ones: no {pins.name} beside the program")
