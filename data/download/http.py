@@ -198,7 +198,7 @@ def receive(
                     note_version(part, response)
                 size = start
                 received(size, total)
-                # urllib3 compares the length with that of the header, and reads chunks to their end.
+                # urllib3 compares lengths with the header, and reads chunks to their end.
                 for chunk in response.iter_content(CHUNK):
                     if connection.stop.is_set():
                         raise StoppedError
