@@ -10,9 +10,10 @@ from functools import partial
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from common.errors import BAD_INPUT, FINISHED, exit_code_for, format_error
+from common.options import add_options, check_outputs, take_options
 from common.outputs import require_separate_arguments
 from common.program import command_words, module_name
 from common.streams import lost_output, open_streams
@@ -79,6 +80,7 @@ def is_console_script() -> bool:
     return Path(sys.argv[0]).name == PROGRAM
 
 
+Options = TypeVar("Options")
 Commands = Mapping[str, tuple[str, str]]
 """For each command's name its `module:function`, or `module:COMMANDS` of a group, and a summary.
 
@@ -145,43 +147,33 @@ def add_command(
     about: str,
     examples: str | None = None,
     summary: str | None = None,
+    options: type[Options] | None = None,
+    run: Callable[[Options], int] | None = None,
 ) -> argparse.ArgumentParser:
     """Add a command and return its parser; `--help` has `about`, the options, and `examples`.
 
-    The group's own `--help` has the `summary`, unless `add_commands` knows it.
+    The group's own `--help` has the `summary`, unless `add_commands` knows it. `options` is a
+    record as in `common.options`, which `run` takes; it returns the exit code.
     """
-    options: dict[str, Any] = {} if summary is None else {"help": summary}
-    return commands.add_parser(
+    listed: dict[str, Any] = {} if summary is None else {"help": summary}
+    parser = commands.add_parser(
         name,
         description=about,
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        **options,
+        **listed,
     )
+    if options is not None and run is not None:
+        add_options(parser, options)
+        parser.set_defaults(run=partial(run_with_options, options, run))
+    return parser
 
 
-def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """Add `section.field=value` arguments to a command's parser, anywhere among the options.
-
-    argparse takes positional arguments from one place only, and its intermixed parsing does not
-    support subcommands.
-    """
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="section.field=value",
-        help="settings that override the file, such as data.root=/data/coco",
-    )
-    parse = parser.parse_known_args
-
-    def parse_all(*arguments: Any) -> tuple[argparse.Namespace, list[str]]:
-        options, others = parse(*arguments)
-        # Overrides behind an option are among the arguments that argparse could not place. Those
-        # with a dash are unknown options, which the caller reports.
-        options.overrides += [argument for argument in others if not argument.startswith("-")]
-        return options, [argument for argument in others if argument.startswith("-")]
-
-    parser.parse_known_args = parse_all  # type: ignore[method-assign, assignment]
+def run_with_options(options: type[Options], run: Callable[[Options], int], **parsed: Any) -> int:
+    """Run a command with a record made from its parsed arguments, after checks of its outputs."""
+    record = take_options(options, parsed)
+    check_outputs(record)
+    return run(record)
 
 
 def add_json_option(

@@ -18,6 +18,7 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from operator import itemgetter
@@ -30,60 +31,51 @@ from common.cli import add_command, number_that
 from common.console import make_console, print_line
 from common.errors import InputError, printable
 from common.files import read_bytes, removed_on_failure, require_free_outputs, write_atomically
+from common.options import argument, option, overwrite_option
 from common.outputs import require_no_input
 from data.annotations import SPLITS, SplitName, leaves_folder
 from data.coco_json import INTEGERS, read_annotations, whole_number
 from data.formats.coco import SHORTENED, locate_images
 
+share = partial(number_that, lambda x: 0 < x < 1, "a share between 0 and 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitOptions:
+    """The options of `python -m data split`."""
+
+    annotations: Path = argument("annotations, COCO format", metavar="JSON")
+    out: Path = option("folder for both files", metavar="DIR")
+    validation: float = option(
+        "share of the images for validation", default=0.2, parse=share, metavar="SHARE"
+    )
+    seed: int = option("seed of the random split", default=0, metavar="N")
+    images: Path | None = option(
+        "folder of the images, where a tool's export names them by paths of its own machine "
+        "and they are not near JSON",
+        default=None,
+        metavar="DIR",
+    )
+    overwrite: bool = overwrite_option()
+
 
 def add_split(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command `split`."""
     # The docstring of this module is the text of --help.
-    parser = add_command(commands, "split", about=__doc__ or "")
-    parser.set_defaults(run=run_split)
-    parser.add_argument("annotations", type=Path, metavar="JSON", help="annotations, COCO format")
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="folder for both files"
-    )
-    parser.add_argument(
-        "--validation",
-        type=share,
-        default=0.2,
-        metavar="SHARE",
-        help="share of the images for validation (default: 0.2)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of the random split (default: 0)"
-    )
-    parser.add_argument(
-        "--images",
-        type=Path,
-        metavar="DIR",
-        help="folder of the images, where a tool's export names them by paths of its own machine "
-        "and they are not near JSON",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
+    add_command(commands, "split", about=__doc__ or "", options=SplitOptions, run=run_split)
 
 
-share = partial(number_that, lambda x: 0 < x < 1, "a share between 0 and 1")
 Content = dict[str, Any]  # A COCO-format JSON, parsed
 MOST_BYTES = 2_000_000_000
 """Limit for annotations to split: parsed, they take about eight times as much memory."""
 
 
-def run_split(
-    annotations: Path,
-    *,
-    out: Path,
-    validation: float,
-    seed: int,
-    images: Path | None,
-    overwrite: bool,
-) -> int:
+def run_split(options: SplitOptions) -> int:
     """Write both splits and print their content; return the exit code."""
-    files = {split: out / f"{split}.json" for split in SPLITS}
+    annotations, images = options.annotations, options.images
+    files = {split: options.out / f"{split}.json" for split in SPLITS}
     require_no_input(files.values(), [annotations])
-    require_free_outputs(list(files.values()), overwrite=overwrite)
+    require_free_outputs(list(files.values()), overwrite=options.overwrite)
     # Checks the fields that training reads.
     checked = read_annotations(annotations, is_export=True)
     try:
@@ -110,12 +102,13 @@ def run_split(
     classes: dict[str, set[int]] = {file: set() for file in file_of_id.values()}
     if len(classes) < 2:
         raise InputError(f"{annotations}: images: {len(classes)}; a split needs at least two")
-    count = min(max(round(len(classes) * validation), 1), len(classes) - 1)
+    count = min(max(round(len(classes) * options.validation), 1), len(classes) - 1)
     for box in content["annotations"]:
         classes[file_of_id[box["image_id"]]].add(box["category_id"])
     names = list(classes)
     in_validation = {
-        names[row] for row in stratified_rows(list(classes.values()), count=count, seed=seed)
+        names[row]
+        for row in stratified_rows(list(classes.values()), count=count, seed=options.seed)
     }
     held_out = {image_id for image_id, file in file_of_id.items() if file in in_validation}
     splits: dict[SplitName, Content] = {}

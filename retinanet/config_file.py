@@ -16,9 +16,10 @@ from typing import Any
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 
-from common.cli import add_command, add_overrides, number_of_ranks
+from common.cli import add_command, number_of_ranks
 from common.errors import FINISHED, InputError
 from common.files import read_text, require_free_outputs, write_atomically
+from common.options import add_overrides
 from common.program import FOLDER
 from common.yaml_text import read_yaml
 from data.annotations import Split, SplitName, find_split

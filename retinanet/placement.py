@@ -12,9 +12,10 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
-from common.cli import add_command, add_json_option, add_overrides, number_of_ranks
+from common.cli import add_command, add_json_option, number_of_ranks
 from common.errors import FINISHED, InputError
 from common.files import require_free_json, write_atomically
+from common.options import add_overrides
 from launch.environment import installed_openmp
 from launch.hosts import hosts_with_ranks
 from launch.limits import host_cpus, read_allowance

@@ -18,7 +18,8 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from common.cli import add_command, add_overrides, positive, whole_number
+from common.cli import add_command, positive, whole_number
+from common.options import add_overrides
 from retinanet.commands import call_with_torch
 
 

@@ -33,16 +33,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from common.cli import (
-    add_command,
-    add_json_option,
-    add_overrides,
-    chart_file,
-    installed_command,
-    positive,
-)
+from common.cli import add_command, add_json_option, chart_file, installed_command, positive
 from common.console import make_console
 from common.errors import FINISHED, InputError
+from common.options import add_overrides
 from data.annotations import SPLITS, SplitName
 from data.decoding import resolve_decoder
 from data.verify.objects import AnchorRule

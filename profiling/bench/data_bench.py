@@ -30,11 +30,12 @@ from rich import table as rich_table
 from rich.console import Console
 
 from common.charts import Table, text_column
-from common.cli import add_command, add_json_option, add_overrides, positive
+from common.cli import add_command, add_json_option, positive
 from common.console import make_console, progress
 from common.errors import FINISHED, InputError
 from common.files import require_free_json, write_atomically, write_json
 from common.machine import environment
+from common.options import add_overrides
 from common.walk import LeftOut, Reach, walk_files
 from data.decoding import DECODERS, SUFFIXES, decoder_fault, describe_decoder
 from data.synthetic import make_synthetic_data

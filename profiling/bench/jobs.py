@@ -17,10 +17,11 @@ from statistics import median
 
 from rich.table import Table
 
-from common.cli import add_json_option, add_overrides
+from common.cli import add_json_option
 from common.console import make_console, progress
 from common.errors import FINISHED, InputError
 from common.files import require_free_json
+from common.options import add_overrides
 from launch.limits import read_allowance
 from launch.mpirun import choose_mpirun
 from launch.topology import read_topology

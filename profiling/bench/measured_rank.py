@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 from statistics import median
 
-from common.cli import add_overrides, positive, run_command
+from common.cli import positive, run_command
 from common.errors import FINISHED
+from common.options import add_overrides
 from launch.pinning import RankContext
 from launch.ranks import read_ranks
 from launch.rendezvous import rank0_only_errors

@@ -25,11 +25,12 @@ from common.charts import (
     new_figure,
     table_rows,
 )
-from common.cli import add_command, add_overrides, positive
+from common.cli import add_command, positive
 from common.console import make_console, print_line, progress
 from common.errors import FINISHED
 from common.files import write_atomically
 from common.machine import processor_name
+from common.options import add_overrides
 from launch.hosts import add_where
 from launch.mpirun import choose_mpirun
 from profiling.studies import async_groups_search as study

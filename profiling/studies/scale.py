@@ -27,18 +27,12 @@ from common.charts import (
     table_rows,
     write_in_place_of_chart,
 )
-from common.cli import (
-    add_command,
-    add_json_option,
-    add_overrides,
-    chart_file,
-    numbers,
-    positive,
-)
+from common.cli import add_command, add_json_option, chart_file, numbers, positive
 from common.console import make_console, print_line
 from common.errors import FINISHED, INTERRUPTED, InputError, format_error
 from common.files import require_free
 from common.machine import environment
+from common.options import add_overrides
 from launch.hosts import add_where
 from launch.limits import read_allowance
 from launch.mpirun import choose_mpirun

@@ -14,7 +14,6 @@ from rich.console import Console
 from common.cli import (
     add_command,
     add_json_option,
-    add_overrides,
     chart_file,
     number_of_ranks,
     positive,
@@ -29,6 +28,7 @@ from common.files import (
     write_atomically,
     write_json,
 )
+from common.options import add_overrides
 from common.program import FOLDER, command_words, train_words
 from profiling.bench.job import JobFailedError
 from profiling.studies.tune.cluster import (

@@ -1,0 +1,224 @@
+"""Options of a command: each is a field of the record that the command's function takes.
+
+  @dataclass(frozen=True, kw_only=True)
+  class SplitOptions:
+      annotations: Path = argument("annotations, COCO format", metavar="JSON")
+      seed: int = option("seed of the random split", default=0, metavar="N")
+      out: Path = option("folder for both files", metavar="DIR")
+      overwrite: bool = flag("replace existing files")
+      json: Path | None = json_option()
+
+A field's type says how its text is read: `Path`, `int`, `float`, the values of a `Literal`, or else
+`parse`. A field whose type is another record has that record's options. Files that a command
+writes are marked, so that they are checked once, before every command's work.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import MISSING, Field, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from common.files import require_free, require_writable_later
+from common.outputs import require_no_input
+
+ADDED = "added"
+"""The entry of a field's metadata with the arguments of `add_argument`."""
+NO_DEFAULT = object()
+
+
+def option(
+    what: str,
+    *,
+    default: Any = NO_DEFAULT,
+    name: str | None = None,
+    parse: Callable[[str], Any] | None = None,
+    exclusive: str | None = None,
+    group: str | None = None,
+    writes: bool = False,
+    **added: Any,
+) -> Any:
+    """Return a field that is the option `--field-name`; without a default it must be given.
+
+    Args:
+        what: The text of --help; the default value is added to it.
+        default: The value without the option.
+        name: Another name, such as `--json`.
+        parse: A function from the text to the value.
+        exclusive: Of the options with this word, at most one can be given.
+        group: The heading above it in --help.
+        writes: The value is a file that the command writes.
+        **added: Other arguments of `ArgumentParser.add_argument`.
+    """
+    if name is not None:
+        added["name"] = name
+    if parse is not None:
+        added["type"] = parse
+    added |= {"help": what, "exclusive": exclusive, "group": group}
+    metadata = {ADDED: added, "writes": writes}
+    if default is NO_DEFAULT:
+        return field(metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def argument(what: str, *, metavar: str, **added: Any) -> Any:
+    """Return a field that is given by its place, not by a name; see `option`."""
+    return option(what, metavar=metavar, positional=True, **added)
+
+
+def flag(what: str, *, default: bool = False, **added: Any) -> Any:
+    """Return a field that is true if the option is given; if it is by default, `--no-…` negates."""
+    return option(what, default=default, **added)
+
+
+def overwrite_option(what: str = "replace existing files") -> Any:
+    """Return the field of `--overwrite`: the command's own files may replace earlier ones."""
+    return flag(what)
+
+
+def json_option(what: str = "also write the results to this file, as JSON") -> Any:
+    """Return the field of `--json FILE`, None if it is not given."""
+    return option(what, default=None, name="--json", metavar="FILE", writes=True)
+
+
+def overrides_argument() -> Any:
+    """Return a field of `section.field=value` arguments, which may be anywhere among the options.
+
+    argparse takes positional arguments from one place only, and its intermixed parsing does not
+    support subcommands.
+    """
+    return field(default_factory=list, metadata={ADDED: add_overrides})
+
+
+def included(record: Any) -> Any:
+    """Return a field that holds another record, whose options the command has, too."""
+    return field(metadata={ADDED: record})
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """Add `section.field=value` arguments, as `overrides`; see `overrides_argument`."""
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="section.field=value",
+        help="settings that override the file, such as data.root=/data/coco",
+    )
+    parse = parser.parse_known_args
+
+    def parse_all(*arguments: Any) -> tuple[argparse.Namespace, list[str]]:
+        options, others = parse(*arguments)
+        # Overrides behind an option are among the arguments that argparse could not place. Those
+        # with a dash are unknown options, which the caller reports.
+        options.overrides += [argument for argument in others if not argument.startswith("-")]
+        return options, [argument for argument in others if argument.startswith("-")]
+
+    parser.parse_known_args = parse_all  # type: ignore[method-assign, assignment]
+
+
+def add_options(parser: argparse.ArgumentParser, record: type[Any]) -> None:
+    """Add the options of a record's fields to a parser, in their order."""
+    groups: dict[str, Any] = {}
+    types = get_type_hints(record)
+    for each in fields(record):
+        added = each.metadata[ADDED]
+        if is_dataclass(added):
+            add_options(parser, types[each.name])
+        elif callable(added):
+            added(parser)
+        else:
+            place: Any = parser
+            if heading := added["group"]:
+                if heading not in groups:
+                    groups[heading] = parser.add_argument_group(heading)
+                place = groups[heading]
+            if word := added["exclusive"]:
+                if word not in groups:
+                    groups[word] = place.add_mutually_exclusive_group()
+                place = groups[word]
+            add_option(place, each, types[each.name])
+
+
+def add_option(place: Any, each: "Field[Any]", kind: Any) -> None:
+    """Add a field's option, read as its type says, to a parser or a group."""
+    own = ("name", "positional", "group", "exclusive")
+    added = {key: value for key, value in each.metadata[ADDED].items() if key not in own}
+    is_positional = each.metadata[ADDED].get("positional", False)
+    default = None if each.default is MISSING else each.default
+    alternatives = [kind, *get_args(kind)]
+    if kind is bool:
+        added["action"] = argparse.BooleanOptionalAction if default else "store_true"
+    elif get_origin(kind) is Literal:
+        added.setdefault("choices", get_args(kind))
+    elif "type" not in added:
+        added["type"] = next((t for t in (Path, int, float) if t in alternatives), str)
+    if not is_positional:
+        added |= {"dest": each.name, "required": each.default is MISSING}
+    elif default is not None or ("nargs" not in added and each.default is not MISSING):
+        added.setdefault("nargs", "?")
+    if not isinstance(default, bool | None) and "(default" not in added["help"]:
+        added["help"] += f" (default: {default_text(default)})"
+    place.add_argument(each.name if is_positional else option_name(each), default=default, **added)
+
+
+def option_name(each: "Field[Any]") -> str:
+    """Return what is typed for a field, such as `--batch-size`."""
+    name: str = each.metadata[ADDED].get("name", f"--{each.name.replace('_', '-')}")
+    return name
+
+
+def default_text(value: Any) -> str:
+    """Return a default as it is typed on the command line."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def take_options(record: type[Any], values: dict[str, Any]) -> Any:
+    """Return a record of parsed values, which are removed from `values`."""
+    types = get_type_hints(record)
+    return record(
+        **{
+            each.name: take_options(types[each.name], values)
+            if is_dataclass(each.metadata[ADDED])
+            else values.pop(each.name)
+            for each in fields(record)
+        }
+    )
+
+
+def check_outputs(options: Any) -> None:
+    """Refuse files to write that exist, are read by the same command, or cannot be written.
+
+    Existing files may be replaced where the record has a true `overwrite`.
+
+    Raises:
+        InputError: Names the first such file, and the option.
+    """
+    written: dict[str, Path] = {}
+    read: list[Path] = []
+    for each, value in option_values(options):
+        if each.metadata.get("writes") and value is not None:
+            written[option_name(each)] = value
+        elif each.name != "out":  # a folder, whose files the command checks
+            read += [v for v in (value if isinstance(value, list) else [value]) if is_path(v)]
+    require_no_input(written.values(), read)
+    overwrite = getattr(options, "overwrite", None)
+    for name, file in written.items():
+        advice = f"give {name} another file"
+        if overwrite is not None:
+            advice = f"give --overwrite or another {name}"
+        same = [other for other in written.values() if other == file]
+        require_free(same, overwrite=bool(overwrite), advice=advice)
+        require_writable_later(file)
+
+
+def is_path(value: object) -> bool:
+    """Return whether an option's value is the path of a file or folder."""
+    return isinstance(value, Path)
+
+
+def option_values(options: Any) -> "list[tuple[Field[Any], Any]]":
+    """Return the fields of a record, and of the records that it includes, with their values."""
+    found: list[tuple[Field[Any], Any]] = []
+    for each in fields(options):
+        value = getattr(options, each.name)
+        found += option_values(value) if is_dataclass(value) else [(each, value)]
+    return found
