@@ -20,8 +20,9 @@ from common.console import progress_in_bytes
 from common.errors import InputError
 from common.walk import LeftOut, Reach, walk_files, walk_folders
 from data.annotations import Annotations, Split, TextColumn, spellings
-from data.coco_json import TAKEN, UNKNOWN_SIZE
+from data.coco_json import UNKNOWN_SIZE, check_ids, clean_annotations, read_entries
 from data.decoding import SUFFIXES, displayed_size, read_photo
+from data.findings import KINDS, TAKEN, Findings
 from data.formats.labels import (
     NOTES,
     SPLIT_NAMES,
@@ -33,8 +34,6 @@ from data.formats.labels import (
     settle_faults,
 )
 from data.index import read_stamp
-from data.verify.annotations import check_ids, clean_annotations, read_entries
-from data.verify.findings import KINDS, Findings
 from data.verify.report import obstacle
 from data.verify.splits import CheckedSplit
 
@@ -151,8 +150,10 @@ def read_file(
     number = sum(each.count for each in kinds)
     settle_faults(faults, number, skip=skip_bad_labels and is_usable, console=console)
     assert entries is not None
-    taken = [each for each in findings.in_order() if each.name in TAKEN]
-    notes = [f"{TAKEN[each.name]}: {each.count:,}, first {each.places[0].entry}" for each in taken]
+    notes = [
+        f"{TAKEN[each.name]}: {each.count:,}, first {each.places[0].entry}"
+        for each in findings.taken()
+    ]
     roots = set(entries.category_ids[entries.category_is_root].tolist())
     return clean_annotations(entries), notes, roots
 

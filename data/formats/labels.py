@@ -24,7 +24,6 @@ from common.files import MOST_BYTES as FILE_LIMIT
 from common.files import read_bytes
 from common.processes import process_pool, run_tasks, usable_cores
 from data.annotations import Annotations, TextColumn
-from data.coco_json import no_garbage_collection
 from data.decoding import (
     AS_STORED,
     QUARTER_TURNS,
@@ -33,6 +32,7 @@ from data.decoding import (
     is_resized_copy,
     read_photo,
 )
+from data.json_lists import no_garbage_collection
 
 FILES_AT_ONCE = 256  # for one process: some hundredths of a second's work
 TASKS_PER_PROCESS = 4
