@@ -8,7 +8,15 @@ outputs and against the other split's. What an entry must hold by itself, and id
 import numpy as np
 from numpy.typing import NDArray
 
-from data.annotations import MINIMUM_SIDE, UNNAMED, Resize, are_shares, positions_in, repeated
+from data.annotations import (
+    MINIMUM_SIDE,
+    UNNAMED,
+    Resize,
+    are_shares,
+    content_sizes,
+    positions_in,
+    repeated,
+)
 from data.coco_json import Entries
 from data.findings import Findings, Place, Severity
 
@@ -113,10 +121,8 @@ def boxes_on_square(
     boxes: NDArray[np.float64], sizes: NDArray[np.float64], *, image_size: int, resize: Resize
 ) -> NDArray[np.float64]:
     """Return boxes [N, 4] as the network gets them; `sizes` [N, 2] are their images', (w, h)."""
-    # As content_size, and scale_boxes and clip_boxes of data.transforms, in training.
-    content = np.full_like(sizes, image_size)
-    if resize == "letterbox":
-        content = np.maximum(1, np.round(sizes * image_size / sizes.max(axis=1, keepdims=True)))
+    # As scale_boxes and clip_boxes of data.transforms, in training.
+    content = content_sizes(sizes, size=image_size, resize=resize)
     return np.clip(boxes * np.tile(content / sizes, 2), 0, np.tile(content, 2))
 
 
