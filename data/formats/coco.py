@@ -29,6 +29,7 @@ from data.formats.labels import (
     WHOLE,
     CheckNames,
     LabelledSplit,
+    LabelOptions,
     mark_displayed,
     select_images,
     settle_faults,
@@ -48,35 +49,26 @@ MOST_FOLDERS = 1000
 
 
 def read_coco(
-    source: Path,
-    *,
-    images: Path | None,
-    skip_missing_images: bool,
-    skip_bad_labels: bool = False,
-    allow_outside: bool = False,
-    check_names: CheckNames,
-    console: Console,
+    options: LabelOptions, check_names: CheckNames, console: Console
 ) -> list[LabelledSplit]:
     """Read a JSON file, or all splits of a folder with such files.
-
-    With `allow_outside` links may lead out of the data set's folder.
 
     Raises:
         InputError: A JSON file has faults, all of which are printed; there is none, or two for one
             split; the images are nowhere, or one is missing.
     """
+    source, images = options.source, options.images
     root = source if source.is_dir() else source.parent
     # Of `annotations/x.json`, and of its folder, the images are beside that folder.
     top = root.absolute().parent if root.absolute().name in LABEL_FOLDERS else root
-    named_by_user = [top, *([images] if images is not None else [])]
-    reach = Reach.of(*named_by_user, allow_outside=allow_outside)
+    reach = options.reach(top)
     read: list[LabelledSplit] = []
     roots: set[int] = set()
     files = find_files(source, reach)
     check_names(files, files.values())
     for name, file in files.items():
         annotations, notes, roots_here = read_file(
-            file, skip_bad_labels=skip_bad_labels, console=console
+            file, skip_bad_labels=options.skip_bad_labels, console=console
         )
         folder = find_images(
             file, annotations.file_names, root=root, images=images, split=name, reach=reach
@@ -87,7 +79,7 @@ def read_coco(
         missing = int((~exists).sum())
         if missing:
             first = folder / annotations.file_names[int(np.flatnonzero(~exists)[0])]
-            if not skip_missing_images:
+            if not options.skip_missing_images:
                 more = f", and {missing - 1:,} more images" if missing > 1 else ""
                 fix = "set --images, or skip" if images is None else "skip"
                 raise InputError(
