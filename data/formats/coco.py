@@ -44,7 +44,6 @@ WORDS = re.compile(r"[a-z]+")
 LABEL_FOLDERS = ("annotations", "labels")
 """Folders of files with labels, beside which the images are."""
 IMAGES_TRIED = 50
-SHORTENED = "file names are shortened to the parts that exist"
 MOST_FOLDERS = 1000
 
 
@@ -90,7 +89,7 @@ def read_coco(
             notes.append(f"images that do not exist (skipped): {missing:,}")
         present = [name for name in names if name is not None]
         if present != list(annotations.file_names):
-            notes.append(SHORTENED)
+            notes.append(NOTES["shortened"])
             annotations = replace(annotations, file_names=TextColumn.of(present))
         annotations, sized = with_sizes(annotations, folder)
         notes += [*([f"{NOTES['sizes']}: {sized:,}"] if sized else []), *left_out.notes()]

@@ -65,7 +65,7 @@ NOTES = {
     "turned": "photos that EXIF rotates or mirrors (labels are of the displayed photo)",
     "difficult": "difficult objects (iscrowd: left out of training)",
     "missing": "images that do not exist (skipped)",
-    "shortened": "listed paths that are shortened to the parts that exist",
+    "shortened": "file names are shortened to the parts that exist",
     "renamed": "XML files whose filename is another image's (that of their own name is used)",
     "sizes": "images without a size in their labels (that of the displayed image is taken)",
     "rotated": "rotated boxes (their enclosing boxes are taken)",

@@ -310,7 +310,7 @@ def test_lists_and_folders_of_another_machine(tmp_path: Path, path: str) -> None
     (tmp_path / "set" / "train.txt").write_text(path.format("train/a.jpg") + "\n")
     [split] = read(tmp_path / "set")
     assert [split.images / name for name in split.annotations.file_names] == [photo]
-    assert "listed paths that are shortened to the parts that exist: 1" in split.notes
+    assert "file names are shortened to the parts that exist: 1" in split.notes
     write_data_yaml(tmp_path / "set", NAMES, train=path.format("train"))
     [split] = read(tmp_path / "set")
     assert (split.images, len(split.annotations)) == (photo.parent, 2)
