@@ -33,13 +33,17 @@ Resize = Literal["square", "letterbox"]
 """Values of `data.resize`, see `data.transforms`."""
 
 
+def content_sizes(sizes: NDArray[np.float64], *, size: int, resize: Resize) -> NDArray[np.float64]:
+    """Return [N, 2] sides of images of `sizes` [N, 2] on the square of `size` pixels, in order."""
+    if resize == "square":
+        return np.full_like(sizes, size)
+    return np.maximum(1, np.round(sizes * size / sizes.max(axis=1, keepdims=True)))
+
+
 def content_size(original_size: tuple[int, int], *, size: int, resize: Resize) -> tuple[int, int]:
     """Return (height, width) of an image of `original_size` on the square of `size` pixels."""
-    if resize == "square":
-        return size, size
-    height, width = original_size
-    longer = max(height, width)
-    return max(1, round(height * size / longer)), max(1, round(width * size / longer))
+    sides = content_sizes(np.array([original_size], dtype=np.float64), size=size, resize=resize)[0]
+    return int(sides[0]), int(sides[1])
 
 
 Corners = tuple[float, float, float, float]

@@ -1,34 +1,27 @@
-"""COCO-format JSON: one validator for its three lists, and a reader that takes them in parts.
+"""COCO-format JSON: one validator for its three lists, and columns of what can be read.
 
 `FIELDS` defines what an entry of `images`, `annotations` and `categories` must hold. A part of a
 list is checked column by column, which is fast; single values are looked at only where a column
-has a fault. `read_annotations` stops at the first fault; `data.verify` reports all of them. Odd
-values whose meaning is plain, such as `"iscrowd": null`, are taken by both: `plain_entry`.
-
-Python's own decoder needs a whole text: OpenImages' 2.6 GB would become tens of gigabytes of
-objects. Here it gets one entry after the other from a window on the file. Unlike other
-incremental JSON readers it accepts NaN, which a data set with a wrong box may hold.
+has a fault. Faults become `Findings`, of which `read_annotations` stops at the first. An entry that
+cannot be read is left out: the others become `Entries`, with their places in the file. Odd values
+whose meaning is plain, such as `"iscrowd": null`, are taken: `plain_entry`.
 """
 
-import gc
-import json
-import re
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TextIO
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import InputError, require_few_classes
-from common.files import open_regular
 from data.annotations import (
     BOX_COLUMNS,
+    IMAGE_COLUMNS,
+    UNNAMED,
     Annotations,
     GrowingColumns,
     TextColumn,
@@ -40,6 +33,8 @@ from data.annotations import (
     shown,
     spellings,
 )
+from data.findings import TAKEN, Findings, Place
+from data.json_lists import Advance, no_garbage_collection, stream_lists
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -49,81 +44,6 @@ DISPLAYED = "exif_applied"
 UNKNOWN_SIZE = 0  # stands for a missing width or height, where the images are at hand
 NO_ID = -(2**63)  # stands for an annotation's missing id; no id can be this number
 Columns = dict[str, Any]
-Advance = Callable[[int], None]  # called with the number of bytes that the file has been read to
-
-
-TAKEN = {
-    "value_taken": "an odd value whose meaning is plain (null, a number as text): taken",
-    "box_of_polygon": "a box without bbox: the enclosing box of its polygon is taken",
-    "box_rotated": "a rotated box (attributes.rotation): its enclosing box is taken",
-}
-"""Kinds of findings about entries that can be used."""
-
-
-def read_annotations(
-    path: Path,
-    *,
-    advance: Advance = lambda done: None,
-    taken: Counter[str] | None = None,
-    is_export: bool = False,
-) -> Annotations:
-    """Read and check a COCO-format JSON file (https://cocodataset.org/#format-data).
-
-    `iscrowd`, `area` and the annotations' `id` may be missing (0, width × height, 1, 2, 3, …);
-    a true `IsGroupOf`, in the annotation or its `attributes`, counts as `iscrowd`. Extra fields
-    are ignored. Takes a gigabyte for ten million boxes. `taken` counts the kinds of `TAKEN`. Of a
-    tool's export (`is_export`), file names that leave the folder of images lose their first parts
-    (`spellings`).
-
-    Raises:
-        InputError: One line that names the file and the entry, for the first fault.
-    """
-    growing = {name: GrowingColumns() for name in ("images", "annotations", "categories")}
-    lengths = dict.fromkeys(growing, 0)
-    with no_garbage_collection():
-        for name, entries in stream_lists(path, growing, advance=advance):
-            if is_export and name == "images":
-                bring_inside(entries)
-            columns = strict_columns(path, name, entries, first=lengths[name], taken=taken)
-            growing[name].extend(columns)
-            lengths[name] += len(entries)
-            require_few_classes(f"{path}: categories", lengths["categories"])
-    for name in ("images", "categories"):
-        if not lengths[name]:
-            raise InputError(f"{path}: {name}: empty; a data set needs at least one")
-    columns = {name: part.finish() for name, part in growing.items()}
-    categories, images, boxes = columns["categories"], columns["images"], columns["annotations"]
-
-    missing = boxes["box_ids"] == NO_ID
-    if missing.all():
-        boxes["box_ids"] = np.arange(1, len(missing) + 1)
-    elif missing.any():
-        raise InputError(
-            f"{path}: annotations[{missing.argmax()}].id: missing, but other entries have one; "
-            "give every entry an id, or none"
-        )
-    for name in columns:
-        require_unique(columns[name][ID_COLUMNS[name]], path=path, name=name)
-    require_known(
-        boxes["box_category_ids"], categories["category_ids"], path=path, field="category_id"
-    )
-    image_of_box = require_known(
-        boxes["image_id"], images["image_ids"], path=path, field="image_id"
-    )
-    clip_rotated(boxes, images, image_of_box)
-    require_pixels(boxes["boxes"], source=f"{path}: annotations")
-    boxes_per_image = np.bincount(image_of_box, minlength=len(images["image_ids"]))
-    # Stable, so that the boxes of an image stay in the JSON's order.
-    by_image = np.argsort(image_of_box, kind="stable")
-    del boxes["image_id"], image_of_box
-    # Columns are removed one by one, so that only one of them is in memory twice at a time.
-    return Annotations(
-        category_ids=categories["category_ids"],
-        category_names=tuple(categories["category_names"]),
-        box_offsets=np.concatenate([[0], np.cumsum(boxes_per_image)]).astype(np.int64),
-        **images,
-        **{name: boxes.pop(name)[by_image] for name in BOX_COLUMNS},
-    )
 
 
 def bring_inside(images: list[Any]) -> None:
@@ -145,64 +65,6 @@ def clip_rotated(boxes: Columns, images: Columns, image_of_box: NDArray[np.int32
     boxes["boxes"][rows] = np.clip(boxes["boxes"][rows], 0, np.tile(limits, 2))
 
 
-def strict_columns(
-    path: Path,
-    name: str,
-    entries: list[Any],
-    *,
-    first: int = 0,
-    taken: Counter[str] | None = None,
-) -> Columns:
-    """Return the columns of entries of the list `name`; raise InputError at the first fault."""
-
-    def refuse(fault: Fault) -> None:
-        if fault.kind in TAKEN:
-            if taken is not None:
-                taken[fault.kind] += 1
-            return
-        field = fault.field.rpartition(".")[2]
-        problem = (
-            "missing; COCO's format requires it"
-            if fault.kind == "field_missing"
-            else f"expected {fault.expected}, found {fault.found}"
-        )
-        if fault.kind == "image_size_missing":
-            problem += "; python -m data convert --from coco reads it from the image"
-        place = f"{name}[{first + fault.row}]" + (f".{field}" if field else "")
-        raise InputError(f"{path}: {place}: {problem}")
-
-    columns = checked_columns(name, entries, refuse)
-    missing = columns[ID_COLUMNS[name]] == NO_ID
-    if missing.any() and not missing.all():
-        refuse(Fault(int(missing.argmax()), "field_missing", "id", "", ""))
-    return columns
-
-
-def require_unique(ids: NDArray[np.int64], *, path: Path, name: str) -> None:
-    """Raise InputError if two entries of the list `name` have one id."""
-    rows = repeated(ids)
-    if len(rows):
-        raise InputError(
-            f"{path}: {name}[{rows[0]}].id: {ids[rows[0]]} is the id of an earlier entry; "
-            "make ids unique"
-        )
-
-
-def require_known(
-    ids: NDArray[np.int64], known: NDArray[np.int64], *, path: Path, field: str
-) -> NDArray[np.int32]:
-    """Return the position in `known` of every id; raise InputError for an unknown one."""
-    rows = positions_in(known, ids)
-    if (rows < 0).any():
-        index = (rows < 0).argmax()
-        target = {"image_id": "images", "category_id": "categories"}[field]
-        raise InputError(
-            f"{path}: annotations[{index}].{field}: {ids[index]} is not an id in {target}; "
-            "add it there or remove the box"
-        )
-    return rows
-
-
 MISSING, ABSENT, UNKNOWN, ENCLOSED = object(), object(), object(), object()
 """Stand for the value of a field that an entry lacks: a required one, an optional one, and a side
 of an image, which the image has; and for a rotation whose enclosing box is taken."""
@@ -215,7 +77,7 @@ class Field(NamedTuple):
     convert: Callable[[list[Any]], Any]
     """Returns values as a column, or None where one of them is not valid"""
     kind: str | Callable[[Any], str]
-    """The kind of finding for an invalid value, see `data.verify.findings.KINDS`"""
+    """The kind of finding for an invalid value, see `data.findings.KINDS`"""
     expected: str
     default: Any = MISSING  # stands in where an entry lacks the field, unless it is required
 
@@ -548,172 +410,324 @@ def arrange(name: str, columns: Columns) -> Columns:
     }
 
 
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection: JSON holds no cycles, and the search for them takes a third."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+@dataclasses.dataclass(eq=False)
+class Entries:
+    """C categories, I images and B boxes, in the order of their lists.
+
+    Columns are those of `data.annotations.Annotations`. A `*_places` column holds the position of
+    each entry in its list, which may hold unreadable entries too.
+    """
+
+    box_list: str  # the list of boxes in messages: `annotations` of a JSON, `boxes` of an index
+    category_ids: NDArray[np.int64]
+    category_names: Sequence[str]
+    category_places: NDArray[np.int32]
+    image_ids: NDArray[np.int64]
+    file_names: Sequence[str]
+    widths: NDArray[np.int32]
+    heights: NDArray[np.int32]
+    is_displayed: NDArray[np.bool_]
+    image_places: NDArray[np.int32]
+    image_had_unreadable_boxes: NDArray[np.bool_]  # [I] an unreadable box names the image
+    image_of_box: NDArray[np.int32]  # [B] row of the image; -1: unknown, or cannot be read
+    boxes: NDArray[np.float64]
+    box_category_ids: NDArray[np.int64]
+    box_is_crowd: NDArray[np.bool_]
+    box_areas: NDArray[np.float64]
+    box_ids: NDArray[np.int64]
+    box_places: NDArray[np.int32]
+    category_is_root: NDArray[np.bool_] | None = None  # [C] see `arrange`
+    unreadable_category_ids: frozenset[int] = frozenset()  # of entries with a fault elsewhere
+    unreadable_categories: int = 0
+    unreadable_images: int = 0
+    unreadable_boxes: int = 0
+    good_images: NDArray[np.bool_] = dataclasses.field(
+        init=False
+    )  # [I] for a clean index; checks clear others
+    good_boxes: NDArray[np.bool_] = dataclasses.field(init=False)  # [B]
+    is_read: NDArray[np.bool_] = dataclasses.field(
+        init=False
+    )  # [I] whether the run reads the image
+    class_counts: NDArray[np.int64] = dataclasses.field(init=False)
+    """[3, C] boxes, boxes of crowds, and images with a box, of each category"""
+
+    def __post_init__(self) -> None:
+        self.good_images = np.ones(len(self.image_ids), dtype=np.bool_)
+        self.good_boxes = self.image_of_box >= 0
+
+    def image_place(self, row: int, field: str, value: object) -> Place:
+        """Return the place of an image's entry."""
+        entry = f"images[{self.image_places[row]}]{field}"
+        return Place(entry, str(value), self.file_names[row])
+
+    def box_place(self, row: int, field: str, value: object) -> Place:
+        """Return the place of a box's entry."""
+        image = int(self.image_of_box[row])
+        file = self.file_names[image] if image >= 0 else None
+        return Place(f"{self.box_list}[{self.box_places[row]}]{field}", str(value), file)
+
+    def category_place(self, row: int, field: str, value: object) -> Place:
+        """Return the place of a category's entry."""
+        return Place(f"categories[{self.category_places[row]}]{field}", str(value))
 
 
-ENTRIES_AT_ONCE = 10_000  # a box's dict takes about a kilobyte: 10 MB
-READ_AT_ONCE = 8 << 20  # characters
-LONGEST_VALUE = 256 << 20  # characters; a longer value lacks a quote or a bracket
-NEAR_THE_END = 64  # a value that the window cuts off fails this close to its end; strings apart
-BLANKS = ("", " ", "\t", "\n", "\r")
-BLANK_CHARACTERS = re.compile(r"[ \t\n\r]+")
+def entries_of_index(annotations: Annotations) -> Entries:
+    """Return an index's columns; all of its entries can be read."""
+    categories, images = len(annotations.category_ids), len(annotations)
+    image_rows = np.arange(images, dtype=np.int32)
+    return Entries(
+        box_list="boxes",
+        category_ids=annotations.category_ids,
+        category_names=annotations.category_names,
+        category_places=np.arange(categories, dtype=np.int32),
+        image_places=image_rows,
+        image_had_unreadable_boxes=np.zeros(images, dtype=np.bool_),
+        image_of_box=np.repeat(image_rows, np.diff(annotations.box_offsets)),
+        box_places=np.arange(len(annotations.boxes), dtype=np.int32),
+        **{name: getattr(annotations, name) for name in IMAGE_COLUMNS + BOX_COLUMNS},
+    )
 
 
-def stream_lists(
-    path: Path, names: Collection[str], *, advance: Advance
-) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the entries of the lists `names` of a JSON object, in the file's order.
+def read_annotations(
+    path: Path,
+    *,
+    advance: Advance = lambda done: None,
+    findings: Findings | None = None,
+    is_export: bool = False,
+) -> Annotations:
+    """Read and check a COCO-format JSON file (https://cocodataset.org/#format-data).
 
-    Yields a list's name with up to `ENTRIES_AT_ONCE` of its entries, again and again; an empty list
-    yields itself. Other members are skipped.
+    `iscrowd`, `area` and the annotations' `id` may be missing (0, width × height, 1, 2, 3, …);
+    a true `IsGroupOf`, in the annotation or its `attributes`, counts as `iscrowd`. Extra fields
+    are ignored. Takes a gigabyte for ten million boxes. `findings`, which must refuse, gets the
+    notes; for `advance` and `is_export` see `read_entries`.
 
     Raises:
-        InputError: One line, with line and column where the file is not JSON; or the file cannot be
-            read, is no object, lacks one of `names`, or has something else than a list there.
+        InputError: One line that names the file and the entry, for the first fault.
     """
+    findings = findings or Findings(refusing=path)
+    entries = read_entries(path, findings, advance=advance, is_export=is_export)
+    assert entries is not None
+    check_ids(entries, findings)
+    require_pixels(entries.boxes, source=f"{path}: annotations")
+    return clean_annotations(entries, release=True)
+
+
+def category_columns(path: Path, entries: list[Any]) -> Columns:
+    """Return ids and names of a list of categories; raise InputError at the first fault."""
+    findings, categories = Findings(refusing=path), ListColumns("categories", TAKEN)
+    categories.extend(entries, findings)
+    columns = categories.columns.finish()
+
+    def place_of(row: int, field: str, value: object) -> Place:
+        return Place(f"categories[{row}]{field}", str(value))
+
+    check_unique(columns["category_ids"], "category_id_duplicate", findings, place_of)
+    return columns
+
+
+def read_entries(
+    path: Path,
+    findings: Findings,
+    *,
+    advance: Advance,
+    usable: Collection[str] = TAKEN,
+    is_export: bool = False,
+) -> Entries | None:
+    """Read a COCO-format JSON file as far as it can be read, and add its faults to `findings`.
+
+    Returns None where the file is no JSON, lacks a list, or has no category or image left.
+    `advance` is called with the number of bytes that were read. Entries with faults of the kinds
+    `usable` are taken. Of a tool's export (`is_export`), file names that leave the folder of images
+    lose their first parts (`spellings`).
+    """
+    lists = {name: ListColumns(name, usable) for name in FIELDS}
     try:
-        # utf-8-sig: some tools write a byte order mark, which Python's JSON decoder refuses.
-        with TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
-            window = Window(path, file, advance)
-            missing = set(names)
-            for name in members(window):
-                if name not in names:
-                    window.value()
-                    continue
-                missing.discard(name)
-                for entries in list_entries(window, name):
-                    yield name, entries
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: cannot be parsed as JSON: {error}") from error
-    for name in names:
-        if name in missing:
-            raise InputError(f"{path}: {name}: missing; this is not COCO's format")
+        with no_garbage_collection():
+            for name, entries in stream_lists(path, FIELDS, advance=advance):
+                if is_export and name == "images":
+                    bring_inside(entries)
+                lists[name].extend(entries, findings)
+                require_few_classes(f"{path}: categories", lists["categories"].length)
+    except InputError as error:
+        if findings.refusing is not None:
+            raise
+        reason = str(error).removeprefix(f"{path}: ")
+        findings.add("annotations_unreadable", Place(path.name, reason))
+        return None
+    for name in ("categories", "images"):
+        if not lists[name].length:
+            findings.add(f"no_{name}", Place(name, "[]"))
+        if not lists[name].readable:
+            return None
+    return join_lists(lists, findings)
 
 
-class Window:
-    """The part of a text file that is in memory; `position` is the next character's."""
-
-    def __init__(self, path: Path, file: TextIO, advance: Advance) -> None:
-        self.path, self.file, self.advance = path, file, advance
-        self.text, self.position = "", 0
-        self.at_end = False
-        self.lines_before = self.columns_before = 0
-        self.decode = json.JSONDecoder().raw_decode
-
-    def read_on(self) -> None:
-        """Read the next part of the file, and drop the text before `position`."""
-        dropped = self.text[: self.position]
-        last_break = dropped.rfind("\n")
-        self.columns_before = len(dropped) + (self.columns_before if last_break < 0 else 0)
-        self.columns_before -= last_break + 1
-        self.lines_before += dropped.count("\n")
-        # As much again as is there, so that a long value is not read over and over.
-        added = self.file.read(max(READ_AT_ONCE, len(self.text) - self.position))
-        self.text = self.text[self.position :] + added
-        self.position = 0
-        self.at_end = not added
-        self.advance(self.file.buffer.tell())
-
-    def peek(self) -> str:
-        """Return the next character that is not blank, or an empty string at the file's end."""
-        while True:
-            character = self.text[self.position : self.position + 1]
-            if character not in BLANKS:
-                return character
-            blanks = BLANK_CHARACTERS.match(self.text, self.position)
-            self.position = blanks.end() if blanks else self.position
-            if self.position == len(self.text):
-                if self.at_end:
-                    return ""
-                self.read_on()
-
-    def take(self, expected: str) -> str:
-        """Return the next character, which must be one of `expected`, and go past it."""
-        character = self.peek()
-        if not character or character not in expected:
-            self.fail(self.position, "expected " + " or ".join(expected))
-        self.position += 1
-        return character
-
-    def skip(self, character: str) -> bool:
-        """Go past the next character if it is this one, and return whether it is."""
-        is_next = self.peek() == character
-        self.position += is_next
-        return is_next
-
-    def value(self) -> Any:
-        """Return the next value of any kind, and go past it."""
-        while True:
-            self.peek()
-            try:
-                value, end = self.decode(self.text, self.position)
-                # A number near the window's end may continue after it: 1.5 of "1.5e" and "3".
-                may_go_on = isinstance(value, int | float) and not isinstance(value, bool)
-                if self.at_end or not (may_go_on and end > len(self.text) - NEAR_THE_END):
-                    self.position = end
-                    return value
-            except json.JSONDecodeError as error:
-                # An unterminated string is reported at its beginning, far from the window's end.
-                cut_off = error.msg.startswith("Unterminated")
-                cut_off |= error.pos > len(self.text) - NEAR_THE_END
-                if self.at_end or not cut_off:
-                    self.fail(error.pos, error.msg)
-            except (ValueError, RecursionError) as error:
-                # ValueError: an integer of more than 4,300 digits. RecursionError: too many levels.
-                raise InputError(f"{self.path}: cannot be parsed as JSON: {error}") from error
-            if len(self.text) - self.position > LONGEST_VALUE:
-                self.fail(self.position, "a value has no end; a quote or bracket is missing")
-            self.read_on()
-
-    def fail(self, position: int, problem: str) -> NoReturn:
-        """Raise InputError with the line and column of a place in the window."""
-        before = self.text[:position]
-        line = self.lines_before + before.count("\n") + 1
-        last_break = before.rfind("\n")
-        column = self.columns_before + position if last_break < 0 else position - last_break - 1
-        raise InputError(f"{self.path}: line {line}, column {column + 1}: not JSON: {problem}")
+PLACES = {"categories": "category_places", "images": "image_places", "annotations": "box_places"}
 
 
-def members(window: Window) -> Iterator[str]:
-    """Yield the names of the object that the file is; the caller reads each one's value."""
-    if not window.skip("{"):
-        raise InputError(
-            f"{window.path}: not COCO's format: expected an object with images, annotations and "
-            f"categories, found {shown(window.value())}"
+class ListColumns:
+    """The columns of one list while it is read, without entries that have a fault."""
+
+    def __init__(self, name: str, usable: Collection[str]) -> None:
+        self.name, self.usable = name, usable  # kinds of faults with which an entry can be used
+        self.length = self.readable = 0
+        self.columns = GrowingColumns()
+        self.unreadable_ids: dict[str, set[int]] = {"id": set(), "image_id": set()}
+        """Valid ids, by field, of entries that have another fault"""
+
+    def extend(self, entries: list[Any], findings: Findings) -> None:
+        """Append some entries, and add the faults of the others to the findings."""
+        faults: list[Fault] = []
+        columns = checked_columns(self.name, entries, faults.append)
+        rows = np.arange(len(entries), dtype=np.int32)
+        if faults:
+            # Faults are found field by field, and reported in the order of the entries.
+            for fault in sorted(faults, key=lambda fault: (fault.row, fault.field != "id")):
+                place = f"{self.name}[{self.length + fault.row}]"
+                field = f".{fault.field}" if fault.field else ""
+                found = Place(place + field, fault.found)
+                findings.add(fault.kind, found, expected=fault.expected)
+            bad = {fault.row for fault in faults if fault.kind not in self.usable}
+            for entry in (entries[row] for row in bad if isinstance(entries[row], dict)):
+                for name, ids in self.unreadable_ids.items():
+                    number = whole_number(entry.get(name))
+                    if number is not None and abs(number) <= INT64_MAX:
+                        ids.add(number)
+            # One invalid value makes its whole column unusable, so the good entries are converted
+            # again.
+            rows = np.array([row for row in rows.tolist() if row not in bad], dtype=np.int32)
+            columns = checked_columns(self.name, [entries[row] for row in rows], faults.append)
+        self.readable += len(rows)
+        self.columns.extend(columns | {PLACES[self.name]: self.length + rows})
+        self.length += len(entries)
+
+    def unreadable_array(self, field: str) -> NDArray[np.int64]:
+        """Return the unreadable ids of a field as int64 [N]."""
+        return np.fromiter(self.unreadable_ids[field], dtype=np.int64)
+
+
+def join_lists(lists: dict[str, ListColumns], findings: Findings) -> Entries:
+    """Join the three lists, boxes with their images."""
+    categories, images, boxes = (
+        lists[name].columns.finish() for name in ("categories", "images", "annotations")
+    )
+    places, ids = boxes.pop("box_places"), boxes["box_ids"]
+    # Boxes without ids are numbered from 1 where none has one; where some have, it is a finding.
+    missing = ids == NO_ID
+    if not missing.all():
+        findings.add_rows(
+            "annotation_id_missing",
+            np.flatnonzero(missing),
+            lambda row: Place(f"annotations[{places[row]}].id", "missing"),
         )
-    ended = window.skip("}")
-    while not ended:
-        if window.peek() != '"':
-            window.fail(window.position, "expected a name in double quotes")
-        name = window.value()
-        window.take(":")
-        yield name
-        ended = window.take(",}") == "}"
-    if window.peek():
-        window.fail(window.position, "extra characters after its end")
+    if missing.any():
+        ids[missing] = max(0, int(ids.max())) + 1 + np.arange(int(missing.sum()))
+
+    image_ids = boxes.pop("image_id")
+    image_of_box = positions_in(images["image_ids"], image_ids)
+    clip_rotated(boxes, images, image_of_box)
+    # An image that is listed with a fault is a finding of its own.
+    unlisted = ~np.isin(image_ids, lists["images"].unreadable_array("id"))
+    findings.add_rows(
+        "image_id_unknown",
+        np.flatnonzero((image_of_box < 0) & unlisted),
+        lambda row: Place(f"annotations[{places[row]}].image_id", str(image_ids[row])),
+    )
+    unreadable = {name: part.length - part.readable for name, part in lists.items()}
+    images_of_faults = lists["annotations"].unreadable_array("image_id")
+    return Entries(
+        box_list="annotations",
+        category_names=tuple(categories.pop("category_names")),
+        **categories,
+        **images,
+        **boxes,
+        box_places=places,
+        image_had_unreadable_boxes=np.isin(images["image_ids"], images_of_faults),
+        image_of_box=image_of_box,
+        unreadable_category_ids=frozenset(lists["categories"].unreadable_ids["id"]),
+        unreadable_categories=unreadable["categories"],
+        unreadable_images=unreadable["images"],
+        unreadable_boxes=unreadable["annotations"],
+    )
 
 
-def list_entries(window: Window, name: str) -> Iterator[list[Any]]:
-    """Yield the entries of the list that comes next, `ENTRIES_AT_ONCE` at a time."""
-    if not window.skip("["):
-        raise InputError(f"{window.path}: {name}: expected a list, found {shown(window.value())}")
-    entries: list[Any] = []
-    ended = window.skip("]")
-    while not ended:
-        entries.append(window.value())
-        ended = window.take(",]") == "]"
-        if len(entries) == ENTRIES_AT_ONCE and not ended:
-            yield entries
-            entries = []
-    yield entries
+def check_unique(
+    ids: NDArray[np.int64], kind: str, findings: Findings, place_of: Callable[..., Place]
+) -> NDArray[np.int64]:
+    """Find ids that an earlier entry has, and return their rows."""
+    later = repeated(ids)
+    findings.add_rows(kind, later, lambda row: place_of(row, ".id", ids[row]))
+    return later
+
+
+def check_ids(entries: Entries, findings: Findings) -> None:
+    """Find duplicate ids in each of the lists, and boxes of unknown categories."""
+    category_ids, image_ids, box_ids = entries.category_ids, entries.image_ids, entries.box_ids
+    unknown = positions_in(category_ids, entries.box_category_ids) < 0
+    entries.good_boxes[unknown] = False
+    check_unique(category_ids, "category_id_duplicate", findings, entries.category_place)
+    check_names(entries, findings)
+    later = check_unique(image_ids, "image_id_duplicate", findings, entries.image_place)
+    # If the same image occurs twice, the first is good. Of different images with one id none is:
+    # nothing shows which of them the boxes belong to.
+    entries.good_images[later] = False
+    images = (entries.file_names, entries.widths, entries.heights)
+    for row, first in zip(later, positions_in(image_ids, image_ids[later]), strict=True):
+        if any(column[row] != column[first] for column in images):
+            entries.good_images[first] = False
+    later_boxes = check_unique(box_ids, "annotation_id_duplicate", findings, entries.box_place)
+    entries.good_boxes[later_boxes] = False
+    # A category that is listed with a fault is a finding of its own.
+    unreadable = np.fromiter(entries.unreadable_category_ids, dtype=np.int64)
+    findings.add_rows(
+        "category_id_unknown",
+        np.flatnonzero(unknown & ~np.isin(entries.box_category_ids, unreadable)),
+        lambda row: entries.box_place(row, ".category_id", entries.box_category_ids[row]),
+    )
+
+
+def check_names(entries: Entries, findings: Findings) -> None:
+    """Find categories whose name an earlier one has, or that differs only in case or blanks."""
+    first: dict[str, str] = {}
+    for row, name in enumerate(entries.category_names):
+        earlier = first.setdefault("".join(name.split()).casefold(), name)
+        if name != UNNAMED and (earlier is not name):
+            place = entries.category_place(row, ".name", f"{name!r}, another is {earlier!r}")
+            findings.add("category_name_similar", place)
+
+
+def clean_images(entries: Entries) -> NDArray[np.bool_]:
+    """Return a mask [I] of the images to keep: all but those whose boxes are all invalid."""
+    images = len(entries.image_ids)
+    named = entries.image_of_box[entries.image_of_box >= 0]
+    had_boxes = np.bincount(named, minlength=images) > 0
+    had_boxes |= entries.image_had_unreadable_boxes
+    has_boxes = np.bincount(entries.image_of_box[entries.good_boxes], minlength=images) > 0
+    return entries.good_images & (has_boxes | ~had_boxes)
+
+
+def clean_annotations(entries: Entries, *, release: bool = False) -> Annotations:
+    """Return the good entries, boxes in the order of their images.
+
+    With `release` the entries lose their columns, so that one at a time is in memory twice.
+    """
+    images = clean_images(entries)
+    # Row -1 (no known image) reads the last image's flag, but such boxes are never good.
+    box_rows = np.flatnonzero(entries.good_boxes & images[entries.image_of_box])
+    # The number of images kept so far, less one, is an image's row among those kept.
+    image_of_box = (np.cumsum(images) - 1)[entries.image_of_box[box_rows]]
+    order = box_rows[np.argsort(image_of_box, kind="stable")]
+    per_image = np.bincount(image_of_box, minlength=int(images.sum()))
+    names_kept = (entries.file_names[row] for row in np.flatnonzero(images).tolist())
+    take = vars(entries).pop if release else partial(getattr, entries)
+    names = ("image_ids", "widths", "heights", "is_displayed")
+    columns = {name: take(name)[images] for name in names}
+    return Annotations(
+        category_ids=entries.category_ids,
+        category_names=tuple(entries.category_names),
+        file_names=entries.file_names if images.all() else TextColumn.of(names_kept),
+        box_offsets=np.concatenate([[0], np.cumsum(per_image)]).astype(np.int64),
+        **columns,
+        **{name: take(name)[order] for name in BOX_COLUMNS},
+    )

@@ -4,7 +4,7 @@ import argparse
 import resource
 import time
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -13,13 +13,14 @@ from common.cli import add_command
 from common.console import MEGABYTE, clock, make_console, progress_in_bytes
 from common.errors import InputError
 from common.files import or_refused
-from common.outputs import require_outside
+from common.options import flag, included, option, overwrite_option
+from common.outputs import require_no_input, require_outside
 from common.walk import ALLOW_OUTSIDE
 from data.annotations import SPLITS, known_trees
 from data.coco_json import read_annotations
 from data.formats.coco import read_coco
 from data.formats.convert import convert_labels
-from data.formats.labels import SKIP_BAD, read_class_names, read_list
+from data.formats.labels import SKIP_BAD, LabelOptions, Reader, read_class_names, read_list
 from data.formats.voc import read_voc
 from data.formats.yolo import read_yolo
 from data.index import (
@@ -32,8 +33,8 @@ from data.index import (
 )
 from data.openimages.export import write_coco_json
 
-MERGE = "--merge-classes"
-READERS = {"yolo": read_yolo, "voc": read_voc, "coco": read_coco}
+FOR_CSV = "options for a CSV of boxes"
+READERS: dict[str, Reader] = {"yolo": read_yolo, "voc": read_voc, "coco": read_coco}
 
 CONVERT = """Convert labels of other programs to COCO's format, and these to what training opens.
 
@@ -62,180 +63,145 @@ MLPerf's JSON file from OpenImages' CSV files.
 """
 
 
-def add_convert(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command `convert`."""
-    parser = add_command(commands, "convert", about=CONVERT)
-    parser.set_defaults(run=run_convert)
-    parser.add_argument(
-        "source",
-        type=Path,
-        metavar="SOURCE",
-        help="data set, see above; without --from COCO-format JSON, a folder with COCO's or "
-        "MLPerf's tree, or OpenImages' CSV of boxes",
-    )
-    parser.add_argument(
-        "--from",
-        dest="from_format",
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions:
+    """The options of `python -m data convert`."""
+
+    labels: LabelOptions = included(LabelOptions)
+    from_format: str | None = option(
+        "format of the labels, to write COCO-format JSON to the folder --out",
+        default=None,
+        name="--from",
         choices=tuple(READERS),
-        help="format of the labels, to write COCO-format JSON to the folder --out",
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
+    out: Path | None = option(
+        "with --from the folder to write; of a JSON the index (default: SOURCE.index/); of a CSV "
+        "the JSON",
+        default=None,
         metavar="PATH",
-        help="with --from the folder to write; of a JSON the index (default: SOURCE.index/); of a "
-        "CSV the JSON",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing --out")
-    parser.add_argument(
-        "--images",
-        type=Path,
-        metavar="DIR",
-        help="folder of the images, where it is not found by itself; needed for a CSV",
-    )
-    parser.add_argument(
-        "--classes",
+    overwrite: bool = overwrite_option("replace an existing --out")
+    classes: list[str] | None = option(
+        "convert only boxes of these classes: names, or a text file of names; for a CSV also "
+        "mlperf (264 classes, the default) and all (601)",
+        default=None,
         nargs="+",
         metavar="NAME",
-        help="convert only boxes of these classes: names, or a text file of names; for a CSV also "
-        "mlperf (264 classes, the default) and all (601)",
     )
-    parser.add_argument(
-        MERGE,
+    merge_classes: list[str] | None = option(
+        "with --from: boxes of the class OLD become boxes of NEW, such as chair=Chair",
+        default=None,
         nargs="+",
         metavar="OLD=NEW",
-        default=[],
-        help="with --from: boxes of the class OLD become boxes of NEW, such as chair=Chair",
     )
-    parser.add_argument(
-        "--skip-missing-images",
-        action="store_true",
-        help="skip labelled images that do not exist instead of stopping",
-    )
-    parser.add_argument(
-        SKIP_BAD,
-        action="store_true",
-        help="with --from: leave out faulty labels, which are printed, instead of stopping",
-    )
-    parser.add_argument(
-        "--copy-images",
-        action="store_true",
-        help="with --from: copy the images to the folder --out too",
-    )
-    parser.add_argument(
-        ALLOW_OUTSIDE,
-        action="store_true",
-        help="with --from: also take files outside of the data set's folder, to which its links "
-        "or data.yaml lead",
-    )
-    csv = parser.add_argument_group("options for a CSV of boxes")
-    csv.add_argument(
-        "--class-descriptions",
-        type=Path,
+    copy_images: bool = flag("with --from: copy the images to the folder --out too")
+    class_descriptions: Path | None = option(
+        "class-descriptions-boxable.csv: the names of the labels",
+        default=None,
         metavar="CSV",
-        help="class-descriptions-boxable.csv: the names of the labels",
+        group=FOR_CSV,
     )
-    csv.add_argument(
-        "--image-ids",
-        type=Path,
+    image_ids: Path | None = option(
+        "use only images of this list; with all classes also those without boxes",
+        default=None,
         metavar="CSV",
-        help="use only images of this list; with all classes also those without boxes",
+        group=FOR_CSV,
     )
 
 
-def run_convert(
-    source: Path,
-    *,
-    from_format: str | None,
-    out: Path | None,
-    overwrite: bool,
-    class_descriptions: Path | None,
-    images: Path | None,
-    classes: list[str] | None,
-    merge_classes: list[str],
-    image_ids: Path | None,
-    skip_missing_images: bool,
-    skip_bad_labels: bool,
-    copy_images: bool,
-    allow_outside: bool,
-) -> int:
+def add_convert(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command `convert`."""
+    add_command(commands, "convert", about=CONVERT, options=ConvertOptions, run=run_convert)
+
+
+def run_convert(options: ConvertOptions) -> int:
     """Run `convert` and return the exit code."""
-    console = make_console()
-    is_csv = from_format is None and source.suffix.lower() == ".csv"
-    csv_options = {"--class-descriptions": class_descriptions, "--image-ids": image_ids}
-    common_options = {
-        "--images": images,
-        "--classes": classes,
-        "--skip-missing-images": skip_missing_images or None,
-    }
-    if not is_csv:
-        refuse_options(csv_options, f"only for a CSV of boxes; {source} is not a .csv file")
-    if from_format is None:
-        from_only = {
-            SKIP_BAD: skip_bad_labels or None,
-            MERGE: merge_classes or None,
-            "--copy-images": copy_images or None,
-            ALLOW_OUTSIDE: allow_outside or None,
-        }
-        refuse_options(from_only, "only with --from")
-        if not is_csv:
-            refuse_options(
-                common_options, f"only with --from, or for a CSV of boxes; {source} is not one"
-            )
-    if from_format is not None:
-        if out is None:
+    console, labels, source = make_console(), options.labels, options.labels.source
+    is_csv = options.from_format is None and source.suffix.lower() == ".csv"
+    require_fitting(options, is_csv=is_csv)
+    if options.from_format is not None:
+        if options.out is None:
             raise InputError("--out: missing; --from needs a folder to write")
-        read = partial(
-            READERS[from_format],
-            source,
-            images=images,
-            skip_missing_images=skip_missing_images,
-            skip_bad_labels=skip_bad_labels,
-            allow_outside=allow_outside,
-            console=console,
-        )
+        read = READERS[options.from_format]
         return convert_labels(
             source,
-            lambda check_names: read(check_names=check_names),
-            out=out,
-            classes=class_names(classes or []),
-            merge=merge_classes,
-            copy_images=copy_images,
-            overwrite=overwrite,
+            lambda check_names: read(labels, check_names, console),
+            out=options.out,
+            classes=class_names(options.classes or []),
+            merge=options.merge_classes or [],
+            copy_images=options.copy_images,
+            overwrite=options.overwrite,
             console=console,
         )
+    out = options.out
     if is_csv:
-        needed = {"--class-descriptions": class_descriptions, "--images": images, "--out": out}
-        for option, value in needed.items():
-            if value is None:
-                raise InputError(f"{option}: missing; a CSV of boxes needs it, see --help")
-        assert class_descriptions and images and out
-        summary = write_coco_json(
-            source,
-            class_descriptions,
-            classes=classes or ["mlperf"],
-            images=images,
-            out=out,
-            image_ids=image_ids,
-            skip_missing_images=skip_missing_images,
-            overwrite=overwrite,
-            console=console,
-        )
-        if summary.images_left_out:
-            console.print(f"{summary.images_left_out:,} images are not in {images}: skipped")
+        convert_csv(options, console=console)
+        assert out is not None
         source, out = out, None
     if source.is_dir() and out is not None:
         raise InputError(f"--out: {source} is a folder of splits; convert each JSON separately")
     for file in files_of_splits(source) if source.is_dir() else [source]:
-        convert_json(file, out=out, overwrite=overwrite, console=console)
+        convert_json(file, out=out, overwrite=options.overwrite, console=console)
     return 0
+
+
+def require_fitting(options: ConvertOptions, *, is_csv: bool) -> None:
+    """Raise InputError about the first option that is not for this kind of source."""
+    labels = options.labels
+    csv_only = {
+        "--class-descriptions": options.class_descriptions,
+        "--image-ids": options.image_ids,
+    }
+    from_only = {
+        SKIP_BAD: labels.skip_bad_labels,
+        "--merge-classes": options.merge_classes,
+        "--copy-images": options.copy_images,
+        ALLOW_OUTSIDE: labels.allow_outside,
+    }
+    either = {
+        "--images": labels.images,
+        "--classes": options.classes,
+        "--skip-missing-images": labels.skip_missing_images,
+    }
+    if not is_csv:
+        refuse_options(csv_only, f"only for a CSV of boxes; {labels.source} is not a .csv file")
+    if options.from_format is None:
+        refuse_options(from_only, "only with --from")
+        if not is_csv:
+            reason = f"only with --from, or for a CSV of boxes; {labels.source} is not one"
+            refuse_options(either, reason)
+
+
+def convert_csv(options: ConvertOptions, *, console: Console) -> None:
+    """Write the boxes of a CSV as COCO-format JSON to `--out`."""
+    descriptions, images, out = options.class_descriptions, options.labels.images, options.out
+    needed = {"--class-descriptions": descriptions, "--images": images, "--out": out}
+    for name, value in needed.items():
+        if value is None:
+            raise InputError(f"{name}: missing; a CSV of boxes needs it, see --help")
+    assert descriptions and images and out
+    lists = [file for file in (options.labels.source, descriptions, options.image_ids) if file]
+    require_no_input([out], lists)
+    summary = write_coco_json(
+        options.labels.source,
+        descriptions,
+        classes=options.classes or ["mlperf"],
+        images=images,
+        out=out,
+        image_ids=options.image_ids,
+        skip_missing_images=options.labels.skip_missing_images,
+        overwrite=options.overwrite,
+        console=console,
+    )
+    if summary.images_left_out:
+        console.print(f"{summary.images_left_out:,} images are not in {images}: skipped")
 
 
 def refuse_options(options: Mapping[str, object], reason: str) -> None:
     """Raise InputError about the first option that was given."""
-    for option, value in options.items():
-        if value is not None:
-            raise InputError(f"{option}: {reason}")
+    for name, value in options.items():
+        if value:
+            raise InputError(f"{name}: {reason}")
 
 
 def class_names(classes: list[str]) -> list[str]:

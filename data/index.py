@@ -14,7 +14,6 @@ import json
 import os
 import re
 import stat
-from collections import Counter
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -36,7 +35,9 @@ from common.files import (
 )
 from common.locks import one_process_at_a_time
 from data.annotations import Annotations, TextColumn
-from data.coco_json import TAKEN, Advance, read_annotations
+from data.coco_json import read_annotations
+from data.findings import KINDS, Findings
+from data.json_lists import Advance
 
 DTYPES = {
     "category_ids": "int64",
@@ -314,12 +315,15 @@ def make_index(path: Path, stamp: Stamp, home: Path, *, console: Console) -> Fou
         folder = home / f"{content[:16]}-format{FORMAT}"
         index = usable_index(folder)
         if index is None:
-            taken: Counter[str] = Counter()
+            findings = Findings(refusing=path)
             annotations = read_annotations(
-                path, advance=lambda done: advance(stamp.size + done, "parsing"), taken=taken
+                path,
+                advance=lambda done: advance(stamp.size + done, "parsing"),
+                findings=findings,
             )
-            for kind, number in taken.items():
-                console.print(f"note: {path}: {TAKEN[kind]}: {number:,}", soft_wrap=True)
+            for each in findings.taken():
+                note = f"note: {path}: {KINDS[each.name].meaning}: {each.count:,}"
+                console.print(note, soft_wrap=True)
             remove_index(folder)  # a damaged one
             try:
                 write_index(folder, annotations, made_from=str(path.resolve()))

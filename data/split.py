@@ -35,7 +35,8 @@ from common.options import argument, option, overwrite_option
 from common.outputs import require_no_input
 from data.annotations import SPLITS, SplitName, leaves_folder
 from data.coco_json import INTEGERS, read_annotations, whole_number
-from data.formats.coco import SHORTENED, locate_images
+from data.formats.coco import locate_images
+from data.formats.labels import NOTES
 
 share = partial(number_that, lambda x: 0 < x < 1, "a share between 0 and 1")
 
@@ -92,7 +93,7 @@ def run_split(options: SplitOptions) -> int:
     if images is not None or any(leaves_folder(name) or "\\" in name for name in given):
         folder, below = locate_images(annotations, checked.file_names, images=images)
         if below != given:
-            print_line(console, f"note: {SHORTENED} in {folder}")
+            print_line(console, f"note: {NOTES['shortened']} in {folder}")
         for image, name in zip(content["images"], below, strict=True):
             image["file_name"] = name
 

@@ -26,26 +26,27 @@ from common.cli import add_command, positive
 from common.console import make_console, progress
 from common.errors import InputError
 from common.files import new_folder_beside, or_refused, read_text
+from common.options import flag, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScenesOptions:
+    """The options of `python -m data scenes`."""
+
+    out: Path = option("folder to create; must not exist", metavar="DIR")
+    images: int = option("number of images", default=300, parse=positive, metavar="N")
+    seed: int = option("random seed", default=0, metavar="N")
+    varied: bool = flag("vary colours, sizes, light and backgrounds")
 
 
 def add_scenes(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command `scenes`."""
-    parser = add_command(commands, "scenes", about=__doc__ or "")
-    parser.set_defaults(run=run)
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="folder to create; must not exist"
-    )
-    parser.add_argument(
-        "--images", type=positive, default=300, metavar="N", help="number of images (default: 300)"
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed (default: 0)")
-    parser.add_argument(
-        "--varied", action="store_true", help="vary colours, sizes, light and backgrounds"
-    )
+    add_command(commands, "scenes", about=__doc__ or "", options=ScenesOptions, run=run)
 
 
-def run(out: Path, *, images: int, seed: int, varied: bool) -> int:
+def run(options: ScenesOptions) -> int:
     """Create the folder, complete or not at all; return the exit code."""
+    out, images = options.out, options.images
     if out.exists() or out.is_symlink():
         raise InputError(f"--out: {out} already exists; set a new folder")
     console = make_console()
@@ -58,9 +59,9 @@ def run(out: Path, *, images: int, seed: int, varied: bool) -> int:
                 temporary / "images",
                 temporary / labels,
                 name="photo",
-                seed=seed,
+                seed=options.seed,
                 count=images,
-                varied=varied,
+                varied=options.varied,
                 advance=advance,
             )
         temporary.rename(out)

@@ -27,15 +27,17 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Literal
 from urllib.parse import urlsplit
 
-from common.cli import add_command, installed_command, number_that, positive
+from common.cli import add_command, installed_command, positive, positive_number
 from common.console import make_console
 from common.errors import FINISHED, INTERRUPTED, STOPPED_BY_SIGNAL, InputError, printable
-from data.annotations import SplitName
+from common.options import argument, option
+from data.annotations import SPLITS, SplitName
 from data.download.datasets import download_coco, download_openimages
 from data.download.http import FetchError, HttpOptions, MissingFileError
 from data.download.images import MISSING_LIST, Request, locked_folder, write_missing_list
@@ -43,28 +45,70 @@ from data.download.images import MISSING_LIST, Request, locked_folder, write_mis
 INCOMPLETE = 1  # the exit status when files could not be downloaded
 
 
-def run(
-    *,
-    dataset: str,
-    out: Path,
-    splits: list[SplitName],
-    limit: int | None,
-    classes: list[str] | None,
-    mirror: str | None,
-    workers: int,
-    attempts: int,
-    pause: float,
-    timeout: float,
-) -> int:
+def mirror_url(text: str) -> str:
+    """Parse the address of a server; return it without a slash at its end."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("https", "http") or not parts.hostname or parts.query:
+        raise argparse.ArgumentTypeError(
+            f"expected an address such as https://host, found {text!r}"
+        )
+    return text.rstrip("/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadOptions:
+    """The options of `python -m data download`."""
+
+    dataset: Literal["coco", "openimages"] = argument("which data set", metavar="{coco,openimages}")
+    out: Path = option("target folder; created if missing", metavar="DIR")
+    splits: list[SplitName] = option(
+        "train, validation (default: both)",
+        default=SPLITS,
+        nargs="+",
+        choices=SPLITS,
+        metavar="SPLIT",
+    )
+    limit: int | None = option(
+        "only the first N images of each split, by name; a larger N later adds to them",
+        default=None,
+        parse=positive,
+        metavar="N",
+    )
+    classes: list[str] | None = option(
+        "only images with a box of these classes: names, a .txt file with one name per line, "
+        "`all`, or for openimages `mlperf` (default: coco all, openimages mlperf)",
+        default=None,
+        nargs="+",
+        metavar="NAME",
+    )
+    mirror: str | None = option(
+        "another server, with the files listed above", default=None, parse=mirror_url, metavar="URL"
+    )
+    workers: int = option("images downloaded at a time", default=16, parse=positive, metavar="N")
+    attempts: int = option("attempts per file", default=8, parse=positive, metavar="N")
+    pause: float = option(
+        "wait after the first failure, doubled after each further one up to 30 seconds, or as long "
+        "as Retry-After requires",
+        default=0.5,
+        parse=positive_number,
+        metavar="SECONDS",
+    )
+    timeout: float = option(
+        "limit for each answer", default=30.0, parse=positive_number, metavar="SECONDS"
+    )
+
+
+def run(options: DownloadOptions) -> int:
     """Run `download` and return the exit code."""
+    dataset, out, mirror = options.dataset, options.out, options.mirror
     default_class = "all" if dataset == "coco" else "mlperf"
     request = Request(
         out=out,
-        splits=tuple(dict.fromkeys(splits)),
-        limit=limit,
-        classes=tuple(classes or [default_class]),
+        splits=tuple(dict.fromkeys(options.splits)),
+        limit=options.limit,
+        classes=tuple(options.classes or [default_class]),
         mirror=mirror,
-        options=HttpOptions(workers, timeout, attempts, pause),
+        options=HttpOptions(options.workers, options.timeout, options.attempts, options.pause),
     )
     words = sys.argv[1:]
     words = words[1:] if words[:1] == ["data"] else words  # `retinanet data download …`
@@ -114,72 +158,7 @@ def download(dataset: str, request: Request, *, this_command: str) -> int:
 
 def add_download(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command `download`."""
-    parser = add_command(commands, "download", about=__doc__ or "")
-    parser.set_defaults(run=run)
-    parser.add_argument("dataset", choices=["coco", "openimages"], help="which data set")
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="target folder; created if missing"
-    )
-    parser.add_argument(
-        "--splits",
-        nargs="+",
-        choices=["train", "validation"],
-        default=["train", "validation"],
-        metavar="SPLIT",
-        help="train, validation (default: both)",
-    )
-    parser.add_argument(
-        "--limit",
-        type=positive,
-        metavar="N",
-        help="only the first N images of each split, by name; a larger N later adds to them",
-    )
-    parser.add_argument(
-        "--classes",
-        nargs="+",
-        metavar="NAME",
-        help="only images with a box of these classes: names, a .txt file with one name per line, "
-        "`all`, or for openimages `mlperf` (default: coco all, openimages mlperf)",
-    )
-    parser.add_argument(
-        "--mirror",
-        type=mirror_url,
-        metavar="URL",
-        help="another server, with the files listed above",
-    )
-    for option, parse, default, unit, text in (
-        ("--workers", positive, 16, "N", "images downloaded at a time (default: 16)"),
-        (
-            "--attempts",
-            positive,
-            8,
-            "N",
-            "attempts per file (default: 8)",
-        ),
-        (
-            "--pause",
-            seconds,
-            0.5,
-            "SECONDS",
-            "wait after the first failure, doubled after each further one up to 30 seconds, or as "
-            "long as Retry-After requires (default: 0.5)",
-        ),
-        ("--timeout", seconds, 30.0, "SECONDS", "limit for each answer (default: 30)"),
-    ):
-        parser.add_argument(option, type=parse, default=default, metavar=unit, help=text)
-
-
-def mirror_url(text: str) -> str:
-    """Parse the address of a server; return it without a slash at its end."""
-    parts = urlsplit(text)
-    if parts.scheme not in ("https", "http") or not parts.hostname or parts.query:
-        raise argparse.ArgumentTypeError(
-            f"expected an address such as https://host, found {text!r}"
-        )
-    return text.rstrip("/")
-
-
-seconds = partial(number_that, lambda x: 0 < x < float("inf"), "a number above 0")
+    add_command(commands, "download", about=__doc__ or "", options=DownloadOptions, run=run)
 
 
 @contextmanager

@@ -24,9 +24,9 @@ from common.console import progress_in_bytes
 from common.errors import InputError
 from common.files import create_file, new_folder_beside, put_in_place, read_text
 from data.annotations import SplitName, known_trees
-from data.coco_json import stream_lists
 from data.download.http import PART_SUFFIX, AttemptError, Check
 from data.download.images import Images, Request, check_space, fetch_file, fetch_images, tidy
+from data.json_lists import stream_lists
 from data.openimages.boxes import (
     CORNERS,
     FLAGS,

@@ -2,12 +2,11 @@
 
 A file is written to `NAME.part` and renamed when all of it is there and passes a check. A part can
 be continued if the server still has the same version, which `NAME.part.version` stores (ETag or
-Last-Modified, for If-Range). The headers of a response are validated before its body is used.
+Last-Modified, for If-Range).
 """
 
 import os
 import random
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from urllib.parse import urlsplit
 
 import requests
 from urllib3 import Retry
-from urllib3.exceptions import ConnectTimeoutError, InvalidHeader, NewConnectionError
+from urllib3.exceptions import InvalidHeader
 
 from common.errors import InputError, one_line
 from common.files import create_anew, put_in_place, replacing, updated_descriptor
@@ -33,8 +32,8 @@ MISSING = {HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.GONE}
 """S3 responds 403 for an object that does not exist, where listing is not allowed."""
 TEMPORARY = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
 ACCEPTED = {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE}
-LENGTH = r"\d{1,18}"  # A number of bytes; int() refuses one of more than 4,300 digits
-SHOWN_OF_A_HEADER = 80
+LONGEST_LENGTH = 19  # digits of a number of bytes; int() refuses more than 4,300
+SHOWN = 80  # characters of a header in a message
 
 Check = Callable[[Path], None]
 """Raises AttemptError for a received file that is not the expected one."""
@@ -170,13 +169,9 @@ def fetch(
 def receive(
     url: str, part: Part, *, limit: int, connection: Connection, resume: bool, received: Received
 ) -> None:
-    """Request a file, or what is missing of it, and write it to `part.path`.
-
-    With `resume` a part is continued if the server still has the version that it is of. An
-    AttemptError's `keep_part` shows whether the part can be continued. Raises as `fetch`, too.
-    """
+    """Request a file, or what is missing of it, and write it to `part.path`; raises as `fetch`."""
     offset = part.size() if resume and part.version.is_file() else 0
-    # requests asks for gzip by default. Lengths and ranges would then be those of compressed bytes.
+    # Not gzip, requests' default: lengths and ranges would be those of compressed bytes.
     headers = {"Accept-Encoding": "identity"}
     # If the file has changed, If-Range makes the server send all of it, with status 200 (RFC 9110).
     if offset:
@@ -191,64 +186,58 @@ def receive(
         ) as response:
             check_status(response, url=url)
             if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                # `bytes */N` has the file's length: an earlier call ended between the last byte and
-                # the rename.
-                end = re.fullmatch(
-                    rf"bytes \*/({LENGTH})", response.headers.get("Content-Range", ""), re.ASCII
-                )
-                if offset and end and int(end[1]) == offset:
-                    return  # the part was complete
+                if response.headers.get("Content-Range") == f"bytes */{offset}":
+                    return  # an earlier call ended between the last byte and the rename
                 raise AttemptError("the file on the server is not longer than the part")
-            stop = connection.stop
-            _write_body(response, part, offset, limit, resume=resume, received=received, stop=stop)
+            start, total = extent(response, offset=offset)
+            if total > limit:
+                raise FetchError(f"{url}: {total:,} bytes, more than the limit of {limit:,}")
+            with continued(part.path, start) if start else create_anew(part.path) as file:
+                if resume and not start:
+                    # The old part is gone: its bytes must not count as this version.
+                    note_version(part, response)
+                size = start
+                received(size, total)
+                # urllib3 compares lengths with the header, and reads chunks to their end.
+                for chunk in response.iter_content(CHUNK):
+                    if connection.stop.is_set():
+                        raise StoppedError
+                    size += len(chunk)
+                    if size > limit:  # only a chunked body can be: its length was not known
+                        part.discard()
+                        raise FetchError(f"{url}: more than the limit of {limit:,} bytes")
+                    file.write(chunk)
+                    received(size, total)
     except (
         requests.ConnectionError,
         requests.Timeout,
         requests.exceptions.ChunkedEncodingError,
     ) as error:
         raise AttemptError(describe_error(error), keep_part=True) from error
-    except requests.RequestException as error:
-        raise FetchError(f"{url}: {error}") from error
-    except ValueError as error:  # headers or chunks that http.client and urllib3 cannot read
+    except (requests.RequestException, ValueError) as error:  # also headers that cannot be read
         raise FetchError(f"{url}: invalid response: {error}") from error
 
 
-def _write_body(
-    response: requests.Response,
-    part: Part,
-    offset: int,
-    limit: int,
-    *,
-    resume: bool,
-    received: Received,
-    stop: threading.Event,
-) -> None:
-    """Write the body of a response to the part, after its first `offset` bytes."""
-    start, total = body_start(response, offset=offset), file_length(response)
-    if total is not None and total > limit:
-        raise FetchError(f"{response.url}: {total:,} bytes, more than the limit of {limit:,}")
-    size = start
-    with continued(part.path, start) if start else create_anew(part.path) as file:
-        if resume and not start:
-            # After opening, which removed the old part: its bytes must not count as this version.
-            part.version.unlink(missing_ok=True)
-            version = response_version(response)
-            if version:
-                with replacing(part.version) as noted:
-                    noted.write(version.encode("latin-1"))
-        received(size, total or 0)
-        for chunk in response.iter_content(CHUNK):
-            if stop.is_set():
-                raise StoppedError
-            size += len(chunk)
-            if size > limit:  # only a chunked body can be: its length was not known
-                part.discard()
-                raise FetchError(f"{response.url}: more than the limit of {limit:,} bytes")
-            file.write(chunk)
-            received(size, total or 0)
-    # Fewer bytes can be continued; more than announced are not those of this file.
-    if total is not None and size != total:
-        raise AttemptError(f"received {size} of {total} bytes", keep_part=size < total)
+def extent(response: requests.Response, *, offset: int) -> tuple[int, int]:
+    """Return the place of the body's first byte in the file, and the file's length, 0 if unknown.
+
+    Raises AttemptError for another range than that from `offset` on, and where a body that was cut
+    off could not be recognized.
+    """
+    headers = response.headers
+    if headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise AttemptError("the server compressed the file, which was not requested")
+    start = 0
+    if response.status_code == HTTPStatus.PARTIAL_CONTENT:
+        place, start = headers.get("Content-Range", ""), offset
+        if not (offset and place.startswith(f"bytes {offset}-")):
+            raise AttemptError(f"the server sent {place[:SHOWN]!r}, requested from {offset}")
+    if "chunked" in headers.get("Transfer-Encoding", "").lower():
+        return start, 0
+    length = headers.get("Content-Length", "")
+    if not (length.isdecimal() and len(length) < LONGEST_LENGTH):
+        raise AttemptError("the response has no valid Content-Length")
+    return start, start + int(length)
 
 
 def continued(path: Path, start: int) -> BufferedRandom:
@@ -258,13 +247,27 @@ def continued(path: Path, start: int) -> BufferedRandom:
     return file
 
 
+def note_version(part: Part, response: requests.Response) -> None:
+    """Store the identity of the file's version beside the part, if the server sends one."""
+    part.version.unlink(missing_ok=True)
+    if version := response_version(response):
+        with replacing(part.version) as noted:
+            noted.write(version.encode("latin-1"))
+
+
+def response_version(response: requests.Response) -> str:
+    """Return the identity of this version of the file, for If-Range; empty if there is none."""
+    tag = response.headers.get("ETag", "")  # a weak tag, W/"…", is no identity
+    return tag if tag.startswith('"') else response.headers.get("Last-Modified", "")
+
+
 def check_status(response: requests.Response, *, url: str) -> None:
     """Accept 200, 206 and 416; refuse a redirection from HTTPS to plain HTTP.
 
     A busy or broken server (408, 425, 429, 5xx) is an AttemptError with its Retry-After.
     """
     status = response.status_code
-    answer = f"{status} {(response.reason or '')[:SHOWN_OF_A_HEADER]}".rstrip()
+    answer = f"{status} {(response.reason or '')[:SHOWN]}".rstrip()
     # Every hop counts: a plain one could send the rest of the chain anywhere.
     hops = [hop.url for hop in (*response.history, response)]
     plain = next((hop for hop in hops if not hop.startswith("https:")), None)
@@ -293,79 +296,14 @@ def drop_redirection_body(response: requests.Response, **options: object) -> Non
         response.close()
 
 
-def body_start(response: requests.Response, *, offset: int) -> int:
-    """Return the body's first byte: `offset`, or 0; raise AttemptError for another range."""
-    if response.status_code == HTTPStatus.OK:
-        return 0
-    start, _ = content_range(response)
-    if offset == 0 or start != offset:
-        raise AttemptError(f"the server sent bytes from {start}, requested from {offset}")
-    return start
-
-
-def file_length(response: requests.Response) -> int | None:
-    """Return the length in bytes, None if chunked; AttemptError if it cannot be known."""
-    if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise AttemptError("the server compressed the file, which was not requested")
-    # Content-Length of a 206 is that of the range, not of the file.
-    if response.status_code == HTTPStatus.PARTIAL_CONTENT:
-        return content_range(response)[1]
-    if "chunked" in response.headers.get("Transfer-Encoding", "").lower():
-        return None
-    text = response.headers.get("Content-Length", "")
-    if re.fullmatch(LENGTH, text, re.ASCII) is None:
-        raise AttemptError("the response has no valid Content-Length")
-    return int(text)
-
-
-def content_range(response: requests.Response) -> tuple[int, int]:
-    """Return the first byte and the total length, from `Content-Range: bytes 5-9/10`."""
-    text = response.headers.get("Content-Range", "")
-    match = re.fullmatch(rf"bytes ({LENGTH})-({LENGTH})/({LENGTH})", text.strip(), re.ASCII)
-    # The request has no end: a range that stops before the file's last byte leaves a gap.
-    if match is None or int(match[3]) - 1 != int(match[2]):
-        shown = text[:SHOWN_OF_A_HEADER]
-        raise AttemptError(f"invalid Content-Range: {shown!r}")
-    return int(match[1]), int(match[3])
-
-
-def response_version(response: requests.Response) -> str:
-    """Return the identity of this version of the file, for If-Range; empty if there is none."""
-    tag, date = (response.headers.get(name, "") for name in ("ETag", "Last-Modified"))
-    for text in (tag if tag.startswith('"') else "", date):  # a weak tag, W/"…", is no identity
-        if text and text.isascii() and text.isprintable():  # so that it can be sent back
-            return text
-    return ""
-
-
-def describe_error(error: requests.RequestException) -> str:
-    """Return a short text for a connection error; that of requests is very long."""
-    if isinstance(error, requests.ConnectTimeout):
-        return "connection timed out"
-    cause: BaseException | None = error
-    reason = ""
-    # The system's reason is deep inside: requests wraps urllib3's error, which wraps OSError.
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.strerror:
-            reason = cause.strerror
-        elif isinstance(cause, TimeoutError):
-            reason = "response timed out"
-        cause = cause.__cause__ or cause.__context__
-    if isinstance(error, requests.exceptions.ProxyError):
-        return f"proxy: {reason or 'no connection'}"
-    if reason:
-        return reason
-    return "response timed out" if "timed out" in str(error) else "connection lost"
-
-
-def is_unreachable(error: requests.RequestException) -> bool:
-    """Return whether there was no connection: no such name, no server, no trust, no proxy."""
-    # requests has one class for a refused connection and a lost one; urllib3's reason differs.
-    inner = error.args[0] if error.args else None
-    return isinstance(
-        error,
-        requests.ConnectTimeout | requests.exceptions.SSLError | requests.exceptions.ProxyError,
-    ) or isinstance(getattr(inner, "reason", None), NewConnectionError | ConnectTimeoutError)
+def describe_error(error: BaseException | None) -> str:
+    """Return the system's reason, which requests and urllib3 wrap several times."""
+    text = str(error)
+    while error is not None:
+        if isinstance(error, OSError) and error.strerror:
+            return error.strerror
+        error = error.__cause__ or error.__context__
+    return "timed out" if "timed out" in text else "connection lost"
 
 
 def check_reachable(url: str, *, timeout: float) -> None:
@@ -375,11 +313,11 @@ def check_reachable(url: str, *, timeout: float) -> None:
         try:
             # HEAD: a wrong name or proxy is reported in seconds, not after all attempts of `fetch`.
             requests.head(url, timeout=timeout).close()
-        except requests.RequestException as error:
-            if not is_unreachable(error):
-                return  # the server responds; fetching will report the error
+        except requests.ConnectionError as error:  # no such name, server, trust or proxy; or lost
             reason = describe_error(error)
             time.sleep(pause)
+        except requests.RequestException:
+            return  # the server responds; fetching will report the error
         else:
             return
     parts = urlsplit(url)

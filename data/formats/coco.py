@@ -20,21 +20,21 @@ from common.console import progress_in_bytes
 from common.errors import InputError
 from common.walk import LeftOut, Reach, walk_files, walk_folders
 from data.annotations import Annotations, Split, TextColumn, spellings
-from data.coco_json import TAKEN, UNKNOWN_SIZE
+from data.coco_json import UNKNOWN_SIZE, check_ids, clean_annotations, read_entries
 from data.decoding import SUFFIXES, displayed_size, read_photo
+from data.findings import KINDS, TAKEN, Findings
 from data.formats.labels import (
     NOTES,
     SPLIT_NAMES,
     WHOLE,
     CheckNames,
     LabelledSplit,
+    LabelOptions,
     mark_displayed,
     select_images,
     settle_faults,
 )
 from data.index import read_stamp
-from data.verify.annotations import check_ids, clean_annotations, read_entries
-from data.verify.findings import KINDS, Findings
 from data.verify.report import obstacle
 from data.verify.splits import CheckedSplit
 
@@ -44,40 +44,30 @@ WORDS = re.compile(r"[a-z]+")
 LABEL_FOLDERS = ("annotations", "labels")
 """Folders of files with labels, beside which the images are."""
 IMAGES_TRIED = 50
-SHORTENED = "file names are shortened to the parts that exist"
 MOST_FOLDERS = 1000
 
 
 def read_coco(
-    source: Path,
-    *,
-    images: Path | None,
-    skip_missing_images: bool,
-    skip_bad_labels: bool = False,
-    allow_outside: bool = False,
-    check_names: CheckNames,
-    console: Console,
+    options: LabelOptions, check_names: CheckNames, console: Console
 ) -> list[LabelledSplit]:
     """Read a JSON file, or all splits of a folder with such files.
-
-    With `allow_outside` links may lead out of the data set's folder.
 
     Raises:
         InputError: A JSON file has faults, all of which are printed; there is none, or two for one
             split; the images are nowhere, or one is missing.
     """
+    source, images = options.source, options.images
     root = source if source.is_dir() else source.parent
     # Of `annotations/x.json`, and of its folder, the images are beside that folder.
     top = root.absolute().parent if root.absolute().name in LABEL_FOLDERS else root
-    named_by_user = [top, *([images] if images is not None else [])]
-    reach = Reach.of(*named_by_user, allow_outside=allow_outside)
+    reach = options.reach(top)
     read: list[LabelledSplit] = []
     roots: set[int] = set()
     files = find_files(source, reach)
     check_names(files, files.values())
     for name, file in files.items():
         annotations, notes, roots_here = read_file(
-            file, skip_bad_labels=skip_bad_labels, console=console
+            file, skip_bad_labels=options.skip_bad_labels, console=console
         )
         folder = find_images(
             file, annotations.file_names, root=root, images=images, split=name, reach=reach
@@ -88,7 +78,7 @@ def read_coco(
         missing = int((~exists).sum())
         if missing:
             first = folder / annotations.file_names[int(np.flatnonzero(~exists)[0])]
-            if not skip_missing_images:
+            if not options.skip_missing_images:
                 more = f", and {missing - 1:,} more images" if missing > 1 else ""
                 fix = "set --images, or skip" if images is None else "skip"
                 raise InputError(
@@ -99,7 +89,7 @@ def read_coco(
             notes.append(f"images that do not exist (skipped): {missing:,}")
         present = [name for name in names if name is not None]
         if present != list(annotations.file_names):
-            notes.append(SHORTENED)
+            notes.append(NOTES["shortened"])
             annotations = replace(annotations, file_names=TextColumn.of(present))
         annotations, sized = with_sizes(annotations, folder)
         notes += [*([f"{NOTES['sizes']}: {sized:,}"] if sized else []), *left_out.notes()]
@@ -151,8 +141,10 @@ def read_file(
     number = sum(each.count for each in kinds)
     settle_faults(faults, number, skip=skip_bad_labels and is_usable, console=console)
     assert entries is not None
-    taken = [each for each in findings.in_order() if each.name in TAKEN]
-    notes = [f"{TAKEN[each.name]}: {each.count:,}, first {each.places[0].entry}" for each in taken]
+    notes = [
+        f"{TAKEN[each.name]}: {each.count:,}, first {each.places[0].entry}"
+        for each in findings.taken()
+    ]
     roots = set(entries.category_ids[entries.category_is_root].tolist())
     return clean_annotations(entries), notes, roots
 

@@ -22,9 +22,10 @@ from common.console import print_line, progress
 from common.errors import InputError, printable, require_few_classes
 from common.files import MOST_BYTES as FILE_LIMIT
 from common.files import read_bytes
+from common.options import argument, flag, option
 from common.processes import process_pool, run_tasks, usable_cores
+from common.walk import Reach
 from data.annotations import Annotations, TextColumn
-from data.coco_json import no_garbage_collection
 from data.decoding import (
     AS_STORED,
     QUARTER_TURNS,
@@ -33,6 +34,7 @@ from data.decoding import (
     is_resized_copy,
     read_photo,
 )
+from data.json_lists import no_garbage_collection
 
 FILES_AT_ONCE = 256  # for one process: some hundredths of a second's work
 TASKS_PER_PROCESS = 4
@@ -50,6 +52,8 @@ WHOLE = "all"
 """The name of a data set that is not split."""
 CheckNames = Callable[[Collection[str], Collection[Path]], None]
 """Called by a reader with the names of the splits and their JSON files, before it reads labels."""
+Reader = Callable[["LabelOptions", CheckNames, Console], "list[LabelledSplit]"]
+"""Reads all splits of a data set in a format; raises InputError."""
 MOST_BYTES = 10_000_000  # of a file with the labels of one image
 FAULTS_KEPT, FAULTS_SHOWN = 1000, 20
 SKIP_BAD = "--skip-bad-labels"
@@ -61,7 +65,7 @@ NOTES = {
     "turned": "photos that EXIF rotates or mirrors (labels are of the displayed photo)",
     "difficult": "difficult objects (iscrowd: left out of training)",
     "missing": "images that do not exist (skipped)",
-    "shortened": "listed paths that are shortened to the parts that exist",
+    "shortened": "file names are shortened to the parts that exist",
     "renamed": "XML files whose filename is another image's (that of their own name is used)",
     "sizes": "images without a size in their labels (that of the displayed image is taken)",
     "rotated": "rotated boxes (their enclosing boxes are taken)",
@@ -69,6 +73,35 @@ NOTES = {
     "latin": "files that are not UTF-8 (read as Latin-1)",
 }
 """What is counted while labels are read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelOptions:
+    """Which labels are read, and what is done with those that cannot be used."""
+
+    source: Path = argument(
+        "data set, see above; without --from COCO-format JSON, a folder with COCO's or MLPerf's "
+        "tree, or OpenImages' CSV of boxes",
+        metavar="SOURCE",
+    )
+    images: Path | None = option(
+        "folder of the images, where it is not found by itself; needed for a CSV",
+        default=None,
+        metavar="DIR",
+    )
+    skip_missing_images: bool = flag("skip labelled images that do not exist instead of stopping")
+    skip_bad_labels: bool = flag(
+        "with --from: leave out faulty labels, which are printed, instead of stopping"
+    )
+    allow_outside: bool = flag(
+        "with --from: also take files outside of the data set's folder, to which its links or "
+        "data.yaml lead"
+    )
+
+    def reach(self, *named_by_user: Path) -> Reach:
+        """Return the folders whose files may be read: some, and that of the images."""
+        images = [self.images] if self.images is not None else []
+        return Reach.of(*named_by_user, *images, allow_outside=self.allow_outside)
 
 
 @dataclass
@@ -107,7 +140,7 @@ def labelled_images(
     read: Callable[[Sequence[Any]], LabelPart],
     files: Sequence[Any],
     *,
-    title: str,
+    split: str,
     skip_bad_labels: bool,
     console: Console,
 ) -> LabelPart:
@@ -118,7 +151,10 @@ def labelled_images(
     parts: dict[int, LabelPart] = {}
     done = 0
     # The processes are copies of this one: they are started before the progress bar's thread.
-    with process_pool(processes) as pool, progress(console, title, total=len(files)) as advance:
+    with (
+        process_pool(processes) as pool,
+        progress(console, f"reading {split} labels", total=len(files)) as advance,
+    ):
         work = partial(read_task, read)
         results = run_tasks(pool, work, tasks, at_once=TASKS_PER_PROCESS * processes)
         for start, part in results:

@@ -32,6 +32,7 @@ from data.formats.labels import (
     Box,
     CheckNames,
     LabelledSplit,
+    LabelOptions,
     LabelPart,
     PartBuilder,
     labelled_images,
@@ -77,30 +78,22 @@ class VocSplit:
 
 
 def read_voc(
-    source: Path,
-    *,
-    images: Path | None,
-    skip_missing_images: bool,
-    skip_bad_labels: bool = False,
-    allow_outside: bool = False,
-    check_names: CheckNames,
-    console: Console,
+    options: LabelOptions, check_names: CheckNames, console: Console
 ) -> list[LabelledSplit]:
     """Read all splits of a data set in Pascal VOC's format.
 
     `source` is a folder with `Annotations/`, or with XML files beside the images, perhaps in
-    folders `train`, `valid`, `test`. `images` replaces the folder of images. With `allow_outside`
-    links may lead out of the data set's folder.
+    folders `train`, `valid`, `test`.
 
     Raises:
         InputError: The first faulty file with line and field; there are no XML files; a class is
             not in the data set's list, an image is missing, or an XML file of a split is; a link
             in the place of a folder or list leads out of the data set's folder.
     """
+    source, images = options.source, options.images
     if not source.is_dir():
         raise InputError(f"{source}: is not a folder; expected one with Annotations/ and images")
-    named_by_user = [source, *([images] if images is not None else [])]
-    reach = Reach.of(*named_by_user, allow_outside=allow_outside)
+    reach = options.reach(source)
     listed = listed_classes(source, reach)
     parts = []
     splits = find_splits(source, images, reach)
@@ -109,10 +102,10 @@ def read_voc(
     check_names([split.name for split in splits], ())
     for split in splits:
         part = labelled_images(
-            partial(read_files, split, listed, skip_missing_images),
+            partial(read_files, split, listed, options.skip_missing_images),
             split.files,
-            title=f"reading {split.name} labels",
-            skip_bad_labels=skip_bad_labels,
+            split=split.name,
+            skip_bad_labels=options.skip_bad_labels,
             console=console,
         )
         if not len(part.sizes):

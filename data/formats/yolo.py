@@ -36,6 +36,7 @@ from data.formats.labels import (
     Box,
     CheckNames,
     LabelledSplit,
+    LabelOptions,
     LabelPart,
     PartBuilder,
     labelled_images,
@@ -66,47 +67,38 @@ class YoloSet:
 
 
 def read_yolo(
-    source: Path,
-    *,
-    images: Path | None,
-    skip_missing_images: bool,
-    skip_bad_labels: bool = False,
-    allow_outside: bool = False,
-    check_names: CheckNames,
-    console: Console,
+    options: LabelOptions, check_names: CheckNames, console: Console
 ) -> list[LabelledSplit]:
     """Read all splits of a data set in YOLO's format.
 
-    `source` is `data.yaml`, or a folder with it or with a list of names. `images` replaces the
-    folder of images, of a set that is not split. With `allow_outside` paths and links may lead out
-    of the data set's folder.
+    The source is `data.yaml`, or a folder with it or with a list of names; `images` replaces the
+    folder of images, of a set that is not split.
 
     Raises:
         InputError: The first faulty file with line and field; the names, a folder or all labels are
             missing; or an image is; a path leads out of the data set's folder.
     """
-    found = find_set(source, images, allow_outside=allow_outside)
+    found = find_set(options)
     check_names(found.splits, ())
-    options = {"skip_missing_images": skip_missing_images, "skip_bad_labels": skip_bad_labels}
-    read, counts = read_splits(found, console=console, **options)
+    read, counts = read_splits(found, options, console)
     numbers = guess_keypoints(found.source, counts)
     if numbers:
         labelled = replace(found, keypoint_numbers=numbers)
-        read, _ = read_splits(labelled, console=console, **options)
+        read, _ = read_splits(labelled, options, console)
         for split in read:
             split.notes.append(f"{NOTES['guessed']}: all with {numbers + 5} columns")
     return read
 
 
 def read_splits(
-    found: YoloSet, *, skip_missing_images: bool, skip_bad_labels: bool, console: Console
+    found: YoloSet, options: LabelOptions, console: Console
 ) -> tuple[list[LabelledSplit], Counter[str]]:
     """Read all splits of a data set; return also what was counted in them."""
     read, counts = [], Counter[str]()
     for name, entries in found.splits.items():
         left_out = LeftOut()
         folder, files, listed = list_images(
-            entries, found.reach, left_out, skip_missing_images=skip_missing_images
+            entries, found.reach, left_out, skip_missing_images=options.skip_missing_images
         )
         if not files:
             entry = ", ".join(map(str, entries))
@@ -117,8 +109,8 @@ def read_splits(
         part = labelled_images(
             partial(read_labels, folder, found),
             files,
-            title=f"reading {name} labels",
-            skip_bad_labels=skip_bad_labels,
+            split=name,
+            skip_bad_labels=options.skip_bad_labels,
             console=console,
         )
         counts.update(part.counts)
@@ -163,12 +155,13 @@ def guess_keypoints(source: Path, counts: Counter[str]) -> int:
     )
 
 
-def find_set(source: Path, images: Path | None, *, allow_outside: bool = False) -> YoloSet:
+def find_set(options: LabelOptions) -> YoloSet:
     """Find the names and the splits."""
+    source, images = options.source, options.images
     named_by_user = [source if source.is_dir() else source.parent]
     if images is not None:  # whose labels may be in a folder beside it
-        named_by_user += [images, *(Path(file).parent for file in label_files(images / "any"))]
-    reach = Reach.of(*named_by_user, allow_outside=allow_outside)
+        named_by_user += [Path(file).parent for file in label_files(images / "any")]
+    reach = options.reach(*named_by_user)
     if source.is_file():
         file = source
     else:

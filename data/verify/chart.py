@@ -19,7 +19,7 @@ from common.charts import (
     new_figure,
     shortened,
 )
-from data.verify.annotations import Entries
+from data.coco_json import Entries
 from data.verify.objects import MARGIN, AnchorRule, Examined, Objects, SizeProposal
 
 if TYPE_CHECKING:

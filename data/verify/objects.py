@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.annotations import Resize
-from data.verify.annotations import Entries, boxes_on_square
+from data.coco_json import Entries
+from data.verify.annotations import boxes_on_square
 
 BOXES_AT_ONCE = 20_000
 """Each takes some kilobytes while it is compared with all anchors."""

@@ -26,10 +26,10 @@ from common.files import (
     write_atomically,
 )
 from data.annotations import Split, SplitName
+from data.coco_json import Entries, clean_annotations, clean_images
+from data.findings import KINDS, Finding, Severity
 from data.index import write_index
-from data.verify.annotations import Entries, clean_annotations, clean_images
 from data.verify.chart import draw_objects
-from data.verify.findings import KINDS, Finding, Severity
 from data.verify.objects import (
     AnchorRule,
     Examined,

@@ -25,6 +25,7 @@ from common.files import read_bytes
 from common.processes import process_pool, run_tasks, usable_cores
 from common.walk import LeftOut, Reach, walk_files
 from data.annotations import SPLITS, Resize, Split, images_in_other, leaves_folder
+from data.coco_json import Entries, check_ids, entries_of_index, read_entries
 from data.decoding import (
     MOST_BYTES,
     QUARTER_TURNS,
@@ -33,19 +34,15 @@ from data.decoding import (
     fits_both_ways,
     is_resized_copy,
 )
+from data.findings import KINDS, Findings, Place, Severity
 from data.index import find_or_make_index
 from data.verify.annotations import (
-    Entries,
     check_boxes,
     check_categories_agree,
     check_categories_fit,
-    check_ids,
     check_image_entries,
     count_classes,
-    entries_of_index,
-    read_entries,
 )
-from data.verify.findings import KINDS, Findings, Place, Severity
 
 
 @dataclass(frozen=True)

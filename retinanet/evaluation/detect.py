@@ -11,15 +11,16 @@ from rich.console import Console
 
 from common.console import progress
 from common.errors import InputError
-from data.annotations import ClassMap, Resize, content_size
+from data.annotations import ClassMap, Resize
+from data.augmentation import whole_view
 from data.dataset import Batch
 from data.loader import DetectionLoader
-from data.transforms import normalize
+from data.transforms import normalize, scale_boxes
 from launch.compute_threads import calling_thread_on
 from launch.process_group import ProcessGroup
 from retinanet.engine.engines import Forward
 from retinanet.evaluation.matching import ImageDetections, SplitDetections
-from retinanet.model.anchors import clip_boxes, resize_boxes
+from retinanet.model.anchors import clip_boxes
 from retinanet.model.postprocess import Detections, postprocess
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.signals import StopRequest
@@ -95,9 +96,9 @@ def to_original_size(
     `size` is the side of the network's input. On padding, which only a letterbox has, boxes are cut
     off, and those that are outside of the image are left out.
     """
-    content = content_size(original_size, size=size, resize=resize)
-    boxes = resize_boxes(detections.boxes, content, original_size)
-    if content != (size, size):
+    view = whole_view(original_size, size=size, resize=resize)
+    boxes = scale_boxes(detections.boxes, original_size=view.size, size=original_size)
+    if view.size != (size, size):
         boxes = clip_boxes(boxes, original_size)
         keep = (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
         detections = Detections(boxes[keep], detections.scores[keep], detections.labels[keep])

@@ -95,16 +95,6 @@ def clip_boxes(boxes: Tensor, image_size: tuple[int, int]) -> Tensor:
     return boxes.clamp(min=0).minimum(boxes.new_tensor([width, height, width, height]))
 
 
-def resize_boxes(boxes: Tensor, old_size: tuple[int, int], new_size: tuple[int, int]) -> Tensor:
-    """Scale `boxes` [..., 4] xyxy pixels with an image from `old_size` to `new_size`.
-
-    Sizes are (height, width). Nothing is clipped.
-    """
-    y_scale = new_size[0] / old_size[0]
-    x_scale = new_size[1] / old_size[1]
-    return boxes * boxes.new_tensor([x_scale, y_scale, x_scale, y_scale])
-
-
 def _centers_and_sizes(boxes: Tensor) -> tuple[Tensor, Tensor]:
     """Return centres (x, y) and sizes (width, height), each [..., 2]."""
     sizes = boxes[..., 2:] - boxes[..., :2]

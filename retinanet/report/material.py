@@ -19,9 +19,9 @@ from common.console import print_line, progress_in_bytes
 from common.errors import InputError
 from common.files import open_regular, read_json_lines
 from data.annotations import Annotations, ClassMap, positions_in
-from data.coco_json import Window, list_entries, no_garbage_collection
 from data.dataset import DetectionDataset
 from data.index import open_annotations
+from data.json_lists import Window, list_entries, no_garbage_collection
 from retinanet.config import Config
 from retinanet.config_file import config_from_tree, configured_split, load_config
 from retinanet.evaluation.command import evaluate_split, read_trained, validation_split

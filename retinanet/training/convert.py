@@ -17,7 +17,7 @@ from common.errors import FINISHED, InputError
 from common.files import require_free_outputs, write_atomically
 from common.outputs import require_no_input
 from data.annotations import UNNAMED, ClassMap, Resize, shown
-from data.coco_json import require_unique, strict_columns
+from data.coco_json import category_columns
 from data.index import open_annotations
 from retinanet.config import config_to_tree
 from retinanet.config_file import config_from_tree
@@ -240,6 +240,5 @@ def read_categories(file: Path, outputs: int) -> tuple[NDArray[np.int64], tuple[
     entries = content.get("categories") if isinstance(content, dict) else None
     if not isinstance(entries, list):
         raise InputError(f"{file}: categories: expected a list, as in COCO's annotations")
-    columns = strict_columns(file, "categories", entries)
-    require_unique(columns["category_ids"], path=file, name="categories")
+    columns = category_columns(file, entries)
     return columns["category_ids"], tuple(columns["category_names"])

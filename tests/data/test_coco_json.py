@@ -1,17 +1,18 @@
 """COCO-format JSON: columns, messages about bad entries, and the reader of lists in parts."""
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import data.coco_json
+import data.json_lists
 from common.errors import InputError
 from data.annotations import Annotations
-from data.coco_json import read_annotations, stream_lists
+from data.coco_json import read_annotations
+from data.findings import Findings
+from data.json_lists import stream_lists
 from tests.data.samples import assert_same_annotations, write_json
 from tests.support.commands import error_message
 
@@ -172,10 +173,13 @@ def test_odd_values_are_those_that_they_mean(tmp_path: Path) -> None:
         entry["bbox"] = None
     content["images"][0]["id"] = "30"
     content["images"][1]["width"] = 64.0
-    taken: Counter[str] = Counter()
     path = write_json(tmp_path / "labels.json", content)
-    assert_same_annotations(read_annotations(path, taken=taken), expected)
-    assert taken == {"value_taken": 10, "box_of_polygon": 3}
+    findings = Findings(refusing=path)
+    assert_same_annotations(read_annotations(path, findings=findings), expected)
+    assert {each.name: each.count for each in findings.taken()} == {
+        "value_taken": 10,
+        "box_of_polygon": 3,
+    }
 
 
 @pytest.mark.parametrize(
@@ -266,8 +270,8 @@ def test_stream_equals_json_loads_for_any_window_size(
     ascii_only: bool,
 ) -> None:
     text = json.dumps(stream_content(), indent=indent, ensure_ascii=ascii_only)
-    monkeypatch.setattr(data.coco_json, "READ_AT_ONCE", read_at_once)
-    monkeypatch.setattr(data.coco_json, "ENTRIES_AT_ONCE", 17)
+    monkeypatch.setattr(data.json_lists, "READ_AT_ONCE", read_at_once)
+    monkeypatch.setattr(data.json_lists, "ENTRIES_AT_ONCE", 17)
     assert read_lists(path, text) == {name: json.loads(text)[name] for name in NAMES}
 
 
@@ -275,7 +279,7 @@ def test_stream_equals_json_loads_for_any_window_size(
 def test_syntax_error_has_the_line_of_json_loads(
     path: Path, monkeypatch: pytest.MonkeyPatch, read_at_once: int
 ) -> None:
-    monkeypatch.setattr(data.coco_json, "READ_AT_ONCE", read_at_once)
+    monkeypatch.setattr(data.json_lists, "READ_AT_ONCE", read_at_once)
     whole = json.dumps(stream_content(), indent=1)
     random = np.random.default_rng(1)
     for place in random.integers(len(whole), size=30).tolist():

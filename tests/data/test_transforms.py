@@ -3,6 +3,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torchvision.models.detection.transform import resize_boxes
 from torchvision.transforms import functional as torchvision_functional
 
 from data.transforms import (
@@ -68,6 +69,11 @@ def test_boxes_are_scaled_by_each_sides_ratio() -> None:
     boxes = torch.tensor([[10.0, 10, 20, 40]])
     scaled = scale_boxes(boxes, original_size=(50, 200), size=(100, 100))
     assert scaled.tolist() == [[5, 20, 10, 80]]
+    many = torch.rand(50, 4) * 300
+    torch.testing.assert_close(
+        scale_boxes(many, original_size=(427, 640), size=(320, 320)),
+        resize_boxes(many, (427, 640), (320, 320)),
+    )
 
 
 def test_flip_twice_is_identity() -> None:

@@ -10,7 +10,7 @@ from PIL import Image
 from safetensors.torch import save
 
 from common.console import make_console
-from data.formats.labels import LabelPart, settle_faults
+from data.formats.labels import LabelOptions, LabelPart, settle_faults
 from data.formats.voc import VocSplit, read_files
 from data.formats.yolo import find_set, read_labels
 from retinanet.training.detector_weights import read_weights_file
@@ -71,7 +71,7 @@ def check_yolo(data: bytes, folder: Path) -> None:
         Image.new("RGB", (WIDTH, HEIGHT)).save(image)
     file = write_file(folder / "data.yaml", text)
     write_file(folder / "images" / "a.txt", labels)
-    found = value_or_error(lambda: find_set(file, None), str(file))
+    found = value_or_error(lambda: find_set(LabelOptions(source=file)), str(file))
     if found is None:
         return
 

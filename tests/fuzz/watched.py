@@ -1,7 +1,7 @@
 """Modules that atheris instruments for each target: ours, and parsers."""
 
 WATCHED = {
-    "annotations": ("data.coco_json", "data.annotations"),
+    "annotations": ("data.coco_json", "data.json_lists", "data.annotations"),
     "checkpoint": (
         "retinanet.training.checkpoint",
         "retinanet.training.train_state",

@@ -14,7 +14,7 @@ import pytest
 from common.errors import InputError
 from data.annotations import SplitName, find_split
 from data.coco_json import read_annotations
-from data.download.command import add_download, run
+from data.download.command import add_download
 from tests.data.download.samples import coco, openimages, tree
 from tests.data.download.server import IMAGE_FAULTS, Server, serving
 from tests.support.commands import start_program
@@ -37,8 +37,8 @@ def download(server: Server, dataset: str, out: Path, *options: str) -> int:
     classes = [] if dataset == "coco" or "--classes" in options else ["--classes", "all"]
     arguments = [dataset, "--out", str(out), "--mirror", server.url, *quick, *classes, *options]
     parsed = vars(parser.parse_args(["download", *arguments]))
-    parsed.pop("run")
-    return run(**parsed)
+    status: int = parsed.pop("run")(**parsed)
+    return status
 
 
 @DATASETS

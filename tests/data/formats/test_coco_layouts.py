@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,16 +10,15 @@ from rich.console import Console
 
 from data.coco_json import read_annotations
 from data.formats.coco import read_coco, split_of
-from data.formats.labels import LabelledSplit, merge_classes, select_classes
+from data.formats.labels import LabelledSplit, LabelOptions, merge_classes, select_classes
 from tests.data.samples import write_json
 from tests.data.verify.small_set import small_content, write_split
 from tests.support.commands import error_message
 
 
-def read(source: Path, **options: object) -> list[LabelledSplit]:
-    given: dict[str, object] = {"images": None, "skip_missing_images": False}
-    given |= {"check_names": lambda names, read: None, "console": Console(file=io.StringIO())}
-    return read_coco(source, **(given | options))  # type: ignore[arg-type]
+def read(source: Path, **options: Any) -> list[LabelledSplit]:
+    console = options.pop("console", Console(file=io.StringIO()))
+    return read_coco(LabelOptions(source=source, **options), lambda names, read: None, console)
 
 
 def place(folder: Path, labels: str, images: str, *, prefix: str = "") -> None:

@@ -5,6 +5,7 @@ import time
 import tracemalloc
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from PIL import Image
 from rich.console import Console
 
 from common.errors import InputError
-from data.formats.labels import LabelledSplit, PartBuilder
+from data.formats.labels import LabelledSplit, LabelOptions, PartBuilder
 from data.formats.voc import parse_xml, read_voc
 from tests.data.formats.written import (
     NAMES,
@@ -33,10 +34,10 @@ ENTITIES = (
 )
 
 
-def read(source: Path, **options: object) -> list[LabelledSplit]:
-    given: dict[str, object] = {"images": None, "skip_missing_images": False}
-    given |= {"check_names": lambda names, read: None, "console": Console(file=io.StringIO())}
-    return read_voc(source, **(given | options))  # type: ignore[arg-type]
+def read(source: Path, **options: Any) -> list[LabelledSplit]:
+    console = options.pop("console", Console(file=io.StringIO()))
+    given = LabelOptions(source=source, **options)
+    return read_voc(given, lambda names, read: None, console)
 
 
 def write_image(folder: Path, name: str, xml: str | None = None, *, labels: str = "") -> None:

@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from common.errors import InputError
 from common.walk import Reach
-from data.formats.labels import LabelledSplit
+from data.formats.labels import LabelledSplit, LabelOptions
 from data.formats.yolo import FIELDS, YoloSet, box_of_shares, read_labels, read_yolo
 from tests.data.formats.written import (
     NAMES,
@@ -24,10 +25,10 @@ from tests.data.formats.written import (
 from tests.support.commands import error_message
 
 
-def read(source: Path, **options: object) -> list[LabelledSplit]:
-    given: dict[str, object] = {"images": None, "skip_missing_images": False}
-    given |= {"check_names": lambda names, read: None, "console": Console(file=io.StringIO())}
-    return read_yolo(source, **(given | options))  # type: ignore[arg-type]
+def read(source: Path, **options: Any) -> list[LabelledSplit]:
+    console = options.pop("console", Console(file=io.StringIO()))
+    given = LabelOptions(source=source, **options)
+    return read_yolo(given, lambda names, read: None, console)
 
 
 def small_set(folder: Path, text: str = "0 0.5 0.5 0.25 0.5\n", **splits: str) -> Path:
@@ -309,7 +310,7 @@ def test_lists_and_folders_of_another_machine(tmp_path: Path, path: str) -> None
     (tmp_path / "set" / "train.txt").write_text(path.format("train/a.jpg") + "\n")
     [split] = read(tmp_path / "set")
     assert [split.images / name for name in split.annotations.file_names] == [photo]
-    assert "listed paths that are shortened to the parts that exist: 1" in split.notes
+    assert "file names are shortened to the parts that exist: 1" in split.notes
     write_data_yaml(tmp_path / "set", NAMES, train=path.format("train"))
     [split] = read(tmp_path / "set")
     assert (split.images, len(split.annotations)) == (photo.parent, 2)

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-import data.coco_json
+import data.json_lists
 from common.errors import InputError
 from data.annotations import Resize, Split
 from data.augmentation import view_boxes, whole_view
 from data.coco_json import read_annotations
+from data.findings import KINDS
 from data.index import write_index
 from data.verify import annotations
-from data.verify.findings import KINDS
 from data.verify.splits import rows_to_check
 from tests.data.verify.small_set import (
     IMAGES,
@@ -329,7 +329,7 @@ def test_truncated_file_keeps_earlier_findings(tmp_path: Path) -> None:
 def test_faults_in_different_parts_of_a_list_have_their_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data.coco_json, "ENTRIES_AT_ONCE", 100)
+    monkeypatch.setattr(data.json_lists, "ENTRIES_AT_ONCE", 100)
     content = small_content()
     content["annotations"] = [dict(content["annotations"][0], id=n) for n in range(350)]
     negative, flat = [3, 99, 100, 349], [201, 345]

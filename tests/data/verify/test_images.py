@@ -16,7 +16,7 @@ from common.errors import InputError
 from data.annotations import Split
 from data.dataset import open_data
 from data.decoding import decode_annotated, decode_image, is_resized_copy
-from data.verify.findings import KINDS
+from data.findings import KINDS
 from retinanet.training.data import BadImages
 from tests.data.verify.small_set import (
     HEIGHT,

@@ -16,10 +16,11 @@ from torchvision.ops import box_iou
 from common.charts import new_figure
 from common.errors import InputError
 from data.annotations import Resize
+from data.coco_json import Entries, entries_of_index
+from data.findings import Findings
 from data.verify import objects
-from data.verify.annotations import Entries, check_boxes, entries_of_index
+from data.verify.annotations import check_boxes
 from data.verify.chart import draw_boxes_per_image, draw_ranks
-from data.verify.findings import Findings
 from data.verify.objects import (
     MARGIN,
     SIZES,

@@ -5,7 +5,6 @@ import torch
 from torchvision.models.detection._utils import BoxCoder
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
-from torchvision.models.detection.transform import resize_boxes as torchvision_resize_boxes
 from torchvision.ops import clip_boxes_to_image
 
 from retinanet.model.anchors import (
@@ -14,7 +13,6 @@ from retinanet.model.anchors import (
     decode_boxes,
     encode_boxes,
     feature_sizes_of,
-    resize_boxes,
 )
 from retinanet.model.retinanet import RetinaNet
 
@@ -118,7 +116,6 @@ def test_no_boxes_make_no_boxes() -> None:
     assert encode_boxes(empty, empty).shape == (0, 4)
     assert decode_boxes(empty, empty).shape == (0, 4)
     assert clip_boxes(empty, (10, 20)).shape == (0, 4)
-    assert resize_boxes(empty, (10, 20), (20, 20)).shape == (0, 4)
 
 
 def test_clip_moves_boxes_inside_height_and_width() -> None:
@@ -126,14 +123,3 @@ def test_clip_moves_boxes_inside_height_and_width() -> None:
     clipped = clip_boxes(boxes, (40, 60))
     assert clipped.tolist() == [[0.0, 0.0, 60.0, 40.0], [3.0, 4.0, 5.0, 6.0]]
     assert torch.equal(clipped, clip_boxes_to_image(boxes, (40, 60)))
-
-
-def test_resize_scales_x_by_width_and_y_by_height() -> None:
-    boxes = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
-    resized = resize_boxes(boxes, (10, 20), (30, 10))
-    assert resized.tolist() == [[0.5, 6.0, 1.5, 12.0]]
-    many = random_boxes(50, seed=7)
-    torch.testing.assert_close(
-        resize_boxes(many, (427, 640), (320, 320)),
-        torchvision_resize_boxes(many, (427, 640), (320, 320)),
-    )

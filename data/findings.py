@@ -1,14 +1,15 @@
-"""Findings of a split: their kinds, the number of each, and the places of the first ones."""
+"""Faults of a split: their kinds in one table, the number of each, and the first places."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data.coco_json import TAKEN
+from common.errors import InputError
 
 PLACES_KEPT = 1000  # of each kind; a data set in which everything is wrong would fill the memory
 
@@ -40,14 +41,22 @@ class Finding:
 
 
 class Findings:
-    """The findings of one split."""
+    """The findings of one split.
 
-    def __init__(self) -> None:
+    With `refusing`, the path of the annotations, the first one that stops training is raised as
+    InputError, for whatever needs the annotations.
+    """
+
+    def __init__(self, *, refusing: Path | None = None) -> None:
+        self.refusing = refusing
         self.by_kind: dict[tuple[Severity, str], Finding] = {}
 
-    def add(self, name: str, place: Place, *, severity: Severity | None = None) -> None:
-        """Count one finding; `severity` replaces that of its kind."""
-        self.add_rows(name, np.zeros(1, dtype=np.int64), lambda row: place, severity=severity)
+    def add(
+        self, name: str, place: Place, *, severity: Severity | None = None, expected: str = ""
+    ) -> None:
+        """Count one finding; else as `add_rows`."""
+        one = np.zeros(1, dtype=np.int64)
+        self.add_rows(name, one, lambda row: place, severity=severity, expected=expected)
 
     def add_rows(
         self,
@@ -56,11 +65,19 @@ class Findings:
         make_place: Callable[[int], Place],
         *,
         severity: Severity | None = None,
+        expected: str = "",
     ) -> None:
-        """Count a finding for each of some rows; `make_place` is called for the first ones only."""
+        """Count a finding for each of some rows; `make_place` is called for the first ones only.
+
+        `severity` replaces that of its kind, and `expected` is what should be at the place.
+        """
         if not len(rows):
             return
         key = (severity or KINDS[name].severity, name)
+        if self.refusing is not None and key[0] is Severity.STOPS:
+            entry, found, _ = make_place(int(rows[0]))
+            problem = KINDS[name].problem.format(entry=entry, found=found, expected=expected)
+            raise InputError(f"{self.refusing}: {problem}")
         finding = self.by_kind.setdefault(key, Finding(name, key[0]))
         finding.count += len(rows)
         capacity = PLACES_KEPT - len(finding.places)
@@ -82,6 +99,10 @@ class Findings:
         """Return the number of findings of a kind, whatever their severity."""
         return sum(finding.count for (_, kind), finding in self.by_kind.items() if kind == name)
 
+    def taken(self) -> list[Finding]:
+        """Return the findings about entries that are used nevertheless: `TAKEN`."""
+        return [finding for finding in self.in_order() if finding.name in TAKEN]
+
     def has(self, *names: str) -> bool:
         """Return whether there is a finding of any of these kinds, whatever its severity."""
         return any(name in names for _, name in self.by_kind)
@@ -92,31 +113,85 @@ class Kind(NamedTuple):
 
     severity: Severity
     meaning: str
+    problem: str = "{entry}: expected {expected}, found {found}"
+    """What a run says that stops at it"""
 
 
 STOPS, MENDED, NOTE = Severity
+AGAIN = "{entry}: {found} is the id of an earlier entry; make ids unique"
+EMPTY = "{entry}: empty; a data set needs at least one"
+
+TAKEN = {
+    "value_taken": "an odd value whose meaning is plain (null, a number as text): taken",
+    "box_of_polygon": "a box without bbox: the enclosing box of its polygon is taken",
+    "box_rotated": "a rotated box (attributes.rotation): its enclosing box is taken",
+}
+"""Kinds of findings about entries that can be used."""
 
 KINDS = {
-    "annotations_unreadable": Kind(STOPS, "not JSON, without COCO's lists, or a damaged index"),
-    "no_categories": Kind(STOPS, "the list of categories is empty"),
-    "no_images": Kind(STOPS, "the list of images is empty"),
+    "annotations_unreadable": Kind(
+        STOPS,
+        "not JSON, without COCO's lists, or a damaged index",
+        "{found}",
+    ),
+    "no_categories": Kind(
+        STOPS,
+        "the list of categories is empty",
+        EMPTY,
+    ),
+    "no_images": Kind(
+        STOPS,
+        "the list of images is empty",
+        EMPTY,
+    ),
     "nothing_to_train_on": Kind(STOPS, "no image has a box of a single object"),
     "entry_not_object": Kind(STOPS, "an entry of a list is not a JSON object"),
-    "field_missing": Kind(STOPS, "an entry lacks a field that COCO's format requires"),
+    "field_missing": Kind(
+        STOPS,
+        "an entry lacks a field that COCO's format requires",
+        "{entry}: missing; COCO's format requires it",
+    ),
     "id_invalid": Kind(STOPS, "an id is not a 64-bit integer"),
-    "annotation_id_missing": Kind(STOPS, "a box without an id where others have one"),
-    "category_id_duplicate": Kind(STOPS, "two categories have the same id"),
-    "image_id_duplicate": Kind(STOPS, "two images have the same id"),
-    "annotation_id_duplicate": Kind(STOPS, "two boxes have the same id"),
+    "annotation_id_missing": Kind(
+        STOPS,
+        "a box without an id where others have one",
+        "{entry}: missing, but other entries have one; give every entry an id, or none",
+    ),
+    "category_id_duplicate": Kind(
+        STOPS,
+        "two categories have the same id",
+        AGAIN,
+    ),
+    "image_id_duplicate": Kind(
+        STOPS,
+        "two images have the same id",
+        AGAIN,
+    ),
+    "annotation_id_duplicate": Kind(
+        STOPS,
+        "two boxes have the same id",
+        AGAIN,
+    ),
     "category_name_invalid": Kind(STOPS, "a category's name is not a text, or is empty"),
     "file_name_invalid": Kind(STOPS, "a file name is not a text, or is empty"),
     "file_name_leaves_folder": Kind(STOPS, "a file name is outside the folder of images"),
     "image_size_missing": Kind(
-        STOPS, "width or height is missing: convert takes it from the image"
+        STOPS,
+        "width or height is missing: convert takes it from the image",
+        "{entry}: expected {expected}, found {found}; python -m data convert --from coco reads it "
+        "from the image",
     ),
     "image_size_invalid": Kind(STOPS, "width or height is not a positive integer"),
-    "image_id_unknown": Kind(STOPS, "a box of an image that is not listed"),
-    "category_id_unknown": Kind(STOPS, "a box of a category that is not listed"),
+    "image_id_unknown": Kind(
+        STOPS,
+        "a box of an image that is not listed",
+        "{entry}: {found} is not an id in images; add it there or remove the box",
+    ),
+    "category_id_unknown": Kind(
+        STOPS,
+        "a box of a category that is not listed",
+        "{entry}: {found} is not an id in categories; add it there or remove the box",
+    ),
     "box_not_four_numbers": Kind(STOPS, "bbox is not [x, y, width, height]"),
     "box_not_finite": Kind(STOPS, "bbox holds NaN, infinity or a number beyond 1e9"),
     "box_negative_side": Kind(STOPS, "a box's width or height is below 0"),
