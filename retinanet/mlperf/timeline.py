@@ -19,6 +19,7 @@ from common.console import significant
 from common.errors import InputError
 from common.files import read_json_object, read_text
 from common.yaml_text import read_yaml
+from retinanet.mlperf.commands import Machine
 from retinanet.mlperf.log import EVALUATION_KEYS, NAME, LogLine, RunLog, finite_number
 from retinanet.mlperf.rules import TARGET_MAP, TRAINING_IMAGES, counts_batches
 
@@ -26,15 +27,6 @@ CLOSED_IMAGE_SIZE = 800
 """The side of the images in the closed division [pixels]."""
 UNEVEN = 2.0
 """Epoch times that differ by more than this factor need an explanation."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """The number of hosts, ranks and cores of a run, of all hosts together; None: unknown."""
-
-    hosts: int | None = None
-    ranks: int | None = None
-    cores: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
