@@ -6,7 +6,6 @@ python train.py --config coco.yaml --resume              # continue after an int
 mpirun -np 8 python train.py --config openimages.yaml    # 8 ranks, each pins itself to its cores
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -19,7 +18,12 @@ from launch.pinning import RankContext
 from launch.ranks import read_ranks
 from launch.rendezvous import rank0_only_errors
 from retinanet.config import Config
-from retinanet.config_file import load_config, parse_run_arguments, print_config
+from retinanet.config_file import (
+    RunOptions,
+    load_config,
+    parse_run_arguments,
+    print_config,
+)
 from retinanet.placement import place_on_host, print_plan_here
 from retinanet.training.signals import hold_signal
 
@@ -41,7 +45,7 @@ def main(*, prog: str | None = None, words: Sequence[str] | None = None) -> int:
     return run(config, arguments, place)
 
 
-def run(config: Config, arguments: argparse.Namespace, place: RankContext) -> int:
+def run(config: Config, arguments: RunOptions, place: RankContext) -> int:
     """Check or train as one of the ranks; return the exit code."""
     # torch is loaded only now: cores, memory policy and environment must be settled before.
     from retinanet.training.start import check_or_train

@@ -1,78 +1,43 @@
-"""The command lines of `python -m retinanet`, each with the options of its function.
+"""The command lines of `python -m retinanet`: their texts and options.
 
-The functions load torch, after the options are parsed: so `--help` and errors are fast, and the
-allocator is set before.
+Their functions are in modules that are imported once the options are parsed: so `--help` and errors
+are fast.
 """
 
 import argparse
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from common import cli
-from common.cli import add_json_option, load_function, positive, probability, whole_number
+from common.cli import add_command, load_function, positive, probability, whole_number
 from common.errors import InputError
+from common.options import argument, flag, json_option, option, overwrite_option
 from common.walk import ALLOW_OUTSIDE
 from launch.environment import set_allocator
-from retinanet.config_types import DEFAULT_LIBRARY, METRIC_LIBRARIES
+from retinanet.config_types import DEFAULT_LIBRARY, MetricLibrary, require_checkpoint
 
 # A string, because argparse's class cannot be subscripted at run time.
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
-DIR: dict[str, Any] = {"type": Path, "metavar": "DIR"}
-COUNT: dict[str, Any] = {"type": positive, "metavar": "N"}
 
+def run_target(target: str, options: Any) -> int:
+    """Import `module:function`, call it with a command's options, and return the exit code.
 
-def call(target: str, **options: Any) -> int:
-    """Import `module:function`, call it with a command's options, and return the exit code."""
-    code: int = load_function(target)(**options)
+    Most functions load torch, which takes seconds: a wrong path of a checkpoint is refused and the
+    allocator set before.
+
+    Raises:
+        InputError: The path has no checkpoint.
+    """
+    if checkpoint := getattr(options, "checkpoint", None):
+        require_checkpoint(checkpoint)
+    set_allocator("tuned")
+    code: int = load_function(target)(options)
     return code
 
 
-def call_with_checkpoint(target: str, *, option: str, **options: Any) -> int:
-    """Call as `call_with_torch`, after a check of the path: torch takes seconds to load.
-
-    Raises:
-        InputError: The path of `option` has no checkpoint.
-    """
-    find = load_function("retinanet.config_types:require_checkpoint")
-    find(options[option])
-    return call_with_torch(target, **options)
-
-
-def call_with_torch(target: str, **options: Any) -> int:
-    """Call a function as `call`, with the allocator set before torch is loaded."""
-    set_allocator("tuned")
-    return call(target, **options)
-
-
-def add_command(
-    commands: Commands,
-    name: str,
-    *,
-    description: str,
-    run: Callable[..., int],
-    summary: str | None = None,
-    epilog: str | None = None,
-) -> argparse.ArgumentParser:
-    """Add a command; line breaks of its description and examples are kept."""
-    parser = cli.add_command(commands, name, about=description, examples=epilog, summary=summary)
-    parser.set_defaults(run=run)
-    return parser
-
-
-def add_checkpoint_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--checkpoint`, for commands that need a trained detector."""
-    parser.add_argument(
-        "--checkpoint",
-        type=Path,
-        required=True,
-        metavar="PATH",
-        help="runs/NAME/checkpoints/best, a file in it, or runs/NAME for its best checkpoint",
-    )
-
+CHECKPOINT = "runs/NAME/checkpoints/best, a file in it, or runs/NAME for its best checkpoint"
 
 EVALUATE_DESCRIPTION = """\
 Compute COCO's metric of a checkpoint, on the validation split of its run or on any COCO-format
@@ -85,43 +50,45 @@ examples:
   python -m retinanet evaluate --checkpoint runs/coco --annotations mine.json --images photos"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """The options of `python -m retinanet evaluate`."""
+
+    checkpoint: Path = option(CHECKPOINT, metavar="PATH")
+    annotations: Path | None = option(
+        "COCO-format JSON, with --images", default=None, metavar="FILE"
+    )
+    images: Path | None = option("the folder of its images", default=None, metavar="DIR")
+    batch_size: int = option("images per batch", default=8, parse=positive, metavar="N")
+    metric: MetricLibrary = option(
+        "library that computes it, with the same numbers", default=DEFAULT_LIBRARY
+    )
+    out: Path | None = option(
+        "folder for detections (COCO's result format), a table of the classes (CSV), a chart of "
+        "precision and recall (PNG), and images with true and predicted boxes (PNG)",
+        default=None,
+        metavar="DIR",
+    )
+    pictures: int = option(
+        "number of images with boxes in --out (default: 6, 0: none)",
+        default=6,
+        parse=whole_number,
+        metavar="N",
+    )
+    json: Path | None = json_option()
+    overwrite: bool = overwrite_option("replace files of an earlier evaluation")
+
+
 def add_evaluate(commands: Commands) -> None:
     """Add `evaluate`."""
-    parser = add_command(
+    add_command(
         commands,
         "evaluate",
-        description=EVALUATE_DESCRIPTION,
-        epilog=EVALUATE_EXAMPLES,
-        run=partial(
-            call_with_checkpoint, "retinanet.evaluation.command:evaluate", option="checkpoint"
-        ),
+        about=EVALUATE_DESCRIPTION,
+        examples=EVALUATE_EXAMPLES,
+        options=EvaluateOptions,
+        run=partial(run_target, "retinanet.evaluation.command:evaluate"),
     )
-    add = parser.add_argument
-    add_checkpoint_option(parser)
-    add("--annotations", **FILE, help="COCO-format JSON, with --images")
-    add("--images", **DIR, help="the folder of its images")
-    add("--batch-size", default=8, **COUNT, help="images per batch (default: 8)")
-    add(
-        "--metric",
-        choices=METRIC_LIBRARIES,
-        default=DEFAULT_LIBRARY,
-        help=f"library that computes it, with the same numbers (default: {DEFAULT_LIBRARY})",
-    )
-    add(
-        "--out",
-        **DIR,
-        help="folder for detections (COCO's result format), a table of the classes (CSV), a chart "
-        "of precision and recall (PNG), and images with true and predicted boxes (PNG)",
-    )
-    add(
-        "--pictures",
-        type=whole_number,
-        default=6,
-        metavar="N",
-        help="number of images with boxes in --out (default: 6, 0: none)",
-    )
-    add_json_option(parser)
-    add("--overwrite", action="store_true", help="replace files of an earlier evaluation")
 
 
 REPORT_DESCRIPTION = """\
@@ -144,28 +111,35 @@ examples:
 docs/evaluation.md explains the page."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """The options of `python -m retinanet report`."""
+
+    checkpoint: Path = argument(
+        "runs/NAME, for its best checkpoint, or a checkpoint such as runs/NAME/checkpoints/last",
+        metavar="RUN",
+    )
+    annotations: Path | None = option(
+        "COCO-format JSON of other images, with --images", default=None, metavar="FILE"
+    )
+    images: Path | None = option("the folder of its images", default=None, metavar="DIR")
+    out: Path | None = option(
+        "the page (default: report.html in the folder of the run)", default=None, metavar="FILE"
+    )
+    json: Path | None = json_option("also write all numbers of the page to this file")
+    overwrite: bool = overwrite_option("replace an existing page")
+
+
 def add_report(commands: Commands) -> None:
     """Add `report`."""
-    parser = add_command(
+    add_command(
         commands,
         "report",
-        description=REPORT_DESCRIPTION,
-        epilog=REPORT_EXAMPLES,
-        run=partial(call_with_checkpoint, "retinanet.report.command:report", option="path"),
+        about=REPORT_DESCRIPTION,
+        examples=REPORT_EXAMPLES,
+        options=ReportOptions,
+        run=partial(run_target, "retinanet.report.command:report"),
     )
-    add = parser.add_argument
-    add(
-        "path",
-        type=Path,
-        metavar="RUN",
-        help="runs/NAME, for its best checkpoint, or a checkpoint such as "
-        "runs/NAME/checkpoints/last",
-    )
-    add("--annotations", **FILE, help="COCO-format JSON of other images, with --images")
-    add("--images", **DIR, help="the folder of its images")
-    add("--out", **FILE, help="the page (default: report.html in the folder of the run)")
-    add_json_option(parser, "also write all numbers of the page to this file")
-    add("--overwrite", action="store_true", help="replace an existing page")
 
 
 PREDICT_DESCRIPTION = """\
@@ -185,67 +159,58 @@ examples:
 Videos and cameras need PyAV, one of the packages of `make serving`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions:
+    """The options of `python -m retinanet predict`."""
+
+    checkpoint: Path = option(CHECKPOINT, metavar="PATH")
+    pictures: list[Path] = argument(
+        "picture files, folders of them, videos, or a camera such as /dev/video0",
+        metavar="PICTURE",
+        nargs="+",
+    )
+    out: Path | None = option(
+        "folder for the drawn pictures (default: predictions, where repeating the command writes "
+        "NAME.boxes-2.png)",
+        default=None,
+        metavar="DIR",
+    )
+    no_pictures: bool = flag("write no pictures, only --json")
+    score: float = option(
+        "omit boxes with a lower score", default=0.4, parse=probability, metavar="P"
+    )
+    only: list[str] | None = option(
+        "only boxes of this class; may be repeated (default: all)",
+        default=None,
+        name="--class",
+        action="append",
+        metavar="NAME",
+    )
+    batch_size: int = option("pictures or frames per batch", default=8, parse=positive, metavar="N")
+    every: int = option(
+        "in videos, detect on every N-th frame; frames between show its boxes",
+        default=1,
+        parse=positive,
+        metavar="N",
+    )
+    json: Path | None = json_option(
+        "also write the boxes to this file, an object per line; complete after Ctrl-C too"
+    )
+    overwrite: bool = overwrite_option("replace files of an earlier prediction")
+    allow_outside: bool = flag(
+        "also take pictures to which links in the folders lead, outside of them", name=ALLOW_OUTSIDE
+    )
+
+
 def add_predict(commands: Commands) -> None:
     """Add `predict`."""
-    parser = add_command(
+    add_command(
         commands,
         "predict",
-        description=PREDICT_DESCRIPTION,
-        epilog=PREDICT_EXAMPLES,
-        run=partial(call_with_torch, "retinanet.predict.command:predict"),
-    )
-    add = parser.add_argument
-    add_checkpoint_option(parser)
-    add(
-        "pictures",
-        type=Path,
-        nargs="+",
-        metavar="PICTURE",
-        help="picture files, folders of them, videos, or a camera such as /dev/video0",
-    )
-    add(
-        "--out",
-        **DIR,
-        help="folder for the drawn pictures (default: predictions, where repeating the command "
-        "writes NAME.boxes-2.png)",
-    )
-    add(
-        "--no-pictures",
-        dest="draws",
-        action="store_false",
-        help="write no pictures, only --json",
-    )
-    add(
-        "--score",
-        dest="least_score",
-        type=probability,
-        default=0.4,
-        metavar="P",
-        help="omit boxes with a lower score (default: 0.4)",
-    )
-    add(
-        "--class",
-        dest="only",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="only boxes of this class; may be repeated (default: all)",
-    )
-    add("--batch-size", default=8, **COUNT, help="pictures or frames per batch (default: 8)")
-    add(
-        "--every",
-        default=1,
-        **COUNT,
-        help="in videos, detect on every N-th frame; frames between show its boxes (default: 1)",
-    )
-    add_json_option(
-        parser, "also write the boxes to this file, an object per line; complete after Ctrl-C too"
-    )
-    add("--overwrite", action="store_true", help="replace files of an earlier prediction")
-    add(
-        ALLOW_OUTSIDE,
-        action="store_true",
-        help="also take pictures to which links in the folders lead, outside of them",
+        about=PREDICT_DESCRIPTION,
+        examples=PREDICT_EXAMPLES,
+        options=PredictOptions,
+        run=partial(run_target, "retinanet.predict.command:predict"),
     )
 
 
@@ -270,114 +235,57 @@ examples:
 ONNX needs the packages of `make serving`. docs/serving.md shows how to run the file."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """The options of `python -m retinanet export`."""
+
+    checkpoint: Path = option(CHECKPOINT, metavar="PATH")
+    out: Path = option(
+        "NAME.onnx for ONNX, NAME.pt2 for torch.export; with --format torchvision NAME.pth for "
+        "torch.load, or NAME.safetensors, which runs no code and has the class names",
+        metavar="FILE",
+    )
+    format: Literal["program", "torchvision"] = option(
+        "program: the whole detector (default); torchvision: only the weights, as a state_dict "
+        "that torchvision.models.detection.RetinaNet loads strictly",
+        default="program",
+    )
+    score: float = option(
+        "omit boxes with a score up to this (default: 0.05, as for mAP)",
+        default=0.05,
+        parse=probability,
+        metavar="P",
+    )
+    image: Path | None = option(
+        "picture for the check of the file (default: validation images of the run, else synthetic "
+        "images)",
+        default=None,
+        metavar="FILE",
+    )
+    overwrite: bool = overwrite_option("replace --out if it exists")
+
+
 def add_export(commands: Commands) -> None:
     """Add `export`."""
-    parser = add_command(
+    add_command(
         commands,
         "export",
-        description=EXPORT_DESCRIPTION,
-        epilog=EXPORT_EXAMPLES,
-        run=partial(call_with_torch, "retinanet.export.command:export"),
+        about=EXPORT_DESCRIPTION,
+        examples=EXPORT_EXAMPLES,
+        options=ExportOptions,
+        run=partial(run_target, "retinanet.export.command:export"),
     )
-    add = parser.add_argument
-    add_checkpoint_option(parser)
-    add(
-        "--out",
-        required=True,
-        **FILE,
-        help="NAME.onnx for ONNX, NAME.pt2 for torch.export; with --format torchvision NAME.pth "
-        "for torch.load, or NAME.safetensors, which runs no code and has the class names",
-    )
-    add(
-        "--format",
-        dest="kind",
-        choices=("program", "torchvision"),
-        default="program",
-        help="program: the whole detector (default); torchvision: only the weights, as a "
-        "state_dict that torchvision.models.detection.RetinaNet loads strictly",
-    )
-    add(
-        "--score",
-        dest="score_threshold",
-        type=probability,
-        default=0.05,
-        metavar="P",
-        help="omit boxes with a score up to this (default: 0.05, as for mAP)",
-    )
-    add(
-        "--image",
-        **FILE,
-        help="picture for the check of the file (default: validation images of the run, else "
-        "synthetic images)",
-    )
-    add("--overwrite", action="store_true", help="replace --out if it exists")
 
 
-def add_convert(commands: Commands) -> None:
-    """Add `convert`."""
-    parser = commands.add_parser(
-        "convert",
-        description="Write the tensors of a .pth to a .safetensors file for "
-        "model.pretrained_backbone. A .pth is a pickle: a program that builds objects when it is "
-        "loaded. It is read with torch's weights_only=True, which permits only tensors and plain "
-        "containers; but before torch 2.10 this has a known vulnerability (CVE-2026-24747): a "
-        "crafted file corrupts memory, and may run any code with your rights. So convert files "
-        "only from authors whom you trust; no other command reads a .pth. The file has a "
-        "state_dict, alone or under `model` (torchvision's and MLPerf's scripts) or `state_dict`; "
-        "entries that are not tensors are dropped and listed. With --detector, a whole "
-        "RetinaNet-ResNeXt50 is converted to a checkpoint for evaluate, predict, export and "
-        "model.weights.",
-    )
-    parser.set_defaults(run=run_convert)
-    add = parser.add_argument
-    add(
-        "file",
-        type=Path,
-        nargs="?",
-        metavar="FILE.pth",
-        help="PyTorch file with the weights of a backbone",
-    )
-    add(
-        "--detector",
-        type=Path,
-        metavar="FILE.pth",
-        help="PyTorch or .safetensors file of a full RetinaNet-ResNeXt50, such as a checkpoint of "
-        "torchvision's or MLPerf's scripts; --out is then the folder of the new checkpoint",
-    )
-    add(
-        "--classes",
-        **FILE,
-        help="for --detector: annotations in COCO's format (ids below the number of outputs are "
-        "output indices), or names of the outputs from 0 on, one per line or as a JSON list",
-    )
-    add(
-        # No default: only a given option can be refused without --detector.
-        "--image-size",
-        type=image_side,
-        metavar="N",
-        help="for --detector: side of the square that images are resized to (default: 800)",
-    )
-    add(
-        "--resize",
-        choices=("square", "letterbox"),
-        help="for --detector: square stretches images, as MLPerf's reference does (default); "
-        "letterbox keeps the aspect ratio and fills the square up, as for detectors of "
-        "torchvision's scripts, which keep it too",
-    )
-    add(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="PATH",
-        help="the .safetensors file, or the folder, to write",
-    )
-    add(
-        "--trust",
-        action="store_true",
-        help="I trust the author of this file; needed for all files but torchvision's "
-        "resnext50_32x4d-7cdf4587.pth, which is recognized by its SHA-512",
-    )
-    add("--overwrite", action="store_true", help="replace --out if it exists")
+CONVERT_DESCRIPTION = """\
+Write the tensors of a .pth to a .safetensors file for model.pretrained_backbone. A .pth is a
+pickle: a program that builds objects when it is loaded. It is read with torch's weights_only=True,
+which permits only tensors and plain containers; but before torch 2.10 this has a known
+vulnerability (CVE-2026-24747): a crafted file corrupts memory, and may run any code with your
+rights. So convert files only from authors whom you trust; no other command reads a .pth. The file
+has a state_dict, alone or under `model` (torchvision's and MLPerf's scripts) or `state_dict`;
+entries that are not tensors are dropped and listed. With --detector, a whole RetinaNet-ResNeXt50 is
+converted to a checkpoint for evaluate, predict, export and model.weights."""
 
 
 def image_side(text: str) -> int:
@@ -389,45 +297,102 @@ def image_side(text: str) -> int:
     return int(text)
 
 
-def run_convert(
-    *,
-    file: Path | None,
-    detector: Path | None,
-    classes: Path | None,
-    image_size: int | None,
-    resize: str | None,
-    **options: Any,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions:
+    """The options of `python -m retinanet convert`; those of --detector are None if not given."""
+
+    file: Path | None = argument(
+        "PyTorch file with the weights of a backbone",
+        metavar="FILE.pth",
+        nargs="?",
+        default=None,
+    )
+    detector: Path | None = option(
+        "PyTorch or .safetensors file of a full RetinaNet-ResNeXt50, such as a checkpoint of "
+        "torchvision's or MLPerf's scripts; --out is then the folder of the new checkpoint",
+        default=None,
+        metavar="FILE.pth",
+    )
+    classes: Path | None = option(
+        "for --detector: annotations in COCO's format (ids below the number of outputs are output "
+        "indices), or names of the outputs from 0 on, one per line or as a JSON list",
+        default=None,
+        metavar="FILE",
+    )
+    image_size: int | None = option(
+        "for --detector: side of the square that images are resized to (default: 800)",
+        default=None,
+        parse=image_side,
+        metavar="N",
+    )
+    resize: Literal["square", "letterbox"] | None = option(
+        "for --detector: square stretches images, as MLPerf's reference does (default); letterbox "
+        "keeps the aspect ratio and fills the square up, as for detectors of torchvision's "
+        "scripts, which keep it too",
+        default=None,
+        choices=("square", "letterbox"),
+    )
+    out: Path = option("the .safetensors file, or the folder, to write", metavar="PATH")
+    trust: bool = flag(
+        "I trust the author of this file; needed for all files but torchvision's "
+        "resnext50_32x4d-7cdf4587.pth, which is recognized by its SHA-512"
+    )
+    overwrite: bool = overwrite_option("replace --out if it exists")
+
+
+def add_convert(commands: Commands) -> None:
+    """Add `convert`."""
+    add_command(
+        commands,
+        "convert",
+        about=CONVERT_DESCRIPTION,
+        options=ConvertOptions,
+        run=run_convert,
+    )
+
+
+def run_convert(options: ConvertOptions) -> int:
     """Convert a backbone or a complete detector; return the exit code.
 
     Raises:
         InputError: The options contradict each other.
     """
-    set_allocator("tuned")
-    if (file is None) == (detector is None):
+    if (options.file is None) == (options.detector is None):
         raise InputError("command line: give either FILE.pth or --detector FILE.pth")
-    if detector is None:
-        if (classes, image_size, resize) != (None, None, None):
+    given: dict[str, Any] = {name: getattr(options, name) for name in ("out", "trust", "overwrite")}
+    of_detector = {
+        name: value
+        for name in ("classes", "image_size", "resize")
+        if (value := getattr(options, name)) is not None
+    }
+    if options.detector is None:
+        if of_detector:
             raise InputError("command line: --classes, --image-size and --resize need --detector")
-        return call("retinanet.training.convert:convert", file=file, **options)
-    if classes is None:
+        name = "convert"
+        given["file"] = options.file
+    elif options.classes is None:
         raise InputError("command line: --detector: needs --classes FILE")
-    options |= {} if image_size is None else {"image_size": image_size}
-    options |= {} if resize is None else {"resize": resize}
-    return call(
-        "retinanet.training.convert:convert_detector", detector=detector, classes=classes, **options
-    )
+    else:
+        name = "convert_detector"
+        given |= {"detector": options.detector, **of_detector}
+    set_allocator("tuned")
+    code: int = load_function(f"retinanet.training.convert:{name}")(**given)
+    return code
+
+
+COMPILE_DESCRIPTION = """\
+Compile the C++ kernels into the program's folder, for all supported instruction sets, even those
+that this processor lacks. Container images and read-only installations then need no compiler, and
+the first start does not wait for one. Otherwise the first start of each user compiles them into
+~/.cache/retinanet-cpu."""
 
 
 def add_compile(commands: Commands) -> None:
     """Add `compile`."""
-    parser = commands.add_parser(
-        "compile",
-        description="Compile the C++ kernels into the program's folder, for all supported "
-        "instruction sets, even those that this processor lacks. Container images and read-only "
-        "installations then need no compiler, and the first start does not wait for one. "
-        "Otherwise the first start of each user compiles them into ~/.cache/retinanet-cpu.",
-    )
-    parser.set_defaults(
-        run=partial(call_with_torch, "retinanet.engine.kernel_calls:compile_kernels")
-    )
+    add_command(commands, "compile", about=COMPILE_DESCRIPTION).set_defaults(run=run_compile)
+
+
+def run_compile() -> int:
+    """Compile all kernels; return the exit code."""
+    code: int = load_function("retinanet.engine.kernel_calls:compile_kernels")()
+    return code

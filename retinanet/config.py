@@ -6,7 +6,9 @@ nearest valid name. The fields are in `retinanet.config_sections`.
 """
 
 import dataclasses
-from typing import Annotated, Any
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Annotated, Any, LiteralString
 
 from pydantic import TypeAdapter, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
@@ -48,77 +50,66 @@ class Config:
     profile: Annotated[ProfileConfig, Resume.FREE] = ProfileConfig()
     mlperf: Annotated[MlperfConfig, Resume.FREE] = MlperfConfig()
 
-    @field_validator("training")
+    @field_validator("training", "engine", "distributed", "mlperf")
     @classmethod
-    def require_trained_body(
-        cls, training: TrainingConfig, others: ValidationInfo
-    ) -> TrainingConfig:
-        """Refuse a learning rate of a body that does not train."""
-        model = others.data.get("model")
-        is_frozen = isinstance(model, ModelConfig) and model.trainable_layers == 0
-        if training.body_learning_rate_factor != 1 and is_frozen:
-            advice = "body_learning_rate_factor needs model.trainable_layers above 0"
-            raise PydanticCustomError("unused", advice)
-        return training
+    def require_consistent(cls, section: Any, others: ValidationInfo) -> Any:
+        """Refuse a section that contradicts those before it; see `CONFLICTS`."""
+        # A section with an error of its own is not among the others.
+        known = SimpleNamespace(**others.data, **{str(others.field_name): section})
+        for name, needed, is_broken, advice in CONFLICTS:
+            if name == others.field_name and hasattr(known, needed) and is_broken(known):
+                raise PydanticCustomError("conflict", advice)
+        # `mlperf` is the last section, so that `others.data` has all other ones.
+        is_closed = isinstance(section, MlperfConfig) and section.division == "closed"
+        if is_closed and (broken := broken_rules(others.data)):
+            raise PydanticCustomError("division", NOT_CLOSED, {"rules": "; ".join(broken)})
+        return section
 
-    @field_validator("engine")
-    @classmethod
-    def require_whole_weights(cls, engine: EngineConfig, others: ValidationInfo) -> EngineConfig:
-        """Refuse to average weights that IPEX splits into two tensors."""
-        training = others.data.get("training")
-        if engine.name == "ipex" and isinstance(training, TrainingConfig) and training.ema:
-            advice = "training.ema needs engine.name=torch: ipex splits the weights"
-            raise PydanticCustomError("pieces", advice)
-        return engine
 
-    @field_validator("engine")
-    @classmethod
-    def require_right_gradients(cls, engine: EngineConfig, others: ValidationInfo) -> EngineConfig:
-        """Refuse sizes for which IPEX's BF16 gradients contain NaN (docs/experiments.md)."""
-        data = others.data.get("data")
-        wrong = engine.name == "ipex" and engine.precision == "bf16"
-        if wrong and isinstance(data, DataConfig) and data.image_size <= 64:
-            advice = "ipex in bf16 has NaN gradients at data.image_size=64 and below; set 96"
-            raise PydanticCustomError("wrong_gradients", advice)
-        return engine
-
-    @field_validator("distributed")
-    @classmethod
-    def require_torch(
-        cls, distributed: DistributedConfig, others: ValidationInfo
-    ) -> DistributedConfig:
-        """Refuse compute groups with IPEX, which splits each weight into two tensors, and MPI."""
-        engine = others.data.get("engine")
-        if distributed.groups > 1 and isinstance(engine, EngineConfig) and engine.name == "ipex":
-            advice = "groups above 1 need engine.name=torch: ipex splits the weights"
-            raise PydanticCustomError("pieces", advice)
-        if distributed.groups > 1 and distributed.backend == "mpi":
-            advice = "groups above 1 need backend=auto: MPI ends a job with any of its ranks"
-            raise PydanticCustomError("mpi", advice)
-        return distributed
-
-    @field_validator("distributed")
-    @classmethod
-    def require_no_average(
-        cls, distributed: DistributedConfig, others: ValidationInfo
-    ) -> DistributedConfig:
-        """Refuse compute groups with an average of the weights, which no rank has step by step."""
-        training = others.data.get("training")
-        if distributed.groups > 1 and isinstance(training, TrainingConfig) and training.ema:
-            advice = "groups above 1 need training.ema=null: no rank has the weights of every step"
-            raise PydanticCustomError("unused", advice)
-        return distributed
-
-    @field_validator("mlperf")
-    @classmethod
-    def require_division(cls, mlperf: MlperfConfig, others: ValidationInfo) -> MlperfConfig:
-        """Refuse settings that MLPerf's closed division does not allow."""
-        # `mlperf` is the last section of `Config`, so `others.data` has all other ones.
-        broken = broken_rules(others.data) if mlperf.division == "closed" else []
-        if broken:
-            advice = "the closed division requires that {rules}; set that, or mlperf.division=open"
-            raise PydanticCustomError("division", advice, {"rules": "; ".join(broken)})
-        return mlperf
+NOT_CLOSED: LiteralString = (
+    "the closed division requires that {rules}; set that, or mlperf.division=open"
+)
+CONFLICTS: tuple[tuple[str, str, Callable[[Any], bool], LiteralString], ...] = (
+    (
+        "training",
+        "model",
+        lambda c: c.training.body_learning_rate_factor != 1 and c.model.trainable_layers == 0,
+        "body_learning_rate_factor needs model.trainable_layers above 0",
+    ),
+    (
+        "engine",
+        "training",
+        lambda c: c.engine.name == "ipex" and c.training.ema,
+        "training.ema needs engine.name=torch: ipex splits the weights",
+    ),
+    (  # see docs/experiments.md
+        "engine",
+        "data",
+        lambda c: (
+            c.engine.name == "ipex" and c.engine.precision == "bf16" and c.data.image_size <= 64
+        ),
+        "ipex in bf16 has NaN gradients at data.image_size=64 and below; set 96",
+    ),
+    (
+        "distributed",
+        "engine",
+        lambda c: c.distributed.groups > 1 and c.engine.name == "ipex",
+        "groups above 1 need engine.name=torch: ipex splits the weights",
+    ),
+    (
+        "distributed",
+        "distributed",
+        lambda c: c.distributed.groups > 1 and c.distributed.backend == "mpi",
+        "groups above 1 need backend=auto: MPI ends a job with any of its ranks",
+    ),
+    (
+        "distributed",
+        "training",
+        lambda c: c.distributed.groups > 1 and c.training.ema,
+        "groups above 1 need training.ema=null: no rank has the weights of every step",
+    ),
+)
+"""The section that is refused, the section that it contradicts, whether so, and what to do."""
 
 
 SCHEMA = TypeAdapter(Config)

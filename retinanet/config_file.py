@@ -18,8 +18,15 @@ from ruamel.yaml import YAML
 
 from common.cli import add_command, number_of_ranks
 from common.errors import FINISHED, InputError
-from common.files import read_text, require_free_outputs, write_atomically
-from common.options import add_overrides
+from common.files import read_text, write_atomically
+from common.options import (
+    add_options,
+    flag,
+    option,
+    overrides_argument,
+    overwrite_option,
+    take_options,
+)
 from common.program import FOLDER
 from common.yaml_text import read_yaml
 from data.annotations import Split, SplitName, find_split
@@ -208,72 +215,60 @@ def configured_split(settings: DataConfig, split: SplitName, *, root: Path | Non
     return find_split(root, split, annotations=annotations, images=images)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options of a training: of `train.py`, and of `python -m retinanet train`."""
+
+    config: str = option(
+        "a YAML file, or a name in configs/ (default: demo.yaml, synthetic data)",
+        default="demo.yaml",
+        metavar="NAME",
+    )
+    overrides: list[str] = overrides_argument()
+    dry_run: bool = flag(
+        "print the resolved configuration and the placement of the ranks, and exit"
+    )
+    check: bool = flag(
+        "check data, disk space, /dev/shm, memory, placement, packages and permissions in seconds, "
+        "without training; exit status 0: the run can start, 2: it cannot; with mpirun every host "
+        "is checked"
+    )
+    check_ranks: int | None = option(
+        "with --check, without mpirun: number of ranks planned on this host (default: 1)",
+        default=None,
+        parse=number_of_ranks,
+        metavar="N",
+    )
+    resume: bool = flag("continue from the run's last checkpoint", exclusive="existing run")
+    auto_resume: bool = flag(
+        "resume the run if it exists, else start it (for requeued batch jobs)",
+        exclusive="existing run",
+    )
+    overwrite: bool = flag(
+        "remove the files of an earlier run and start over", exclusive="existing run"
+    )
+
+
 def parse_run_arguments(
     description: str, *, prog: str | None = None, words: Sequence[str] | None = None
-) -> argparse.Namespace:
-    """Parse the command line of `train.py`, or the `words` after `prog`; see `add_run_options`."""
+) -> RunOptions:
+    """Parse the command line of `train.py`, or the `words` after `prog`."""
     parser = argparse.ArgumentParser(
         prog=prog,
         description=description,
         epilog=f"fields, by section:\n\n{field_help()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_run_options(parser)
-    arguments = parser.parse_args(words)
-    if arguments.check_ranks and not arguments.check:
+    add_options(parser, RunOptions)
+    options: RunOptions = take_options(RunOptions, vars(parser.parse_args(words)))
+    if options.check_ranks and not options.check:
         parser.error("--check-ranks needs --check")
-    return arguments
+    return options
 
 
 def add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `train`, whose options are those of `train.py`."""
-    add_run_options(add_command(commands, "train", about="Train a detector."))
-
-
-def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a training.
-
-    They are `config`, `overrides`, `dry_run`, `check`, `check_ranks`, and for a run that exists
-    `resume`, `auto_resume` or `overwrite`.
-    """
-    add = parser.add_argument
-    add(
-        "--config",
-        default="demo.yaml",
-        metavar="NAME",
-        help="a YAML file, or a name in configs/ (default: demo.yaml, synthetic data)",
-    )
-    add_overrides(parser)
-    add(
-        "--dry-run",
-        action="store_true",
-        help="print the resolved configuration and the placement of the ranks, and exit",
-    )
-    add(
-        "--check",
-        action="store_true",
-        help="check data, disk space, /dev/shm, memory, placement, packages and permissions in "
-        "seconds, without training; exit status 0: the run can start, 2: it cannot; with mpirun "
-        "every host is checked",
-    )
-    add(
-        "--check-ranks",
-        type=number_of_ranks,
-        metavar="N",
-        help="with --check, without mpirun: number of ranks planned on this host (default: 1)",
-    )
-    existing = parser.add_mutually_exclusive_group()
-    existing.add_argument(
-        "--resume", action="store_true", help="continue from the run's last checkpoint"
-    )
-    existing.add_argument(
-        "--auto-resume",
-        action="store_true",
-        help="resume the run if it exists, else start it (for requeued batch jobs)",
-    )
-    existing.add_argument(
-        "--overwrite", action="store_true", help="remove the files of an earlier run and start over"
-    )
+    """Add `train`, whose options are those of `train.py`, which parses them."""
+    add_options(add_command(commands, "train", about="Train a detector."), RunOptions)
 
 
 def print_config(config: Config) -> None:
@@ -302,35 +297,38 @@ examples:
   python -m retinanet config schema | less"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SchemaOptions:
+    """The options of `python -m retinanet config schema`."""
+
+    out: Path | None = option(
+        "write it to this file (default: print it)", default=None, metavar="FILE", writes=True
+    )
+    overwrite: bool = overwrite_option("replace --out if it exists")
+
+
 def add_config(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `config` and its command."""
     parser = add_command(commands, "config", about="Describe the settings of configuration files.")
-    kinds = parser.add_subparsers(required=True, metavar="COMMAND")
-    summary = "JSON schema of configuration files: fields, values, defaults"
-    schema = add_command(
-        kinds, "schema", summary=summary, about=SCHEMA_ABOUT, examples=SCHEMA_EXAMPLES
+    add_command(
+        parser.add_subparsers(required=True, metavar="COMMAND"),
+        "schema",
+        summary="JSON schema of configuration files: fields, values, defaults",
+        about=SCHEMA_ABOUT,
+        examples=SCHEMA_EXAMPLES,
+        options=SchemaOptions,
+        run=write_schema,
     )
-    schema.add_argument(
-        "--out", type=Path, metavar="FILE", help="write it to this file (default: print it)"
-    )
-    schema.add_argument("--overwrite", action="store_true", help="replace --out if it exists")
-    schema.set_defaults(run=write_schema)
 
 
-def write_schema(*, out: Path | None, overwrite: bool) -> int:
+def write_schema(options: SchemaOptions) -> int:
     """Write or print the schema; return the exit code."""
-    text = schema_text()
-    if out is None:
+    text = f"{json.dumps(file_schema(), indent=2, ensure_ascii=False)}\n"
+    if options.out is None:
         sys.stdout.write(text)
     else:
-        require_free_outputs([out], overwrite=overwrite)
-        write_atomically(out, text)
+        write_atomically(options.out, text)
     return FINISHED
-
-
-def schema_text() -> str:
-    """Return the schema of configuration files as JSON."""
-    return f"{json.dumps(file_schema(), indent=2, ensure_ascii=False)}\n"
 
 
 def file_schema() -> dict[str, Any]:

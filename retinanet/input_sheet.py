@@ -1,7 +1,7 @@
 """A sheet of pictures of what the network sees in training: `python -m data show`."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -10,9 +10,8 @@ import numpy as np
 from PIL import Image
 from rich.console import Console
 
-from common.console import make_console, progress
+from common.console import make_console, print_line, progress
 from common.errors import FINISHED, InputError, printable
-from common.files import require_free_outputs
 from data.annotations import Split
 from data.dataset import DetectionDataset, Sample, SampleKey, make_class_map
 from data.decoding import decode_annotated, resolve_decoder
@@ -31,6 +30,7 @@ from retinanet.evaluation.output import (
     picture_grid,
     save_picture,
 )
+from retinanet.show_command import ShowOptions
 from retinanet.training.data import require_no_files
 from retinanet.training.run_folder import RunFolder
 
@@ -42,31 +42,20 @@ Picture = tuple[Pixels, str]
 """Pixels and a caption."""
 
 
-def show(
-    *,
-    config: str | None,
-    overrides: list[str],
-    images: Path | None,
-    annotations: Path | None,
-    count: int,
-    epochs: int,
-    seed: int | None,
-    out: Path,
-    overwrite: bool,
-) -> int:
+def show(options: ShowOptions) -> int:
     """Draw the sheet, write it, and return the exit code.
 
     Raises:
-        InputError: Options contradict each other, a file is missing or wrong, or `out` exists.
+        InputError: Options contradict each other, or a file is missing or wrong.
     """
+    count, epochs, out = options.count, options.epochs, options.out
     if out.suffix.lower() != ".png":
         raise InputError(f"--out: {out}: expected the name of a .png file")
     if count * (epochs + 2) > MOST_PICTURES:
         limit = f"at most {MOST_PICTURES} pictures fit on a sheet"
         raise InputError(f"--count: {count} images in {epochs} epochs: {limit}; lower it")
-    settings = chosen_config(config, overrides, images=images, annotations=annotations)
-    require_free_outputs([out], overwrite=overwrite)
-    seed = settings.run.seed if seed is None else seed
+    settings = chosen_config(options)
+    seed = settings.run.seed if options.seed is None else options.seed
     console = make_console()
     with training_files(settings, seed=seed, console=console) as split:
         train, plain = open_datasets(settings, split, console=console)
@@ -80,41 +69,35 @@ def show(
                 advance(number, "")
     title = describe(settings, seed=seed, images=len(train))
     save_picture(picture_grid(pictures, title=title), out)
-    console.print(title, soft_wrap=True, markup=False, highlight=False)
-    console.print(f"→ {out}", soft_wrap=True, markup=False, highlight=False)
+    print_line(console, title)
+    print_line(console, f"→ {out}")
     return FINISHED
 
 
-def chosen_config(
-    config: str | None,
-    overrides: Sequence[str],
-    *,
-    images: Path | None,
-    annotations: Path | None,
-) -> Config:
-    """Return the configuration of the options, of which either the first or both others are given.
+def chosen_config(options: ShowOptions) -> Config:
+    """Return the configuration of --config, or of --images and --annotations.
 
     Raises:
-        InputError: Neither or both ways are, or the configuration is wrong.
+        InputError: Neither or both ways are given, or the configuration is wrong.
     """
-    if (images is None) != (annotations is None):
-        missing = "--images" if images is None else "--annotations"
+    if (options.images is None) != (options.annotations is None):
+        missing = "--images" if options.images is None else "--annotations"
         raise InputError(f"command line: {missing}: give --images and --annotations together")
-    if (config is None) == (images is None):
-        problem = "is missing" if config is None else "not allowed with --images"
+    if (options.config is None) == (options.images is None):
+        problem = "is missing" if options.config is None else "not allowed with --images"
         raise InputError(
             f"command line: --config: {problem}; give --config NAME, or --images DIR and "
             "--annotations FILE"
         )
-    if config is not None:
-        return load_config(config, overrides)
+    if options.config is not None:
+        return load_config(options.config, options.overrides)
     own = [
-        f"data.train_images={images}",
-        f"data.train_annotations={annotations}",
+        f"data.train_images={options.images}",
+        f"data.train_annotations={options.annotations}",
         "data.class_indices=contiguous",
         "model.num_classes=null",
     ]
-    return load_config(OWN_FILES, [*own, *overrides])
+    return load_config(OWN_FILES, [*own, *options.overrides])
 
 
 @contextmanager

@@ -2,20 +2,20 @@
 
 import argparse
 import io
-import json
 import math
 import os
 import socket
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from common.cli import add_command, add_json_option, number_of_ranks
+from common.cli import add_command, number_of_ranks, number_that
 from common.errors import FINISHED, InputError
-from common.files import require_free_json, write_atomically
-from common.options import add_overrides
+from common.files import write_json
+from common.options import json_option, option, overrides_argument
 from launch.environment import installed_openmp
 from launch.hosts import hosts_with_ranks
 from launch.limits import host_cpus, read_allowance
@@ -75,54 +75,6 @@ def core_request(config: Config) -> CoreRequest:
 
 
 NOT_PINNED = "launch.pin=false: a run does not pin its ranks; this is the plan with true"
-
-
-def plan_command(
-    *,
-    ranks: int | None,
-    hosts: str | None,
-    config: str,
-    overrides: list[str],
-    topology: Path | None,
-    cpus: frozenset[int] | None,
-    quota: float | None,
-    openmp: str | None,
-    backend: str | None,
-    json_file: Path | None,
-) -> int:
-    """Plan the placement, print it and write it as JSON; return the exit code."""
-    require_free_json(json_file)
-    chosen = [] if backend is None else [f"distributed.backend={backend}"]
-    settings = load_config(config, [*overrides, *chosen])
-    if topology is None and backend is None:
-        chosen_backend(settings.distributed.backend)  # refuses one that is not installed here
-    host = allowed = read_topology(topology)
-    name = socket.gethostname() if topology is None else topology.stem
-    # All CPUs of a described host may be used: limits of this process apply to this machine only.
-    if topology is None:
-        allowance = read_allowance()
-        allowed = host.restricted(allowance.cpus)
-        quota = allowance.quota if quota is None else quota
-    if cpus is not None:
-        numbers = frozenset(cpu.cpu for cpu in allowed.cpus)
-        if not cpus or not cpus <= numbers:
-            raise InputError(
-                f"--cpus {format_cpu_list(cpus)}: CPU {format_cpu_list(cpus - numbers)} is not "
-                f"available; choose among {format_cpu_list(numbers)}"
-            )
-        allowed = allowed.restricted(cpus)
-    plan = configured_plan(
-        settings,
-        host,
-        allowed=allowed,
-        quota=quota,
-        hosts=((name, ranks or 1),) if hosts is None else hosts_with_ranks(hosts, ranks=ranks),
-        openmp=openmp,
-    )
-    print_plan(plan)
-    if json_file is not None:
-        write_atomically(json_file, json.dumps(plan_as_json(plan), indent=1, ensure_ascii=False))
-    return FINISHED
 
 
 def print_plan_here(settings: Config, ranks: Ranks) -> None:
@@ -257,55 +209,6 @@ examples:
   python -m launch plan --np 8 --config openimages.yaml --json plan.json"""
 
 
-def add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `plan` to the commands of a command line."""
-    parser = add_command(commands, "plan", about=ABOUT, examples=EXAMPLES)
-    parser.add_argument(
-        "--np",
-        dest="ranks",
-        type=number_of_ranks,
-        metavar="N",
-        help="ranks over all hosts (default: the counts of --hosts, or 1)",
-    )
-    parser.add_argument(
-        "--hosts",
-        metavar="LIST",
-        help="a,b or node[01-04]: --np shared evenly; or with counts: a:4,b:4; all hosts are equal",
-    )
-    parser.add_argument(
-        "--config",
-        default="demo.yaml",
-        metavar="NAME",
-        help="a YAML file, or a name in configs/, as for train.py (default: demo.yaml)",
-    )
-    add_overrides(parser)
-    parser.add_argument(
-        "--topology",
-        type=Path,
-        metavar="FILE",
-        help="another host: output of lscpu -p=CPU,CORE,SOCKET,NODE, or a copy of the folder /sys",
-    )
-    parser.add_argument(
-        "--cpus", type=cpu_list, metavar="LIST", help="use these CPUs only, such as 0-3,8"
-    )
-    parser.add_argument(
-        "--quota", type=cpus_of_time, metavar="CPUS", help="a container's CPU quota, such as 1.5"
-    )
-    parser.add_argument(
-        "--openmp",
-        choices=["gnu", "intel"],
-        help="OpenMP runtime of the variables (default: the one installed on this machine)",
-    )
-    parser.add_argument(
-        "--backend",
-        metavar="NAME",
-        help="how gradients go: auto, shared, mpi, gloo or ccl, also if it is not installed here "
-        "(default: distributed.backend)",
-    )
-    add_json_option(parser, "also write the plan, with the CPUs and the environment of each rank")
-    parser.set_defaults(run=plan_command)
-
-
 def cpu_list(text: str) -> frozenset[int]:
     """Parse CPUs as the kernel lists them, such as 0-3,8."""
     try:
@@ -314,13 +217,94 @@ def cpu_list(text: str) -> frozenset[int]:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def cpus_of_time(text: str) -> float:
-    """Parse a positive number of CPUs, which need not be whole."""
-    try:
-        cpus = float(text)
-    except ValueError:
-        # NaN fails the comparison below, as infinity does.
-        cpus = math.nan
-    if not 0 < cpus < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number of CPUs such as 1.5, found {text!r}")
-    return cpus
+cpus_of_time = partial(
+    number_that, lambda cpus: 0 < cpus < math.inf, "a number of CPUs such as 1.5"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """The options of `python -m launch plan`."""
+
+    np: int | None = option(
+        "ranks over all hosts (default: the counts of --hosts, or 1)",
+        default=None,
+        parse=number_of_ranks,
+        metavar="N",
+    )
+    hosts: str | None = option(
+        "a,b or node[01-04]: --np shared evenly; or with counts: a:4,b:4; all hosts are equal",
+        default=None,
+        metavar="LIST",
+    )
+    config: str = option(
+        "a YAML file, or a name in configs/, as for train.py", default="demo.yaml", metavar="NAME"
+    )
+    overrides: list[str] = overrides_argument()
+    topology: Path | None = option(
+        "another host: output of lscpu -p=CPU,CORE,SOCKET,NODE, or a copy of the folder /sys",
+        default=None,
+        metavar="FILE",
+    )
+    cpus: frozenset[int] | None = option(
+        "use these CPUs only, such as 0-3,8", default=None, parse=cpu_list, metavar="LIST"
+    )
+    quota: float | None = option(
+        "a container's CPU quota, such as 1.5", default=None, parse=cpus_of_time, metavar="CPUS"
+    )
+    openmp: str | None = option(
+        "OpenMP runtime of the variables (default: the one installed on this machine)",
+        default=None,
+        choices=["gnu", "intel"],
+    )
+    backend: str | None = option(
+        "how gradients go: auto, shared, mpi, gloo or ccl, also if it is not installed here "
+        "(default: distributed.backend)",
+        default=None,
+        metavar="NAME",
+    )
+    json: Path | None = json_option(
+        "also write the plan, with the CPUs and the environment of each rank"
+    )
+
+
+def add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `plan` to the commands of a command line."""
+    add_command(
+        commands, "plan", about=ABOUT, examples=EXAMPLES, options=PlanOptions, run=plan_command
+    )
+
+
+def plan_command(options: PlanOptions) -> int:
+    """Plan the placement, print it and write it as JSON; return the exit code."""
+    topology, backend, cpus = options.topology, options.backend, options.cpus
+    chosen = [] if backend is None else [f"distributed.backend={backend}"]
+    settings = load_config(options.config, [*options.overrides, *chosen])
+    if topology is None and backend is None:
+        chosen_backend(settings.distributed.backend)  # refuses one that is not installed here
+    host = allowed = read_topology(topology)
+    quota = options.quota
+    name = socket.gethostname() if topology is None else topology.stem
+    # All CPUs of a described host may be used: limits of this process apply to this machine only.
+    if topology is None:
+        allowance = read_allowance()
+        allowed = host.restricted(allowance.cpus)
+        quota = allowance.quota if quota is None else quota
+    if cpus is not None:
+        numbers = frozenset(cpu.cpu for cpu in allowed.cpus)
+        if not cpus or not cpus <= numbers:
+            raise InputError(
+                f"--cpus {format_cpu_list(cpus)}: CPU {format_cpu_list(cpus - numbers)} is not "
+                f"available; choose among {format_cpu_list(numbers)}"
+            )
+        allowed = allowed.restricted(cpus)
+    hosts: Sequence[tuple[str, int]] = ((name, options.np or 1),)
+    if options.hosts is not None:
+        hosts = hosts_with_ranks(options.hosts, ranks=options.np)
+    plan = configured_plan(
+        settings, host, allowed=allowed, quota=quota, hosts=hosts, openmp=options.openmp
+    )
+    print_plan(plan)
+    if options.json is not None:
+        write_json(options.json, plan_as_json(plan))
+    return FINISHED

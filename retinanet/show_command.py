@@ -14,54 +14,49 @@ Another --seed draws other images. Settings that the sheet depends on: data.imag
 data.augmentation, data.images_without_boxes, run.seed.
 """
 
-import argparse
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from common.cli import add_command, positive, whole_number
-from common.options import add_overrides
-from retinanet.commands import call_with_torch
+from common.options import option, overrides_argument, overwrite_option
+from retinanet.commands import Commands, run_target
 
 
-def add_show(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions:
+    """The options of `python -m data show`."""
+
+    config: str | None = option(
+        "a YAML file, or a name in configs/, as for train.py", default=None, metavar="NAME"
+    )
+    overrides: list[str] = overrides_argument()
+    images: Path | None = option(
+        "a folder of images, without a configuration", default=None, metavar="DIR"
+    )
+    annotations: Path | None = option(
+        "the boxes of --images, in COCO's format", default=None, metavar="FILE"
+    )
+    count: int = option(
+        "number of images, which are the rows", default=4, parse=positive, metavar="N"
+    )
+    epochs: int = option(
+        "number of epochs, which are the columns", default=4, parse=positive, metavar="N"
+    )
+    seed: int | None = option(
+        "seed of the run, and of the choice of images (default: run.seed)",
+        default=None,
+        parse=whole_number,
+        metavar="N",
+    )
+    out: Path = option(
+        "the picture to write, a PNG", default=Path("show.png"), metavar="FILE", writes=True
+    )
+    overwrite: bool = overwrite_option("replace the picture of an earlier call")
+
+
+def add_show(commands: Commands) -> None:
     """Add the command `show`."""
     # The docstring of this module is the text of --help.
-    parser = add_command(commands, "show", about=__doc__ or "")
-    parser.set_defaults(run=partial(call_with_torch, "retinanet.input_sheet:show"))
-    add = parser.add_argument
-    add(
-        "--config",
-        metavar="NAME",
-        help="a YAML file, or a name in configs/, as for train.py",
-    )
-    add_overrides(parser)
-    add("--images", type=Path, metavar="DIR", help="a folder of images, without a configuration")
-    add("--annotations", type=Path, metavar="FILE", help="the boxes of --images, in COCO's format")
-    add(
-        "--count",
-        type=positive,
-        default=4,
-        metavar="N",
-        help="number of images, which are the rows (default: 4)",
-    )
-    add(
-        "--epochs",
-        type=positive,
-        default=4,
-        metavar="N",
-        help="number of epochs, which are the columns (default: 4)",
-    )
-    add(
-        "--seed",
-        type=whole_number,
-        metavar="N",
-        help="seed of the run, and of the choice of images (default: run.seed)",
-    )
-    add(
-        "--out",
-        type=Path,
-        default=Path("show.png"),
-        metavar="FILE",
-        help="the picture to write, a PNG (default: show.png)",
-    )
-    add("--overwrite", action="store_true", help="replace the picture of an earlier call")
+    run = partial(run_target, "retinanet.input_sheet:show")
+    add_command(commands, "show", about=__doc__ or "", options=ShowOptions, run=run)

@@ -23,9 +23,9 @@ Exit status: 0 nothing stops training, 1 something does, 2 wrong arguments or mi
 130 Ctrl-C.
 """
 
-import argparse
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,15 +33,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from common.cli import add_command, add_json_option, chart_file, installed_command, positive
-from common.console import make_console
+from common.cli import add_command, chart_file, installed_command, positive
+from common.console import make_console, print_line
 from common.errors import FINISHED, InputError
-from common.options import add_overrides
+from common.options import flag, json_option, option, overrides_argument
 from data.annotations import SPLITS, SplitName
 from data.decoding import resolve_decoder
 from data.verify.objects import AnchorRule
-from data.verify.report import print_line, require_free_outputs, verify
+from data.verify.report import require_free_outputs, verify
 from data.verify.splits import TrainingRules
+from retinanet.commands import Commands
 from retinanet.config_file import configured_split, load_config
 
 if TYPE_CHECKING:
@@ -51,70 +52,64 @@ BOXES_AT_ONCE = 1000
 """Compared with all shapes of anchors in one go: the intermediate results stay in the cache."""
 
 
-def add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """The options of `python -m data verify`."""
+
+    config: str = option("a YAML file, or a name in configs/, as for train.py", metavar="NAME")
+    overrides: list[str] = overrides_argument()
+    split: SplitName | None = option(
+        "check only this split (default: both, and compare their categories)",
+        default=None,
+        choices=SPLITS,
+    )
+    no_images: bool = flag("check only the annotations (fast)", exclusive="how many")
+    sample: int | None = option(
+        "decode only N images of each split",
+        default=None,
+        parse=positive,
+        metavar="N",
+        exclusive="how many",
+    )
+    json: Path | None = json_option(
+        "also write all findings to this file: the first 1000 places of each kind"
+    )
+    chart: Path | None = option(
+        "draw the objects and classes",
+        default=None,
+        parse=chart_file,
+        metavar="FILE.png",
+        writes=True,
+    )
+    write_clean: Path | None = option(
+        "write DIR/train.index and DIR/validation.index without the bad entries",
+        default=None,
+        metavar="DIR",
+    )
+
+
+def add_verify(commands: Commands) -> None:
     """Add the command `verify`."""
     # The docstring of this module is the text of --help.
-    parser = add_command(commands, "verify", about=__doc__ or "")
-    parser.set_defaults(run=run)
-    parser.add_argument(
-        "--config",
-        required=True,
-        metavar="NAME",
-        help="a YAML file, or a name in configs/, as for train.py",
-    )
-    add_overrides(parser)
-    parser.add_argument(
-        "--split",
-        choices=["train", "validation"],
-        help="check only this split (default: both, and compare their categories)",
-    )
-    how_many = parser.add_mutually_exclusive_group()
-    how_many.add_argument(
-        "--no-images", action="store_true", help="check only the annotations (fast)"
-    )
-    how_many.add_argument(
-        "--sample", type=positive, metavar="N", help="decode only N images of each split"
-    )
-    add_json_option(
-        parser, "also write all findings to this file: the first 1000 places of each kind"
-    )
-    parser.add_argument(
-        "--chart", type=chart_file, metavar="FILE.png", help="draw the objects and classes"
-    )
-    parser.add_argument(
-        "--write-clean",
-        dest="clean_folder",
-        type=Path,
-        metavar="DIR",
-        help="write DIR/train.index and DIR/validation.index without the bad entries",
-    )
+    add_command(commands, "verify", about=__doc__ or "", options=VerifyOptions, run=run)
 
 
-def run(
-    *,
-    config: str,
-    overrides: list[str],
-    split: SplitName | None,
-    no_images: bool,
-    sample: int | None,
-    json_file: Path | None,
-    chart: Path | None,
-    clean_folder: Path | None,
-) -> int:
+def run(options: VerifyOptions) -> int:
     """Check what a configuration names and return the exit code.
 
     Raises:
         InputError: The configuration is wrong, a file is missing, or an output exists.
     """
-    if sample is not None and clean_folder is not None:
+    clean_folder, config, overrides = options.write_clean, options.config, options.overrides
+    if options.sample is not None and clean_folder is not None:
         raise InputError(
             "--write-clean: not allowed with --sample, which checks only some images; remove one"
         )
-    names: Sequence[SplitName] = SPLITS if split is None else (split,)
+    names: Sequence[SplitName] = SPLITS if options.split is None else (options.split,)
     settings = load_config(config, overrides)
     data = settings.data
     console = make_console()
-    require_free_outputs(json_file=json_file, chart=chart, clean_folder=clean_folder, splits=names)
+    require_free_outputs(json_file=None, chart=None, clean_folder=clean_folder, splits=names)
     root = data.root
     if data.scenes is not None:
         # These load torch, 400 MB and seconds that checking a data set does without.
@@ -142,10 +137,10 @@ def run(
             skip_images_without_boxes=data.images_without_boxes == "skip",
             bad_image_limit=data.bad_image_limit if data.on_bad_image == "skip" else None,
         ),
-        check_images=not no_images,
-        sample=sample,
-        json_file=json_file,
-        chart=chart,
+        check_images=not options.no_images,
+        sample=options.sample,
+        json_file=options.json,
+        chart=options.chart,
         clean_folder=clean_folder,
         make_anchor_rule=anchor_rule,
         command_with_config=command_with_config,

@@ -9,13 +9,14 @@ from rich.console import Console
 
 from common.console import make_console
 from common.errors import FINISHED, InputError
-from common.files import require_free_json, require_free_outputs, write_atomically
+from common.files import require_free_outputs, write_atomically
 from common.outputs import require_no_input
 from data.annotations import SAME_CATEGORIES, ClassMap, Split, require_split
 from data.dataset import DetectionDataset
 from data.decoding import resolve_decoder
 from data.index import open_annotations
 from data.loader import evaluation_loader
+from retinanet.commands import EvaluateOptions
 from retinanet.config_file import config_from_tree, configured_split
 from retinanet.config_sections import DataConfig
 from retinanet.config_types import DEFAULT_LIBRARY, MetricLibrary, refuse_what_is_no_checkpoint
@@ -34,57 +35,48 @@ from retinanet.training.checkpoint import Checkpoint, read_checkpoint
 from retinanet.training.recorder import print_evaluation
 
 
-def evaluate(
-    *,
-    checkpoint: Path,
-    annotations: Path | None,
-    images: Path | None,
-    batch_size: int,
-    metric: MetricLibrary,
-    out: Path | None,
-    pictures: int,
-    json_file: Path | None,
-    overwrite: bool,
-) -> int:
+def evaluate(options: EvaluateOptions) -> int:
     """Print the metric of a checkpoint, by default on the validation split of its run.
-
-    `out`: folder for the detections, the table of classes, the chart, and `pictures` images.
 
     Raises:
         InputError: A file is missing or invalid, or an output exists.
     """
-    require_free_json(json_file, overwrite=overwrite)
-    trained = read_trained(checkpoint)
+    out, annotations = options.out, options.annotations
+    trained = read_trained(options.checkpoint)
     name = evaluation_name(trained.position.step)
     sheet_file = Path(out or "", f"{name}.pictures.png")
     outputs = [] if out is None else [*evaluation_files(out, name=name), sheet_file]
-    require_free_outputs(outputs, overwrite=overwrite)
-    files = [*outputs, *([json_file] if json_file else [])]
+    require_free_outputs(outputs, overwrite=options.overwrite)
+    files = [*outputs, *([options.json] if options.json else [])]
     require_no_input(files, [*trained.folder.iterdir(), *([annotations] if annotations else [])])
-    dataset = validation_split(trained, annotations=annotations, images=images)
+    dataset = validation_split(trained, annotations=annotations, images=options.images)
     console = make_console()
     result = evaluate_split(
-        trained, dataset, batch_size=batch_size, library=metric, console=console
+        trained,
+        dataset,
+        batch_size=options.batch_size,
+        library=options.metric,
+        console=console,
     )
     title = f"{trained.folder}, step {trained.position.step}, {len(dataset)} images"
     print_evaluation(console, result.evaluation, title=title)
     if out is not None:
         write_evaluation(result, out, name=name)
         sheet = evaluation_sheet(
-            dataset.annotations, dataset.image_folder, result.detections, count=pictures
+            dataset.annotations, dataset.image_folder, result.detections, count=options.pictures
         )
         if sheet is not None:
             save_picture(sheet, sheet_file)
         contents = "boxes, classes, chart" + (" and pictures" if sheet is not None else "")
         console.print(f"{contents}: {out}/{name}.*", soft_wrap=True, markup=False)
-    if json_file is not None:
+    if options.json is not None:
         content: dict[str, object] = {
             # JSON has no NaN.
             name: None if math.isnan(value) else value
             for name, value in result.evaluation.summary.items()
         }
         content["per_class"] = result.evaluation.per_class
-        write_atomically(json_file, json.dumps(content, indent=1))
+        write_atomically(options.json, json.dumps(content, indent=1))
     return FINISHED
 
 

@@ -29,6 +29,7 @@ from common.outputs import require_no_input
 from data.decoding import decode_image
 from data.synthetic import draw_scene
 from data.transforms import fit_image
+from retinanet.commands import ExportOptions
 from retinanet.engine.engines import torch_forward
 from retinanet.evaluation.command import read_trained, validation_split
 from retinanet.evaluation.detect import detect_batch
@@ -73,32 +74,23 @@ def select_target(kind: str, out: Path) -> Target:
     )
 
 
-def export(
-    *,
-    checkpoint: Path,
-    out: Path,
-    kind: str = "program",
-    score_threshold: float,
-    image: Path | None,
-    overwrite: bool,
-) -> int:
+def export(options: ExportOptions) -> int:
     """Write the file, and keep it only if its detections equal the checkpoint's.
 
-    `kind` is `program`, for an `out` that ends in `.onnx` or `.pt2`, or `torchvision`, for one that
-    ends in `.pth` or `.safetensors`. The description is written to the same name with `.json`
-    appended. `image` is a picture for the comparison; None: validation images of the run.
+    The description is written to the same name with `.json` appended.
 
     Raises:
         InputError: A file is missing or invalid, packages are missing, an output exists, or the
             program has other detections.
     """
-    target = select_target(kind, out)
+    out, score_threshold = options.out, options.score
+    target = select_target(options.format, out)
     runtime = f"{target.runtime} {version(target.runtime)}"
     beside = out.with_name(f"{out.name}.json")
-    require_free_outputs([out, beside], overwrite=overwrite)
-    trained = read_trained(checkpoint)
+    require_free_outputs([out, beside], overwrite=options.overwrite)
+    trained = read_trained(options.checkpoint)
     require_no_input([out, beside], trained.folder.iterdir())
-    images, source = check_images(trained, image)
+    images, source = check_images(trained, options.image)
     model = trained.build_model().eval()
     description = target.describe(trained, score_threshold=score_threshold)
     console = make_console()

@@ -2,16 +2,14 @@
 
 import argparse
 import re
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from common.cli import LONGEST_SHOWN, add_json_option, chart_file, positive
-from retinanet.commands import DIR, Commands, add_command, call
-from retinanet.mlperf.rules import NEWEST, RULES
-
-if TYPE_CHECKING:
-    from retinanet.mlperf.timeline import Machine
+from common.cli import LONGEST_SHOWN, add_command, chart_file, positive
+from common.options import argument, json_option, option
+from retinanet.commands import Commands, run_target
+from retinanet.mlperf.rules import NEWEST, RULES, Rules
 
 POINTS_DESCRIPTION = """\
 Print MLPerf's reference convergence points: the epochs of the reference implementation to mAP 0.34,
@@ -64,11 +62,17 @@ RUN_FOLDER = "folder of a run, such as runs/demo"
 RUN_LOG = f"{RUN_FOLDER}, its mlperf.log, or a folder of result_0.txt, result_1.txt, …"
 
 
-def size_of_log(text: str) -> tuple[str, "Machine"]:
-    """Parse `LOG=HOSTSxRANKSxCORES`: ranks of a host, cores of a rank, which may be left out."""
-    # Imported here, because it loads MLCommons' package.
-    from retinanet.mlperf.timeline import Machine  # noqa: PLC0415
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The number of hosts, ranks and cores of a run, of all hosts together; None: unknown."""
 
+    hosts: int | None = None
+    ranks: int | None = None
+    cores: int | None = None
+
+
+def size_of_log(text: str) -> tuple[str, Machine]:
+    """Parse `LOG=HOSTSxRANKSxCORES`: ranks of a host, cores of a rank, which may be left out."""
     path, _, numbers = text.rpartition("=")
     match = re.fullmatch(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})(?:x([1-9][0-9]{0,5}))?", numbers)
     if not path or match is None:
@@ -79,99 +83,121 @@ def size_of_log(text: str) -> tuple[str, "Machine"]:
     return path, Machine(hosts=hosts, ranks=ranks, cores=ranks * cores or None)
 
 
-def add_compare(kinds: Commands) -> None:
-    """Add `mlperf compare`."""
-    compare = add_command(
-        kinds,
-        "compare",
-        summary="speed and convergence of runs and published logs",
-        description=COMPARE_DESCRIPTION,
-        epilog=COMPARE_EXAMPLES,
-        run=partial(call, "retinanet.mlperf.compare:compare"),
+RULES_OF_LOG = "rule set (default: the newest that has the log's benchmark)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointsOptions:
+    """The options of `python -m retinanet mlperf points`."""
+
+    batch_size: list[int] | None = option(
+        "global batch sizes to interpolate: ranks × training.batch_size × "
+        "training.gradient_accumulation",
+        default=None,
+        parse=positive,
+        nargs="+",
+        metavar="N",
     )
-    compare.add_argument("paths", type=Path, nargs="+", metavar="RUN", help=RUN_LOG)
-    compare.add_argument(
-        "--size",
-        dest="sizes",
-        type=size_of_log,
-        action="append",
-        default=[],
-        metavar="LOG=HxRxC",
-        help="hosts, ranks of a host and cores of a rank, such as intel.txt=16x4x28, for a log "
-        "that does not say; the cores may be left out; may be repeated",
-    )
-    compare.add_argument(
-        "--chart",
-        type=chart_file,
+    rules: Rules = option("rule set", default=NEWEST)
+    chart: Path | None = option(
+        "draw a chart of the points",
+        default=None,
+        parse=chart_file,
         metavar="FILE.png",
-        help="draw mAP against time, and the time of an epoch",
+        writes=True,
     )
-    add_json_option(compare)
+    json: Path | None = json_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """The options of `python -m retinanet mlperf check`."""
+
+    path: Path = argument(RUN_LOG, metavar="RUN")
+    rules: Rules | None = option(RULES_OF_LOG, default=None, choices=RULES)
+    json: Path | None = json_option("also write the verdict to this file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RcpOptions:
+    """The options of `python -m retinanet mlperf rcp`."""
+
+    runs: list[Path] = argument(RUN_LOG, metavar="RUN", nargs="+")
+    rules: Rules | None = option(RULES_OF_LOG, default=None, choices=RULES)
+    json: Path | None = json_option("also write the verdict to this file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """The options of `python -m retinanet mlperf compare`."""
+
+    runs: list[Path] = argument(RUN_LOG, metavar="RUN", nargs="+")
+    size: list[tuple[str, Machine]] | None = option(
+        "hosts, ranks of a host and cores of a rank, such as intel.txt=16x4x28, for a log that "
+        "does not say; the cores may be left out; may be repeated",
+        default=None,
+        parse=size_of_log,
+        action="append",
+        metavar="LOG=HxRxC",
+    )
+    chart: Path | None = option(
+        "draw mAP against time, and the time of an epoch",
+        default=None,
+        parse=chart_file,
+        metavar="FILE.png",
+        writes=True,
+    )
+    json: Path | None = json_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmissionOptions:
+    """The options of `python -m retinanet mlperf submission`."""
+
+    runs: list[Path] = argument(RUN_FOLDER, metavar="RUN", nargs="+")
+    out: Path = option("the submission's folder", metavar="DIR")
+    rules: Rules | None = option(RULES_OF_LOG, default=None, choices=RULES)
 
 
 def add_mlperf(commands: Commands) -> None:
     """Add `mlperf` and its commands."""
-    mlperf = commands.add_parser(
-        "mlperf",
-        description="MLPerf training: RetinaNet. Each run writes mlperf.log beside its metrics.",
-    )
-    kinds = mlperf.add_subparsers(required=True, metavar="COMMAND")
-    points = add_command(
-        kinds,
+    about = "MLPerf training: RetinaNet. Each run writes mlperf.log beside its metrics."
+    parser = add_command(commands, "mlperf", about=about)
+    add = partial(add_command, parser.add_subparsers(required=True, metavar="COMMAND"))
+    add(
         "points",
         summary="epochs and settings by global batch size",
-        description=POINTS_DESCRIPTION,
-        epilog=POINTS_EXAMPLES,
-        run=partial(call, "retinanet.mlperf.rules:points"),
+        about=POINTS_DESCRIPTION,
+        examples=POINTS_EXAMPLES,
+        options=PointsOptions,
+        run=partial(run_target, "retinanet.mlperf.points:points"),
     )
-    points.add_argument(
-        "--batch-size",
-        dest="batch_sizes",
-        type=positive,
-        nargs="+",
-        default=[],
-        metavar="N",
-        help="global batch sizes to interpolate: ranks × training.batch_size × "
-        "training.gradient_accumulation",
-    )
-    points.add_argument(
-        "--rules", choices=RULES, default=NEWEST, help=f"rule set (default: {NEWEST})"
-    )
-    points.add_argument(
-        "--chart", type=chart_file, metavar="FILE.png", help="draw a chart of the points"
-    )
-    add_json_option(points)
-    check = add_command(
-        kinds,
+    add(
         "check",
         summary="the official compliance checker on a run",
-        description=CHECK_DESCRIPTION,
-        run=partial(call, "retinanet.mlperf.official:check"),
+        about=CHECK_DESCRIPTION,
+        options=CheckOptions,
+        run=partial(run_target, "retinanet.mlperf.official:check"),
     )
-    check.add_argument("path", type=Path, metavar="RUN", help=RUN_LOG)
-    rcp = add_command(
-        kinds,
+    add(
         "rcp",
         summary="the official RCP checker on a set of runs",
-        description=RCP_DESCRIPTION,
-        run=partial(call, "retinanet.mlperf.official:rcp"),
+        about=RCP_DESCRIPTION,
+        options=RcpOptions,
+        run=partial(run_target, "retinanet.mlperf.official:rcp"),
     )
-    rcp.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=RUN_LOG)
-    add_compare(kinds)
-    submission = add_command(
-        kinds,
+    add(
+        "compare",
+        summary="speed and convergence of runs and published logs",
+        about=COMPARE_DESCRIPTION,
+        examples=COMPARE_EXAMPLES,
+        options=CompareOptions,
+        run=partial(run_target, "retinanet.mlperf.compare:compare"),
+    )
+    add(
         "submission",
         summary="the folder of a submission",
-        description=SUBMISSION_DESCRIPTION,
-        run=partial(call, "retinanet.mlperf.submission:submission"),
+        about=SUBMISSION_DESCRIPTION,
+        options=SubmissionOptions,
+        run=partial(run_target, "retinanet.mlperf.submission:submission"),
     )
-    submission.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=RUN_FOLDER)
-    submission.add_argument("--out", required=True, **DIR, help="the submission's folder")
-    for parser in (check, rcp, submission):
-        parser.add_argument(
-            "--rules",
-            choices=RULES,
-            help="rule set (default: the newest that has the log's benchmark)",
-        )
-    for parser in (check, rcp):
-        add_json_option(parser, "also write the verdict to this file")

@@ -25,11 +25,12 @@ from common.charts import (
     text_column,
     write_in_place_of_chart,
 )
-from common.console import make_console, significant
+from common.console import make_console, print_line, significant
 from common.errors import FINISHED, InputError
-from common.files import require_free, write_json
+from common.files import write_json
+from retinanet.mlperf.commands import CompareOptions, Machine
 from retinanet.mlperf.log import NAME, read_run_logs
-from retinanet.mlperf.timeline import Machine, Timeline, read_timeline
+from retinanet.mlperf.timeline import Timeline, read_timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,25 +42,13 @@ EPOCHS_SHOWN = 12
 LONG_RANGE = 10.0  # times that differ more are drawn on a logarithmic axis
 
 
-def compare(
-    *,
-    paths: Sequence[Path],
-    sizes: Sequence[tuple[str, Machine]],
-    chart: Path | None,
-    json_file: Path | None,
-) -> int:
+def compare(options: CompareOptions) -> int:
     """Print the times and results of logs beside each other; return the exit code.
 
-    `paths` are folders of runs, logs, or folders of `result_N.txt`; `sizes` are the machines of
-    some of them, by path.
-
     Raises:
-        InputError: A log cannot be read or is of another benchmark, `sizes` contradicts it, or an
-            output exists.
+        InputError: A log cannot be read or is of another benchmark, or --size contradicts it.
     """
-    outputs = [file for file in (chart, json_file) if file is not None]
-    require_free(outputs, overwrite=False, advice="give another name")
-    timelines = read_timelines(paths, dict(sizes))
+    timelines = read_timelines(options.runs, dict(options.size or ()))
     names = labels(timeline.log.file for timeline in timelines)
     console = make_console()
     for begin in range(0, len(names), LOGS_A_TABLE):
@@ -69,13 +58,13 @@ def compare(
     lines = [f"{name}: {line}" for name, item in zip(names, timelines, strict=True)
              for line in notes_on(item)]  # fmt: skip
     for line in (*lines, *remarks):
-        console.print(line, soft_wrap=True)
-    if chart is not None:
-        save_chart(comparison_figure(names, timelines), chart)
-        console.print(f"chart: {chart}", soft_wrap=True)
-    if json_file is not None:
+        print_line(console, line)
+    if options.chart is not None:
+        save_chart(comparison_figure(names, timelines), options.chart)
+        print_line(console, f"chart: {options.chart}")
+    if options.json is not None:
         logs = [to_dict(name, item) for name, item in zip(names, timelines, strict=True)]
-        write_json(json_file, {"logs": logs, "differences": remarks})
+        write_json(options.json, {"logs": logs, "differences": remarks})
     return FINISHED
 
 

@@ -4,7 +4,6 @@
 with the reference convergence points.
 """
 
-import json
 import logging
 import math
 import re
@@ -24,9 +23,10 @@ from mlperf_logging.mllog import constants
 from rich.console import Console
 
 from common.charts import Column, Table, text_column
-from common.console import make_console
+from common.console import make_console, print_line
 from common.errors import CONDITION_MET, FINISHED, InputError
-from common.files import require_free_json, write_atomically
+from common.files import write_json
+from retinanet.mlperf.commands import CheckOptions, RcpOptions
 from retinanet.mlperf.log import (
     BEGIN,
     RunLog,
@@ -174,23 +174,18 @@ def silenced_logging() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def check(*, path: Path, rules: Rules | None, json_file: Path | None) -> int:
+def check(options: CheckOptions) -> int:
     """Print violations of MLPerf's rules in a run's log; return 4 if the official checker fails.
 
-    The path is a run's folder, its log, or a folder of `result_N.txt`, which are all checked.
-    `rules=None`: the newest that have the benchmark of the log.
-
     Raises:
-        InputError: A log is missing, or the output exists.
+        InputError: A log is missing.
     """
-    require_free_json(json_file)
-    logs = [(log, log.rules(rules)) for log in read_run_logs([path])]
+    logs = [(log, log.rules(options.rules)) for log in read_run_logs([options.path])]
     results = [check_log(log, rules=rules_of_log) for log, rules_of_log in logs]
     passed = all(result["passed"] for result in results)
-    if json_file is not None:
+    if options.json is not None:
         single = len(results) == 1
-        content = results[0] if single else {"passed": passed, "logs": results}
-        write_atomically(json_file, json.dumps(content, indent=1) + "\n")
+        write_json(options.json, results[0] if single else {"passed": passed, "logs": results})
     return FINISHED if passed else CONDITION_MET
 
 
@@ -210,14 +205,14 @@ def check_log(log: RunLog, *, rules: Rules) -> dict[str, Any]:
     if log.minutes is not None:
         facts.append(f"{log.minutes:.1f} minutes on MLPerf's clock")
     console = make_console()
-    console.print(", ".join(facts), soft_wrap=True)
+    print_line(console, ", ".join(facts))
     print_verdict(console, "compliance checker", verdict, result=verdict.summary)
     lines = [f"samples are counted in batches, which is allowed: {batches}"] if batches else []
     if remarks:
         lines += ["not covered by the checker, but needed for a submission:"]
         lines += [f"  – {remark}" for remark in remarks]
     for line in lines:
-        console.print(line, soft_wrap=True)
+        print_line(console, line)
     return {"log": str(log.file), "rules": rules, **asdict(verdict), "remarks": remarks}
 
 
@@ -227,7 +222,7 @@ def print_verdict(console: Console, checker: str, verdict: Verdict, *, result: s
     lines += [f"  ✗ {fault}" for fault in verdict.faults]
     lines += [f"  – {warning}" for warning in verdict.warnings]
     for line in lines:
-        console.print(line, soft_wrap=True)
+        print_line(console, line)
 
 
 def format_batch_counts(log: RunLog) -> str:
@@ -267,18 +262,14 @@ def find_remarks(log: RunLog) -> list[str]:
 FEWEST = 3  # One remains when the fastest and the slowest are dropped
 
 
-def rcp(*, runs: Sequence[Path], rules: Rules | None, json_file: Path | None) -> int:
+def rcp(options: RcpOptions) -> int:
     """Compare a set of runs with MLPerf's reference convergence points; return 4 if they fail.
-
-    `runs` are folders of runs, logs, or folders of `result_N.txt`. `rules=None`: the newest that
-    have the benchmark of the logs.
 
     Raises:
         InputError: A log is missing, runs are not comparable, or there are too few.
     """
-    require_free_json(json_file)
-    logs = read_run_logs(runs)
-    rules, batch_size = require_comparable(logs, rules)
+    logs = read_run_logs(options.runs)
+    rules, batch_size = require_comparable(logs, options.rules)
     passed, message, factor = check_reference_points([log.file for log in logs], rules=rules)
     expected = expectation(reference_points(rules, pruned=True), batch_size)
     # The official checker counts a run that missed the target as the slowest of all.
@@ -310,8 +301,8 @@ def rcp(*, runs: Sequence[Path], rules: Rules | None, json_file: Path | None) ->
         rows.append((str(log.file), log.status, *cells, str(log.value(constants.SEED))))
     console.print(Table(title, RUN_COLUMNS, rows).for_console())
     for line in lines:
-        console.print(line, soft_wrap=True)
-    if json_file is not None:
+        print_line(console, line)
+    if options.json is not None:
         content = {
             "rules": rules,
             "batch_size": batch_size,
@@ -325,7 +316,7 @@ def rcp(*, runs: Sequence[Path], rules: Rules | None, json_file: Path | None) ->
                 {"log": str(log.file), "status": log.status, "epochs": log.epochs} for log in logs
             ],
         }
-        write_atomically(json_file, json.dumps(content, indent=1) + "\n")
+        write_json(options.json, content)
     return FINISHED if passed else CONDITION_MET
 
 

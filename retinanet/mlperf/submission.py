@@ -14,7 +14,7 @@ import platform
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from common.files import read_json_object, read_text, write_atomically
 from common.machine import cpu_field, processor_name, read_proc_text, read_status
 from launch.host_state import HostState
 from launch.topology import count_cores, list_sockets, read_topology
+from retinanet.mlperf.commands import SubmissionOptions
 from retinanet.mlperf.log import RunLog, read_run_log
 from retinanet.mlperf.official import check_package, print_verdict
 from retinanet.mlperf.rules import RUNS_OF_SUBMISSION, Rules
@@ -146,20 +147,19 @@ The configuration and environment of each run, including the command line, are i
 """
 
 
-def submission(*, runs: Sequence[Path], out: Path, rules: Rules | None) -> int:
-    """Add runs to the folder `out` and check it; return 4 if the official checker fails.
-
-    `rules=None`: the newest that have the benchmark of the logs.
+def submission(options: SubmissionOptions) -> int:
+    """Add runs to a submission's folder and check it; return 4 if the official checker fails.
 
     Raises:
         InputError: A run cannot be added, see `add_run`; the runs before it have been added.
     """
     # All logs are read before the first is added, so that a wrong path adds nothing. The rules of
     # the first log apply to all.
-    for run in runs:
+    rules = options.rules
+    for run in options.runs:
         rules = read_run_log(run).rules(rules)
-    for run in runs:
-        added = add_run(out, run)
+    for run in options.runs:
+        added = add_run(options.out, run)
     assert rules is not None, "argparse requires at least one run"
     passed = print_submission(added, rules=rules, console=make_console())
     return FINISHED if passed else CONDITION_MET

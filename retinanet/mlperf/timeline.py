@@ -9,7 +9,8 @@ note.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -17,24 +18,16 @@ from mlperf_logging.mllog import constants
 
 from common.console import significant
 from common.errors import InputError
-from common.files import read_json_object, read_text
+from common.files import read_text
 from common.yaml_text import read_yaml
-from retinanet.mlperf.log import EVALUATION_KEYS, NAME, LogLine, RunLog, finite_number
+from retinanet.mlperf.commands import Machine
+from retinanet.mlperf.log import NAME, LogLine, RunLog, finite_number
 from retinanet.mlperf.rules import TARGET_MAP, TRAINING_IMAGES, counts_batches
 
 CLOSED_IMAGE_SIZE = 800
 """The side of the images in the closed division [pixels]."""
 UNEVEN = 2.0
 """Epoch times that differ by more than this factor need an explanation."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """The number of hosts, ranks and cores of a run, of all hosts together; None: unknown."""
-
-    hosts: int | None = None
-    ranks: int | None = None
-    cores: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +76,7 @@ class Timeline:
     epochs: tuple[Epoch, ...]
     evaluations: tuple[Evaluation, ...]
     minutes_to_target: float | None
-    notes: tuple[str, ...]
+    notes: list[str]
 
     @property
     def whole_epochs(self) -> list[Epoch]:
@@ -151,6 +144,7 @@ def read_timeline(log: RunLog, *, size: Machine | None = None) -> Timeline:
     epoch_images, dataset_images = reader.images(batch, steps=max(steps.values(), default=None))
     epochs = reader.with_images(epochs, steps, batch=batch, whole=epoch_images)
     start, stop = reader.time(constants.RUN_START), reader.last_time(constants.RUN_STOP)
+    seconds = seconds_between(start, stop) if log.status == constants.SUCCESS else None
     target, has_no_target = reader.target()
     timeline = Timeline(
         log=log,
@@ -167,21 +161,19 @@ def read_timeline(log: RunLog, *, size: Machine | None = None) -> Timeline:
         to_first_step=seconds_between(start, reader.first_start()),
         epochs=epochs,
         evaluations=reader.evaluations(start),
-        minutes_to_target=None,
-        notes=(),
+        minutes_to_target=None if seconds is None else seconds / 60,
+        notes=reader.notes,
     )
-    seconds = seconds_between(start, stop)
-    if log.status == constants.SUCCESS and seconds is not None:
-        timeline = replace(timeline, minutes_to_target=seconds / 60)
     reader.note_speeds(timeline)
     reader.note_missing(timeline)
-    return replace(timeline, notes=tuple(reader.notes))
+    return timeline
 
 
 def seconds_between(start_ms: int | None, stop_ms: int | None) -> float | None:
     """Return a duration; None if an end is missing or before the start."""
-    is_known = start_ms is not None and stop_ms is not None and stop_ms >= start_ms
-    return (stop_ms - start_ms) / 1000 if is_known else None  # type: ignore[operator]
+    if start_ms is None or stop_ms is None or stop_ms < start_ms:
+        return None
+    return (stop_ms - start_ms) / 1000
 
 
 def positive_integer(value: object) -> int | None:
@@ -189,9 +181,13 @@ def positive_integer(value: object) -> int | None:
     return value if type(value) is int and 1 <= value <= 10**12 else None
 
 
-BLOCKS = (constants.BLOCK_START, constants.BLOCK_STOP)
-EPOCHS = (constants.EPOCH_START, constants.EPOCH_STOP)
-NUMBERED = (*BLOCKS, *EPOCHS, *EVALUATION_KEYS)
+BLOCKS = {constants.BLOCK_START: "start", constants.BLOCK_STOP: "stop"}
+EPOCHS = {constants.EPOCH_START: "start", constants.EPOCH_STOP: "stop", **BLOCKS}
+EVALUATIONS = {
+    constants.EVAL_START: "start",
+    constants.EVAL_STOP: "stop",
+    constants.EVAL_ACCURACY: "accuracy",
+}
 """Events of an epoch, which have its number."""
 
 
@@ -204,13 +200,27 @@ def numbered_by(line: LogLine) -> float | None:
     return finite_number(line.value) if is_number else number
 
 
-@dataclass(frozen=True)
+def file_beside(log: RunLog, name: str) -> Mapping[str, Any]:
+    """Return a file beside the log of our own run; empty if there is none, or not readable."""
+    content: Any = None
+    if log.file.name == NAME:
+        path = log.file.with_name(name)
+        with suppress(OSError, ValueError):  # InputError is a ValueError
+            content = read_yaml(read_text(path), str(path))  # JSON is YAML
+    return content if isinstance(content, dict) else {}
+
+
 class Reader:
     """Reads one log, and collects notes on it."""
 
-    log: RunLog
-    notes: list[str] = field(default_factory=list)
-    files: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    def __init__(self, log: RunLog) -> None:
+        self.log = log
+        self.notes: list[str] = []
+        environment, config = file_beside(log, "environment.json"), file_beside(log, "config.yaml")
+        self.is_ours = bool(environment)
+        ranks, training = environment.get("ranks"), config.get("training")
+        self.own_ranks: Mapping[str, Any] = ranks if isinstance(ranks, dict) else {}
+        self.own_training: Mapping[str, Any] = training if isinstance(training, dict) else {}
 
     def lines(self, key: str) -> Iterator[LogLine]:
         """Yield the events of a key."""
@@ -228,65 +238,37 @@ class Reader:
         """Return the value of a key that counts something."""
         return positive_integer(self.log.value(key))
 
-    def file_of_run(self, name: str) -> Mapping[str, Any]:
-        """Return a file beside the log of our own run; empty if there is none, or not readable."""
-        if name not in self.files:
-            content: Any = None
-            path = self.log.file.with_name(name)
-            if self.log.file.name == NAME:
-                try:
-                    is_json = path.suffix == ".json"
-                    content = (
-                        read_json_object(path, advice="")
-                        if is_json
-                        else read_yaml(read_text(path), str(path))
-                    )
-                except (OSError, ValueError):  # InputError is a ValueError
-                    content = None
-            self.files[name] = content if isinstance(content, dict) else {}
-        return self.files[name]
+    def times(self, names: Mapping[str, str]) -> list[tuple[float, dict[str, int]]]:
+        """Return the times of events by epoch, under the `names` of their keys, in order. [ms]
 
-    def section(self, file: str, name: str) -> Mapping[str, Any]:
-        """Return a section of a file beside our own log, empty if there is none."""
-        section = self.file_of_run(file).get(name)
-        return section if isinstance(section, dict) else {}
+        All ranks may have logged them: the last `stop` counts, and the first of all else.
+        """
+        times: dict[float, dict[str, int]] = {}
+        for line in self.log.lines:
+            name, number = names.get(line.key), numbered_by(line)
+            if name is not None and number is not None:
+                pick, of_epoch = max if name == "stop" else min, times.setdefault(number, {})
+                of_epoch[name] = pick(line.time_ms, of_epoch.get(name, line.time_ms))
+        return sorted(times.items())
 
     def epochs(self) -> tuple[Epoch, ...]:
         """Return the epochs that have a start and a stop, in order."""
-        pairs: dict[float, list[int | None]] = {}
-        counts: dict[float, int] = {}
-        for key, place, pick in (
-            (constants.EPOCH_START, 0, min),
-            (constants.EPOCH_STOP, 1, max),
-            (constants.BLOCK_START, 0, min),
-            (constants.BLOCK_STOP, 1, max),
-        ):
-            for line in self.lines(key):
-                number, count = numbered_by(line), 1
-                if key in BLOCKS:
-                    count = positive_integer(line.metadata.get(constants.EPOCH_COUNT)) or 1
-                if number is None:
-                    continue
-                pair = pairs.setdefault(number, [None, None])
-                # All ranks may have logged it: the first start and the last stop count.
-                time = pair[place]
-                pair[place] = line.time_ms if time is None else pick(time, line.time_ms)
-                counts[number] = count
-        shift = 1 if min(pairs, default=1) == 0 or self.log.value("first_epoch_num") == 0 else 0
+        counts = {
+            numbered_by(line): positive_integer(line.metadata.get(constants.EPOCH_COUNT)) or 1
+            for line in self.log.lines
+            if line.key in BLOCKS
+        }
+        times = self.times(EPOCHS)
+        shift = (times[:1] or [(1, {})])[0][0] == 0 or self.log.value("first_epoch_num") == 0
         epochs = []
-        for number, (start, stop) in sorted(pairs.items()):
-            if start is not None and stop is not None and stop >= start:
-                epochs.append(
-                    Epoch(
-                        number=number + shift + counts[number] - 1,
-                        count=counts[number],
-                        start_ms=start,
-                        stop_ms=stop,
-                    )
-                )
-            else:
+        for number, ends in times:
+            start, stop, count = ends.get("start"), ends.get("stop"), counts.get(number, 1)
+            if start is None or stop is None or stop < start:
                 event = "stop" if stop is None else "start" if start is None else "valid stop"
                 self.notes.append(f"epoch {number + shift:g}: left out, it has no {event}")
+            else:
+                last = number + shift + count - 1
+                epochs.append(Epoch(number=last, count=count, start_ms=start, stop_ms=stop))
         return tuple(epochs)
 
     def first_start(self) -> int | None:
@@ -306,36 +288,37 @@ class Reader:
         """Return the steps of the global batch size in each epoch, for logs that number steps."""
         at = {(line.key, line.time_ms): line.metadata.get("step_num") for line in self.log.lines}
         # Each compute group of ours has the logged batch size, and all take a step together.
-        groups = positive_integer(self.section("environment.json", "ranks").get("compute_groups"))
+        groups = positive_integer(self.own_ranks.get("compute_groups")) or 1
         steps = {}
         for epoch in epochs:
             first = finite_number(at.get((constants.EPOCH_START, epoch.start_ms)))
             last = finite_number(at.get((constants.EPOCH_STOP, epoch.stop_ms)))
             if first is not None and last is not None and last > first:
-                steps[epoch.number] = int(last - first) * (groups or 1)
+                steps[epoch.number] = int(last - first) * groups
         return steps
 
     def images(self, batch: int | None, *, steps: int | None) -> tuple[int | None, int | None]:
         """Return the images of an epoch and of the data set; `steps`: of the longest epoch."""
         samples = self.count(constants.TRAIN_SAMPLES)
-        # Ours counts images, and has the file.
-        is_ours = bool(self.file_of_run("environment.json"))
-        if samples is None or samples == TRAINING_IMAGES or is_ours:
+        # Ours counts images.
+        if samples is None or samples == TRAINING_IMAGES or self.is_ours:
             return samples, samples
-        is_steps = samples == steps and batch != 1
-        is_checked = batch and steps and steps in (samples // batch, -(-samples // batch))
-        are_few = batch is not None and samples < batch and not is_checked
-        if batch is not None and (counts_batches(samples, batch) or is_steps or are_few):
-            images = samples * batch
-            text = f"train_samples counts batches: {samples:,} × {batch:,} = {images:,} images"
+        if batch is not None:
+            text = f"train_samples counts batches: {samples:,} × {batch:,} = "
+            text += f"{samples * batch:,} images an epoch"
             if counts_batches(samples, batch):
-                self.notes.append(f"{text} an epoch; MLPerf's data set has {TRAINING_IMAGES:,}")
-                return images, TRAINING_IMAGES
-            reason = f"which has {steps:,} steps" if is_steps else "since a batch has more"
-            self.notes.append(f"{text} an epoch, {reason}")
-            return images, images
-        if not is_checked:
-            self.notes.append(f"train_samples {samples:,} is taken as images; nothing confirms it")
+                self.notes.append(f"{text}; MLPerf's data set has {TRAINING_IMAGES:,}")
+                return samples * batch, TRAINING_IMAGES
+            is_images = steps is not None and steps in (samples // batch, -(-samples // batch))
+            if samples == steps and batch != 1:
+                self.notes.append(f"{text}, which has {steps:,} steps")
+                return samples * batch, samples * batch
+            if is_images:
+                return samples, samples
+            if samples < batch:
+                self.notes.append(f"{text}, since a batch has more")
+                return samples * batch, samples * batch
+        self.notes.append(f"train_samples {samples:,} is taken as images; nothing confirms it")
         return samples, samples
 
     def with_images(
@@ -357,7 +340,7 @@ class Reader:
                 if not is_whole:
                     part = f"{steps[epoch.number]:,} of {-(-whole // batch):,} steps"
                     self.notes.append(f"{number}: cut short after {part}, {seconds} s")
-            elif self.ended_within(epoch) and epoch is epochs[-1]:
+            elif epoch is epochs[-1] and self.ended_within(epoch):
                 images, is_whole = None, False
                 self.notes.append(f"{number}: left out, the run ended in it after {seconds} s")
             counted.append(replace(epoch, images=images, is_whole=is_whole))
@@ -365,52 +348,44 @@ class Reader:
 
     def ended_within(self, epoch: Epoch) -> bool:
         """Return whether the last evaluation, beside which the epoch ran, ended the run."""
-        results = [line.time_ms for line in self.lines(constants.EVAL_ACCURACY)]
-        starts = [line.time_ms for line in self.lines(constants.EVAL_START)]
-        is_last = all(time < epoch.stop_ms for time in starts)
         # A log without its end may lack the evaluation of a whole epoch.
-        has_end = self.log.last(constants.RUN_STOP) is not None
-        return (
-            has_end and is_last and any(epoch.start_ms < time <= epoch.stop_ms for time in results)
+        if self.log.last(constants.RUN_STOP) is None:
+            return False
+        start = self.last_time(constants.EVAL_START)
+        return (start is None or start < epoch.stop_ms) and any(
+            epoch.start_ms < line.time_ms <= epoch.stop_ms
+            for line in self.lines(constants.EVAL_ACCURACY)
         )
 
     def evaluations(self, start_ms: int | None) -> tuple[Evaluation, ...]:
         """Return the evaluations in order; `start_ms` is MLPerf's clock's start."""
-        times: dict[float, dict[str, int]] = {}
-        accuracies: dict[float, float | None] = {}
-        for key in EVALUATION_KEYS:
-            for line in self.lines(key):
-                number = numbered_by(line)
-                if number is None:
-                    continue
-                times.setdefault(number, {}).setdefault(key, line.time_ms)
-                if key == constants.EVAL_ACCURACY:
-                    accuracies.setdefault(number, finite_number(line.value))
+        accuracies: dict[float | None, float | None] = {}
+        for line in self.lines(constants.EVAL_ACCURACY):
+            accuracies.setdefault(numbered_by(line), finite_number(line.value))
         evaluations = []
-        for number, by_key in sorted(times.items()):
-            seconds = seconds_between(start_ms, by_key.get(constants.EVAL_ACCURACY))
+        for number, times in self.times(EVALUATIONS):
+            seconds, accuracy = (
+                seconds_between(start_ms, times.get("accuracy")),
+                accuracies.get(number),
+            )
             evaluations.append(
                 Evaluation(
                     epoch=number,
-                    accuracy=accuracies.get(number),
+                    accuracy=accuracy,
                     minutes=None if seconds is None else seconds / 60,
-                    seconds=seconds_between(
-                        by_key.get(constants.EVAL_START), by_key.get(constants.EVAL_STOP)
-                    ),
+                    seconds=seconds_between(times.get("start"), times.get("stop")),
                 )
             )
-            lost = [key for key in (constants.EVAL_START, constants.EVAL_STOP) if key not in by_key]
-            if accuracies.get(number) is None:
-                lost.append(constants.EVAL_ACCURACY)
+            known = times if accuracy is not None else times.keys() - {"accuracy"}
+            lost = [key for key, name in EVALUATIONS.items() if name not in known]
             if lost:
                 self.notes.append(f"evaluation after epoch {number:g}: no {', '.join(lost)}")
         return tuple(evaluations)
 
     def target(self) -> tuple[float | None, bool]:
         """Return the mAP at which the run stops, and whether it is known to have no target."""
-        training = self.section("config.yaml", "training")
-        if "target_map" in training:
-            target = finite_number(training["target_map"])
+        if "target_map" in self.own_training:
+            target = finite_number(self.own_training["target_map"])
             return target, target is None
         if not self.is_closed:
             return None, False
@@ -441,8 +416,7 @@ class Reader:
 
     def machine(self, batch: int | None, size: Machine | None) -> Machine:
         """Return hosts, ranks and cores: of our environment.json, the log, and the user."""
-        ranks_section = self.section("environment.json", "ranks")
-        machine = machine_of_run(ranks_section)
+        machine = machine_of_run(self.own_ranks)
         if machine.ranks is None:
             machine = Machine(hosts=hosts_of_platform(self.log), ranks=self.ranks(batch))
         elif machine.cores is not None:
@@ -453,14 +427,15 @@ class Reader:
             )
         if size is None:
             return machine
-        for name in ("hosts", "ranks", "cores"):
-            logged, given = getattr(machine, name), getattr(size, name)
-            if logged is not None and given is not None and logged != given:
+        logged = asdict(machine)
+        given = {name: number for name, number in asdict(size).items() if number is not None}
+        for name, number in given.items():
+            if logged[name] not in (None, number):
                 raise InputError(
-                    f"--size: {given} {name} in all, but {self.log.file} has {logged}; correct it"
+                    f"--size: {number} {name} in all, but {self.log.file} has {logged[name]}; "
+                    "correct it"
                 )
-        given_cores = size.cores if size.cores is not None else machine.cores
-        return Machine(hosts=size.hosts, ranks=size.ranks, cores=given_cores)
+        return Machine(**(logged | given))
 
     def ranks(self, batch: int | None) -> int | None:
         """Return the number of ranks, from the batch sizes."""
@@ -482,12 +457,9 @@ class Reader:
                 f"epochs take {significant(min(times), 3)} to {significant(max(times), 3)} s: the "
                 "run paused, or training and evaluation overlap; images/s is that of the median"
             )
-        logged = [
-            throughput
-            for line in self.lines("tracked_stats")
-            if isinstance(line.value, dict)
-            and (throughput := finite_number(line.value.get("throughput")))
-        ]
+        values = [line.value for line in self.lines("tracked_stats")]
+        stats = [value.get("throughput") for value in values if isinstance(value, dict)]
+        logged = [number for number in map(finite_number, stats) if number]
         if not logged or speed is None:
             return
         throughput = median(logged)
@@ -506,29 +478,28 @@ class Reader:
         starts = [line.time_ms for line in self.lines(constants.RUN_START)]
         if starts and max(starts) - min(starts) > 60_000:
             self.notes.append("run_start several times: several runs in a file? give one each")
-        has_epochs = any(map(self.time, (constants.EPOCH_START, constants.BLOCK_START)))
-        required = {
-            constants.SUBMISSION_BENCHMARK: self.log.value(constants.SUBMISSION_BENCHMARK),
-            constants.GLOBAL_BATCH_SIZE: timeline.batch_size,
-            constants.TRAIN_SAMPLES: timeline.dataset_images,
-            constants.INIT_START: self.time(constants.INIT_START),
-            constants.INIT_STOP: self.time(constants.INIT_STOP),
-            constants.RUN_START: self.time(constants.RUN_START),
-            constants.EPOCH_START: has_epochs or None,
-            constants.EVAL_ACCURACY: timeline.evaluations or None,
-            constants.RUN_STOP: self.time(constants.RUN_STOP),
+        numbered = EPOCHS | EVALUATIONS
+        unnumbered = {
+            line.key
+            for line in self.log.lines
+            if line.key in numbered and numbered_by(line) is None
         }
-        unnumbered = sorted(
-            {
-                line.key
-                for line in self.log.lines
-                if line.key in NUMBERED and numbered_by(line) is None
-            }
-        )
         if unnumbered:
-            self.notes.append(f"left out, without the number of an epoch: {', '.join(unnumbered)}")
-        missing = [key for key, value in required.items() if value is None]
-        if missing:
+            names = ", ".join(sorted(unnumbered))
+            self.notes.append(f"left out, without the number of an epoch: {names}")
+        keys = {line.key for line in self.log.lines}
+        is_known = {
+            constants.SUBMISSION_BENCHMARK: self.log.value(constants.SUBMISSION_BENCHMARK)
+            is not None,
+            constants.GLOBAL_BATCH_SIZE: timeline.batch_size is not None,
+            constants.TRAIN_SAMPLES: timeline.dataset_images is not None,
+            **{key: key in keys for key in (constants.INIT_START, constants.INIT_STOP)},
+            constants.RUN_START: constants.RUN_START in keys,
+            constants.EPOCH_START: bool(keys & {constants.EPOCH_START, constants.BLOCK_START}),
+            constants.EVAL_ACCURACY: bool(timeline.evaluations),
+            constants.RUN_STOP: constants.RUN_STOP in keys,
+        }
+        if missing := [key for key, known in is_known.items() if not known]:
             self.notes.append(f"not in the log: {', '.join(missing)}")
 
 

@@ -13,6 +13,7 @@ from common.errors import BAD_INPUT, FINISHED, INTERRUPTED, InputError, printabl
 from common.files import require_free
 from common.machine import require_packages
 from common.outputs import require_no_input
+from retinanet.commands import PredictOptions
 from retinanet.detector import THREADS, Detector, read_ahead, read_picture
 from retinanet.evaluation.output import Pixels, draw_detections, save_picture
 from retinanet.predict.search import (
@@ -31,42 +32,27 @@ DEFAULT_OUT = Path("predictions")
 FEW = 10  # Up to this number each picture gets a line; for more, the progress is shown
 
 
-def predict(
-    *,
-    checkpoint: Path,
-    pictures: Sequence[Path],
-    out: Path | None,
-    draws: bool,
-    least_score: float,
-    only: Sequence[str],
-    batch_size: int,
-    every: int,
-    json_file: Path | None,
-    overwrite: bool,
-    allow_outside: bool,
-) -> int:
+def predict(options: PredictOptions) -> int:
     """Detect a checkpoint's classes in pictures and videos.
 
     Return 2 if a picture or video could not be read, 130 if a signal came before the end. A photo
     is rotated by its EXIF orientation; `bbox` in the JSON is xywh in its pixels. Without `out`,
     drawn copies go to `predictions` and get a number instead of replacing files, so that the same
-    command works twice. `every`: process every n-th frame of a video.
-
-    With `allow_outside`, links in folders of pictures may lead out of them.
+    command works twice.
 
     Raises:
         InputError: A file is missing, or an output exists or cannot be written.
     """
-    folder = out or DEFAULT_OUT
-    sources = find_sources(pictures, out=folder, allow_outside=allow_outside)
-    if out is None and draws and not overwrite:
+    folder, draws, only = options.out or DEFAULT_OUT, not options.no_pictures, options.only or ()
+    sources = find_sources(options.pictures, out=folder, allow_outside=options.allow_outside)
+    if options.out is None and draws and not options.overwrite:
         sources = number_outputs(sources)
     if sources.videos:
         require_packages("av", purpose=str(sources.videos[0].file))
-    json_files = [json_file] if json_file else []
+    json_files = [options.json] if options.json else []
     outputs = [*(source.drawn for source in sources.all if draws), *json_files]
-    require_free(outputs, overwrite=overwrite, advice="give --overwrite or another --out")
-    detector = Detector.load(checkpoint)
+    require_free(outputs, overwrite=options.overwrite, advice="give --overwrite or another --out")
+    detector = Detector.load(options.checkpoint)
     read = [source.file for source in sources.all]
     require_no_input(outputs, [*read, *detector.path.iterdir()])
     detector.require_classes(only, option="--class")
@@ -74,12 +60,12 @@ def predict(
     for note in sources.left_out.notes():
         print_line(console, f"note: {note}")
     counter = DetectionCounter(make_console(stderr=True))
-    with StopRequest() as stop, box_file(json_file) as add_boxes:
+    with StopRequest() as stop, box_file(options.json) as add_boxes:
         search = Search(
             detector=detector,
-            least_score=least_score,
-            only=only or None,
-            batch_size=batch_size,
+            least_score=options.score,
+            only=options.only,
+            batch_size=options.batch_size,
             draws=draws,
             add_boxes=add_boxes,
             counter=counter,
@@ -89,7 +75,7 @@ def predict(
         detect_in_pictures(sources.pictures, search)
         for video in sources.videos:
             if not stop.received:
-                detect_in_video(video, search, every=every)
+                detect_in_video(video, search, every=options.every)
     written = [*([folder] if draws else []), *json_files]
     line = counter.summary() + (f" → {', '.join(map(str, written))}" if written else "")
     if sources.skipped:

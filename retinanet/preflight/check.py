@@ -4,7 +4,6 @@
 those that take some 100 milliseconds once torch is loaded, before anything is written.
 """
 
-import argparse
 import os
 import sys
 import time
@@ -21,6 +20,7 @@ from launch.process_group import ProcessGroup
 from launch.ranks import Ranks
 from launch.shares import Share
 from retinanet.config import Config
+from retinanet.config_file import RunOptions
 from retinanet.engine.engines import chosen_engine
 from retinanet.memory import MemoryNeed, ModelBytes, memory_need, model_bytes
 from retinanet.preflight import host, run
@@ -45,7 +45,7 @@ class Job:
     """A run to be checked: its configuration, command line and number of ranks."""
 
     config: Config
-    arguments: argparse.Namespace  # Of the command line: `resume`, `auto_resume`, `overwrite`
+    arguments: RunOptions
     ranks: Ranks
     local_ranks: int  # Ranks of this host: the started ones, or --check-ranks
     all_ranks: int
@@ -84,9 +84,7 @@ class Job:
         return arguments.resume or (arguments.auto_resume and holds_work(self.folder))
 
 
-def check(
-    config: Config, arguments: argparse.Namespace, *, group: ProcessGroup, place: RankContext
-) -> int:
+def check(config: Config, arguments: RunOptions, *, group: ProcessGroup, place: RankContext) -> int:
     """Run and print all checks of a run, and return the exit code; leaves no files.
 
     Each rank of the group calls this.
@@ -157,7 +155,7 @@ def check(
 
 def check_start(
     config: Config,
-    arguments: argparse.Namespace,
+    arguments: RunOptions,
     *,
     group: ProcessGroup,
     place: RankContext,

@@ -1,14 +1,14 @@
 """`python -m retinanet report`: from a run to a page about its detector."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 from common.console import make_console, print_line
 from common.errors import FINISHED, printable
-from common.files import require_free, require_free_json, write_atomically, write_json
+from common.files import require_free, write_atomically, write_json
 from common.outputs import require_no_input
 from common.page import render_page
+from retinanet.commands import ReportOptions
 from retinanet.evaluation.command import read_trained
 from retinanet.report.curves import OperatingPoint
 from retinanet.report.material import Material, find_run, read_material
@@ -17,29 +17,26 @@ from retinanet.report.sections import all_sections, curve_records, summarize
 from retinanet.training.run_folder import REPORT
 
 
-def report(
-    *,
-    path: Path,
-    annotations: Path | None,
-    images: Path | None,
-    out: Path | None,
-    json_file: Path | None,
-    overwrite: bool,
-) -> int:
+def report(options: ReportOptions) -> int:
     """Write the page of a run or a checkpoint, by default into the folder of the run.
 
     Raises:
         InputError: A file is missing or invalid, or an output exists.
     """
-    folder = read_trained(path).folder
+    folder, json_file = read_trained(options.checkpoint).folder, options.json
     run = find_run(folder)
-    page = out or (run.path if run else folder) / REPORT
-    require_free([page], overwrite=overwrite, advice="give --overwrite, or another file with --out")
-    require_free_json(json_file, overwrite=overwrite)
+    page = options.out or (run.path if run else folder) / REPORT
+    advice = "give --overwrite, or another file with --out"
+    require_free([page], overwrite=options.overwrite, advice=advice)
     outputs = [page, *([json_file] if json_file else [])]
     require_no_input(outputs, [*folder.iterdir(), *([run.metrics] if run else [])])
     console = make_console()
-    material = read_material(path, annotations=annotations, images=images, console=console)
+    material = read_material(
+        options.checkpoint,
+        annotations=options.annotations,
+        images=options.images,
+        console=console,
+    )
     summary = summarize(material)
     title = f"{material.name}: what the detector finds and misses"
     text = render_page(all_sections(material, page=page), title=title, summary=summary)

@@ -1,6 +1,5 @@
 """The start of a run: ranks, checks, folder and checkpoint; then `Trainer`."""
 
-import argparse
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -9,6 +8,7 @@ from common.console import make_console
 from launch.pinning import RankContext
 from launch.process_group import joined
 from retinanet.config import Config
+from retinanet.config_file import RunOptions
 from retinanet.engine.engines import chosen_engine
 from retinanet.mlperf.log import running_log
 from retinanet.preflight.check import check, check_start
@@ -24,7 +24,7 @@ Profiling = Callable[..., AbstractContextManager[StepProfiler]]
 
 
 def check_or_train(
-    config: Config, arguments: argparse.Namespace, place: RankContext, *, profiler: str
+    config: Config, arguments: RunOptions, place: RankContext, *, profiler: str
 ) -> int:
     """Join the other ranks, check or train as one of them, and return the exit code.
 

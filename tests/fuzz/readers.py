@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from profiling.onednn_log.log import read_logs
 from profiling.stats import make_rows
 from retinanet.config import Config, config_to_tree
 from retinanet.config_file import config_from_tree, load_config
+from retinanet.mlperf.commands import CheckOptions, CompareOptions, RcpOptions
 from retinanet.mlperf.compare import compare
 from retinanet.mlperf.log import truncate_log
 from retinanet.mlperf.official import FEWEST, check, rcp
@@ -117,11 +117,10 @@ def check_log(data: bytes, folder: Path) -> None:
 def check_mlperf_log(data: bytes, folder: Path) -> None:
     """Read a run's `mlperf.log`: official checkers, comparison, and the log of a resumed run."""
     file = write_file(folder / "mlperf.log", data)
-    options: dict[str, Any] = {"sizes": (), "chart": None, "json_file": None}
-    value_or_error(lambda: compare(paths=[file], **options), str(file))
-    value_or_error(lambda: check(path=file, rules=None, json_file=None), str(file))
+    value_or_error(lambda: compare(CompareOptions(runs=[file])), str(file))
+    value_or_error(lambda: check(CheckOptions(path=file)), str(file))
     copies = [write_file(folder / f"{number}.log", data) for number in range(FEWEST)]
-    value_or_error(lambda: rcp(runs=copies, rules=None, json_file=None), str(folder))
+    value_or_error(lambda: rcp(RcpOptions(runs=copies)), str(folder))
     remaining = truncate_log(file, step=3, is_evaluated=False)
     assert [line.text for line in remaining] == file.read_text(encoding="utf-8").splitlines()
 

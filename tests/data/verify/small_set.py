@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 from data.annotations import Split
 from data.dataset import SampleKey, open_data
-from retinanet.verify_command import run
+from retinanet.verify_command import VerifyOptions, run
 from tests.data.samples import write_json
 
 WIDTH, HEIGHT, IMAGES = 64, 48, 6
@@ -79,13 +79,9 @@ def write_config(folder: Path, train: Split, validation: Split, **data: object) 
 
 def verify(config: Path, *overrides: str, **options: Any) -> tuple[int, Content]:
     """Run the command; return its exit code and its JSON."""
-    file = options.pop("json_file", config.with_suffix(".json"))
+    file = options.setdefault("json", config.with_suffix(".json"))
     file.unlink(missing_ok=True)
-    arguments = {"split": None, "no_images": False, "sample": None}
-    arguments |= {"chart": None, "clean_folder": None}
-    code = run(
-        config=str(config), overrides=list(overrides), json_file=file, **(arguments | options)
-    )
+    code = run(VerifyOptions(config=str(config), overrides=list(overrides), **options))
     return code, json.loads(file.read_text(encoding="utf-8"))
 
 

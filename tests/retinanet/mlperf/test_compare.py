@@ -17,10 +17,10 @@ from mlperf_logging.compliance_checker.mlp_parser import parse_file
 from PIL import Image
 
 from retinanet.__main__ import main
-from retinanet.mlperf.commands import size_of_log
+from retinanet.mlperf.commands import Machine, size_of_log
 from retinanet.mlperf.compare import labels
 from retinanet.mlperf.log import read_run_log
-from retinanet.mlperf.timeline import Machine, Timeline, read_timeline
+from retinanet.mlperf.timeline import Timeline, read_timeline
 from tests.support.commands import RunHere, error_line, run_program
 from tests.support.mlperf_runs import closed_config, write_run
 

@@ -1,6 +1,5 @@
 """Advice on the state of hosts."""
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from launch.pinning import Pinned, RankContext
 from launch.process_group import ProcessGroup
 from launch.ranks import Ranks
 from launch.shares import Share
-from retinanet.config_file import load_config
+from retinanet.config_file import RunOptions, load_config
 from retinanet.preflight import check
 from retinanet.preflight.host_state import HostReport, check_host_state, check_hosts
 from tests.launch import host_trees
@@ -223,7 +222,7 @@ def test_start_on_two_hosts_notes_advice_and_difference(
         backend="gloo",
     )
     config = load_config("demo", ["data.image_size=64", f"run.root={tmp_path / 'runs'}"])
-    arguments = argparse.Namespace(resume=False, auto_resume=False, overwrite=False)
+    arguments = RunOptions()
     started, states = check.check_start(config, arguments, group=group, place=place, engine="torch")
     assert states == {"left": tuned, "right": slow}
     command = "echo 0 | sudo tee /sys/devices/system/cpu/intel_pstate/no_turbo"

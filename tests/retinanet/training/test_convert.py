@@ -25,6 +25,7 @@ from torchvision.models.detection import RetinaNet_ResNet50_FPN_Weights, retinan
 from common.errors import InputError
 from data.annotations import UNNAMED
 from retinanet.__main__ import main
+from retinanet.commands import EvaluateOptions
 from retinanet.evaluation.command import evaluate
 from retinanet.training.build import unpickle_weights
 from retinanet.training.checkpoint import read_checkpoint
@@ -642,14 +643,4 @@ def test_existing_file_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
 def test_evaluating_a_pth_names_the_convert_command(tmp_path: Path) -> None:
     file = saved(WEIGHTS, tmp_path)
     with pytest.raises(InputError, match=r"python -m retinanet convert .*given\.safetensors"):
-        evaluate(
-            checkpoint=file,
-            annotations=None,
-            images=None,
-            batch_size=1,
-            metric="faster-coco-eval",
-            out=None,
-            pictures=0,
-            json_file=None,
-            overwrite=False,
-        )
+        evaluate(EvaluateOptions(checkpoint=file))
