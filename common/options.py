@@ -210,11 +210,14 @@ def check_outputs(options: Any) -> None:
     written: dict[str, Path] = {}
     read: list[Path] = []
     for each, value in option_values(options):
-        if each.metadata.get("writes") and value is not None:
+        paths = [v for v in (value if isinstance(value, list) else [value]) if is_path(v)]
+        if each.metadata.get("writes") and paths:
             written[option_name(each)] = value
-        elif each.name != "out":  # a folder, whose files the command checks
-            read += [v for v in (value if isinstance(value, list) else [value]) if is_path(v)]
-    require_no_input(written.values(), read)
+        elif each.name != "out":
+            read += paths
+    # `out` is a folder, whose files the command checks, or a file that it checks.
+    own = getattr(options, "out", None)
+    require_no_input([*written.values(), *([own] if own else [])], read)
     overwrite = getattr(options, "overwrite", None)
     for name, file in written.items():
         advice = f"give {name} another file"

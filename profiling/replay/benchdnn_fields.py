@@ -307,11 +307,10 @@ def post_operation(name: str, *values: str, dialect: Dialect) -> str:
         kind, *details = values
         if details and dialect.major == 2:
             # benchdnn 2.x has names in the place of masks.
-            details[0] = MASK_POLICIES.get(int(details[0]), "per_tensor")
+            details[0] = mask_policy(details[0])
         return ":".join([name.removeprefix("binary_"), kind, *details])
     if name == "prelu":
-        mask = int(values[0]) if values else 0
-        return f"prelu:{MASK_POLICIES.get(mask, 'per_tensor')}"
+        return f"prelu:{mask_policy(values[0] if values else '0')}"
     if name in ("sum", "dw") or name.startswith("dw_"):
         return ":".join([name, *values])
     raise NotExpressibleError(f"benchdnn has no post-operation {name!r}")
