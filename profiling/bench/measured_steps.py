@@ -35,11 +35,11 @@ from retinanet.config_sections import ModelConfig
 from retinanet.engine.engines import PreparedTraining, chosen_engine, prepare_training
 from retinanet.engine.gradient_sync import GradientExchange
 from retinanet.engine.kernel_calls import KernelCall, listening
+from retinanet.training.agreement import agreed_batches
+from retinanet.training.averaging import split_and_exchange
 from retinanet.training.build import build_model, build_optimizer
 from retinanet.training.data import Loading, open_run_data
-from retinanet.training.distributed import agreed_batches
 from retinanet.training.loop import StepResult, require_finite, train_one_epoch
-from retinanet.training.parallel import split_and_exchange
 
 RATE = 1e-6  # A learning rate at which random weights stay what they are
 

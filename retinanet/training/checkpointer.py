@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from common.files import or_refused
 from launch.process_group import ProcessGroup
 from retinanet.config_types import BEST, parse_interval
+from retinanet.training.agreement import averaged_norms
 from retinanet.training.checkpoint import (
     LAST,
     Checkpoint,
@@ -35,7 +36,6 @@ from retinanet.training.checkpoint import (
     rewrite_state,
     write_checkpoint,
 )
-from retinanet.training.distributed import averaged_norms
 from retinanet.training.ema import WeightAverage
 from retinanet.training.train_state import (
     MODEL_FILE,

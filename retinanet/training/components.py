@@ -19,6 +19,13 @@ from retinanet.config import Config, config_to_tree
 from retinanet.engine.engines import prepare_training
 from retinanet.evaluation.detect import detect_split
 from retinanet.evaluation.matching import SplitDetections
+from retinanet.training.agreement import (
+    agree_on_weights,
+    average_norms,
+    share_rank_states,
+    share_weights,
+)
+from retinanet.training.averaging import averaging_ranks, split_and_exchange
 from retinanet.training.build import (
     build_model,
     build_optimizer,
@@ -29,16 +36,10 @@ from retinanet.training.checkpoint import Checkpoint
 from retinanet.training.checkpointer import Checkpointer
 from retinanet.training.data import Loading, open_run_data
 from retinanet.training.detector_weights import start_from_detector
-from retinanet.training.distributed import (
-    agree_on_weights,
-    average_norms,
-    share_rank_states,
-    share_weights,
-)
 from retinanet.training.ema import WeightAverage
 from retinanet.training.loop import StepProfiler
 from retinanet.training.nonfinite import NonFiniteGuard, NonFiniteReport
-from retinanet.training.parallel import averaging_ranks, make_strategy, split_and_exchange
+from retinanet.training.parallel import make_strategy
 from retinanet.training.resume import (
     describe_setup,
     differences,

@@ -10,12 +10,13 @@ from typing import Protocol
 
 from common.errors import InputError, NonFiniteLossError
 from launch.process_group import ProcessGroup
+from retinanet.training.agreement import agreed_batches, merge_results
 from retinanet.training.data import Loading
-from retinanet.training.distributed import BackgroundLoad, SlowRank, agreed_batches, merge_results
 from retinanet.training.loop import StepResult
 from retinanet.training.nonfinite import NonFiniteGuard, NonFiniteReport
 from retinanet.training.schedule import StepPlan
 from retinanet.training.signals import StopRequest
+from retinanet.training.slow_hosts import BackgroundLoad, SlowRank
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ Only this module depends on both strategies. With `distributed.groups=1`, the de
 `retinanet.training.async_groups` runs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from launch.pinning import RankContext
@@ -13,63 +13,15 @@ from retinanet.config import Config
 from retinanet.engine.engines import PreparedTraining
 from retinanet.engine.gradient_sync import GradientExchange
 from retinanet.training.async_groups.epoch import GroupEpochs
-from retinanet.training.async_groups.groups import compute_group, make_compute_groups
+from retinanet.training.async_groups.groups import make_compute_groups
 from retinanet.training.checkpointer import Checkpointer
 from retinanet.training.data import Loading
-from retinanet.training.distributed import (
-    BackgroundLoad,
-    RankBatches,
-    SlowRank,
-    advice_on_slow_rank,
-    make_exchange,
-    settle_batches,
-)
 from retinanet.training.ema import WeightAverage
 from retinanet.training.epoch import EpochContext, EpochStrategy, SynchronousEpoch
-from retinanet.training.loop import NO_PROFILER, StepProfiler, train_one_epoch
+from retinanet.training.loop import StepProfiler, train_one_epoch
 from retinanet.training.nonfinite import NonFiniteGuard
 from retinanet.training.schedule import StepPlan, learning_rate
-
-
-def averaging_ranks(config: Config, group: ProcessGroup, place: RankContext) -> ProcessGroup:
-    """Return the ranks that average their gradients with this one; all ranks call it."""
-    groups, timeout_s = config.distributed.groups, config.distributed.timeout_s
-    if groups == 1:
-        return group
-    return compute_group(group, groups, comm_cpus=place.pinned.share.comm_cpus, timeout_s=timeout_s)
-
-
-def split_and_exchange(
-    config: Config,
-    prepared: PreparedTraining,
-    *,
-    averaging: ProcessGroup,
-    place: RankContext,
-    recorded: Sequence[int] = (),
-    profiler: StepProfiler = NO_PROFILER,
-) -> tuple[RankBatches, GradientExchange | None]:
-    """Split batches among the ranks of `averaging_ranks`, and average gradients by their images.
-
-    `recorded`: see `settle_batches`. The exchange is None for a single rank.
-
-    Raises:
-        InputError: `distributed.batch_split` or `distributed.backend` does not fit these ranks.
-    """
-    local_ranks = place.ranks.local_size
-    batches = settle_batches(
-        config, prepared, group=averaging, local_ranks=local_ranks, recorded=recorded
-    )
-    exchange = make_exchange(
-        averaging,
-        prepared,
-        backend=config.distributed.backend,
-        compress=config.distributed.compress,
-        focal_form=config.engine.focal_loss,
-        timeout_s=config.distributed.timeout_s,
-        weight=batches.weight(averaging.rank),
-        profiler=profiler,
-    )
-    return batches, exchange
+from retinanet.training.slow_hosts import BackgroundLoad, SlowRank, advice_on_slow_rank
 
 
 def make_strategy(

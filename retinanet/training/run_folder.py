@@ -35,9 +35,9 @@ from launch.rendezvous import Transport
 from launch.topology import format_cpu_list
 from retinanet.config import Config
 from retinanet.config_types import STATE_FILE, describe_split
+from retinanet.training.batch_split import RankBatches
 from retinanet.training.checkpoint import newest_first
 from retinanet.training.detector_weights import DetectorStart
-from retinanet.training.distributed import RankBatches
 from retinanet.training.train_state import ModelDescription
 
 WEIGHTS = "weights.json"  # The detector that the run started from, see `DetectorStart`

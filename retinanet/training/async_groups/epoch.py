@@ -16,13 +16,13 @@ from common.errors import InputError, NonFiniteLossError
 from retinanet.config_sections import TrainingConfig
 from retinanet.config_types import planned_groups, resolve_beta1
 from retinanet.engine.engines import PreparedTraining
+from retinanet.training.agreement import agreed_batches, merge_results
 from retinanet.training.async_groups.groups import (
     ComputeGroups,
     GroupResults,
     living_group,
     trained_parameters,
 )
-from retinanet.training.distributed import agreed_batches, merge_results
 from retinanet.training.epoch import EpochContext, EpochStep
 from retinanet.training.loop import GroupStep, StepResult
 from retinanet.training.nonfinite import NonFiniteReport
