@@ -29,11 +29,11 @@ from retinanet.training.detector_weights import (
     detector_tensors,
     read_named_tensors,
 )
+from retinanet.training.progress import START
 from retinanet.training.train_state import (
     MODEL_FILE,
     ModelDescription,
     State,
-    TrainingPosition,
     random_states,
 )
 
@@ -148,7 +148,6 @@ def converted_state(class_map: ClassMap, *, image_size: int, resize: Resize) -> 
         "data": {"image_size": image_size, "resize": resize},
         "engine": {"precision": PRECISION},
     }
-    position = dict.fromkeys(("step", "epoch", "images", "images_per_epoch"), 0)
     return State(
         model=ModelDescription(
             num_classes=class_map.num_classes,
@@ -159,7 +158,7 @@ def converted_state(class_map: ClassMap, *, image_size: int, resize: Resize) -> 
             precision=PRECISION,
             classes=class_map.to_json(),
         ),
-        position=TrainingPosition(**position, map_here=None, best_map=None),
+        position=START,
         setup={"ranks": 1},
         config=config_to_tree(config_from_tree(settings, "command line")),
         random_states=[random_states()],
