@@ -39,7 +39,6 @@ from retinanet.config_types import BEST, LAST, STATE_FILE, find_checkpoint
 from retinanet.engine.kernel_calls import match_memory_format
 from retinanet.model.anchors import ANCHORS_PER_LOCATION
 from retinanet.model.retinanet import LOGITS, RetinaNet
-from retinanet.training.build import MOST_TENSORS, read_safetensors
 from retinanet.training.ema import WeightAverage, averaged_tensors
 from retinanet.training.nonfinite import require_finite_tensors
 from retinanet.training.progress import Progress
@@ -56,6 +55,7 @@ from retinanet.training.train_state import (
     read_state,
     state_text,
 )
+from retinanet.training.weight_files import MOST_TENSORS, read_safetensors
 
 
 @dataclass(frozen=True)

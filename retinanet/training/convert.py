@@ -22,7 +22,6 @@ from data.index import open_annotations
 from retinanet.config import config_to_tree
 from retinanet.config_file import config_from_tree
 from retinanet.config_types import STATE_FILE
-from retinanet.training.build import describe_weights, read_trusted, unpickle_weights
 from retinanet.training.checkpoint import Contents, file_digest, write_checkpoint
 from retinanet.training.detector_weights import (
     count_outputs,
@@ -36,6 +35,7 @@ from retinanet.training.train_state import (
     State,
     random_states,
 )
+from retinanet.training.weight_files import describe_weights, read_trusted, unpickle_weights
 
 
 def convert(*, file: Path, out: Path, trust: bool, overwrite: bool) -> int:
