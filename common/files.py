@@ -18,14 +18,12 @@ import shutil
 import stat
 import tempfile
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from io import BufferedReader, BufferedWriter
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import TypeAdapter, ValidationError
+from typing import Any
 
 from common.errors import InputError, printable
 
@@ -357,41 +355,6 @@ def read_json_object(file: Path, *, advice: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{file}: is not a JSON object; {advice}")
     return content
-
-
-Stored = TypeVar("Stored")
-
-
-def read_stored(file: Path, schema: TypeAdapter[Stored], *, wrong: str, advice: str) -> Stored:
-    """Return the results that a command has stored in a file, to continue from them.
-
-    `wrong` describes another file, such as `is no result of …`.
-
-    Raises:
-        InputError: It cannot be read, or holds something else; names the file and the field, and
-            ends with `advice`.
-    """
-    with or_unreadable(file):
-        content = read_bytes(file)
-    try:
-        return schema.validate_json(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
-        raise InputError(f"{file}: {wrong} ({field}: {first['msg']}); {advice}") from error
-
-
-def first_difference(
-    stored: Mapping[str, Any], current: Mapping[str, Any], *, ignored: Collection[str] = ()
-) -> tuple[str, Any, Any] | None:
-    """Return name, stored and present value of the first difference of definitions, or None.
-
-    A command compares the definition of stored results to its own. A missing value counts as None.
-    """
-    for name in {**stored, **current}:
-        if name not in ignored and stored.get(name) != current.get(name):
-            return name, stored.get(name), current.get(name)
-    return None
 
 
 FORMULA = re.compile(r"\s*[=+\-@]")

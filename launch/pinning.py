@@ -7,7 +7,7 @@ training takes chosen cores in the same way (`choose_cores`, `take_cores`, `chec
 import os
 import socket
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -26,7 +26,6 @@ from launch.rendezvous import (
 from launch.shares import CoreRequest, Share, spare_cpus
 from launch.topology import Cpu, count_cores, format_cpu_list, list_sockets, read_topology
 from launch.waiting import Wait, deadline
-from launch.watchdog import RankSupervisor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +236,7 @@ class RankContext:
     backend: str  # torch's: `gloo` or `ccl`
     transport: Transport = ONE_HOST
     notes: tuple[str, ...] = ()
-    supervisor: RankSupervisor | None = None
+    beat: Callable[[], None] | None = None  # Called every second while the ranks are connected
 
 
 def enter_rank_context(

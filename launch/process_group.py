@@ -299,8 +299,7 @@ def joined(
         )
     assert group.watch is not None
     launcher = launcher_process(ranks, os.environ)
-    beat = place.supervisor.beat if place.supervisor else None
-    group.watch.start(silence_s=SILENCE_SHARE * timeout_s, launcher=launcher, beat=beat)
+    group.watch.start(silence_s=SILENCE_SHARE * timeout_s, launcher=launcher, beat=place.beat)
     try:
         yield group
         # No rank leaves while another still works. After the loss of a compute group the barrier

@@ -20,10 +20,11 @@ from common.charts import Column, Table, text_column
 from common.cli import add_command, positive
 from common.console import Advance, make_console, print_cautions, print_line, progress
 from common.errors import FINISHED, InputError, WorkerDiedError
-from common.files import read_stored, write_json
+from common.files import write_json
 from common.machine import available_mb, environment, read_proc_text
 from common.options import flag, json_option, option
 from common.processes import Answering, JsonWorker, serve
+from common.stored import read_stored
 from launch.pinning import check_cores, choose_cores, take_cores
 from launch.shares import Share
 from launch.topology import format_cpu_list, parse_cpu_list

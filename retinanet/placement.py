@@ -24,10 +24,11 @@ from launch.plan import Plan, make_plan, plan_as_json, print_plan
 from launch.ranks import ANY_RANKS_OPTION, Ranks, launcher_named
 from launch.shares import CoreRequest
 from launch.topology import Topology, format_cpu_list, parse_cpu_list, read_topology
-from launch.watchdog import launcher_process, supervise_this_rank
+from launch.watchdog import launcher_process
 from retinanet import config_types
 from retinanet.config import Config
 from retinanet.config_file import load_config
+from retinanet.training.async_groups.supervisor import supervise_this_rank
 
 
 def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> RankContext:
@@ -64,7 +65,8 @@ def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> Rank
         return place
     # Supervised: if the launcher does not notice the end of this rank, only its group ends.
     launcher = launcher_process(ranks, os.environ)
-    return replace(place, supervisor=supervise_this_rank(launcher=launcher, silence_s=timeout_s))
+    supervisor = supervise_this_rank(launcher=launcher, silence_s=timeout_s)
+    return replace(place, beat=supervisor.beat)
 
 
 def core_request(config: Config) -> CoreRequest:

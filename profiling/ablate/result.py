@@ -19,9 +19,10 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from common.errors import InputError
-from common.files import read_stored, write_json
+from common.files import write_json
 from common.machine import BF16_FLAGS, bf16_flag, cpu_flags, fastest_precision
 from common.program import command_words
+from common.stored import read_stored
 from data.decoding import DECODERS, decoder_fault
 from launch.environment import ALLOCATORS, find
 from launch.limits import read_allowance

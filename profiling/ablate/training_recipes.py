@@ -44,7 +44,13 @@ from retinanet.model.anchors import anchors_for
 from retinanet.model.matching import IGNORED, assign_targets
 from retinanet.model.retinanet import HeadOutputs
 from retinanet.training.build import build_model
-from retinanet.training.loop import StepProfiler, optimizer_step, require_finite, train_one_epoch
+from retinanet.training.loop import (
+    StepOptions,
+    StepProfiler,
+    optimizer_step,
+    require_finite,
+    train_one_epoch,
+)
 
 LEARNING_RATE = 1e-4
 
@@ -98,7 +104,7 @@ def prepare_training_step(
         repeat(batch),
         learning_rate=lambda _: LEARNING_RATE,
         first_step=0,
-        focal_form=focal_form,
+        options=StepOptions(focal_form=focal_form),
         profiler=stopwatch,
     )
 

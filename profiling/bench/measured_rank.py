@@ -124,7 +124,7 @@ def measure_exchanges(config: Config, sizes: list[int], *, place: RankContext) -
     import torch
 
     from launch.process_group import joined
-    from retinanet.training.distributed import choose_averaging
+    from retinanet.training.averaging import choose_averaging
 
     settings = config.distributed
     with joined(place, timeout_s=settings.timeout_s) as group:

@@ -35,11 +35,11 @@ from retinanet.config_sections import ModelConfig
 from retinanet.engine.engines import PreparedTraining, chosen_engine, prepare_training
 from retinanet.engine.gradient_sync import GradientExchange
 from retinanet.engine.kernel_calls import KernelCall, listening
+from retinanet.training.agreement import agreed_batches
+from retinanet.training.averaging import split_and_exchange
 from retinanet.training.build import build_model, build_optimizer
 from retinanet.training.data import Loading, open_run_data
-from retinanet.training.distributed import agreed_batches
-from retinanet.training.loop import StepResult, require_finite, train_one_epoch
-from retinanet.training.parallel import split_and_exchange
+from retinanet.training.loop import StepOptions, StepResult, require_finite, train_one_epoch
 
 RATE = 1e-6  # A learning rate at which random weights stay what they are
 
@@ -71,9 +71,10 @@ def measure_steps(
             agreed_batches(group, endless_batches()),
             learning_rate=lambda step: RATE,
             first_step=0,
-            focal_form=config.engine.focal_loss,
+            options=StepOptions(
+                focal_form=config.engine.focal_loss, main_cpus=place.pinned.share.main_cpus
+            ),
             exchange=exchange,
-            main_cpus=place.pinned.share.main_cpus,
         )
         measured = time_steps(steps, arguments, exchange, group=group, report=report)
         ranks = group.gather(measured, RankSteps)

@@ -294,6 +294,13 @@ MASK_POLICIES = {0: "common", 1: "per_dim_0", 2: "per_oc", 3: "per_dim_01"}
 """Masks of post-operations; all others are `per_tensor`."""
 
 
+def mask_policy(mask: str) -> str:
+    """Return benchdnn's name of a mask; raise NotExpressibleError if it is no number."""
+    if not mask.isdecimal():
+        raise NotExpressibleError(f"the mask of a post-operation is no number: {mask}")
+    return MASK_POLICIES.get(int(mask), "per_tensor")
+
+
 def post_operation(name: str, *values: str, dialect: Dialect) -> str:
     """Return one post-operation: `binary_add:f32:15:acdb` (type, mask, layout) and the like."""
     if name.startswith("eltwise_"):

@@ -21,17 +21,11 @@ from pydantic import TypeAdapter
 
 from common.console import Advance
 from common.errors import FINISHED, STOPPED_BY_SIGNAL, InputError
-from common.files import (
-    create_anew,
-    first_difference,
-    new_folder_beside,
-    read_json_lines,
-    read_stored,
-    write_json,
-)
+from common.files import create_anew, new_folder_beside, read_json_lines, write_json
 from common.outputs import format_names, other_entries
 from common.processes import running, wait_for
 from common.program import command_words, module_command, train_command, train_words
+from common.stored import first_difference, read_stored
 from retinanet.config_types import DEFAULT_BETA1, explicit_momentum
 
 BETAS = (0.0, 0.6, DEFAULT_BETA1)

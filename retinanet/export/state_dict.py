@@ -21,9 +21,9 @@ from common.errors import InputError
 from retinanet.export.program import NO_LABEL, Detector, describe_checkpoint
 from retinanet.model.postprocess import CANDIDATES_PER_LEVEL, DETECTIONS_PER_IMAGE, NMS_IOU
 from retinanet.model.retinanet import PYRAMID_CHANNELS, RetinaNet
-from retinanet.training.build import unpickle_weights
 from retinanet.training.checkpoint import Checkpoint
 from retinanet.training.detector_weights import CLASS_NAMES
+from retinanet.training.weight_files import unpickle_weights
 
 PICKLED, SAFE = ".pth", ".safetensors"
 

@@ -38,10 +38,10 @@ from retinanet.report.curves import (
 )
 from retinanet.report.mistakes import Mistakes, find_mistakes
 from retinanet.training.checkpoint import Checkpoint
+from retinanet.training.progress import START
 from retinanet.training.run_folder import RunFolder
 from retinanet.training.schedule import (
     Ending,
-    TrainState,
     has_its_length,
     patience_is_exhausted,
 )
@@ -110,13 +110,13 @@ class Material:
     def endings(self) -> set[Ending]:
         """Why the run takes no further step, by its records and settings; empty: it goes on."""
         training, maps = self.config.training, [record["map"] for record in self.evaluations]
-        state = TrainState()
+        progress = START
         for value in maps:
-            state.note_map(value)
+            progress = progress.evaluated(value)
         endings: set[Ending] = set()
         if training.target_map is not None and maps and maps[-1] >= training.target_map:
             endings.add("target")
-        if patience_is_exhausted(training, state.evaluations_since_best):
+        if patience_is_exhausted(training, progress.evaluations_since_best):
             endings.add("patience")
         if has_its_length(training, step=self.steps_done, epoch=self.epochs_done):
             endings.add("length")

@@ -39,9 +39,9 @@ from retinanet.config_types import BEST, LAST, STATE_FILE, find_checkpoint
 from retinanet.engine.kernel_calls import match_memory_format
 from retinanet.model.anchors import ANCHORS_PER_LOCATION
 from retinanet.model.retinanet import LOGITS, RetinaNet
-from retinanet.training.build import MOST_TENSORS, read_safetensors
 from retinanet.training.ema import WeightAverage, averaged_tensors
 from retinanet.training.nonfinite import require_finite_tensors
+from retinanet.training.progress import Progress
 from retinanet.training.train_state import (
     MODEL_FILE,
     OPTIMIZER_FILE,
@@ -51,11 +51,11 @@ from retinanet.training.train_state import (
     Part,
     RankState,
     State,
-    TrainingPosition,
     rank_states,
     read_state,
     state_text,
 )
+from retinanet.training.weight_files import MOST_TENSORS, read_safetensors
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Checkpoint:
         return self.state.model
 
     @property
-    def position(self) -> TrainingPosition:
+    def position(self) -> Progress:
         """The run's progress."""
         return self.state.position
 

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from common.files import or_refused
 from launch.process_group import ProcessGroup
 from retinanet.config_types import BEST, parse_interval
+from retinanet.training.agreement import averaged_norms
 from retinanet.training.checkpoint import (
     LAST,
     Checkpoint,
@@ -35,8 +36,8 @@ from retinanet.training.checkpoint import (
     rewrite_state,
     write_checkpoint,
 )
-from retinanet.training.distributed import averaged_norms
 from retinanet.training.ema import WeightAverage
+from retinanet.training.progress import Progress
 from retinanet.training.train_state import (
     MODEL_FILE,
     OPTIMIZER_FILE,
@@ -44,7 +45,6 @@ from retinanet.training.train_state import (
     RAW_FILE,
     RankState,
     State,
-    TrainingPosition,
     number_statistics,
     rank_state_dict,
     read_state,
@@ -169,7 +169,7 @@ class Checkpointer:
                 write_checkpoint(folder, contents, texts=texts)
         return folder
 
-    def add_evaluation(self, position: TrainingPosition) -> None:
+    def add_evaluation(self, position: Progress) -> None:
         """Write an evaluation's mAP into the checkpoint of its step; `best` follows the highest."""
         if not self.group.is_first:
             return
@@ -222,7 +222,7 @@ class Checkpointer:
         except OSError as error:
             self._error = error
 
-    def _link(self, folder: Path, position: TrainingPosition) -> None:
+    def _link(self, folder: Path, position: Progress) -> None:
         point_to(self._checkpoints / LAST, folder)
         if position.map_here is not None and position.map_here == position.best_map:
             point_to(self._checkpoints / BEST, folder)

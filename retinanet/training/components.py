@@ -2,23 +2,32 @@
 
 `RunComponents` opens and builds them by the configuration, restores them from a checkpoint, and
 prepares them for the first step. `retinanet.training.trainer` drives them from there, and has the
-progress of the run, `TrainState`, of which nothing here knows.
+run's `Progress`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property, partial
 
 from rich.console import Console
+from torch.optim import Optimizer
 
 from common.errors import InputError
+from data.dataset import Batch
 from launch.pinning import RankContext
 from launch.process_group import ProcessGroup
 from retinanet.config import Config, config_to_tree
 from retinanet.engine.engines import prepare_training
 from retinanet.evaluation.detect import detect_split
 from retinanet.evaluation.matching import SplitDetections
+from retinanet.training.agreement import (
+    agree_on_weights,
+    average_norms,
+    share_rank_states,
+    share_weights,
+)
+from retinanet.training.averaging import averaging_ranks, split_and_exchange
 from retinanet.training.build import (
     build_model,
     build_optimizer,
@@ -29,16 +38,11 @@ from retinanet.training.checkpoint import Checkpoint
 from retinanet.training.checkpointer import Checkpointer
 from retinanet.training.data import Loading, open_run_data
 from retinanet.training.detector_weights import start_from_detector
-from retinanet.training.distributed import (
-    agree_on_weights,
-    average_norms,
-    share_rank_states,
-    share_weights,
-)
 from retinanet.training.ema import WeightAverage
-from retinanet.training.loop import StepProfiler
+from retinanet.training.evaluation import BackgroundEvaluation
+from retinanet.training.loop import StepOptions, StepProfiler, StepResult, train_one_epoch
 from retinanet.training.nonfinite import NonFiniteGuard, NonFiniteReport
-from retinanet.training.parallel import averaging_ranks, make_strategy, split_and_exchange
+from retinanet.training.progress import Progress
 from retinanet.training.resume import (
     describe_setup,
     differences,
@@ -46,12 +50,12 @@ from retinanet.training.resume import (
     require_same_data,
 )
 from retinanet.training.run_folder import RunFacts, RunFolder
-from retinanet.training.schedule import Position, StepPlan
+from retinanet.training.schedule import StepPlan, learning_rate
 from retinanet.training.signals import StopRequest
+from retinanet.training.slow_hosts import BackgroundLoad
 from retinanet.training.train_state import (
     ModelDescription,
     State,
-    TrainingPosition,
     load_rank_state_dict,
     rank_norms,
     seed_everything,
@@ -87,6 +91,8 @@ class RunComponents:
         """This rank's cores."""
         self.group = group
         """The ranks of the job that have not ended."""
+        self.evaluation: BackgroundEvaluation | None = None
+        """The evaluation whose metric is being computed while training continues."""
         seed_everything(config.run.seed)
         self.data = open_run_data(config, scenes_folder=folder.scenes, console=console, group=group)
         classes, groups = self.data.classes, config.distributed.groups
@@ -151,7 +157,7 @@ class RunComponents:
             warn=self.print,
         )
 
-    def load_checkpoint(self) -> TrainingPosition | None:
+    def load_checkpoint(self) -> Progress | None:
         """Restore weights and optimizer, if rank 0 has a checkpoint; return its position.
 
         Raises:
@@ -165,19 +171,15 @@ class RunComponents:
             require_same_data(checkpoint, classes=classes, images=len(self.data.train))
             checkpoint.load_training_state(self.model, self.optimizer, self.average)
         position = self.group.from_first(
-            lambda: checkpoint.position if checkpoint else None, TrainingPosition | None
+            lambda: checkpoint.position if checkpoint else None, Progress | None
         )
         if position is not None:
-            self.guard.load_state_dict(asdict(position))
-            start = Position(position.step, position.epoch, position.images)
-            self.plan = replace(self.plan, start=start)
+            self.guard.skipped = position.skipped_steps
+            self.plan = replace(self.plan, start=position)
         return position
 
-    def prepare(self, *, metric_is_ready: Callable[[], bool]) -> None:
-        """Set up engine, batches, gradient averaging and strategy; restore the ranks' states.
-
-        For `metric_is_ready` see `EpochContext`.
-        """
+    def prepare(self) -> None:
+        """Set up engine, batches and gradient averaging; call `restore_rank_states` afterwards."""
         config, averaging, checkpoint = self.config, self.averaging, self.checkpoint
         split = self.group.from_first(
             lambda: recorded_split(checkpoint, config, ranks=averaging.size), tuple[int, ...]
@@ -202,28 +204,15 @@ class RunComponents:
         )
         # Loading starts only at the first step, so the sampler still accepts a new split.
         self.loading.batches.split = self.batches.images
-        self.strategy = make_strategy(
-            config,
-            self.prepared,
-            group=self.group,
-            averaging=averaging,
-            exchange=self.exchange,
-            average=self.average,
-            place=self.place,
-            loading=self.loading,
-            plan=self.plan,
-            guard=self.guard,
-            checkpointer=self.checkpointer,
-            profiler=self.profiler,
-            metric_is_ready=metric_is_ready,
-            print_note=self.print,
-        )
-        # Last: the engine may have replaced the model, whose running statistics are restored, and
-        # nothing may draw random numbers between this and the first step.
-        self.restore_rank_states()
+        place = f"rank {self.group.rank} on {self.group.hosts[self.group.rank]}"
+        self.background_load = BackgroundLoad(self.share.cpus, place=place)
 
     def restore_rank_states(self) -> None:
-        """Restore random states and running statistics of each rank, and note differences."""
+        """Restore random states and running statistics of each rank, and note differences.
+
+        The engine may have replaced the model, whose statistics these are, and nothing may draw
+        random numbers between this and the first step.
+        """
         checkpoint = self.checkpoint
         averages = self.average.norms if self.average else {}
         states = share_rank_states(
@@ -252,6 +241,81 @@ class RunComponents:
                     f"resumed under other conditions: {'; '.join(changed)}; training continues "
                     "from the same image, but not bit for bit as without the interruption"
                 )
+
+    def take_steps(
+        self,
+        batches: Iterable[Batch],
+        *,
+        first_step: int,
+        rate_of: Callable[[int], float] | None = None,
+        optimizer: Optimizer | None = None,
+    ) -> Iterator[StepResult]:
+        """Take steps on this rank's batches, see `train_one_epoch`.
+
+        `rate_of` maps completed steps, counted as `first_step`, to the next one's learning rate, by
+        default by the plan; `optimizer` replaces the run's.
+        """
+        training = self.config.training
+        return train_one_epoch(
+            self.prepared if optimizer is None else replace(self.prepared, optimizer=optimizer),
+            batches,
+            learning_rate=rate_of or self.learning_rate,
+            first_step=first_step,
+            options=StepOptions(
+                gradient_accumulation=training.gradient_accumulation,
+                max_grad_norm=training.clip_gradient_norm,
+                focal_form=self.config.engine.focal_loss,
+                main_cpus=self.share.main_cpus,
+            ),
+            exchange=self.exchange,
+            average=self.average,
+            profiler=self.profiler,
+        )
+
+    def learning_rate(self, step: int) -> float:
+        """Return the rate of the step after `step` steps of the run."""
+        return learning_rate(self.config.training, self.plan, step)
+
+    def with_load(self, result: StepResult) -> StepResult:
+        """Return this rank's step, with a note if other programs use its cores."""
+        note = self.background_load.note()
+        return replace(result, notes=(note,)) if note else result
+
+    def check_finite(
+        self, result: StepResult, *, is_decided: bool = False
+    ) -> NonFiniteReport | None:
+        """Return a report if a step was not finite; see `NonFiniteGuard.check`."""
+        return self.guard.check(
+            result.step,
+            result.nonfinite,
+            gradient_norm=result.gradient_norm,
+            learning_rate=result.learning_rate,
+            is_decided=is_decided,
+        )
+
+    def new_bad_images(self, result: StepResult) -> tuple[tuple[str, ...], InputError | None]:
+        """Return the new unreadable images of a step, and an error if there are too many."""
+        try:
+            return tuple(self.loading.bad_images.note(result.bad_images)), None
+        except InputError as problem:
+            # The error is returned, not raised: the caller still logs the step before the run ends.
+            return (), problem
+
+    def has_moved_loading(self, result: StepResult) -> bool:
+        """Return whether the epoch must continue from a loading process, as its steps show."""
+        reason = self.loading.move_out_if_needed(result)
+        if reason:
+            self.print(reason)
+        return reason is not None
+
+    def checkpoint_is_due(self, step: int) -> bool:
+        """Return whether a checkpoint is due after `step` steps, as this rank sees it."""
+        return self.checkpointer.is_due(step=step, epoch=self.plan.epochs_done(step))
+
+    @property
+    def metric_is_ready(self) -> bool:
+        """Whether the metric in the background has been computed, as this rank sees it."""
+        return self.evaluation is not None and self.evaluation.is_ready
 
     def continue_with(self, group: ProcessGroup) -> None:
         """Go on with the remaining ranks, which divide the validation images among themselves."""
@@ -287,7 +351,7 @@ class RunComponents:
                 note_bad_images=note_bad_images,
             )
 
-    def save(self, position: TrainingPosition) -> None:
+    def save(self, position: Progress) -> None:
         """Begin to write a checkpoint, unless this step's is there; a failure is a warning."""
         self.checkpointer.save(
             self.model,
@@ -297,7 +361,7 @@ class RunComponents:
             average=self.average,
         )
 
-    def save_nonfinite(self, report: NonFiniteReport, position: TrainingPosition) -> str:
+    def save_nonfinite(self, report: NonFiniteReport, position: Progress) -> str:
         """Write the state before a step that was not finite; return where it is, or why not."""
         try:
             folder = self.checkpointer.save_nonfinite(
@@ -311,7 +375,7 @@ class RunComponents:
             return str(error)
         return f"details in {folder}"
 
-    def checkpoint_state(self, position: TrainingPosition) -> State:
+    def checkpoint_state(self, position: Progress) -> State:
         """Return the content of `state.json`, without the states of the ranks."""
         return State(
             model=self.description,
@@ -353,7 +417,6 @@ class RunComponents:
             batches=self.batches,
             context=self.place,
             start=self.start,
-            rows=self.strategy.describe(),
         )
 
     @cached_property

@@ -22,20 +22,20 @@ from data.index import open_annotations
 from retinanet.config import config_to_tree
 from retinanet.config_file import config_from_tree
 from retinanet.config_types import STATE_FILE
-from retinanet.training.build import describe_weights, read_trusted, unpickle_weights
 from retinanet.training.checkpoint import Contents, file_digest, write_checkpoint
 from retinanet.training.detector_weights import (
     count_outputs,
     detector_tensors,
     read_named_tensors,
 )
+from retinanet.training.progress import START
 from retinanet.training.train_state import (
     MODEL_FILE,
     ModelDescription,
     State,
-    TrainingPosition,
     random_states,
 )
+from retinanet.training.weight_files import describe_weights, read_trusted, unpickle_weights
 
 
 def convert(*, file: Path, out: Path, trust: bool, overwrite: bool) -> int:
@@ -148,7 +148,6 @@ def converted_state(class_map: ClassMap, *, image_size: int, resize: Resize) -> 
         "data": {"image_size": image_size, "resize": resize},
         "engine": {"precision": PRECISION},
     }
-    position = dict.fromkeys(("step", "epoch", "images", "images_per_epoch"), 0)
     return State(
         model=ModelDescription(
             num_classes=class_map.num_classes,
@@ -159,7 +158,7 @@ def converted_state(class_map: ClassMap, *, image_size: int, resize: Resize) -> 
             precision=PRECISION,
             classes=class_map.to_json(),
         ),
-        position=TrainingPosition(**position, map_here=None, best_map=None),
+        position=START,
         setup={"ranks": 1},
         config=config_to_tree(config_from_tree(settings, "command line")),
         random_states=[random_states()],

@@ -23,7 +23,7 @@ from retinanet.config import Config
 from retinanet.config_file import configured_split
 from retinanet.config_sections import DataConfig
 from retinanet.config_types import augmentation_names, loading_processes
-from retinanet.training.distributed import in_turn
+from retinanet.training.agreement import in_turn
 from retinanet.training.loop import StepResult
 
 

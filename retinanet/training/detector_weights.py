@@ -20,9 +20,9 @@ from data.annotations import UNNAMED, ClassMap
 from retinanet.config_types import STATE_FILE
 from retinanet.model.anchors import ANCHORS_PER_LOCATION
 from retinanet.model.retinanet import LOGITS, RetinaNet
-from retinanet.training.build import current_names, read_safetensors
 from retinanet.training.checkpoint import file_digest, read_checkpoint
 from retinanet.training.train_state import MODEL_FILE
+from retinanet.training.weight_files import current_names, read_safetensors
 
 CLASS_NAMES = "classes"  # Key of a .safetensors file's metadata: the outputs' names, a JSON list
 

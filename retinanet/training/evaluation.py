@@ -22,7 +22,7 @@ from retinanet.config_types import MetricLibrary
 from retinanet.evaluation.matching import SplitDetections
 from retinanet.evaluation.metric import Evaluation, coco_metric
 from retinanet.evaluation.output import SplitResult, write_evaluation
-from retinanet.training.train_state import TrainingPosition
+from retinanet.training.progress import Progress
 
 NICE = 10  # The process's niceness where there is no core to spare: training goes first
 WRITTEN = "written"
@@ -54,17 +54,17 @@ class BackgroundEvaluation:
 
     def __init__(
         self,
-        position: TrainingPosition,
+        progress: Progress,
         *,
         epochs: float,
         detection_seconds: float,
         work: MetricWork | None,
     ) -> None:
-        """Describe the evaluation of the weights at `position`, after `epochs` epochs.
+        """Describe the evaluation of the weights of `progress`, after `epochs` epochs.
 
         `work` is what the metric is computed from, None on ranks other than 0.
         """
-        self.position = position
+        self.progress = progress
         self.epochs = epochs
         self._detection_seconds = detection_seconds
         self._work = work

@@ -6,9 +6,9 @@ of a batch, which `accumulate_gradients` computes.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
 from typing import Protocol
@@ -34,18 +34,18 @@ from retinanet.loss.detection import detection_loss
 from retinanet.training.ema import WeightAverage
 from retinanet.training.nonfinite import BatchTerms, NonFiniteStep, find_nonfinite
 
-Update = Callable[[float], object]
-"""Runs an optimizer step at a learning rate, and clears the gradients."""
 NOTHING = nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupStep:
-    """Facts that `retinanet.training.async_groups` adds to a step."""
+class StepOptions:
+    """The options of the steps of a run."""
 
-    number: int  # The compute group whose step it was
-    staleness: int  # Updates by other groups between reading the weights and updating them
-    at_work: int = 1  # Groups that took steps at the same time, this one included
+    gradient_accumulation: int = 1  # Batches a step
+    max_grad_norm: float | None = None  # Longer gradients are shortened to it; None: never
+    focal_form: str = "auto"  # See `retinanet.loss.focal`
+    main_cpus: tuple[int, ...] = ()
+    """CPUs of the thread that computes, see `launch.shares.Share.main_cpus`."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,9 @@ class StepResult:
     nonfinite: tuple[NonFiniteStep, ...] = ()
     """Each rank's record, if the loss or a gradient was not finite: nothing was updated then."""
     notes: tuple[str, ...] = ()  # Lines for the log about what slowed the step down, of all ranks
-    group: GroupStep | None = None
+    facts: Mapping[str, int] = field(default_factory=dict)
+    """Further numbers for `metrics.jsonl`, under their names there."""
+    parallel: int = 1  # Steps that were taken at the same time, this one included
 
     @property
     def loss(self) -> float:
@@ -83,8 +85,8 @@ class StepResult:
 
     @property
     def run_seconds(self) -> float:
-        """The step's share of the run's time: groups that work in parallel divide each second."""
-        return self.seconds / (self.group.at_work if self.group else 1)
+        """The step's share of the run's time: steps that are taken in parallel divide a second."""
+        return self.seconds / self.parallel
 
     @property
     def images_per_second(self) -> float:
@@ -119,6 +121,7 @@ class NullProfiler(StepProfiler):
 
 
 NO_PROFILER = NullProfiler()
+DEFAULT_OPTIONS = StepOptions()
 
 
 def train_one_epoch(
@@ -127,14 +130,10 @@ def train_one_epoch(
     *,
     learning_rate: Callable[[int], float],
     first_step: int,
-    gradient_accumulation: int = 1,
-    max_grad_norm: float | None = None,
-    focal_form: str = "auto",
+    options: StepOptions = DEFAULT_OPTIONS,
     exchange: GradientExchange | None = None,
-    update: Update | None = None,
     average: WeightAverage | None = None,
     profiler: StepProfiler = NO_PROFILER,
-    main_cpus: tuple[int, ...] = (),
 ) -> Iterator[StepResult]:
     """Train on the batches, and yield after every optimizer step.
 
@@ -144,21 +143,19 @@ def train_one_epoch(
     `nonfinite`, and the caller decides whether to continue.
 
     `learning_rate` maps the number of completed steps, `first_step` of them before the call, to the
-    next step's rate. `update` replaces the step of the prepared optimizer, and `average` follows
-    the weights. The thread that calls computes on `main_cpus`, see `launch.shares.Share.main_cpus`.
+    next step's rate. `average` follows the weights.
     """
     model = prepared.model
     model.train()
     statistics = RunningStatistics(model)
     body_factor = prepared.optimizer.param_groups[0].get(RATE_FACTOR)
-    update = update or partial(optimizer_step, prepared.optimizer)
     stream = iter(batches)
     for step in count(first_step):
         with profiler.step(step + 1, prepared):
             start, faults = time.perf_counter(), page_faults()
             with profiler.phase("data"):
-                step_batches = list(islice(stream, gradient_accumulation))
-            if len(step_batches) < gradient_accumulation:
+                step_batches = list(islice(stream, options.gradient_accumulation))
+            if len(step_batches) < options.gradient_accumulation:
                 return
             data_seconds = time.perf_counter() - start
             rate = learning_rate(step)
@@ -166,20 +163,20 @@ def train_one_epoch(
             statistics.keep()
             nonfinite: tuple[NonFiniteStep, ...] = ()
             # Not around the data phase: loading processes that start there inherit the affinity.
-            with calling_thread_on(main_cpus):
+            with calling_thread_on(options.main_cpus):
                 # Forward, loss, backward and all-reduce.
                 terms = accumulate_gradients(
                     prepared,
                     step_batches,
-                    focal_form=focal_form,
+                    focal_form=options.focal_form,
                     exchange=exchange,
                     profiler=profiler,
                 )
                 with profiler.phase("optimizer"):
                     norm = gradient_norm(model.parameters())
                     if math.isfinite(norm):
-                        clip_gradients(model.parameters(), norm=norm, longest=max_grad_norm)
-                        update(rate)
+                        clip_gradients(model.parameters(), norm=norm, longest=options.max_grad_norm)
+                        optimizer_step(prepared.optimizer, rate)
                         if average is not None:
                             average.update(step)
                     else:

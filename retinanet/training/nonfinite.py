@@ -113,14 +113,6 @@ class NonFiniteGuard:
         self.skipped = 0
         """Skipped steps so far, those before a resume included."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the field of `TrainingPosition`."""
-        return {"skipped_steps": self.skipped}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the values of a checkpoint."""
-        self.skipped = state["skipped_steps"]
-
     def check(
         self,
         step: int,

@@ -264,6 +264,7 @@ RATES = ("gradient_norm", "learning_rate", "images", "images_per_second")
 TIMES = ("seconds", "data_seconds", "exchange_seconds")
 MEMORY = ("page_faults", "resident_mb", "peak_resident_mb")
 """Fields of `StepResult` that `metrics.jsonl` has under the same names."""
+CHARTED = {"staleness"}  # Of `StepResult.facts`, in TensorBoard too
 
 
 class MetricsLog:
@@ -289,16 +290,14 @@ class MetricsLog:
         }
         if result.body_learning_rate is not None:
             record["body_learning_rate"] = result.body_learning_rate
-        if result.group is not None:
-            record |= {"group": result.group.number, "staleness": result.group.staleness}
+        record |= result.facts
         self._write(record)
         train = [name for name in ("loss", *result.losses, *RATES) if name != "images"]
         shown = {f"train/{name}": record[name] for name in train}
         shown |= {f"memory/{name}": record[name] for name in MEMORY}
         if result.body_learning_rate is not None:
             shown["train/body_learning_rate"] = result.body_learning_rate
-        if result.group is not None:
-            shown["train/staleness"] = result.group.staleness
+        shown |= {f"train/{name}": result.facts[name] for name in CHARTED & result.facts.keys()}
         self._tensorboard.scalars(shown, step=result.step)
 
     def evaluation(

@@ -35,9 +35,9 @@ from launch.rendezvous import Transport
 from launch.topology import format_cpu_list
 from retinanet.config import Config
 from retinanet.config_types import STATE_FILE, describe_split
+from retinanet.training.batch_split import RankBatches
 from retinanet.training.checkpoint import newest_first
 from retinanet.training.detector_weights import DetectorStart
-from retinanet.training.distributed import RankBatches
 from retinanet.training.train_state import ModelDescription
 
 WEIGHTS = "weights.json"  # The detector that the run started from, see `DetectorStart`
@@ -373,11 +373,13 @@ class RunFacts:
     batches: RankBatches
     context: RankContext  # Rank 0's
     start: DetectorStart | None  # What a new run took from another detector
-    rows: dict[str, object]  # Further rows for the console, see `EpochStrategy.describe`
 
 
-def describe_run(facts: RunFacts, *, step: int) -> dict[str, Any]:
-    """Return rows for the console about a run that starts after `step` steps."""
+def describe_run(facts: RunFacts, *, step: int, ways: Mapping[str, object]) -> dict[str, Any]:
+    """Return rows for the console about a run that starts after `step` steps.
+
+    `ways`: rows about how the ranks train, see `Epochs.rows`.
+    """
     training, size = facts.config.training, facts.config.data.image_size
     train, validation, _ = facts.data
     without_boxes = len(train.annotations) - len(train)
@@ -400,7 +402,7 @@ def describe_run(facts: RunFacts, *, step: int) -> dict[str, Any]:
         rows["batches"] = describe_split(facts.batches.images, facts.batches.speeds)
         if facts.batches.is_recorded:
             rows["batches"] += ", by the speed measured at an earlier start"
-    rows |= describe_ranks(facts) | facts.rows | (facts.start.rows() if facts.start else {})
+    rows |= {**describe_ranks(facts), **ways, **(facts.start.rows() if facts.start else {})}
     if step:
         rows["resumed"] = f"after step {step}"
     return rows

@@ -4,12 +4,13 @@ All are functions of the step, so that a resumed run needs no state but its posi
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from common.errors import InputError
 from retinanet.config_sections import TrainingConfig
+from retinanet.training.progress import START, Progress
 
 Ending = Literal["target", "patience", "length"]
 """Why a run takes no further step: `training.target_map`, `training.patience`, or its last step."""
@@ -26,53 +27,6 @@ def patience_is_exhausted(training: TrainingConfig, evaluations_since_best: int)
     return training.patience is not None and evaluations_since_best >= training.patience
 
 
-@dataclass(frozen=True)
-class Position:
-    """The place in the order of images where the next step begins."""
-
-    step: int = 0  # Optimizer steps done
-    epoch: int = 0  # Epochs done
-    images: int = 0  # Places of the running epoch's order that are done; see `training_keys`
-
-
-@dataclass(kw_only=True)
-class TrainState:
-    """The progress of a run, see `TrainingPosition`; the same on all ranks.
-
-    Only the trainer writes it.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    images: int = 0
-    current_map: float | None = None
-    """mAP of the current weights; None if they have not been evaluated."""
-    best_map: float | None = None
-    evaluations_since_best: int = 0
-
-    def advance(self, position: Position) -> None:
-        """Move to a later position, whose weights have not been evaluated."""
-        self.step, self.epoch, self.images = position.step, position.epoch, position.images
-        self.current_map = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the fields under the names of `TrainingPosition`."""
-        fields = asdict(self)
-        return {"map_here": fields.pop("current_map"), **fields}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the values of `state_dict`."""
-        self.advance(Position(state["step"], state["epoch"], state["images"]))
-        self.current_map, self.best_map = state["map_here"], state["best_map"]
-        self.evaluations_since_best = state["evaluations_since_best"]
-
-    def note_map(self, value: float) -> None:
-        """Compare an evaluation's mAP, of the current weights or earlier ones, with the best."""
-        is_better = self.best_map is None or value > self.best_map
-        self.best_map = value if is_better else self.best_map
-        self.evaluations_since_best = 0 if is_better else self.evaluations_since_best + 1
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
     """The plan of all steps; they are optimizer steps, counted from 1; 0 is before the first.
@@ -87,7 +41,7 @@ class StepPlan:
     epochs: int
     max_steps: int | None  # Ends the run early
     evaluate_every: int  # Epochs between evaluations
-    start: Position = Position()  # The place where these steps begin
+    start: Progress = START  # Where these steps begin
 
     def __post_init__(self) -> None:
         """Raise InputError if an epoch has fewer batches than a step."""
@@ -130,14 +84,13 @@ class StepPlan:
         steps = self.start.step + self.first_steps + later_epochs * self.steps_per_epoch
         return steps if self.max_steps is None else min(steps, self.max_steps)
 
-    def position(self, step: int) -> Position:
-        """Return the position of a run after `step` steps, at least those of the start."""
+    def position(self, step: int) -> tuple[int, int]:
+        """Return `Progress.epoch` and `Progress.images` after `step` steps, from the start's on."""
         since = step - self.start.step
         if since < self.first_steps:
-            images = self.start.images + since * self.images_per_step
-            return Position(step, self.start.epoch, images)
+            return self.start.epoch, self.start.images + since * self.images_per_step
         epochs, steps = divmod(since - self.first_steps, self.steps_per_epoch)
-        return Position(step, self.start.epoch + 1 + epochs, steps * self.images_per_step)
+        return self.start.epoch + 1 + epochs, steps * self.images_per_step
 
     def end_of_epoch(self, step: int) -> int:
         """Return the last step of the epoch of step `step + 1`, or of the run."""
@@ -159,14 +112,14 @@ class StepPlan:
 
         The learning rate is a function of it. If batches and ranks never changed, it is `step`.
         """
-        position = self.position(step)
-        return position.epoch * self.steps_per_epoch + position.images // self.images_per_step
+        epoch, images = self.position(step)
+        return epoch * self.steps_per_epoch + images // self.images_per_step
 
     def evaluation_is_due(self, step: int) -> bool:
         """Return whether weights after `step` steps are evaluated."""
-        position = self.position(step)
+        epoch, images = self.position(step)
         # An epoch has ended if no image of the next one is done.
-        at_epoch_end = position.images == 0 and position.epoch % self.evaluate_every == 0
+        at_epoch_end = images == 0 and epoch % self.evaluate_every == 0
         return step == self.total_steps or (step > 0 and at_epoch_end)
 
 

@@ -17,13 +17,14 @@ import numpy as np
 import pydantic.dataclasses
 import torch
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from common.errors import MOST_CLASSES, InputError
 from common.files import open_regular
 from data.annotations import ClassMap, Resize, shown
 from retinanet.config_types import STATE_FILE
+from retinanet.training.progress import STRICT, Count, Progress
 
 MOST_DIGITS = 9  # Digits of a rank's number in a checkpoint
 FORMAT = 2  # Raised when a reader of an older format could go wrong
@@ -45,9 +46,6 @@ DESCRIBED_FIELDS = {
     "precision": ("engine", "precision"),
 }
 """Fields of `ModelDescription` that repeat a setting: section and field of the configuration."""
-
-STRICT = ConfigDict(extra="forbid", strict=True)
-Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 @dataclass(frozen=True)
@@ -181,20 +179,6 @@ class ModelDescription:
 
 
 @pydantic.dataclasses.dataclass(config=STRICT, frozen=True, kw_only=True)
-class TrainingPosition:
-    """The progress of a run, under the names of `state.json`."""
-
-    step: Count  # Optimizer steps done
-    epoch: Count  # Epochs done
-    images: Count  # Images of the running epoch's order that are done, by all ranks together
-    images_per_epoch: Count  # Training images, of which there is an order in each epoch
-    map_here: float | None  # mAP of the weights at this step; None if they were not evaluated
-    best_map: float | None  # Highest mAP of an evaluation so far
-    evaluations_since_best: Count = 0  # Evaluations after the one with the highest mAP
-    skipped_steps: Count = 0  # Steps whose loss or gradient was not finite, among the steps done
-
-
-@pydantic.dataclasses.dataclass(config=STRICT, frozen=True, kw_only=True)
 class Part:
     """Hash and size of a file of a checkpoint."""
 
@@ -207,7 +191,7 @@ class State:
     """The content of `state.json`, without its SHA-256."""
 
     model: ModelDescription
-    position: TrainingPosition
+    position: Progress
     setup: dict[str, Any]
     """Ranks, threads, processor and so on: with other values the next steps differ in bits."""
     config: dict[str, Any]  # The run's configuration
@@ -290,7 +274,7 @@ def require_consistent(state: State) -> None:
         if configured != value:
             wrong = f"{shown(value)}, but config.{section}.{field} is {shown(configured)}"
             raise InputError(f"model.{name}: {wrong}")
-    require_consistent_position(state.position)
+    state.position.require_consistent()
     # Not `isinstance`: true is an int in Python.
     ranks = state.setup.get("ranks")
     if type(ranks) is not int or ranks < 1:
@@ -301,20 +285,3 @@ def require_consistent(state: State) -> None:
     for rank, generators in enumerate(state.random_states):
         for name in sorted(RANDOM_GENERATORS - generators.keys()):
             raise InputError(f"random_states.{rank}.{name}: missing")
-
-
-def require_consistent_position(position: TrainingPosition) -> None:
-    """Check the relations within a position."""
-    for name in ("epoch", "evaluations_since_best", "skipped_steps"):
-        if getattr(position, name) > position.step:
-            value = getattr(position, name)
-            raise InputError(f"position.{name}: {value}, but step is {position.step}")
-    if position.images > (position.images_per_epoch if position.step else 0):
-        limit = f"images_per_epoch is {position.images_per_epoch}, step is {position.step}"
-        raise InputError(f"position.images: {position.images}, but {limit}")
-    current, best = position.map_here, position.best_map
-    for name, map_value in (("map_here", current), ("best_map", best)):
-        if map_value is not None and not 0 <= map_value <= 1:
-            raise InputError(f"position.{name}: {map_value} is not from 0 to 1")
-    if current is not None and (best is None or best < current):
-        raise InputError(f"position.best_map: {best}, but map_here is {current}")

@@ -1,15 +1,14 @@
 """A training run: load a checkpoint, train epoch by epoch, evaluate in between, finish.
 
 `Trainer.fit` is its story, and `retinanet.training.loop` has the step. Model, data and everything
-else that a run consists of are in `retinanet.training.components`. The trainer alone writes
-`TrainState`; everything that it uses takes facts and returns values.
+else that a run consists of are in `retinanet.training.components`. The trainer alone
+moves `Progress` on; everything that it uses takes facts and returns values.
 """
 
 import os
 import time
-import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 
 from common.cli import resuming_command
@@ -29,16 +28,17 @@ from retinanet.evaluation.output import evaluation_name
 from retinanet.mlperf.log import MlperfLog, begin_log
 from retinanet.mlperf.submission import submit
 from retinanet.model_card import update_card
+from retinanet.training.async_groups.epoch import GroupEpochs
 from retinanet.training.components import RunComponents
-from retinanet.training.epoch import EpochStep
+from retinanet.training.epoch import Epochs, EpochStep, SynchronousEpochs
 from retinanet.training.evaluation import BackgroundEvaluation, MetricWork
 from retinanet.training.nonfinite import NonFiniteReport
+from retinanet.training.progress import START
 from retinanet.training.recorder import NullRecorder, Recorder
 from retinanet.training.resume import format_finished
 from retinanet.training.run_folder import describe_run, print_rows, ranks_as_json
-from retinanet.training.schedule import Ending, TrainState, patience_is_exhausted
+from retinanet.training.schedule import Ending, patience_is_exhausted
 from retinanet.training.signals import StopRequest
-from retinanet.training.train_state import TrainingPosition
 
 
 class Trainer:
@@ -54,10 +54,8 @@ class Trainer:
         self.run, self.log, self.host_states = run, log, host_states
         self.config, self.folder = run.config, run.folder
         self.console, self.print = run.console, run.print
-        self.state = TrainState()
+        self.progress = replace(START, images_per_epoch=run.plan.images_per_epoch)
         self.recorder: Recorder | NullRecorder = NullRecorder()
-        self.evaluation: BackgroundEvaluation | None = None
-        """The evaluation whose metric is being computed while training continues."""
 
     def fit(self, stop: StopRequest) -> int:
         """Train to the last step or an earlier end; return the exit code.
@@ -69,7 +67,7 @@ class Trainer:
         """
         self.load_checkpoint()
         if self.ending and self.is_done():
-            text = format_finished(self.state.step, self.state.best_map, ending=self.ending)
+            text = format_finished(self.progress.step, self.progress.best_map, ending=self.ending)
             self.print_plainly(f"{self.folder.path}: {text}")
             return FINISHED
         begun = self.progress
@@ -98,13 +96,12 @@ class Trainer:
                         break
         # Such as an unreadable image: the steps before the error are saved.
         except InputError as error:
-            if self.state.step == 0:
+            if self.progress.step == 0:
                 raise
             self.save_and_wait()
             raise InputError(f"{error}; then continue with: {self.resuming_command}") from error
         self.save_and_wait()
         self.recorder.wait_for_files()
-        self.run.strategy.close()
         if stop:
             gain = "" if self.progress != begun else ", but no step was made since the start"
             text = f"{stop.name}: checkpoint written{gain}; continue with: {self.resuming_command}"
@@ -113,30 +110,21 @@ class Trainer:
         self.finish()
         return FINISHED
 
-    @property
-    def progress(self) -> tuple[int, bool]:
-        """Return the step, and whether its weights have been evaluated."""
-        return self.state.step, self.state.current_map is not None
-
     def load_checkpoint(self) -> None:
         """Restore weights, optimizer and position, if rank 0 has a checkpoint that fits."""
         position = self.run.load_checkpoint()
         if position is None:
             return
-        self.state.load_state_dict(asdict(position))
         # With more ranks the remaining images of the epoch may not fill a step: the plan then
-        # moves on to the next epoch, and the state must follow.
-        position_now = self.run.plan.position(position.step)
-        self.state.epoch, self.state.images = position_now.epoch, position_now.images
+        # moves on to the next epoch, and the progress must follow.
+        epoch, images = self.run.plan.position(position.step)
+        self.progress = replace(position, epoch=epoch, images=images)
 
     def prepare(self) -> None:
-        """Make model, loading and strategy ready for the first step."""
-        # Without a cycle of references the trainer is freed as soon as the run ends, and with it
-        # the loading processes, which are forks and hold the lock of the run's folder.
-        trainer = weakref.proxy(self)
-        self.run.prepare(
-            metric_is_ready=lambda: trainer.evaluation is not None and trainer.evaluation.is_ready
-        )
+        """Make the run ready for the first step."""
+        self.run.prepare()
+        self.epochs = epochs_of(self.run)
+        self.run.restore_rank_states()
 
     def begin(self) -> None:
         """Create the run's folder and logs on rank 0, and print the settings of the run."""
@@ -152,7 +140,7 @@ class Trainer:
                 start=run.start,
                 resume=resume,
             )
-        steps = range(self.state.step + 1, run.plan.total_steps + 1)
+        steps = range(self.progress.step + 1, run.plan.total_steps + 1)
         notes = (
             *run.group.notes,
             *stopping_notes(run.place.ranks, os.environ),
@@ -172,15 +160,18 @@ class Trainer:
             training_images=len(run.data.train),
             validation_images=len(run.data.validation),
         )
-        is_evaluated = self.state.current_map is not None
-        self.log.write_to(self.folder.mlperf_log, step=self.state.step, is_evaluated=is_evaluated)
+        is_evaluated = self.progress.map_here is not None
+        self.log.write_to(
+            self.folder.mlperf_log, step=self.progress.step, is_evaluated=is_evaluated
+        )
         self.recorder = Recorder(
             self.folder,
             console=self.console,
-            first_step=self.state.step,
+            first_step=self.progress.step,
             target_map=self.config.training.target_map,
         )
-        print_rows(self.console, describe_run(facts, step=self.state.step))
+        rows = describe_run(facts, step=self.progress.step, ways=self.epochs.rows)
+        print_rows(self.console, rows)
         for note in dict.fromkeys(note for rank_notes in notes_of_ranks for note in rank_notes):
             self.print(f"note: {note}")
 
@@ -191,37 +182,34 @@ class Trainer:
         """
         if stop or self.is_finished():
             return
-        step, plan = self.state.step, self.run.plan
-        position = plan.position(step)
-        if position.images == 0:
-            self.log.epoch_started(position.epoch + 1, step=step)
-        title = f"epoch {position.epoch + 1}/{self.config.training.epochs}, steps"
+        step, plan = self.progress.step, self.run.plan
+        epoch, images = plan.position(step)
+        if images == 0:
+            self.log.epoch_started(epoch + 1, step=step)
+        title = f"epoch {epoch + 1}/{self.config.training.epochs}, steps"
         last, total = plan.end_of_epoch(step), plan.total_steps
         with progress(self.console, title, total=total, start=step) as self.show_progress:
-            yield from self.run.strategy.train_epoch(step, last=last, stop=stop)
+            yield from self.epochs.train_epoch(step, last=last, stop=stop)
 
     def log_step(self, step: EpochStep) -> None:
         """Advance the state, and write a step to console, metrics and MLPerf's log.
 
         Raise the step's problem, if it has one, or NonFiniteLossError.
         """
-        # Some ranks have ended.
-        if step.group is not None:
-            self.run.continue_with(step.group)
         if step.nonfinite is not None:
             self.report_nonfinite(step.nonfinite)
-        result, before, plan = step.result, self.state.step, self.run.plan
+        result, before, plan = step.result, self.progress.step, self.run.plan
         if step.step is not None and step.step > before:
-            self.state.advance(plan.position(step.step))
+            self.progress = self.progress.after(step.step, plan.position(step.step))
         if result is not None:
             for note in result.notes:
                 self.print(note)
             self.log.stepped(images=result.images, seconds=result.run_seconds)
             epoch = plan.epochs_done(result.step)
             self.show_progress(step.done, self.recorder.step(result, epoch=epoch))
-        if self.state.step > before and plan.ends_epoch(self.state.step):
-            epoch_number = plan.position(self.state.step - 1).epoch + 1
-            self.log.epoch_stopped(epoch_number, step=self.state.step)
+        if self.progress.step > before and plan.ends_epoch(self.progress.step):
+            epochs_before, _ = plan.position(self.progress.step - 1)
+            self.log.epoch_stopped(epochs_before + 1, step=self.progress.step)
         self.log_bad_images(step.bad_images, instead="another image is used instead")
         if isinstance(step.problem, NonFiniteLossError):
             self.save_and_wait()
@@ -237,8 +225,9 @@ class Trainer:
         if report.advice is None:
             self.print(f"{report.line}; the step was skipped, training continues")
             self.recorder.record("nonfinite", report.content)
+            self.progress = replace(self.progress, skipped_steps=self.run.guard.skipped)
             return
-        details = self.run.save_nonfinite(report, self.position())
+        details = self.run.save_nonfinite(report, self.progress)
         # The launcher ends all ranks as soon as one ends: wait until rank 0 has written the files.
         self.run.group.barrier()
         raise NonFiniteLossError(f"{report.line}; {report.advice}; {details}")
@@ -247,7 +236,7 @@ class Trainer:
         """Write images that could not be read."""
         for problem in problems:
             self.console.print(f"{problem}; {instead}", soft_wrap=True)
-            content = {"step": self.state.step, "problem": problem}
+            content = {"step": self.progress.step, "problem": problem}
             self.recorder.record("bad_image", content)
 
     def log_bad_validation_images(self, problems: tuple[str, ...]) -> None:
@@ -270,7 +259,7 @@ class Trainer:
         run.agree_on_weights()
         # An evaluation may take as long as an epoch, so the steps before it are saved.
         self.save()
-        self.log.evaluation_started(epoch=self.epochs_done, step=self.state.step)
+        self.log.evaluation_started(epoch=self.epochs_done, step=self.progress.step)
         start = time.perf_counter()
         detections = run.detect(stop, note_bad_images=self.log_bad_validation_images)
         if detections is None:
@@ -280,26 +269,26 @@ class Trainer:
             detections,
             self.config.evaluation.metric,
             self.folder.evaluations.resolve(),
-            evaluation_name(self.state.step),
+            evaluation_name(self.progress.step),
         )
         evaluation = BackgroundEvaluation(
-            self.position(),
+            self.progress,
             epochs=self.epochs_done,
             detection_seconds=time.perf_counter() - start,
             work=work if run.group.is_first else None,
         )
         # Not after the last step, when there is nothing to overlap with. And not if these weights
         # are not on the disk: if they reach the target, they are the result of the run.
-        overlaps = self.config.evaluation.overlap and self.state.step < run.plan.total_steps
-        if overlaps and run.checkpointer.is_there(self.state.step):
+        overlaps = self.config.evaluation.overlap and self.progress.step < run.plan.total_steps
+        if overlaps and run.checkpointer.is_there(self.progress.step):
             evaluation.start(spare_cpus=run.place.pinned.spare_cpus, training_cpus=run.share.cpus)
-            self.evaluation = evaluation
+            run.evaluation = evaluation
         else:
             self.apply_evaluation(evaluation)
 
     def finish_evaluation(self) -> None:
         """Wait for the metric that is being computed in the background, and apply it."""
-        evaluation, self.evaluation = self.evaluation, None
+        evaluation, self.run.evaluation = self.run.evaluation, None
         if evaluation is not None:
             self.apply_evaluation(evaluation)
 
@@ -312,28 +301,27 @@ class Trainer:
         run, result = self.run, evaluation.wait()
         # Only rank 0 has the metric, but all ranks must take the same decisions.
         current_map = run.group.from_first(lambda: result.evaluation.map if result else 0.0, float)
-        self.state.note_map(current_map)
-        position = replace(
-            evaluation.position,
-            map_here=current_map,
-            best_map=self.state.best_map,
-            evaluations_since_best=self.state.evaluations_since_best,
+        evaluated = evaluation.progress.evaluated(current_map)
+        step, epochs = evaluated.step, evaluation.epochs
+        steps_since = self.progress.step - step
+        self.progress = replace(
+            self.progress,
+            best_map=evaluated.best_map,
+            evaluations_since_best=evaluated.evaluations_since_best,
         )
-        step, epochs = position.step, evaluation.epochs
-        steps_since = self.state.step - step
         is_reached = self.reaches_target(current_map)
         ends_here = is_reached or self.patience_is_exhausted()
         self.log.evaluated(current_map, epoch=epochs, step=step)
         if is_reached:
             self.log.reached_target()
         if steps_since == 0 or ends_here:
-            self.state.load_state_dict(asdict(position))
+            self.progress = evaluated
         # The checkpoint comes before anything that might fail, such as drawing pictures.
         if steps_since == 0 and not run.checkpointer.is_there(step):
             # A failed write is retried once.
             self.save()
         if run.checkpointer.is_there(step):
-            run.checkpointer.add_evaluation(position)
+            run.checkpointer.add_evaluation(evaluated)
         if ends_here and steps_since:
             reason = "the target was reached" if is_reached else "training.patience ended"
             self.console.print(
@@ -358,9 +346,9 @@ class Trainer:
 
     def evaluation_is_due(self) -> bool:
         """Return whether the current weights should be evaluated before training continues."""
-        step, running = self.state.step, self.evaluation
-        is_running = running is not None and running.position.step == step
-        is_known = self.state.current_map is not None
+        step, running = self.progress.step, self.run.evaluation
+        is_running = running is not None and running.progress.step == step
+        is_known = self.progress.map_here is not None
         return not is_known and not is_running and self.run.plan.evaluation_is_due(step)
 
     def is_finished(self) -> bool:
@@ -372,7 +360,7 @@ class Trainer:
         """Why no further step is to be taken; None: the run goes on."""
         if self.target_is_reached():
             return "target"
-        if self.state.step >= self.run.plan.total_steps:
+        if self.progress.step >= self.run.plan.total_steps:
             return "length"
         return "patience" if self.patience_is_exhausted() else None
 
@@ -382,11 +370,11 @@ class Trainer:
 
     def target_is_reached(self) -> bool:
         """Return whether the current weights reached `training.target_map`."""
-        return self.state.current_map is not None and self.reaches_target(self.state.current_map)
+        return self.progress.map_here is not None and self.reaches_target(self.progress.map_here)
 
     def patience_is_exhausted(self) -> bool:
         """Return whether `training.patience` evaluations have passed without a better mAP."""
-        return patience_is_exhausted(self.config.training, self.state.evaluations_since_best)
+        return patience_is_exhausted(self.config.training, self.progress.evaluations_since_best)
 
     def reaches_target(self, value: float) -> bool:
         """Return whether an mAP is at least `training.target_map`."""
@@ -396,15 +384,15 @@ class Trainer:
     def save(self) -> None:
         """Begin to write a checkpoint, unless this step's is there; a failure is a warning."""
         self.finish_evaluation()
-        self.run.save(self.position())
+        self.run.save(self.progress)
 
     def save_and_wait(self) -> None:
         """Write a checkpoint, and wait until it is on the disk; InputError if it cannot be."""
         self.save()
-        if not self.run.checkpointer.is_there(self.state.step):
+        if not self.run.checkpointer.is_there(self.progress.step):
             raise InputError(
-                f"{self.folder.checkpoints}: the checkpoint after step {self.state.step} could not "
-                f"be written: {self.run.checkpointer.problem}; free disk space, then continue "
+                f"{self.folder.checkpoints}: the checkpoint after step {self.progress.step} could "
+                f"not be written: {self.run.checkpointer.problem}; free disk space, then continue "
                 f"with: {self.resuming_command}"
             )
 
@@ -414,8 +402,8 @@ class Trainer:
         self.recorder.closing(
             ending=self.ending,
             patience=self.config.training.patience,
-            step=self.state.step,
-            best_map=self.state.best_map,
+            step=self.progress.step,
+            best_map=self.progress.best_map,
             bad_images=len(self.run.loading.bad_images.seen),
             example=validation.image_folder / validation.annotations.file_names[0],
         )
@@ -423,15 +411,10 @@ class Trainer:
         if submission is not None and self.run.group.is_first:
             submit(self.folder.path, submission, console=self.console)
 
-    def position(self) -> TrainingPosition:
-        """Return the progress of the run, as in a checkpoint."""
-        parts = self.state.state_dict() | self.run.guard.state_dict()
-        return TrainingPosition(**parts, images_per_epoch=self.run.plan.images_per_epoch)
-
     @property
     def epochs_done(self) -> float:
         """Completed epochs, with the fraction of the current one."""
-        return self.run.plan.epochs_done(self.state.step)
+        return self.run.plan.epochs_done(self.progress.step)
 
     @property
     def resuming_command(self) -> str:
@@ -442,3 +425,8 @@ class Trainer:
         """Print a line that scripts may read, without colours, on rank 0."""
         if self.run.group.is_first:
             print(text, flush=True)
+
+
+def epochs_of(run: RunComponents) -> Epochs:
+    """Return how the ranks take steps: together, or in groups that do not wait for each other."""
+    return SynchronousEpochs(run) if run.config.distributed.groups == 1 else GroupEpochs(run)

@@ -24,6 +24,7 @@ from retinanet.training.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
+from retinanet.training.progress import Progress
 from retinanet.training.resume import differences
 from retinanet.training.train_state import (
     MODEL_FILE,
@@ -31,7 +32,6 @@ from retinanet.training.train_state import (
     RANKS_FILE,
     ModelDescription,
     State,
-    TrainingPosition,
     digest,
     load_rank_state_dict,
     rank_state_dict,
@@ -71,7 +71,7 @@ def checkpoint_files() -> dict[str, bytes]:
             precision=demo().engine.precision,
             classes={"category_ids": [1], "names": ["dog"]},
         ),
-        position=TrainingPosition(
+        position=Progress(
             step=1, epoch=0, images=2, images_per_epoch=8, map_here=None, best_map=0.25
         ),
         setup={"ranks": 1, "torch": "2.8.0"},

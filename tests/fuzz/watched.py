@@ -24,6 +24,10 @@ WATCHED = {
     "openimages": ("data.openimages",),
     "topology": ("launch.topology",),
     "voc": ("data.formats",),
-    "weights": ("retinanet.training.detector_weights", "retinanet.training.build", "safetensors"),
+    "weights": (
+        "retinanet.training.detector_weights",
+        "retinanet.training.weight_files",
+        "safetensors",
+    ),
     "yolo": ("data.formats", "data.decoding", "common.yaml_text", "ruamel.yaml"),
 }

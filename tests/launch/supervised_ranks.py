@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launch.ranks import read_ranks
 from launch.rendezvous import finalize_mpi, make_rendezvous
-from launch.watchdog import supervise_this_rank
+from retinanet.training.async_groups.supervisor import supervise_this_rank
 
 
 def main() -> None:

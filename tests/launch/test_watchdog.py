@@ -82,7 +82,7 @@ def test_failures_that_end_all_ranks(
 # The rank prints when it is ready; with `beats` it sends heartbeats to its supervisor.
 RANK = """
 import os, signal, sys, time
-from launch.watchdog import supervise_this_rank
+from retinanet.training.async_groups.supervisor import supervise_this_rank
 case, silence_s = sys.argv[1], float(sys.argv[2])
 supervisor = supervise_this_rank(launcher=os.getppid(), silence_s=silence_s)
 if "beats" in case:

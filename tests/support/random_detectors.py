@@ -10,11 +10,11 @@ from retinanet.config import config_to_tree
 from retinanet.config_file import load_config
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import Contents, copies, write_checkpoint
+from retinanet.training.progress import Progress
 from retinanet.training.train_state import (
     MODEL_FILE,
     ModelDescription,
     State,
-    TrainingPosition,
     random_states,
 )
 
@@ -70,7 +70,7 @@ def write_detector(
             resize=resize,
             classes={"category_ids": [7, 8, 44], "names": list(NAMES)},
         ),
-        position=TrainingPosition(
+        position=Progress(
             step=7, epoch=1, images=0, images_per_epoch=9, map_here=0.25, best_map=0.25
         ),
         setup={"ranks": 1},

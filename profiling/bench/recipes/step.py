@@ -57,8 +57,9 @@ from retinanet.engine.optimizers import make_optimizer
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.build import build_model
 from retinanet.training.checkpointer import Checkpointer, gathered
-from retinanet.training.loop import require_finite, train_one_epoch
-from retinanet.training.train_state import ModelDescription, State, TrainingPosition
+from retinanet.training.loop import StepOptions, require_finite, train_one_epoch
+from retinanet.training.progress import Progress
+from retinanet.training.train_state import ModelDescription, State
 
 LEARNING_RATE = 1e-4
 
@@ -132,8 +133,7 @@ def prepared_steps(
         repeat(make_batch(workload)),
         learning_rate=lambda _: LEARNING_RATE,
         first_step=0,
-        focal_form=focal_form,
-        main_cpus=main_cpus,
+        options=StepOptions(focal_form=focal_form, main_cpus=main_cpus),
         profiler=phase,
     )
     return Prepared(
@@ -403,7 +403,6 @@ def prepare_checkpoint(workload: Workload, *, folder: str) -> Prepared:
         repeat(make_batch(workload)),
         learning_rate=lambda _: LEARNING_RATE,
         first_step=0,
-        focal_form="auto",
     )
     for _ in range(CHECKPOINT_WARM_UP):
         next(steps)
@@ -449,7 +448,7 @@ def made_up_state(workload: Workload, *, step: int) -> State:
             precision="bf16",
             classes={"category_ids": list(ids), "names": list(map(str, ids))},
         ),
-        position=TrainingPosition(
+        position=Progress(
             step=step, epoch=0, images=0, images_per_epoch=1, map_here=None, best_map=None
         ),
         setup={"ranks": 1},

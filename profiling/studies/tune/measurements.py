@@ -17,8 +17,9 @@ from pydantic import AliasChoices, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from common.errors import InputError
-from common.files import first_difference, read_bytes, read_stored, write_json
+from common.files import read_bytes, write_json
 from common.numbers import require_moderate
+from common.stored import first_difference, read_stored
 from profiling.bench.job import ExchangeTime, RankSteps
 from profiling.studies.tune.model import EpochsModel, Runs, Shape, StepTime
 

@@ -15,56 +15,45 @@ import torch.distributed as dist
 from common.errors import InputError, NonFiniteLossError
 from retinanet.config_sections import TrainingConfig
 from retinanet.config_types import planned_groups, resolve_beta1
-from retinanet.engine.engines import PreparedTraining
+from retinanet.training.agreement import agreed_batches, merge_results
 from retinanet.training.async_groups.groups import (
     ComputeGroups,
     GroupResults,
     living_group,
+    make_compute_groups,
     trained_parameters,
 )
-from retinanet.training.distributed import agreed_batches, merge_results
-from retinanet.training.epoch import EpochContext, EpochStep
-from retinanet.training.loop import GroupStep, StepResult
+from retinanet.training.components import RunComponents
+from retinanet.training.epoch import Epochs, EpochStep
+from retinanet.training.loop import StepResult
 from retinanet.training.nonfinite import NonFiniteReport
 from retinanet.training.signals import StopRequest
 
 POLL_SECONDS = 0.01
 
 
-class GroupEpochs:
-    """The `EpochStrategy` of several compute groups; steps are those of single groups."""
+class GroupEpochs(Epochs):
+    """Compute groups; steps are those of single groups. On rank 0 the run gets the shared state."""
 
-    def __init__(
-        self,
-        context: EpochContext,
-        groups: ComputeGroups,
-        *,
-        prepared: PreparedTraining,
-        settings: TrainingConfig,
-    ) -> None:
-        """Train the `prepared` model; on rank 0 its optimizer gets the shared state."""
-        self._context = context
-        self._groups = groups
-        self._prepared = prepared
-        self._settings = settings
-        self._group = groups.all_ranks
-        """The ranks that have not ended."""
+    def __init__(self, run: RunComponents) -> None:
+        self._run = run
+        self._groups = make_compute_groups(
+            run.config,
+            run.prepared,
+            all_ranks=run.group,
+            averaging=run.averaging,
+            comm_cpus=run.share.comm_cpus,
+        )
+        self.rows = {"groups": describe_groups(self._groups, run.config.training)}
 
     def train_epoch(self, step: int, *, last: int, stop: StopRequest) -> Iterator[EpochStep]:
-        """See `EpochStrategy`. Yields the steps of this rank's group, on rank 0 of all groups.
+        """See `Epochs`. Yields the steps of this rank's group, on rank 0 of all groups.
 
         A problem in any group ends the stretch, and is raised at the synchronization after it. A
         step that is not finite does not change the shared weights.
         """
         while step < last:
-            stretch = Stretch(
-                self._context,
-                self._groups,
-                start=step,
-                steps=last - step,
-                batches_a_step=self._settings.gradient_accumulation,
-                stop=stop,
-            )
+            stretch = Stretch(self._run, self._groups, start=step, steps=last - step, stop=stop)
             yield from stretch.steps()
             step = yield from self._synchronize(stretch, step, stop)
 
@@ -76,22 +65,22 @@ class GroupEpochs:
         Afterwards they have the latest shared weights, and rank 0 has the optimizer's state. The
         generator returns the completed steps of the run.
         """
-        groups, smaller = self._groups, None
+        run, groups = self._run, self._groups
         remaining = self._remaining_ranks()
-        if len(remaining) < self._group.size:
+        if len(remaining) < run.group.size:
             comm_cpus, timeout_s = groups.comm_cpus, groups.timeout_s
-            self._group = smaller = living_group(
-                groups.all_ranks, remaining, comm_cpus=comm_cpus, timeout_s=timeout_s
+            run.continue_with(
+                living_group(groups.all_ranks, remaining, comm_cpus=comm_cpus, timeout_s=timeout_s)
             )
-        if self._group.is_first:
+        if run.group.is_first:
             # A checkpoint is written from rank 0's model and optimizer.
-            groups.update.take_back(self._prepared.optimizer)
-        parameters = trained_parameters(self._prepared.model)
-        self._group.broadcast(parameter.detach() for parameter in parameters)
+            groups.optimizer.take_back(run.prepared.optimizer)
+        parameters = trained_parameters(run.prepared.model)
+        run.group.broadcast(parameter.detach() for parameter in parameters)
         # These include steps of groups that have ended since.
-        if self._group.is_first:
+        if run.group.is_first:
             yield from stretch.steps_of_others()
-        arrivals = self._group.all_gather(stretch.arrival(), Arrival)
+        arrivals = run.group.all_gather(stretch.arrival(), Arrival)
         stop.agree([arrival.signal for arrival in arrivals])
         untrained = [rank.untrained for rank in arrivals if rank.untrained is not None]
         # The run continues before the first step that was taken but not trained. That step and
@@ -99,7 +88,6 @@ class GroupEpochs:
         done = step + min([max(arrival.taken for arrival in arrivals), *untrained])
         yield EpochStep(
             step=done,
-            group=smaller,
             checkpoint_is_due=any(arrival.checkpoint_is_due for arrival in arrivals),
             metric_is_ready=any(arrival.metric_is_ready for arrival in arrivals),
             problem=next((rank.error() for rank in arrivals if rank.problem), None),
@@ -122,7 +110,7 @@ class GroupEpochs:
         if not all_ranks.is_first:
             named: tuple[int, ...] = self._groups.sealed.get(key, tuple[int, ...])
             return named
-        members = self._group.job_ranks or tuple(range(all_ranks.size))
+        members = self._run.group.job_ranks or tuple(range(all_ranks.size))
         waiting = set(members)
         # Polled: a barrier of gloo would wait for lost ranks, too.
         while waiting := {
@@ -136,22 +124,19 @@ class GroupEpochs:
         self._groups.sealed.set(key, remaining)
         return remaining
 
-    def describe(self) -> dict[str, object]:
-        """Return a row with the number of groups, their momentum, and the place of the weights."""
-        count, settings = self._groups.count, self._settings
-        text = planned_groups(count, ranks=count * self._groups.averaging.size)
-        implicit = f"1 − 1/{count}"
-        if settings.optimizer == "sgd":
-            momentum = f"momentum {settings.momentum:g}, plus {implicit} from asynchronous updates"
-        else:
-            reason = f"since {implicit} of momentum comes from asynchronous updates"
-            reason = reason if settings.beta1 == "auto" else "as configured"
-            momentum = f"beta1 {resolve_beta1(settings.beta1, groups=count):g}, {reason}"
-        return {"groups": f"{text}; {momentum}; weights by {self._groups.update.way}"}
 
-    def close(self) -> None:
-        """Release the shared weights; every remaining rank calls it once."""
-        self._groups.update.close(timeout_s=self._groups.timeout_s)
+def describe_groups(groups: ComputeGroups, settings: TrainingConfig) -> str:
+    """Return the number of groups, their momentum, and the place of the weights."""
+    count = groups.count
+    text = planned_groups(count, ranks=count * groups.averaging.size)
+    implicit = f"1 − 1/{count}"
+    if settings.optimizer == "sgd":
+        momentum = f"momentum {settings.momentum:g}, plus {implicit} from asynchronous updates"
+    else:
+        reason = f"since {implicit} of momentum comes from asynchronous updates"
+        reason = reason if settings.beta1 == "auto" else "as configured"
+        momentum = f"beta1 {resolve_beta1(settings.beta1, groups=count):g}, {reason}"
+    return f"{text}; {momentum}; weights by {groups.optimizer.way}"
 
 
 @dataclass(kw_only=True)
@@ -182,12 +167,11 @@ class Stretch:
 
     def __init__(
         self,
-        context: EpochContext,
+        run: RunComponents,
         groups: ComputeGroups,
         *,
         start: int,
         steps: int,
-        batches_a_step: int,
         stop: StopRequest,
     ) -> None:
         """Begin after `start` steps of the run; all ranks call it.
@@ -195,9 +179,8 @@ class Stretch:
         It has at most `steps` of all groups together, and a signal ends it sooner.
         """
         groups.stretch += 1
-        self._context, self._groups, self._stop = context, groups, stop
+        self._run, self._groups, self._stop = run, groups, stop
         self._start = start
-        self._batches_a_step = batches_a_step
         self._trained = 0
         """Steps of this group."""
         self._logged = 0
@@ -212,14 +195,14 @@ class Stretch:
             group_size=groups.averaging.size,
         )
         self._results = GroupResults(groups)
-        groups.update.begin()
+        groups.optimizer.begin()
         watch = groups.all_ranks.watch
         if watch is not None and groups.all_ranks.is_first:
             watch.outlive([groups.group_index(rank) for rank in range(groups.all_ranks.size)])
 
     def steps(self) -> Iterator[EpochStep]:
         """Train on the steps that this group takes from the queue, until it ends."""
-        context, groups = self._context, self._groups
+        run, groups = self._run, self._groups
         try:
             while self.queue.take(self._trained) is not None:
                 for rank_result in self._steps_of_group():
@@ -234,7 +217,7 @@ class Stretch:
                     yield self._logged_step(result, report)
                     if groups.all_ranks.is_first:
                         yield from self.steps_of_others()
-                    if context.loading_moved_out(rank_result):
+                    if run.has_moved_loading(rank_result):
                         break
         except (InputError, NonFiniteLossError) as problem:
             taken = self.queue.taken
@@ -245,22 +228,21 @@ class Stretch:
 
     def _steps_of_group(self) -> Iterator[StepResult]:
         """Take steps from the first untrained one, until loading moves or the queue ends."""
-        context, groups = self._context, self._groups
-        position = context.plan.position(self._start)
-        batches, first = context.loading.batches, groups.own_steps - self._trained
-        batches.set_position(position.epoch, position.images)
+        run, groups = self._run, self._groups
+        batches, first = run.loading.batches, groups.own_steps - self._trained
+        batches.set_position(*run.plan.position(self._start))
         batches.chosen = queued_batches(
-            self.queue, first=self._trained, batches_a_step=self._batches_a_step
+            self.queue,
+            first=self._trained,
+            batches_a_step=run.config.training.gradient_accumulation,
         )
-        return context.take_steps(
-            agreed_batches(groups.averaging, context.loading.train),
-            learning_rate=lambda step: context.learning_rate(
-                self._start + self.queue.taken[step - first]
-            ),
+        return run.take_steps(
+            agreed_batches(groups.averaging, run.loading.train),
             # These steps are counted within the group. The learning rate depends on a step's number
             # among all groups.
             first_step=groups.own_steps,
-            update=groups.update,
+            rate_of=lambda step: run.learning_rate(self._start + self.queue.taken[step - first]),
+            optimizer=groups.optimizer,
         )
 
     def _agree(self, rank_result: StepResult) -> StepResult:
@@ -268,26 +250,24 @@ class Stretch:
 
         Closes the queue if something is due that needs all ranks.
         """
-        context, groups = self._context, self._groups
+        run, groups = self._run, self._groups
         number = self._start + self.queue.taken[self._trained] + 1
-        staleness = 0 if rank_result.nonfinite else groups.update.staleness
-        result = merge_results(
-            groups.averaging.all_gather(context.with_load(rank_result), StepResult)
-        )
-        is_due, is_ready = context.checkpoint_is_due(number), context.metric_is_ready()
+        staleness = 0 if rank_result.nonfinite else groups.optimizer.staleness
+        result = merge_results(groups.averaging.all_gather(run.with_load(rank_result), StepResult))
+        is_due, is_ready = run.checkpoint_is_due(number), run.metric_is_ready
         self._arrival.checkpoint_is_due |= is_due
         self._arrival.metric_is_ready |= is_ready
         if is_due or is_ready or self._stop.received:
             self.queue.close()
-        group = GroupStep(number=groups.number, staleness=staleness)
-        return replace(result, step=number, group=group)
+        facts = {"group": groups.number, "staleness": staleness}
+        return replace(result, step=number, facts=facts)
 
     def _checked(self, result: StepResult) -> NonFiniteReport | None:
         """Return a report if a step was skipped; raise if the run cannot continue.
 
         The other groups have continued: no rank has the state before this step.
         """
-        report = self._context.check(result)
+        report = self._run.check_finite(result)
         if report is not None and report.advice is not None:
             raise NonFiniteLossError(f"{report.line}; {report.advice}")
         return report
@@ -295,7 +275,7 @@ class Stretch:
     def steps_of_others(self) -> Iterator[EpochStep]:
         """Yield the steps of other groups that have arrived at rank 0."""
         for result in self._results.take():
-            report = self._context.check(result, is_decided=True) if result.nonfinite else None
+            report = self._run.check_finite(result, is_decided=True) if result.nonfinite else None
             yield self._logged_step(result, report)
 
     def _logged_step(self, result: StepResult, report: NonFiniteReport | None) -> EpochStep:
@@ -305,16 +285,15 @@ class Stretch:
         all groups, so its group trains what it has taken: its other ranks would wait for it.
         """
         groups = self._groups
-        bad_images, problem = self._context.new_bad_images(result)
+        bad_images, problem = self._run.new_bad_images(result)
         if problem is not None:
             self._arrival.fail(problem)
             self.queue.close()
-        assert result.group is not None
         at_work = len({groups.group_index(rank) for rank in groups.ranks_at_work()})
         self._logged += 1
         self._last_logged = max(self._last_logged, result.step - self._start)
         return EpochStep(
-            result=replace(result, group=replace(result.group, at_work=at_work)),
+            result=replace(result, parallel=at_work),
             nonfinite=report,
             bad_images=bad_images,
             done=self._start + self._logged,

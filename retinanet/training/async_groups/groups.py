@@ -5,7 +5,7 @@ weights, which all of them then read. Steps of all groups go to rank 0, which lo
 ends, so does its group, and the others continue as a smaller process group.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -37,13 +37,13 @@ LONGEST_WAIT = timedelta(days=365)
 """Timeout between rank 0 and the first rank of a group, which may be idle for a long time."""
 
 
-class GroupUpdate:
-    """The optimizer step of a group's ranks on the shared weights; all of them call it."""
+class GroupOptimizer(Optimizer):
+    """The optimizer of a group's ranks, whose step is one on the shared weights; all call it."""
 
     def __init__(
         self,
         weights: GroupWeights | ServedWeights | None,
-        parameters: Sequence[nn.Parameter],
+        optimizer: Optimizer,
         *,
         group: ProcessGroup,
         is_in_memory: bool,
@@ -51,11 +51,13 @@ class GroupUpdate:
     ) -> None:
         """Take steps on this rank's view of the weights; None: the group's first rank sends them.
 
-        `is_in_memory`: whether all ranks of the job have the weights in shared memory. If not, rank
-        0 has the `server`.
+        `optimizer` is that of this rank's parameters, which takes no step itself. `is_in_memory`:
+        whether all ranks of the job have the weights in shared memory. If not, rank 0 has the
+        `server`.
         """
+        super().__init__([{**settings} for settings in optimizer.param_groups], {})
         self._weights = weights
-        self._parameters = parameters
+        self._parameters = [value for part in self.param_groups for value in part["params"]]
         self._group = group
         self._is_in_memory = is_in_memory
         self._server = server
@@ -71,15 +73,14 @@ class GroupUpdate:
         """Read the current weights; every rank of the group calls it."""
         self._update(learning_rate=None)
 
-    def __call__(self, learning_rate: float) -> None:
-        """Take a step with the gradients, clear them, and read the weights.
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Take a step with the gradients, and read the weights.
 
         Raises:
             TimeoutError: Another group holds the weights for too long.
         """
-        self._update(learning_rate=learning_rate)
-        for parameter in self._parameters:
-            parameter.grad = None
+        # Only the body's group, the first of two, may have a rate other than the run's.
+        self._update(learning_rate=self.param_groups[-1]["lr"])
 
     def _update(self, *, learning_rate: float | None) -> None:
         """Take a step if there is a learning rate, and read the resulting weights."""
@@ -125,7 +126,7 @@ class ComputeGroups:
     averaging: ProcessGroup  # The ranks of this rank's group, which average their gradients
     number: int  # This rank's group, counted from 0
     count: int  # Groups at the start of the job
-    update: GroupUpdate
+    optimizer: GroupOptimizer
     comm_cpus: tuple[int, ...]  # Cores of the threads that exchange
     timeout_s: float  # A rank that is silent for longer breaks a group
     stretch: int = 0
@@ -212,15 +213,16 @@ def make_compute_groups(
                 weights = ServedWeights(pairs[all_ranks.rank], parameters, compress=compress)
     if memory is not None:  # all ranks have mapped it: without its name no file can be left over
         memory.close()
-    update = GroupUpdate(
-        weights, parameters, group=averaging, is_in_memory=is_in_memory, server=server
+    optimizer = GroupOptimizer(
+        weights, prepared.optimizer, group=averaging, is_in_memory=is_in_memory, server=server
     )
+    all_ranks.on_leave.append(partial(optimizer.close, timeout_s=timeout_s))
     return ComputeGroups(
         all_ranks=all_ranks,
         averaging=averaging,
         number=group_of_rank(all_ranks.rank, ranks=all_ranks.size, groups=count),
         count=count,
-        update=update,
+        optimizer=optimizer,
         comm_cpus=comm_cpus,
         timeout_s=timeout_s,
     )

@@ -23,7 +23,8 @@ from retinanet.preflight.run import (
     free_space,
 )
 from retinanet.training.checkpoint import Contents, checkpoint_folder, write_checkpoint
-from retinanet.training.train_state import ModelDescription, State, TrainingPosition, random_states
+from retinanet.training.progress import Progress
+from retinanet.training.train_state import ModelDescription, State, random_states
 from tests.data.samples import write_json
 from tests.support.mounts import needs_root, tmpfs
 from tests.support.training_runs import mark_as_run
@@ -88,7 +89,7 @@ def write_small_checkpoint(folder: Path, config: Config, *, step: int, epoch: in
             precision=config.engine.precision,
             classes={"category_ids": [1], "names": ["kite"]},
         ),
-        position=TrainingPosition(
+        position=Progress(
             step=step, epoch=epoch, images=0, images_per_epoch=8, map_here=None, best_map=None
         ),
         setup={"ranks": 1},

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,7 +28,8 @@ from retinanet.report.material import read_material
 from retinanet.report.pictures import MOST_BYTES, as_jpeg
 from retinanet.report.sections import continuing_command
 from retinanet.training.detector_weights import ClassMatch, DetectorStart
-from retinanet.training.schedule import Position, StepPlan, TrainState
+from retinanet.training.progress import START
+from retinanet.training.schedule import StepPlan
 from retinanet.training.trainer import Trainer
 from tests.retinanet.report.samples import predictions, split
 from tests.support.commands import REPOSITORY, RunHere, run_program
@@ -187,16 +189,16 @@ def test_printed_command_continues_the_run(
     assert arguments.resume
     config = load_config(arguments.config, arguments.overrides)
     trainer = object.__new__(Trainer)
-    trainer.config, trainer.evaluation = config, None
-    trainer.state = TrainState(
-        step=7, epoch=6, current_map=value, best_map=2 * value, evaluations_since_best=1
+    trainer.config = config
+    trainer.progress = replace(
+        START, step=7, epoch=6, map_here=value, best_map=2 * value, evaluations_since_best=1
     )
     plan = StepPlan(
         images_per_epoch=1, images_per_batch=1, gradient_accumulation=1, evaluate_every=1,
         epochs=config.training.epochs, max_steps=config.training.max_steps,
-        start=Position(step=7, epoch=6),
+        start=trainer.progress,
     )  # fmt: skip
-    trainer.run = SimpleNamespace(plan=plan)  # type: ignore[assignment]
+    trainer.run = SimpleNamespace(plan=plan, evaluation=None)  # type: ignore[assignment]
     assert not trainer.is_done()
 
 

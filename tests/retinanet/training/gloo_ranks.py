@@ -1,4 +1,4 @@
-"""Program of three ranks that repeat a step over gloo; started by `test_distributed.py`."""
+"""Program of three ranks that repeat a step over gloo; started by `test_averaging.py`."""
 
 import os
 
@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from launch.process_group import ProcessGroup
 from retinanet.engine.optimizers import make_optimizer
-from retinanet.training.distributed import make_exchange
+from retinanet.training.averaging import make_exchange
 from retinanet.training.loop import accumulate_gradients
 from tests.retinanet.training.tiny_steps import make_batch, make_model, prepared
 

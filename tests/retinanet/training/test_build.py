@@ -14,12 +14,12 @@ from retinanet.preflight.run import check_backbone
 from retinanet.training.build import (
     build_model,
     dropped_parts,
-    is_imagenet_file,
     notes_on_backbone,
     read_backbone_weights,
     require_trainable_start,
     starting_weights,
 )
+from retinanet.training.weight_files import is_imagenet_file
 from tests.support.commands import error_message
 
 

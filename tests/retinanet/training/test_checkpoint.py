@@ -29,11 +29,11 @@ from retinanet.training.checkpoint import (
     write_checkpoint,
 )
 from retinanet.training.checkpointer import gathered
+from retinanet.training.progress import Progress
 from retinanet.training.train_state import (
     ModelDescription,
     Part,
     State,
-    TrainingPosition,
     digest,
     load_rank_state_dict,
     random_states,
@@ -53,9 +53,7 @@ DESCRIPTION = ModelDescription(
     precision="float32",
     classes=CLASSES.to_json(),
 )
-POSITION = TrainingPosition(
-    step=12, epoch=2, images=4, images_per_epoch=10, map_here=None, best_map=0.25
-)
+POSITION = Progress(step=12, epoch=2, images=4, images_per_epoch=10, map_here=None, best_map=0.25)
 STATE = State(
     model=DESCRIPTION,
     position=POSITION,

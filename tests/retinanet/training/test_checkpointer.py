@@ -21,10 +21,10 @@ from retinanet.training.checkpoint import (
     write_checkpoint,
 )
 from retinanet.training.checkpointer import Checkpointer, CheckpointTimer
+from retinanet.training.progress import Progress
 from retinanet.training.train_state import (
     ModelDescription,
     State,
-    TrainingPosition,
     random_states,
     read_state,
 )
@@ -40,10 +40,8 @@ MODEL = ModelDescription(
 )
 
 
-def position(
-    step: int, *, current: float | None = None, best: float | None = None
-) -> TrainingPosition:
-    return TrainingPosition(
+def position(step: int, *, current: float | None = None, best: float | None = None) -> Progress:
+    return Progress(
         step=step, epoch=0, images=step, images_per_epoch=999, map_here=current, best_map=best
     )
 

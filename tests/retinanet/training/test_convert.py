@@ -27,7 +27,6 @@ from data.annotations import UNNAMED
 from retinanet.__main__ import main
 from retinanet.commands import EvaluateOptions
 from retinanet.evaluation.command import evaluate
-from retinanet.training.build import unpickle_weights
 from retinanet.training.checkpoint import read_checkpoint
 from retinanet.training.convert import (
     convert,
@@ -37,6 +36,7 @@ from retinanet.training.convert import (
 )
 from retinanet.training.detector_weights import detector_tensors, read_detector
 from retinanet.training.train_state import MODEL_FILE
+from retinanet.training.weight_files import unpickle_weights
 from tests.support.commands import RunHere, error_line, error_message, run_program
 from tests.support.random_detectors import random_detector
 from tests.support.torchvision_models import old_spelling, torchvision_retinanet

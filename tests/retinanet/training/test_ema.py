@@ -15,10 +15,10 @@ from retinanet.training.checkpoint import Checkpoint, Contents, read_checkpoint,
 from retinanet.training.checkpointer import gathered
 from retinanet.training.ema import WeightAverage, averaged_tensors, decay_after
 from retinanet.training.loop import train_one_epoch
+from retinanet.training.progress import Progress
 from retinanet.training.train_state import (
     ModelDescription,
     State,
-    TrainingPosition,
     load_rank_state_dict,
     rank_state_dict,
 )
@@ -171,9 +171,7 @@ STATE = State(
         precision="float32",
         classes=CLASSES,
     ),
-    position=TrainingPosition(
-        step=1, epoch=0, images=1, images_per_epoch=9, map_here=None, best_map=None
-    ),
+    position=Progress(step=1, epoch=0, images=1, images_per_epoch=9, map_here=None, best_map=None),
     setup={"ranks": 1},
     config={},
     random_states=[],

@@ -13,7 +13,7 @@ from retinanet.engine.engines import PreparedTraining
 from retinanet.engine.optimizers import make_optimizer
 from retinanet.model.retinanet import HeadOutputs, RetinaNet
 from retinanet.training.loop import (
-    GroupStep,
+    StepOptions,
     StepResult,
     batch_losses,
     train_one_epoch,
@@ -37,8 +37,8 @@ def cleared_gradients(frozen_model: RetinaNet) -> Iterator[None]:
     frozen_model.zero_grad(set_to_none=True)
 
 
-@pytest.mark.parametrize(("groups", "seconds"), [(None, 6.0), (1, 6.0), (3, 2.0)])
-def test_groups_at_work_share_the_seconds(groups: int | None, seconds: float) -> None:
+@pytest.mark.parametrize(("parallel", "seconds"), [(1, 6.0), (3, 2.0)])
+def test_parallel_steps_share_the_seconds(parallel: int, seconds: float) -> None:
     step = StepResult(
         step=1,
         losses={},
@@ -50,7 +50,7 @@ def test_groups_at_work_share_the_seconds(groups: int | None, seconds: float) ->
         page_faults=0,
         resident_mb=1.0,
         peak_resident_mb=1.0,
-        group=None if groups is None else GroupStep(number=0, staleness=0, at_work=groups),
+        parallel=parallel,
     )
     assert (step.run_seconds, step.images_per_second) == (seconds, 12 / seconds)
 
@@ -75,7 +75,7 @@ def train(
             batches,
             learning_rate=lambda step: rate * (step + 1),
             first_step=first_step,
-            gradient_accumulation=accumulation,
+            options=StepOptions(gradient_accumulation=accumulation),
         )
     )
 
@@ -152,7 +152,7 @@ def test_profiler_gets_the_phases_of_each_step(frozen_model: RetinaNet) -> None:
         [make_batch(seed=seed) for seed in range(4)],
         learning_rate=lambda _: 0.0,
         first_step=6,
-        gradient_accumulation=2,
+        options=StepOptions(gradient_accumulation=2),
         profiler=profiler,
     )
     one_batch = ["forward", "end", "loss", "end", "backward", "end"]
@@ -237,7 +237,7 @@ def test_main_thread_is_bound_while_computing_but_not_while_loading(
         load(),
         learning_rate=lambda _: 0.0,
         first_step=0,
-        main_cpus=(cpus[0],),
+        options=StepOptions(main_cpus=(cpus[0],)),
     )
     for hook in hooks:
         hook.remove()

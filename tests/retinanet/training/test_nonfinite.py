@@ -16,7 +16,7 @@ from retinanet.engine.engines import PreparedTraining
 from retinanet.engine.optimizers import gradient_norm, make_optimizer
 from retinanet.loss.focal import FORMS
 from retinanet.model.retinanet import HeadOutputs, RetinaNet, by_anchor
-from retinanet.training.loop import StepResult, accumulate_gradients, train_one_epoch
+from retinanet.training.loop import StepOptions, StepResult, accumulate_gradients, train_one_epoch
 from retinanet.training.nonfinite import NonFiniteGuard, NonFiniteStep, TensorNames
 from tests.retinanet.training.tiny_steps import make_batch, make_model, prepared
 
@@ -60,7 +60,7 @@ def steps(
             batches,
             learning_rate=lambda _: 1e-6,
             first_step=16,
-            gradient_accumulation=accumulation,
+            options=StepOptions(gradient_accumulation=accumulation),
         )
     )
 
@@ -215,7 +215,7 @@ def step_record(*, weights: int = 0, statistics: int = 0) -> NonFiniteStep:
 def make_guard(action: Literal["stop", "skip"], *, limit: int, skipped: int = 0) -> NonFiniteGuard:
     """Return a guard for steps without images."""
     guard = NonFiniteGuard(action, limit=limit, annotations=cast(Annotations, None))
-    guard.load_state_dict({"skipped_steps": skipped})
+    guard.skipped = skipped
     return guard
 
 
@@ -234,7 +234,7 @@ def test_run_stops_at_once_unless_configured_to_skip() -> None:
 def test_limit_of_skipped_steps_counts_those_before_a_resume() -> None:
     run = make_guard("skip", limit=2, skipped=1)  # one of them before a resume
     assert check(run, step_record()) is None
-    assert run.state_dict() == {"skipped_steps": 2}
+    assert run.skipped == 2
     advice = check(run, step_record())
     assert advice is not None and "training.nonfinite_limit=2" in advice
 

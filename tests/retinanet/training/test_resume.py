@@ -8,8 +8,9 @@ from common.errors import InputError
 from retinanet.config import config_to_tree
 from retinanet.config_file import load_config
 from retinanet.training.checkpoint import Checkpoint
+from retinanet.training.progress import Progress
 from retinanet.training.resume import differences, recorded_split, require_same_settings
-from retinanet.training.train_state import ModelDescription, State, TrainingPosition
+from retinanet.training.train_state import ModelDescription, State
 
 OVERRIDES = ("training.batch_size=2", "distributed.batch_split=speed")
 
@@ -26,7 +27,7 @@ def make_checkpoint(*changes: str, split: object = None, ranks: int = 2) -> Chec
             precision="float32",
             classes={},
         ),
-        position=TrainingPosition(
+        position=Progress(
             step=1, epoch=0, images=4, images_per_epoch=8, map_here=None, best_map=None
         ),
         setup={"ranks": ranks, **split_setup},

@@ -5,10 +5,9 @@ import torch
 
 from common.errors import InputError
 from retinanet.config_sections import TrainingConfig
+from retinanet.training.progress import START
 from retinanet.training.schedule import (
-    Position,
     StepPlan,
-    TrainState,
     learning_rate,
     learning_rate_factor,
 )
@@ -31,7 +30,7 @@ def make_plan(
         epochs=epochs,
         max_steps=max_steps,
         evaluate_every=every,
-        start=Position(*start),
+        start=replace(START, step=start[0], epoch=start[1], images=start[2]),
     )
 
 
@@ -41,7 +40,7 @@ def evaluations(plan: StepPlan) -> list[int]:
 
 
 def positions(plan: StepPlan, *steps: int) -> list[tuple[int, int]]:
-    return [(plan.position(step).epoch, plan.position(step).images) for step in steps]
+    return [plan.position(step) for step in steps]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ def test_epoch_ends_at_its_last_step() -> None:
 @pytest.mark.parametrize("step", range(16))
 def test_resumed_plan_equals_the_uninterrupted_plan(step: int) -> None:
     whole = make_plan(images=23, batch=2, accumulation=2)
-    resumed = replace(whole, start=whole.position(step))
+    resumed = replace(whole, start=START.after(step, whole.position(step)))
     assert resumed.total_steps == whole.total_steps == 15
     for later in range(step, 16):
         assert resumed.position(later) == whole.position(later)
@@ -205,15 +204,11 @@ def test_milestones_are_epochs_whatever_the_batch_size() -> None:
 
 
 def test_evaluations_since_the_best_are_counted() -> None:
-    state, counts = TrainState(), []
+    progress, counts = START, []
     for value in (0.0, 0.0, 0.2, 0.1, 0.2, 0.3):
-        state.note_map(value)
-        counts.append((state.best_map, state.evaluations_since_best))
+        progress = progress.evaluated(value)
+        counts.append((progress.best_map, progress.evaluations_since_best))
     assert counts == [(0.0, 0), (0.0, 1), (0.2, 0), (0.2, 1), (0.2, 2), (0.3, 0)]
-    state.note_map(0.1)
-    restored = TrainState()
-    restored.load_state_dict(state.state_dict())
-    assert restored == state and restored.evaluations_since_best == 1
 
 
 def test_warmup_may_be_longer_than_the_run() -> None:

@@ -23,8 +23,9 @@ if __name__ == "__main__":
     from retinanet.engine.gradient_sync import GradientExchange, MemoryPlace, share_gradients
     from retinanet.engine.optimizers import make_optimizer
     from retinanet.training.async_groups.epoch import BatchQueue
-    from retinanet.training.async_groups.groups import GroupUpdate, compute_group, living_group
+    from retinanet.training.async_groups.groups import GroupOptimizer, compute_group, living_group
     from retinanet.training.async_groups.weights import GroupWeights, memory_of_weights
+    from retinanet.training.loop import optimizer_step
 
     make = partial(make_optimizer, name="sgd", learning_rate=0.5)
 
@@ -75,7 +76,9 @@ if __name__ == "__main__":
         """Take steps that add powers of four to the weights, so that their sum shows which ones."""
         parameters = [nn.Parameter(torch.zeros(3, dtype=torch.float32))]
         weights = shared_weights(everybody, parameters)
-        update = GroupUpdate(weights, parameters, group=members, is_in_memory=True)
+        optimizer = GroupOptimizer(
+            weights, make(nn.ParameterList(parameters)), group=members, is_in_memory=True
+        )
         assert everybody.store is not None
         number = everybody.rank // members.size
         queue = BatchQueue(
@@ -83,13 +86,13 @@ if __name__ == "__main__":
         )
         if not members.is_first:
             time.sleep(LATE_S)  # the group's first rank must wait for it
-        update.begin()
+        optimizer.begin()
         staleness: list[int] = []
         equal: list[bool] = []
         while (step := queue.take(len(staleness))) is not None:
             parameters[0].grad = torch.full((3,), float(-(4**step)))
-            update(1.0)
-            staleness.append(update.staleness)
+            optimizer_step(optimizer, 1.0)
+            staleness.append(optimizer.staleness)
             read = members.all_gather(parameters[0].tolist(), list[Any])
             equal.append(all(weights == read[0] for weights in read))
         everybody.barrier()

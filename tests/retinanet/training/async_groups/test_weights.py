@@ -13,12 +13,13 @@ from data.dataset import Batch
 from launch.process_group import ProcessGroup
 from retinanet.engine.optimizers import make_optimizer
 from retinanet.model.retinanet import RetinaNet
-from retinanet.training.async_groups.groups import GroupUpdate
+from retinanet.training.async_groups.groups import GroupOptimizer
 from retinanet.training.async_groups.weights import GroupWeights, memory_of_weights
-from retinanet.training.loop import StepResult, Update, train_one_epoch
+from retinanet.training.loop import StepOptions, StepResult, train_one_epoch
 from tests.retinanet.engine.layers import trainable
 from tests.retinanet.training.tiny_steps import make_batch, make_model, prepared
 
+Make = Callable[[nn.Module], Optimizer]
 STEPS = 3
 NAN = 1  # The step, counted from 0, with a NaN in its images
 
@@ -31,24 +32,23 @@ def batches() -> list[Batch]:
     return batches
 
 
-def one_group(model: nn.Module, make: Callable[[nn.Module], Optimizer]) -> GroupUpdate:
+def one_group(model: nn.Module, optimizer: Optimizer, make: Make) -> GroupOptimizer:
     parameters = trainable(model)
     memory = memory_of_weights(parameters, optimizer="adam")
     weights = GroupWeights(memory.place, parameters, optimizer="adam", make=make, timeout_s=20)
     weights.fill(parameters, make(model))
     memory.close()
-    return GroupUpdate(weights, parameters, group=ProcessGroup(), is_in_memory=True)
+    return GroupOptimizer(weights, optimizer, group=ProcessGroup(), is_in_memory=True)
 
 
-def train(model: RetinaNet, optimizer: Optimizer, *, update: Update | None) -> list[StepResult]:
+def train(model: RetinaNet, optimizer: Optimizer) -> list[StepResult]:
     return list(
         train_one_epoch(
             prepared(model, optimizer),
             batches(),
             learning_rate=lambda step: 1e-3 / (step + 1),
             first_step=0,
-            max_grad_norm=1.0,
-            update=update,
+            options=StepOptions(max_grad_norm=1.0),
         )
     )
 
@@ -59,15 +59,15 @@ def test_one_group_on_shared_weights_equals_plain_training_bit_for_bit() -> None
     make = partial(make_optimizer, name="adam", learning_rate=0.5)
     model, plain = make_model(), make_model()
     optimizer, plain_optimizer = make(model), make(plain)
-    update = one_group(model, make)
+    shared = one_group(model, optimizer, make)
     for parameter in trainable(model):
         parameter.data.zero_()
-    update.begin()  # reads the shared weights
-    results = train(model, optimizer, update=update)
-    expected = train(plain, plain_optimizer, update=None)
-    assert update.staleness == 0
+    shared.begin()  # reads the shared weights
+    results = train(model, shared)
+    expected = train(plain, plain_optimizer)
+    assert shared.staleness == 0
     assert len(optimizer.state) == 0  # it took no step itself
-    update.take_back(optimizer)
+    shared.take_back(optimizer)
     for result, other in zip(results, expected, strict=True):
         assert str(result.losses) == str(other.losses)
         assert result.learning_rate == other.learning_rate

@@ -1,4 +1,4 @@
-"""Program of two ranks that print JSON lines; `test_distributed.py` runs it under mpirun."""
+"""Program of two ranks that print JSON lines; `test_agreement.py` runs it under mpirun."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ if __name__ == "__main__":
     from common.errors import InputError
     from data.dataset import Batch
     from launch.process_group import joined
-    from retinanet.training.distributed import (
+    from retinanet.training.agreement import (
         agree_on_weights,
         agreed_batches,
         average_norms,

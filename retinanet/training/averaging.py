@@ -1,0 +1,155 @@
+"""The averaging of gradients: which ranks take part, with which batches, and by which way."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from common.errors import InputError
+from launch.pinning import RankContext
+from launch.process_group import ProcessGroup
+from retinanet.config import Config
+from retinanet.engine.engines import PreparedTraining
+from retinanet.engine.folded_forward import RunningStatistics
+from retinanet.engine.gradient_sync import Averaging, GradientExchange, share_gradients
+from retinanet.engine.host_gradients import average_over_hosts
+from retinanet.training.async_groups.groups import compute_group
+from retinanet.training.batch_split import RankBatches, dummy_batch, settle_batches
+from retinanet.training.loop import (
+    NO_PROFILER,
+    StepProfiler,
+    accumulate_gradients,
+    batch_losses,
+)
+
+
+def averaging_ranks(config: Config, group: ProcessGroup, place: RankContext) -> ProcessGroup:
+    """Return the ranks that average their gradients with this one; all ranks call it."""
+    groups, timeout_s = config.distributed.groups, config.distributed.timeout_s
+    if groups == 1:
+        return group
+    return compute_group(group, groups, comm_cpus=place.pinned.share.comm_cpus, timeout_s=timeout_s)
+
+
+def split_and_exchange(
+    config: Config,
+    prepared: PreparedTraining,
+    *,
+    averaging: ProcessGroup,
+    place: RankContext,
+    recorded: Sequence[int] = (),
+    profiler: StepProfiler = NO_PROFILER,
+) -> tuple[RankBatches, GradientExchange | None]:
+    """Split batches among the ranks of `averaging_ranks`, and average gradients by their images.
+
+    `recorded`: see `settle_batches`. The exchange is None for a single rank.
+
+    Raises:
+        InputError: `distributed.batch_split` or `distributed.backend` does not fit these ranks.
+    """
+    local_ranks = place.ranks.local_size
+    batches = settle_batches(
+        config, prepared, group=averaging, local_ranks=local_ranks, recorded=recorded
+    )
+    exchange = make_exchange(
+        averaging,
+        prepared,
+        backend=config.distributed.backend,
+        compress=config.distributed.compress,
+        focal_form=config.engine.focal_loss,
+        timeout_s=config.distributed.timeout_s,
+        weight=batches.weight(averaging.rank),
+        profiler=profiler,
+    )
+    return batches, exchange
+
+
+def make_exchange(
+    group: ProcessGroup,
+    prepared: PreparedTraining,
+    *,
+    backend: str,
+    compress: str,
+    focal_form: str,
+    timeout_s: float,
+    weight: float | None = None,
+    profiler: StepProfiler = NO_PROFILER,
+) -> GradientExchange | None:
+    """Return the exchange that averages gradients over the ranks of a group; None for one rank.
+
+    All of them call it, with equal models. `backend` and `compress` are the configuration's. A rank
+    whose gradients are missing for `timeout_s` ends the job. `weight` is this rank's weight in the
+    average; None: equal weights.
+
+    Raises:
+        InputError: Shared memory is configured, but the ranks have none in common.
+    """
+    if group.size == 1:
+        return None
+    parameters = prepared.model.parameters()
+    values = sum(value.numel() for value in parameters if value.requires_grad)
+    averaging = choose_averaging(
+        group, values=values, backend=backend, compress=compress, timeout_s=timeout_s
+    )
+    exchange = GradientExchange(
+        prepared.model,
+        partial(batch_losses, prepared, focal_form=focal_form, profiler=profiler),
+        compress=compress,
+        averaging=averaging,
+        weight=weight,
+        ranks=group.exchange,
+    )
+    if group.size > 2 and (averaging is None or not averaging.has_fixed_order):
+        settle_buckets(exchange, prepared)
+    return exchange
+
+
+def choose_averaging(
+    group: ProcessGroup, *, values: int, backend: str, compress: str, timeout_s: float
+) -> Averaging | None:
+    """Return how several ranks average `values` gradients; None: by torch's process group.
+
+    All of them call it. The other arguments are those of `make_exchange`, which raises the same.
+    """
+    averaging: Averaging | None = None
+    compresses = compress == "bf16"
+    if group.is_on_one_host and backend in ("auto", "shared"):
+        averaging = share_gradients(
+            group.all_gather,
+            rank=group.rank,
+            values=values,
+            compress=compresses,
+            timeout_s=timeout_s,
+        )
+    elif backend == "mpi" or (backend in ("auto", "gloo") and not group.is_on_one_host):
+        averaging = average_over_hosts(
+            group, values=values, compress=compresses, timeout_s=timeout_s
+        )
+    if backend == "shared" and averaging is None:
+        raise InputError(
+            f"distributed.backend: shared: the ranks, on {', '.join(dict.fromkeys(group.hosts))}, "
+            "have no shared memory; set distributed.backend=auto"
+        )
+    return averaging
+
+
+PASSES_UNTIL_SORTED = 2
+"""Backward passes after which DDP has the order in which gradients become ready."""
+SETTLING_SIDE = 128  # Side of the image for them. [pixels]
+
+
+def settle_buckets(exchange: GradientExchange, prepared: PreparedTraining) -> None:
+    """Make DDP rebuild its buckets before the first step, not after the second one.
+
+    With three or more summands, an all-reduce of gloo or MPI adds a value in an order that depends
+    on its place in a bucket. A resumed run would therefore round its first steps differently from
+    the uninterrupted run. Shared memory always sums in the order of the ranks, an exchange in BF16
+    in that of the hosts, and two summands have only one order.
+    """
+    prepared.model.train()
+    statistics = RunningStatistics(prepared.model)
+    statistics.keep()
+    batch = dummy_batch(1, SETTLING_SIDE)
+    # Gradients, and the running statistics that the passes change, are discarded.
+    for _ in range(PASSES_UNTIL_SORTED):
+        accumulate_gradients(prepared, [batch], exchange=exchange)
+        prepared.optimizer.zero_grad(set_to_none=True)
+    statistics.put_back()
