@@ -364,16 +364,17 @@ def check_versions(pins: Path | None = None) -> Finding:
     if pins is None:
         lane = "requirements/ipex.txt" if installed_versions([IPEX]) else "requirements.txt"
         pins = FOLDER / lane
+    shown = pins.relative_to(FOLDER) if pins.is_relative_to(FOLDER) else pins
     if not pins.is_file():
-        return ok(VERSIONS, f"not compared with the tested ones: no {pins.name} beside the program")
+        return ok(VERSIONS, f"not compared with the tested ones: no {shown} beside the program")
     wanted = read_pins(pins)
     installed = installed_versions(wanted)
     others = differences(wanted, installed)
     if not others:
-        return ok(VERSIONS, f"{len(installed)} packages, all as pinned in {pins.name}")
+        return ok(VERSIONS, f"{len(installed)} packages, all as pinned in {shown}")
     names = ", ".join(others[:NAMED])
     others_text = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
-    return warning(VERSIONS, f"not as pinned in {pins.name}: {names}{others_text}", fix=AS_PINNED)
+    return warning(VERSIONS, f"not as pinned in {shown}: {names}{others_text}", fix=AS_PINNED)
 
 
 def read_pins(pins: Path) -> dict[str, str]:

@@ -200,6 +200,7 @@ RULES = (
         r"python -m data bench .*",
         "--limit 4 --rounds 1 --batch-size 2 --image-size 64 --decoders simplejpeg",
     ),
+    run(r"python -m retinanet\.engine\.kernels"),
     # mistakes that the pages show
     run(r"python train\.py .* batch_size=2", status=2),
     run(r"python train\.py .*pretrained_backbone=backbone\.pth", status=2),

@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 from ruamel.yaml import YAML
 
+from common.options import check_outputs
 from data.annotations import Split
 from data.dataset import SampleKey, open_data
 from retinanet.verify_command import VerifyOptions, run
@@ -81,7 +82,9 @@ def verify(config: Path, *overrides: str, **options: Any) -> tuple[int, Content]
     """Run the command; return its exit code and its JSON."""
     file = options.setdefault("json", config.with_suffix(".json"))
     file.unlink(missing_ok=True)
-    code = run(VerifyOptions(config=str(config), overrides=list(overrides), **options))
+    taken = VerifyOptions(config=str(config), overrides=list(overrides), **options)
+    check_outputs(taken)
+    code = run(taken)
     return code, json.loads(file.read_text(encoding="utf-8"))
 
 

@@ -234,7 +234,7 @@ def test_columns_of_an_index_are_checked(tmp_path: Path) -> None:
     spoiled = replace(read, boxes=boxes, box_category_ids=categories, box_ids=ids)
     write_index(folder, spoiled, made_from="a test")
     config = write_config(tmp_path, train._replace(annotations=folder), validation)
-    code, report = verify(config, no_images=True, clean_folder=tmp_path / "clean")
+    code, report = verify(config, no_images=True, write_clean=tmp_path / "clean")
     assert code == 1
     assert {each["name"]: each["places"][0]["entry"] for each in train_findings(report)} == {
         "box_not_finite": "boxes[1]",

@@ -43,7 +43,7 @@ def test_clean_index_is_verified_and_trained_on(
     (train.images / "4.jpg").write_bytes(b"no image")
     (validation.images / "0.jpg").unlink()
     folder = tmp_path / "clean"
-    assert verify(config, clean_folder=folder)[0] == 1
+    assert verify(config, write_clean=folder)[0] == 1
     printed = capsys.readouterr().out
     # One image is there twice, one cannot be read, 12 lost its boxes and 14 is damaged.
     assert f"{folder}/train.index: 4 of 8 images and 6 of 15 boxes" in printed
@@ -69,7 +69,7 @@ def test_clean_index_is_verified_and_trained_on(
 
 def test_clean_index_of_good_data_equals_the_data(tmp_path: Path) -> None:
     config, train, validation = write_splits(tmp_path)
-    assert verify(config, clean_folder=tmp_path / "clean")[0] == 0
+    assert verify(config, write_clean=tmp_path / "clean")[0] == 0
     for name, split in (("train", train), ("validation", validation)):
         clean = open_index(tmp_path / "clean" / f"{name}.index")
         assert_same_annotations(clean, read_annotations(split.annotations))
@@ -77,10 +77,10 @@ def test_clean_index_of_good_data_equals_the_data(tmp_path: Path) -> None:
 
 def test_index_can_be_cleaned_again(tmp_path: Path) -> None:
     config, *splits = write_splits(tmp_path)
-    verify(config, clean_folder=tmp_path / "first")
+    verify(config, write_clean=tmp_path / "first")
     (splits[0].images / "2.jpg").unlink()
     first = f"data.train_annotations={tmp_path}/first/train.index"
-    code, report = verify(config, first, clean_folder=tmp_path / "second")
+    code, report = verify(config, first, write_clean=tmp_path / "second")
     assert code == 1 and counts(report) == {"image_missing": 1}
     clean = open_index(tmp_path / "second" / "train.index")
     assert clean.image_ids.tolist() == [10, 11, 13, 14, 15] and len(clean.boxes) == 10
@@ -115,7 +115,7 @@ def test_images_of_the_clean_index(
     content = small_content()
     change(content)
     config, *_ = write_splits(tmp_path, content, content)
-    verify(config, clean_folder=tmp_path / "clean")
+    verify(config, write_clean=tmp_path / "clean")
     assert open_index(tmp_path / "clean" / "train.index").image_ids.tolist() == remaining
 
 
@@ -138,7 +138,7 @@ def test_clean_index_that_cannot_be_made(
     config, _, validation = write_splits(tmp_path, None, small_content() | (change or {}))
     for file in [] if change else validation.images.iterdir():
         file.unlink()
-    code, _ = verify(config, clean_folder=tmp_path / "clean")
+    code, _ = verify(config, write_clean=tmp_path / "clean")
     assert code == 1 and not (tmp_path / "clean").exists()
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("clean index not written: validation: ") and reason in last
@@ -149,15 +149,15 @@ def test_existing_index_is_not_replaced(tmp_path: Path) -> None:
     clean = tmp_path / "clean"
     (clean / "validation.index").mkdir(parents=True)
     with pytest.raises(InputError, match=r"validation\.index: exists"):
-        verify(config, clean_folder=clean)
+        verify(config, write_clean=clean)
     assert not (clean / "train.index").exists()
-    assert verify(config, clean_folder=clean, split="train")[0] == 0
+    assert verify(config, write_clean=clean, split="train")[0] == 0
     assert len(open_index(clean / "train.index")) == IMAGES
 
 
 def test_clean_index_of_a_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, *_ = write_splits(tmp_path)
     with pytest.raises(InputError, match=r"--write-clean: .* --sample"):
-        verify(config, clean_folder=tmp_path / "clean", sample=2)
-    verify(config, clean_folder=tmp_path / "clean", no_images=True)
+        verify(config, write_clean=tmp_path / "clean", sample=2)
+    verify(config, write_clean=tmp_path / "clean", no_images=True)
     assert "not all images were checked" in capsys.readouterr().out

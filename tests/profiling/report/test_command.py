@@ -194,7 +194,7 @@ def test_existing_page_is_not_overwritten(tmp_path: Path, run_here: RunHere) -> 
         ("--environment", "{", "is not JSON"),
         ("--replay", "{}", "replay"),
         ("--trace", "{}", ""),
-        ("--peaks", "{}", "matrix_gflop_per_s is missing"),
+        ("--peaks", "{}", "matrix_gflop_per_s: Field required"),
         ("--reference", "nothing\n", "no oneDNN lines"),
     ],
 )

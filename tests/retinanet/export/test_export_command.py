@@ -181,7 +181,7 @@ def test_files_of_the_checkpoint_are_not_replaced(
 
 
 def test_wrong_options_are_errors_on_one_line(
-    tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+    detector: Path, tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def error(*arguments: str | Path) -> str:
         done = run_here(main, "export", *arguments)
@@ -190,13 +190,14 @@ def test_wrong_options_are_errors_on_one_line(
 
     existing, free, missing = (tmp_path / name for name in ("old.onnx", "free.onnx", "none"))
     existing.write_text("mine")
-    assert ".onnx (ONNX)" in error("--checkpoint", missing, "--out", tmp_path / "m")
-    assert "--overwrite" in error("--checkpoint", missing, "--out", existing)
+    assert "does not exist" in error("--checkpoint", missing, "--out", free)
+    assert ".onnx (ONNX)" in error("--checkpoint", detector, "--out", tmp_path / "m")
+    assert "--overwrite" in error("--checkpoint", detector, "--out", existing)
     assert existing.read_text() == "mine"
     message = error("--checkpoint", existing, "--out", free)
     assert "exported model" in message and "runs/NAME/checkpoints/best" in message
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # as if not installed
-    message = error("--checkpoint", missing, "--out", free)
+    message = error("--checkpoint", detector, "--out", free)
     assert "onnxruntime not installed" in message and "make serving" in message
     assert [file.name for file in tmp_path.iterdir()] == ["old.onnx"]
 
