@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from common.errors import BAD_INPUT, FINISHED, exit_code_for, format_error
 from common.options import add_options, check_outputs, take_options
-from common.outputs import require_separate_arguments
 from common.program import command_words, module_name
 from common.streams import lost_output, open_streams
 
@@ -102,7 +101,6 @@ def run_parsed(parser: argparse.ArgumentParser) -> int:
     """Parse the command line, and run its command; return the exit code."""
     arguments = vars(parser.parse_args())
     run: Callable[..., int] = arguments.pop("run")
-    require_separate_arguments(arguments)
     return run(**arguments)
 
 
@@ -149,19 +147,17 @@ def add_command(
     summary: str | None = None,
     options: type[Options] | None = None,
     run: Callable[[Options], int] | None = None,
+    formatter: type[argparse.HelpFormatter] = argparse.RawDescriptionHelpFormatter,
 ) -> argparse.ArgumentParser:
     """Add a command and return its parser; `--help` has `about`, the options, and `examples`.
 
     The group's own `--help` has the `summary`, unless `add_commands` knows it. `options` is a
-    record as in `common.options`, which `run` takes; it returns the exit code.
+    record as in `common.options`, which `run` takes; it returns the exit code. Without both it is a
+    group, to which commands are added.
     """
     listed: dict[str, Any] = {} if summary is None else {"help": summary}
     parser = commands.add_parser(
-        name,
-        description=about,
-        epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        **listed,
+        name, description=about, epilog=examples, formatter_class=formatter, **listed
     )
     if options is not None and run is not None:
         add_options(parser, options)
@@ -176,13 +172,6 @@ def run_with_options(options: type[Options], run: Callable[[Options], int], **pa
     return run(record)
 
 
-def add_json_option(
-    parser: argparse.ArgumentParser, what: str = "also write the results to this file, as JSON"
-) -> None:
-    """Add `--json FILE`, as `json_file`; `require_free_json` checks it before the work begins."""
-    parser.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help=what)
-
-
 def chart_file(text: str) -> Path:
     """Parse the name of a chart, which says its format."""
     if not text.endswith((".png", ".svg")):
@@ -191,18 +180,6 @@ def chart_file(text: str) -> Path:
             f"expected a name that ends in .png or .svg, found {shown!r}"
         )
     return Path(text)
-
-
-def add_output_options(
-    parser: argparse.ArgumentParser,
-    what: str,
-    *,
-    overwrite: str = "replace files of an earlier call in DIR",
-) -> None:
-    """Add `--out DIR`, `--overwrite` and `--json FILE`; the help of the first is `what`."""
-    parser.add_argument("--out", type=Path, metavar="DIR", help=what)
-    parser.add_argument("--overwrite", action="store_true", help=overwrite)
-    add_json_option(parser)
 
 
 def resuming_command(launcher: Sequence[str] = ()) -> str:

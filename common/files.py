@@ -54,12 +54,6 @@ def require_free_outputs(files: Sequence[Path], *, overwrite: bool) -> None:
     require_free(files, overwrite=overwrite, advice="give --overwrite or another --out")
 
 
-def require_free_json(json_file: Path | None, *, overwrite: bool = False) -> None:
-    """Refuse to replace the file that `--json` names, if it was given."""
-    if json_file is not None:
-        require_free([json_file], overwrite=overwrite, advice="give --json another file")
-
-
 PARTIAL = ".partial"
 """The end of a temporary name, so that no reader takes the file for one of its format."""
 

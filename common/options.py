@@ -171,7 +171,9 @@ def add_option(place: Any, each: "Field[Any]", kind: Any) -> None:
     elif default is not None or ("nargs" not in added and each.default is not MISSING):
         added.setdefault("nargs", "?")
     if not isinstance(default, bool | None) and "(default" not in added["help"]:
-        added["help"] += f" (default: {default_text(default)})"
+        # argparse fills in what `set_defaults` may have changed.
+        shown = ",".join(map(str, default)) if isinstance(default, tuple) else "%(default)s"
+        added["help"] += f" (default: {shown})"
     place.add_argument(each.name if is_positional else option_name(each), default=default, **added)
 
 
@@ -179,11 +181,6 @@ def option_name(each: "Field[Any]") -> str:
     """Return what is typed for a field, such as `--batch-size`."""
     name: str = each.metadata[ADDED].get("name", f"--{each.name.replace('_', '-')}")
     return name
-
-
-def default_text(value: Any) -> str:
-    """Return a default as it is typed on the command line."""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def take_options(record: type[Any], values: dict[str, Any]) -> Any:

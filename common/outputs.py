@@ -1,16 +1,13 @@
 """Outputs of commands: none replaces a file that the same command reads, nor a user's folder."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from common.errors import InputError, printable
 from common.files import or_refused
 from common.walk import identity
 
-OUTPUTS = ("out", "json_file", "chart", "slurm")
-"""The names of arguments that are files to write."""
 NAMES_SHOWN = 3
 
 
@@ -25,16 +22,6 @@ def require_no_input(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
             raise InputError(
                 f"{output}: would replace {source}, which this command reads; set another output"
             )
-
-
-def require_separate_arguments(arguments: Mapping[str, Any]) -> None:
-    """Refuse a command's outputs that are files among its other arguments."""
-    outputs: list[Path] = []
-    inputs: list[Path] = []
-    for name, value in arguments.items():
-        values = value if isinstance(value, list | tuple) else [value]
-        (outputs if name in OUTPUTS else inputs).extend(v for v in values if isinstance(v, Path))
-    require_no_input(outputs, inputs)
 
 
 def require_outside(source: Path, folder: Path, *, advice: str) -> None:

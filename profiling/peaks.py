@@ -298,11 +298,6 @@ def peaks_option() -> Any:
     return option(PEAKS_HELP, default=MEASURE, metavar="FILE")
 
 
-def add_peaks_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--peaks`, as `peaks`, to a command without a record of options."""
-    parser.add_argument("--peaks", default=MEASURE, metavar="FILE", help=PEAKS_HELP)
-
-
 def choose_peaks(
     choice: str, log: OneDnnLog, *, console: Console, folder: Path | None
 ) -> Peaks | None:

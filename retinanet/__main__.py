@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from common.cli import (
 )
 from common.errors import FINISHED
 from common.machine import code_version, installed_versions
+from common.options import argument
 from common.program import DISTRIBUTION
 
 if TYPE_CHECKING:
@@ -166,16 +168,26 @@ examples:
 
 def add_completion(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `completion`."""
-    parser = add_command(
-        commands, "completion", about=COMPLETION_ABOUT, examples=COMPLETION_EXAMPLES
+    add_command(
+        commands,
+        "completion",
+        about=COMPLETION_ABOUT,
+        examples=COMPLETION_EXAMPLES,
+        options=CompletionOptions,
+        run=print_completion,
     )
-    parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
-    parser.set_defaults(run=print_completion)
 
 
-def print_completion(*, shell: str) -> int:
+@dataclass(frozen=True, kw_only=True)
+class CompletionOptions:
+    """The options of `retinanet completion`."""
+
+    shell: str = argument(", ".join(SHELLS), metavar="SHELL", choices=SHELLS)
+
+
+def print_completion(options: CompletionOptions) -> int:
     """Print the script for a shell; return the exit code."""
-    sys.stdout.write(completion_script(shell))
+    sys.stdout.write(completion_script(options.shell))
     return FINISHED
 
 

@@ -40,7 +40,7 @@ from common.options import flag, json_option, option, overrides_argument
 from data.annotations import SPLITS, SplitName
 from data.decoding import resolve_decoder
 from data.verify.objects import AnchorRule
-from data.verify.report import require_free_outputs, verify
+from data.verify.report import require_free_folder, verify
 from data.verify.splits import TrainingRules
 from retinanet.commands import Commands
 from retinanet.config_file import configured_split, load_config
@@ -109,7 +109,8 @@ def run(options: VerifyOptions) -> int:
     settings = load_config(config, overrides)
     data = settings.data
     console = make_console()
-    require_free_outputs(json_file=None, chart=None, clean_folder=clean_folder, splits=names)
+    if clean_folder is not None:
+        require_free_folder(clean_folder, names)
     root = data.root
     if data.scenes is not None:
         # These load torch, 400 MB and seconds that checking a data set does without.

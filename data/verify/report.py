@@ -19,9 +19,6 @@ from common.console import clock
 from common.errors import FINISHED, InputError, printable
 from common.files import (
     or_refused,
-    require_free,
-    require_free_json,
-    require_writable,
     require_writable_later,
     write_atomically,
 )
@@ -49,28 +46,15 @@ CATEGORY_FINDINGS = ("category_id_duplicate", "categories_do_not_fit", "categori
 STOPS_TRAINING = 1  # the exit status when something would stop training
 
 
-def require_free_outputs(
-    *,
-    json_file: Path | None,
-    chart: Path | None,
-    clean_folder: Path | None,
-    splits: Sequence[SplitName],
-) -> None:
-    """Raise InputError, before the work, for outputs that exist or cannot be written."""
-    if json_file is not None:
-        require_free_json(json_file)
-        require_writable([json_file])
-    if chart is not None:
-        require_free([chart], overwrite=False, advice="give --chart another file")
-        require_writable([chart])
-    if clean_folder is not None:
-        if clean_folder.exists() and not clean_folder.is_dir():
-            raise InputError(f"{clean_folder}: is a file; --write-clean needs a folder")
-        for split in splits:
-            path = index_folder(clean_folder, split)
-            if path.exists():
-                raise InputError(f"{path}: exists; give --write-clean another folder, or remove it")
-        require_writable_later(index_folder(clean_folder, splits[0]))
+def require_free_folder(folder: Path, splits: Sequence[SplitName]) -> None:
+    """Raise InputError, before the work, if clean indexes exist there or cannot be written."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; --write-clean needs a folder")
+    for split in splits:
+        path = index_folder(folder, split)
+        if path.exists():
+            raise InputError(f"{path}: exists; give --write-clean another folder, or remove it")
+    require_writable_later(index_folder(folder, splits[0]))
 
 
 def index_folder(folder: Path, split: str) -> Path:

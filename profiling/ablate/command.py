@@ -4,16 +4,18 @@ import argparse
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from rich.console import Console
 
 from common.charts import Column, Table, text_column
-from common.cli import positive
+from common.cli import add_command, positive
 from common.console import make_console, significant
 from common.errors import FINISHED, OUR_BUG, WorkerDiedError
+from common.options import argument, included, option, overwrite_option
 from common.page import listed
 from common.program import command_words
 from profiling.ablate.analysis import (
@@ -23,7 +25,7 @@ from profiling.ablate.analysis import (
     format_figure,
     variant_numbers,
 )
-from profiling.ablate.definition import ChartChoice, SizeName, chosen, measured_by, read_all
+from profiling.ablate.definition import ChartChoice, chosen, measured_by, read_all
 from profiling.ablate.measure import (
     Photos,
     alone_on_this_machine,
@@ -32,11 +34,11 @@ from profiling.ablate.measure import (
     measured_on,
     with_photo_description,
 )
-from profiling.ablate.report import make_report
+from profiling.ablate.report import ReportOptions, make_report
 from profiling.ablate.result import (
+    Place,
     Plan,
     Result,
-    default_folder,
     folder_options,
     measure_command,
     read_result,
@@ -64,92 +66,60 @@ examples:
   python -m profiling ablate report --quick                      # includes the second run"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ListOptions:
+    """The options of `ablate list`."""
+
+    place: Place = included(Place)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options of `ablate run`."""
+
+    names: list[str] = argument("ablations (default: all)", metavar="NAME", nargs="*")
+    place: Place = included(Place)
+    photos: Path | None = option(
+        "photos for the decoders (default: synthetic images)", default=None, metavar="DIR"
+    )
+    rounds: int | None = option(
+        "measured runs of each variant (default: from the ablation's file, else 8 or 5); a larger "
+        "number adds rounds to a result",
+        default=None,
+        parse=positive,
+        metavar="N",
+    )
+    overwrite: bool = overwrite_option("replace earlier results")
+
+
 def add_ablate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `ablate list | run | report` to the commands of a command line."""
-    parser = add_parser(commands, "ablate", "measure the papers' ablations on this machine", ABOUT)
-    kinds = parser.add_subparsers(required=True, metavar="COMMAND")
-
+    kinds = add_command(commands, "ablate", about=ABOUT, examples=EXAMPLES).add_subparsers(
+        required=True, metavar="COMMAND"
+    )
     about = "list the ablations, the papers' figures and what is measured"
-    parser = add_parser(kinds, "list", about, f"{about.capitalize()}.", run=list_ablations)
-    add_place(parser)
-
-    parser = add_parser(kinds, "run", "measure ablations, or continue measuring", ABOUT, run=run)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="ablations (default: all)")
-    add_place(parser)
-    parser.add_argument(
-        "--photos",
-        type=Path,
-        metavar="DIR",
-        help="photos for the decoders (default: synthetic images)",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=positive,
-        metavar="N",
-        help="measured runs of each variant (default: from the ablation's file, else 8 or 5); a "
-        "larger number adds rounds to a result",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace earlier results")
-
-    description = (
-        "Write ablations.html (self-contained) and ablations.md with pictures from the results."
-    )
-    about = "write a report as HTML and as Markdown"
-    parser = add_parser(kinds, "report", about, description, run=make_report)
-    add_place(parser)
-    parser.add_argument(
-        "--again",
-        type=Path,
-        metavar="DIR",
-        help="results of a second run, to check each conclusion (default: the folder `second` in "
-        "the results folder, if it exists)",
-    )
-    parser.add_argument(
-        "--to", type=Path, metavar="DIR", help="folder of the report (default: the results folder)"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing report")
+    add_command(
+        kinds, "list", summary=about, about=f"{about.capitalize()}.", examples=EXAMPLES,
+        options=ListOptions, run=list_ablations,
+    )  # fmt: skip
+    add_command(
+        kinds, "run", summary="measure ablations, or continue measuring", about=ABOUT,
+        examples=EXAMPLES, options=RunOptions, run=run,
+    )  # fmt: skip
+    add_command(
+        kinds, "report", summary="write a report as HTML and as Markdown",
+        about="Write ablations.html (self-contained) and ablations.md with pictures from the "
+        "results.", examples=EXAMPLES, options=ReportOptions, run=make_report,
+    )  # fmt: skip
 
 
-def add_parser(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    name: str,
-    about: str,
-    description: str,
-    **defaults: Callable[..., int],
-) -> argparse.ArgumentParser:
-    """Add a command with the examples of all."""
-    parser = commands.add_parser(
-        name,
-        help=about,
-        description=description,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(**defaults)
-    return parser
-
-
-def add_place(parser: argparse.ArgumentParser) -> None:
-    """Add `--quick` and `--out`."""
-    parser.add_argument(
-        "--quick", action="store_true", help="320x320 instead of 800x800, one image per step"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="results folder (default: runs/ablations/quick or runs/ablations/full)",
-    )
-
-
-def list_ablations(*, quick: bool, out: Path | None) -> int:
+def list_ablations(options: ListOptions) -> int:
     """Print all ablations; return the exit code.
 
     Raises:
         InputError: A file is not what it should be.
     """
-    size: SizeName = "quick" if quick else "full"
-    folder = out or default_folder(size)
+    size, folder = options.place.size, options.place.folder
     console = make_console(pipe_width=140)
     headings = map(text_column, ("ablation", "question", "paper"))
     columns = (*headings, text_column(f"measured ({size})", no_wrap=True))
@@ -182,27 +152,18 @@ def print_left_out(console: Console, what: str, left_out: Mapping[str, str]) -> 
         console.print(f"{what}: {listed(names, NAMED)}: {reason}", soft_wrap=True)
 
 
-def run(
-    names: Sequence[str],
-    *,
-    quick: bool,
-    out: Path | None,
-    photos: Path | None,
-    rounds: int | None,
-    overwrite: bool,
-) -> int:
+def run(options: RunOptions) -> int:
     """Measure ablations one after another; return the exit code.
 
     Raises:
         InputError: A name is not known, a file is of another machine, there are no photos.
     """
-    size: SizeName = "quick" if quick else "full"
-    folder = out or default_folder(size)
+    size, folder, photos = options.place.size, options.place.folder, options.photos
     console = make_console(pipe_width=140)
     known = read_all()
     plans = [
-        resolve_plan(name, ablation, size=size, rounds=rounds)
-        for name, ablation in measured_by(chosen(names, known), known).items()
+        resolve_plan(name, ablation, size=size, rounds=options.rounds)
+        for name, ablation in measured_by(chosen(options.names, known), known).items()
     ]
     with alone_on_this_machine(), tempfile.TemporaryDirectory(prefix="ablations-") as scratch:
         source = Photos(photos, Path(scratch), console)
@@ -214,10 +175,13 @@ def run(
         begun = []
         for plan in plans:
             file = result_file(folder, plan.name)
-            command = measure_command(plan.name, size, out=out, photos=photos)
-            begun.append(begun_result(plan, file, command=command, on=on, overwrite=overwrite))
+            command = measure_command(plan.name, size, out=options.place.out, photos=photos)
+            begun.append(
+                begun_result(plan, file, command=command, on=on, overwrite=options.overwrite)
+            )
         code = measure_all(plans, begun, folder, photos=source, console=console)
-    report = [*command_words("profiling"), "ablate", "report", *folder_options(size, out=out)]
+    where = folder_options(size, out=options.place.out)
+    report = [*command_words("profiling"), "ablate", "report", *where]
     console.print(f"\nresults: {folder}; report: {shlex.join(report)}", soft_wrap=True)
     return code
 

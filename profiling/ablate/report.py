@@ -3,6 +3,7 @@
 import io
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from common.charts import Column, Table, markdown_table, text_column
 from common.console import make_console
 from common.errors import FINISHED, InputError
 from common.files import require_free_outputs, write_atomically
+from common.options import included, option, overwrite_option
 from common.page import (
     Block,
     Chart,
@@ -43,8 +45,8 @@ from profiling.ablate.analysis import (
     variant_numbers,
 )
 from profiling.ablate.charts import picture
-from profiling.ablate.definition import ChartChoice, SizeName, read_all
-from profiling.ablate.result import Result, default_folder
+from profiling.ablate.definition import ChartChoice, read_all
+from profiling.ablate.result import Place, Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,24 +59,38 @@ SECOND = "second"
 """Default folder of the results of a second run, inside that of the first."""
 
 
-def make_report(
-    *, quick: bool, out: Path | None, again: Path | None, to: Path | None, overwrite: bool
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """The options of `ablate report`."""
+
+    place: Place = included(Place)
+    again: Path | None = option(
+        "results of a second run, to check each conclusion (default: the folder `second` in the "
+        "results folder, if it exists)",
+        default=None,
+        metavar="DIR",
+    )
+    to: Path | None = option(
+        "folder of the report (default: the results folder)", default=None, metavar="DIR"
+    )
+    overwrite: bool = overwrite_option("replace an existing report")
+
+
+def make_report(options: ReportOptions) -> int:
     """Write the report and its charts from the results; return the exit code.
 
     Raises:
         InputError: There are no results, or a file cannot be read or written.
     """
-    size: SizeName = "quick" if quick else "full"
-    folder = out or default_folder(size)
-    target = to or folder
+    size, folder = options.place.size, options.place.folder
+    target = options.to or folder
     files = [target / name for name in FILES]
-    require_free_outputs(files, overwrite=overwrite)
-    study = read_study(read_all(), folder, again or folder / SECOND, size=size)
+    require_free_outputs(files, overwrite=options.overwrite)
+    study = read_study(read_all(), folder, options.again or folder / SECOND, size=size)
     if not study.results:
         raise InputError(
             f"{folder}: contains no results; run `python -m profiling ablate run"
-            f"{' --quick' if quick else ''}`"
+            f"{' --quick' if size == 'quick' else ''}`"
         )
     for file, content in zip(files, render_pages(study), strict=True):
         write_atomically(file, content)

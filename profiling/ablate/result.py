@@ -21,6 +21,7 @@ from typing_extensions import TypedDict
 from common.errors import InputError
 from common.files import write_json
 from common.machine import BF16_FLAGS, bf16_flag, cpu_flags, fastest_precision
+from common.options import flag, option
 from common.program import command_words
 from common.stored import read_stored
 from data.decoding import DECODERS, decoder_fault
@@ -340,6 +341,28 @@ SCHEMA = TypeAdapter(Result)
 def default_folder(size: SizeName) -> Path:
     """Return the default folder of results."""
     return Path("runs", "ablations", size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """The options of all commands about results: their size, and their folder."""
+
+    quick: bool = flag("320x320 instead of 800x800, one image per step")
+    out: Path | None = option(
+        "results folder (default: runs/ablations/quick or runs/ablations/full)",
+        default=None,
+        metavar="DIR",
+    )
+
+    @property
+    def size(self) -> SizeName:
+        """Return the size of the images, by its name."""
+        return "quick" if self.quick else "full"
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of the results."""
+        return self.out or default_folder(self.size)
 
 
 def result_file(folder: Path, name: str) -> Path:

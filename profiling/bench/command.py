@@ -1,16 +1,16 @@
 """`python -m profiling bench`: its command line, and a benchmark of variants from start to end."""
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from common.cli import add_command, add_json_option
+from common.cli import add_command, positive
 from common.console import make_console
 from common.errors import FINISHED, InputError
-from common.files import require_free_json, write_atomically
+from common.files import write_json
+from common.options import flag, json_option, option
 from launch.environment import ALLOCATORS, find
 from profiling.bench.benchmarks import (
     EVALUATE,
@@ -26,7 +26,7 @@ from profiling.bench.interpreters import (
 )
 from profiling.bench.jobs import add_batch_split_benchmark, add_waiting_benchmark
 from profiling.bench.report import as_json, print_results
-from profiling.bench.results import Benchmark, Benchmarks, add_benchmark, add_counts, measure
+from profiling.bench.results import Benchmark, Benchmarks, measure
 from profiling.bench.single import add_single_benchmarks
 from profiling.bench.variant import (
     STANDARD,
@@ -80,47 +80,20 @@ def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 def add_variants_benchmark(kinds: Benchmarks, benchmark: Benchmark) -> None:
     """Add a benchmark with variants to those of the command line."""
-    names = [f"  {variant.name:<20} {variant.about}" for variant in benchmark.variants]
-    parser = add_benchmark(
+    names = [
+        f"{'*' if variant.by_default else ' '} {variant.name:<20} {variant.about}"
+        for variant in benchmark.variants
+    ]
+    parser = add_command(
         kinds,
         benchmark.name,
-        partial(bench_command, benchmark),
-        about=benchmark.about,
-        text=ABOUT,
-        epilog="\n".join(["contestants:", *names, "", EXAMPLES]),
+        summary=benchmark.about,
+        about=f"Time {benchmark.about}.\n\n{ABOUT}",
+        examples="\n".join(["contestants:", *names, "", EXAMPLES]),
+        options=BenchOptions,
+        run=partial(bench_command, benchmark),
     )
-    chosen = ",".join(variant.name for variant in benchmark.variants if variant.by_default)
-    parser.add_argument(
-        "--contestants",
-        dest="variants",
-        metavar="A,B",
-        help=f"contestants to run, or `all` (default: {chosen})",
-    )
-    add_counts(
-        parser,
-        ("--rounds", benchmark.rounds, "measured runs of each contestant"),
-        ("--warm-up", benchmark.warm_up, "warm-up runs of each contestant"),
-        ("--images", STANDARD.images, "images per batch"),
-    )
-    size = ("--image-size", STANDARD.image_size, "height and width of the images [pixels]")
-    add_counts(parser, size, kind=image_side)
-    add_counts(parser, ("--classes", STANDARD.classes, "classes that the head predicts"))
-    parser.add_argument(
-        "--where", action="store_true", help="also print the most expensive operators of a run"
-    )
-    parser.add_argument(
-        "--against",
-        metavar="PYTHON",
-        help="also run each contestant by the Python of another environment, which has this "
-        "program's packages in other versions, such as .venv-old/bin/python; and compare",
-    )
-    if benchmark.beside_load:
-        parser.add_argument(
-            "--beside-load",
-            action="store_true",
-            help="also measure while another process keeps one core busy (each core in turn)",
-        )
-    add_json_option(parser)
+    parser.set_defaults(rounds=benchmark.rounds, warm_up=benchmark.warm_up)
 
 
 def image_side(text: str) -> int:
@@ -131,50 +104,71 @@ def image_side(text: str) -> int:
     return int(text)
 
 
-def bench_command(
-    benchmark: Benchmark,
-    *,
-    variants: str | None,
-    rounds: int,
-    warm_up: int,
-    images: int,
-    image_size: int,
-    classes: int,
-    where: bool,
-    against: str | None,
-    beside_load: bool = False,
-    json_file: Path | None,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """The options of a benchmark with variants; each benchmark has its own numbers of runs."""
+
+    contestants: str | None = option(
+        "contestants to run, or `all` (default: those with * below)", default=None, metavar="A,B"
+    )
+    rounds: int = option("measured runs of each contestant", default=0, parse=positive, metavar="N")
+    warm_up: int = option("warm-up runs of each contestant", default=0, parse=positive, metavar="N")
+    images: int = option("images per batch", default=STANDARD.images, parse=positive, metavar="N")
+    image_size: int = option(
+        "height and width of the images [pixels]",
+        default=STANDARD.image_size,
+        parse=image_side,
+        metavar="N",
+    )
+    classes: int = option(
+        "classes that the head predicts", default=STANDARD.classes, parse=positive, metavar="N"
+    )
+    where: bool = flag("also print the most expensive operators of a run")
+    against: str | None = option(
+        "also run each contestant by the Python of another environment, which has this program's "
+        "packages in other versions, such as .venv-old/bin/python; and compare",
+        default=None,
+        metavar="PYTHON",
+    )
+    beside_load: bool = flag(
+        "also measure while another process keeps one core busy (each core in turn); `step` only"
+    )
+    json: Path | None = json_option()
+
+
+def bench_command(benchmark: Benchmark, options: BenchOptions) -> int:
     """Run a benchmark, print it and write it; return the exit code."""
+    if options.beside_load and not benchmark.beside_load:
+        raise InputError(f"--beside-load: `bench {benchmark.name}` is not measured so; omit it")
     console = make_console(stderr=True)
     print_line = partial(console.print, soft_wrap=True)
-    chosen = place_ipex(choose(benchmark.variants, variants), print_line)
+    chosen = place_ipex(choose(benchmark.variants, options.contestants), print_line)
     # What a contestant that is named explicitly lacks otherwise is an error.
-    if variants in (None, "all"):
+    if options.contestants in (None, "all"):
         chosen = skip_missing(chosen, print_line)
     if not chosen:
         raise InputError("--contestants: none of them can run here; name others")
-    require_free_json(json_file)
-    if against is not None:
+    if options.against is not None:
         fix = "give the Python of another environment, such as .venv-old/bin/python"
-        other = find_interpreter(against, prefix="--against", fix=fix)
+        other = find_interpreter(options.against, prefix="--against", fix=fix)
         chosen = with_counterparts(chosen, other)
-    workload = Workload(images=images, image_size=image_size, classes=classes)
+    workload = Workload(
+        images=options.images, image_size=options.image_size, classes=options.classes
+    )
     results = measure(
         benchmark,
         chosen,
         workload,
-        rounds,
-        warm_up,
+        options.rounds,
+        options.warm_up,
         console=console,
-        where=where,
-        with_load=beside_load,
+        where=options.where,
+        with_load=options.beside_load,
     )
     findings = counterpart_findings(results) + benchmark.findings(results.without_counterparts)
     print_results(results, findings)
-    if json_file is not None:
-        content = as_json(results, findings, benchmark=benchmark.name)
-        write_atomically(json_file, json.dumps(content, indent=1, ensure_ascii=False))
+    if options.json is not None:
+        write_json(options.json, as_json(results, findings, benchmark=benchmark.name))
     return FINISHED
 
 

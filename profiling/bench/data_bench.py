@@ -21,7 +21,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -30,12 +30,12 @@ from rich import table as rich_table
 from rich.console import Console
 
 from common.charts import Table, text_column
-from common.cli import add_command, add_json_option, positive
+from common.cli import add_command, positive
 from common.console import make_console, progress
 from common.errors import FINISHED, InputError
-from common.files import require_free_json, write_atomically, write_json
+from common.files import write_atomically, write_json
 from common.machine import environment
-from common.options import add_overrides
+from common.options import json_option, option, overrides_argument
 from common.walk import LeftOut, Reach, walk_files
 from data.decoding import DECODERS, SUFFIXES, decoder_fault, describe_decoder
 from data.synthetic import make_synthetic_data
@@ -44,7 +44,6 @@ from profiling.bench.results import (
     Benchmark,
     Finding,
     Results,
-    add_counts,
     disturbance,
     measure,
     speed_up,
@@ -57,6 +56,7 @@ MLPERF = "mlperf"
 STANDARD_SIZE = 800  # The size of MLPerf's images, for which the target is given. [pixels]
 TARGET = 2.0
 """Times as many images a second of a core as MLPerf's recipe; for photos at 800×800 pixels."""
+ROUNDS = 5
 STRONG = "strong"  # The augmentation that costs most, and the beginning of its contestant's name
 STEP_S, STEP_IMAGES = 3.72, 2
 STEP = "a BF16 step of 2 images of 800×800 on 2 cores of an AMD EPYC (Zen 4): 3.72 s, docs/speed.md"
@@ -64,73 +64,74 @@ LARGEST_SHARE = 0.05
 """Of the time of a step, if the training process itself loads the images, on one core."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class DataBenchOptions:
+    """The options of `python -m data bench`."""
+
+    images: Path | None = option(
+        "read the images of a folder", default=None, metavar="DIR", exclusive="source"
+    )
+    config: str | None = option(
+        "read the training images of a configuration",
+        default=None,
+        metavar="NAME",
+        exclusive="source",
+    )
+    overrides: list[str] = overrides_argument()
+    image_size: int | None = option(
+        f"side of the square in pixels (default: the configuration's, else {STANDARD_SIZE})",
+        default=None,
+        parse=positive,
+        metavar="N",
+    )
+    decoders: str | None = option(
+        "decoders to measure (default: all installed)", default=None, metavar="A,B"
+    )
+    limit: int = option(
+        "number of images to read, spread evenly over the folder",
+        default=128,
+        parse=positive,
+        metavar="N",
+    )
+    batch_size: int = option("images per batch", default=8, parse=positive, metavar="N")
+    rounds: int = option(
+        "measured runs of each contestant, after one warm-up run",
+        default=ROUNDS,
+        parse=positive,
+        metavar="N",
+    )
+    workers: int | None = option(
+        "also measure loaders with 1 to N worker processes",
+        default=None,
+        parse=positive,
+        metavar="N",
+    )
+    json: Path | None = json_option()
+
+
 def add_data_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command `bench`."""
-    parser = add_command(commands, "bench", about=str(__doc__))
-    parser.set_defaults(run=run)
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("--images", type=Path, metavar="DIR", help="read the images of a folder")
-    source.add_argument(
-        "--config", metavar="NAME", help="read the training images of a configuration"
-    )
-    add_overrides(parser)
-    parser.add_argument(
-        "--image-size",
-        type=positive,
-        metavar="N",
-        help=f"side of the square in pixels (default: the configuration's, else {STANDARD_SIZE})",
-    )
-    parser.add_argument(
-        "--decoders", metavar="A,B", help="decoders to measure (default: all installed)"
-    )
-    add_counts(
-        parser,
-        ("--limit", 128, "number of images to read, spread evenly over the folder"),
-        ("--batch-size", 8, "images per batch"),
-        ("--rounds", DATA.rounds, "measured runs of each contestant, after one warm-up run"),
-    )
-    parser.add_argument(
-        "--workers",
-        type=positive,
-        default=0,
-        metavar="N",
-        help="also measure loaders with 1 to N worker processes",
-    )
-    add_json_option(parser)
+    add_command(commands, "bench", about=str(__doc__), options=DataBenchOptions, run=run)
 
 
-def run(
-    images: Path | None,
-    *,
-    config: str | None,
-    overrides: list[str],
-    image_size: int | None,
-    decoders: str | None,
-    limit: int,
-    batch_size: int,
-    rounds: int,
-    workers: int,
-    json_file: Path | None,
-) -> int:
+def run(options: DataBenchOptions) -> int:
     """Run the benchmark, print it and write it; return the exit code."""
-    if overrides and config is None:
-        raise InputError(f"{overrides[0]}: changes a configuration; name one with --config")
-    require_free_json(json_file)
+    if options.overrides and options.config is None:
+        raise InputError(f"{options.overrides[0]}: changes a configuration; name one with --config")
+    batch_size, rounds = options.batch_size, options.rounds
     console = make_console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="data-bench-") as scratch:
-        source = find_source(
-            Path(scratch), images, config, overrides, image_size, limit=limit, console=console
-        )
-        descriptions = describe_decoders(decoders, console=console)
+        source = find_source(Path(scratch), options, console=console)
+        descriptions = describe_decoders(options.decoders, console=console)
         photos = Path(scratch, "photos.json")
         write_list(source.photos, photos)
         workload = Workload(images=len(source.photos), image_size=source.image_size)
         on_a_core = variants_of_a_core(list(descriptions), photos=photos, batch_size=batch_size)
         results = measure(DATA, on_a_core, workload, rounds, DATA.warm_up, console=console)
-        if workers:
+        if options.workers:
             # Separately: the CPU time of their worker processes would count as background load.
             # Decoders are in order of their speed.
-            fastest = next(iter(descriptions))
+            fastest, workers = next(iter(descriptions)), options.workers
             loading = loaders(fastest, photos=photos, batch_size=batch_size, workers=workers)
             others = measure(DATA, loading, workload, rounds, DATA.warm_up, console=console)
             results = replace(
@@ -140,9 +141,9 @@ def run(
                 facts={**results.facts, **others.facts},
             )
     print_results(results, source=source, decoders=descriptions)
-    if json_file is not None:
+    if options.json is not None:
         text = as_json(results, source=source, decoders=descriptions, batch_size=batch_size)
-        write_atomically(json_file, text)
+        write_atomically(options.json, text)
     return FINISHED
 
 
@@ -155,26 +156,15 @@ class Source(NamedTuple):
     is_synthetic: bool
 
 
-def find_source(
-    scratch: Path,
-    images: Path | None,
-    config: str | None,
-    overrides: Sequence[str],
-    image_size: int | None,
-    *,
-    limit: int,
-    console: Console,
-) -> Source:
-    """Return the photos of a folder, else of a configuration, else synthetic ones in `scratch`.
-
-    An image size of None takes the configuration's, else 800 pixels.
-    """
-    size = image_size or STANDARD_SIZE
-    if images is not None:
-        return Source(str(images), photos_in(images, limit=limit), size, is_synthetic=False)
-    if config is not None:
-        settings = load_config(config, overrides).data
-        size = image_size or settings.image_size
+def find_source(scratch: Path, options: DataBenchOptions, *, console: Console) -> Source:
+    """Return the photos of a folder, else of a configuration, else synthetic ones in `scratch`."""
+    size, limit = options.image_size or STANDARD_SIZE, options.limit
+    if options.images is not None:
+        photos = photos_in(options.images, limit=limit)
+        return Source(str(options.images), photos, size, is_synthetic=False)
+    if options.config is not None:
+        settings = load_config(options.config, options.overrides).data
+        size = options.image_size or settings.image_size
         if settings.scenes is None:
             folder = configured_split(settings, "train", root=settings.root).images
             return Source(str(folder), photos_in(folder, limit=limit), size, is_synthetic=False)
@@ -324,7 +314,7 @@ DATA = Benchmark(
     about="files to batches",
     variants=(),  # they depend on the options
     findings=compare_with_mlperf,
-    rounds=5,
+    rounds=ROUNDS,
     warm_up=1,
 )
 

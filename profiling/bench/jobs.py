@@ -16,10 +16,10 @@ from statistics import median
 
 from rich.table import Table
 
-from common.cli import positive, run_with_options
+from common.cli import add_command, positive
 from common.console import make_console, progress
 from common.errors import FINISHED, InputError
-from common.options import add_options, json_option, option, overrides_argument
+from common.options import json_option, option, overrides_argument
 from launch.limits import read_allowance
 from launch.mpirun import choose_mpirun
 from launch.topology import read_topology
@@ -28,7 +28,6 @@ from profiling.bench.report import put_out
 from profiling.bench.results import (
     Benchmarks,
     Finding,
-    add_benchmark,
     background_load,
     disturbance,
 )
@@ -106,9 +105,13 @@ class WaitingOptions:
 def add_waiting_benchmark(kinds: Benchmarks) -> None:
     """Add `waiting` to the benchmarks of a command line."""
     about = "how long training steps wait for data"
-    run = partial(run_with_options, WaitingOptions, waiting_command)
-    add_options(
-        add_benchmark(kinds, "waiting", run, about=about, text=WAITING_ABOUT), WaitingOptions
+    add_command(
+        kinds,
+        "waiting",
+        summary=about,
+        about=f"Time {about}.\n\n{WAITING_ABOUT}",
+        options=WaitingOptions,
+        run=waiting_command,
     )
 
 
@@ -215,10 +218,13 @@ class BatchSplitOptions:
 def add_batch_split_benchmark(kinds: Benchmarks) -> None:
     """Add `batch-split` to the benchmarks of a command line."""
     about = "training with one slow rank, with even and uneven batches"
-    run = partial(run_with_options, BatchSplitOptions, batch_split_command)
-    add_options(
-        add_benchmark(kinds, "batch-split", run, about=about, text=BATCH_SPLIT_ABOUT),
-        BatchSplitOptions,
+    add_command(
+        kinds,
+        "batch-split",
+        summary=about,
+        about=f"Time {about}.\n\n{BATCH_SPLIT_ABOUT}",
+        options=BatchSplitOptions,
+        run=batch_split_command,
     )
 
 

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 from rich.console import Console
 
-from common.cli import positive
 from common.console import progress
 from launch.pinning import choose_cores
 from profiling.bench.variant import Ratio, Run, Variant, Workload, times_as_fast
@@ -211,39 +210,6 @@ def speed_up(
 
 Benchmarks: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """The subcommands of `python -m profiling bench`."""
-
-
-def add_benchmark(
-    benchmarks: Benchmarks,
-    name: str,
-    run: Callable[..., int],
-    *,
-    about: str,
-    text: str,
-    epilog: str | None = None,
-    formatter: type[argparse.HelpFormatter] = argparse.RawDescriptionHelpFormatter,
-) -> argparse.ArgumentParser:
-    """Add a benchmark, which `run` runs, and return its parser; `text` stands in its `--help`."""
-    parser = benchmarks.add_parser(
-        name,
-        help=about,
-        description=f"Time {about}.\n\n{text}",
-        epilog=epilog,
-        formatter_class=formatter,
-    )
-    parser.set_defaults(run=run)
-    return parser
-
-
-def add_counts(
-    parser: argparse.ArgumentParser,
-    *options: tuple[str, int, str],
-    kind: Callable[[str], int] = positive,
-) -> None:
-    """Add options that take a number, positive unless `kind` differs: name, default, meaning."""
-    for name, default, what in options:
-        help_text = f"{what} (default: {default:,})"
-        parser.add_argument(name, type=kind, default=default, metavar="N", help=help_text)
 
 
 RECIPES = "profiling.bench.recipes"

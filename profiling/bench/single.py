@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from functools import partial
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from statistics import median
@@ -28,15 +27,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from common.cli import positive, run_with_options
+from common.cli import add_command, positive
 from common.console import MEGABYTE, make_console, progress, significant
 from common.errors import FINISHED, OUR_BUG, InputError
 from common.machine import private_mb
-from common.options import add_options, json_option, option
+from common.options import json_option, option
 from common.program import PREFIX, module_command
 from profiling.bench.generated import write_annotations, write_log
 from profiling.bench.report import put_out
-from profiling.bench.results import RECIPES, Benchmarks, Finding, add_benchmark
+from profiling.bench.results import RECIPES, Benchmarks, Finding
 from profiling.bench.variant import STANDARD, Run, Variant, Workload
 from profiling.bench.worker_pool import variant_worker
 from retinanet.mlperf.rules import VALIDATION_IMAGES
@@ -148,9 +147,15 @@ def add_single_benchmarks(kinds: Benchmarks) -> None:
     )
     wrapped = argparse.HelpFormatter
     for name, about, text, options, command in benchmarks:
-        run = partial(run_with_options, options, command)
-        parser = add_benchmark(kinds, name, run, about=about, text=text, formatter=wrapped)
-        add_options(parser, options)
+        add_command(
+            kinds,
+            name,
+            summary=about,
+            about=f"Time {about}.\n\n{text}",
+            options=options,
+            run=command,
+            formatter=wrapped,
+        )
 
 
 def bench_checkpoint(options: CheckpointOptions) -> int:

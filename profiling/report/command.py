@@ -3,9 +3,9 @@
 import argparse
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 
@@ -13,12 +13,13 @@ from common.cli import add_command
 from common.console import make_console, print_line, progress_in_bytes
 from common.errors import FINISHED, InputError, printable
 from common.files import read_json_object, require_free_outputs, write_atomically
+from common.options import argument, option, overwrite_option
 from common.outputs import require_no_input
 from common.page import render_page, three
 from profiling.compare import Side, choose_names, compare
 from profiling.efficiency_analysis import analyze_efficiency
 from profiling.onednn_log.log import OneDnnLog, log_files, read_with_progress
-from profiling.peaks import add_peaks_option, choose_peaks
+from profiling.peaks import choose_peaks, peaks_option
 from profiling.replay.replay import load_replay
 from profiling.report.advice import Advice, all_advice, saving
 from profiling.report.material import Material, Traced, load_counters, sum_by_kind, summarize_log
@@ -43,44 +44,56 @@ examples:
   python -m profiling report onednn.log --peaks none --title 'ResNet-50, batch size 32'"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """The options of `python -m profiling report`."""
+
+    logs: list[Path] = argument("a log, a folder of logs, or runs/NAME", metavar="LOG", nargs="+")
+    out: Path = option("the page", default=Path("report.html"), metavar="FILE")
+    peaks: str = peaks_option()
+    replay: Path | None = option(
+        "replay.json of `python -m profiling benchdnn` or `efficiency`",
+        default=None,
+        metavar="FILE",
+    )
+    reference: Path | None = option(
+        "compare with this log, folder of logs, or runs/NAME", default=None, metavar="LOG"
+    )
+    trace: Path | None = option(
+        "trace of torch.profiler (default: that of the run's first rank)",
+        default=None,
+        metavar="FILE",
+    )
+    environment: Path | None = option(
+        "environment.json of the run (default: beside the log)", default=None, metavar="FILE"
+    )
+    title: str | None = option("heading of the page", default=None, metavar="TEXT")
+    overwrite: bool = overwrite_option("replace an existing page")
+
+
 def add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `report` to the commands of a command line."""
-    parser = add_command(commands, "report", about=ABOUT, examples=EXAMPLES)
-    parser.add_argument(
-        "logs", nargs="+", type=Path, metavar="LOG", help="a log, a folder of logs, or runs/NAME"
+    add_command(
+        commands,
+        "report",
+        about=ABOUT,
+        examples=EXAMPLES,
+        options=ReportOptions,
+        run=report_command,
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("report.html"),
-        metavar="FILE",
-        help="the page (default: report.html)",
-    )
-    add_peaks_option(parser)
-    for name, metavar, what in (
-        ("--replay", "FILE", "replay.json of `python -m profiling benchdnn` or `efficiency`"),
-        ("--reference", "LOG", "compare with this log, folder of logs, or runs/NAME"),
-        ("--trace", "FILE", "trace of torch.profiler (default: that of the run's first rank)"),
-        ("--environment", "FILE", "environment.json of the run (default: beside the log)"),
-    ):
-        parser.add_argument(name, type=Path, metavar=metavar, help=what)
-    parser.add_argument("--title", metavar="TEXT", help="heading of the page")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing page")
-    parser.set_defaults(run=report_command)
 
 
-def report_command(
-    logs: list[Path], *, out: Path, title: str | None, overwrite: bool, **options: Any
-) -> int:
-    """Read, compute, draw and write; return the exit code. `options`: of `gather`.
+def report_command(options: ReportOptions) -> int:
+    """Read, compute, draw and write; return the exit code.
 
     Raises:
         InputError: A file cannot be read or written, or is invalid.
     """
+    out, title = options.out, options.title
     # Before a log is read, which may take minutes.
-    require_free_outputs([out], overwrite=overwrite)
+    require_free_outputs([out], overwrite=options.overwrite)
     console = make_console()
-    material = gather(logs, console=console, **options)
+    material = gather(options, console=console)
     require_no_input([out], map(Path, material.log.files))
     advice = all_advice(material)
     summary = [f"Caution: {caution}." for caution in material.cautions]
@@ -98,38 +111,29 @@ def report_command(
     return FINISHED
 
 
-def gather(
-    logs: list[Path],
-    *,
-    peaks: str,
-    replay: Path | None,
-    reference: Path | None,
-    trace: Path | None,
-    environment: Path | None,
-    console: Console,
-) -> Material:
+def gather(options: ReportOptions, *, console: Console) -> Material:
     """Read all inputs; the small ones first, so that an invalid file is reported soon.
 
     Raises:
         InputError: A file is missing or invalid.
     """
-    inputs = find_inputs(logs, trace=trace, environment=environment)
+    inputs = find_inputs(options.logs, trace=options.trace, environment=options.environment)
     # Large files come last: an invalid small one must not waste minutes.
-    loaded = load_replay(replay) if replay else None
+    loaded = load_replay(options.replay) if options.replay else None
     facts = None
     if inputs.environment:
         facts = read_json_object(inputs.environment, advice="expected a run's environment.json")
     counters = tuple(map(load_counters, inputs.counters))
     log = read_with_progress(list(inputs.logs), console)
     comparison = None
-    if reference:
-        other = read_with_progress(find_logs(reference), console)
+    if options.reference:
+        other = read_with_progress(find_logs(options.reference), console)
         # The first of several logs names this side.
-        names = choose_names(None, logs[0], reference)
+        names = choose_names(None, options.logs[0], options.reference)
         comparison = compare(Side(names[0], log), Side(names[1], other))
     traced = read_traced(inputs.trace, log, console) if inputs.trace else None
     # Last, as peaks may be measured here, for as many threads as the log has.
-    machine = choose_peaks(peaks, log, console=console, folder=None)
+    machine = choose_peaks(options.peaks, log, console=console, folder=None)
     return Material(
         log=log,
         measured=summarize_log(log, machine),

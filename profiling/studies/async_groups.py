@@ -7,7 +7,7 @@ the trainings.
 import argparse
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -30,7 +30,7 @@ from common.console import make_console, print_line, progress
 from common.errors import FINISHED
 from common.files import write_atomically
 from common.machine import processor_name
-from common.options import add_options, add_overrides
+from common.options import flag, included, option, overrides_argument
 from launch.hosts import Where
 from launch.mpirun import choose_mpirun
 from profiling.studies import async_groups_search as study
@@ -40,24 +40,40 @@ from retinanet.config_file import load_config
 from retinanet.config_types import DEFAULT_BETA1
 
 
-def groups_command(
-    *,
-    ranks: int,
-    hosts: str | None,
-    hostfile: Path | None,
-    mpirun: Path | None,
-    config: str,
-    overrides: list[str],
-    out: Path,
-    seconds: int,
-    cold_start: int,
-    whole: bool,
-) -> int:
+def several(text: str) -> int:
+    """Parse an integer above 1."""
+    count = positive(text)
+    if count == 1:
+        raise argparse.ArgumentTypeError("groups need at least 2 ranks")
+    return count
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupsOptions:
+    """The options of `python -m launch groups`."""
+
+    ranks: int = option("number of ranks on all hosts", name="--np", parse=several, metavar="N")
+    where: Where = included(Where)
+    config: str = option("as for train.py", default="demo.yaml", metavar="NAME")
+    overrides: list[str] = overrides_argument()
+    out: Path = option("folder for all runs, results and charts", metavar="FOLDER")
+    seconds: int = option(
+        "training time of each probe [s]", default=60, parse=positive, metavar="S"
+    )
+    cold_start: int = option(
+        "synchronous training time before the probes [s]", default=60, parse=positive, metavar="S"
+    )
+    whole: bool = flag("also train to the target, with and without groups")
+
+
+def groups_command(options: GroupsOptions) -> int:
     """Select the number of groups and momentum, and print them; return the exit code."""
+    config, overrides, ranks = options.config, options.overrides, options.ranks
     settings = load_config(config, overrides)
     # Without an mpirun the command ends here, before any result is written.
-    choose_mpirun(mpirun)
+    choose_mpirun(options.where.mpirun)
     console = make_console(pipe_width=140)
+    hosts, hostfile, mpirun = options.where.hosts, options.where.hostfile, options.where.mpirun
     where = ["--hosts", hosts] if hosts is not None else []
     where += ["--hostfile", str(hostfile)] if hostfile is not None else []
     where += ["--mpirun", str(mpirun)] if mpirun is not None else []
@@ -67,33 +83,32 @@ def groups_command(
         overrides=tuple(overrides),
         learning_rate=settings.training.learning_rate,
         where=tuple(where),
-        folder=out.resolve(),
+        folder=options.out.resolve(),
     )
     about = {
         "config": config,
         "overrides": overrides,
         "ranks": ranks,
-        "seconds": seconds,
-        "cold start": cold_start,
+        "seconds": options.seconds,
+        "cold start": options.cold_start,
         "processor": processor_name(),
     }
     results = study.read_results(job.folder, about)
     # From now on the folder belongs to these settings.
     study.write_results(job.folder, results)
-    run_probes(job, results, seconds=seconds, cold_seconds=cold_start, console=console)
+    run_probes(job, results, options, console=console)
     size, precision = settings.data.image_size, settings.engine.precision
     title = f"{config} on {ranks} ranks, {size}×{size}, {precision}; {processor_name()}"
     print_probes(job, results.probes, title=title, console=console)
-    if whole:
+    if options.whole:
         train_whole(job, results, settings, console=console)
         print_trained(results.trained, job.folder / "trained.png", title=title, console=console)
     return FINISHED
 
 
-def run_probes(
-    job: Job, results: Results, *, seconds: int, cold_seconds: int, console: Console
-) -> None:
+def run_probes(job: Job, results: Results, options: GroupsOptions, *, console: Console) -> None:
     """Run the probes that are still missing; adds to the results."""
+    seconds, cold_seconds = options.seconds, options.cold_start
     with progress(console, "cold start, seconds", total=cold_seconds) as advance:
         after_step = study.cold_start(job, seconds=cold_seconds, advance=advance)
     for setting in study.search(
@@ -168,45 +183,14 @@ examples:
 
 def add_groups(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `groups` to the commands of a command line."""
-    parser = add_command(commands, "groups", about=ABOUT, examples=EXAMPLES)
-    parser.add_argument(
-        "--np",
-        dest="ranks",
-        type=several,
-        required=True,
-        metavar="N",
-        help="number of ranks on all hosts",
+    add_command(
+        commands,
+        "groups",
+        about=ABOUT,
+        examples=EXAMPLES,
+        options=GroupsOptions,
+        run=groups_command,
     )
-    add_options(parser, Where)
-    parser.add_argument(
-        "--config", default="demo.yaml", metavar="NAME", help="as for train.py (default: demo.yaml)"
-    )
-    add_overrides(parser)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="FOLDER",
-        help="folder for all runs, results and charts",
-    )
-    for name, default, what in (
-        ("--seconds", 60, "training time of each probe [s]"),
-        ("--cold-start", 60, "synchronous training time before the probes [s]"),
-    ):
-        help_text = f"{what} (default: {default})"
-        parser.add_argument(name, type=positive, default=default, metavar="S", help=help_text)
-    parser.add_argument(
-        "--whole", action="store_true", help="also train to the target, with and without groups"
-    )
-    parser.set_defaults(run=groups_command)
-
-
-def several(text: str) -> int:
-    """Parse an integer above 1."""
-    count = positive(text)
-    if count == 1:
-        raise argparse.ArgumentTypeError("groups need at least 2 ranks")
-    return count
 
 
 CLEARLY = 2.0  # Standard errors of a difference from which on it is not by chance

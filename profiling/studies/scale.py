@@ -27,12 +27,12 @@ from common.charts import (
     table_rows,
     write_in_place_of_chart,
 )
-from common.cli import add_command, add_json_option, chart_file, numbers, positive
+from common.cli import add_command, chart_file, numbers, positive
 from common.console import make_console, print_line
 from common.errors import FINISHED, INTERRUPTED, InputError, format_error
 from common.files import require_free
 from common.machine import environment
-from common.options import add_options, add_overrides
+from common.options import included, json_option, option, overrides_argument
 from launch.hosts import Where
 from launch.limits import read_allowance
 from launch.mpirun import choose_mpirun
@@ -71,30 +71,60 @@ DECIDED_HERE = {
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleOptions:
-    """The options of `python -m launch scale`, by their names."""
+    """The options of `python -m launch scale`."""
 
-    config: str
-    overrides: list[str]
-    ranks: tuple[int, ...]
-    threads: tuple[int, ...]
-    batch_size: int | None
-    global_batch: int | None
-    """Images of all ranks in a step, where it is the same for all combinations: no weak scaling."""
-    steps: int
-    warm_up: int
-    rounds: int
-    hosts: str | None
-    hostfile: Path | None
-    mpirun: Path | None
-    json_file: Path | None
-    chart: Path | None
+    config: str = option(
+        "a YAML file, or a name in configs/, as for train.py", default="demo.yaml", metavar="NAME"
+    )
+    overrides: list[str] = overrides_argument()
+    ranks: tuple[int, ...] = option(
+        "numbers of ranks over all hosts", default=(1, 2, 4), parse=numbers, metavar="A,B"
+    )
+    threads: tuple[int, ...] = option(
+        "numbers of compute threads per rank", default=(1, 2, 4), parse=numbers, metavar="A,B"
+    )
+    batch_size: int | None = option(
+        "images per rank and step (default: training.batch_size)",
+        default=None,
+        parse=positive,
+        metavar="N",
+        exclusive="images",
+    )
+    global_batch: int | None = option(
+        "images of all ranks per step",
+        default=None,
+        parse=positive,
+        metavar="N",
+        exclusive="images",
+    )
+    """Where it is the same for all combinations, there is no weak scaling."""
+    steps: int = option(
+        "measured steps of a job; each is followed by one without exchange",
+        default=5,
+        parse=positive,
+        metavar="N",
+    )
+    warm_up: int = option("warm-up steps of a job", default=3, parse=positive, metavar="N")
+    rounds: int = option("jobs of each combination", default=2, parse=positive, metavar="N")
+    where: Where = included(Where)
+    json: Path | None = json_option("also write all results to this file, and the chart beside it")
+    chart: Path | None = option(
+        "write the chart (default: beside --json; scaling.png if no file is given)",
+        default=None,
+        parse=chart_file,
+        nargs="?",
+        const=Path("scaling.png"),
+        metavar="FILE.png",
+        writes=True,
+    )
 
 
 def scale_command(options: ScaleOptions) -> int:
     """Run the study, print it, write it; returns the exit code."""
-    json_file = options.json_file
-    chart = options.chart or (json_file.with_suffix(".png") if json_file else None)
-    outputs = [file for file in (json_file, chart) if file is not None]
+    chart = options.chart
+    if chart is None and options.json is not None:
+        chart = options.json.with_suffix(".png")
+        outputs = [options.json, chart]
     require_free(outputs, overwrite=False, advice="give --json or --chart another file")
     for override in options.overrides:
         field = override.partition("=")[0]
@@ -103,7 +133,7 @@ def scale_command(options: ScaleOptions) -> int:
     config = load_config(options.config, options.overrides)
     combinations = combine_here(options, config)
     study = Rounds([each for each in combinations if not each.misfit], options.rounds)
-    mpirun = choose_mpirun(options.mpirun)
+    mpirun = choose_mpirun(options.where.mpirun)
     with (
         tempfile.TemporaryDirectory(prefix="scaling-study-") as folder,
         background_load() as others,
@@ -153,7 +183,7 @@ def combine_here(options: ScaleOptions, config: Config) -> list[Combination]:
         options.threads,
         batch_size=options.batch_size or config.training.batch_size,
         global_batch=options.global_batch,
-        place_on_hosts=Where(hosts=options.hosts, hostfile=options.hostfile).ranks_by_host,
+        place_on_hosts=options.where.ranks_by_host,
         allowed=read_topology().restricted(allowance.cpus),
         quota=allowance.quota,
         request=core_request(config),
@@ -192,49 +222,9 @@ examples:
 
 def add_scale(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `scale` to the commands of a command line."""
-    parser = add_command(commands, "scale", about=ABOUT, examples=EXAMPLES)
-    parser.add_argument(
-        "--config",
-        default="demo.yaml",
-        metavar="NAME",
-        help="a YAML file, or a name in configs/, as for train.py (default: demo.yaml)",
+    add_command(
+        commands, "scale", about=ABOUT, examples=EXAMPLES, options=ScaleOptions, run=scale_command
     )
-    add_overrides(parser)
-    for name, what in (
-        ("--ranks", "numbers of ranks over all hosts"),
-        ("--threads", "numbers of compute threads per rank"),
-    ):
-        parser.add_argument(
-            name, type=numbers, default=(1, 2, 4), metavar="A,B", help=f"{what} (default: 1,2,4)"
-        )
-    images = parser.add_mutually_exclusive_group()
-    images.add_argument(
-        "--batch-size",
-        type=positive,
-        metavar="N",
-        help="images per rank and step (default: training.batch_size)",
-    )
-    images.add_argument(
-        "--global-batch", type=positive, metavar="N", help="images of all ranks per step"
-    )
-    for name, default, what in (
-        ("--steps", 5, "measured steps of a job; each is followed by one without exchange"),
-        ("--warm-up", 3, "warm-up steps of a job"),
-        ("--rounds", 2, "jobs of each combination"),
-    ):
-        help_text = f"{what} (default: {default})"
-        parser.add_argument(name, type=positive, default=default, metavar="N", help=help_text)
-    add_options(parser, Where)
-    add_json_option(parser, "also write all results to this file, and the chart beside it")
-    parser.add_argument(
-        "--chart",
-        type=chart_file,
-        nargs="?",
-        const=Path("scaling.png"),
-        metavar="FILE.png",
-        help="write the chart (default: beside --json; scaling.png if no file is given)",
-    )
-    parser.set_defaults(run=lambda **options: scale_command(ScaleOptions(**options)))
 
 
 NOT_MEASURED = "?"
@@ -297,7 +287,7 @@ def put_out_study(
         benchmark="scale",
         workload=workload,
         with_targets=is_standard(config),
-        json_file=options.json_file,
+        json_file=options.json,
     )
 
 

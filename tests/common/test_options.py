@@ -118,3 +118,17 @@ def test_help_has_types_and_defaults(capsys: pytest.CaptureFixture[str]) -> None
     assert "--batch-size BATCH_SIZE images (default: 2)" in text
     assert "--layout {log,any} layout (default: log)" in text
     assert "--cold, --no-cold cold caches, too" in text
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithFolder:
+    source: Path = argument("a file", metavar="FILE")
+    out: Path = option("a file, or a folder", default=Path("out"))
+
+
+def test_out_is_none_of_the_files_that_are_read(tmp_path: Path) -> None:
+    source = tmp_path / "labels.csv"
+    source.write_text("mine")
+    with pytest.raises(InputError, match=r"would replace .*, which this command reads"):
+        parse(WithFolder, f"{source} --out {source}")
+    parse(WithFolder, f"{source} --out {tmp_path}")

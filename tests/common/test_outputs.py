@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from common.outputs import require_no_input, require_outside, require_separate_arguments
+from common.outputs import require_no_input, require_outside
 from tests.support.commands import error_message
 
 
@@ -28,8 +28,6 @@ def test_output_that_is_an_input_by_any_name_is_refused(
     output = tmp_path / name
     message = f"{output}: would replace {source}, which this command reads; set another output"
     assert error_message(require_no_input, [tmp_path / "new", output], [source]) == message
-    arguments = {"files": [tmp_path / "other", source], "json_file": output, "count": 3}
-    assert error_message(require_separate_arguments, arguments) == message
 
 
 def test_other_outputs_are_accepted(tmp_path: Path, source: Path) -> None:
@@ -37,7 +35,6 @@ def test_other_outputs_are_accepted(tmp_path: Path, source: Path) -> None:
     other.write_text("mine")
     outputs = [other, tmp_path / "new", source.parent, Path("/dev/null"), Path("a\0b")]
     require_no_input(outputs, [source, source.parent, tmp_path / "missing", Path("/dev/null")])
-    require_separate_arguments({"out": source.parent, "folder": source.parent, "source": source})
 
 
 @pytest.mark.parametrize("name", ["in", "linked", "in/labels.json", "."])

@@ -13,22 +13,14 @@ from rich.console import Console
 
 from common.cli import (
     add_command,
-    add_json_option,
-    chart_file,
-    number_of_ranks,
-    positive,
-    positive_number,
 )
 from common.console import make_console, print_line
 from common.errors import FINISHED, OUR_BUG, InputError, WorkerDiedError
 from common.files import (
-    require_free,
-    require_free_json,
     require_writable,
     write_atomically,
     write_json,
 )
-from common.options import add_overrides
 from common.program import FOLDER, command_words, train_words
 from profiling.bench.job import JobFailedError
 from profiling.studies.tune.cluster import (
@@ -46,7 +38,7 @@ from profiling.studies.tune.forecast import (
     choose_allocation,
     gradient_exchange,
 )
-from profiling.studies.tune.gather import PlannerOptions, gathered
+from profiling.studies.tune.gather import gathered
 from profiling.studies.tune.measure import OPENIMAGES
 from profiling.studies.tune.measurements import (
     Measurements,
@@ -56,29 +48,22 @@ from profiling.studies.tune.measurements import (
 from profiling.studies.tune.model import (
     EpochsModel,
     Network,
-    WithGroups,
     epochs_of_mlperf,
     fit_network,
 )
+from profiling.studies.tune.options import PlannerOptions
 from profiling.studies.tune.report import (
     cluster_to_dict,
     draw_landscape,
     print_cluster,
     print_plan,
 )
-from retinanet.mlperf.rules import NEWEST, RULES, expectation, reference_points
+from retinanet.mlperf.rules import expectation, reference_points
 
 SLURM = FOLDER / "launch" / "recipes" / "slurm.sbatch"
 LONGEST_JOB_HOURS = 24  # Longer trainings are queued again by the script itself
-BITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
-BITS_OF_A_BYTE = 8
 ONE_HOST = Network(latency=0.0, bandwidth=math.inf, source="none: one host")
 """Stands for the network of a single host, which needs none."""
-NUMBER = r"(\d+(?:\.\d+)?)"
-NETWORK = re.compile(
-    rf"{NUMBER}\s*([KMGT]?)(bit|bps|b|B)(?:/s)?\s*,\s*{NUMBER}\s*(us|µs|ms|s)", re.ASCII
-)
 
 
 def cluster_command(options: PlannerOptions, file: Path) -> int:
@@ -87,7 +72,6 @@ def cluster_command(options: PlannerOptions, file: Path) -> int:
     Raises:
         InputError: The description is wrong, has no measured program, or an option does not fit.
     """
-    require_free_json(options.json_file)
     refused = {
         "hosts": options.hosts > 1,
         "groups": options.groups.most > 1,
@@ -120,8 +104,8 @@ def cluster_command(options: PlannerOptions, file: Path) -> int:
         for program, variants in programs
     ]
     print_cluster(cluster, forecasts, epochs, console=console)
-    if options.json_file is not None:
-        write_json(options.json_file, cluster_to_dict(cluster, forecasts, epochs))
+    if options.json is not None:
+        write_json(options.json, cluster_to_dict(cluster, forecasts, epochs))
     return FINISHED
 
 
@@ -129,11 +113,8 @@ def tune_command(options: PlannerOptions) -> int:
     """Select an allocation and print it; return the exit code."""
     if options.cluster is not None:
         return cluster_command(options, options.cluster)
-    outputs = [options.chart, options.slurm, options.json_file]
-    files = [file for file in outputs if file is not None]
-    require_free(files, overwrite=False, advice="give another name")
     # Before the measurements, which take many minutes.
-    require_writable([*files, *([options.plan] if options.plan else [])])
+    require_writable([options.plan] if options.plan else [])
     console = make_console(pipe_width=140)
     try:
         measured = gathered(options, console=console)
@@ -201,7 +182,7 @@ def write_plan(
         )
         draw_landscape(plan.forecasts, winner, options.chart, title=title)
         print_line(console, f"chart: {options.chart}")
-    if options.json_file is not None:
+    if options.json is not None:
         content = {
             "epochs": asdict(epochs),
             "model": asdict(plan.fitted.model),
@@ -211,7 +192,7 @@ def write_plan(
             "obvious": asdict(plan.obvious) if plan.obvious else None,
             "ranking": list(map(asdict, plan.ranking)),
         }
-        write_json(options.json_file, content)
+        write_json(options.json, content)
 
 
 ABOUT = """\
@@ -251,158 +232,9 @@ examples:
 
 def add_tune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `tune` to the commands of a command line."""
-    parser = add_command(commands, "tune", about=ABOUT, examples=EXAMPLES)
-    parser.add_argument(
-        "--hosts",
-        type=number_of_ranks,
-        default=1,
-        metavar="H",
-        help="available hosts (default: 1)",
+    add_command(
+        commands, "tune", about=ABOUT, examples=EXAMPLES, options=PlannerOptions, run=tune_command
     )
-    parser.add_argument(
-        "--network",
-        type=parse_network,
-        metavar="BANDWIDTH,LATENCY",
-        help="bandwidth per host and latency, such as 25Gbit/s,20us; overrides a measured network",
-    )
-    hosts = parser.add_mutually_exclusive_group()
-    hosts.add_argument(
-        "--measure-hosts",
-        metavar="A,B",
-        help="measure the network between these hosts, reached by ssh as for launch run --hosts",
-    )
-    hosts.add_argument(
-        "--hostfile",
-        type=Path,
-        metavar="FILE",
-        help="measure the network between the hosts of this file, as for launch run",
-    )
-    parser.add_argument(
-        "--cluster",
-        type=Path,
-        metavar="FILE.yaml",
-        help="forecast the training on described hosts instead, from steps that were measured "
-        "elsewhere and, with --plan, on this host",
-    )
-    add_data_and_limits(parser)
-    parser.add_argument(
-        "--plan",
-        type=Path,
-        metavar="FILE",
-        help="file of the measurements; read if it exists, else written",
-    )
-    parser.add_argument(
-        "--chart", type=chart_file, metavar="FILE.png", help="draw time and cost by number of hosts"
-    )
-    parser.add_argument(
-        "--slurm", type=Path, metavar="FILE", help="write a Slurm script for the chosen allocation"
-    )
-    add_json_option(parser, "also write the forecasts of all allocations to this file")
-    parser.add_argument(
-        "--mpirun", type=Path, metavar="PATH", help="mpirun to use (default: the first one found)"
-    )
-    parser.set_defaults(run=lambda **options: tune_command(PlannerOptions(**options)))
-
-
-def add_data_and_limits(parser: argparse.ArgumentParser) -> None:
-    """Add what is trained, where its epochs come from, and the limits of the choice."""
-    parser.add_argument(
-        "--data",
-        metavar="NAME",
-        help="training data: openimages (default; epochs from MLPerf's reference runs), or a "
-        "configuration of train.py such as coco.yaml, with --probe",
-    )
-    parser.add_argument(
-        "--rules",
-        choices=RULES,
-        default=NEWEST,
-        help=f"version of MLPerf's rules for the reference runs (default: {NEWEST})",
-    )
-    parser.add_argument(
-        "--probe",
-        type=batch_sizes,
-        metavar="B,B",
-        help="train to the target with these global batch sizes (at least two)",
-    )
-    parser.add_argument(
-        "--probe-target",
-        type=share,
-        metavar="mAP",
-        help="target of --probe and of the plan (default: training.target_map)",
-    )
-    parser.add_argument(
-        "--probe-seeds",
-        type=positive,
-        metavar="N",
-        help="trainings per batch size, whose spread gives the range (default: 2)",
-    )
-    add_overrides(parser)
-    parser.add_argument(
-        "--groups",
-        type=groups,
-        default=WithGroups(),
-        metavar="G,TIMES",
-        help="also consider up to G compute groups, which need TIMES the epochs of plain training "
-        "at a group's batch size, such as 4,1.2; launch groups --whole measures this factor",
-    )
-    parser.add_argument(
-        "--deadline",
-        type=positive_number,
-        metavar="HOURS",
-        help="choose the cheapest allocation that finishes within HOURS even in the worst case",
-    )
-    parser.add_argument(
-        "--budget",
-        type=positive_number,
-        metavar="CORE-HOURS",
-        help="choose the fastest allocation within CORE-HOURS even in the worst case",
-    )
-
-
-def parse_network(text: str) -> Network:
-    """Parse a network such as `25Gbit/s,20us`: bandwidth per host, and latency of a message."""
-    match = NETWORK.fullmatch(text.strip())
-    if match is None or not float(match[1]):
-        raise argparse.ArgumentTypeError(
-            "expected each host's bandwidth and a message's latency, such as 25Gbit/s,20us or "
-            f"1.2GB/s,50us; found {text!r}"
-        )
-    per_second = float(match[1]) * BITS[match[2]]
-    # Only a capital B means bytes.
-    bandwidth = per_second if match[3] == "B" else per_second / BITS_OF_A_BYTE
-    return Network(
-        latency=float(match[4]) * SECONDS[match[5]], bandwidth=bandwidth, source=f"given: {text}"
-    )
-
-
-def batch_sizes(text: str) -> tuple[int, ...]:
-    """Parse at least two distinct batch sizes; return them in ascending order."""
-    sizes = tuple(sorted({positive(size) for size in text.split(",")}))
-    if len(sizes) < 2:
-        raise argparse.ArgumentTypeError(
-            f"expected at least two global batch sizes, such as 8,16,32, found {text!r}"
-        )
-    return sizes
-
-
-def share(text: str) -> float:
-    """Parse a number above 0 and at most 1."""
-    value = positive_number(text)
-    if value > 1:
-        raise argparse.ArgumentTypeError(
-            f"expected an mAP between 0 and 1, such as 0.3, found {text!r}"
-        )
-    return value
-
-
-def groups(text: str) -> WithGroups:
-    """Parse a number of groups and their factor on the epochs, such as `4,1.2`."""
-    most, comma, times = text.partition(",")
-    if not comma:
-        raise argparse.ArgumentTypeError(
-            f"expected a number of groups and a factor, such as 4,1.2, found {text!r}"
-        )
-    return WithGroups(most=positive(most), epochs=positive_number(times))
 
 
 def training_arguments(winner: Forecast, *, config: str, settings: Sequence[str]) -> list[str]:

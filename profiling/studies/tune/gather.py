@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -43,12 +43,11 @@ from profiling.studies.tune.measurements import (
     probe_settings,
     read_measurements,
     require_same,
-    write_measurements,
 )
-from profiling.studies.tune.model import EpochsModel, Network, Runs, Shape, WithGroups, fitted_to
+from profiling.studies.tune.model import EpochsModel, Network, Runs, Shape, fitted_to
+from profiling.studies.tune.options import PlannerOptions
 from retinanet.config import Config
 from retinanet.config_file import load_config
-from retinanet.mlperf.rules import Rules
 
 SEEDS = 2  # Probe runs of each batch size: the least that show a spread
 SECONDS_FOR_A_CHECKPOINT = 600.0
@@ -57,36 +56,6 @@ PROGRESS = "epoch "  # The start of the lines of `train.py` that are passed on
 
 Stored = Measurements | PartialMeasurement | None
 """The content of the plan's file; None: there is none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannerOptions:
-    """The options of `python -m launch tune`, by their names."""
-
-    hosts: int
-    network: Network | None
-    cluster: Path | None
-    measure_hosts: str | None
-    hostfile: Path | None
-    data: str | None  # None: the plan's, else OpenImages
-    rules: Rules
-    overrides: list[str]
-    probe: tuple[int, ...] | None  # Global batch sizes, ascending; None: the plan's
-    probe_target: float | None  # mAP; None: the plan's, else the configuration's
-    probe_seeds: int | None  # None: the plan's, else `SEEDS`
-    groups: WithGroups
-    deadline: float | None
-    budget: float | None
-    plan: Path | None
-    chart: Path | None
-    slurm: Path | None
-    json_file: Path | None
-    mpirun: Path | None
-
-    def write(self, content: Measurements | PartialMeasurement) -> None:
-        """Write measurements to the plan's file, if there is one."""
-        if self.plan is not None:
-            write_measurements(self.plan, content)
 
 
 def gathered(options: PlannerOptions, *, console: Console) -> Measurements:

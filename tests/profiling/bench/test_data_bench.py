@@ -21,6 +21,7 @@ from data.dataset import SampleKey
 from data.decoding import decode_image
 from data.transforms import IMAGENET_STD
 from profiling.bench.data_bench import (
+    DataBenchOptions,
     Source,
     describe_decoders,
     find_source,
@@ -47,8 +48,8 @@ def make_folder(folder: Path, *names: str) -> Path:
 
 
 def find(scratch: Path, *overrides: str, **options: Any) -> Source:
-    given = {"images": None, "config": None, "image_size": None, **options}
-    return find_source(scratch, overrides=overrides, limit=3, console=QUIET, **given)
+    given = DataBenchOptions(overrides=list(overrides), limit=3, **options)
+    return find_source(scratch, given, console=QUIET)
 
 
 def test_limit_selects_images_from_the_whole_folder(tmp_path: Path) -> None:
