@@ -553,7 +553,7 @@ CONTIGUOUS = ["data.class_indices=contiguous", "model.num_classes=null"]
         (["data.root=null"], ["data.root: not set", "data.train_annotations"]),
         (
             ["data.train_annotations={folder}/annotations/other.json"],
-            ["other.json: images: missing", "not COCO's format"],
+            ["other.json: categories: missing", "not COCO's format"],
         ),
         (["data.train_images={folder}/none"], ["data.train_images: {folder}/none"]),
         (

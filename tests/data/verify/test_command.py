@@ -183,7 +183,7 @@ def test_counts_of_real_photos(tmp_path: Path) -> None:
     splits = ("train", "validation")
     files = [f"data.{split}_annotations={LABELS}" for split in splits]
     folders = [f"data.{split}_images={PHOTOS}" for split in splits]
-    code, report = verify(Path("coco.yaml"), *files, *folders, json_file=tmp_path / "found.json")
+    code, report = verify(Path("coco.yaml"), *files, *folders, json=tmp_path / "found.json")
     content = json.loads(LABELS.read_text())
     photos, boxes, categories = (content[key] for key in ("images", "annotations", "categories"))
     size_of = {image["id"]: (image["width"], image["height"]) for image in photos}

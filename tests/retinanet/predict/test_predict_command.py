@@ -203,6 +203,10 @@ def test_photo_is_rotated_by_its_exif_orientation(
 def test_errors_come_before_the_weights_are_read(tmp_path: Path, run_here: RunHere) -> None:
     nothing = tmp_path / "none"
     done = run_here(main, "predict", "--checkpoint", nothing, tmp_path / "none.jpg")
+    assert done.returncode == 2 and f"{nothing}: does not exist" in done.stderr
+    nothing.mkdir()
+    (nothing / "state.json").write_text("no checkpoint")
+    done = run_here(main, "predict", "--checkpoint", nothing, tmp_path / "none.jpg")
     assert done.returncode == 2 and "none.jpg: no such picture" in done.stderr
     file = write_picture(tmp_path / "a.png")
     done = run_here(main, "predict", "--checkpoint", nothing, file, file, "--out", tmp_path)
