@@ -463,12 +463,6 @@ RULES = (
         r"python -m launch tune --plan scenes\.json .*--probe .*",
         unlike=("measured: ", "probe ", "  global batch "),  # all have been trained already
     ),
-    run(r"python -m launch tune --cluster mine\.yaml", needs=("mine.yaml",), status=2),
-    run(  # the plan of the tests is of another processor, whose steps have no noise
-        r"python -m launch tune --cluster .* --plan .*",
-        unlike=("┃ ", "│ ", "this program on AMD EPYC"),
-        prints=("this program on a processor: a step takes longest for",),
-    ),
     run(r"python -m launch tune .*"),
     # profiling
     run(
