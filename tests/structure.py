@@ -25,8 +25,8 @@ RUN = 6
 """Lines in a row that are equal, but for names and values, are a repetition."""
 COMMON = 8
 """What stands in more places is the shape of the language, such as a list of imported names."""
-IGNORED = re.compile(r"#|//|import |from |#include|\W*$|\w+=[^=].*,$")
-"""Lines that do not count: comments, imports, punctuation, arguments by name."""
+IGNORED = re.compile(r'#|//|import |from |#include|\W*$|\w+=[^=].*,$|"?[\w-]+"?,$')
+"""Lines that do not count: comments, imports, punctuation, arguments by name, single words."""
 TOKENS = re.compile(r'"[^"]*"|\'[^\']*\'|\d[\w.]*|[A-Za-z_]\w*')
 
 

@@ -19,7 +19,6 @@ from torchvision.models import resnext50_32x4d
 
 from data.synthetic import make_synthetic_data
 from profiling.peaks import Peaks, save
-from profiling.studies.tune.cluster import EXAMPLE
 from profiling.studies.tune.measurements import HostPeaks, write_measurements
 from profiling.studies.tune.model import Shape, StepTime
 from retinanet.model.retinanet import RetinaNet
@@ -220,12 +219,6 @@ def write_hosts(path: Path, _: Path) -> None:
     path.write_text("localhost:2\n")
 
 
-def write_description(path: Path, _: Path) -> None:
-    """Write the description of a cluster whose ranks have more threads than cores."""
-    text = EXAMPLE.read_text(encoding="utf-8")
-    path.write_text(text.replace("threads: 26 ", "threads: 30 "), encoding="utf-8")
-
-
 def write_plan(path: Path, _: Path) -> None:
     """Write measurements of `launch tune`, with peak rates and ranks of fewer threads."""
     peaks, plan = HostPeaks(core_gflops=100, memory_gb_per_s=400), measurements()
@@ -376,7 +369,6 @@ FIXTURES: dict[str, Make] = {
     "backbone.safetensors": write_backbone,
     "node.txt": write_topology,
     "my-hosts": write_hosts,
-    "mine.yaml": write_description,
     "node.json": write_plan,
     "scenes.json": write_probed_plan,
     "peaks.json": write_peaks,
