@@ -206,16 +206,19 @@ def check_outputs(options: Any) -> None:
     """
     written: dict[str, Path] = {}
     read: list[Path] = []
+    folder: list[Path] = []  # `out`: a folder, or a file; the command checks what is in it
+    overwrite: bool | None = None
     for each, value in option_values(options):
         paths = [v for v in (value if isinstance(value, list) else [value]) if is_path(v)]
         if each.metadata.get("writes") and paths:
             written[option_name(each)] = value
-        elif each.name != "out":
+        elif each.name == "out":
+            folder = paths
+        else:
             read += paths
-    # `out` is a folder, whose files the command checks, or a file that it checks.
-    own = getattr(options, "out", None)
-    require_no_input([*written.values(), *([own] if own else [])], read)
-    overwrite = getattr(options, "overwrite", None)
+        if each.name == "overwrite":
+            overwrite = value
+    require_no_input([*written.values(), *folder], read)
     for name, file in written.items():
         advice = f"give {name} another file"
         if overwrite is not None:

@@ -124,8 +124,7 @@ def scale_command(options: ScaleOptions) -> int:
     chart = options.chart
     if chart is None and options.json is not None:
         chart = options.json.with_suffix(".png")
-        outputs = [options.json, chart]
-    require_free(outputs, overwrite=False, advice="give --json or --chart another file")
+        require_free([options.json, chart], overwrite=False, advice="give --json another file")
     for override in options.overrides:
         field = override.partition("=")[0]
         if field in DECIDED_HERE:

@@ -194,7 +194,7 @@ def test_ranks_on_two_hosts_are_measured(tmp_path: Path) -> None:
         ),
         (["launch.threads=4"], "launch.threads: set by --threads"),
         (["training.batch_size=4"], "training.batch_size: set by --batch-size or --global-batch"),
-        (["--json", "README.md"], "README.md: exists; give --json or --chart another file"),
+        (["--json", "README.md"], "README.md: exists; give --json another file"),
         (["--mpirun", "README.md"], "--mpirun: README.md"),
     ],
 )
