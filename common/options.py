@@ -24,13 +24,12 @@ from common.outputs import require_no_input
 
 ADDED = "added"
 """The entry of a field's metadata with the arguments of `add_argument`."""
-NO_DEFAULT = object()
 
 
 def option(
     what: str,
     *,
-    default: Any = NO_DEFAULT,
+    default: Any = MISSING,
     name: str | None = None,
     parse: Callable[[str], Any] | None = None,
     exclusive: str | None = None,
@@ -55,10 +54,7 @@ def option(
     if parse is not None:
         added["type"] = parse
     added |= {"help": what, "exclusive": exclusive, "group": group}
-    metadata = {ADDED: added, "writes": writes}
-    if default is NO_DEFAULT:
-        return field(metadata=metadata)
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata={ADDED: added, "writes": writes})
 
 
 def argument(what: str, *, metavar: str, **added: Any) -> Any:
@@ -209,7 +205,8 @@ def check_outputs(options: Any) -> None:
     folder: list[Path] = []  # `out`: a folder, or a file; the command checks what is in it
     overwrite: bool | None = None
     for each, value in option_values(options):
-        paths = [v for v in (value if isinstance(value, list) else [value]) if is_path(v)]
+        values = value if isinstance(value, list) else [value]
+        paths = [v for v in values if isinstance(v, Path)]
         if each.metadata.get("writes") and paths:
             written[option_name(each)] = value
         elif each.name == "out":
@@ -226,11 +223,6 @@ def check_outputs(options: Any) -> None:
         same = [other for other in written.values() if other == file]
         require_free(same, overwrite=bool(overwrite), advice=advice)
         require_writable_later(file)
-
-
-def is_path(value: object) -> bool:
-    """Return whether an option's value is the path of a file or folder."""
-    return isinstance(value, Path)
 
 
 def option_values(options: Any) -> "list[tuple[Field[Any], Any]]":

@@ -373,7 +373,6 @@ INTEGERS = {
     "images": ("id", *SIDES),
     "annotations": ("id", "image_id", "category_id", "iscrowd"),
 }
-ID_COLUMNS = {"categories": "category_ids", "images": "image_ids", "annotations": "box_ids"}
 
 
 def arrange(name: str, columns: Columns) -> Columns:

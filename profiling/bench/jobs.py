@@ -99,7 +99,7 @@ class WaitingOptions:
     workers: str = option(
         "data-loading workers per rank; one run for each number", default="0,1", metavar="A,B"
     )
-    json_file: Path | None = json_option()
+    json: Path | None = json_option()
 
 
 def add_waiting_benchmark(kinds: Benchmarks) -> None:
@@ -155,7 +155,7 @@ def waiting_command(options: WaitingOptions) -> int:
         "runs": {str(count): list(map(asdict, job)) for count, job in runs.items()},
     }
     standard = image_size == 800 and ranks == 2
-    put_out(findings, "waiting", workload, with_targets=standard, json_file=options.json_file)
+    put_out(findings, "waiting", workload, with_targets=standard, json_file=options.json)
     return FINISHED
 
 
@@ -212,7 +212,7 @@ class BatchSplitOptions:
         parse=positive,
         metavar="N",
     )
-    json_file: Path | None = json_option()
+    json: Path | None = json_option()
 
 
 def add_batch_split_benchmark(kinds: Benchmarks) -> None:
@@ -261,7 +261,7 @@ def batch_split_command(options: BatchSplitOptions) -> int:
         "rounds": rounds_json,
     }
     standard, findings = (image_size, batch_size) == STANDARD, batch_split_findings(measured)
-    put_out(findings, "batch-split", workload, with_targets=standard, json_file=options.json_file)
+    put_out(findings, "batch-split", workload, with_targets=standard, json_file=options.json)
     return FINISHED
 
 

@@ -83,7 +83,7 @@ class CheckpointOptions:
     folder: Path | None = option(
         "folder on the disk of the runs (default: the system's temporary folder)", default=None
     )
-    json_file: Path | None = json_option()
+    json: Path | None = json_option()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class IndexOptions:
         default=None,
         metavar="DIR",
     )
-    json_file: Path | None = json_option()
+    json: Path | None = json_option()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ class LogOptions:
 
     lines: int = count("executions in the log", LINES)
     problems: int = count("distinct problems among them", PROBLEMS)
-    json_file: Path | None = json_option()
+    json: Path | None = json_option()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +116,7 @@ class MetricOptions:
 
     images: int = count("images", VALIDATION_IMAGES)
     found: int = count("detections per image", FOUND)
-    json_file: Path | None = json_option()
+    json: Path | None = json_option()
 
 
 def add_single_benchmarks(kinds: Benchmarks) -> None:
@@ -160,7 +160,7 @@ def add_single_benchmarks(kinds: Benchmarks) -> None:
 
 def bench_checkpoint(options: CheckpointOptions) -> int:
     """Run `checkpoint`; return the exit code."""
-    rounds, folder, json_file = options.rounds, options.folder, options.json_file
+    rounds, folder, json_file = options.rounds, options.folder, options.json
     if folder is not None and not folder.is_dir():
         raise InputError(f"--folder: {folder} is not a folder; create it or give another")
     workload = Workload(images=options.images, image_size=options.image_size)
@@ -215,7 +215,7 @@ class Opening(NamedTuple):
 def bench_index(options: IndexOptions) -> int:
     """Run `index`; return the exit code."""
     images, boxes, ranks = options.images, options.boxes, options.ranks
-    folder, json_file = options.folder, options.json_file
+    folder, json_file = options.folder, options.json
     console = make_console()
     with tempfile.TemporaryDirectory(dir=folder, prefix="index-benchmark-") as temporary:
         source = Path(temporary, "generated.json")
@@ -315,7 +315,7 @@ print(json.dumps({{"seconds": seconds, "peak_mb": peak_resident_mb(), "total_ms"
 
 def bench_log(options: LogOptions) -> int:
     """Run `log`; return the exit code."""
-    lines, problems, json_file = options.lines, options.problems, options.json_file
+    lines, problems, json_file = options.lines, options.problems, options.json
     console = make_console()
     with tempfile.TemporaryDirectory(prefix="log-benchmark-") as folder:
         file = Path(folder, "onednn.log")
@@ -342,7 +342,7 @@ def bench_log(options: LogOptions) -> int:
 
 def bench_metric(options: MetricOptions) -> int:
     """Run `metric`; return the exit code."""
-    images, found, json_file = options.images, options.found, options.json_file
+    images, found, json_file = options.images, options.found, options.json
     console = make_console()
 
     def measured(library: str, count: int) -> Run:

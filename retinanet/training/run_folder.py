@@ -246,9 +246,8 @@ def take_lock(lock: FileLock, path: Path) -> None:
     try:
         lock.take()
     except LockHeldError as error:
-        holder = f" ({error})" if str(error) else ""
         raise InputError(
-            f"{path}: another run is writing there{holder}; set run.name, or wait for its end"
+            f"{path}: another run is writing there; set run.name, or wait for its end"
         ) from error
     except OSError as error:
         raise InputError(f"{path}: cannot be locked: {error.strerror}; set run.root") from error
