@@ -245,8 +245,8 @@ def new_folder_beside(target: Path) -> Iterator[Path]:
     What is left of it at the end is removed. Raises OSError.
     """
     folder = temporary_name(target)
-    folder.mkdir(parents=True)
     try:
+        folder.mkdir(parents=True)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -381,7 +381,7 @@ def arrange(name: str, columns: Columns) -> Columns:
         # Roboflow's tree of categories begins with one that is no class.
         parents = columns["supercategory"]
         is_root = [
-            number == 0 and parent == "none" and name in parents
+            number == 0 and parent == "none" and name != parent and name in parents
             for number, name, parent in zip(columns["id"], columns["name"], parents, strict=True)
         ]
         return {
@@ -507,6 +507,7 @@ def read_annotations(
     findings = findings or Findings(refusing=path)
     entries = read_entries(path, findings, advance=advance, is_export=is_export)
     assert entries is not None
+    leave_out_root(entries, findings)
     check_ids(entries, findings)
     require_pixels(entries.boxes, source=f"{path}: annotations")
     return clean_annotations(entries, release=True)
@@ -658,6 +659,22 @@ def check_unique(
     later = repeated(ids)
     findings.add_rows(kind, later, lambda row: place_of(row, ".id", ids[row]))
     return later
+
+
+def leave_out_root(entries: Entries, findings: Findings) -> None:
+    """Leave out the root of Roboflow's tree of categories, unless it has boxes."""
+    if entries.category_is_root is None:
+        return
+    is_out = entries.category_is_root & ~np.isin(entries.category_ids, entries.box_category_ids)
+    names = entries.category_names
+    findings.add_rows(
+        "category_root",
+        np.flatnonzero(is_out),
+        lambda row: entries.category_place(row, "", names[row]),
+    )
+    entries.category_names = TextColumn.of(names[row] for row in np.flatnonzero(~is_out).tolist())
+    for name in ("category_ids", "category_places", "category_is_root"):
+        setattr(entries, name, getattr(entries, name)[~is_out])
 
 
 def check_ids(entries: Entries, findings: Findings) -> None:

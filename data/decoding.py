@@ -28,6 +28,7 @@ from data.annotations import Annotations, image_path
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
 """The formats of data sets. Pillow reads dozens more, some of which call other programs."""
+ISO_MEDIA = "HEIC, AVIF or another file of ISO media"
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 MAX_SIDE = 65_535
 """JPEG's own. In a few bytes a BMP can claim a line of pixels that takes seconds to fill."""
@@ -133,7 +134,8 @@ def describe_fault(error: Exception) -> str:
         return f"cannot be read: {error.strerror}"
     # Pillow's message of this error ends with the Python object that was read.
     if isinstance(error, Image.UnidentifiedImageError):
-        return f"not an image in {', '.join(FORMATS)}; convert, replace or remove it"
+        found = f", but {ISO_MEDIA}" if ISO_MEDIA in error.args else ""
+        return f"not an image in {', '.join(FORMATS)}{found}; convert, replace or remove it"
     if isinstance(error, Image.DecompressionBombError):
         return f"too large: {_one_line(error)}; shrink or remove it"
     return f"damaged image: {_one_line(error)}; replace or remove it"
@@ -201,6 +203,10 @@ def image_fault(path: Path) -> str | None:
 
 def open_image(file: BinaryIO) -> Image.Image:
     """Read an image's format, mode and size from its header (0.03 ms), and check its size."""
+    head = file.read(8)
+    file.seek(0)
+    if head[4:] == b"ftyp":  # a phone's photo, often under the name of a JPEG
+        raise Image.UnidentifiedImageError(ISO_MEDIA)
     image = Image.open(file, formats=FORMATS)
     if fault := size_fault(image.width, image.height):  # Pillow's limit can be changed elsewhere
         raise Image.DecompressionBombError(fault)

@@ -125,6 +125,7 @@ TAKEN = {
     "value_taken": "an odd value whose meaning is plain (null, a number as text): taken",
     "box_of_polygon": "a box without bbox: the enclosing box of its polygon is taken",
     "box_rotated": "a rotated box (attributes.rotation): its enclosing box is taken",
+    "category_root": "the root of Roboflow's categories, without boxes: becomes no class",
 }
 """Kinds of findings about entries that can be used."""
 

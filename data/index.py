@@ -56,7 +56,7 @@ DTYPES = {
     "file_names": "uint8",
     "file_names_starts": "int64",
 }
-FORMAT = 2  # another number for every change of the files, so that old indexes are not misread
+FORMAT = 3  # another number for every change of the files, so that old indexes are not misread
 COLUMNS = [field.name for field in fields(Annotations)]
 TEXTS = ("category_names", "file_names")
 COUNTS = ("categories", "images", "boxes")

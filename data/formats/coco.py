@@ -107,8 +107,7 @@ def without_roots(split: LabelledSplit, roots: Collection[int]) -> LabelledSplit
         return split
     names = tuple(old.category_names[row] for row in rows.tolist())
     annotations = replace(old, category_ids=old.category_ids[rows], category_names=names)
-    note = "the root of Roboflow's categories has no boxes, and becomes no class"
-    return replace(split, annotations=annotations, notes=[*split.notes, note])
+    return replace(split, annotations=annotations, notes=[*split.notes, TAKEN["category_root"]])
 
 
 def read_file(

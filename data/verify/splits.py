@@ -25,7 +25,7 @@ from common.files import read_bytes
 from common.processes import process_pool, run_tasks, usable_cores
 from common.walk import LeftOut, Reach, walk_files
 from data.annotations import SPLITS, Resize, Split, images_in_other, leaves_folder
-from data.coco_json import Entries, check_ids, entries_of_index, read_entries
+from data.coco_json import Entries, check_ids, entries_of_index, leave_out_root, read_entries
 from data.decoding import (
     MOST_BYTES,
     QUARTER_TURNS,
@@ -131,6 +131,7 @@ def check_annotations(
     findings = Findings()
     entries = open_entries(split.annotations, findings, console=console)
     if entries is not None:
+        leave_out_root(entries, findings)
         check_ids(entries, findings)
         check_boxes(entries, findings, image_size=rules.image_size, resize=rules.resize)
         check_categories_fit(

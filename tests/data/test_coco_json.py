@@ -1,18 +1,22 @@
 """COCO-format JSON: columns, messages about bad entries, and the reader of lists in parts."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import data.json_lists
 from common.errors import InputError
-from data.annotations import Annotations
+from data.annotations import Annotations, Split
 from data.coco_json import read_annotations
 from data.findings import Findings
+from data.formats.convert import DEFAULT_RULES
 from data.json_lists import stream_lists
+from data.verify.splits import check_annotations
 from tests.data.samples import assert_same_annotations, write_json
 from tests.support.commands import error_message
 
@@ -180,6 +184,34 @@ def test_odd_values_are_those_that_they_mean(tmp_path: Path) -> None:
         "value_taken": 10,
         "box_of_polygon": 3,
     }
+
+
+ROOT = {"id": 0, "name": "things", "supercategory": "none"}
+
+
+@pytest.mark.parametrize(
+    ("root", "boxes", "is_left_out"),
+    [(ROOT, 0, True), (ROOT, 1, False), (ROOT | {"name": "none"}, 0, False)],
+)
+def test_root_of_roboflows_categories_is_no_class(
+    tmp_path: Path, root: dict[str, object], boxes: int, is_left_out: bool
+) -> None:
+    content = small()
+    for category in content["categories"]:
+        category["supercategory"] = root["name"]
+    content["categories"].append(root)
+    for entry in content["annotations"][:boxes]:
+        entry["category_id"] = 0
+    path = write_json(tmp_path / "labels.json", content)
+    findings = Findings(refusing=path)
+    names = read_annotations(path, findings=findings).category_names
+    rules = replace(DEFAULT_RULES, num_classes=len(names))
+    checked = check_annotations("train", Split(path, tmp_path), rules, console=Console(quiet=True))
+    assert checked.entries is not None
+    assert list(names) == list(checked.entries.category_names)
+    assert list(names) == ["toothbrush", "train", *([] if is_left_out else [root["name"]])]
+    assert [each.name for each in findings.taken()] == (["category_root"] if is_left_out else [])
+    assert checked.findings.has("category_root") == is_left_out and not checked.findings.stopping()
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,13 @@ def test_other_formats_are_refused(tmp_path: Path, content: bytes) -> None:
     assert failure(tmp_path / "a.jpg").startswith("not an image in JPEG, PNG")
 
 
+@pytest.mark.parametrize("name", ["a.avif", "a.jpg"])
+def test_photo_in_another_format_is_named(tmp_path: Path, name: str) -> None:
+    """Phones and messengers also give HEIC and AVIF the name of a JPEG."""
+    Image.new("RGB", (16, 16)).save(tmp_path / name, "AVIF")
+    assert ", but HEIC, AVIF or another file of ISO media; convert" in failure(tmp_path / name)
+
+
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tiff", "webp", "bmp"])
 def test_truncated_file_is_refused(tmp_path: Path, suffix: str) -> None:
     pixels = np.random.default_rng(2).integers(0, 256, (64, 64, 3), dtype=np.uint8)

@@ -67,7 +67,7 @@ def test_damaged_index_is_refused(index: Path) -> None:
     with pytest.raises(InputError, match=r"damaged index .*box_areas\.npy"):
         open_index(index)
     description = index / "index.json"
-    description.write_text(description.read_text().replace('"format": 2', '"format": 99'))
+    description.write_text(description.read_text().replace('"format": 3', '"format": 99'))
     with pytest.raises(InputError, match="format 99"):
         open_index(index)
 

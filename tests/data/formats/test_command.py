@@ -298,10 +298,16 @@ def interrupt(*arguments: str | Path, when: Callable[[], bool]) -> subprocess.Po
     command = [sys.executable, "-m", "data", "convert", *arguments]
     # In a group of its own, as a terminal gives it, which Ctrl-C signals as a whole.
     process = start_program(*command, process_group=0)
-    while not when():
+    while True:
         assert process.poll() is None, process.communicate()
+        # Stopped, it cannot leave the moment before the signal arrives, however busy the machine.
+        os.killpg(process.pid, signal.SIGSTOP)
+        if when():
+            break
+        os.killpg(process.pid, signal.SIGCONT)
         time.sleep(0.001)
     os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, signal.SIGCONT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and errors == "interrupted\n"
     return process
@@ -327,7 +333,7 @@ def test_ctrl_c_while_annotations_are_written_leaves_nothing(tmp_path: Path, is_
         out.mkdir()
 
     def is_being_written() -> bool:
-        return any(out.glob(".train.json.*.partial"))
+        return any(out.glob(".train.json.[0-9a-f]*.partial"))  # not that of the index
 
     interrupt(source, "--from", "yolo", "--out", out, when=is_being_written)
     assert not out.exists() if is_new else list(out.iterdir()) == []
