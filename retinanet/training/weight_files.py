@@ -33,9 +33,11 @@ IMAGENET_SHA512 = (
 )
 """The whole file's, as MLPerf's reference checks it: single_stage_detector's download_backbone.sh.
 It comes from another source than the digits in the name."""
-WRAPPINGS = ("model", "state_dict", "model_state_dict", AVERAGE := "model_ema")
+AVERAGES = ("model_ema", "ema_model", "ema", "state_dict_ema", "ema_state_dict")
+"""Keys of a moving average of the weights: torchvision's, and those of other trainers."""
+WRAPPINGS = ("model", "state_dict", "model_state_dict", *AVERAGES)
 """Keys under which training scripts save a state_dict, the first that is there: torchvision's and
-MLPerf's, Lightning's, torch's tutorials', and torchvision's moving average of the weights."""
+MLPerf's, Lightning's, torch's tutorials', then the averages."""
 UPDATES = "n_averaged"  # The number of updates, which an average has beside its tensors
 
 LARGEST_RATIO = 4
@@ -301,10 +303,13 @@ def describe_weights(
     origin = "torchvision's, by its SHA-512" if is_known else "unpickled, because of --trust"
     digest = hashlib.sha256(content).hexdigest()
     lines = [f"{file}: {len(content):,} bytes, sha256 {digest}, {origin}"]
-    if weights.wrapping == AVERAGE:
-        lines.append(f"taken: {AVERAGE}, a moving average of the weights")
-    elif AVERAGE in weights.dropped:
-        lines.append(f"not taken: {AVERAGE}, a moving average of the weights, beside the weights")
+    if weights.wrapping in AVERAGES:
+        lines.append(f"taken: {weights.wrapping}, a moving average of the weights")
+    lines += [
+        f"not taken: {name}, a moving average of the weights, beside the weights"
+        for name in AVERAGES
+        if name in weights.dropped
+    ]
     if weights.renamed:
         lines.append(f"renamed: {weights.renamed:,} tensors, from older spellings of their names")
     if weights.dropped:

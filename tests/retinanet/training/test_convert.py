@@ -402,6 +402,11 @@ def convert_error(file: Path, out: Path, *, trust: bool = True) -> str:
             {"model_ema": {"n_averaged": torch.tensor(3)} | WEIGHTS},
             ["taken: model_ema, a moving average of the weights", "n_averaged"],
         ),
+        (
+            {"ema": WEIGHTS, "state_dict": WEIGHTS, "ema_model": {}},
+            ["not taken: ema, a moving", "not taken: ema_model, a moving"],
+        ),
+        ({"ema_model": WEIGHTS, "step": 7}, ["taken: ema_model, a moving average of the weights"]),
     ],
     ids=[
         "bare",
@@ -413,6 +418,8 @@ def convert_error(file: Path, out: Path, *, trust: bool = True) -> str:
         "of tutorials",
         "with average",
         "average",
+        "with other trainers' averages",
+        "another trainer's average",
     ],
 )
 def test_tensors_are_written_and_other_entries_are_listed(
