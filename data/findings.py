@@ -175,7 +175,12 @@ KINDS = {
     ),
     "category_name_invalid": Kind(STOPS, "a category's name is not a text, or is empty"),
     "file_name_invalid": Kind(STOPS, "a file name is not a text, or is empty"),
-    "file_name_leaves_folder": Kind(STOPS, "a file name is outside the folder of images"),
+    "file_name_leaves_folder": Kind(
+        STOPS,
+        "a file name is outside the folder of images: convert shortens it to one inside",
+        "{entry}: expected {expected}, found {found}; python -m data convert --from coco shortens "
+        "it to a file inside",
+    ),
     "image_size_missing": Kind(
         STOPS,
         "width or height is missing: convert takes it from the image",
