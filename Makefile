@@ -33,7 +33,7 @@ test-fast: tier = and not ipex and not slow and not exhaustive
 test: tier = and not ipex and not exhaustive
 test-all: tier = and not ipex
 one_core = $(python) -m pytest -m "not whole_machine $(tier)" --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
-whole_machine = $(python) -m pytest -m "whole_machine $(tier)" --durations=20
+whole_machine = $(python) -m pytest -m "whole_machine $(tier)" --durations=20 $$(grep -rl whole_machine tests --include='test_*.py')
 
 test-fast: tools ; $(one_core)
 test test-all: tools
