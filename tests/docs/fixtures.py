@@ -351,7 +351,6 @@ LABELS = "sets/openimages/train/labels/openimages-mlperf.json"
 FIXTURES: dict[str, Make] = {
     "sets/openimages": make_openimages,
     "sets/coco": make_coco,
-    "coco128": make_coco,
     "photos": copy_fixture("sets/openimages/train/data"),
     "train.json": copy_fixture(LABELS),
     "val.json": copy_fixture(LABELS),

@@ -101,8 +101,6 @@ CHANGES: tuple[tuple[str, str], ...] = (
     (r"\S*=… ?|…/| …", ""),
     # steps of a run of two steps
     (r"(profile\.\w+\.steps)=\d+-\d+", r"\1=2"),
-    # other processes
-    (r"/proc/\d+/", "/proc/$$/"),
 )
 
 QUICK_REPLAY = "--top 6 --repeats 1 --no-cold"
@@ -328,7 +326,6 @@ RULES = (
         SYNTHETIC,
         writes=("runs/*/onednn/rank0.log",),
     ),
-    run(r"python train\.py .*", SYNTHETIC, writes=("runs/*/metrics.jsonl",)),
     # training by several ranks
     two_ranks(
         r"\.venv/bin/mpirun -np 8 python train\.py --config openimages\.yaml data\.root=\S+",
@@ -411,8 +408,6 @@ RULES = (
         instead=((r"-m (\S+)", r"-c 'import \1'"),),
         why="it looks at all processes; tests/launch/image/test_health.py",
     ),
-    # a process, and a run
-    bash(r"grep -H Cpus_allowed_list .*", prints=("Cpus_allowed_list:",)),
     # a trained detector
     run(r"python -m retinanet predict .*\.mp4 .*", writes=("predictions/*.boxes.mp4",)),
     run(r"python -m retinanet predict .*", writes=("predictions/**/*.boxes.png",)),

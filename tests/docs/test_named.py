@@ -34,12 +34,10 @@ OTHER_PROGRAMS = {
         *("--privileged", "--read-only", "--shm-size", "--stop-timeout", "--tmpfs", "--user"),
     ),
     "podman": ("--format", "--userns"),
-    "apptainer": ("--bind", "--pwd"),
     "torchrun": (
         *("--master-addr", "--master-port", "--nnodes", "--node-rank"),
         *("--rdzv-backend", "--rdzv-endpoint", "--shutdown-timeout"),
     ),
-    "benchdnn": ("--cfg", "--dt"),
 }
 """Options of other programs that the pages name."""
 
