@@ -27,7 +27,8 @@ from retinanet.training.agreement import (
     share_rank_states,
     share_weights,
 )
-from retinanet.training.averaging import averaging_ranks, split_and_exchange
+from retinanet.training.averaging import averaging_ranks, make_exchange
+from retinanet.training.batch_split import settle_batches
 from retinanet.training.build import (
     build_model,
     build_optimizer,
@@ -49,7 +50,7 @@ from retinanet.training.resume import (
     recorded_split,
     require_same_data,
 )
-from retinanet.training.run_folder import RunFacts, RunFolder
+from retinanet.training.run_folder import RunFolder
 from retinanet.training.schedule import StepPlan, learning_rate
 from retinanet.training.signals import StopRequest
 from retinanet.training.slow_hosts import BackgroundLoad
@@ -194,12 +195,18 @@ class RunComponents:
             convolutions=config.engine.convolutions,
         )
         self.model, self.optimizer = self.prepared.model, self.prepared.optimizer
-        self.batches, self.exchange = split_and_exchange(
+        self.batches = settle_batches(
             config,
             self.prepared,
-            averaging=averaging,
-            place=self.place,
+            group=averaging,
+            local_ranks=self.place.ranks.local_size,
             recorded=split,
+        )
+        self.exchange = make_exchange(
+            config,
+            self.prepared,
+            group=averaging,
+            weight=self.batches.weight(averaging.rank),
             profiler=self.profiler,
         )
         # Loading starts only at the first step, so the sampler still accepts a new split.
@@ -394,29 +401,6 @@ class RunComponents:
             engine=self.engine,
             exchange=self.exchange_name,
             split=self.batches.images,
-        )
-
-    def facts(self) -> RunFacts:
-        """Return the facts about the run for the console, `environment.json` and model cards."""
-        sizes = [(value.numel(), value.requires_grad) for value in self.model.parameters()]
-        return RunFacts(
-            config=self.config,
-            folder=self.folder,
-            data=self.data,
-            model=self.description,
-            parameters=sum(size for size, _ in sizes),
-            trained_parameters=sum(size for size, trains in sizes if trains),
-            total_steps=self.plan.total_steps,
-            images_per_step=self.plan.images_per_step,
-            engine=self.engine,
-            loading=self.loading.describe(),
-            hosts=self.group.hosts,
-            averaging_ranks=self.averaging.size,
-            exchange=self.exchange_name,
-            transport=self.group.transport,
-            batches=self.batches,
-            context=self.place,
-            start=self.start,
         )
 
     @cached_property

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from common.cli import resuming_command
-from common.console import progress
+from common.console import print_rows, progress
 from common.errors import (
     FINISHED,
     STOPPED_BY_SIGNAL,
@@ -30,13 +30,13 @@ from retinanet.mlperf.submission import submit
 from retinanet.model_card import update_card
 from retinanet.training.async_groups.epoch import GroupEpochs
 from retinanet.training.components import RunComponents
+from retinanet.training.describe import describe_run, ranks_as_json
 from retinanet.training.epoch import Epochs, EpochStep, SynchronousEpochs
 from retinanet.training.evaluation import BackgroundEvaluation, MetricWork
 from retinanet.training.nonfinite import NonFiniteReport
 from retinanet.training.progress import START
 from retinanet.training.recorder import NullRecorder, Recorder
 from retinanet.training.resume import format_finished
-from retinanet.training.run_folder import describe_run, print_rows, ranks_as_json
 from retinanet.training.schedule import Ending, patience_is_exhausted
 from retinanet.training.signals import StopRequest
 
@@ -129,13 +129,12 @@ class Trainer:
     def begin(self) -> None:
         """Create the run's folder and logs on rank 0, and print the settings of the run."""
         run = self.run
-        facts = run.facts()
         if run.group.is_first:
             config = config_to_tree(self.config)
             resume = run.checkpoint is not None
             self.folder.begin(
                 config,
-                ranks=ranks_as_json(facts),
+                ranks=ranks_as_json(run),
                 host_states=self.host_states,
                 start=run.start,
                 resume=resume,
@@ -170,7 +169,7 @@ class Trainer:
             first_step=self.progress.step,
             target_map=self.config.training.target_map,
         )
-        rows = describe_run(facts, step=self.progress.step, ways=self.epochs.rows)
+        rows = describe_run(run, step=self.progress.step, ways=self.epochs.rows)
         print_rows(self.console, rows)
         for note in dict.fromkeys(note for rank_notes in notes_of_ranks for note in rank_notes):
             self.print(f"note: {note}")
@@ -331,7 +330,7 @@ class Trainer:
         if result is None:
             return
         warning = update_card(
-            run.facts(),
+            run,
             result.evaluation,
             step=step,
             epochs=epochs,
