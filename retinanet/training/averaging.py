@@ -1,9 +1,8 @@
-"""The averaging of gradients: which ranks take part, with which batches, and by which way."""
+"""The averaging of gradients over ranks: by which way."""
 
 from functools import partial
 
 from common.errors import InputError
-from launch.pinning import RankContext
 from launch.process_group import ProcessGroup
 from retinanet.config import Config
 from retinanet.config_sections import DistributedConfig
@@ -11,7 +10,6 @@ from retinanet.engine.engines import PreparedTraining
 from retinanet.engine.folded_forward import RunningStatistics
 from retinanet.engine.gradient_sync import Averaging, GradientExchange, share_gradients
 from retinanet.engine.host_gradients import average_over_hosts
-from retinanet.training.async_groups.groups import compute_group
 from retinanet.training.batch_split import dummy_batch
 from retinanet.training.loop import (
     NO_PROFILER,
@@ -19,14 +17,6 @@ from retinanet.training.loop import (
     accumulate_gradients,
     batch_losses,
 )
-
-
-def averaging_ranks(config: Config, group: ProcessGroup, place: RankContext) -> ProcessGroup:
-    """Return the ranks that average their gradients with this one; all ranks call it."""
-    groups, timeout_s = config.distributed.groups, config.distributed.timeout_s
-    if groups == 1:
-        return group
-    return compute_group(group, groups, comm_cpus=place.pinned.share.comm_cpus, timeout_s=timeout_s)
 
 
 def make_exchange(

@@ -27,7 +27,8 @@ from retinanet.training.agreement import (
     share_rank_states,
     share_weights,
 )
-from retinanet.training.averaging import averaging_ranks, make_exchange
+from retinanet.training.async_groups.groups import compute_group
+from retinanet.training.averaging import make_exchange
 from retinanet.training.batch_split import settle_batches
 from retinanet.training.build import (
     build_model,
@@ -126,7 +127,9 @@ class RunComponents:
     def open_for_averaging_ranks(self) -> None:
         """Create plan, loaders, checkpointer and guard for the ranks that average with this one."""
         config, group, training = self.config, self.group, self.config.training
-        self.averaging = averaging_ranks(config, group, self.place)
+        groups, timeout_s = config.distributed.groups, config.distributed.timeout_s
+        is_alone = groups == 1
+        self.averaging = group if is_alone else compute_group(group, groups, timeout_s=timeout_s)
         """The ranks that average their gradients with this one."""
         self.plan = StepPlan(
             images_per_epoch=len(self.data.train),

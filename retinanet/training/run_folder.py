@@ -16,7 +16,7 @@ import torch
 from ruamel.yaml import YAML
 
 from common.errors import InputError, StoppedBeforeStart
-from common.files import read_text, write_atomically, write_json
+from common.files import or_refused, read_text, write_atomically, write_json
 from common.locks import FileLock, LockHeldError
 from common.machine import code_version, installed_versions, processor_name
 from common.outputs import format_names, other_entries
@@ -101,10 +101,8 @@ class RunFolder:
         if start is not None:
             write_json(self.start, start.to_dict())
         for folder in (self.checkpoints, self.pictures, self.evaluations, self.tensorboard):
-            try:
+            with or_refused(folder, "cannot be created"):
                 folder.mkdir(exist_ok=True)
-            except OSError as error:
-                raise InputError(f"{folder}: cannot be created: {error.strerror}") from error
 
 
 def input_paths(config: Config) -> list[Path]:
@@ -201,11 +199,9 @@ def claim_run_folder(
 
 def make_lock(path: Path) -> FileLock:
     """Create a run's folder and its lock file."""
-    try:
+    with or_refused(path, advice="set run.root"):
         path.mkdir(parents=True, exist_ok=True)
         return FileLock(path / LOCK)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}; set run.root") from error
 
 
 def remove_if_nothing_began(path: Path, new_folders: list[Path], *, lock: FileLock | None) -> None:
@@ -232,13 +228,12 @@ def remove_if_nothing_began(path: Path, new_folders: list[Path], *, lock: FileLo
 def take_lock(lock: FileLock, path: Path) -> None:
     """Lock a run's folder; raise InputError if another run has locked it."""
     try:
-        lock.take()
+        with or_refused(path, "cannot be locked", advice="set run.root"):
+            lock.take()
     except LockHeldError as error:
         raise InputError(
             f"{path}: another run is writing there; set run.name, or wait for its end"
         ) from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be locked: {error.strerror}; set run.root") from error
 
 
 def problem_of_folder(

@@ -31,7 +31,7 @@ from retinanet.model_card import update_card
 from retinanet.training.async_groups.epoch import GroupEpochs
 from retinanet.training.components import RunComponents
 from retinanet.training.describe import describe_run, ranks_as_json
-from retinanet.training.epoch import Epochs, EpochStep, SynchronousEpochs
+from retinanet.training.epoch import EpochStep, SynchronousEpochs
 from retinanet.training.evaluation import BackgroundEvaluation, MetricWork
 from retinanet.training.nonfinite import NonFiniteReport
 from retinanet.training.progress import START
@@ -92,7 +92,7 @@ class Trainer:
                     # Before an evaluation and at the end of the run a checkpoint is written anyway.
                     if step.checkpoint_is_due and not stop and not self.evaluation_is_due():
                         self.save()
-                    if stop or self.is_finished():
+                    if stop or self.ending:
                         break
         # Such as an unreadable image: the steps before the error are saved.
         except InputError as error:
@@ -123,7 +123,9 @@ class Trainer:
     def prepare(self) -> None:
         """Make the run ready for the first step."""
         self.run.prepare()
-        self.epochs = epochs_of(self.run)
+        # Together, or in groups that do not wait for each other.
+        is_together = self.config.distributed.groups == 1
+        self.epochs = SynchronousEpochs(self.run) if is_together else GroupEpochs(self.run)
         self.run.restore_rank_states()
 
     def begin(self) -> None:
@@ -179,7 +181,7 @@ class Trainer:
 
         Yields nothing once the run is finished or a signal came.
         """
-        if stop or self.is_finished():
+        if stop or self.ending:
             return
         step, plan = self.progress.step, self.run.plan
         epoch, images = plan.position(step)
@@ -350,14 +352,11 @@ class Trainer:
         is_known = self.progress.map_here is not None
         return not is_known and not is_running and self.run.plan.evaluation_is_due(step)
 
-    def is_finished(self) -> bool:
-        """Return whether no further step is to be taken, see `ending`."""
-        return self.ending is not None
-
     @property
     def ending(self) -> Ending | None:
         """Why no further step is to be taken; None: the run goes on."""
-        if self.target_is_reached():
+        map_here = self.progress.map_here
+        if map_here is not None and self.reaches_target(map_here):
             return "target"
         if self.progress.step >= self.run.plan.total_steps:
             return "length"
@@ -365,11 +364,7 @@ class Trainer:
 
     def is_done(self) -> bool:
         """Return whether the run is finished, and its weights are evaluated."""
-        return self.is_finished() and not self.evaluation_is_due()
-
-    def target_is_reached(self) -> bool:
-        """Return whether the current weights reached `training.target_map`."""
-        return self.progress.map_here is not None and self.reaches_target(self.progress.map_here)
+        return self.ending is not None and not self.evaluation_is_due()
 
     def patience_is_exhausted(self) -> bool:
         """Return whether `training.patience` evaluations have passed without a better mAP."""
@@ -424,8 +419,3 @@ class Trainer:
         """Print a line that scripts may read, without colours, on rank 0."""
         if self.run.group.is_first:
             print(text, flush=True)
-
-
-def epochs_of(run: RunComponents) -> Epochs:
-    """Return how the ranks take steps: together, or in groups that do not wait for each other."""
-    return SynchronousEpochs(run) if run.config.distributed.groups == 1 else GroupEpochs(run)

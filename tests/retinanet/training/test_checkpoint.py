@@ -300,7 +300,7 @@ def test_newest_whole_checkpoint_is_found_and_newer_ones_are_named(
 )
 def test_state_that_is_not_a_json_object_is_refused(copy: Path, content: bytes) -> None:
     replace(copy / "state.json", content)
-    assert "not a checkpoint's state" in refusal(copy, "state.json")
+    assert "; use another checkpoint" in refusal(copy, "state.json")
 
 
 PART = {"sha256": 64 * "0", "bytes": 1}
@@ -462,7 +462,7 @@ def test_huge_state_is_not_read(copy: Path) -> None:
     (copy / "state.json").unlink()
     with (copy / "state.json").open("wb") as file:
         file.truncate(10**12)  # takes no room
-    assert "larger than 64000000 bytes" in refusal(copy, "state.json")
+    assert "larger than 64,000,000 bytes" in refusal(copy, "state.json")
 
 
 def small_model() -> nn.Module:
