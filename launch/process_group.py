@@ -464,7 +464,7 @@ def connect(
     Raises:
         InputError: Rank 0 cannot be reached, or its port is in use.
     """
-    address, port = rendezvous.addresses[0], rendezvous.port
+    address, port = rendezvous.address, rendezvous.port
     # By default the constructor waits until all ranks are connected. `exchange_facts` does that
     # instead, and names those that are missing.
     settings: dict[str, Any] = {"timeout": timeout, "wait_for_workers": False}

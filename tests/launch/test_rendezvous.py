@@ -42,7 +42,7 @@ SLURM = {
 def test_master_addr_has_priority(launcher: str) -> None:
     variables = {**SLURM, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
     rendezvous = make_rendezvous(second_of_two(launcher), variables)
-    assert (rendezvous.addresses, rendezvous.port) == (("10.0.0.1",), 29500)
+    assert (rendezvous.address, rendezvous.port) == ("10.0.0.1", 29500)
     assert rendezvous.affinities is None
 
 
@@ -69,12 +69,12 @@ def test_incomplete_addresses_are_refused(
 def test_ranks_of_a_train_job_meet_where_torchrun_would() -> None:
     variables = {"PET_MASTER_ADDR": "10.0.0.1", "PET_MASTER_PORT": "29500"}
     rendezvous = make_rendezvous(second_of_two("trainjob"), variables)
-    assert (rendezvous.addresses, rendezvous.port) == (("10.0.0.1",), 29500)
+    assert (rendezvous.address, rendezvous.port) == ("10.0.0.1", 29500)
 
 
 def test_ranks_of_slurm_use_the_first_host_and_a_port_of_the_step() -> None:
     rendezvous = make_rendezvous(second_of_two("slurm"), SLURM)
-    assert rendezvous.addresses == ("node07",)
+    assert rendezvous.address == "node07"
     ports = {
         make_rendezvous(
             second_of_two("slurm"), {**SLURM, "SLURM_JOB_ID": job, "SLURM_STEP_ID": step}
