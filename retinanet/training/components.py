@@ -36,8 +36,8 @@ from retinanet.training.build import (
     notes_on_backbone,
     starting_weights,
 )
-from retinanet.training.checkpoint import Checkpoint
-from retinanet.training.checkpointer import Checkpointer
+from retinanet.training.checkpoint import Checkpoint, Contents
+from retinanet.training.checkpointer import Checkpointer, gathered
 from retinanet.training.data import Loading, open_run_data
 from retinanet.training.detector_weights import start_from_detector
 from retinanet.training.ema import WeightAverage
@@ -363,31 +363,25 @@ class RunComponents:
 
     def save(self, position: Progress) -> None:
         """Begin to write a checkpoint, unless this step's is there; a failure is a warning."""
+        step = position.step
         self.checkpointer.save(
-            self.model,
-            self.optimizer,
-            self.checkpoint_state(position),
-            epoch=self.plan.epochs_done(position.step),
-            average=self.average,
+            partial(self.gathered, position), step=step, epoch=self.plan.epochs_done(step)
         )
 
     def save_nonfinite(self, report: NonFiniteReport, position: Progress) -> str:
         """Write the state before a step that was not finite; return where it is, or why not."""
+        contents = self.gathered(position)
         try:
             folder = self.checkpointer.save_nonfinite(
-                self.model,
-                self.optimizer,
-                self.checkpoint_state(position),
-                report=report.content,
-                average=self.average,
+                contents, step=position.step, report=report.content
             )
         except InputError as error:
             return str(error)
         return f"details in {folder}"
 
-    def checkpoint_state(self, position: Progress) -> State:
-        """Return the content of `state.json`, without the states of the ranks."""
-        return State(
+    def gathered(self, position: Progress) -> Contents | None:
+        """Return the contents of a checkpoint, see `checkpointer.gathered`."""
+        state = State(
             model=self.description,
             position=position,
             setup=self.setup(),
@@ -395,6 +389,7 @@ class RunComponents:
             random_states=[],
             parts={},
         )
+        return gathered(self.group, self.model, self.optimizer, state, self.average)
 
     def setup(self) -> dict[str, object]:
         """Return the conditions of the next steps besides configuration and checkpoint."""

@@ -298,10 +298,9 @@ def foreign_entries(path: Path) -> list[str]:
 
 def notes_on_folder(path: Path) -> tuple[str, ...]:
     """Return notes on a usable folder: that it is a link."""
-    notes = []
-    if path.is_symlink() or path.parent.is_symlink():
-        notes.append(f"{path}: is or contains a link; the run writes to {path.resolve()}")
-    return tuple(notes)
+    if not (path.is_symlink() or path.parent.is_symlink()):
+        return ()
+    return (f"{path}: is or contains a link; the run writes to {path.resolve()}",)
 
 
 def holds_run(path: Path) -> bool:
