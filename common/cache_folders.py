@@ -11,9 +11,10 @@ import pwd
 import shlex
 import stat
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 MOST_LINKS = 40  # as many as the kernel follows in one path
 
@@ -152,13 +153,13 @@ def way_to(folder: Path) -> Iterator[Path]:
 def who_else_writes(path: Path, status: os.stat_result, owners: Collection[int]) -> str:
     """Return which other user could change a file, folder or link, with a fix; empty: none."""
     if status.st_uid not in owners:
-        return f"{path} belongs to {user_name(status.st_uid)}"
+        return f"{path} belongs to {account('user', pwd.getpwuid, status.st_uid)}"
     if stat.S_ISLNK(status.st_mode):  # its mode has no meaning
         return ""
     if status.st_mode & stat.S_IWOTH:
         return f"all users may write to {path} (chmod go-w {shlex.quote(str(path))})"
     if status.st_mode & stat.S_IWGRP and not is_own_group(path, status.st_gid):
-        name = group_name(status.st_gid)
+        name = account("group", grp.getgrgid, status.st_gid)
         return f"{name} may write to {path} (chmod g-w {shlex.quote(str(path))})"
     return ""
 
@@ -179,17 +180,9 @@ def is_own_group(path: Path, group: int) -> bool:
     return is_private and {*entry.gr_mem} <= {user.pw_name}
 
 
-def user_name(number: int) -> str:
-    """Return a user's name for a message."""
+def account(kind: str, lookup: Callable[[int], tuple[Any, ...]], number: int) -> str:
+    """Return `user NAME` or `group NAME` for a message; the number where there is no name."""
     try:
-        return f"user {pwd.getpwuid(number).pw_name}"
+        return f"{kind} {lookup(number)[0]}"
     except KeyError:
-        return f"user {number}"
-
-
-def group_name(number: int) -> str:
-    """Return a group's name for a message."""
-    try:
-        return f"group {grp.getgrgid(number).gr_name}"
-    except KeyError:
-        return f"group {number}"
+        return f"{kind} {number}"

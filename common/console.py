@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 
 from rich.console import (
@@ -148,6 +148,13 @@ def print_cautions(console: Console, cautions: Iterable[str]) -> None:
     """Print a line for each reason to doubt the numbers that follow."""
     for caution in cautions:
         print_line(console, f"caution: {printable(caution)}")
+
+
+def print_rows(console: Console, rows: Mapping[str, object], *, indent: str = "") -> None:
+    """Print one name and value per line."""
+    width = max(map(len, rows))
+    for name, value in rows.items():
+        print_line(console, f"{indent}{name:<{width}}  {value}")
 
 
 SMALLEST = 1e-4  # below it numbers are written with an exponent, as `1.2e-05`

@@ -9,7 +9,6 @@ import platform
 import re
 import resource
 import signal
-import subprocess
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from common.errors import InputError
+from common.processes import finished
 from common.program import FOLDER, IS_INSTALLED, program_version
 
 BF16_FLAGS = ("amx_bf16", "avx512_bf16", "avx_ne_convert", "bf16")
@@ -97,14 +97,8 @@ def git(*arguments: str) -> str | None:
     """Return git's output for the repository; None if it is no clone, or git is not installed."""
     if IS_INSTALLED:  # the environment may be in a folder of another repository
         return None
-    command = ["git", "-C", str(FOLDER), *arguments]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", check=True, timeout=10
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
+    done = finished(["git", "-C", str(FOLDER), *arguments], seconds=10)
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def page_faults() -> int:

@@ -113,9 +113,7 @@ def load_library(
     link_flags = link_with_loaded_openmp()
     # The name depends on the compiler's version and target. After an update, or on another machine
     # that shares the cache, the source is compiled again.
-    key = [FORMAT, source_text(source), compiler.version, *compile_flags, *link_flags]
-    digest = hashlib.sha256("\0".join(key).encode()).hexdigest()
-    name = f"{source.stem}-{instruction_set}-{digest[:16]}.so"
+    name = library_name(source, instruction_set, compiler.version, *link_flags)
     untrusted, unusable = [], []
     try:
         for folder, reason in private_cache_folders():
@@ -209,11 +207,16 @@ def source_text(source: Path) -> str:
 
 def library_ahead(source: Path, instruction_set: str) -> Path:
     """Return the path of a library compiled ahead: with any compiler, from this very source."""
-    key = [FORMAT, source_text(source), *COMPILE_FLAGS, *MACHINE_FLAGS[instruction_set]]
     # Names only, so that the digest does not depend on the folder of the environment.
-    key += [Path(flag).name for flag in link_with_loaded_openmp()]
+    flags = [Path(flag).name for flag in link_with_loaded_openmp()]
+    return COMPILED_AHEAD / library_name(source, instruction_set, *flags)
+
+
+def library_name(source: Path, instruction_set: str, *more: str) -> str:
+    """Return a file name with a digest of the source, the flags and `more` that matters."""
+    key = [FORMAT, source_text(source), *COMPILE_FLAGS, *MACHINE_FLAGS[instruction_set], *more]
     digest = hashlib.sha256("\0".join(key).encode()).hexdigest()
-    return COMPILED_AHEAD / f"{source.stem}-{instruction_set}-{digest[:16]}.so"
+    return f"{source.stem}-{instruction_set}-{digest[:16]}.so"
 
 
 def is_compiled_ahead(

@@ -30,7 +30,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -112,6 +111,28 @@ def signals_delayed(*numbers: signal.Signals) -> Iterator[None]:
             signal.signal(number, handlers[number])
         for given in dict.fromkeys(received):
             signal.raise_signal(given)
+
+
+def finished(
+    command: Sequence[str | Path], *, seconds: float, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Return a short command that has ended, with its output.
+
+    If it cannot be started or is killed after the `seconds`, its errors are the reason.
+    """
+    try:
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=environment,
+            timeout=seconds,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(command, 127, "", str(error))
 
 
 @contextmanager
@@ -377,24 +398,8 @@ def begin_process() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # for libraries that a decoder loads now
     parent = multiprocessing.parent_process()
     assert parent is not None and parent.pid is not None
-
-    def end_with_parent() -> None:
-        parent.join()
-        # `sys.exit` would end this thread only.
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    # The pool ends its other processes so when one was killed; SIGTERM is blocked in them.
-    wait_for_sigterm = partial(exit_at_sigterm, sender=parent.pid, code=1)
-    threading.Thread(target=wait_for_sigterm, daemon=True).start()
-
-
-def exit_at_sigterm(*, sender: int, code: int) -> None:
-    """Wait for SIGTERM of one process, and end this one, in which the signal is blocked."""
-    # Launchers send SIGTERM to all processes of a run.
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != sender:
-        pass
-    os._exit(code)
+    # The pool ends its other processes by SIGTERM when one was killed.
+    exit_with_parent(0, parent=parent.pid)
 
 
 def run_tasks(
@@ -456,6 +461,10 @@ def exit_with_parent(worker: int, *, parent: int) -> None:
     if os.getppid() != parent:  # it has ended before
         os._exit(1)
 
-    # Only the SIGTERM that the training process sends ends a worker.
-    wait_for_sigterm = partial(exit_at_sigterm, sender=parent, code=0)
+    def wait_for_sigterm() -> None:
+        # Of the parent alone: launchers send SIGTERM to all processes of a run.
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+            pass
+        os._exit(0)
+
     threading.Thread(target=wait_for_sigterm, name=f"signals of {worker}", daemon=True).start()

@@ -132,33 +132,53 @@ ALLOCATORS = {
 }
 
 
-def preload(name: str | None, *, openmp: Path | None = None) -> None:
-    """Continue with an allocator of `ALLOCATORS`; returns only if all is in place already.
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # From glibc's malloc.h
+HEAP_GROWTH = 64 << 20  # The heap grows by at least this much at a time. [bytes]
 
-    A library that the user has preloaded is taken as it is, and `name=None` leaves the allocator.
-    `openmp` is an OpenMP library that is not loaded, to be preloaded in the same start. If the
-    dynamic linker does not accept it, the process continues without it.
+
+def set_allocator(policy: str, *, with_openmp: bool = False) -> None:
+    """Set the memory policy of this process; call it first of all, before MPI and torch.
+
+    `system` changes nothing; `tuned` makes glibc keep freed memory for the next step instead of
+    returning it to the kernel: resident memory then stays at the largest step's, plus what
+    fragmentation adds. `tcmalloc` and `jemalloc` take the C library's place, and `with_openmp`
+    Intel's OpenMP that of torch's, if it is installed: unless they are preloaded already, this call
+    does not return, and the process starts its own command again, once, with them in place. A
+    library that the user has preloaded is taken as it is.
 
     Raises:
-        InputError: The allocator's library is not installed, or the linker does not take it.
+        InputError: The library of `tcmalloc` or `jemalloc` is not installed, or the dynamic linker
+            does not take it.
     """
     # Removed at once: a child process that inherited the variable could not start itself again.
     started_again = os.environ.pop(STARTED_AGAIN, None) is not None
     environment = dict(os.environ)
-    if openmp is not None and not started_again:
+    openmp = find_intel() if with_openmp and not started_again and not intel_is_loaded() else None
+    if openmp is not None:
         environment = preloading(environment, str(openmp), {})
-    if name is not None and not is_loaded(ALLOCATORS[name]):
-        library = allocator_library(name, started_again=started_again)
-        environment = preloading(environment, library, ALLOCATORS[name].settings)
-    if environment == os.environ:
-        return
-    # `exec` discards what is still in Python's buffers.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # `orig_argv` has the options of Python too, such as `-m`. Its first item may be a name that was
-    # found on PATH, so that the path of the interpreter replaces it.
-    command = [sys.executable, *sys.orig_argv[1:]]
-    os.execve(sys.executable, command, {**environment, STARTED_AGAIN: name or "none"})
+    if policy in ALLOCATORS and not is_loaded(ALLOCATORS[policy]):
+        library = allocator_library(policy, started_again=started_again)
+        environment = preloading(environment, library, ALLOCATORS[policy].settings)
+    if environment != os.environ:
+        # `exec` discards what is still in Python's buffers.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # `orig_argv` has the options of Python too, such as `-m`. Its first item may be a name that
+        # was found on PATH, so that the path of the interpreter replaces it.
+        command = [sys.executable, *sys.orig_argv[1:]]
+        os.execve(sys.executable, command, {**environment, STARTED_AGAIN: policy})
+    if policy == "tuned":
+        with suppress(OSError, AttributeError):  # the C library is not glibc
+            # This keeps memory of the main thread's arena only. That is enough: on a CPU autograd's
+            # backward pass runs in the thread that calls it.
+            mallopt = ctypes.CDLL("libc.so.6").mallopt
+            for name, value in (
+                (M_MMAP_MAX, 0),  # buffers of any size come from the heap, which is kept
+                (M_TRIM_THRESHOLD, -1),  # as an unsigned size: never give the top of the heap back
+                (M_TOP_PAD, HEAP_GROWTH),
+            ):
+                if mallopt(name, value) != 1:
+                    break
 
 
 def allocator_library(name: str, *, started_again: bool) -> str:
@@ -200,38 +220,6 @@ def preloading(
     others = environment.get("LD_PRELOAD", "")
     preloaded = f"{library}:{others}" if others else library
     return {**settings, **environment, "LD_PRELOAD": preloaded}
-
-
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # From glibc's malloc.h
-HEAP_GROWTH = 64 << 20  # The heap grows by at least this much at a time. [bytes]
-
-
-def set_allocator(policy: str) -> None:
-    """Set the memory policy of this process; call it first of all, before torch is loaded.
-
-    `system` changes nothing; `tuned` makes glibc keep freed memory for the next step instead of
-    returning it to the kernel: resident memory then stays at the largest step's, plus what
-    fragmentation adds. `tcmalloc` and `jemalloc` take the C library's place: unless one is
-    preloaded already, this call does not return, and the process starts its own command again with
-    the library in place.
-
-    Raises:
-        InputError: The library of `tcmalloc` or `jemalloc` is not installed.
-    """
-    if policy == "tuned":
-        with suppress(OSError, AttributeError):  # the C library is not glibc
-            # This keeps memory of the main thread's arena only. That is enough: on a CPU autograd's
-            # backward pass runs in the thread that calls it.
-            mallopt = ctypes.CDLL("libc.so.6").mallopt
-            for name, value in (
-                (M_MMAP_MAX, 0),  # buffers of any size come from the heap, which is kept
-                (M_TRIM_THRESHOLD, -1),  # as an unsigned size: never give the top of the heap back
-                (M_TOP_PAD, HEAP_GROWTH),
-            ):
-                if mallopt(name, value) != 1:
-                    break
-    elif policy != "system":
-        preload(policy)
 
 
 SYSTEM_CALLS = {"x86_64": 238, "aarch64": 237}
@@ -299,7 +287,7 @@ def installed_openmp() -> str:
 
 
 def loaded_openmp() -> str:
-    """Return `intel` where libiomp5 is loaded, by `launch.pinning.preload`, else `gnu`."""
+    """Return `intel` where libiomp5 is loaded, by `set_allocator`, else `gnu`."""
     return "intel" if intel_is_loaded() else "gnu"
 
 

@@ -10,7 +10,6 @@ import itertools
 import math
 import re
 import socket
-import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from common.errors import InputError
 from common.files import read_text
 from common.options import option
+from common.processes import finished
 from launch.topology import is_number, join_numbers
 
 MOST_HOSTS = 100_000
@@ -259,18 +259,7 @@ def is_known(host: str) -> bool:
 def is_known_to_ssh(host: str) -> bool:
     """Return whether ssh's configuration has another name for it, or a way there."""
     # With -G ssh prints the options for this host and connects to nothing.
-    command = ["ssh", "-G", host]
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
+    done = finished(["ssh", "-G", host], seconds=SECONDS)
     settings = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
     name = settings.get("hostname", host)
     # The name is looked up by the proxy, not on this host.

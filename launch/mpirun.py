@@ -5,7 +5,6 @@ Intel MPI and Open MPI have different options for the same thing (`FAMILIES`).
 """
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from common.errors import InputError
+from common.processes import finished
 from launch.hosts import BATCH_SYSTEMS
 from launch.ranks import Ranks, launcher_named
 
@@ -119,20 +119,9 @@ def is_program(path: Path) -> bool:
 
 def identify(path: Path) -> Mpirun:
     """Return an mpirun with its family, which its version names."""
-    try:
-        done = subprocess.run(
-            [path, "--version"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            env={**os.environ, "PATH": search_path(path, os.environ)},
-            timeout=SECONDS,
-            check=False,
-        )
-        output = done.stdout + done.stderr
-    except (OSError, subprocess.TimeoutExpired) as error:
-        output = str(error)
+    environment = {**os.environ, "PATH": search_path(path, os.environ)}
+    done = finished([path, "--version"], seconds=SECONDS, environment=environment)
+    output = done.stdout + done.stderr
     for family, options in FAMILIES.items():
         if any(sign in output for sign in options.signs):
             return Mpirun(path, family)

@@ -1,4 +1,4 @@
-"""Pin a rank to its cores and memory: `preload`, `pin`, load torch, `check_pinning`.
+"""Pin a rank to its cores and memory: `set_allocator`, `pin`, load torch, `check_pinning`.
 
 `enter_rank_context` does all that comes before torch is loaded. A process that is no rank of a
 training takes chosen cores in the same way (`choose_cores`, `take_cores`, `check_cores`).
@@ -41,22 +41,6 @@ class Pinned:
     """Whether it was bound to its cores; else it has a number of threads and nothing more."""
     spare_cpus: tuple[int, ...] = ()
     """CPUs of its cores on which it does not compute, see `spare_cpus`."""
-
-
-def preload(allocator: str) -> None:
-    """Preload the allocator, and Intel's OpenMP if it is installed; call it first.
-
-    May start this command again, once, and not return: before MPI, before torch.
-
-    Raises:
-        InputError: The allocator's library is not installed.
-    """
-    name = allocator if allocator in environment.ALLOCATORS else None
-    # Both libraries in one restart of the command; `set_allocator` then finds its own loaded.
-    environment.preload(
-        name, openmp=None if environment.intel_is_loaded() else environment.find_intel()
-    )
-    environment.set_allocator(allocator)
 
 
 def pin(
@@ -195,7 +179,7 @@ def take_cores(share: Share, *, allocator: str = "tuned") -> list[str]:
     Raises:
         InputError: The allocator's library is not installed.
     """
-    preload(allocator)
+    environment.set_allocator(allocator, with_openmp=True)
     not_bound = bind_process(share.cpus)
     if not not_bound:
         variables = environment.rank_environment(
@@ -260,7 +244,8 @@ def enter_rank_context(
         InputError: A requested component is not installed or does not fit this host.
     """
     torch_backend = chosen_backend(backend)
-    preload(allocator)  # before MPI, which cannot be initialized again after a restart
+    # Before MPI, which cannot be initialized again after a restart.
+    environment.set_allocator(allocator, with_openmp=True)
     rendezvous = None
     if ranks.size > 1:
         wait = Wait(f"the other {ranks.size - 1} ranks", advice=START_ADVICE)

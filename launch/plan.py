@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.panel import Panel
 from rich.text import Text
 
-from common.charts import Column, Table, text_column
+from common.charts import Column, Table, table_rows, text_column
 from common.console import make_console
 from launch.environment import rank_environment
 from launch.placement import place_ranks, placement_notes
@@ -225,18 +225,7 @@ def print_plan(plan: Plan) -> None:
             heading = f"host {hosts[0].name}, {format_ranks(hosts[0])}"
         console.print(heading, style="bold", markup=False)
         console.print(describe_host(plan), markup=False)
-        places = [
-            (
-                item.rank,
-                item.share.socket,
-                format_cpu_list(item.share.nodes),
-                item.share.threads,
-                short_list(item.share.cpus),
-                short_list(item.share.comm_cpus),
-                short_list(item.share.loader_cpus),
-            )
-            for item in hosts[0].ranks
-        ]
+        places = table_rows(RANK_COLUMNS, hosts[0].ranks)
         console.print(without_edges(Table("", RANK_COLUMNS, places).without_empty_columns()))
         console.print(host_picture(plan.topology, plan.allowed, hosts[0], width=width))
         console.print()
@@ -273,17 +262,6 @@ def describe_host(plan: Plan) -> str:
     return ", ".join(parts)
 
 
-RANK_COLUMNS = (
-    Column("rank"),
-    Column("socket"),
-    Column("nodes"),
-    Column("threads"),
-    text_column("compute on CPUs"),
-    text_column("communicate"),
-    text_column("load images"),
-)
-
-
 def without_edges(table: Table) -> rich_table.Table:
     """Return a table for the console without a frame."""
     framed = table.for_console()
@@ -300,6 +278,15 @@ def short_list(numbers: Iterable[int]) -> str:
     return format_cpu_list(ordered)
 
 
+RANK_COLUMNS = (
+    Column("rank"),
+    Column("socket", name="share.socket"),
+    Column("nodes", format_cpu_list, name="share.nodes"),
+    Column("threads", name="share.threads"),
+    Column("compute on CPUs", short_list, name="share.cpus", is_number=False),
+    Column("communicate", short_list, name="share.comm_cpus", is_number=False),
+    Column("load images", short_list, name="share.loader_cpus", is_number=False),
+)
 SHARE_FIELDS = ("socket", "nodes", "threads", "floating", "cpus", "comm_cpus", "loader_cpus")
 
 

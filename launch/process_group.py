@@ -83,9 +83,8 @@ class ProcessGroup:
     """torch's group for everything else, always gloo."""
     exchange: dist.ProcessGroup | None = None
     """torch's group for gradients; None: that of all ranks of the job."""
-    store: dist.Store | None = None
     sealed: SealedStore | None = None
-    """The same store, for values that only ranks may leave."""
+    """The job's store, for values that only ranks may leave."""
     on_leave: list[Callable[[], None]] = field(default_factory=list)
     """Called before torch's groups end, by what uses them in a thread of its own."""
     job_ranks: tuple[int, ...] = ()
@@ -240,7 +239,7 @@ class ProcessGroup:
         for close in self.on_leave:
             close()
         self.on_leave.clear()
-        self.control = self.exchange = self.store = self.sealed = None
+        self.control = self.exchange = self.sealed = None
         dist.destroy_process_group()
 
     def interrupt(self) -> NoReturn:
@@ -371,7 +370,6 @@ def join(
         notes=notes,
         watch=watch,
         control=control,
-        store=store,
         sealed=sealed,
     )
 
@@ -466,7 +464,7 @@ def connect(
     Raises:
         InputError: Rank 0 cannot be reached, or its port is in use.
     """
-    address, port = rendezvous.addresses[0], rendezvous.port
+    address, port = rendezvous.address, rendezvous.port
     # By default the constructor waits until all ranks are connected. `exchange_facts` does that
     # instead, and names those that are missing.
     settings: dict[str, Any] = {"timeout": timeout, "wait_for_workers": False}

@@ -56,9 +56,9 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """The addresses of rank 0, and the CPUs of the ranks of this host."""
+    """The address of rank 0, and the CPUs of the ranks of this host."""
 
-    addresses: tuple[str, ...]  # Of rank 0's host, to be tried in this order
+    address: str  # Of rank 0's host
     port: int
     listener: socket.socket | None = None
     """Rank 0's, listening at the port already."""
@@ -135,7 +135,7 @@ def mpi_rendezvous(ranks: Ranks, environment: Mapping[str, str]) -> Rendezvous:
     neighbours = sorted((rank, cpus) for their_host, rank, cpus in facts if their_host == host)
     affinities = tuple(cpus for _, cpus in neighbours)
     return Rendezvous(
-        addresses=(address,),
+        address=address,
         port=port,
         listener=listener,
         secret=secret.encode(),
@@ -236,7 +236,7 @@ def master_rendezvous(environment: Mapping[str, str]) -> Rendezvous:
             f"MASTER_ADDR: {address!r} is not a known address or host name ({error}); give the "
             "address of rank 0's host"
         ) from error
-    return Rendezvous(addresses=(address,), port=port)
+    return Rendezvous(address=address, port=port)
 
 
 def master_port(environment: Mapping[str, str]) -> int:
@@ -260,7 +260,7 @@ def slurm_rendezvous(environment: Mapping[str, str]) -> Rendezvous:
     # Up to 16 steps of a job that run at the same time have different ports. All are below 32,768,
     # from where Linux by default takes the ports of outgoing connections.
     number = int(job) * 16 + (int(step) if JOB_NUMBER.fullmatch(step) else 0)
-    return Rendezvous(addresses=(expand_hosts(nodes)[0],), port=FIRST_PORT + number % PORTS)
+    return Rendezvous(address=expand_hosts(nodes)[0], port=FIRST_PORT + number % PORTS)
 
 
 class StartFailedError(Exception):

@@ -29,9 +29,9 @@ from retinanet.config_sections import TrainingConfig
 from retinanet.config_types import augmentation_names
 from retinanet.evaluation.metric import METRICS, ClassResult, Evaluation
 from retinanet.training.checkpoint import checkpoint_folder
+from retinanet.training.components import RunComponents
 from retinanet.training.detector_weights import describe_start
 from retinanet.training.recorder import format_metric
-from retinanet.training.run_folder import RunFacts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,7 +284,7 @@ def is_unedited(content: bytes) -> bool:
 
 
 def update_card(
-    run: RunFacts, evaluation: Evaluation, *, step: int, epochs: float, shared_images: int
+    run: RunComponents, evaluation: Evaluation, *, step: int, epochs: float, shared_images: int
 ) -> str | None:
     """Write the card of a step's evaluated checkpoint.
 
@@ -301,11 +301,11 @@ def update_card(
             checkpoint=str(folder),
             program=installed_command("retinanet"),
             step=step,
-            total_steps=run.total_steps,
+            total_steps=run.plan.total_steps,
             epochs=epochs,
-            image_size=run.model.image_size,
-            resize=run.model.resize,
-            parameters=run.parameters,
+            image_size=run.description.image_size,
+            resize=run.description.resize,
+            parameters=sum(value.numel() for value in run.model.parameters()),
             is_pretrained=run.config.model.pretrained_backbone is not None,
             start=describe_start(run.folder.start),
             is_synthetic=run.config.data.scenes is not None,
@@ -329,7 +329,7 @@ def update_card(
     return None
 
 
-def split_facts(run: RunFacts, name: SplitName, dataset: DetectionDataset) -> SplitFacts:
+def split_facts(run: RunComponents, name: SplitName, dataset: DetectionDataset) -> SplitFacts:
     """Return the facts of one split, with the number of images that the run uses."""
     settings = run.config.data
     root = settings.root if settings.scenes is None else run.folder.scenes
@@ -359,9 +359,10 @@ def describe_average(decay: float | None) -> str:
     return "of this step" if decay is None else f"moving average over the steps, decay {decay:g}"
 
 
-def describe_settings(run: RunFacts, *, step: int, epochs: float) -> dict[str, str]:
+def describe_settings(run: RunComponents, *, step: int, epochs: float) -> dict[str, str]:
     """Return the run's settings, and from its files the machine, the time and the versions."""
-    training, ranks = run.config.training, len(run.hosts)
+    training, ranks = run.config.training, run.group.size
+    where = "1 rank" if ranks == 1 else f"{ranks} ranks"
     environment = json.loads(read_text(run.folder.path / "environment.json"))
     packages, code = environment.get("packages", {}), environment.get("code", {})
     # With evaluation.overlap, steps after the evaluated one are in the file already.
@@ -371,15 +372,15 @@ def describe_settings(run: RunFacts, *, step: int, epochs: float) -> dict[str, s
         if record.get("kind") == "step" and record["step"] <= step
     ]
     return {
-        "steps": f"{step} of {run.total_steps}, {epochs:.4g} epochs",
-        "images per step": f"{run.images_per_step}, on {ranks} {'rank' if ranks == 1 else 'ranks'}",
+        "steps": f"{step} of {run.plan.total_steps}, {epochs:.4g} epochs",
+        "images per step": f"{run.plan.images_per_step}, on {where}",
         "augmentation": ", ".join(augmentation_names(run.config.data.augmentation)) or "none",
         "optimizer": training.optimizer,
         "learning rate": describe_rates(training),
         "weights": describe_average(training.ema),
-        "precision": f"{run.model.precision}, engine {run.engine}",
-        "norms": run.model.norm,
-        "trainable layers of the backbone": f"{run.model.trainable_layers} of 5",
+        "precision": f"{run.description.precision}, engine {run.engine}",
+        "norms": run.description.norm,
+        "trainable layers of the backbone": f"{run.description.trainable_layers} of 5",
         "seed": str(run.config.run.seed),
         "time in steps": clock(math.fsum(seconds)),
         "processor": f"{environment.get('processor') or 'unknown'}, "

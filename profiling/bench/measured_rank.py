@@ -128,13 +128,7 @@ def measure_exchanges(config: Config, sizes: list[int], *, place: RankContext) -
 
     settings = config.distributed
     with joined(place, timeout_s=settings.timeout_s) as group:
-        averaging = choose_averaging(
-            group,
-            values=max(sizes),
-            backend=settings.backend,
-            compress=settings.compress,
-            timeout_s=settings.timeout_s,
-        )
+        averaging = choose_averaging(settings, group, values=max(sizes))
         medians = {}
         for size in sizes:
             buckets = torch.zeros(size).split(bucket_sizes(size))

@@ -36,7 +36,8 @@ from retinanet.engine.engines import PreparedTraining, chosen_engine, prepare_tr
 from retinanet.engine.gradient_sync import GradientExchange
 from retinanet.engine.kernel_calls import KernelCall, listening
 from retinanet.training.agreement import agreed_batches
-from retinanet.training.averaging import split_and_exchange
+from retinanet.training.averaging import make_exchange
+from retinanet.training.batch_split import settle_batches
 from retinanet.training.build import build_model, build_optimizer
 from retinanet.training.data import Loading, open_run_data
 from retinanet.training.loop import StepOptions, StepResult, require_finite, train_one_epoch
@@ -57,7 +58,9 @@ def measure_steps(
     with joined(place, timeout_s=config.distributed.timeout_s) as group:
         settings = config.model if arguments.own_model else ModelConfig()
         loading, prepared = open_training(config, arguments.scenes, settings, group, place=place)
-        batches, exchange = split_and_exchange(config, prepared, averaging=group, place=place)
+        local_ranks = place.ranks.local_size
+        batches = settle_batches(config, prepared, group=group, local_ranks=local_ranks)
+        exchange = make_exchange(config, prepared, group=group, weight=batches.weight(group.rank))
         loading.batches.split = batches.images
 
         # An epoch of a small data set has fewer batches than the job has steps.

@@ -288,11 +288,10 @@ def print_files(console: Console, hooks: Sequence[ProfilerHook], *, ranks: int) 
     print_summary(
         console,
         headline="profiled",
-        facts={
+        rows={
             hook.content: f"{hook.file}, {format_steps(hook.done)}{others}"
             for hook in written.values()
         },
-        paths={},
         next_commands=[shlex.join([*profiling, *command]) for command in commands],
     )
 

@@ -1,18 +1,16 @@
-"""The averaging of gradients: which ranks take part, with which batches, and by which way."""
+"""The averaging of gradients over ranks: by which way."""
 
-from collections.abc import Sequence
 from functools import partial
 
 from common.errors import InputError
-from launch.pinning import RankContext
 from launch.process_group import ProcessGroup
 from retinanet.config import Config
+from retinanet.config_sections import DistributedConfig
 from retinanet.engine.engines import PreparedTraining
 from retinanet.engine.folded_forward import RunningStatistics
 from retinanet.engine.gradient_sync import Averaging, GradientExchange, share_gradients
 from retinanet.engine.host_gradients import average_over_hosts
-from retinanet.training.async_groups.groups import compute_group
-from retinanet.training.batch_split import RankBatches, dummy_batch, settle_batches
+from retinanet.training.batch_split import dummy_batch
 from retinanet.training.loop import (
     NO_PROFILER,
     StepProfiler,
@@ -21,63 +19,19 @@ from retinanet.training.loop import (
 )
 
 
-def averaging_ranks(config: Config, group: ProcessGroup, place: RankContext) -> ProcessGroup:
-    """Return the ranks that average their gradients with this one; all ranks call it."""
-    groups, timeout_s = config.distributed.groups, config.distributed.timeout_s
-    if groups == 1:
-        return group
-    return compute_group(group, groups, comm_cpus=place.pinned.share.comm_cpus, timeout_s=timeout_s)
-
-
-def split_and_exchange(
+def make_exchange(
     config: Config,
     prepared: PreparedTraining,
     *,
-    averaging: ProcessGroup,
-    place: RankContext,
-    recorded: Sequence[int] = (),
-    profiler: StepProfiler = NO_PROFILER,
-) -> tuple[RankBatches, GradientExchange | None]:
-    """Split batches among the ranks of `averaging_ranks`, and average gradients by their images.
-
-    `recorded`: see `settle_batches`. The exchange is None for a single rank.
-
-    Raises:
-        InputError: `distributed.batch_split` or `distributed.backend` does not fit these ranks.
-    """
-    local_ranks = place.ranks.local_size
-    batches = settle_batches(
-        config, prepared, group=averaging, local_ranks=local_ranks, recorded=recorded
-    )
-    exchange = make_exchange(
-        averaging,
-        prepared,
-        backend=config.distributed.backend,
-        compress=config.distributed.compress,
-        focal_form=config.engine.focal_loss,
-        timeout_s=config.distributed.timeout_s,
-        weight=batches.weight(averaging.rank),
-        profiler=profiler,
-    )
-    return batches, exchange
-
-
-def make_exchange(
     group: ProcessGroup,
-    prepared: PreparedTraining,
-    *,
-    backend: str,
-    compress: str,
-    focal_form: str,
-    timeout_s: float,
     weight: float | None = None,
     profiler: StepProfiler = NO_PROFILER,
 ) -> GradientExchange | None:
     """Return the exchange that averages gradients over the ranks of a group; None for one rank.
 
-    All of them call it, with equal models. `backend` and `compress` are the configuration's. A rank
-    whose gradients are missing for `timeout_s` ends the job. `weight` is this rank's weight in the
-    average; None: equal weights.
+    All of them call it, with equal models. A rank whose gradients are missing for
+    `distributed.timeout_s` ends the job. `weight` is this rank's weight in the average; None: equal
+    weights.
 
     Raises:
         InputError: Shared memory is configured, but the ranks have none in common.
@@ -86,13 +40,12 @@ def make_exchange(
         return None
     parameters = prepared.model.parameters()
     values = sum(value.numel() for value in parameters if value.requires_grad)
-    averaging = choose_averaging(
-        group, values=values, backend=backend, compress=compress, timeout_s=timeout_s
-    )
+    averaging = choose_averaging(config.distributed, group, values=values)
+    focal_form = config.engine.focal_loss
     exchange = GradientExchange(
         prepared.model,
         partial(batch_losses, prepared, focal_form=focal_form, profiler=profiler),
-        compress=compress,
+        compress=config.distributed.compress,
         averaging=averaging,
         weight=weight,
         ranks=group.exchange,
@@ -103,25 +56,25 @@ def make_exchange(
 
 
 def choose_averaging(
-    group: ProcessGroup, *, values: int, backend: str, compress: str, timeout_s: float
+    settings: DistributedConfig, group: ProcessGroup, *, values: int
 ) -> Averaging | None:
     """Return how several ranks average `values` gradients; None: by torch's process group.
 
-    All of them call it. The other arguments are those of `make_exchange`, which raises the same.
+    All of them call it. Raises InputError as `make_exchange`.
     """
     averaging: Averaging | None = None
-    compresses = compress == "bf16"
+    backend, compress = settings.backend, settings.compress == "bf16"
     if group.is_on_one_host and backend in ("auto", "shared"):
         averaging = share_gradients(
             group.all_gather,
             rank=group.rank,
             values=values,
-            compress=compresses,
-            timeout_s=timeout_s,
+            compress=compress,
+            timeout_s=settings.timeout_s,
         )
     elif backend == "mpi" or (backend in ("auto", "gloo") and not group.is_on_one_host):
         averaging = average_over_hosts(
-            group, values=values, compress=compresses, timeout_s=timeout_s
+            group, values=values, compress=compress, timeout_s=settings.timeout_s
         )
     if backend == "shared" and averaging is None:
         raise InputError(

@@ -31,6 +31,7 @@ from common.files import (
     flush_content,
     flush_to_disk,
     open_regular,
+    or_unreadable,
     put_in_place,
     replacing,
     temporary_name,
@@ -93,13 +94,11 @@ class Checkpoint:
             raise InputError(
                 f"{self.folder / STATE_FILE}: does not list {name}; use another checkpoint"
             )
-        try:
+        with or_unreadable(file):
             size = file.stat().st_size
             if size != part.bytes:
                 raise InputError(f"{file}: damaged: {size} bytes, {part.bytes} were written")
             digest = file_digest(file)
-        except OSError as error:
-            raise InputError(f"{file}: cannot be read: {error.strerror}") from error
         if digest != part.sha256:
             raise InputError(f"{file}: damaged: its SHA-256 is not the one that was written")
         return file
@@ -240,9 +239,6 @@ def file_digest(file: Path) -> str:
     """Return the SHA-256 of a file."""
     with open_regular(file) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-"""Suffixes of a folder that is incomplete, or being removed; its name then begins with a dot."""
 
 
 @dataclass(frozen=True)

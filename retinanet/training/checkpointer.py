@@ -114,20 +114,14 @@ class Checkpointer:
             return False
         return self._timer.is_due(step=step, epoch=epoch)
 
-    def save(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        state: State,
-        *,
-        epoch: float,
-        average: WeightAverage | None = None,
-    ) -> None:
-        """Begin to write a checkpoint, unless that of this step exists; training may continue."""
-        step = state.position.step
+    def save(self, gather: Callable[[], Contents | None], *, step: int, epoch: float) -> None:
+        """Begin to write a checkpoint, unless that of this step exists; training may continue.
+
+        `gather` is as `gathered`.
+        """
         if self.is_there(step):
             return
-        contents = gathered(self.group, model, optimizer, state, average)
+        contents = gather()
         if contents is not None:
             self.write(contents)
         self._timer.restart(step=step, epoch=epoch)
@@ -147,21 +141,16 @@ class Checkpointer:
         return self.group.from_first(lambda: self._problem, str)
 
     def save_nonfinite(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        state: State,
-        *,
-        report: dict[str, Any],
-        average: WeightAverage | None = None,
+        self, contents: Contents | None, *, step: int, report: dict[str, Any]
     ) -> Path:
         """Write the state before a step that was not finite, with a report; return the folder.
+
+        `contents` are those of `gathered`, after `step` steps.
 
         Raises:
             InputError: It cannot be written.
         """
-        folder = self._checkpoints / f"nonfinite-{state.position.step + 1:06d}"
-        contents = gathered(self.group, model, optimizer, state, average)
+        folder = self._checkpoints / f"nonfinite-{step + 1:06d}"
         if contents is not None:
             self.wait()
             with or_refused(folder):

@@ -27,15 +27,17 @@ from retinanet.training.agreement import (
     share_rank_states,
     share_weights,
 )
-from retinanet.training.averaging import averaging_ranks, split_and_exchange
+from retinanet.training.async_groups.groups import compute_group
+from retinanet.training.averaging import make_exchange
+from retinanet.training.batch_split import settle_batches
 from retinanet.training.build import (
     build_model,
     build_optimizer,
     notes_on_backbone,
     starting_weights,
 )
-from retinanet.training.checkpoint import Checkpoint
-from retinanet.training.checkpointer import Checkpointer
+from retinanet.training.checkpoint import Checkpoint, Contents
+from retinanet.training.checkpointer import Checkpointer, gathered
 from retinanet.training.data import Loading, open_run_data
 from retinanet.training.detector_weights import start_from_detector
 from retinanet.training.ema import WeightAverage
@@ -49,7 +51,7 @@ from retinanet.training.resume import (
     recorded_split,
     require_same_data,
 )
-from retinanet.training.run_folder import RunFacts, RunFolder
+from retinanet.training.run_folder import RunFolder
 from retinanet.training.schedule import StepPlan, learning_rate
 from retinanet.training.signals import StopRequest
 from retinanet.training.slow_hosts import BackgroundLoad
@@ -125,7 +127,9 @@ class RunComponents:
     def open_for_averaging_ranks(self) -> None:
         """Create plan, loaders, checkpointer and guard for the ranks that average with this one."""
         config, group, training = self.config, self.group, self.config.training
-        self.averaging = averaging_ranks(config, group, self.place)
+        groups, timeout_s = config.distributed.groups, config.distributed.timeout_s
+        is_alone = groups == 1
+        self.averaging = group if is_alone else compute_group(group, groups, timeout_s=timeout_s)
         """The ranks that average their gradients with this one."""
         self.plan = StepPlan(
             images_per_epoch=len(self.data.train),
@@ -194,12 +198,18 @@ class RunComponents:
             convolutions=config.engine.convolutions,
         )
         self.model, self.optimizer = self.prepared.model, self.prepared.optimizer
-        self.batches, self.exchange = split_and_exchange(
+        self.batches = settle_batches(
             config,
             self.prepared,
-            averaging=averaging,
-            place=self.place,
+            group=averaging,
+            local_ranks=self.place.ranks.local_size,
             recorded=split,
+        )
+        self.exchange = make_exchange(
+            config,
+            self.prepared,
+            group=averaging,
+            weight=self.batches.weight(averaging.rank),
             profiler=self.profiler,
         )
         # Loading starts only at the first step, so the sampler still accepts a new split.
@@ -353,31 +363,25 @@ class RunComponents:
 
     def save(self, position: Progress) -> None:
         """Begin to write a checkpoint, unless this step's is there; a failure is a warning."""
+        step = position.step
         self.checkpointer.save(
-            self.model,
-            self.optimizer,
-            self.checkpoint_state(position),
-            epoch=self.plan.epochs_done(position.step),
-            average=self.average,
+            partial(self.gathered, position), step=step, epoch=self.plan.epochs_done(step)
         )
 
     def save_nonfinite(self, report: NonFiniteReport, position: Progress) -> str:
         """Write the state before a step that was not finite; return where it is, or why not."""
+        contents = self.gathered(position)
         try:
             folder = self.checkpointer.save_nonfinite(
-                self.model,
-                self.optimizer,
-                self.checkpoint_state(position),
-                report=report.content,
-                average=self.average,
+                contents, step=position.step, report=report.content
             )
         except InputError as error:
             return str(error)
         return f"details in {folder}"
 
-    def checkpoint_state(self, position: Progress) -> State:
-        """Return the content of `state.json`, without the states of the ranks."""
-        return State(
+    def gathered(self, position: Progress) -> Contents | None:
+        """Return the contents of a checkpoint, see `checkpointer.gathered`."""
+        state = State(
             model=self.description,
             position=position,
             setup=self.setup(),
@@ -385,6 +389,7 @@ class RunComponents:
             random_states=[],
             parts={},
         )
+        return gathered(self.group, self.model, self.optimizer, state, self.average)
 
     def setup(self) -> dict[str, object]:
         """Return the conditions of the next steps besides configuration and checkpoint."""
@@ -394,29 +399,6 @@ class RunComponents:
             engine=self.engine,
             exchange=self.exchange_name,
             split=self.batches.images,
-        )
-
-    def facts(self) -> RunFacts:
-        """Return the facts about the run for the console, `environment.json` and model cards."""
-        sizes = [(value.numel(), value.requires_grad) for value in self.model.parameters()]
-        return RunFacts(
-            config=self.config,
-            folder=self.folder,
-            data=self.data,
-            model=self.description,
-            parameters=sum(size for size, _ in sizes),
-            trained_parameters=sum(size for size, trains in sizes if trains),
-            total_steps=self.plan.total_steps,
-            images_per_step=self.plan.images_per_step,
-            engine=self.engine,
-            loading=self.loading.describe(),
-            hosts=self.group.hosts,
-            averaging_ranks=self.averaging.size,
-            exchange=self.exchange_name,
-            transport=self.group.transport,
-            batches=self.batches,
-            context=self.place,
-            start=self.start,
         )
 
     @cached_property

@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from common.errors import FINISHED, InputError
-from common.files import require_free_outputs, write_atomically
+from common.files import or_refused, require_free_outputs, write_atomically
 from common.outputs import require_no_input
 from data.annotations import UNNAMED, ClassMap, Resize, shown
 from data.coco_json import category_columns
@@ -95,12 +95,9 @@ def convert_detector(
     tensors = detector_tensors(given, source=str(detector))
     class_map = read_class_map(classes, outputs=count_outputs(tensors))
     state = converted_state(class_map, image_size=image_size, resize=resize)
-    try:
+    with or_refused(out, advice="set --out"):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_checkpoint(out, Contents({MODEL_FILE: tensors}, state))
-    except OSError as error:
-        reason = error.strerror or error
-        raise InputError(f"{out}: cannot be written: {reason}; set --out") from error
     named = sum(name != UNNAMED for name in class_map.names)
     print("\n".join(lines))
     print(

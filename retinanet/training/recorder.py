@@ -7,7 +7,6 @@ object per line, and to TensorBoard. A full disk interrupts both, but does not e
 import json
 import math
 import shlex
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from common.charts import BLUE, GREEN, RED, new_figure, save_chart
+from common.charts import BLUE, GREEN, RED, Column, Table, new_figure, save_chart
 from common.cli import installed, installed_command
+from common.console import print_line, print_rows
 from common.errors import InputError, printable
 from common.files import LineFile, read_json_lines, write_atomically
 from common.machine import peak_resident_mb
@@ -166,12 +165,19 @@ class Recorder:
         memory = f"{peak_resident_mb() / 1000:.1f} GB at the peak"
         if self._page_faults:
             memory += f", {median(self._page_faults):.0f} page faults in the median step"
-        facts = {"memory": memory}
-        if bad_images:
-            facts["bad images"] = f"{bad_images} could not be read, see metrics"
         best = folder.checkpoints / "best"
         # A link; it is missing if no checkpoint could be written.
         is_of = f" ({best.readlink()})" if best.is_symlink() else ""
+        rows: dict[str, object] = {
+            "pictures": folder.pictures,
+            "curves": folder.pictures / "curves.png",
+            "best checkpoint": f"{best}{is_of}",
+            "metrics": folder.metrics,
+            "tensorboard": folder.tensorboard,
+            "memory": memory,
+        }
+        if bad_images:
+            rows["bad images"] = f"{bad_images} could not be read, see metrics"
         program = installed_command("retinanet")
         report = (*program, "report", folder.path)
         predict = (*program, "predict", "--checkpoint", best, example)
@@ -179,14 +185,7 @@ class Recorder:
         print_summary(
             self._console,
             headline=headline,
-            facts=facts,
-            paths={
-                "pictures": folder.pictures,
-                "curves": folder.pictures / "curves.png",
-                "best checkpoint": f"{best}{is_of}",
-                "metrics": folder.metrics,
-                "tensorboard": folder.tensorboard,
-            },
+            rows=rows,
             next_commands=[
                 shlex.join(map(str, command)) for command in (report, predict, tensorboard)
             ],
@@ -215,11 +214,9 @@ def print_evaluation(console: Console, evaluation: Evaluation, *, title: str) ->
     """Print the metric by size of object, then the best and the worst classes."""
     # Not as the title of the table: rich wraps it at the width of the table.
     console.print(title, style="italic", highlight=False, soft_wrap=True)
-    table = Table()
-    for name in SUMMARY_COLUMNS:
-        table.add_column(METRICS[name].heading, justify="right")
-    table.add_row(*(format_metric(evaluation.summary[name]) for name in SUMMARY_COLUMNS))
-    console.print(table)
+    columns = [Column(METRICS[name].heading, format_metric) for name in SUMMARY_COLUMNS]
+    values = [evaluation.summary[name] for name in SUMMARY_COLUMNS]
+    console.print(Table("", columns, [values]).for_console())
     ranked = sorted(evaluation.per_class.items(), key=lambda item: -item[1])
     if not ranked:
         console.print("no true boxes in this split: no class can be measured")
@@ -241,23 +238,15 @@ def format_metric(value: float) -> str:
 
 
 def print_summary(
-    console: Console,
-    *,
-    headline: str,
-    paths: Mapping[str, Path | str],
-    facts: dict[str, str],
-    next_commands: Sequence[str],
+    console: Console, *, headline: str, rows: Mapping[str, object], next_commands: Sequence[str]
 ) -> None:
-    """Print a headline, paths and facts, and commands to try next."""
+    """Print a headline, rows of paths and facts, and commands to try next."""
     console.print(f"\n{headline}", style="bold")
-    rows = {**paths, **facts}
-    width = max(len(name) for name in rows)
-    for name, value in rows.items():
-        console.print(f"  {name:<{width}}  {value}", soft_wrap=True)
+    print_rows(console, rows, indent="  ")
     if next_commands:
         console.print("next:")
         for command in next_commands:
-            console.print(f"  {command}", soft_wrap=True, markup=False)
+            print_line(console, f"  {command}")
 
 
 RATES = ("gradient_norm", "learning_rate", "images", "images_per_second")
@@ -347,8 +336,6 @@ def drop_later_lines(file: Path, *, step: int) -> None:
 
 
 SECONDS_BETWEEN_TRIES = 60.0
-WRITERS_THREAD = "_AsyncWriterThread"
-"""tensorboard's class of the writing thread, whose errors the next call raises again."""
 
 
 class TensorBoardLog:
@@ -360,8 +347,6 @@ class TensorBoardLog:
         self._purge_step: int | None = purge_step
         self._writer: SummaryWriter | None = None
         self._next_try = 0.0
-        self._previous_hook = threading.excepthook
-        threading.excepthook = self._hide_disk_errors
 
     def scalars(self, values: Mapping[str, float], *, step: int) -> None:
         """Write numbers by name; OSError if they could not be written."""
@@ -378,7 +363,6 @@ class TensorBoardLog:
         with suppress(OSError):
             if writer is not None:
                 writer.close()
-        threading.excepthook = self._previous_hook
 
     def write(self, action: Callable[[SummaryWriter], object]) -> None:
         """Write an event; raise OSError if it could not be written."""
@@ -397,12 +381,6 @@ class TensorBoardLog:
             # tensorboard's writing thread has ended. The next writer begins a new file.
             self._writer = None
             raise
-
-    def _hide_disk_errors(self, arguments: threading.ExceptHookArgs) -> None:
-        # Without this a full disk prints a traceback of the writing thread beside our warning.
-        is_writer = type(arguments.thread).__name__ == WRITERS_THREAD
-        if not (is_writer and isinstance(arguments.exc_value, OSError)):
-            self._previous_hook(arguments)
 
 
 LOSSES = (("loss", "both", "#333333"), ("classification", "classification", RED),

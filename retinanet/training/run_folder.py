@@ -1,8 +1,4 @@
-"""The folder of a run: its lock, its files, and the facts that describe the run.
-
-`RunFacts` is complete before the first step: the console, `environment.json` and model cards
-describe the run by it.
-"""
+"""The folder of a run: its lock and its files."""
 
 import io
 import json
@@ -13,32 +9,24 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from ruamel.yaml import YAML
 
 from common.errors import InputError, StoppedBeforeStart
-from common.files import read_text, write_atomically, write_json
+from common.files import or_refused, read_text, write_atomically, write_json
 from common.locks import FileLock, LockHeldError
 from common.machine import code_version, installed_versions, processor_name
 from common.outputs import format_names, other_entries
-from data.dataset import DetectionData
 from data.synthetic import RECIPE
 from launch.host_state import HostState
-from launch.pinning import RankContext
 from launch.process_group import ProcessGroup
-from launch.rendezvous import Transport
-from launch.topology import format_cpu_list
 from retinanet.config import Config
-from retinanet.config_types import STATE_FILE, describe_split
-from retinanet.training.batch_split import RankBatches
+from retinanet.config_types import STATE_FILE
 from retinanet.training.checkpoint import newest_first
 from retinanet.training.detector_weights import DetectorStart
-from retinanet.training.train_state import ModelDescription
 
 WEIGHTS = "weights.json"  # The detector that the run started from, see `DetectorStart`
 REPORT = "report.html"  # Written by `python -m retinanet report`
@@ -91,8 +79,8 @@ class RunFolder:
         """Write configuration and environment; unless resuming, remove files of an earlier run.
 
         `ranks` describes the ranks, see `ranks_as_json`. `host_states` are those of all hosts at
-        the start. `start` is what a new run took from
-        another detector; a resumed run keeps the file of its start.
+        the start. `start` is what a new run took from another detector; a resumed run keeps the
+        file of its start.
 
         Raises:
             InputError: It cannot be written.
@@ -113,10 +101,8 @@ class RunFolder:
         if start is not None:
             write_json(self.start, start.to_dict())
         for folder in (self.checkpoints, self.pictures, self.evaluations, self.tensorboard):
-            try:
+            with or_refused(folder, "cannot be created"):
                 folder.mkdir(exist_ok=True)
-            except OSError as error:
-                raise InputError(f"{folder}: cannot be created: {error.strerror}") from error
 
 
 def input_paths(config: Config) -> list[Path]:
@@ -213,11 +199,9 @@ def claim_run_folder(
 
 def make_lock(path: Path) -> FileLock:
     """Create a run's folder and its lock file."""
-    try:
+    with or_refused(path, advice="set run.root"):
         path.mkdir(parents=True, exist_ok=True)
         return FileLock(path / LOCK)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}; set run.root") from error
 
 
 def remove_if_nothing_began(path: Path, new_folders: list[Path], *, lock: FileLock | None) -> None:
@@ -244,13 +228,12 @@ def remove_if_nothing_began(path: Path, new_folders: list[Path], *, lock: FileLo
 def take_lock(lock: FileLock, path: Path) -> None:
     """Lock a run's folder; raise InputError if another run has locked it."""
     try:
-        lock.take()
+        with or_refused(path, "cannot be locked", advice="set run.root"):
+            lock.take()
     except LockHeldError as error:
         raise InputError(
             f"{path}: another run is writing there; set run.name, or wait for its end"
         ) from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be locked: {error.strerror}; set run.root") from error
 
 
 def problem_of_folder(
@@ -315,10 +298,9 @@ def foreign_entries(path: Path) -> list[str]:
 
 def notes_on_folder(path: Path) -> tuple[str, ...]:
     """Return notes on a usable folder: that it is a link."""
-    notes = []
-    if path.is_symlink() or path.parent.is_symlink():
-        notes.append(f"{path}: is or contains a link; the run writes to {path.resolve()}")
-    return tuple(notes)
+    if not (path.is_symlink() or path.parent.is_symlink()):
+        return ()
+    return (f"{path}: is or contains a link; the run writes to {path.resolve()}",)
 
 
 def holds_run(path: Path) -> bool:
@@ -341,107 +323,3 @@ def holds_work(path: Path) -> bool:
 def command_line() -> list[str]:
     """Return the command line of this process, without the interpreter."""
     return [Path(sys.argv[0]).name, *sys.argv[1:]]
-
-
-def print_rows(console: Console, rows: dict[str, Any]) -> None:
-    """Print one name and value per line."""
-    width = max(len(name) for name in rows)
-    for name, value in rows.items():
-        console.print(f"{name:<{width}}  {value}", soft_wrap=True, markup=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunFacts:
-    """The facts about a run that are available before its first step."""
-
-    config: Config
-    folder: RunFolder
-    data: DetectionData
-    model: ModelDescription
-    parameters: int
-    trained_parameters: int
-    total_steps: int
-    images_per_step: int  # Images of all ranks that take a step together
-    engine: str
-    loading: str  # The decoder of images, and its process
-    hosts: tuple[str, ...]
-    averaging_ranks: int  # Ranks that average their gradients with each other
-    exchange: str
-    """The way gradients are averaged, see `GradientExchange.way`; `none` for one rank."""
-    transport: Transport
-    batches: RankBatches
-    context: RankContext  # Rank 0's
-    start: DetectorStart | None  # What a new run took from another detector
-
-
-def describe_run(facts: RunFacts, *, step: int, ways: Mapping[str, object]) -> dict[str, Any]:
-    """Return rows for the console about a run that starts after `step` steps.
-
-    `ways`: rows about how the ranks train, see `Epochs.rows`.
-    """
-    training, size = facts.config.training, facts.config.data.image_size
-    train, validation, _ = facts.data
-    without_boxes = len(train.annotations) - len(train)
-    skipped = f" ({without_boxes} without boxes are skipped)" if without_boxes else ""
-    ranks = f"{facts.averaging_ranks} ranks × " if facts.averaging_ranks > 1 else ""
-    threads = torch.get_num_threads()
-    rows: dict[str, Any] = {
-        "run": facts.folder.path,
-        "data": f"{len(train)} training images{skipped}, {len(validation)} for validation, "
-        f"{facts.model.num_classes} class indices",
-        "images": facts.loading,
-        "model": f"RetinaNet-ResNeXt50, {facts.trained_parameters / 1e6:.1f} million trainable "
-        f"parameters, {facts.model.norm} norms",
-        "steps": f"{facts.total_steps} of {ranks}{training.batch_size} × "
-        f"{training.gradient_accumulation} images, {size}×{size} pixels, "
-        f"{facts.model.precision}, {threads} {'thread' if threads == 1 else 'threads'}, "
-        f"engine {facts.engine}",
-    }
-    if facts.config.distributed.batch_split != "even" and facts.averaging_ranks > 1:
-        rows["batches"] = describe_split(facts.batches.images, facts.batches.speeds)
-        if facts.batches.is_recorded:
-            rows["batches"] += ", by the speed measured at an earlier start"
-    rows |= {**describe_ranks(facts), **ways, **(facts.start.rows() if facts.start else {})}
-    if step:
-        rows["resumed"] = f"after step {step}"
-    return rows
-
-
-def describe_ranks(facts: RunFacts) -> dict[str, object]:
-    """Return rows about the number of ranks, gradient averaging, and the cores of rank 0."""
-    pinned = facts.context.pinned
-    nodes = f"node{'s' if len(pinned.share.nodes) > 1 else ''}"
-    cores = (
-        f"CPUs {format_cpu_list(pinned.share.cpus)}, memory of {nodes} "
-        f"{format_cpu_list(pinned.share.nodes)}"
-    )
-    if not pinned.enabled:
-        cores = "not bound (launch.pin=false)"
-    if len(facts.hosts) == 1:
-        return {"cores": cores}
-    hosts = list(dict.fromkeys(facts.hosts))
-    where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts, {hosts[0]} to {hosts[-1]}"
-    by = f"gradients by {facts.exchange}"
-    if facts.averaging_ranks == 1:
-        by = "gradients not averaged"
-    by += " in bf16" if facts.config.distributed.compress == "bf16" else ""
-    if facts.config.distributed.backend == "auto" and facts.averaging_ranks > 1:
-        by += f" (auto: {facts.transport.reason})"
-    return {"ranks": f"{len(facts.hosts)} on {where}, {by}", "cores": f"rank 0: {cores}"}
-
-
-def ranks_as_json(facts: RunFacts) -> dict[str, Any]:
-    """Return the ranks for `environment.json`, with the CPUs of rank 0."""
-    context = facts.context
-    return {
-        "size": len(facts.hosts),
-        "hosts": list(facts.hosts),
-        "launcher": context.ranks.launcher,
-        "exchange": facts.exchange,
-        "compute_groups": facts.config.distributed.groups,
-        "images_of_a_batch": list(facts.batches.images),
-        "measured_images_per_second": list(facts.batches.speeds) or None,
-        "pinned": context.pinned.enabled,
-        "cpus_of_rank_0": list(context.pinned.share.cpus),
-        "environment_of_rank_0": dict(context.pinned.environment),
-    }

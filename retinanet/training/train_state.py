@@ -21,12 +21,11 @@ from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from common.errors import MOST_CLASSES, InputError
-from common.files import open_regular
+from common.files import read_json_object
 from data.annotations import ClassMap, Resize, shown
 from retinanet.config_types import STATE_FILE
 from retinanet.training.progress import STRICT, Count, Progress
 
-MOST_DIGITS = 9  # Digits of a rank's number in a checkpoint
 FORMAT = 2  # Raised when a reader of an older format could go wrong
 
 MODEL_FILE = "model.safetensors"
@@ -35,7 +34,6 @@ RAW_FILE = "raw.safetensors"
 """The weights without averaging, where the model's file has the averages (`training.ema`)."""
 RANKS_FILE = "ranks.safetensors"
 AVERAGE = "ema/"  # Prefix of averaged statistics of a rank
-MOST_BYTES = 64_000_000  # A larger `state.json` is not read: thousands of ranks need less
 
 RANDOM_GENERATORS = {"python", "numpy", "torch"}  # The keys of `random_states`
 DESCRIBED_FIELDS = {
@@ -109,13 +107,12 @@ def number_statistics(states: Sequence[RankState]) -> dict[str, Tensor]:
 
 def rank_states(random: Sequence[dict[str, Any]], tensors: Mapping[str, Tensor]) -> list[RankState]:
     """Return each rank's state, from random states and the tensors of `number_statistics`."""
-    states = [RankState(generators, {}) for generators in random]
+    states = {str(rank): RankState(generators, {}) for rank, generators in enumerate(random)}
     for key, values in tensors.items():
         rank, _, name = key.partition("/")
-        # A hostile file may name a rank of thousands of digits, which `int` refuses to convert.
-        if rank.isdecimal() and len(rank) < MOST_DIGITS and int(rank) < len(states):
-            states[int(rank)].statistics[name] = values
-    return states
+        if rank in states:
+            states[rank].statistics[name] = values
+    return list(states.values())
 
 
 def seed_everything(seed: int) -> None:
@@ -221,21 +218,9 @@ def read_state(folder: Path) -> State:
         InputError: It is missing, damaged, of another format, or no such file.
     """
     file = folder / STATE_FILE
-    try:
-        with open_regular(file) as stream:
-            text = stream.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
-    if len(text) > MOST_BYTES:
-        raise InputError(f"{file}: not a checkpoint's state: larger than {MOST_BYTES} bytes")
-    try:
-        content = json.loads(text)
-        written_digest = content.pop("sha256", None) if isinstance(content, dict) else None
-        actual_digest = digest(content)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file}: not a checkpoint's state: not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{file}: not a checkpoint's state: not a JSON object")
+    content = read_json_object(file, advice="use another checkpoint")
+    written_digest = content.pop("sha256", None)
+    actual_digest = digest(content)
     # The format comes before the SHA-256: a file of another version is not reported as damaged.
     written_format = content.pop("format", None)
     if written_format != FORMAT:

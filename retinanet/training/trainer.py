@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from common.cli import resuming_command
-from common.console import progress
+from common.console import print_rows, progress
 from common.errors import (
     FINISHED,
     STOPPED_BY_SIGNAL,
@@ -30,13 +30,13 @@ from retinanet.mlperf.submission import submit
 from retinanet.model_card import update_card
 from retinanet.training.async_groups.epoch import GroupEpochs
 from retinanet.training.components import RunComponents
-from retinanet.training.epoch import Epochs, EpochStep, SynchronousEpochs
+from retinanet.training.describe import describe_run, ranks_as_json
+from retinanet.training.epoch import EpochStep, SynchronousEpochs
 from retinanet.training.evaluation import BackgroundEvaluation, MetricWork
 from retinanet.training.nonfinite import NonFiniteReport
 from retinanet.training.progress import START
 from retinanet.training.recorder import NullRecorder, Recorder
 from retinanet.training.resume import format_finished
-from retinanet.training.run_folder import describe_run, print_rows, ranks_as_json
 from retinanet.training.schedule import Ending, patience_is_exhausted
 from retinanet.training.signals import StopRequest
 
@@ -92,7 +92,7 @@ class Trainer:
                     # Before an evaluation and at the end of the run a checkpoint is written anyway.
                     if step.checkpoint_is_due and not stop and not self.evaluation_is_due():
                         self.save()
-                    if stop or self.is_finished():
+                    if stop or self.ending:
                         break
         # Such as an unreadable image: the steps before the error are saved.
         except InputError as error:
@@ -123,19 +123,20 @@ class Trainer:
     def prepare(self) -> None:
         """Make the run ready for the first step."""
         self.run.prepare()
-        self.epochs = epochs_of(self.run)
+        # Together, or in groups that do not wait for each other.
+        is_together = self.config.distributed.groups == 1
+        self.epochs = SynchronousEpochs(self.run) if is_together else GroupEpochs(self.run)
         self.run.restore_rank_states()
 
     def begin(self) -> None:
         """Create the run's folder and logs on rank 0, and print the settings of the run."""
         run = self.run
-        facts = run.facts()
         if run.group.is_first:
             config = config_to_tree(self.config)
             resume = run.checkpoint is not None
             self.folder.begin(
                 config,
-                ranks=ranks_as_json(facts),
+                ranks=ranks_as_json(run),
                 host_states=self.host_states,
                 start=run.start,
                 resume=resume,
@@ -170,7 +171,7 @@ class Trainer:
             first_step=self.progress.step,
             target_map=self.config.training.target_map,
         )
-        rows = describe_run(facts, step=self.progress.step, ways=self.epochs.rows)
+        rows = describe_run(run, step=self.progress.step, ways=self.epochs.rows)
         print_rows(self.console, rows)
         for note in dict.fromkeys(note for rank_notes in notes_of_ranks for note in rank_notes):
             self.print(f"note: {note}")
@@ -180,7 +181,7 @@ class Trainer:
 
         Yields nothing once the run is finished or a signal came.
         """
-        if stop or self.is_finished():
+        if stop or self.ending:
             return
         step, plan = self.progress.step, self.run.plan
         epoch, images = plan.position(step)
@@ -331,7 +332,7 @@ class Trainer:
         if result is None:
             return
         warning = update_card(
-            run.facts(),
+            run,
             result.evaluation,
             step=step,
             epochs=epochs,
@@ -351,14 +352,11 @@ class Trainer:
         is_known = self.progress.map_here is not None
         return not is_known and not is_running and self.run.plan.evaluation_is_due(step)
 
-    def is_finished(self) -> bool:
-        """Return whether no further step is to be taken, see `ending`."""
-        return self.ending is not None
-
     @property
     def ending(self) -> Ending | None:
         """Why no further step is to be taken; None: the run goes on."""
-        if self.target_is_reached():
+        map_here = self.progress.map_here
+        if map_here is not None and self.reaches_target(map_here):
             return "target"
         if self.progress.step >= self.run.plan.total_steps:
             return "length"
@@ -366,11 +364,7 @@ class Trainer:
 
     def is_done(self) -> bool:
         """Return whether the run is finished, and its weights are evaluated."""
-        return self.is_finished() and not self.evaluation_is_due()
-
-    def target_is_reached(self) -> bool:
-        """Return whether the current weights reached `training.target_map`."""
-        return self.progress.map_here is not None and self.reaches_target(self.progress.map_here)
+        return self.ending is not None and not self.evaluation_is_due()
 
     def patience_is_exhausted(self) -> bool:
         """Return whether `training.patience` evaluations have passed without a better mAP."""
@@ -425,8 +419,3 @@ class Trainer:
         """Print a line that scripts may read, without colours, on rank 0."""
         if self.run.group.is_first:
             print(text, flush=True)
-
-
-def epochs_of(run: RunComponents) -> Epochs:
-    """Return how the ranks take steps: together, or in groups that do not wait for each other."""
-    return SynchronousEpochs(run) if run.config.distributed.groups == 1 else GroupEpochs(run)

@@ -23,7 +23,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from common.errors import InputError, printable
-from common.files import read_bytes
+from common.files import or_unreadable, read_bytes
 from retinanet.config_types import STATE_FILE
 from retinanet.model.retinanet import current_key
 
@@ -105,10 +105,8 @@ def read_trusted(file: Path, *, trust: bool) -> tuple[bytes, bool]:
     """
     if file.is_dir():
         raise InputError(f"{file}: {problem_of_folder(file)}")
-    try:
+    with or_unreadable(file):
         content = read_bytes(file, most_bytes=MOST_BYTES)
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
     is_known = is_imagenet_file(content)
     if not trust and not is_known:
         raise InputError(

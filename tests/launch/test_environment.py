@@ -260,7 +260,7 @@ def test_missing_library_is_an_error_with_its_package(monkeypatch: pytest.Monkey
     monkeypatch.setattr(environment, "is_loaded", lambda allocator: False)
     monkeypatch.setattr(sys, "prefix", "/nowhere")
     with pytest.raises(InputError, match="apt-get install libjemalloc2") as caught:
-        environment.preload("jemalloc")
+        environment.set_allocator("jemalloc")
     assert "\n" not in str(caught.value)
 
 

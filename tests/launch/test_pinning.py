@@ -34,17 +34,18 @@ pytestmark = [
     pytest.mark.skipif(intel_is_loaded(), reason="the tests themselves run under libiomp5"),
 ]
 
-# A rank starts like train.py: preload, pin, import torch, check. It prints its resources.
+# A rank starts like train.py: set_allocator, pin, import torch, check. It prints its resources.
 RANK = """
 import json, os, subprocess, sys, threading
 if "STARTS" in os.environ:
     os.write(int(os.environ["STARTS"]), b"s")
-from launch.pinning import check_pinning, pin, preload
+from launch.environment import set_allocator
+from launch.pinning import check_pinning, pin
 from launch.limits import thread_affinities
 from launch.ranks import read_ranks
 from launch.shares import CoreRequest
 ranks = read_ranks(os.environ)
-preload(os.environ.get("POLICY", "system"))
+set_allocator(os.environ.get("POLICY", "system"), with_openmp=True)
 affinities = None
 if ranks.launcher == "mpich":
     from mpi4py import MPI

@@ -178,7 +178,7 @@ def test_rank_waits_until_rank_0_listens() -> None:
 
 def test_unknown_host_of_rank_0_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_group, "ANSWER_S", -1.0)
-    rendezvous = Rendezvous(addresses=("no-such-host.invalid",), port=29500)
+    rendezvous = Rendezvous(address="no-such-host.invalid", port=29500)
     with pytest.raises(InputError, match=r"^no-such-host\.invalid: .*MASTER_ADDR"):
         connect(make_rank(1), rendezvous, timeout=TIMEOUT, wait=Wait("", advice=""))
 
@@ -186,7 +186,7 @@ def test_unknown_host_of_rank_0_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 def test_port_in_use_is_an_error() -> None:
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        rendezvous = Rendezvous(addresses=("127.0.0.1",), port=port)
+        rendezvous = Rendezvous(address="127.0.0.1", port=port)
         with pytest.raises(InputError, match=rf"^MASTER_PORT: .*{port}"):
             connect(
                 make_rank(0), rendezvous, timeout=timedelta(seconds=5), wait=Wait("", advice="")

@@ -105,28 +105,30 @@ def test_copy_of_sysfs_is_found_at_any_depth(tmp_path: Path, place: str) -> None
     )
 
 
-def test_sysfs_without_nodes_and_with_dies(tmp_path: Path) -> None:
-    cores = {0: (0, 0, 0), 1: (0, 1, 0), 2: (0, 0, 0), 3: (0, 1, 0)}
-    write_sysfs(tmp_path, online="0-3", cores=cores)
-    cpus = read_topology(tmp_path).cpus
-    assert [(cpu.core, cpu.node) for cpu in cpus] == [(0, 0), (1, 0), (0, 0), (1, 0)]
+DIES = {cpu: (0, cpu % 2, 0) for cpu in range(4)}  # core ids repeat from die to die
 
 
-def test_offline_cpus_of_sysfs_are_omitted(tmp_path: Path) -> None:
-    write_sysfs(tmp_path, online="0,2", cores={0: (0, 0, 0), 2: (0, 0, 1)})
-    (tmp_path / "cpu" / "cpu1").mkdir()
-    assert [cpu.cpu for cpu in read_topology(tmp_path).cpus] == [0, 2]
-
-
-def test_memory_nodes_without_cpus_are_skipped(tmp_path: Path) -> None:
-    write_sysfs(tmp_path, online="0-1", cores={0: (0, 0, 0), 1: (0, 0, 1)})
-    write_nodes(tmp_path, "0-1", "")
-    assert [cpu.node for cpu in read_topology(tmp_path).cpus] == [0, 0]
-
-
-def test_unknown_cores_of_sysfs_are_one_core_per_cpu(tmp_path: Path) -> None:
-    write_sysfs(tmp_path, online="0-1", cores={0: (-1, -1, -1), 1: (-1, -1, -1)})
-    assert [(cpu.core, cpu.socket) for cpu in read_topology(tmp_path).cpus] == [(0, 0), (1, 0)]
+@pytest.mark.parametrize(
+    ("online", "cores", "nodes", "cpus"),
+    [
+        ("0-3", DIES, (), [(0, 0, 0, 0), (1, 1, 0, 0), (2, 0, 0, 0), (3, 1, 0, 0)]),
+        ("0,2", {0: (0, 0, 0), 2: (0, 0, 1)}, (), [(0, 0, 0, 0), (2, 1, 0, 0)]),  # 1 is offline
+        ("0-1", {0: (0, 0, 0), 1: (0, 0, 1)}, ("0-1", ""), [(0, 0, 0, 0), (1, 1, 0, 0)]),
+        ("0-1", dict.fromkeys((0, 1), (-1, -1, -1)), (), [(0, 0, 0, 0), (1, 1, 0, 0)]),  # unknown
+    ],
+    ids=["dies", "offline", "node without CPUs", "unknown"],
+)
+def test_cores_of_sysfs(
+    tmp_path: Path,
+    online: str,
+    cores: dict[int, tuple[int, int, int]],
+    nodes: Sequence[str],
+    cpus: list[tuple[int, int, int, int]],
+) -> None:
+    write_sysfs(tmp_path, online=online, cores=cores)
+    (tmp_path / "cpu" / "cpu1").mkdir(exist_ok=True)
+    write_nodes(tmp_path, *nodes)
+    assert read_topology(tmp_path).cpus == tuple(Cpu(*cpu) for cpu in cpus)
 
 
 def test_incomplete_copy_of_sysfs_is_refused(tmp_path: Path) -> None:

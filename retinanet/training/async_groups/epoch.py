@@ -38,11 +38,7 @@ class GroupEpochs(Epochs):
     def __init__(self, run: RunComponents) -> None:
         self._run = run
         self._groups = make_compute_groups(
-            run.config,
-            run.prepared,
-            all_ranks=run.group,
-            averaging=run.averaging,
-            comm_cpus=run.share.comm_cpus,
+            run.config, run.prepared, all_ranks=run.group, averaging=run.averaging
         )
         self.rows = {"groups": describe_groups(self._groups, run.config.training)}
 
@@ -68,10 +64,7 @@ class GroupEpochs(Epochs):
         run, groups = self._run, self._groups
         remaining = self._remaining_ranks()
         if len(remaining) < run.group.size:
-            comm_cpus, timeout_s = groups.comm_cpus, groups.timeout_s
-            run.continue_with(
-                living_group(groups.all_ranks, remaining, comm_cpus=comm_cpus, timeout_s=timeout_s)
-            )
+            run.continue_with(living_group(groups.all_ranks, remaining, timeout_s=groups.timeout_s))
         if run.group.is_first:
             # A checkpoint is written from rank 0's model and optimizer.
             groups.optimizer.take_back(run.prepared.optimizer)
@@ -99,16 +92,16 @@ class GroupEpochs(Epochs):
 
         From now on, until the next stretch, the end of any rank ends the whole job.
         """
-        all_ranks, store = self._groups.all_ranks, self._groups.store
+        all_ranks, sealed = self._groups.all_ranks, self._groups.sealed
         watch = all_ranks.watch
         assert watch is not None
         name = f"stretch {self._groups.stretch}"
-        store.set(f"{name}/arrived/{all_ranks.rank}", "")
+        sealed.store.set(f"{name}/arrived/{all_ranks.rank}", "")
         key = f"{name}/remaining"
         # Rank 0 decides for all: a rank that ends right now would be counted by some and not by
         # others, and the collectives that follow would hang.
         if not all_ranks.is_first:
-            named: tuple[int, ...] = self._groups.sealed.get(key, tuple[int, ...])
+            named: tuple[int, ...] = sealed.get(key, tuple[int, ...])
             return named
         members = self._run.group.job_ranks or tuple(range(all_ranks.size))
         waiting = set(members)
@@ -116,12 +109,12 @@ class GroupEpochs(Epochs):
         while waiting := {
             rank
             for rank in waiting
-            if rank not in watch.lost and not store.check([f"{name}/arrived/{rank}"])
+            if rank not in watch.lost and not sealed.store.check([f"{name}/arrived/{rank}"])
         }:
             time.sleep(POLL_SECONDS)
         watch.outlive(())
         remaining = tuple(rank for rank in members if rank not in watch.lost)
-        self._groups.sealed.set(key, remaining)
+        sealed.set(key, remaining)
         return remaining
 
 
@@ -188,7 +181,7 @@ class Stretch:
         self._last_logged = 0
         self._arrival = Arrival()
         self.queue = BatchQueue(
-            groups.store,
+            groups.sealed.store,
             stretch=groups.stretch,
             steps=steps,
             group=groups.number,

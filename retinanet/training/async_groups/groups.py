@@ -12,7 +12,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -127,21 +126,14 @@ class ComputeGroups:
     number: int  # This rank's group, counted from 0
     count: int  # Groups at the start of the job
     optimizer: GroupOptimizer
-    comm_cpus: tuple[int, ...]  # Cores of the threads that exchange
     timeout_s: float  # A rank that is silent for longer breaks a group
     stretch: int = 0
     """Number of the current stretch, counted from 1; see `BatchQueue`."""
     own_steps: int = 0  # Steps of this rank's group in this process
 
     @property
-    def store(self) -> dist.Store:
-        """Store in which all ranks count batches and leave results."""
-        assert self.all_ranks.store is not None
-        return self.all_ranks.store
-
-    @property
     def sealed(self) -> SealedStore:
-        """The same store, for what only ranks may leave there."""
+        """The job's store, in which all ranks count batches and leave results."""
         assert self.all_ranks.sealed is not None
         return self.all_ranks.sealed
 
@@ -161,7 +153,6 @@ def make_compute_groups(
     *,
     all_ranks: ProcessGroup,
     averaging: ProcessGroup,
-    comm_cpus: tuple[int, ...],
 ) -> ComputeGroups:
     """Share rank 0's weights and optimizer state with all groups; all ranks call it.
 
@@ -197,7 +188,7 @@ def make_compute_groups(
         # Rank 0 serves the first rank of each other group. All ranks must create all pairs, even
         # those that they are not in: `new_group` is a collective operation.
         compress = config.distributed.compress == "bf16"
-        with calling_thread_on(comm_cpus):
+        with calling_thread_on(all_ranks.comm_cpus):
             with discard_output():
                 pairs = {
                     first: new_group([0, first], backend="gloo", timeout=LONGEST_WAIT)
@@ -223,7 +214,6 @@ def make_compute_groups(
         number=group_of_rank(all_ranks.rank, ranks=all_ranks.size, groups=count),
         count=count,
         optimizer=optimizer,
-        comm_cpus=comm_cpus,
         timeout_s=timeout_s,
     )
 
@@ -238,7 +228,7 @@ class GroupResults:
 
     def __init__(self, groups: ComputeGroups) -> None:
         """Exchange the results of the current stretch."""
-        self._store, self._sealed = groups.store, groups.sealed
+        self._sealed = groups.sealed
         self._name = f"stretch {groups.stretch}/results of group"
         self._number = groups.number
         self._stored = 0
@@ -253,52 +243,43 @@ class GroupResults:
         """Yield the new results of the other groups."""
         for group in self._taken:
             # `get` blocks until a key exists, so its existence is checked first.
-            while self._store.check([key := self._key(group, self._taken[group])]):
+            while self._sealed.store.check([key := self._key(group, self._taken[group])]):
                 yield self._sealed.get(key, StepResult)
-                self._store.delete_key(key)
+                self._sealed.store.delete_key(key)
                 self._taken[group] += 1
 
     def _key(self, group: int, index: int) -> str:
         return f"{self._name} {group}/{index}"
 
 
-def compute_group(
-    all_ranks: ProcessGroup, groups: int, *, comm_cpus: tuple[int, ...], timeout_s: float
-) -> ProcessGroup:
+def compute_group(all_ranks: ProcessGroup, groups: int, *, timeout_s: float) -> ProcessGroup:
     """Return this rank's compute group, which averages its gradients; all ranks call it.
 
-    Their number divides the ranks. Threads that exchange run on `comm_cpus`. A rank that is silent
-    for longer than `timeout_s` breaks the group.
+    Their number divides the ranks. A rank that is silent for longer than `timeout_s` breaks the
+    group.
     """
     # Every rank creates every group, since `new_group` is collective over the whole job.
     all_groups = [
-        subgroup(all_ranks, job_ranks, comm_cpus=comm_cpus, timeout_s=timeout_s)
+        subgroup(all_ranks, job_ranks, timeout_s=timeout_s)
         for job_ranks in ranks_of_groups(all_ranks.size, groups)
     ]
     return all_groups[group_of_rank(all_ranks.rank, ranks=all_ranks.size, groups=groups)]
 
 
 def living_group(
-    all_ranks: ProcessGroup,
-    job_ranks: tuple[int, ...],
-    *,
-    comm_cpus: tuple[int, ...],
-    timeout_s: float,
+    all_ranks: ProcessGroup, job_ranks: tuple[int, ...], *, timeout_s: float
 ) -> ProcessGroup:
     """Return the process group of the remaining ranks; only they call it, rank 0 included."""
     assert all_ranks.watch is not None
     # This rank's watchdog may not have noticed all ranks that rank 0 counts as lost.
     all_ranks.watch.lost |= set(range(all_ranks.size)) - set(job_ranks)
-    return subgroup(
-        all_ranks, job_ranks, comm_cpus=comm_cpus, timeout_s=timeout_s, only_they_call=True
-    )
+    return subgroup(all_ranks, job_ranks, timeout_s=timeout_s, only_they_call=True)
 
 
 def subgroup(
     all_ranks: ProcessGroup,
     job_ranks: tuple[int, ...],
     *,
-    comm_cpus: tuple[int, ...],
     timeout_s: float,
     only_they_call: bool = False,
 ) -> ProcessGroup:
@@ -309,7 +290,7 @@ def subgroup(
     timeout = timedelta(seconds=timeout_s)
     # gloo starts its threads here, and they inherit the CPUs of this one. It also prints lines to
     # stdout from C++.
-    with calling_thread_on(comm_cpus), discard_output():
+    with calling_thread_on(all_ranks.comm_cpus), discard_output():
         control = exchange = new_group(ranks, backend="gloo", timeout=timeout, **settings)
         if all_ranks.backend != "gloo":
             exchange = new_group(ranks, backend=all_ranks.backend, timeout=timeout, **settings)

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from launch.process_group import ProcessGroup
+from retinanet.config_file import load_config
 from retinanet.engine.optimizers import make_optimizer
 from retinanet.training.averaging import make_exchange
 from retinanet.training.loop import accumulate_gradients
@@ -22,9 +23,8 @@ def main() -> None:
     optimizer = make_optimizer(model, name="adam", learning_rate=1e-4)
     training = prepared(model, optimizer)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    exchange = make_exchange(
-        group, training, backend="gloo", compress="none", focal_form="auto", timeout_s=60
-    )
+    config = load_config("demo.yaml", ["distributed.backend=gloo", "distributed.timeout_s=60"])
+    exchange = make_exchange(config, training, group=group)
     unchanged = all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     gradients = []
     for _ in range(3):

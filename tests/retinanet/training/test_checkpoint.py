@@ -31,9 +31,7 @@ from retinanet.training.checkpoint import (
 from retinanet.training.checkpointer import gathered
 from retinanet.training.progress import Progress
 from retinanet.training.train_state import (
-    ModelDescription,
     Part,
-    State,
     digest,
     load_rank_state_dict,
     random_states,
@@ -42,25 +40,15 @@ from retinanet.training.train_state import (
     seed_everything,
     state_text,
 )
+from tests.support import states
 from tests.support.commands import error_message
+from tests.support.states import MODEL
 
 CLASSES = ClassMap((7, 3), ("seven", "three"))
-DESCRIPTION = ModelDescription(
-    num_classes=2,
-    norm="frozen",
-    trainable_layers=0,
-    image_size=64,
-    precision="float32",
-    classes=CLASSES.to_json(),
-)
+DESCRIPTION = dataclasses.replace(MODEL, num_classes=2, classes=CLASSES.to_json())
 POSITION = Progress(step=12, epoch=2, images=4, images_per_epoch=10, map_here=None, best_map=0.25)
-STATE = State(
-    model=DESCRIPTION,
-    position=POSITION,
-    setup={"ranks": 1},
-    config={"run": {"name": "a run"}},
-    random_states=[],
-    parts={},
+STATE = dataclasses.replace(
+    states.STATE, model=DESCRIPTION, position=POSITION, config={"run": {"name": "a run"}}
 )
 
 
@@ -94,7 +82,7 @@ def new_model(*, num_classes: int = 2, trainable_layers: int = 0) -> tuple[Retin
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Saved]:
     """Return a checkpoint after two steps with generated gradients."""
     root = tmp_path_factory.mktemp("run")
-    states = random_states()
+    before = random_states()
     seed_everything(5)
     model, optimizer = new_model()
     for _ in range(2):
@@ -110,7 +98,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Saved]:
     write_checkpoint(folder, contents)
     point_to(folder.parent / "last", folder)
     drawn = torch.rand(4)
-    restore_random_states(states)
+    restore_random_states(before)
     yield Saved(folder, model, optimizer, drawn)
     shutil.rmtree(root)  # 260 MB
 
@@ -155,13 +143,13 @@ def refusal(copy: Path, file: str) -> str:
 def test_weights_optimizer_and_random_states_are_restored_bit_for_bit(saved: Saved) -> None:
     torch.manual_seed(99)
     model, optimizer = new_model()
-    states = random_states()
+    before = random_states()
     checkpoint = read_checkpoint(saved.folder)
     checkpoint.load_training_state(model, optimizer)
     [state] = checkpoint.rank_states()
     load_rank_state_dict(state, model)
     drawn = torch.rand(4)
-    restore_random_states(states)
+    restore_random_states(before)
     expected, restored = saved.model.state_dict(), model.state_dict()
     assert list(restored) == list(expected)
     assert all(torch.equal(restored[name], expected[name]) for name in expected)
@@ -300,7 +288,7 @@ def test_newest_whole_checkpoint_is_found_and_newer_ones_are_named(
 )
 def test_state_that_is_not_a_json_object_is_refused(copy: Path, content: bytes) -> None:
     replace(copy / "state.json", content)
-    assert "not a checkpoint's state" in refusal(copy, "state.json")
+    assert "; use another checkpoint" in refusal(copy, "state.json")
 
 
 PART = {"sha256": 64 * "0", "bytes": 1}
@@ -431,11 +419,11 @@ def test_statistics_of_different_norms_are_refused(tmp_path: Path) -> None:
 def test_reading_keeps_no_file_mapped(copy: Path) -> None:
     model, optimizer = new_model()
     read_checkpoint(copy).load_training_state(model, optimizer)
-    states = read_checkpoint(copy).rank_states()
+    ranks = read_checkpoint(copy).rank_states()
     shutil.rmtree(copy)
     mapped = Path("/proc/self/maps").read_text()
     assert "safetensors" not in "".join(line for line in mapped.splitlines() if "copy" in line)
-    assert optimizer.state_dict()["state"] and states
+    assert optimizer.state_dict()["state"] and ranks
 
 
 @pytest.mark.slow
@@ -462,7 +450,7 @@ def test_huge_state_is_not_read(copy: Path) -> None:
     (copy / "state.json").unlink()
     with (copy / "state.json").open("wb") as file:
         file.truncate(10**12)  # takes no room
-    assert "larger than 64000000 bytes" in refusal(copy, "state.json")
+    assert "larger than 64,000,000 bytes" in refusal(copy, "state.json")
 
 
 def small_model() -> nn.Module:

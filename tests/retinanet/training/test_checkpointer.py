@@ -22,22 +22,9 @@ from retinanet.training.checkpoint import (
 )
 from retinanet.training.checkpointer import Checkpointer, CheckpointTimer
 from retinanet.training.progress import Progress
-from retinanet.training.train_state import (
-    ModelDescription,
-    State,
-    random_states,
-    read_state,
-)
+from retinanet.training.train_state import random_states, read_state
 from tests.support.mounts import needs_root, tmpfs
-
-MODEL = ModelDescription(
-    num_classes=1,
-    norm="frozen",
-    trainable_layers=0,
-    image_size=64,
-    precision="float32",
-    classes={"category_ids": [1], "names": ["a"]},
-)
+from tests.support.states import STATE
 
 
 def position(step: int, *, current: float | None = None, best: float | None = None) -> Progress:
@@ -47,14 +34,7 @@ def position(step: int, *, current: float | None = None, best: float | None = No
 
 
 def contents(step: int, *, values: int = 10) -> Contents:
-    state = State(
-        model=MODEL,
-        position=position(step),
-        setup={"ranks": 1},
-        config={},
-        random_states=[random_states()],
-        parts={},
-    )
+    state = replace(STATE, position=position(step), random_states=[random_states()])
     tensors = {"weight": torch.full((values,), float(step))}
     return Contents({"model.safetensors": tensors, "optimizer.safetensors": tensors}, state)
 

@@ -1,6 +1,7 @@
 """The average of the weights: its values, in a checkpoint, and in steps that are not finite."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,16 +16,11 @@ from retinanet.training.checkpoint import Checkpoint, Contents, read_checkpoint,
 from retinanet.training.checkpointer import gathered
 from retinanet.training.ema import WeightAverage, averaged_tensors, decay_after
 from retinanet.training.loop import train_one_epoch
-from retinanet.training.progress import Progress
-from retinanet.training.train_state import (
-    ModelDescription,
-    State,
-    load_rank_state_dict,
-    rank_state_dict,
-)
+from retinanet.training.train_state import load_rank_state_dict, rank_state_dict
 from tests.retinanet.engine.layers import random_gradients, trainable
 from tests.retinanet.training.tiny_steps import make_batch, make_model, prepared
 from tests.support.commands import error_message
+from tests.support.states import MODEL, STATE
 
 FINAL = 10_000  # Steps after which the decay no longer rises
 
@@ -162,21 +158,7 @@ def test_steps_update_the_average_and_nonfinite_ones_leave_it_untouched() -> Non
 
 
 CLASSES = {"category_ids": [1, 2, 3], "names": ["a", "b", "c"]}
-STATE = State(
-    model=ModelDescription(
-        num_classes=3,
-        norm="batch",
-        trainable_layers=1,
-        image_size=64,
-        precision="float32",
-        classes=CLASSES,
-    ),
-    position=Progress(step=1, epoch=0, images=1, images_per_epoch=9, map_here=None, best_map=None),
-    setup={"ranks": 1},
-    config={},
-    random_states=[],
-    parts={},
-)
+DESCRIPTION = replace(MODEL, num_classes=3, norm="batch", trainable_layers=1, classes=CLASSES)
 
 
 @pytest.mark.slow
@@ -186,7 +168,9 @@ def test_checkpoint_has_averages_for_users_and_weights_for_the_training(tmp_path
     average = WeightAverage(model, decay=0.9)
     change(model, seed=1)
     average.update(FINAL)
-    contents = gathered(ProcessGroup(), model, optimizer, STATE, average)
+    contents = gathered(
+        ProcessGroup(), model, optimizer, replace(STATE, model=DESCRIPTION), average
+    )
     assert contents is not None
     write_checkpoint(tmp_path / "step-000001", contents)
     checkpoint = read_checkpoint(tmp_path / "step-000001")

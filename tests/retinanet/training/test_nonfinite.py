@@ -226,9 +226,19 @@ def check(guard: NonFiniteGuard, *ranks: NonFiniteStep) -> str | None:
     return report.advice
 
 
-def test_run_stops_at_once_unless_configured_to_skip() -> None:
-    advice = check(make_guard("stop", limit=5), step_record())
-    assert advice is not None and "training.on_nonfinite=skip" in advice
+@pytest.mark.parametrize(
+    ("guard", "ranks", "advised"),
+    [
+        (make_guard("stop", limit=5), [step_record()], "training.on_nonfinite=skip"),
+        (make_guard("skip", limit=5), [step_record(), step_record(weights=3)], "an earlier check"),
+        (make_guard("skip", limit=5), [step_record(), step_record(statistics=1)], "earlier check"),
+    ],
+)
+def test_run_stops_unless_it_may_skip_and_weights_are_finite(
+    guard: NonFiniteGuard, ranks: list[NonFiniteStep], advised: str
+) -> None:
+    advice = check(guard, *ranks)
+    assert advice is not None and advised in advice and guard.skipped == 0
 
 
 def test_limit_of_skipped_steps_counts_those_before_a_resume() -> None:
@@ -237,13 +247,6 @@ def test_limit_of_skipped_steps_counts_those_before_a_resume() -> None:
     assert run.skipped == 2
     advice = check(run, step_record())
     assert advice is not None and "training.nonfinite_limit=2" in advice
-
-
-@pytest.mark.parametrize("broken", [step_record(weights=3), step_record(statistics=1)])
-def test_run_stops_if_weights_are_not_finite(broken: NonFiniteStep) -> None:
-    run = make_guard("skip", limit=5)
-    advice = check(run, step_record(), broken)
-    assert advice is not None and "earlier checkpoint" in advice and run.skipped == 0
 
 
 def test_step_skipped_by_other_ranks_is_counted_beyond_the_limit() -> None:

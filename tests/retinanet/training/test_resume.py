@@ -8,9 +8,8 @@ from common.errors import InputError
 from retinanet.config import config_to_tree
 from retinanet.config_file import load_config
 from retinanet.training.checkpoint import Checkpoint
-from retinanet.training.progress import Progress
 from retinanet.training.resume import differences, recorded_split, require_same_settings
-from retinanet.training.train_state import ModelDescription, State
+from tests.support.states import STATE
 
 OVERRIDES = ("training.batch_size=2", "distributed.batch_split=speed")
 
@@ -18,22 +17,10 @@ OVERRIDES = ("training.batch_size=2", "distributed.batch_split=speed")
 def make_checkpoint(*changes: str, split: object = None, ranks: int = 2) -> Checkpoint:
     """Return the checkpoint of a run; `split`: the split in its set-up, None: not in it."""
     split_setup: dict[str, Any] = {} if split is None else {"split of batches": split}
-    state = State(
-        model=ModelDescription(
-            num_classes=1,
-            norm="batch",
-            trainable_layers=5,
-            image_size=64,
-            precision="float32",
-            classes={},
-        ),
-        position=Progress(
-            step=1, epoch=0, images=4, images_per_epoch=8, map_here=None, best_map=None
-        ),
+    state = replace(
+        STATE,
         setup={"ranks": ranks, **split_setup},
         config=config_to_tree(load_config("demo.yaml", [*OVERRIDES, *changes])),
-        random_states=[],
-        parts={},
     )
     return Checkpoint(Path("none"), state)
 

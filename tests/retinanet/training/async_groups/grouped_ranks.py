@@ -1,7 +1,6 @@
 """Program of four ranks in two groups that print JSON lines; run by `test_groups.py`."""
 
 import json
-import os
 import sys
 import time
 from functools import partial
@@ -79,10 +78,10 @@ if __name__ == "__main__":
         optimizer = GroupOptimizer(
             weights, make(nn.ParameterList(parameters)), group=members, is_in_memory=True
         )
-        assert everybody.store is not None
+        assert everybody.sealed is not None
         number = everybody.rank // members.size
         queue = BatchQueue(
-            everybody.store, stretch=1, steps=STEPS, group=number, group_size=members.size
+            everybody.sealed.store, stretch=1, steps=STEPS, group=number, group_size=members.size
         )
         if not members.is_first:
             time.sleep(LATE_S)  # the group's first rank must wait for it
@@ -107,7 +106,7 @@ if __name__ == "__main__":
 
     def remaining_ranks(everybody: ProcessGroup) -> dict[str, Any]:
         """Form a group of ranks 0, 1 and 3; only they call it."""
-        remaining = living_group(everybody, (0, 1, 3), comm_cpus=(), timeout_s=TIMEOUT_S)
+        remaining = living_group(everybody, (0, 1, 3), timeout_s=TIMEOUT_S)
         tensor = torch.full((2,), float(everybody.rank))
         remaining.average([tensor])
         return {
@@ -120,8 +119,7 @@ if __name__ == "__main__":
 
     with joined(place, timeout_s=TIMEOUT_S) as group:
         torch.set_num_threads(1)
-        comm_cpus = tuple(os.sched_getaffinity(0))
-        members = compute_group(group, GROUPS, comm_cpus=comm_cpus, timeout_s=TIMEOUT_S)
+        members = compute_group(group, GROUPS, timeout_s=TIMEOUT_S)
         results: dict[str, Any] = {
             "job rank": group.rank,
             "rank": members.rank,
