@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from profiling.onednn_log.log import Calls, read_logs
 from profiling.onednn_log.parse import MARKER, Head, milliseconds, parse_head, split_head
 from profiling.onednn_log.work import DRIVERS, Problem, gbyte
 from profiling.replay.benchdnn_fields import ProblemLine
-from profiling.replay.replay import Conditions, Replay, ReplayTime
+from profiling.replay.replay import Conditions, ReplayTime
 
 SMALLEST = ("--eltwise", "--alpha=0", "--beta=0", "--alg=relu", "1")
 """A problem that every version of benchdnn runs at once."""
@@ -302,36 +302,10 @@ def make_batches(
     return batches
 
 
-def run_batches(
-    batches: Sequence[Batch],
-    replay: Replay,
-    *,
-    benchdnn: Benchdnn,
-    cold: bool,
-    progress: Callable[[int], None],
-) -> None:
-    """Fill a replay, batch by batch; partial results remain if it is interrupted.
-
-    Every problem gets a time or the reason why it has none. `cold` adds runs whose data is not in
-    the caches; `progress` gets the number of batches done.
-    """
-    for done, batch in enumerate(batches, start=1):
-        size = gbyte(batch.problems[0])
-        is_large = size is None or size >= LEAST_COLD_GB
-        is_cold = cold and benchdnn.has_cold_cache and is_large
-        result = run_batch(batch, benchdnn=benchdnn, conditions=replay.conditions, cold=is_cold)
-        for problem in batch.problems:
-            if isinstance(result, ReplayTime):
-                replay.times[problem] = result
-            else:
-                replay.not_replayed[problem] = result
-        progress(done)
-
-
 def run_batch(
     batch: Batch, *, benchdnn: Benchdnn, conditions: Conditions, cold: bool
 ) -> ReplayTime | str:
-    """Measure a batch, hot and then cold; where it cannot be, return why in one line.
+    """Measure a batch, hot and, if `cold`, with data out of the caches; or return why it cannot be.
 
     If benchdnn fails to fill a problem's tensors with numbers, as that of 3.7.2 does for layer
     normalization in inference, it is run again with one number in all of them.
@@ -340,7 +314,8 @@ def run_batch(
     # A problem alone is rarely slower than in the log; ten times slower means that it hangs.
     timeout = SETUP_TIMEOUT + 10 * (runs + 1) * 2 * batch.mean_ms / 1000
     arguments = [f"--fix-times-per-prb={runs}", f"--{line.driver}", TEMPLATE, *line.arguments]
-    if cold:
+    size = gbyte(batch.problems[0])
+    if cold and benchdnn.has_cold_cache and (size is None or size >= LEAST_COLD_GB):
         arguments += ["--cold-cache=all", *line.arguments]
     why = ""
     for mode in (["--mode=P"], ["--mode=P", "--mode-modifier=M"]):
