@@ -11,12 +11,12 @@ import shutil
 import subprocess
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from common.errors import InputError
 from common.files import create_anew
@@ -162,13 +162,20 @@ def start(
             [path, *arguments], stdout=stream, stderr=stream, environment=environment
         )
 
-    def start_in_thread() -> "subprocess.Popen[str]":
-        # A process inherits cores and memory policy from the thread that starts it. A thread of its
-        # own leaves those of the calling thread unchanged.
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            return pool.submit(start_placed).result()
+    return started_or_ended(lambda: in_thread(start_placed))
 
-    return started_or_ended(start_in_thread)
+
+Result = TypeVar("Result")
+
+
+def in_thread(call: Callable[[], Result]) -> Result:
+    """Return what a call in a thread of its own returns.
+
+    A process inherits cores and memory policy from the thread that starts it; those of the calling
+    thread stay unchanged.
+    """
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(call).result()
 
 
 def set_placement(conditions: Conditions) -> str | None:
@@ -186,10 +193,7 @@ def set_placement(conditions: Conditions) -> str | None:
 
 def memory_note(conditions: Conditions) -> str | None:
     """Return the note that `set_placement` would return, without any effect on this thread."""
-    if not conditions.memory_nodes:
-        return None
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(set_placement, conditions).result()
+    return in_thread(lambda: set_placement(conditions)) if conditions.memory_nodes else None
 
 
 SIGN = "profilednn"

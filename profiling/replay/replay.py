@@ -226,8 +226,7 @@ def normalize_work(problem: Problem) -> Work:
         is_missing_in_some = role == "dst" and problem.kind in WITHOUT_RESULT
         if memory.is_there and role not in WRITTEN_BY_LIBRARY and not is_missing_in_some:
             types.add((role, memory.type))
-    fields = dict(word.split(":", 1) for word in problem.auxiliary.split() if ":" in word)
-    algorithm = fields.get("alg", "")
+    fields, algorithm = problem.fields, problem.algorithm
     if problem.kind in ("convolution", "deconvolution"):
         algorithm = "winograd" if "winograd" in algorithm else ""
     # Before oneDNN 3, one tensor held scale and shift (S); now they are two (C and H).

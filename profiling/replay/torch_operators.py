@@ -6,7 +6,6 @@ to oneDNN it raises NotReachedError with the reason. Inference takes what torch'
 into a convolution or a linear layer (`FUSED`, by oneDNN's names).
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -415,8 +414,8 @@ def prepare_elementwise(problem: Problem) -> Run:
     if kind == "prelu":
         weight = torch.rand(max(others[0]), dtype=torch_type(require_memory(problem, "wei")))
         return lambda: torch.prelu(data, weight)
-    axis = re.search(r"\baxis:(\d+)", problem.auxiliary)
-    return lambda: torch.softmax(data, int(axis[1]) if axis else 1)
+    axis = int(problem.fields.get("axis", 1))
+    return lambda: torch.softmax(data, axis)
 
 
 EPSILON, MOMENTUM = 1e-5, 0.1
