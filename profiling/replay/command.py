@@ -49,20 +49,13 @@ examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayFiles:
-    """Where the command writes; `--overwrite` is for the files in DIR alone."""
-
-    out: Path = option("write files here", metavar="DIR")
-    overwrite: bool = overwrite_option("replace files of an earlier call in DIR")
-    json: Path | None = json_option()
-
-
-@dataclass(frozen=True, kw_only=True)
 class BenchdnnOptions:
     """The options of `python -m profiling benchdnn`."""
 
     logs: list[Path] = argument(LOGS_HELP, nargs="+", metavar="LOG")
-    outputs: ReplayFiles = included(ReplayFiles)
+    out: Path = option("write files here", metavar="DIR")
+    overwrite: bool = overwrite_option("replace files of an earlier call in DIR")
+    json: Path | None = json_option()
     benchdnn: Path | None = option(
         "path of benchdnn (default: the one on PATH)", default=None, metavar="PATH"
     )
@@ -104,11 +97,11 @@ def run_benchdnn(options: BenchdnnOptions) -> int:
     Raises:
         InputError: A log, an option or a file is not as it should be.
     """
-    console, outputs = make_console(), options.outputs
-    if options.write_only and outputs.json is not None:
+    console = make_console()
+    if options.write_only and options.json is not None:
         raise InputError("--json: there are no numbers to write with --write-only; leave one out")
-    replay_file = outputs.out / REPLAY
-    require_free_outputs([replay_file], overwrite=outputs.overwrite)
+    replay_file = options.out / REPLAY
+    require_free_outputs([replay_file], overwrite=options.overwrite)
     path = None if options.write_only else find_benchdnn(options.benchdnn)
     log = read_with_progress(options.logs, console)
     calls = costliest(log.calls(), options.top, console)
@@ -122,10 +115,10 @@ def run_benchdnn(options: BenchdnnOptions) -> int:
         )
         program = probe_benchdnn(path, conditions) if path else None
     dialect = Dialect(choose_major(program, options.dialect), options.layout)
-    if outputs.overwrite:
+    if options.overwrite:
         # An interrupted replay must not leave the times of another log behind.
         replay_file.unlink(missing_ok=True)
-    files = write_problem_files(calls, outputs.out, dialect=dialect, overwrite=outputs.overwrite)
+    files = write_problem_files(calls, options.out, dialect=dialect, overwrite=options.overwrite)
     print_files(console, files, calls)
     if options.write_only:
         return FINISHED
@@ -141,8 +134,8 @@ def run_benchdnn(options: BenchdnnOptions) -> int:
     rows, notes = make_rows(calls, replay), mismatches(log, replay)
     print_cautions(console, notes)
     print_replay(console, rows)
-    if outputs.json is not None:
-        write_numbers(outputs.json, rows, replay, notes)
+    if options.json is not None:
+        write_numbers(options.json, rows, replay, notes)
     print_line(console, f"times of all problems: {replay_file}")
     return FINISHED
 
