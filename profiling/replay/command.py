@@ -5,7 +5,6 @@ and saved in `replay.json`.
 """
 
 import argparse
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +16,7 @@ from common.charts import Column, Table, table_rows, text_column
 from common.cli import add_command, positive
 from common.console import make_console, print_cautions, print_line
 from common.errors import FINISHED, InputError, printable
-from common.files import require_free_outputs, write_atomically
+from common.files import require_free_outputs, write_json
 from common.options import argument, flag, included, json_option, option, overwrite_option
 from profiling.onednn_log.log import LOGS_HELP, Calls, read_with_progress
 from profiling.onednn_log.work import Problem
@@ -299,4 +298,4 @@ def write_numbers(
             for row in rows
         ],
     }
-    write_atomically(json_file, json.dumps(content, indent=1, ensure_ascii=False))
+    write_json(json_file, content)
