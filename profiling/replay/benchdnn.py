@@ -214,23 +214,24 @@ class Timed(NamedTuple):
     milliseconds: tuple[float, ...]
 
 
-def read_timed(output: Path, *, driver: str, runs: int) -> list[Timed]:
-    """Return what a run of a driver measured, in order; `runs` as requested.
+def read_timed(output: Path, *, driver: str, runs: int) -> tuple[list[Timed], str]:
+    """Return what a run of a driver measured, in order, and why benchdnn ran a problem not at all.
 
+    `runs` is as requested; the reason is empty or such as `benchdnn: SKIPPED (…)`.
     benchdnn fills tensors with other primitives and runs a problem once before it measures. The
     runs that count are those right before the line of its template; ValueError: these are not
     `runs` of one problem of the driver's kind.
     """
     timed: list[Timed] = []
     heads: list[Head] = []
-    is_refused = False
+    is_refused, refusal = False, ""
     for line in read_lines(output):
         if marker := MARKER.match(line):
             head = split_head(line[marker.end() :])
             if head.text.startswith(("exec,", "primitive,exec,")):
                 heads.append(head)
-        elif parse_refusal(line):
-            is_refused = True
+        elif reason := parse_refusal(line):
+            is_refused, refusal = True, refusal or f"benchdnn: {reason}"
         elif line.startswith(f"{SIGN},"):
             # benchdnn prints this line for a refused problem too, with zeros.
             if not is_refused:
@@ -245,13 +246,7 @@ def read_timed(output: Path, *, driver: str, runs: int) -> list[Timed]:
                     raise ValueError(f"its log shows {problem.kind} instead of {kind}")
                 timed.append(Timed(problem, tuple(milliseconds(head.time) for head in counted)))
             heads, is_refused = [], False
-    return timed
-
-
-def refusal(output: Path) -> str | None:
-    """Return why benchdnn did not run a problem: `UNIMPLEMENTED`, `SKIPPED (…)` …"""
-    reason = next(filter(None, map(parse_refusal, read_lines(output))), None)
-    return f"benchdnn: {reason}" if reason else None
+    return timed, refusal
 
 
 def parse_refusal(line: str) -> str:
@@ -329,8 +324,8 @@ def run_batch(
                 benchdnn.path, [*mode, *arguments], output, conditions=conditions, timeout=timeout
             )
             try:
-                timed = read_timed(output, driver=line.driver, runs=runs)
-                reason = refusal(output) or f"benchdnn: {ended.why or 'measured nothing'}"
+                timed, refusal = read_timed(output, driver=line.driver, runs=runs)
+                reason = refusal or f"benchdnn: {ended.why or 'measured nothing'}"
             except ValueError as error:
                 timed, reason = [], f"benchdnn's output cannot be parsed: {error}"
         if timed:
