@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from mlperf_logging.mllog import constants
 
@@ -30,7 +30,7 @@ from common.errors import FINISHED, InputError
 from common.files import write_json
 from retinanet.mlperf.commands import CompareOptions, Machine
 from retinanet.mlperf.log import NAME, read_run_logs
-from retinanet.mlperf.timeline import Timeline
+from retinanet.mlperf.timeline import Timeline, read_timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,7 +84,7 @@ def read_timelines(paths: Sequence[Path], sizes: dict[str, Machine]) -> list[Tim
         for log in read_run_logs([path]):
             if log.file.resolve() in [other.log.file.resolve() for other in timelines]:
                 raise InputError(f"{log.file}: given twice")
-            timelines.append(Timeline(log, size=sizes.get(str(path))))
+            timelines.append(read_timeline(log, size=sizes.get(str(path))))
     return timelines
 
 
@@ -118,79 +118,76 @@ def notes_on(timeline: Timeline) -> list[str]:
 
 def spread(values: Sequence[float]) -> str:
     """Return the median of times and, of several, the range."""
+    if not values:
+        return ""
     middle = significant(median(values))
     least, most = significant(min(values)), significant(max(values))
     return middle if least == most else f"{middle} ({least}–{most})"
 
 
-def wrapped(value: object) -> str:
-    """Return a text in lines of a column's width."""
-    return textwrap.fill(shortened(str(value), 60), WIDEST)
+def number_text(value: float | None) -> str:
+    """Return a number with four significant digits, empty if it is unknown."""
+    return "" if value is None else significant(value)
 
 
-def logged(key: str) -> Callable[[Timeline], str | None]:
+def count_text(value: int | None) -> str:
+    """Return a whole number, empty if it is unknown."""
+    return "" if value is None else f"{value:,}"
+
+
+def logged_text(key: str) -> Callable[[Timeline], str]:
     """Return a function that returns what a log has under a key."""
 
-    def text(timeline: Timeline) -> str | None:
+    def text(timeline: Timeline) -> str:
         value = timeline.log.value(key)
-        return None if value is None else str(value)
+        return "" if value is None else textwrap.fill(shortened(str(value), 60), WIDEST)
 
     return text
 
 
-class Fact(NamedTuple):
-    """What JSON has of a log and, under a label, the table."""
-
-    label: str
-    value: Callable[[Timeline], Any]  # Of times a list, whose median JSON has
-    text: Callable[[Any], str] = significant  # Of a value that is known
-
-    def cell(self, timeline: Timeline) -> str:
-        """Return the value for people, empty if it is unknown."""
-        value = self.value(timeline)
-        return "" if value in (None, []) else self.text(value)
-
-
-count = "{:,}".format
-FACTS = {
-    "benchmark": Fact("", logged(constants.SUBMISSION_BENCHMARK)),
-    "submitter": Fact("submitter", logged(constants.SUBMISSION_ORG), wrapped),
-    "system": Fact("system", logged(constants.SUBMISSION_PLATFORM), wrapped),
-    "division": Fact("division", logged(constants.SUBMISSION_DIVISION), wrapped),
-    "status": Fact("", lambda item: item.status, str),
-    "hosts": Fact("hosts", lambda item: item.machine.hosts, count),
-    "ranks": Fact("ranks", lambda item: item.machine.ranks, count),
-    "cores": Fact("cores", lambda item: item.machine.cores, count),
-    "batch_size": Fact("global batch size", lambda item: item.batch_size, count),
-    "training_images": Fact("", lambda item: item.dataset_images, count),
-    "images_of_an_epoch": Fact("images an epoch", lambda item: item.epoch_images, count),
-    "image_size": Fact("side of the images [pixels]", lambda item: item.image_size, count),
-    "target_map": Fact("", lambda item: item.target),
-    "initialization_seconds": Fact("initialization [s]", lambda item: item.initialization),
-    "seconds_to_first_step": Fact("time to the first step [s]", lambda item: item.to_first_step),
-    "epoch_seconds": Fact("epoch [s]", lambda item: item.epoch_seconds, spread),
-    "step_seconds": Fact("step [s]", lambda item: item.step_seconds),
-    "images_per_second": Fact("images/s", lambda item: item.images_per_second),
-    "images_per_second_of_host": Fact("images/s a host", lambda item: item.per(item.machine.hosts)),
-    "images_per_second_of_rank": Fact("images/s a rank", lambda item: item.per(item.machine.ranks)),
-    "images_per_second_of_core": Fact("images/s a core", lambda item: item.per(item.machine.cores)),
-    "evaluation_seconds": Fact("evaluation [s]", lambda item: item.evaluation_seconds, spread),
-    "minutes_to_target": Fact("", lambda item: item.minutes_to_target),
-}
-PERIOD = Fact("epoch to next epoch [s]", lambda item: item.periods, spread)
-"""A row after `epoch_seconds`; JSON has the times of all epochs."""
-
-
 def target_text(timeline: Timeline) -> str:
     """Return the target mAP, `none`, or an empty text if the log does not say."""
-    return "none" if timeline.has_no_target else FACTS["target_map"].cell(timeline)
+    return "none" if timeline.has_no_target else number_text(timeline.target)
 
 
 def time_to_target(timeline: Timeline) -> str:
     """Return the minutes to the target; `not reached` if the run ended before."""
-    if timeline.status == constants.ABORTED and not timeline.has_no_target:
+    if timeline.log.status == constants.ABORTED and not timeline.has_no_target:
         return "not reached"
-    return FACTS["minutes_to_target"].cell(timeline)
+    return number_text(timeline.minutes_to_target)
+
+
+def status_text(timeline: Timeline) -> str:
+    """Return how the run ended, empty if the log has no end."""
+    return "" if timeline.log.status == "running" else timeline.log.status
+
+
+ROWS: tuple[tuple[str, Callable[[Timeline], str]], ...] = (
+    ("submitter", logged_text(constants.SUBMISSION_ORG)),
+    ("system", logged_text(constants.SUBMISSION_PLATFORM)),
+    ("division", logged_text(constants.SUBMISSION_DIVISION)),
+    ("hosts", lambda item: count_text(item.machine.hosts)),
+    ("ranks", lambda item: count_text(item.machine.ranks)),
+    ("cores", lambda item: count_text(item.machine.cores)),
+    ("global batch size", lambda item: count_text(item.batch_size)),
+    ("images an epoch", lambda item: count_text(item.epoch_images)),
+    ("side of the images [pixels]", lambda item: count_text(item.image_size)),
+    ("initialization [s]", lambda item: number_text(item.initialization)),
+    ("time to the first step [s]", lambda item: number_text(item.to_first_step)),
+    ("epoch [s]", lambda item: spread(item.epoch_seconds)),
+    ("epoch to next epoch [s]", lambda item: spread(item.periods)),
+    ("step [s]", lambda item: number_text(item.step_seconds)),
+    ("images/s", lambda item: number_text(item.images_per_second)),
+    ("images/s a host", lambda item: number_text(item.per(item.machine.hosts))),
+    ("images/s a rank", lambda item: number_text(item.per(item.machine.ranks))),
+    ("images/s a core", lambda item: number_text(item.per(item.machine.cores))),
+    ("evaluation [s]", lambda item: spread(item.evaluation_seconds)),
+)
+RESULT_ROWS: tuple[tuple[str, Callable[[Timeline], str]], ...] = (
+    ("target mAP", target_text),
+    ("end of the run", status_text),
+    ("time to the target [min]", time_to_target),
+)
 
 
 def comparison_table(names: Sequence[str], timelines: Sequence[Timeline]) -> Table:
@@ -198,9 +195,7 @@ def comparison_table(names: Sequence[str], timelines: Sequence[Timeline]) -> Tab
     headings = ["\n".join(textwrap.wrap(name, WIDEST)) or "–" for name in names]
     columns = [text_column("", no_wrap=True)]
     columns += [Column(heading, name=name) for heading, name in zip(headings, names, strict=True)]
-    facts = [fact for fact in FACTS.values() if fact.label]
-    facts.insert(facts.index(FACTS["epoch_seconds"]) + 1, PERIOD)
-    rows = [(fact.label, *map(fact.cell, timelines)) for fact in facts]
+    rows = [(label, *map(text, timelines)) for label, text in ROWS]
     for epoch in shown_epochs(timelines):
         accuracies = [
             next((e.accuracy for e in item.evaluations if e.epoch == epoch), None)
@@ -208,11 +203,7 @@ def comparison_table(names: Sequence[str], timelines: Sequence[Timeline]) -> Tab
         ]
         texts = ["" if accuracy is None else f"{accuracy:.3f}" for accuracy in accuracies]
         rows.append((f"mAP after epoch {epoch:g}", *texts))
-    rows += [
-        ("target mAP", *map(target_text, timelines)),
-        ("end of the run", *map(FACTS["status"].cell, timelines)),
-        ("time to the target [min]", *map(time_to_target, timelines)),
-    ]
+    rows += [(label, *map(text, timelines)) for label, text in RESULT_ROWS]
     return Table("", columns, rows)
 
 
@@ -228,14 +219,18 @@ def shown_epochs(timelines: Sequence[Timeline]) -> list[float]:
 
 def differences(names: Sequence[str], timelines: Sequence[Timeline]) -> list[str]:
     """Return a line for each known difference of target or data, which limits the comparison."""
-    kinds = (
+    kinds: tuple[tuple[str, Callable[[Timeline], str], str], ...] = (
         ("target mAP", target_text, "times to the target are of different results"),
         (
             "training images",
-            FACTS["training_images"].cell,
+            lambda item: count_text(item.dataset_images),
             "mAP and times of epochs are of different data sets",
         ),
-        ("side of the images", FACTS["image_size"].cell, "images/s are of different work"),
+        (
+            "side of the images",
+            lambda item: count_text(item.image_size),
+            "images/s are of different work",
+        ),
     )
     lines = []
     for kind, text, consequence in kinds:
@@ -307,23 +302,47 @@ def draw_accuracies(
 
 def to_dict(name: str, timeline: Timeline) -> dict[str, Any]:
     """Return everything about a log as JSON values; null is what it does not say."""
-    values = {name: fact.value(timeline) for name, fact in FACTS.items()}
-    for times in ("epoch_seconds", "evaluation_seconds"):
-        values[times] = median(values[times]) if values[times] else None
-    epochs = [
-        {
-            "epoch": epoch.number,
-            "seconds": epoch.seconds,
-            "images": epoch.images,
-            "is_whole": epoch.is_whole,
-        }
-        for epoch in timeline.epochs
-    ]
+    log, machine = timeline.log, timeline.machine
+
+    def text(key: str) -> str | None:
+        value = log.value(key)
+        return None if value is None else str(value)
+
     return {
         "name": name,
-        "log": str(timeline.log.file),
-        **values,
-        "epochs": epochs,
+        "log": str(log.file),
+        "benchmark": text(constants.SUBMISSION_BENCHMARK),
+        "submitter": text(constants.SUBMISSION_ORG),
+        "system": text(constants.SUBMISSION_PLATFORM),
+        "division": text(constants.SUBMISSION_DIVISION),
+        "status": status_text(timeline) or None,
+        **asdict(machine),
+        "batch_size": timeline.batch_size,
+        "training_images": timeline.dataset_images,
+        "images_of_an_epoch": timeline.epoch_images,
+        "image_size": timeline.image_size,
+        "target_map": timeline.target,
+        "initialization_seconds": timeline.initialization,
+        "seconds_to_first_step": timeline.to_first_step,
+        "epoch_seconds": median(timeline.epoch_seconds) if timeline.epoch_seconds else None,
+        "step_seconds": timeline.step_seconds,
+        "images_per_second": timeline.images_per_second,
+        "images_per_second_of_host": timeline.per(machine.hosts),
+        "images_per_second_of_rank": timeline.per(machine.ranks),
+        "images_per_second_of_core": timeline.per(machine.cores),
+        "evaluation_seconds": (
+            median(timeline.evaluation_seconds) if timeline.evaluation_seconds else None
+        ),
+        "minutes_to_target": timeline.minutes_to_target,
+        "epochs": [
+            {
+                "epoch": epoch.number,
+                "seconds": epoch.seconds,
+                "images": epoch.images,
+                "is_whole": epoch.is_whole,
+            }
+            for epoch in timeline.epochs
+        ],
         "seconds_between_epoch_starts": timeline.periods,
         "evaluations": [asdict(evaluation) for evaluation in timeline.evaluations],
         "notes": notes_on(timeline),

@@ -8,28 +8,31 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+from mlperf_logging.compliance_checker.mlp_parser import parse_file
 from PIL import Image
 
 from retinanet.__main__ import main
 from retinanet.mlperf.commands import Machine, size_of_log
 from retinanet.mlperf.compare import labels
 from retinanet.mlperf.log import read_run_log
-from retinanet.mlperf.timeline import Timeline
+from retinanet.mlperf.timeline import Timeline, read_timeline
 from tests.support.commands import RunHere, error_line, run_program
 from tests.support.mlperf_runs import closed_config, write_run
 
 COMPARE = ("mlperf", "compare")
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "mlperf"
+PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "logs" / "mlperf"
 INTEL_NAME, NVIDIA_NAME = "intel-16-nodes-xeon-8480-v3.0.txt", "nvidia-dgx-h100-v3.0.txt"
 INTEL, NVIDIA = FIXTURES / INTEL_NAME, FIXTURES / NVIDIA_NAME
 
 
 def timeline(path: Path, size: Machine | None = None) -> Timeline:
-    return Timeline(read_run_log(path), size=size)
+    return read_timeline(read_run_log(path), size=size)
 
 
 def noted(log: Timeline, *parts: str) -> bool:
@@ -97,9 +100,6 @@ def test_intels_log_has_the_numbers_of_its_lines() -> None:
     assert log.periods == [3481.759, 3482.791, 3461.388]
     assert log.evaluation_seconds == [151.651, 150.46, 121.721, 132.175]
     assert log.minutes_to_target == pytest.approx((1683074067919 - 1683060133721) / 60_000)
-    last = log.evaluations[-1]
-    assert (last.epoch, last.accuracy) == (4, 0.3436273153816073)
-    assert last.minutes == pytest.approx((1683074043221 - 1683060133721) / 60_000)
     assert (log.epoch_images, log.dataset_images) == (4571 * 256, 1_170_301)
     speed = 4571 * 256 / ((3330.104 + 3332.765) / 2)
     # Two of four epochs are slower than the median epoch, two are faster.
@@ -126,6 +126,41 @@ def test_nvidias_overlapping_evaluation_and_last_part_of_an_epoch_are_recognized
     assert log.machine == Machine(ranks=8)  # "1xNVIDIA DGX H100" is a name
     assert noted(log, "throughput of 279.3", "× 8 = 2,235 images/s")
     assert log.images_per_second == pytest.approx(2235, rel=0.01)
+
+
+@pytest.mark.parametrize("folder", [FIXTURES, PUBLISHED], ids=["parts", "whole"])
+@pytest.mark.parametrize("name", [INTEL_NAME, NVIDIA_NAME])
+def test_numbers_agree_with_mlcommons_parser(folder: Path, name: str) -> None:
+    file = folder / name
+    if not file.exists():
+        pytest.skip("no published logs at ../shared/logs")
+    events, errors = parse_file(str(file), ruleset="4.1.0")
+    assert not errors
+
+    def times(key: str) -> dict[int | None, float]:
+        found = [line for line in events if line.key == key]
+        return {line.value["metadata"].get("epoch_num"): line.timestamp for line in found}
+
+    log = timeline(file)
+    starts, stops = times("epoch_start"), times("epoch_stop")
+    expected = [(stops[number] - starts[number]) / 1000 for number in range(4)]
+    assert log.epoch_seconds == pytest.approx(expected)
+    begun, ended, [began] = times("eval_start"), times("eval_stop"), times("run_start").values()
+    expected = [(ended[number] - begun[number]) / 1000 for number in (1, 2, 3, 4)]
+    assert log.evaluation_seconds == pytest.approx(expected)
+    assert log.to_first_step == pytest.approx((starts[0] - began) / 1000)
+    [stop] = times("run_stop").values()
+    assert log.minutes_to_target == pytest.approx((stop - began) / 60_000)
+    results = {
+        line.value["metadata"]["epoch_num"]: (line.value["value"], line.timestamp)
+        for line in events
+        if line.key == "eval_accuracy"
+    }
+    assert [(item.epoch, item.accuracy) for item in log.evaluations] == [
+        (number, results[number][0]) for number in (1, 2, 3, 4)
+    ]
+    minutes = [(results[number][1] - began) / 60_000 for number in (1, 2, 3, 4)]
+    assert [item.minutes for item in log.evaluations] == pytest.approx(minutes)
 
 
 def test_table_chart_and_json_of_published_logs_and_a_run(
@@ -174,12 +209,46 @@ def test_table_chart_and_json_of_published_logs_and_a_run(
 # What logs count and leave out
 
 
-def test_train_samples_of_unknown_meaning_are_images(tmp_path: Path) -> None:
-    file = write_log(tmp_path, *HEAD, event("train_samples", 4, 45), *epoch(1, 10, 20), END)
+def test_google_like_blocks_and_images_are_read(tmp_path: Path) -> None:
+    # Blocks of two epochs; train_samples counts images; no local batch size.
+    blocks = [
+        event(key, time, first_epoch_num=first, epoch_count=2)
+        for first, start, stop in ((0, 10, 30), (2, 35, 55))
+        for key, time in (("block_start", start), ("block_stop", stop))
+    ]
+    file = write_log(
+        tmp_path, *HEAD, event("train_samples", 4, 1_170_301), *blocks,
+        *evaluation(2, 30, 35, 0.3), *evaluation(4, 55, 60, 0.35), END,
+    )  # fmt: skip
     log = timeline(file)
-    assert log.epoch_images == 45 and log.epoch_seconds == [10.0]
-    assert noted(log, "45 is taken as images; nothing confirms it")
+    assert [(item.number, item.seconds) for item in log.epochs] == [(2, 10.0), (4, 10.0)]
+    assert log.to_first_step == 6
+    assert log.images_per_second == pytest.approx(117_030.1)
+    assert log.periods == [12.5]
+    assert log.machine == Machine()
     assert log.target is None and log.image_size is None  # the division is not in the log
+
+
+@pytest.mark.parametrize(
+    ("samples", "steps", "images", "note"),
+    [
+        (45, 5, 45, None),  # five steps of 10, the last one of 5 images
+        (45, 4, 45, None),  # without the last images
+        (5, 5, 50, "5 × 10 = 50 images an epoch, which has 5 steps"),
+        (45, None, 45, "45 is taken as images; nothing confirms it"),
+        (7, None, 70, "7 × 10 = 70 images an epoch, since a batch has more"),
+        (7, 1, 7, None),  # one step of 7 images
+    ],
+)
+def test_train_samples_are_images_or_batches_as_steps_show(
+    samples: int, steps: int | None, images: int, note: str | None, tmp_path: Path
+) -> None:
+    numbers = {} if steps is None else {"first": 0, "last": steps}
+    lines = [*HEAD, event("train_samples", 4, samples), *epoch(1, 10, 20, **numbers), END]
+    log = timeline(write_log(tmp_path, *lines))
+    assert log.epoch_images == images and log.epoch_seconds == [10.0]
+    assert any("train_samples" in text for text in log.notes) == (note is not None)
+    assert note is None or noted(log, note)
 
 
 @pytest.mark.parametrize(("samples", "batch"), [(576, 2048), (464, 2528), (571, 2048)])
@@ -207,27 +276,17 @@ def test_part_of_an_epoch_counts_for_speed_only_if_no_epoch_is_whole(tmp_path: P
     assert only.epoch_seconds == [] and only.images_per_second == 8
 
 
-@pytest.mark.parametrize(
-    ("lines", "speed", "parts"),
-    [
-        (
-            [*epoch(1, 10, 20), *epoch(2, 20, 30), *epoch(3, 30, 3000)],
-            10,  # the median
-            ("epochs take 10 to 2,970 s", "paused"),
-        ),
-        (
-            [*epoch(1, 10, 20), event("tracked_stats", 20, {"throughput": 40.0}, epoch_num=1)],
-            10,
-            ("throughput of 40", "10 images/s"),
-        ),
-        (epoch(1, 20, 10), None, ("epoch 1: left out, it has no valid stop",)),
-    ],
-)
-def test_unusual_times_are_noted(
-    lines: list[str], speed: float | None, parts: tuple[str, ...], tmp_path: Path
-) -> None:
-    log = timeline(write_log(tmp_path, *HEAD, event("train_samples", 4, 100), *lines))
-    assert log.images_per_second == speed and noted(log, *parts)
+def test_paused_run_is_noted_and_does_not_change_the_median(tmp_path: Path) -> None:
+    epochs = [*epoch(1, 10, 20), *epoch(2, 20, 30), *epoch(3, 30, 3000)]
+    log = timeline(write_log(tmp_path, *HEAD, event("train_samples", 4, 1_170_301), *epochs))
+    assert log.images_per_second == pytest.approx(117_030.1)
+    assert noted(log, "epochs take 10 to 2,970 s", "paused")
+
+
+def test_throughput_that_differs_from_the_clock_is_noted(tmp_path: Path) -> None:
+    stats = event("tracked_stats", 20, {"throughput": 40.0}, epoch_num=1)
+    lines = [*HEAD, event("train_samples", 4, 100), *epoch(1, 10, 20, first=0, last=10), stats]
+    assert noted(timeline(write_log(tmp_path, *lines)), "throughput of 40", "10 images/s")
 
 
 def test_target_of_a_run_is_its_configurations(run_here: RunHere, tmp_path: Path) -> None:
@@ -253,6 +312,12 @@ def test_other_data_and_image_size_are_named(run_here: RunHere, tmp_path: Path) 
     done = run_here(main, *COMPARE, NVIDIA, run)
     assert "not the same training images (1,170,301: nvidia-dgx-h100-v3.0; 1,000: sm" in done.stdout
     assert "not the same side of the images (800: nvidia-dgx-h100-v3.0; 640: sm" in done.stdout
+
+
+def test_older_ssd_has_no_target_of_retinanet(tmp_path: Path) -> None:
+    lines = [event("submission_division", 0, "closed"), *HEAD, *evaluation(50, 80, 90, 0.23), END]
+    log = timeline(write_log(tmp_path, *lines))
+    assert log.target is None and noted(log, "0.230", "another model")
 
 
 # Damage
@@ -370,14 +435,18 @@ def test_epoch_is_not_cut_short_only_because_the_log_is(tmp_path: Path) -> None:
 
 
 def test_events_without_an_epoch_are_named(tmp_path: Path) -> None:
-    lines = [event("eval_accuracy", 30, 0.3), event("epoch_start", 10), event("eval_start", 20)]
+    lines = [event("eval_accuracy", 30, 0.3), event("epoch_start", 10), event("eval_start", 20, 1)]
     log = timeline(write_log(tmp_path, *HEAD, *lines))
-    assert noted(log, "without the number of an epoch: epoch_start, eval_accuracy, eval_start")
+    assert noted(log, "without the number of an epoch: epoch_start, eval_accuracy")
+    assert [item.epoch for item in log.evaluations] == [1]
 
 
 def test_times_that_run_backwards_are_no_durations(tmp_path: Path) -> None:
-    log = timeline(write_log(tmp_path, *HEAD, *evaluation(1, 2, 3, 0.3), event("run_stop", 1)))
-    assert log.evaluations[0].minutes is None and log.minutes_to_target is None
+    lines = [*HEAD, *epoch(1, 20, 10), *evaluation(1, 2, 3, 0.3), event("run_stop", 1)]
+    log = timeline(write_log(tmp_path, *lines))
+    assert log.epochs == () and log.evaluations[0].minutes is None
+    assert log.minutes_to_target is None
+    assert noted(log, "epoch 1: left out, it has no valid stop")
 
 
 @pytest.mark.parametrize(
@@ -488,6 +557,11 @@ def test_long_run_shows_some_of_its_evaluations(run_here: RunHere, tmp_path: Pat
     assert done.stdout.count("│ mAP after epoch") == 12
     assert cells(done, "mAP after epoch 1") == cells(done, "mAP after epoch 40") == ["0.100"]
     assert len(json.loads(numbers.read_text())["logs"][0]["evaluations"]) == 40
+
+
+def test_median_is_of_whole_epochs() -> None:
+    log = timeline(NVIDIA)
+    assert median(log.epoch_seconds) == pytest.approx((525.009 + 523.898) / 2)
 
 
 def test_command_loads_no_torch_and_without_chart_no_matplotlib() -> None:
