@@ -29,7 +29,7 @@ from common.files import (
     new_folder_beside,
     put_in_place,
     remove_earlier_file,
-    write_atomically,
+    write_json,
 )
 from common.streams import OUTPUT
 from profiling.capture.byte_counter import ByteCounter
@@ -209,7 +209,7 @@ class PerfHook(ProfilerHook):
             "counters": counters,
             "not_counted": self.not_counted,
         }
-        write_atomically(self.file, json.dumps(content, indent=1))
+        write_json(self.file, content)
 
 
 def parse_counters(output: str) -> tuple[dict[str, Any], list[str]]:

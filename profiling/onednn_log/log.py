@@ -21,7 +21,7 @@ from rich.console import Console
 
 from common.console import print_line, progress_in_bytes
 from common.errors import InputError
-from common.files import regular_descriptor
+from common.files import or_unreadable, regular_descriptor
 from profiling.onednn_log import parse
 from profiling.onednn_log.parse import Mark, Meaning, milliseconds, split_head
 from profiling.onednn_log.work import Problem
@@ -237,13 +237,11 @@ class _Reader:
         self.log.files.append(self.name)
         is_text = True
         try:
-            with open_log(file) as stream:
+            with or_unreadable(self.name), open_log(file) as stream:
                 for line in read_lines(stream, count_bytes):
                     self.number += 1
                     is_text = is_text and "\0" not in line
                     self.line(line)
-        except OSError as error:
-            raise InputError(f"{self.name}: cannot be read: {error.strerror or error}") from error
         except (EOFError, zlib.error) as error:  # a packed log whose writer was killed
             if not self.number:
                 raise InputError(f"{self.name}: is a damaged gzip file: {error}") from error

@@ -133,8 +133,12 @@ class Problem:
     @property
     def algorithm(self) -> str:
         """`convolution_direct`, `eltwise_relu`, `pooling_max` …; empty where a kind has none."""
-        fields = (field.partition(":") for field in self.auxiliary.split())
-        return next((value for name, _, value in fields if name == "alg"), "")
+        return self.fields.get("alg", "")
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The auxiliary fields by name: `{"alg": "eltwise_relu", "alpha": "0"}`."""
+        return dict(field.partition(":")[::2] for field in self.auxiliary.split())
 
     @property
     def post_ops(self) -> tuple[str, ...]:
@@ -240,8 +244,7 @@ def convolution_flop(problem: Problem) -> float:
 
 def product_flop(problem: Problem) -> float:
     """Count matrix products; a micro-kernel adds up `bs:` of them, as its auxiliary field has."""
-    fields = dict(field.partition(":")[::2] for field in problem.auxiliary.split())
-    return 2 * prod(product_sizes(problem.shape)) * int(fields.get("bs", 1))
+    return 2 * prod(product_sizes(problem.shape)) * int(problem.fields.get("bs", 1))
 
 
 def recurrent_flop(problem: Problem) -> float:

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from common.errors import InputError
 from common.files import create_anew
@@ -27,7 +27,7 @@ from profiling.onednn_log.log import Calls, read_logs
 from profiling.onednn_log.parse import MARKER, Head, milliseconds, parse_head, split_head
 from profiling.onednn_log.work import DRIVERS, Problem, gbyte
 from profiling.replay.benchdnn_fields import ProblemLine
-from profiling.replay.replay import Conditions, Replay, ReplayTime
+from profiling.replay.replay import Conditions, ReplayTime
 
 SMALLEST = ("--eltwise", "--alpha=0", "--beta=0", "--alg=relu", "1")
 """A problem that every version of benchdnn runs at once."""
@@ -162,13 +162,20 @@ def start(
             [path, *arguments], stdout=stream, stderr=stream, environment=environment
         )
 
-    def start_in_thread() -> "subprocess.Popen[str]":
-        # A process inherits cores and memory policy from the thread that starts it. A thread of its
-        # own leaves those of the calling thread unchanged.
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            return pool.submit(start_placed).result()
+    return started_or_ended(lambda: in_thread(start_placed))
 
-    return started_or_ended(start_in_thread)
+
+Result = TypeVar("Result")
+
+
+def in_thread(call: Callable[[], Result]) -> Result:
+    """Return what a call in a thread of its own returns.
+
+    A process inherits cores and memory policy from the thread that starts it; those of the calling
+    thread stay unchanged.
+    """
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(call).result()
 
 
 def set_placement(conditions: Conditions) -> str | None:
@@ -186,10 +193,7 @@ def set_placement(conditions: Conditions) -> str | None:
 
 def memory_note(conditions: Conditions) -> str | None:
     """Return the note that `set_placement` would return, without any effect on this thread."""
-    if not conditions.memory_nodes:
-        return None
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(set_placement, conditions).result()
+    return in_thread(lambda: set_placement(conditions)) if conditions.memory_nodes else None
 
 
 SIGN = "profilednn"
@@ -210,23 +214,24 @@ class Timed(NamedTuple):
     milliseconds: tuple[float, ...]
 
 
-def read_timed(output: Path, *, driver: str, runs: int) -> list[Timed]:
-    """Return what a run of a driver measured, in order; `runs` as requested.
+def read_timed(output: Path, *, driver: str, runs: int) -> tuple[list[Timed], str]:
+    """Return what a run of a driver measured, in order, and why benchdnn ran a problem not at all.
 
+    `runs` is as requested; the reason is empty or such as `benchdnn: SKIPPED (…)`.
     benchdnn fills tensors with other primitives and runs a problem once before it measures. The
     runs that count are those right before the line of its template; ValueError: these are not
     `runs` of one problem of the driver's kind.
     """
     timed: list[Timed] = []
     heads: list[Head] = []
-    is_refused = False
+    is_refused, refusal = False, ""
     for line in read_lines(output):
         if marker := MARKER.match(line):
             head = split_head(line[marker.end() :])
             if head.text.startswith(("exec,", "primitive,exec,")):
                 heads.append(head)
-        elif parse_refusal(line):
-            is_refused = True
+        elif reason := parse_refusal(line):
+            is_refused, refusal = True, refusal or f"benchdnn: {reason}"
         elif line.startswith(f"{SIGN},"):
             # benchdnn prints this line for a refused problem too, with zeros.
             if not is_refused:
@@ -241,13 +246,7 @@ def read_timed(output: Path, *, driver: str, runs: int) -> list[Timed]:
                     raise ValueError(f"its log shows {problem.kind} instead of {kind}")
                 timed.append(Timed(problem, tuple(milliseconds(head.time) for head in counted)))
             heads, is_refused = [], False
-    return timed
-
-
-def refusal(output: Path) -> str | None:
-    """Return why benchdnn did not run a problem: `UNIMPLEMENTED`, `SKIPPED (…)` …"""
-    reason = next(filter(None, map(parse_refusal, read_lines(output))), None)
-    return f"benchdnn: {reason}" if reason else None
+    return timed, refusal
 
 
 def parse_refusal(line: str) -> str:
@@ -302,36 +301,10 @@ def make_batches(
     return batches
 
 
-def run_batches(
-    batches: Sequence[Batch],
-    replay: Replay,
-    *,
-    benchdnn: Benchdnn,
-    cold: bool,
-    progress: Callable[[int], None],
-) -> None:
-    """Fill a replay, batch by batch; partial results remain if it is interrupted.
-
-    Every problem gets a time or the reason why it has none. `cold` adds runs whose data is not in
-    the caches; `progress` gets the number of batches done.
-    """
-    for done, batch in enumerate(batches, start=1):
-        size = gbyte(batch.problems[0])
-        is_large = size is None or size >= LEAST_COLD_GB
-        is_cold = cold and benchdnn.has_cold_cache and is_large
-        result = run_batch(batch, benchdnn=benchdnn, conditions=replay.conditions, cold=is_cold)
-        for problem in batch.problems:
-            if isinstance(result, ReplayTime):
-                replay.times[problem] = result
-            else:
-                replay.not_replayed[problem] = result
-        progress(done)
-
-
 def run_batch(
     batch: Batch, *, benchdnn: Benchdnn, conditions: Conditions, cold: bool
 ) -> ReplayTime | str:
-    """Measure a batch, hot and then cold; where it cannot be, return why in one line.
+    """Measure a batch, hot and, if `cold`, with data out of the caches; or return why it cannot be.
 
     If benchdnn fails to fill a problem's tensors with numbers, as that of 3.7.2 does for layer
     normalization in inference, it is run again with one number in all of them.
@@ -340,7 +313,8 @@ def run_batch(
     # A problem alone is rarely slower than in the log; ten times slower means that it hangs.
     timeout = SETUP_TIMEOUT + 10 * (runs + 1) * 2 * batch.mean_ms / 1000
     arguments = [f"--fix-times-per-prb={runs}", f"--{line.driver}", TEMPLATE, *line.arguments]
-    if cold:
+    size = gbyte(batch.problems[0])
+    if cold and benchdnn.has_cold_cache and (size is None or size >= LEAST_COLD_GB):
         arguments += ["--cold-cache=all", *line.arguments]
     why = ""
     for mode in (["--mode=P"], ["--mode=P", "--mode-modifier=M"]):
@@ -350,8 +324,8 @@ def run_batch(
                 benchdnn.path, [*mode, *arguments], output, conditions=conditions, timeout=timeout
             )
             try:
-                timed = read_timed(output, driver=line.driver, runs=runs)
-                reason = refusal(output) or f"benchdnn: {ended.why or 'measured nothing'}"
+                timed, refusal = read_timed(output, driver=line.driver, runs=runs)
+                reason = refusal or f"benchdnn: {ended.why or 'measured nothing'}"
             except ValueError as error:
                 timed, reason = [], f"benchdnn's output cannot be parsed: {error}"
         if timed:

@@ -60,12 +60,6 @@ def parse_direction(problem: Problem) -> str:
     return DIRECTIONS[problem.direction]
 
 
-def parse_auxiliary(problem: Problem) -> dict[str, str]:
-    """Return `alg:eltwise_relu alpha:0` as a dictionary."""
-    pairs = (word.partition(":") for word in problem.auxiliary.split())
-    return {name: value for name, _, value in pairs}
-
-
 def require_algorithm(problem: Problem) -> str:
     """Return the algorithm, which begins with the name of its kind: `eltwise_relu`."""
     if not problem.algorithm:

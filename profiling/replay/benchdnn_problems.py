@@ -27,7 +27,6 @@ from profiling.replay.benchdnn_fields import (
     layout_options,
     list_sources,
     pair_option,
-    parse_auxiliary,
     parse_direction,
     product_rank,
     require_algorithm,
@@ -183,7 +182,7 @@ def matmul_tensors(problem: Problem, dialect: Dialect) -> list[str]:
         raise NotExpressibleError("a product of sparse matrices; their sparsity is not in the log")
     options = [triple_option(memories, dialect)]
     # Layouts of sizes that are known at run time only cannot be chosen before.
-    is_known = not parse_auxiliary(problem).get("runtime_dims_masks")
+    is_known = not problem.fields.get("runtime_dims_masks")
     options += layout_options(memories, TRIPLE_TAGS, dialect, takes_any=is_known)
     bias = problem.memory("bia")
     if bias is not None:
@@ -258,7 +257,7 @@ def rnn_tensors(problem: Problem, dialect: Dialect) -> list[str]:
         f"--cfg={types}",
         f"--tag={':'.join(free_tag(memory, dialect) for memory in layers)}",
     ]
-    values = parse_auxiliary(problem)
+    values = problem.fields
     cell, way = values.get("alg", ""), values.get("direction", "")
     if cell not in CELLS or way not in CELL_DIRECTIONS:
         raise NotExpressibleError(f"benchdnn's rnn has no cell {cell!r} in direction {way!r}")
@@ -296,7 +295,7 @@ def rnn_notes(problem: Problem) -> tuple[str, ...]:
 
 def flags(problem: Problem, dialect: Dialect) -> list[str]:
     """Return global statistics, scale, shift, ReLU; before 3.0 one tensor held scale and shift."""
-    values = parse_auxiliary(problem).get("flags", "")
+    values = problem.fields.get("flags", "")
     return [f"--flags={values.replace('S', 'CH') if dialect.major != 2 else values}"]
 
 
@@ -314,7 +313,7 @@ def layer_statistics(problem: Problem, dialect: Dialect) -> list[str]:
 
 def eltwise_algorithm(problem: Problem, dialect: Dialect) -> list[str]:
     """Return the function of every element, and its parameters."""
-    values = parse_auxiliary(problem)
+    values = problem.fields
     parameters = values.get("alpha", "0"), values.get("beta", "0")
     name, alpha, beta = eltwise(require_algorithm(problem), parameters, dialect)
     return [f"--alg={name}", f"--alpha={alpha}", f"--beta={beta}"]
@@ -432,7 +431,7 @@ def problem_line(problem: Problem, dialect: Dialect) -> ProblemLine:
         options.append(f"--alg={driver.algorithms.get(name, name)}")
     if driver.parameters is not None:
         options += driver.parameters(problem, dialect)
-    values = {**driver.fields, **parse_auxiliary(problem)}
+    values = {**driver.fields, **problem.fields}
     if any(values[name] is None for name in driver.fields):
         raise NotExpressibleError(f"the log does not contain its {' and '.join(driver.fields)}")
     options += [f"--{name}={values[name]}" for name in driver.fields if values[name]]

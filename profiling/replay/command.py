@@ -5,7 +5,6 @@ and saved in `replay.json`.
 """
 
 import argparse
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,11 +12,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from common.charts import Column, Table, text_column
+from common.charts import Column, Table, table_rows, text_column
 from common.cli import add_command, positive
 from common.console import make_console, print_cautions, print_line
 from common.errors import FINISHED, InputError, printable
-from common.files import require_free_outputs, write_atomically
+from common.files import require_free_outputs, write_json
 from common.options import argument, flag, included, json_option, option, overwrite_option
 from profiling.onednn_log.log import LOGS_HELP, Calls, read_with_progress
 from profiling.onednn_log.work import Problem
@@ -49,20 +48,13 @@ examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayFiles:
-    """Where the command writes; `--overwrite` is for the files in DIR alone."""
-
-    out: Path = option("write files here", metavar="DIR")
-    overwrite: bool = overwrite_option("replace files of an earlier call in DIR")
-    json: Path | None = json_option()
-
-
-@dataclass(frozen=True, kw_only=True)
 class BenchdnnOptions:
     """The options of `python -m profiling benchdnn`."""
 
     logs: list[Path] = argument(LOGS_HELP, nargs="+", metavar="LOG")
-    outputs: ReplayFiles = included(ReplayFiles)
+    out: Path = option("write files here", metavar="DIR")
+    overwrite: bool = overwrite_option("replace files of an earlier call in DIR")
+    json: Path | None = json_option()
     benchdnn: Path | None = option(
         "path of benchdnn (default: the one on PATH)", default=None, metavar="PATH"
     )
@@ -104,11 +96,11 @@ def run_benchdnn(options: BenchdnnOptions) -> int:
     Raises:
         InputError: A log, an option or a file is not as it should be.
     """
-    console, outputs = make_console(), options.outputs
-    if options.write_only and outputs.json is not None:
+    console = make_console()
+    if options.write_only and options.json is not None:
         raise InputError("--json: there are no numbers to write with --write-only; leave one out")
-    replay_file = outputs.out / REPLAY
-    require_free_outputs([replay_file], overwrite=outputs.overwrite)
+    replay_file = options.out / REPLAY
+    require_free_outputs([replay_file], overwrite=options.overwrite)
     path = None if options.write_only else find_benchdnn(options.benchdnn)
     log = read_with_progress(options.logs, console)
     calls = costliest(log.calls(), options.top, console)
@@ -122,10 +114,10 @@ def run_benchdnn(options: BenchdnnOptions) -> int:
         )
         program = probe_benchdnn(path, conditions) if path else None
     dialect = Dialect(choose_major(program, options.dialect), options.layout)
-    if outputs.overwrite:
+    if options.overwrite:
         # An interrupted replay must not leave the times of another log behind.
         replay_file.unlink(missing_ok=True)
-    files = write_problem_files(calls, outputs.out, dialect=dialect, overwrite=outputs.overwrite)
+    files = write_problem_files(calls, options.out, dialect=dialect, overwrite=options.overwrite)
     print_files(console, files, calls)
     if options.write_only:
         return FINISHED
@@ -141,8 +133,8 @@ def run_benchdnn(options: BenchdnnOptions) -> int:
     rows, notes = make_rows(calls, replay), mismatches(log, replay)
     print_cautions(console, notes)
     print_replay(console, rows)
-    if outputs.json is not None:
-        write_numbers(outputs.json, rows, replay, notes)
+    if options.json is not None:
+        write_numbers(options.json, rows, replay, notes)
     print_line(console, f"times of all problems: {replay_file}")
     return FINISHED
 
@@ -206,25 +198,49 @@ class ReplayedRow:
         return self.calls * self.log_ms
 
     @property
-    def ratio(self) -> float | None:
+    def log_over_hot(self) -> float | None:
         """The ratio of its time in the log to its time alone with data in the caches."""
         return self.log_ms / self.hot_ms if self.hot_ms else None
+
+    @property
+    def description(self) -> str:
+        """The problem and its implementation; once if log and replay agree."""
+        problem = self.problem
+        ways = " → ".join(dict.fromkeys((problem.implementation, self.implementation)))
+        return "\n".join(filter(None, (problem.name, problem.shape, problem.types, ways)))
 
 
 def make_rows(calls: Mapping[Problem, Calls], replay: Replay) -> list[ReplayedRow]:
     """Return a row for each problem, costliest first."""
     rows = []
     for problem, in_log in calls.items():
-        in_both = (problem, in_log.count, in_log.mean_ms)
-        if time := replay.times.get(problem):
-            row = ReplayedRow(*in_both, time.hot_ms, time.cold_ms, time.implementation, "")
-        else:
-            reason = replay.not_replayed.get(problem, "not run")
-            row = ReplayedRow(*in_both, None, None, "", reason)
-        rows.append(row)
+        time = replay.times.get(problem)
+        rows.append(ReplayedRow(
+            problem,
+            in_log.count,
+            in_log.mean_ms,
+            time.hot_ms if time else None,
+            time.cold_ms if time else None,
+            time.implementation if time else "",
+            "" if time else replay.not_replayed.get(problem, "not run"),
+        ))  # fmt: skip
     return sorted(rows, key=lambda row: -row.total_ms)
 
 
+def three_digits(milliseconds: float) -> str:
+    """Return a time with three significant digits, or all before the point."""
+    return f"{milliseconds:,.0f}" if milliseconds >= 1000 else f"{milliseconds:.3g}"
+
+
+COLUMNS = (
+    text_column("problem", name="description"),
+    Column("calls", ",d"),
+    Column("log ms\nall", ",.1f", name="total_ms"),
+    Column("\neach", three_digits, name="log_ms"),
+    Column("alone ms\nhot", three_digits, name="hot_ms"),
+    Column("\ncold", three_digits, name="cold_ms"),
+    Column("log /\nhot", ",.2f", name="log_over_hot"),
+)
 SHOWN = 20  # Rows that are printed; the files have all
 
 MEANING = """\
@@ -258,36 +274,12 @@ def print_replay(console: Console, rows: Sequence[ReplayedRow]) -> None:
 def replay_table(rows: Sequence[ReplayedRow]) -> Table:
     """Return a row for each of the costliest problems, and the sum of all."""
     count = f"the {SHOWN} costliest of {len(rows):,}" if len(rows) > SHOWN else f"{len(rows)}"
-    columns = (
-        text_column("problem"),
-        Column("calls", ",d"),
-        Column("log ms\nall", ",.1f"),
-        Column("\neach", three_digits),
-        Column("alone ms\nhot", three_digits),
-        Column("\ncold", three_digits),
-        Column("log /\nhot", ",.2f"),
-    )
-    shown = [
-        (describe_row(row), row.calls, row.total_ms, row.log_ms, row.hot_ms, row.cold_ms, row.ratio)
-        for row in rows[:SHOWN]
-    ]
     hot = sum(row.calls * row.hot_ms for row in rows if row.hot_ms is not None)
     log = sum(row.total_ms for row in rows)
     calls = sum(row.calls for row in rows)
     total = ("all, times calls", calls, log, None, f"{hot:,.1f}", None, log / hot if hot else None)
-    return Table(f"problems run again, {count}", columns, [*shown, total])
-
-
-def describe_row(row: ReplayedRow) -> str:
-    """Describe the problem and its implementation; once if log and replay agree."""
-    problem = row.problem
-    ways = " → ".join(dict.fromkeys((problem.implementation, row.implementation)))
-    return "\n".join(filter(None, (problem.name, problem.shape, problem.types, ways)))
-
-
-def three_digits(milliseconds: float) -> str:
-    """Return a time with three significant digits, or all before the point."""
-    return f"{milliseconds:,.0f}" if milliseconds >= 1000 else f"{milliseconds:.3g}"
+    shown = table_rows(COLUMNS, rows[:SHOWN])
+    return Table(f"problems run again, {count}", COLUMNS, [*shown, total])
 
 
 def write_numbers(
@@ -302,7 +294,8 @@ def write_numbers(
         "other_cores": replay.other_cores,
         "notes": notes,
         "problems": [
-            {**asdict(row), "total_ms": row.total_ms, "log_over_hot": row.ratio} for row in rows
+            {**asdict(row), "total_ms": row.total_ms, "log_over_hot": row.log_over_hot}
+            for row in rows
         ],
     }
-    write_atomically(json_file, json.dumps(content, indent=1, ensure_ascii=False))
+    write_json(json_file, content)

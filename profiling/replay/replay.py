@@ -19,7 +19,7 @@ from launch.pinning import choose_cores
 from launch.topology import format_cpu_list, parse_cpu_list
 from profiling.bench.results import disturbance
 from profiling.onednn_log.log import OneDnnLog
-from profiling.onednn_log.work import MemoryDescriptor, Problem, listed_sizes, named_sizes
+from profiling.onednn_log.work import MemoryDescriptor, Problem, listed_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +226,7 @@ def normalize_work(problem: Problem) -> Work:
         is_missing_in_some = role == "dst" and problem.kind in WITHOUT_RESULT
         if memory.is_there and role not in WRITTEN_BY_LIBRARY and not is_missing_in_some:
             types.add((role, memory.type))
-    fields = dict(word.split(":", 1) for word in problem.auxiliary.split() if ":" in word)
-    algorithm = fields.get("alg", "")
+    fields, algorithm = problem.fields, problem.algorithm
     if problem.kind in ("convolution", "deconvolution"):
         algorithm = "winograd" if "winograd" in algorithm else ""
     # Before oneDNN 3, one tensor held scale and shift (S); now they are two (C and H).
@@ -327,77 +326,6 @@ def other_attributes(problem: Problem) -> tuple[str, ...]:
     """Return all attributes but post-ops (scales, zero points, precision), sorted."""
     others = (word for word in problem.attributes.split() if not word.startswith(POST_OPS))
     return tuple(sorted(word for word in others if not word.startswith(IGNORED)))
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """Sizes of a convolution, deconvolution or pooling; one number for each spatial dimension."""
-
-    groups: int
-    batch: int
-    channels_in: int
-    channels_out: int
-    input: tuple[int, ...]
-    output: tuple[int, ...]
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]  # As torch counts: 1 where the kernel's points are neighbours
-    padding: tuple[int, ...]
-    """Before the first pixel; oneDNN derives the other side's from the output's size."""
-
-    @property
-    def src(self) -> tuple[int, ...]:
-        """Dimensions of the input."""
-        return (self.batch, self.channels_in, *self.input)
-
-    @property
-    def dst(self) -> tuple[int, ...]:
-        """Dimensions of the output."""
-        return (self.batch, self.channels_out, *self.output)
-
-    @property
-    def output_padding(self) -> tuple[int, ...]:
-        """Rows and columns beyond a transposed convolution's smallest output."""
-        return tuple(
-            output - ((given - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1)
-            for given, output, kernel, stride, dilation, padding in zip(
-                *(self.input, self.output, self.kernel),
-                *(self.stride, self.dilation, self.padding),
-                strict=True,
-            )
-        )
-
-
-def geometry(shape: str) -> Geometry:
-    """Return the sizes of a shape.
-
-    Raises:
-        ValueError: It lacks a size.
-    """
-    sizes = named_sizes(shape)
-    spatial = [letter for letter in "dhw" if f"i{letter}" in sizes]
-
-    def each(name: str, default: int | None = None) -> tuple[int, ...]:
-        names = [name + letter for letter in spatial]
-        known = sizes if default is None else {**dict.fromkeys(names, default), **sizes}
-        return tuple(known[name] for name in names)
-
-    try:
-        return Geometry(
-            groups=sizes.get("g", 1),
-            batch=sizes["mb"],
-            channels_in=sizes["ic"],
-            channels_out=sizes.get("oc", sizes["ic"]),
-            input=each("i"),
-            output=each("o"),
-            kernel=each("k"),
-            stride=each("s", 1),
-            # oneDNN counts the points that are left out, torch the distance.
-            dilation=tuple(step + 1 for step in each("d", 0)),
-            padding=each("p", 0),
-        )
-    except KeyError as error:
-        raise ValueError(f"no {error.args[0]} in the shape {shape}") from error
 
 
 def is_plain(tag: str) -> bool:

@@ -19,9 +19,9 @@ from launch.topology import format_cpu_list
 from profiling.bench.results import background_load
 from profiling.onednn_log.log import Calls
 from profiling.onednn_log.work import Problem
-from profiling.replay.benchdnn import Benchdnn, make_batches, memory_note, run_batches
+from profiling.replay.benchdnn import Benchdnn, make_batches, memory_note, run_batch
 from profiling.replay.benchdnn_fields import ProblemLine
-from profiling.replay.replay import Conditions, Replay, save_replay
+from profiling.replay.replay import Conditions, Replay, ReplayTime, save_replay
 from profiling.replay.torch_replay import replay_with_torch
 
 
@@ -106,18 +106,21 @@ def run_with_benchdnn(benchdnn: Benchdnn, work: Work, console: Console) -> Repla
             reasons = {**replay.not_replayed, **interrupted}
             save_replay(replace(replay, not_replayed=reasons), work.file)
 
-    def show(done: int) -> None:
-        nonlocal saved
-        seconds = int(spent[done]) if done < len(batches) else whole
-        advance(seconds, f"{done} of {len(batches)} problems")
-        if time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
-            save_part()
-            saved = time.monotonic()
-
     # The costliest problems run first, so a plain count of problems would overestimate the wait.
     with progress(console, "seconds, about", total=whole) as advance:
         try:
-            run_batches(batches, replay, benchdnn=benchdnn, cold=cold, progress=show)
+            for done, batch in enumerate(batches, start=1):
+                result = run_batch(batch, benchdnn=benchdnn, conditions=work.conditions, cold=cold)
+                for problem in batch.problems:
+                    if isinstance(result, ReplayTime):
+                        replay.times[problem] = result
+                    else:
+                        replay.not_replayed[problem] = result
+                seconds = int(spent[done]) if done < len(batches) else whole
+                advance(seconds, f"{done} of {len(batches)} problems")
+                if time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
+                    save_part()
+                    saved = time.monotonic()
         except KeyboardInterrupt:
             save_part()
             count = f"{len(replay.times):,} of {len(work.calls):,} problems"

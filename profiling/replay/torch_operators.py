@@ -6,7 +6,6 @@ to oneDNN it raises NotReachedError with the reason. Inference takes what torch'
 into a convolution or a linear layer (`FUSED`, by oneDNN's names).
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,7 +16,6 @@ from torch.nn import functional as F
 from profiling.onednn_log.work import MemoryDescriptor, Problem, listed_sizes, named_sizes
 from profiling.replay.replay import (
     dimension_order,
-    geometry,
     is_channels_last,
     is_plain,
     other_attributes,
@@ -79,6 +77,42 @@ def make_opaque(dims: Sequence[int], memory: MemoryDescriptor) -> Tensor:
     return torch.empty(tuple(dims), dtype=torch_type(memory)).normal_().to_mkldnn()
 
 
+class Window(NamedTuple):
+    """A convolution, deconvolution, pooling or linear layer as torch's operators take it."""
+
+    source: tuple[int, ...]  # Dimensions of the input
+    result: tuple[int, ...]  # Dimensions of the output
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]  # Before the first pixel; oneDNN derives the other side's
+    dilation: tuple[int, ...]  # 1 where the kernel's points are neighbours
+    extra: tuple[int, ...]  # Rows and columns beyond a transposed convolution's smallest output
+    groups: int
+
+
+def parse_window(shape: str) -> Window:
+    """Return the window of a shape; KeyError if it lacks a size."""
+    sizes = named_sizes(shape)
+    spatial = [letter for letter in "dhw" if f"i{letter}" in sizes]
+    given, made, kernel = ([sizes[name + letter] for letter in spatial] for name in "iok")
+    stride = [sizes.get(f"s{letter}", 1) for letter in spatial]
+    padding = [sizes.get(f"p{letter}", 0) for letter in spatial]
+    # oneDNN counts the points that are left out, torch the distance.
+    dilation = [sizes.get(f"d{letter}", 0) + 1 for letter in spatial]
+    extra = (
+        output - ((size - 1) * step - 2 * before + distance * (points - 1) + 1)
+        for output, size, step, before, distance, points in zip(
+            made, given, stride, padding, dilation, kernel, strict=True
+        )
+    )
+    return Window(
+        (sizes["mb"], sizes["ic"], *given),
+        (sizes["mb"], sizes.get("oc", sizes["ic"]), *made),
+        *(tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), tuple(extra)),
+        sizes.get("g", 1),
+    )
+
+
 def require_plain(problem: Problem) -> None:
     """Reject a problem with fused operations or attributes."""
     fused = (*problem.post_ops, *other_attributes(problem))
@@ -88,45 +122,46 @@ def require_plain(problem: Problem) -> None:
 
 def prepare_convolution(problem: Problem) -> Run:
     """Return a convolution, or a transposed one (`deconvolution`)."""
-    sizes, direction = geometry(problem.shape), problem.direction
+    window, direction = parse_window(problem.shape), problem.direction
     is_transposed = problem.kind == "deconvolution"
     source_memory = require_memory(problem, "src")
+    channels = window.result[1]
     # A transposed convolution's weight has its input channels first.
-    shape = (sizes.channels_out, sizes.channels_in)[:: -1 if is_transposed else 1]
+    shape = (channels, window.source[1])[:: -1 if is_transposed else 1]
     dtype = torch_type(require_memory(problem, "wei"))
-    weight = torch.empty(shape[0], shape[1] // sizes.groups, *sizes.kernel, dtype=dtype).normal_()
+    weight = torch.empty(shape[0], shape[1] // window.groups, *window.kernel, dtype=dtype).normal_()
     # Weights lie as torch stores them beside such an input. If the library chose the input's
     # layout, torch had given it row by row.
     is_given = "a" not in source_memory.properties
     if is_channels_last(source_memory.tag) and is_given and weight.dim() > 3:
         last = torch.channels_last if weight.dim() == 4 else torch.channels_last_3d
         weight = weight.contiguous(memory_format=last)
-    bias_memory = problem.memory("bia") or problem.memory("diff_bia")
-    source = make_tensor(sizes.src, source_memory)
-    bias = None if bias_memory is None else make_tensor((sizes.channels_out,), bias_memory)
-    result = make_tensor(sizes.dst, find_memory(problem, "dst") or source_memory)
+    source, bias = make_tensor(window.source, source_memory), make_bias(problem, channels)
+    result = make_tensor(window.result, find_memory(problem, "dst") or source_memory)
+    shared = (weight, bias, window.padding, window.stride, window.dilation, window.groups)
     if direction == "forward_inference" and not is_transposed:
-        shared = (weight, bias, sizes.padding, sizes.stride, sizes.dilation, sizes.groups)
         return fused_convolution(problem, source, result, shared)
     if direction not in ("forward_training", "backward_data", "backward_weights"):
         raise NotReachedError(f"torch does not call {problem.name}")
     require_plain(problem)
     aten = torch.ops.aten
     if direction == "forward_training" and not is_transposed:
-        return lambda: aten.mkldnn_convolution(
-            source, weight, bias, sizes.padding, sizes.stride, sizes.dilation, sizes.groups
-        )
-    extra = sizes.output_padding if is_transposed else (0,) * len(sizes.input)
-    window = (sizes.stride, sizes.padding, sizes.dilation, is_transposed, extra)
+        return lambda: aten.mkldnn_convolution(source, *shared)
+    extra = window.extra if is_transposed else (0,) * len(window.extra)
+    options = (window.stride, window.padding, window.dilation, is_transposed, extra, window.groups)
     if direction == "forward_training":
-        return lambda: aten.convolution(source, weight, bias, *window, sizes.groups)
+        return lambda: aten.convolution(source, weight, bias, *options)
     to_data = direction == "backward_data"
     # Gradients to input, weight and bias: oneDNN computes the last two in one primitive.
     mask = [to_data, not to_data, not to_data and bias is not None]
-    bias_sizes = [sizes.channels_out] if mask[2] else None
-    return lambda: aten.convolution_backward(
-        result, source, weight, bias_sizes, *window, sizes.groups, mask
-    )
+    bias_sizes = [channels] if mask[2] else None
+    return lambda: aten.convolution_backward(result, source, weight, bias_sizes, *options, mask)
+
+
+def make_bias(problem: Problem, channels: int) -> Tensor | None:
+    """Return a bias, if the problem has one."""
+    memory = find_memory(problem, "bia")
+    return None if memory is None else make_tensor((channels,), memory)
 
 
 def fused_convolution(
@@ -254,26 +289,29 @@ def prepare_inner_product(problem: Problem) -> Run:
     """Return a linear layer, [mb, ic] × [oc, ic]ᵀ, forward or backward."""
     if any(name in named_sizes(problem.shape) for name in ("id", "ih", "iw")):
         raise NotReachedError("torch flattens the input of a linear layer")
-    sizes = geometry(problem.shape)
+    window = parse_window(problem.shape)
+    inner, channels = window.source[1], window.result[1]
     # torch stores weights row by row, whatever layout the library chooses.
-    weight = make_tensor((sizes.channels_in, sizes.channels_out), require_memory(problem, "wei"))
-    weight = weight.reshape(sizes.channels_out, sizes.channels_in).contiguous()
-    bias_memory = problem.memory("bia") or problem.memory("diff_bia")
-    bias = None if bias_memory is None else make_tensor((sizes.channels_out,), bias_memory)
+    weight = make_tensor((inner, channels), require_memory(problem, "wei"))
+    weight = weight.reshape(channels, inner).contiguous()
+    bias = make_bias(problem, channels)
     source, result = require_memory(problem, "src"), find_memory(problem, "dst")
     if problem.direction == "forward_inference":
         after = parse_unary(problem.post_ops, only=tuple(FUSED))
-        data = make_tensor(sizes.src, source)
+        data = make_tensor(window.source, source)
         return lambda: torch.ops.mkldnn._linear_pointwise(
             data, weight, bias, after.name or "none", list(after.scalars), after.algorithm
         )
     require_plain(problem)
-    data, gradient = make_opaque(sizes.src, source), make_opaque(sizes.dst, result or source)
+    data, gradient = (
+        make_opaque(window.source, source),
+        make_opaque(window.result, result or source),
+    )
     aten = torch.ops.aten
     return choose(problem, {
         "forward_training": lambda: aten.mkldnn_linear(data, weight, bias),
         "backward_data": lambda: aten.mkldnn_linear_backward_input(
-            list(sizes.src), gradient, weight
+            list(window.source), gradient, weight
         ),
         "backward_weights": lambda: aten.mkldnn_linear_backward_weights(
             gradient, data, weight, bias is not None
@@ -291,33 +329,33 @@ def choose(problem: Problem, calls: Mapping[str, Run], *, of: str = "") -> Run:
 def prepare_pooling(problem: Problem) -> Run:
     """Return max or average pooling, forward or backward."""
     require_plain(problem)
-    sizes, aten = geometry(problem.shape), torch.ops.aten
-    spatial = len(sizes.input)
+    window, aten = parse_window(problem.shape), torch.ops.aten
+    spatial = len(window.kernel)
     if spatial not in (2, 3):
         raise NotReachedError(f"torch pools oneDNN's tensors in 2 or 3 dimensions, not {spatial}")
     memory = require_memory(problem, "src", "data")
-    source = make_opaque(sizes.src, memory)
-    gradient = make_opaque(sizes.dst, find_memory(problem, "dst") or memory)
-    window: tuple[object, ...] = (sizes.kernel, sizes.stride, sizes.padding)
+    source = make_opaque(window.source, memory)
+    gradient = make_opaque(window.result, find_memory(problem, "dst") or memory)
+    options: tuple[object, ...] = (window.kernel, window.stride, window.padding)
     name = f"mkldnn_max_pool{spatial}d"
     if problem.algorithm != "pooling_max":
         name = f"avg_pool{spatial}d"
         # `ceil_mode`, then `count_include_pad`.
-        window = (*window, False, problem.algorithm != "pooling_avg_exclude_padding")
+        options = (*options, False, problem.algorithm != "pooling_avg_exclude_padding")
     pool, pool_backward = getattr(aten, name), getattr(aten, f"{name}_backward")
 
     def forward() -> object:
-        return pool(source, *window)
+        return pool(source, *options)
 
     forward_training = forward
     if problem.algorithm == "pooling_max":
         # torch requests training's primitive only for an input with gradients. That primitive also
         # stores where each maximum was.
-        pooled, trained = pool(source, *window), source.detach().requires_grad_()
-        forward_training = torch.enable_grad()(lambda: pool(trained, *window))
-        inputs: tuple[object, ...] = (gradient, pooled, source, *window)
+        pooled, trained = pool(source, *options), source.detach().requires_grad_()
+        forward_training = torch.enable_grad()(lambda: pool(trained, *options))
+        inputs: tuple[object, ...] = (gradient, pooled, source, *options)
     else:
-        inputs = (gradient, source, *window, None)
+        inputs = (gradient, source, *options, None)
     calls = {"forward_inference": forward, "forward_training": forward_training}
     calls |= dict.fromkeys(("backward_data", "backward"), lambda: pool_backward(*inputs))
     return choose(problem, calls, of=f" of {problem.algorithm}")
@@ -376,8 +414,8 @@ def prepare_elementwise(problem: Problem) -> Run:
     if kind == "prelu":
         weight = torch.rand(max(others[0]), dtype=torch_type(require_memory(problem, "wei")))
         return lambda: torch.prelu(data, weight)
-    axis = re.search(r"\baxis:(\d+)", problem.auxiliary)
-    return lambda: torch.softmax(data, int(axis[1]) if axis else 1)
+    axis = int(problem.fields.get("axis", 1))
+    return lambda: torch.softmax(data, axis)
 
 
 EPSILON, MOMENTUM = 1e-5, 0.1

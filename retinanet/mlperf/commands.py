@@ -159,45 +159,27 @@ class SubmissionOptions:
     rules: Rules | None = option(RULES_OF_LOG, default=None, choices=RULES)
 
 
+COMMANDS = (
+    ("points", "epochs and settings by global batch size", PointsOptions, "points:points",
+     POINTS_DESCRIPTION, POINTS_EXAMPLES),
+    ("check", "the official compliance checker on a run", CheckOptions, "official:check",
+     CHECK_DESCRIPTION, None),
+    ("rcp", "the official RCP checker on a set of runs", RcpOptions, "official:rcp",
+     RCP_DESCRIPTION, None),
+    ("compare", "speed and convergence of runs and published logs", CompareOptions,
+     "compare:compare", COMPARE_DESCRIPTION, COMPARE_EXAMPLES),
+    ("submission", "the folder of a submission", SubmissionOptions, "submission:submission",
+     SUBMISSION_DESCRIPTION, None),
+)  # fmt: skip
+"""Name, summary, options, function, description and examples."""
+
+
 def add_mlperf(commands: Commands) -> None:
     """Add `mlperf` and its commands."""
     about = "MLPerf training: RetinaNet. Each run writes mlperf.log beside its metrics."
     parser = add_command(commands, "mlperf", about=about)
-    add = partial(add_command, parser.add_subparsers(required=True, metavar="COMMAND"))
-    add(
-        "points",
-        summary="epochs and settings by global batch size",
-        about=POINTS_DESCRIPTION,
-        examples=POINTS_EXAMPLES,
-        options=PointsOptions,
-        run=partial(run_target, "retinanet.mlperf.points:points"),
-    )
-    add(
-        "check",
-        summary="the official compliance checker on a run",
-        about=CHECK_DESCRIPTION,
-        options=CheckOptions,
-        run=partial(run_target, "retinanet.mlperf.official:check"),
-    )
-    add(
-        "rcp",
-        summary="the official RCP checker on a set of runs",
-        about=RCP_DESCRIPTION,
-        options=RcpOptions,
-        run=partial(run_target, "retinanet.mlperf.official:rcp"),
-    )
-    add(
-        "compare",
-        summary="speed and convergence of runs and published logs",
-        about=COMPARE_DESCRIPTION,
-        examples=COMPARE_EXAMPLES,
-        options=CompareOptions,
-        run=partial(run_target, "retinanet.mlperf.compare:compare"),
-    )
-    add(
-        "submission",
-        summary="the folder of a submission",
-        about=SUBMISSION_DESCRIPTION,
-        options=SubmissionOptions,
-        run=partial(run_target, "retinanet.mlperf.submission:submission"),
-    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, summary, options, target, description, examples in COMMANDS:
+        run = partial(run_target, f"retinanet.mlperf.{target}")
+        add_command(commands, name, summary=summary, about=description, examples=examples,
+                    options=options, run=run)  # fmt: skip

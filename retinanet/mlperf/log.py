@@ -20,7 +20,7 @@ from mlperf_logging.mllog import constants
 from mlperf_logging.mllog.mllog import MLLogger
 
 from common.errors import InputError
-from common.files import LineFile, or_refused, read_text, write_atomically
+from common.files import LineFile, or_refused, or_unreadable, read_text, write_atomically
 from common.machine import processor_name
 from common.program import IMPORT_FOLDER
 from retinanet.mlperf.rules import RULES, Rules, benchmark_name
@@ -176,13 +176,9 @@ def running_log(config: "Config", *, group: "ProcessGroup", local_rank: int) -> 
     if cleared and local_rank == 0:
         # The kernel drops clean pages only. 3 also drops cached directory entries and inodes.
         os.sync()
-        try:
+        advice = "start as root, or set it to false and run `sysctl vm.drop_caches=3` before"
+        with or_refused(f"mlperf.clear_caches: {DROP_CACHES}", advice=advice):
             DROP_CACHES.write_text("3\n", encoding="ascii")
-        except OSError as error:
-            raise InputError(
-                f"mlperf.clear_caches: {DROP_CACHES}: cannot be written: {error.strerror}; start "
-                "as root, or set it to false and run `sysctl vm.drop_caches=3` before"
-            ) from error
     # The exchange is a barrier as well: the clock starts after all hosts have dropped their caches.
     log.event(constants.CACHE_CLEAR, all(group.all_gather(cleared, bool)))
     log.events(describe_settings(config, ranks=group.size))
@@ -290,12 +286,6 @@ def parse_event(text: str) -> LogLine | None:
     return LogLine(text=text, key=key, value=value, time_ms=time_ms, metadata=metadata)
 
 
-def damaged_lines(texts: Sequence[str]) -> tuple[int, ...]:
-    """Return the numbers, from 1, of lines that start like an event but are cut or invalid."""
-    numbered = enumerate(texts, start=1)
-    return tuple(number for number, text in numbered if BEGIN in text and parse_event(text) is None)
-
-
 def finite_number(value: object) -> float | None:
     """Return a value if it is a finite number, else None."""
     if type(value) not in (int, float):
@@ -358,6 +348,7 @@ class RunLog:
     file: Path
     lines: tuple[LogLine, ...]
     damaged: tuple[int, ...] = ()
+    """The numbers, from 1, of lines that start like an event but are cut or invalid."""
 
     def value(self, key: str) -> Any:
         """Return the first value of a key, or None."""
@@ -416,19 +407,19 @@ def read_run_log(path: Path) -> RunLog:
         InputError: The file is missing or has no MLPerf events.
     """
     file = path / NAME if path.is_dir() else path
-    try:
+    with or_unreadable(file, advice=f"give the folder of a run, such as runs/demo, or its {NAME}"):
         texts = read_lines(file)
-    except OSError as error:
-        raise InputError(
-            f"{file}: cannot be read: {error.strerror}; give the folder of a run, such as "
-            f"runs/demo, or its {NAME}"
-        ) from error
-    lines = parse_events(texts)
-    if not lines and texts and texts[0].startswith(GZIP):
+    parsed = [parse_event(text) for text in texts]
+    if not any(parsed) and texts and texts[0].startswith(GZIP):
         raise InputError(f"{file}: is compressed; unpack it, as by gunzip -k, and give the result")
-    if not lines:
+    if not any(parsed):
         raise InputError(f"{file}: no lines of an MLPerf log (:::MLLOG …); give a run's {NAME}")
-    return RunLog(file=file, lines=tuple(lines), damaged=damaged_lines(texts))
+    numbered = enumerate(zip(texts, parsed, strict=True), start=1)
+    return RunLog(
+        file=file,
+        lines=tuple(filter(None, parsed)),
+        damaged=tuple(number for number, (text, line) in numbered if BEGIN in text and not line),
+    )
 
 
 def read_run_logs(paths: Sequence[Path]) -> list[RunLog]:
@@ -437,17 +428,13 @@ def read_run_logs(paths: Sequence[Path]) -> list[RunLog]:
     Raises:
         InputError: A path has no log, or a file has no MLPerf events.
     """
-    return [read_run_log(file) for path in paths for file in log_files(path)]
-
-
-def log_files(path: Path) -> list[Path]:
-    """Return the logs of a path: the file itself, a run's log, or a submission's results."""
-    if not path.is_dir() or (path / NAME).exists():
-        return [path]
-    try:
-        matches = [(RESULT.fullmatch(file.name), file) for file in path.iterdir()]
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-    # Sorted as numbers: as text, result_10.txt would precede result_2.txt.
-    results = sorted((int(match[1]), file) for match, file in matches if match)
-    return [file for _, file in results] or [path]
+    logs = []
+    for path in paths:
+        results = []
+        if path.is_dir() and not (path / NAME).exists():
+            with or_unreadable(path):
+                matches = [(RESULT.fullmatch(file.name), file) for file in path.iterdir()]
+            # Sorted as numbers: as text, result_10.txt would precede result_2.txt.
+            results = sorted((int(match[1]), file) for match, file in matches if match)
+        logs += [read_run_log(file) for _, file in results] or [read_run_log(path)]
+    return logs

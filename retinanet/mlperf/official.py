@@ -27,14 +27,7 @@ from common.console import make_console, print_line
 from common.errors import CONDITION_MET, FINISHED, InputError
 from common.files import write_json
 from retinanet.mlperf.commands import CheckOptions, RcpOptions
-from retinanet.mlperf.log import (
-    BEGIN,
-    RunLog,
-    damaged_lines,
-    parse_events,
-    read_lines,
-    read_run_logs,
-)
+from retinanet.mlperf.log import BEGIN, RunLog, read_run_log, read_run_logs
 from retinanet.mlperf.rules import (
     RUNS_OF_SUBMISSION,
     TARGET_MAP,
@@ -73,7 +66,7 @@ def official_version() -> str:
     return f"mlperf-logging {version('mlperf-logging')}"
 
 
-def check_compliance(log: Path, *, rules: Rules) -> Verdict:
+def check_compliance(file: Path, *, rules: Rules) -> Verdict:
     """Check a log against MLPerf's logging rules, for its division and benchmark.
 
     Raises:
@@ -83,26 +76,26 @@ def check_compliance(log: Path, *, rules: Rules) -> Verdict:
     checker = mlp_compliance.make_checker(USAGE, rules, quiet=False, werror=False)
     # The queue of rule files is global: a check that ended with an exception leaves entries.
     mlp_compliance.enqueued_configs.clear()
-    damaged = damaged_lines(read_lines(log))
+    log = read_run_log(file)
     try:
         with tempfile.TemporaryDirectory() as folder, silenced_logging():
-            copy = Path(folder) / log.name
+            copy = Path(folder) / file.name
             # The checker counts lines that are not JSON, but fails at JSON that is not an event.
-            copy.write_text(format_events(log) + f"{BEGIN}\n" * len(damaged), encoding="utf-8")
+            copy.write_text(format_events(log) + f"{BEGIN}\n" * len(log.damaged), encoding="utf-8")
             passed = checker.check_file(str(copy), f"{USAGE}_{rules}/common.yaml")
     except Exception as error:  # its rules are expressions that are evaluated on any value
-        raise InputError(f"{log}: the official checker failed: {error!r}") from error
+        raise InputError(f"{file}: the official checker failed: {error!r}") from error
     faults = [*map(summarize_fault, (*checker.overwritable.values(), *checker.not_overwritable))]
-    if damaged:
-        faults.append(f"truncated or invalid: {format_lines(damaged)}")
+    if log.damaged:
+        faults.append(f"truncated or invalid: {format_lines(log.damaged)}")
     # The checker has a single warning: a key that must occur once is repeated with an equal value.
     warnings = [f"{summarize_fault(text)}, of equal value" for text in checker.warnings.values()]
     return Verdict(passed=passed, faults=tuple(faults), warnings=tuple(warnings))
 
 
-def format_events(log: Path) -> str:
+def format_events(log: RunLog) -> str:
     """Return a log's events, one per line, without the prefixes of launchers."""
-    return "".join(f"{line.text}\n" for line in parse_events(read_lines(log)))
+    return "".join(f"{line.text}\n" for line in log.lines)
 
 
 def format_lines(numbers: Sequence[int]) -> str:
@@ -112,7 +105,7 @@ def format_lines(numbers: Sequence[int]) -> str:
     return f"{lines} {', '.join(map(str, numbers[:LINES_SHOWN]))}{suffix}"
 
 
-def check_reference_points(logs: Sequence[Path], *, rules: Rules) -> tuple[bool, str, float]:
+def check_reference_points(logs: Sequence[RunLog], *, rules: Rules) -> tuple[bool, str, float]:
     """Check the convergence of runs; return verdict, message and factor on the time."""
     # Imported here, because the RCP checker loads scipy, which takes a second.
     from mlperf_logging.rcp_checker.rcp_checker import check_directory  # noqa: PLC0415
@@ -128,7 +121,7 @@ def check_reference_points(logs: Sequence[Path], *, rules: Rules) -> tuple[bool,
         try:
             passed, message, factor = check_directory(folder, USAGE, rules, **options)
         except Exception as error:
-            names = ", ".join(map(str, logs))
+            names = ", ".join(str(log.file) for log in logs)
             raise InputError(f"{names}: the official RCP checker failed: {error!r}") from error
     return bool(passed), message, float(factor)
 
@@ -270,7 +263,7 @@ def rcp(options: RcpOptions) -> int:
     """
     logs = read_run_logs(options.runs)
     rules, batch_size = require_comparable(logs, options.rules)
-    passed, message, factor = check_reference_points([log.file for log in logs], rules=rules)
+    passed, message, factor = check_reference_points(logs, rules=rules)
     expected = expectation(reference_points(rules, pruned=True), batch_size)
     # The official checker counts a run that missed the target as the slowest of all.
     epochs = sorted(

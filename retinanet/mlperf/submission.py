@@ -9,7 +9,6 @@ benchmarks/retinanet/implementations/SYSTEM/result_0/    configuration and envir
 with facts about this machine; fields that cannot be determined are left for the user.
 """
 
-import json
 import platform
 import re
 import shlex
@@ -25,7 +24,7 @@ from rich.console import Console
 from common.cli import installed_command
 from common.console import make_console
 from common.errors import CONDITION_MET, FINISHED, InputError
-from common.files import read_json_object, read_text, write_atomically
+from common.files import read_json_object, read_text, write_atomically, write_json
 from common.machine import cpu_field, processor_name, read_proc_text, read_status
 from launch.host_state import HostState
 from launch.topology import count_cores, list_sockets, read_topology
@@ -118,7 +117,7 @@ def add_run(folder: Path, run: Path) -> Submission:
         )
     if not submission.description.exists():
         description = system_description(submission, log, environment=environment, storage=run)
-        write_atomically(submission.description, json.dumps(description, indent=1) + "\n")
+        write_json(submission.description, description)
     readme = submission.code / "README.md"
     if not readme.exists():
         write_atomically(readme, how_to_run(environment))

@@ -53,19 +53,17 @@ def write_perf(
     [
         ("echo Error: >&2; echo 'No permission to enable.' >&2; exit 255", "No permission"),
         ("exit 1", "does not respond"),
+        (None, "cannot be started: No such file"),
     ],
 )
 def test_error_has_the_reason(
-    script: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: str | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_perf(tmp_path, monkeypatch, script)
+    if script is None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    else:
+        write_perf(tmp_path, monkeypatch, script)
     with pytest.raises(PerfFailedError, match=f"perf: {reason}"):
-        PerfStat(["task-clock"])
-
-
-def test_missing_perf_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(PerfFailedError, match="cannot be started: No such file"):
         PerfStat(["task-clock"])
 
 

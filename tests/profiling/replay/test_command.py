@@ -145,7 +145,7 @@ def test_problems_without_a_time_are_printed_with_share_and_reason(
         not_replayed={second: "benchdnn: UNIMPLEMENTED"},
     )
     rows = make_rows(calls, replay)
-    assert [row.ratio for row in rows] == [3.0, None, None]
+    assert [row.log_over_hot for row in rows] == [3.0, None, None]
     print_replay(make_console(), rows)
     printed = capsys.readouterr().out
     assert "a → another" in printed and "1 of 3 problems, 60.0%" in printed
