@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -137,6 +137,16 @@ def variant_worker(variant: Variant, workload: Workload) -> Worker:
         cache_variable=variant.cache_variable,
         python=variant.interpreter.python if variant.interpreter else None,
     )
+
+
+def runs_alone(variant: Variant, workload: Workload, *, count: int = 1) -> list[Run]:
+    """Return successive runs of a variant in a new process, which ends with them.
+
+    Raises:
+        WorkerDiedError, InputError: As `variant_worker`.
+    """
+    with closing(variant_worker(variant, workload)) as worker:
+        return [worker.run() for _ in range(count)]
 
 
 class WorkerPool:

@@ -18,6 +18,7 @@ from profiling.bench.worker_pool import (
     WorkerPool,
     busy_cores,
     run_interleaved,
+    runs_alone,
     runs_by_name,
     variant_worker,
 )
@@ -70,13 +71,10 @@ def is_alive(process: float) -> bool:
 
 @pytest.mark.slow
 def test_worker_measures_its_runs_and_lives_between_them() -> None:
-    worker = variant_worker(variant("one"), WORKLOAD)
-    first, second = worker.run(), worker.run()
+    first, second = runs_alone(variant("one"), WORKLOAD, count=2)
     assert first.details == {"runs": 1, "images": 3} and second.details["runs"] == 2
     assert first.seconds >= 0.001
     assert 0 < first.rss_mb <= first.peak_rss_mb
-    worker.close()
-    assert not is_alive(worker.facts["process"])
 
 
 @pytest.mark.slow
