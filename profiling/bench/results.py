@@ -26,7 +26,6 @@ from profiling.bench.worker_pool import (
     WorkerPool,
     busy_cores,
     run_interleaved,
-    runs_by_name,
 )
 from profiling.onednn_log.work import COMPUTING
 
@@ -295,8 +294,8 @@ def measure(
     return Results(
         workload=workload,
         variants=variants,
-        runs=runs_by_name(quiet),
-        loaded_runs=runs_by_name(loaded),
+        runs={variant.name: [runs[variant.name] for runs in quiet] for variant in variants},
+        loaded_runs={name: [runs[name] for runs in loaded] for name in (loaded or ({},))[0]},
         facts=pool.facts,
         primitives=primitives,
         operators=operators,

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -252,15 +252,6 @@ def run_interleaved(
             done += 1
             advance(done, f"{variant.name} {run.seconds:.3f} s")
         yield runs
-
-
-def runs_by_name(rounds: Iterable[Mapping[str, Run]]) -> dict[str, list[Run]]:
-    """Return the runs of all rounds by variant, in order of rounds."""
-    by_name: dict[str, list[Run]] = {}
-    for runs in rounds:
-        for name, run in runs.items():
-            by_name.setdefault(name, []).append(run)
-    return by_name
 
 
 LOOP = """

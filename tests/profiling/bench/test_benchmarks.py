@@ -14,7 +14,6 @@ from common.errors import InputError
 from data.transforms import normalize
 from profiling.bench import command, worker
 from profiling.bench.benchmarks import EVALUATE, LOSS, OPTIMIZER, STEP, loss_findings, step_findings
-from profiling.bench.command import BENCHMARKS
 from profiling.bench.interpreters import Interpreter
 from profiling.bench.measured_steps import COMPILED, bytes_of_run, kernel_seconds, onednn_seconds
 from profiling.bench.recipes import parts, step
@@ -61,13 +60,6 @@ def make_results(**runs: list[Run]) -> Results:
 def find(findings: list[Finding], text: str) -> Finding:
     [finding] = [finding for finding in findings if text in finding.what]
     return finding
-
-
-def test_names_are_unique_and_every_benchmark_has_defaults() -> None:
-    for benchmark in BENCHMARKS:
-        names = [variant.name for variant in benchmark.variants]
-        assert len(set(names)) == len(names)
-        assert any(variant.by_default for variant in benchmark.variants)
 
 
 @pytest.mark.parametrize(
