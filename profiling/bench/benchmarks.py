@@ -54,11 +54,14 @@ def step_findings(results: Results) -> list[Finding]:
         # Without duplicates: torch-onednn may itself be the subject.
         compared = [name for name in dict.fromkeys((subject, ONEDNN_ALONE)) if name in names]
         findings += ceiling_findings(results, compared)
-    if names:
-        findings += load_findings(results, subject)
-        findings += share_findings(results, subject)
-        findings += memory_findings(results, subject)
-    return findings
+    for name in results.loaded_runs:
+        if name != CEILING:
+            ratio = results.slowdown(name)
+            what = f"{name}: step time while another process keeps one core busy"
+            shown = f"{ratio.median:.2f} times as long ({ratio.lowest:.2f}–{ratio.highest:.2f})"
+            most = MOST_BESIDE_LOAD if name == subject else None
+            findings.append(Finding(what, ratio.median, shown, at_most=most))
+    return findings + (share_findings(results, subject) if names else [])
 
 
 def ceiling_findings(results: Results, compared: list[str]) -> list[Finding]:
@@ -81,21 +84,11 @@ def ceiling_findings(results: Results, compared: list[str]) -> list[Finding]:
     return findings
 
 
-def load_findings(results: Results, subject: str) -> list[Finding]:
-    """Return the slowdown of each variant's step while another process keeps a core busy."""
-    findings = []
-    for name in results.loaded_runs:
-        if name != CEILING:
-            ratio = results.slowdown(name)
-            what = f"{name}: step time while another process keeps one core busy"
-            shown = f"{ratio.median:.2f} times as long ({ratio.lowest:.2f}–{ratio.highest:.2f})"
-            most = MOST_BESIDE_LOAD if name == subject else None
-            findings.append(Finding(what, ratio.median, shown, at_most=most))
-    return findings
-
-
 def share_findings(results: Results, subject: str) -> list[Finding]:
-    """Return how much of the step is convolution and passes over memory, where it was measured."""
+    """Return how much of the step is convolution and passes over memory, where it was measured.
+
+    Then its page faults, and memory and bytes moved against torchvision's, if that was run.
+    """
     findings = []
     if subject in results.primitives:
         what = "share of the step in convolutions and matrix products, oneDNN's and ours"
@@ -109,14 +102,9 @@ def share_findings(results: Results, subject: str) -> list[Finding]:
     if passes is not None:
         what = f"{subject}: share of the step in ReLU, additions, masks, casts and reorders"
         findings.append(Finding(what, passes, f"{passes:.1%}", at_most=0.07))
-    return findings
-
-
-def memory_findings(results: Results, subject: str) -> list[Finding]:
-    """Return page faults; peak memory and bytes moved against torchvision's, if that was run."""
     faults = results.page_faults(subject)
     what = f"{subject}: page faults per step"
-    findings = [Finding(what, faults, f"{faults:,.0f}", at_most=5000)]
+    findings.append(Finding(what, faults, f"{faults:,.0f}", at_most=5000))
     if BASELINE not in results.names or subject == BASELINE:
         return findings
     share = results.peak_mb(subject) / results.peak_mb(BASELINE)

@@ -26,7 +26,7 @@ from profiling.bench.interpreters import (
 )
 from profiling.bench.jobs import add_batch_split_benchmark, add_waiting_benchmark
 from profiling.bench.report import as_json, print_results
-from profiling.bench.results import Benchmark, Benchmarks, measure
+from profiling.bench.results import Benchmark, measure
 from profiling.bench.single import SINGLE_BENCHMARKS
 from profiling.bench.variant import (
     STANDARD,
@@ -72,7 +72,20 @@ def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     bench = add_command(commands, "bench", about=about, examples=EXAMPLES)
     kinds = bench.add_subparsers(required=True, metavar="BENCHMARK")
     for benchmark in BENCHMARKS:
-        add_variants_benchmark(kinds, benchmark)
+        names = [
+            f"{'*' if variant.by_default else ' '} {variant.name:<20} {variant.about}"
+            for variant in benchmark.variants
+        ]
+        parser = add_command(
+            kinds,
+            benchmark.name,
+            summary=benchmark.about,
+            about=f"Time {benchmark.about}.\n\n{ABOUT}",
+            examples="\n".join(["contestants:", *names, "", EXAMPLES]),
+            options=BenchOptions,
+            run=partial(bench_command, benchmark),
+        )
+        parser.set_defaults(rounds=benchmark.rounds, warm_up=benchmark.warm_up)
     add_batch_split_benchmark(kinds)
     for name, subject, text, options, run in SINGLE_BENCHMARKS:
         add_command(
@@ -85,24 +98,6 @@ def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
             formatter=argparse.HelpFormatter,
         )
     add_waiting_benchmark(kinds)
-
-
-def add_variants_benchmark(kinds: Benchmarks, benchmark: Benchmark) -> None:
-    """Add a benchmark with variants to those of the command line."""
-    names = [
-        f"{'*' if variant.by_default else ' '} {variant.name:<20} {variant.about}"
-        for variant in benchmark.variants
-    ]
-    parser = add_command(
-        kinds,
-        benchmark.name,
-        summary=benchmark.about,
-        about=f"Time {benchmark.about}.\n\n{ABOUT}",
-        examples="\n".join(["contestants:", *names, "", EXAMPLES]),
-        options=BenchOptions,
-        run=partial(bench_command, benchmark),
-    )
-    parser.set_defaults(rounds=benchmark.rounds, warm_up=benchmark.warm_up)
 
 
 def image_side(text: str) -> int:

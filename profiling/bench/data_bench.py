@@ -17,7 +17,6 @@ each round, and the median is reported. Run it on an otherwise idle machine.
 """
 
 import json
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -262,14 +261,6 @@ def variants_of_a_core(decoders: Sequence[str], *, photos: Path, batch_size: int
     ]
     about = "Pillow, converted to float, normalized, resized, collated"
     return [*variants, augmented, Variant(MLPERF, about, f"{RECIPES}.mlperf", options=batched)]
-
-
-def keep_to_one_core() -> None:
-    """Bind this process and its future threads to the last of its allowed cores.
-
-    The last, because a machine's first core answers most of its interrupts.
-    """
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
 def data_findings(results: Results) -> list[Finding]:

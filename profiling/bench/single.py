@@ -141,20 +141,17 @@ def checkpoint_findings(rounds: Sequence[dict[str, float]]) -> list[Finding]:
     cost = medians["copying"] + max(0.0, medians["slower"])
     share = cost / (EVERY_SECONDS + cost)
     size = medians["bytes"] / MEGABYTE
-    texts = {
-        "step without a checkpoint": "quiet_step",
-        "copying (training waits)": "copying",
-        "writing (training continues)": "writing",
-        "total slowdown of the steps while writing": "slower",
-    }
-    quiet, *others = (
-        Finding(text, medians[name], f"{medians[name]:.2f} s") for text, name in texts.items()
-    )
+
+    def seconds(what: str, name: str) -> Finding:
+        return Finding(what, medians[name], f"{medians[name]:.2f} s")
+
     what = "share of a run with checkpoint.every=10min"
     return [
-        quiet,
+        seconds("step without a checkpoint", "quiet_step"),
         Finding("tensors of a checkpoint", size, f"{size:.0f} MB"),
-        *others,
+        seconds("copying (training waits)", "copying"),
+        seconds("writing (training continues)", "writing"),
+        seconds("total slowdown of the steps while writing", "slower"),
         Finding(what, share, f"{share:.2%}", at_most=0.01),
     ]
 

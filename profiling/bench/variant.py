@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from common.errors import InputError
 from common.machine import read_proc_text
@@ -117,8 +117,8 @@ STANDARD = Workload()  # The workload that targets are given for
 class Prepared:
     """A prepared recipe that can be run repeatedly."""
 
-    run: Callable[[], Mapping[str, float]]
-    """Runs once; returns details beside the time."""
+    run: Callable[[], Any]
+    """Runs once; returns details beside the time, numbers by name, or None."""
     facts: Mapping[str, float] = field(default_factory=dict)
     phase: Callable[[], str] = str
     """Returns the name of the phase that runs, such as `forward`; empty outside of all phases."""

@@ -76,9 +76,19 @@ def load_recipe(name: str) -> Callable[..., Prepared]:
 
 
 def answer(question: str, prepared: Prepared) -> dict[str, Any]:
-    """Run once and return the measurement that the question names."""
+    """Run once and return the measurement that the question names: for `run`, a `Run`'s fields."""
     if question == "run":
-        return timed_run(prepared)
+        faults = page_faults()
+        start = time.perf_counter()
+        details = prepared.run()
+        seconds = time.perf_counter() - start
+        return {
+            "seconds": seconds,
+            "page_faults": page_faults() - faults,
+            "rss_mb": resident_mb(),
+            "peak_rss_mb": peak_resident_mb(),
+            "details": dict(details or {}),
+        }
     # Loads torch, which not every recipe does.
     from profiling.bench import measured_steps
 
@@ -90,21 +100,6 @@ def answer(question: str, prepared: Prepared) -> dict[str, Any]:
         return {"bytes": measured_steps.bytes_of_run(prepared)}
     assert question == "log"
     return {"log": measured_steps.onednn_lines(prepared.run)}
-
-
-def timed_run(prepared: Prepared) -> dict[str, Any]:
-    """Time one run; return the fields of `profiling.bench.variant.Run`."""
-    faults = page_faults()
-    start = time.perf_counter()
-    details = prepared.run()
-    seconds = time.perf_counter() - start
-    return {
-        "seconds": seconds,
-        "page_faults": page_faults() - faults,
-        "rss_mb": resident_mb(),
-        "peak_rss_mb": peak_resident_mb(),
-        "details": dict(details),
-    }
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from profiling.bench.generated import (
     write_log,
 )
 from profiling.bench.single import checkpoint_findings, largest_difference
-from profiling.onednn_log.log import read_logs
 from tests.support.commands import RunHere, error_line
 from tests.support.mounts import needs_root, tmpfs
 
@@ -85,17 +84,6 @@ def test_index_needs_space_before_anything_is_written(run_here: RunHere, tmp_pat
         done = run_here(main, "bench", "index", *options)
         assert done.returncode == 2 and "--folder" in done.stderr
         assert not list(folder.iterdir())
-
-
-def test_generated_log_is_read_back(tmp_path: Path) -> None:
-    file = tmp_path / "a.log"
-    total = write_log(file, lines=300, problems=20)
-    log = read_logs([file])
-    calls = log.calls()
-    assert (len(calls), sum(executions.count for executions in calls.values())) == (20, 300)
-    assert log.total_ms == total
-    assert log.lines == 300 + 3 + 6
-    assert log.not_understood_count == 0
 
 
 @pytest.mark.parametrize(
