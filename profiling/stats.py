@@ -350,44 +350,37 @@ SMALLEST_LABELLED = 0.06  # Share from which a piece of a bar has its number in 
 
 def draw_distribution(parts: Sequence[Part], *, title: str) -> "Figure":
     """Draw a bar for each kind of primitive, in pieces by direction; lengths are milliseconds."""
-    by_kind: dict[str, list[Part]] = defaultdict(list)
+    by_kind: dict[str, dict[str, float]] = {}
     for part in parts:
-        by_kind[part.kind].append(part)
-    groups = sorted(by_kind.items(), key=lambda item: -sum(part.total_ms for part in item[1]))
-    if others := groups[BARS:]:
-        name = f"{len(others)} other kinds"
-        groups[BARS:] = [(name, [part for _, group in others for part in group])]
-    total = sum(part.total_ms for part in parts)
-    order = list(DIRECTION_COLOURS)
-
-    def colour_name(part: Part) -> str:
-        name = direction_name(part.direction)
-        return name if name in DIRECTION_COLOURS else ""
-
-    bars = []
-    for name, group in groups:
         # One piece per colour: passes of training and of inference are both "forward".
-        by_direction: dict[str, float] = defaultdict(float)
-        for part in group:
-            by_direction[colour_name(part)] += part.total_ms
+        by_direction = by_kind.setdefault(part.kind, dict.fromkeys(DIRECTION_COLOURS, 0.0))
+        name = direction_name(part.direction)
+        by_direction[name if name in DIRECTION_COLOURS else ""] += part.total_ms
+    groups = sorted(by_kind.items(), key=lambda item: -sum(item[1].values()))
+    if others := [group for _, group in groups[BARS:]]:
+        summed = {name: sum(group[name] for group in others) for name in DIRECTION_COLOURS}
+        groups[BARS:] = [(f"{len(others)} other kinds", summed)]
+    total = sum(part.total_ms for part in parts)
+    bars = []
+    for kind, by_direction in groups:
         pieces = [
             Piece(
-                direction_ms,
-                DIRECTION_COLOURS[direction],
-                f"{direction_ms / total:.0%}" if direction_ms > SMALLEST_LABELLED * total else "",
+                ms, DIRECTION_COLOURS[name], f"{ms / total:.0%}" * (ms > SMALLEST_LABELLED * total)
             )
-            for direction, direction_ms in sorted(
-                by_direction.items(), key=lambda item: order.index(item[0])
-            )
+            for name, ms in by_direction.items()
+            if ms
         ]
         ms = sum(by_direction.values())
-        bars.append(Bar(name, pieces, f"{significant(ms, 3)} ms, {ms / total:.1%}"))
+        bars.append(Bar(kind, pieces, f"{significant(ms, 3)} ms, {ms / total:.1%}"))
     figure = charts.new_figure(height=2.0 + 0.5 * len(bars))
     axes = figure.subplots()
     charts.horizontal_bars(axes, bars, room=1.18)
     axes.set_xlabel("time of all calls [ms]")
-    names = sorted({colour_name(part) for part in parts}, key=order.index)
-    colours = {name or "no direction": DIRECTION_COLOURS[name] for name in names}
+    colours = {
+        name or "no direction": colour
+        for name, colour in DIRECTION_COLOURS.items()
+        if any(by_direction[name] for _, by_direction in groups)
+    }
     below = (0.5, -0.16 - 0.3 / len(bars))
     charts.colour_legend(axes, colours, columns=5, loc="upper center", bbox_to_anchor=below)
     figure.suptitle(title)

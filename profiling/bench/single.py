@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -156,13 +156,9 @@ def checkpoint_findings(rounds: Sequence[dict[str, float]]) -> list[Finding]:
     ]
 
 
-class Opening(NamedTuple):
-    """The cost of opening the index in one rank."""
-
-    seconds: float
-    private_mb: float  # Growth of its private memory
-    epoch_private_mb: float
-    """The same after it has chosen the images to train on and an epoch's order."""
+Opening = tuple[float, float, float]
+"""The cost of opening the index in one rank: seconds, growth of its private memory [MB], and the
+same after it has chosen the images to train on and an epoch's order."""
 
 
 def bench_index(options: IndexOptions) -> int:
@@ -247,7 +243,7 @@ def open_as_rank(
     for key in next(keys):
         _ = annotations.boxes[annotations.box_slice(int(rows[key.index]))].sum()
     together.wait()
-    results.put(Opening(seconds, opened - before, private_mb() - before))
+    results.put((seconds, opened - before, private_mb() - before))
     together.wait()
 
 
