@@ -118,13 +118,6 @@ def share_findings(results: Results, subject: str) -> list[Finding]:
     return findings
 
 
-def step_gflops(results: Results, variant: Variant) -> float | None:
-    """Return GFLOP/s of a variant's complete step; None if operations were not counted."""
-    if CEILING not in results.names or variant.recipe == CEILING_RECIPE:
-        return None
-    return results.facts[CEILING]["step_gflop"] / results.seconds(variant.name)
-
-
 def counterpart_findings(results: Results) -> list[Finding]:
     """Compare each variant with itself in another environment."""
     targets = {SUBJECT: AS_FAST_AS_BEFORE}

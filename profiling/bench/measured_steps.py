@@ -215,12 +215,6 @@ def onednn_lines(run: Callable[[], object]) -> str:
         return file.read().decode("utf-8", errors="replace")
 
 
-def operator_seconds(run: Callable[[], object]) -> dict[str, float]:
-    """Run once under torch's profiler; return each operator's own time, the costliest first."""
-    events = sorted(watched(run), key=lambda event: -event.self_cpu_time_total)
-    return {f"{event.key} x{event.count}": event.self_cpu_time_total / 1e6 for event in events}
-
-
 def watched(run: Callable[[], object]) -> EventList:
     """Run once under torch's profiler; return each operator's times, summed over its calls."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:

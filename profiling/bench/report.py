@@ -14,8 +14,7 @@ from common.charts import Column, Table, table_rows, text_column
 from common.console import make_console, significant
 from common.files import write_json
 from common.machine import environment
-from profiling.bench.benchmarks import step_gflops
-from profiling.bench.results import Finding, Results, disturbance
+from profiling.bench.results import CEILING, CEILING_RECIPE, Finding, Results, disturbance
 from profiling.bench.variant import STANDARD, Variant
 
 MOST_MOVING = 20  # Operators in the table of bytes
@@ -87,9 +86,8 @@ def variant_json(results: Results, variant: Variant) -> dict[str, Any]:
     if name in results.loaded_runs:
         content["beside_load_s"] = [run.seconds for run in results.loaded_runs[name]]
         content["times_as_long_beside_load"] = results.slowdown(name).median
-    gflops = step_gflops(results, variant)
-    if gflops is not None:
-        content["gflop_per_s"] = gflops
+    if CEILING in results.names and variant.recipe != CEILING_RECIPE:
+        content["gflop_per_s"] = results.facts[CEILING]["step_gflop"] / results.seconds(name)
     if name in results.primitives:
         primitives = results.primitives[name]
         content |= {
