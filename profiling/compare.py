@@ -5,7 +5,6 @@ differ. Work that only one side does, or does more often, comes first. `--fail-i
 conditions on the ratio of both sides.
 """
 
-import argparse
 import json
 import operator
 import re
@@ -67,13 +66,6 @@ class CompareOptions:
         "see below; repeatable", default=None, action="append", metavar="CONDITION"
     )
     outputs: Outputs = included(Outputs)
-
-
-def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `compare` to the commands of a command line."""
-    add_command(
-        commands, "compare", about=ABOUT, examples=EPILOG, options=CompareOptions, run=run_compare
-    )
 
 
 def run_compare(options: CompareOptions) -> int:
@@ -519,3 +511,13 @@ def compute_ratio(condition: Condition, comparison: Comparison) -> float:
         # Without such calls on either side, both are equal.
         return float("inf") if first else 1.0
     return first / second
+
+
+add_compare = partial(
+    add_command,
+    name="compare",
+    about=ABOUT,
+    examples=EPILOG,
+    options=CompareOptions,
+    run=run_compare,
+)

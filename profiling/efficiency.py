@@ -1,10 +1,16 @@
-"""`python -m profiling efficiency`: from logs to tables, `efficiency.csv`, JSON and a chart."""
+"""`python -m profiling efficiency`: a run's primitives against the same primitives alone.
 
-import argparse
+"benchDNN.sh runs each primitive operation multiple times and takes the average; efficiency.py takes
+a weighted sum of all operations' time by the number of calls and produces an efficiency ratio"
+(Fu et al. 2023, section 2.3). If a log marks its steps, only whole steps count. The ratios give
+what a step would take if oneDNN's primitives ran at another speed.
+"""
+
 import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,31 +23,26 @@ from common.console import make_console, print_cautions, print_line, significant
 from common.errors import FINISHED, InputError, printable
 from common.files import write_atomically
 from common.options import Outputs, argument, included, option
-from profiling.efficiency_analysis import (
-    Efficiency,
-    NotReplayed,
-    Part,
-    ProblemEfficiency,
-    Projection,
-    analyze_efficiency,
-    cold_ratio,
-    hot_ratio,
-    marked_steps,
-    project,
-)
 from profiling.onednn_log import log as onednn_logs
-from profiling.onednn_log.log import OneDnnLog
+from profiling.onednn_log.log import LogPosition, OneDnnLog
 from profiling.onednn_log.work import (
     DIRECTION_COLOURS,
+    Problem,
     direction_name,
     kind_and_direction,
     readable,
 )
-from profiling.peaks import choose_peaks, peaks_option
+from profiling.peaks import Peaks, cautions_of_peaks, choose_peaks, peaks_option, roofline_ms
 from profiling.replay.benchdnn import find_benchdnn, probe_benchdnn
 from profiling.replay.benchdnn_fields import Dialect
 from profiling.replay.benchdnn_problems import express
-from profiling.replay.replay import Replay, load_replay, replay_conditions
+from profiling.replay.replay import (
+    Replay,
+    ReplayTime,
+    load_replay,
+    mismatches,
+    replay_conditions,
+)
 from profiling.replay.run import ReplayOptions, Work, run_again
 
 if TYPE_CHECKING:
@@ -107,18 +108,6 @@ class EfficiencyOptions:
         metavar="N",
     )
     outputs: Outputs = included(Outputs)
-
-
-def add_efficiency(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `efficiency` to the commands of a command line."""
-    add_command(
-        commands,
-        "efficiency",
-        about=ABOUT,
-        examples=f"{FILES}\n\n{EXAMPLES}",
-        options=EfficiencyOptions,
-        run=run_efficiency,
-    )
 
 
 def run_efficiency(options: EfficiencyOptions) -> int:
@@ -188,10 +177,12 @@ def replay_now(
         InputError: They cannot be run under such conditions.
     """
 
-    def note(text: str) -> None:
-        print_line(console, f"note: {text}")
-
-    conditions = replay_conditions(log, threads=options.runs.threads, cpus=None, warn=note)
+    conditions = replay_conditions(
+        log,
+        threads=options.runs.threads,
+        cpus=None,
+        warn=lambda text: print_line(console, f"note: {text}"),
+    )
     calls, out = log.calls(marked_steps(log).holds), options.outputs.out
     program = None if benchdnn is None else probe_benchdnn(benchdnn, conditions)
     lines, refused = express(calls, Dialect(program.dialect)) if program else ({}, {})
@@ -204,6 +195,256 @@ def replay_now(
         file=None if out is None else out / "replay.json",
     )
     return run_again(work, program, console)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The sum of problems of a kind and direction, or of all. [milliseconds]"""
+
+    kind: str
+    direction: str
+    calls: int
+    measured_ms: float  # The time of all calls in the run
+    hot_ms: float  # The time of all calls at the hot replay's speed
+    cold_ms: float | None
+    """The time of those with a cold replay; None without any. benchdnn runs small ones hot only."""
+    cold_measured_ms: float  # Measured time of the same
+
+    @property
+    def lost_ms(self) -> float:
+        """Measured time minus that of the hot replay; negative if the run was faster."""
+        return self.measured_ms - self.hot_ms
+
+    @property
+    def hot_ratio(self) -> float | None:
+        """Hot replay over measured time: 1 if the run was as fast; None if it took no time."""
+        return self.hot_ms / self.measured_ms if self.measured_ms else None
+
+    @property
+    def cold_ratio(self) -> float | None:
+        """Cold replay over the measured time of the same problems; None if there is none."""
+        if self.cold_ms is None or not self.cold_measured_ms:
+            return None
+        return self.cold_ms / self.cold_measured_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemEfficiency(Part):
+    """One problem that was replayed."""
+
+    problem: Problem
+    replayed: ReplayTime  # The time of one call, alone
+    roofline_ms: float | None
+    """The time of one call at the machine's peaks; None where they or the work are not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotReplayed:
+    """One problem without a replay: it is in neither side of any ratio."""
+
+    problem: Problem
+    calls: int
+    measured_ms: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The facts that a log has on its steps."""
+
+    whole: frozenset[tuple[int | None, int | None]]
+    """Rank and number of each step whose begin and end are marked; none: the log has no marks."""
+    ranks: int  # Ranks in the log, at least 1
+    wall_ms: float | None  # The time of a step, the mean over whole ones; None without marks
+    images: int | None  # Images of all the log's ranks together in a step
+    ranks_of_run: int | None  # Number of ranks that trained; None where the log does not have it
+
+    @property
+    def count(self) -> int | None:
+        """The number of steps, summed over the ranks; None without marks."""
+        return len(self.whole) or None
+
+    def holds(self, where: LogPosition) -> bool:
+        """Return whether executions in that place count."""
+        return not self.whole or (where.rank, where.step) in self.whole
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """A run against its replay."""
+
+    replay: Replay
+    steps: Steps
+    problems: Sequence[ProblemEfficiency]  # The largest losses come first
+    not_replayed: Sequence[NotReplayed]  # The costliest come first
+    parts: Sequence[Part]  # By kind and direction, the costliest first
+    total: Part  # The sum of all replayed problems
+    outside_ms: float  # oneDNN's time outside of whole steps, which counts nowhere
+    cautions: Sequence[str]
+    """Differences between replay and run, other than running alone; reasons against the peaks."""
+
+    @property
+    def not_replayed_ms(self) -> float:
+        """The measured time of problems without a replay."""
+        return sum(problem.measured_ms for problem in self.not_replayed)
+
+    @property
+    def measured_ms(self) -> float:
+        """The total oneDNN time in the analysis."""
+        return self.total.measured_ms + self.not_replayed_ms
+
+    @property
+    def not_replayed_share(self) -> float:
+        """The share of that time without a replay."""
+        return self.not_replayed_ms / self.measured_ms if self.measured_ms else 0.0
+
+
+def analyze_efficiency(log: OneDnnLog, replay: Replay, *, peaks: Peaks | None) -> Efficiency:
+    """Compare a log with its replay; `peaks` are for the roofline.
+
+    If the log marks its steps, only what ran inside whole steps counts.
+    """
+    steps = marked_steps(log)
+    problems, not_replayed = [], []
+    for problem, calls in log.calls(steps.holds).items():
+        time = replay.times.get(problem)
+        if time is None:
+            why = replay.not_replayed.get(problem, "not in the replay")
+            not_replayed.append(NotReplayed(problem, calls.count, calls.total_ms, why))
+            continue
+        item = ProblemEfficiency(
+            kind=problem.kind,
+            direction=problem.direction,
+            calls=calls.count,
+            measured_ms=calls.total_ms,
+            hot_ms=time.hot_ms * calls.count,
+            cold_ms=None if time.cold_ms is None else time.cold_ms * calls.count,
+            cold_measured_ms=0.0 if time.cold_ms is None else calls.total_ms,
+            problem=problem,
+            replayed=time,
+            roofline_ms=roofline_ms(problem, peaks) if peaks else None,
+        )
+        problems.append(item)
+    outside = log.calls(lambda where: not steps.holds(where))
+    kinds: dict[tuple[str, str], list[Part]] = defaultdict(list)
+    for item in problems:
+        kinds[item.kind, item.direction].append(item)
+    parts = [sum_up(*kind, group) for kind, group in kinds.items()]
+    return Efficiency(
+        replay=replay,
+        steps=steps,
+        problems=sorted(problems, key=lambda problem: -problem.lost_ms),
+        not_replayed=sorted(not_replayed, key=lambda problem: -problem.measured_ms),
+        parts=sorted(parts, key=lambda part: -part.measured_ms),
+        total=sum_up("", "", problems),
+        outside_ms=sum(calls.total_ms for calls in outside.values()),
+        cautions=[*mismatches(log, replay), *cautions_of_peaks(peaks, log)],
+    )
+
+
+def sum_up(kind: str, direction: str, problems: Sequence[Part]) -> Part:
+    """Return the sums of some problems."""
+    cold = [problem.cold_ms for problem in problems if problem.cold_ms is not None]
+    return Part(
+        kind=kind,
+        direction=direction,
+        calls=sum(problem.calls for problem in problems),
+        measured_ms=sum(problem.measured_ms for problem in problems),
+        hot_ms=sum(problem.hot_ms for problem in problems),
+        cold_ms=sum(cold) if cold else None,
+        cold_measured_ms=sum(problem.cold_measured_ms for problem in problems),
+    )
+
+
+def marked_steps(log: OneDnnLog) -> Steps:
+    """Return what the marks and facts of a log have on its steps."""
+    marks = [(where, ms) for where, ms in log.phase_ms.items() if where.phase is None]
+    # Marks without a phase surround whole steps. A step whose end is missing has no time.
+    walls = {(where.rank, where.step): ms for where, ms in marks}
+    by_rank = {facts.get("rank"): facts for facts in log.facts}
+    images = [facts.get("images_a_step") for facts in by_rank.values()]
+    ranks_of_run = next((facts.get("ranks") for facts in log.facts), None)
+    return Steps(
+        whole=frozenset(walls),
+        ranks=max(1, len(log.ranks)),
+        wall_ms=sum(walls.values()) / len(walls) if walls else None,
+        images=sum(number for number in images if isinstance(number, int)) or None,
+        ranks_of_run=ranks_of_run if isinstance(ranks_of_run, int) else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """A step at some speed of oneDNN's primitives. [seconds]"""
+
+    name: str
+    onednn_s: float
+    step_s: float | None
+    """The time of the whole step; None where the log does not have what else is in it."""
+    images_per_s: float | None
+    """The rate of all ranks in the log; None where the step or its images are not known."""
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The measured step and its projections; time outside oneDNN is unchanged.
+
+    Problems without a replay, or without a roofline, keep their measured time.
+    """
+
+    speeds: tuple[Speed, ...]  # `as measured` first
+    elsewhere_s: float | None  # Outside of oneDNN's primitives, our own kernels included
+    images: int | None  # In a step, of all ranks in the log
+    roofline_share: float  # The share of oneDNN's measured time that has a roofline
+
+
+def project(
+    efficiency: Efficiency, *, steps: int | None, images_a_step: int | None
+) -> Projection | None:
+    """Return seconds and images a second of a step, at each speed.
+
+    `steps` is each rank's number of steps in a log without marks, and `images_a_step` of all ranks
+    in the log replaces the log's own. None where the number of steps is not known.
+    """
+    marked = efficiency.steps
+    # Summed over the ranks, so that times are those of a rank's step.
+    count = marked.count or (steps * marked.ranks if steps else None)
+    if count is None:
+        return None
+    images = images_a_step or marked.images
+    measured = efficiency.measured_ms / count / 1000
+    # Seconds: times of steps and of primitives are in milliseconds.
+    elsewhere = None if marked.wall_ms is None else marked.wall_ms / 1000 - measured
+    problems, speeds = efficiency.problems, []
+
+    def add_speed(name: str, onednn_ms: float) -> None:
+        onednn_s = onednn_ms / count / 1000
+        step_s = None if elsewhere is None else onednn_s + elsewhere
+        speeds.append(Speed(name, onednn_s, step_s, images / step_s if images and step_s else None))
+
+    add_speed("as measured", efficiency.measured_ms)
+    if problems:
+        hot_ms = sum(problem.hot_ms for problem in problems)
+        add_speed("at the hot replay's speed", hot_ms + efficiency.not_replayed_ms)
+    if efficiency.total.cold_ms is not None:
+        # Problems without a cold time, such as small ones of benchdnn, keep their hot time.
+        cold_ms = sum(p.hot_ms if p.cold_ms is None else p.cold_ms for p in problems)
+        add_speed("at the cold replay's speed", cold_ms + efficiency.not_replayed_ms)
+    bounded = [problem for problem in problems if problem.roofline_ms is not None]
+    if bounded:
+        # Data in caches can be faster than the roofline: such problems keep their measured time.
+        times = (
+            p.measured_ms if p.roofline_ms is None else min(p.measured_ms, p.roofline_ms * p.calls)
+            for p in problems
+        )
+        add_speed("at the roofline", sum(times) + efficiency.not_replayed_ms)
+    bounded_ms = sum(problem.measured_ms for problem in bounded)
+    return Projection(
+        speeds=tuple(speeds),
+        elsewhere_s=elsewhere,
+        images=images,
+        roofline_share=bounded_ms / efficiency.measured_ms if efficiency.measured_ms else 0.0,
+    )
 
 
 WORST = 3
@@ -223,37 +464,32 @@ lost: measured time minus hot replayed time. Ratios and losses cover replayed pr
 
 def print_efficiency(console: Console, efficiency: Efficiency) -> None:
     """Print the replay, the ratio, its parts, what was not replayed, what loses most."""
+    say = partial(print_line, console)
     replay, total = efficiency.replay, efficiency.total
     threads, done = replay.conditions.threads, len(efficiency.problems)
-    print_line(
-        console,
+    say(
         f"replayed {done} of {done + len(efficiency.not_replayed)} problems through "
         f"{replay.runner}, oneDNN {replay.version or 'of unknown version'}, "
-        f"{threads} thread{'s' if threads > 1 else ''}",
+        f"{threads} thread{'s' if threads > 1 else ''}"
     )
     if efficiency.outside_ms > 0:
-        print_line(
-            console, f"not included: {efficiency.outside_ms:,.1f} ms outside of complete steps"
-        )
-    if not total.measured_ms:
-        print_line(console, "no ratio: no problem could be replayed")
+        say(f"not included: {efficiency.outside_ms:,.1f} ms outside of complete steps")
+    if total.hot_ratio is None:
+        say("no ratio: no problem could be replayed")
     else:
-        cold = cold_ratio(total)
-        ratios = f"{hot_ratio(total):.2f} hot" + ("" if cold is None else f", {cold:.2f} cold")
+        cold = total.cold_ratio
+        ratios = f"{total.hot_ratio:.2f} hot" + ("" if cold is None else f", {cold:.2f} cold")
         share = f"{1 - efficiency.not_replayed_share:.1%} of oneDNN's time was replayed"
-        print_line(console, f"efficiency: {ratios}; {share}")
+        say(f"efficiency: {ratios}; {share}")
         *rows, last = part_rows(efficiency)
         columns = (text_column("kind and direction"), *MEASURES)
         console.print(Table("efficiency by kind", columns, rows, totals=[last]).for_console())
-        print_line(console, MEANING)
+        say(MEANING)
         cold_share = total.cold_measured_ms / total.measured_ms
-        if (hot_ratio(total) or 0) > FASTER_THAN_ALONE:
-            print_line(console, ABOVE_1)
+        if total.hot_ratio > FASTER_THAN_ALONE:
+            say(ABOVE_1)
         if 0 < cold_share < ALMOST_ALL:
-            print_line(
-                console,
-                f"cold ratios cover {cold_share:.1%} of the time: the problems with cold runs",
-            )
+            say(f"cold ratios cover {cold_share:.1%} of the time: the problems with cold runs")
     print_not_replayed(console, efficiency)
     worst = [problem for problem in efficiency.problems if problem.lost_ms > 0][:WORST]
     if worst:
@@ -278,29 +514,27 @@ def make_row(name: str, timed: Part, *, divisor: float = 1) -> list[object]:
     calls = timed.calls if divisor == 1 else timed.calls / divisor
     times = (timed.measured_ms, timed.hot_ms, timed.cold_ms)
     times_a_step = [None if ms is None else ms / divisor for ms in times]
-    ratios = (hot_ratio(timed), cold_ratio(timed))
+    ratios = (timed.hot_ratio, timed.cold_ratio)
     return [name, calls, *times_a_step, *ratios, timed.lost_ms / divisor]
 
 
 def part_rows(efficiency: Efficiency, *, divisor: float = 1) -> list[list[object]]:
     """Return a row of `make_row` for each kind and direction, and a last one for all."""
-    rows = []
-    for part in efficiency.parts:
-        name = kind_and_direction(part.kind, part.direction)
-        rows.append(make_row(name, part, divisor=divisor))
-    return [*rows, make_row("all", efficiency.total, divisor=divisor)]
+    named = [(kind_and_direction(part.kind, part.direction), part) for part in efficiency.parts]
+    named.append(("all", efficiency.total))
+    return [make_row(name, part, divisor=divisor) for name, part in named]
 
 
 def print_not_replayed(console: Console, efficiency: Efficiency) -> None:
     """Print the time without a replay, and the reasons, grouped by kind and reason."""
+    say = partial(print_line, console)
     count = len(efficiency.not_replayed)
     if not count:
         return
-    print_line(
-        console,
+    say(
         f"not replayed: {count} problem{'s' if count > 1 else ''}, "
         f"{efficiency.not_replayed_ms:,.1f} ms, "
-        f"{efficiency.not_replayed_share:.1%} of the time; not included in any ratio",
+        f"{efficiency.not_replayed_share:.1%} of the time; not included in any ratio"
     )
     reasons: dict[tuple[str, str], list[NotReplayed]] = defaultdict(list)
     for problem in efficiency.not_replayed:
@@ -310,23 +544,18 @@ def print_not_replayed(console: Console, efficiency: Efficiency) -> None:
     for milliseconds, group in groups[:REASONS]:
         example = printable(readable(group[0].problem))
         others = f" and {len(group) - 1} more" if len(group) > 1 else ""
-        print_line(
-            console, f"  {milliseconds:,.1f} ms: {example}{others}: {printable(group[0].why)}"
-        )
-    remaining = len(groups) - REASONS
-    if remaining > 0:
-        print_line(console, f"  and {remaining} other reasons; --out and --json list all")
+        say(f"  {milliseconds:,.1f} ms: {example}{others}: {printable(group[0].why)}")
+    if len(groups) > REASONS:
+        say(f"  and {len(groups) - REASONS} other reasons; --out and --json list all")
 
 
 def print_projection(
     console: Console, efficiency: Efficiency, projection: Projection | None
 ) -> None:
     """Print the projected step times, and what they exclude."""
+    say = partial(print_line, console)
     if projection is None:
-        print_line(
-            console,
-            "no projection: the log has no marks of steps; give --steps N",
-        )
+        say("no projection: the log has no marks of steps; give --steps N")
         return
     elsewhere = projection.elsewhere_s
     columns = [text_column("")]
@@ -342,28 +571,17 @@ def print_projection(
     # Columns without any value are not shown.
     console.print(Table(title, columns, rows).without_empty_columns().for_console())
     if elsewhere is None:
-        print_line(
-            console, "only oneDNN's time is projected: the log does not record the rest of a step"
-        )
+        say("only oneDNN's time is projected: the log does not record the rest of a step")
     else:
-        print_line(
-            console,
-            "elsewhere: time outside oneDNN's primitives, kept as measured",
-        )
+        say("elsewhere: time outside oneDNN's primitives, kept as measured")
         if projection.images is None:
-            print_line(
-                console, "images/s: not known; give the images per step with --images-a-step N"
-            )
+            say("images/s: not known; give the images per step with --images-a-step N")
     if 0 < projection.roofline_share < ALMOST_ALL:
         share = f"{projection.roofline_share:.1%} of oneDNN's time"
-        print_line(
-            console, f"at the roofline: {share} has a roofline; the remaining time is as measured"
-        )
+        say(f"at the roofline: {share} has a roofline; the remaining time is as measured")
     steps = efficiency.steps
     if steps.ranks_of_run is not None and steps.ranks_of_run > steps.ranks:
-        print_line(
-            console, f"images/s: sum of {steps.ranks} of the run's {steps.ranks_of_run} ranks"
-        )
+        say(f"images/s: sum of {steps.ranks} of the run's {steps.ranks_of_run} ranks")
 
 
 COLUMNS = (
@@ -389,7 +607,7 @@ def problem_table(efficiency: Efficiency) -> Table:
         else:
             alone = timed.replayed
             times = (alone.hot_ms, alone.cold_ms, timed.roofline_ms)
-            ratios = (hot_ratio(timed), cold_ratio(timed), timed.lost_ms)
+            ratios = (timed.hot_ratio, timed.cold_ratio, timed.lost_ms)
             rows.append(
                 (*identity, alone.implementation, *measured, *times, *ratios, alone.runs, "")
             )
@@ -403,8 +621,8 @@ def as_json(
     replay = efficiency.replay
 
     def with_ratios(part: Part) -> dict[str, Any]:
-        ratios = {"hot_ratio": hot_ratio(part), "cold_ratio": cold_ratio(part)}
-        return {**asdict(part), **ratios, "lost_ms": part.lost_ms}
+        names = ("hot_ratio", "cold_ratio", "lost_ms")
+        return asdict(part) | {name: getattr(part, name) for name in names}
 
     return {
         "files": list(files),
@@ -475,14 +693,14 @@ def draw_ratios(axes: "Axes", parts: Sequence[Part], total: Part) -> None:
         colour = DIRECTION_COLOURS.get(direction_name(part.direction), grey)
         share = part.measured_ms / total.measured_ms if total.measured_ms else 0
         name = f"{kind_and_direction(part.kind, part.direction)}\n{share:.1%} of the time"
-        for ratio, opacity in ((hot_ratio(part), 1.0), (cold_ratio(part), PALER)):
+        for ratio, opacity in ((part.hot_ratio, 1.0), (part.cold_ratio, PALER)):
             pieces = [] if ratio is None else [Piece(ratio, (colour, opacity))]
             bars.append(Bar(name, pieces, "" if ratio is None else f"{ratio:.2f}"))
     sizes: dict[str, Any] = {"thickness": 0.76, "fontsize": 8, "name_size": 8, "room": 1.05}
     charts.horizontal_bars(axes, bars, bars_a_row=2, **sizes)
     axes.set_xlim(0, 1.08 * max(1.0, axes.get_xlim()[1]))
     axes.axvline(1, color="black", linewidth=0.8)
-    overall = hot_ratio(total)
+    overall = total.hot_ratio
     if overall is not None:
         label = f"all, hot: {overall:.2f}"
         axes.axvline(overall, color=charts.RED, linestyle="--", linewidth=1, label=label)
@@ -491,3 +709,13 @@ def draw_ratios(axes: "Axes", parts: Sequence[Part], total: Part) -> None:
     axes.barh(0, 0, color=grey, label="hot replay")
     axes.barh(0, 0, color=(grey, PALER), label="cold replay (paler)")
     axes.legend(ncols=3, **BELOW)
+
+
+add_efficiency = partial(
+    add_command,
+    name="efficiency",
+    about=ABOUT,
+    examples=f"{FILES}\n\n{EXAMPLES}",
+    options=EfficiencyOptions,
+    run=run_efficiency,
+)

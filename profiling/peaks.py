@@ -5,10 +5,10 @@ caller needs no torch. A JSON file holds the peaks for other commands, whose opt
 here too. They give the roofline (Williams, Waterman and Patterson, 2009).
 """
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -60,13 +60,6 @@ class PeaksOptions:
     )
     json: Path | None = json_option("also write all results to FILE, for --peaks of other commands")
     keep_disturbed: bool = flag("write the file of --json even if other processes kept cores busy")
-
-
-def add_peaks(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `peaks` to the commands of a command line."""
-    add_command(
-        commands, "peaks", about=ABOUT, examples=EXAMPLES, options=PeaksOptions, run=run_peaks
-    )
 
 
 def run_peaks(options: PeaksOptions) -> int:
@@ -287,15 +280,13 @@ MEASURE = "measure"
 NONE = "none"
 
 
-PEAKS_HELP = (
-    "peak rates written by `python -m profiling peaks --json FILE`; `none`: use no peaks "
-    "(default: measure this machine, with the log's number of threads)"
-)
-
-
 def peaks_option() -> Any:
     """Return the field of `--peaks`, for `choose_peaks`."""
-    return option(PEAKS_HELP, default=MEASURE, metavar="FILE")
+    what = (
+        "peak rates written by `python -m profiling peaks --json FILE`; `none`: use no peaks "
+        "(default: measure this machine, with the log's number of threads)"
+    )
+    return option(what, default=MEASURE, metavar="FILE")
 
 
 def choose_peaks(
@@ -376,6 +367,10 @@ def parse_share(fields: dict[str, Any]) -> Share:
     lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
     return Share(**{**fields, **lists})
 
+
+add_peaks = partial(
+    add_command, name="peaks", about=ABOUT, examples=EXAMPLES, options=PeaksOptions, run=run_peaks
+)
 
 if __name__ == "__main__":
     serve(prepare)

@@ -5,12 +5,12 @@ of Fu et al. 2023, Table 2; the chart of where oneDNN's time goes is their Figur
 chart compares the rate of each problem with the peaks of the machine.
 """
 
-import argparse
 import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from sys import intern
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +22,7 @@ from common.charts import DARK, Bar, Column, Piece, Table, chart_files, chart_na
 from common.cli import add_command, positive
 from common.console import make_console, print_cautions, print_line, significant
 from common.errors import FINISHED, printable
-from common.files import csv_parts, write_parts
+from common.files import csv_parts, write_atomically, write_parts
 from common.options import Outputs, argument, included, option
 from profiling.onednn_log import log as onednn_logs
 from profiling.onednn_log.log import Calls, OneDnnLog
@@ -71,15 +71,6 @@ class StatsOptions:
     outputs: Outputs = included(Outputs)
 
 
-def add_stats(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `stats` to the commands of a command line."""
-    about = "Summarize oneDNN logs: time by kind of primitive and by problem."
-    examples = f"{FILES}\n\n{EXAMPLES}"
-    add_command(
-        commands, "stats", about=about, examples=examples, options=StatsOptions, run=run_stats
-    )
-
-
 def run_stats(options: StatsOptions) -> int:
     """Read logs, print tables, write files; return the exit code.
 
@@ -106,7 +97,16 @@ def run_stats(options: StatsOptions) -> int:
         print_line(console, "no execution, so no times; ONEDNN_VERBOSE=1 logs them")
     print_remarks(console, log)
     if options.outputs.json is not None:
-        write_parts(options.outputs.json, json_parts(log, parts, rows))
+        names = ("files", "versions", "runtimes", "threads", "instruction_sets", "lines")
+        content = {
+            **{name: getattr(log, name) for name in (*names, "onednn_lines")},
+            "not_understood": log.not_understood_count,
+            "calls": sum(row.calls for row in rows),
+            "total_ms": log.total_ms,  # times in milliseconds, shares from 0 to 1
+            "parts": [asdict(part) for part in parts],
+            "problems": [row._asdict() for row in rows],
+        }
+        write_atomically(options.outputs.json, json.dumps(content, indent=1))
     if out is not None:
         write_parts(out / "primitives.csv", csv_parts(COLUMNS, rows))
         parameters = csv_parts(PARAMETER_COLUMNS, parameter_rows(calls))
@@ -166,15 +166,10 @@ def make_rows(calls: Mapping[Problem, Calls]) -> list[Row]:
 def merge_equal(calls: Mapping[Problem, Calls]) -> Mapping[Problem, Calls]:
     """Return the calls with problems of equal columns summed, each under the first such problem."""
     first: dict[tuple[str, ...], Problem] = {}
-    for problem in calls:
-        first.setdefault(identity(problem), problem)
-    if len(first) == len(calls):
-        # The usual case: a log of many problems is not held in memory twice.
-        return calls
-    # New sums: the log's own calls must not change.
-    merged = {problem: Calls() for problem in first.values()}
+    merged: dict[Problem, Calls] = {}
     for problem, counted in calls.items():
-        merged[first[identity(problem)]].add(counted.total_ms, counted.count)
+        kept = first.setdefault(identity(problem), problem)
+        merged.setdefault(kept, Calls()).add(counted.total_ms, counted.count)
     return merged
 
 
@@ -269,28 +264,6 @@ def parameters_of_problem(problem: Problem) -> tuple[str, ...]:
     )
 
 
-def json_parts(log: OneDnnLog, parts: Sequence[Part], rows: Sequence[Row]) -> Iterator[bytes]:
-    """Yield the results as JSON: times in milliseconds, shares from 0 to 1.
-
-    The layout is that of `indent=1`, written row by row: a log may have very many.
-    """
-    names = ("files", "versions", "runtimes", "threads", "instruction_sets", "lines")
-    numbers = {
-        **{name: getattr(log, name) for name in (*names, "onednn_lines")},
-        "not_understood": log.not_understood_count,
-        "calls": sum(row.calls for row in rows),
-        "total_ms": log.total_ms,
-        "parts": [asdict(part) for part in parts],
-        "problems": [],
-    }
-    # Rows follow one by one: the text of a large log would need gigabytes.
-    yield json.dumps(numbers, indent=1).removesuffix("]\n}").encode()
-    for place, row in enumerate(rows):
-        text = json.dumps(row._asdict(), separators=(",\n   ", ": "))
-        yield f"{',' if place else ''}\n  {{\n   {text[1:-1]}\n  }}".encode()
-    yield b"\n ]\n}" if rows else b"]\n}"
-
-
 FORMATS = {"calls": ",", "ms": ",.1f", "share": ".1%", "GFLOP/s": ",.0f"}
 MEASURES = tuple(Column(name, format_) for name, format_ in FORMATS.items())
 MESSAGES = 5  # Dispatch reasons and messages that are shown
@@ -352,24 +325,23 @@ def print_phases(console: Console, log: OneDnnLog) -> None:
 
 def print_remarks(console: Console, log: OneDnnLog) -> None:
     """Print creations, messages, and the first of the lines that could not be parsed."""
+    say = partial(print_line, console)
     if log.creation_states:
         states = ", ".join(f"{count:,} {state}" for state, count in log.creation_states.items())
         total = sum(calls.total_ms for calls in log.creations.values())
-        print_line(console, f"primitives created: {states}; {total:,.1f} ms")
+        say(f"primitives created: {states}; {total:,.1f} ms")
     for name, counter in (("skipped implementations", log.dispatches), ("messages", log.messages)):
         for text, count in counter.most_common(MESSAGES):
-            print_line(console, f"{name}: {count:,} × {printable(text)}")
+            say(f"{name}: {count:,} × {printable(text)}")
         if len(counter) > MESSAGES:
-            print_line(console, f"{name}: {len(counter) - MESSAGES:,} more")
+            say(f"{name}: {len(counter) - MESSAGES:,} more")
     if log.not_understood_count:
         number = f"{log.not_understood_count:,}"
-        print_line(console, f"oneDNN lines that cannot be parsed and are in no table: {number}")
+        say(f"oneDNN lines that cannot be parsed and are in no table: {number}")
         for line in log.not_understood:
-            print_line(
-                console, f"  {line.file}:{line.line}: {line.why}: {printable(line.text[:80])}"
-            )
+            say(f"  {line.file}:{line.line}: {line.why}: {printable(line.text[:80])}")
         if hidden := log.not_understood_count - len(log.not_understood):
-            print_line(console, f"  and {hidden:,} more")
+            say(f"  and {hidden:,} more")
 
 
 BARS = 12  # Kinds with a bar of their own; the others share one
@@ -378,44 +350,37 @@ SMALLEST_LABELLED = 0.06  # Share from which a piece of a bar has its number in 
 
 def draw_distribution(parts: Sequence[Part], *, title: str) -> "Figure":
     """Draw a bar for each kind of primitive, in pieces by direction; lengths are milliseconds."""
-    by_kind: dict[str, list[Part]] = defaultdict(list)
+    by_kind: dict[str, dict[str, float]] = {}
     for part in parts:
-        by_kind[part.kind].append(part)
-    groups = sorted(by_kind.items(), key=lambda item: -sum(part.total_ms for part in item[1]))
-    if others := groups[BARS:]:
-        name = f"{len(others)} other kinds"
-        groups[BARS:] = [(name, [part for _, group in others for part in group])]
-    total = sum(part.total_ms for part in parts)
-    order = list(DIRECTION_COLOURS)
-
-    def colour_name(part: Part) -> str:
-        name = direction_name(part.direction)
-        return name if name in DIRECTION_COLOURS else ""
-
-    bars = []
-    for name, group in groups:
         # One piece per colour: passes of training and of inference are both "forward".
-        by_direction: dict[str, float] = defaultdict(float)
-        for part in group:
-            by_direction[colour_name(part)] += part.total_ms
+        by_direction = by_kind.setdefault(part.kind, dict.fromkeys(DIRECTION_COLOURS, 0.0))
+        name = direction_name(part.direction)
+        by_direction[name if name in DIRECTION_COLOURS else ""] += part.total_ms
+    groups = sorted(by_kind.items(), key=lambda item: -sum(item[1].values()))
+    if others := [group for _, group in groups[BARS:]]:
+        summed = {name: sum(group[name] for group in others) for name in DIRECTION_COLOURS}
+        groups[BARS:] = [(f"{len(others)} other kinds", summed)]
+    total = sum(part.total_ms for part in parts)
+    bars = []
+    for kind, by_direction in groups:
         pieces = [
             Piece(
-                direction_ms,
-                DIRECTION_COLOURS[direction],
-                f"{direction_ms / total:.0%}" if direction_ms > SMALLEST_LABELLED * total else "",
+                ms, DIRECTION_COLOURS[name], f"{ms / total:.0%}" * (ms > SMALLEST_LABELLED * total)
             )
-            for direction, direction_ms in sorted(
-                by_direction.items(), key=lambda item: order.index(item[0])
-            )
+            for name, ms in by_direction.items()
+            if ms
         ]
         ms = sum(by_direction.values())
-        bars.append(Bar(name, pieces, f"{significant(ms, 3)} ms, {ms / total:.1%}"))
+        bars.append(Bar(kind, pieces, f"{significant(ms, 3)} ms, {ms / total:.1%}"))
     figure = charts.new_figure(height=2.0 + 0.5 * len(bars))
     axes = figure.subplots()
     charts.horizontal_bars(axes, bars, room=1.18)
     axes.set_xlabel("time of all calls [ms]")
-    names = sorted({colour_name(part) for part in parts}, key=order.index)
-    colours = {name or "no direction": DIRECTION_COLOURS[name] for name in names}
+    colours = {
+        name or "no direction": colour
+        for name, colour in DIRECTION_COLOURS.items()
+        if any(by_direction[name] for _, by_direction in groups)
+    }
     below = (0.5, -0.16 - 0.3 / len(bars))
     charts.colour_legend(axes, colours, columns=5, loc="upper center", bbox_to_anchor=below)
     figure.suptitle(title)
@@ -523,3 +488,13 @@ def draw_moving(axes: "Axes", rows: Sequence[Row], peaks: Peaks | None) -> None:
         axes.text(bandwidth, -0.62, f"memory {bandwidth:,.0f} GB/s", ha="center", fontsize=9,
                   bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})  # fmt: skip
     axes.set_xlabel("bandwidth [GB/s], each tensor counted once")
+
+
+add_stats = partial(
+    add_command,
+    name="stats",
+    about="Summarize oneDNN logs: time by kind of primitive and by problem.",
+    examples=f"{FILES}\n\n{EXAMPLES}",
+    options=StatsOptions,
+    run=run_stats,
+)

@@ -7,6 +7,7 @@
 - `evaluate`: post-processing alone, and the whole way from images to boxes.
 """
 
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -18,7 +19,7 @@ from profiling.bench.results import (
     Benchmark,
     Finding,
     Results,
-    speed_up,
+    speed_ups,
 )
 from profiling.bench.variant import Variant
 
@@ -47,19 +48,20 @@ def step_findings(results: Results) -> list[Finding]:
     names = [name for name in results.names if name != CEILING]
     subject = SUBJECT if SUBJECT in names else (names or [CEILING])[0]
     wanted = (WANTED_WITH_AMX if has_amx() else WANTED) if subject == SUBJECT else {}
-    findings = []
-    for other in names:
-        if other != subject:
-            findings += speed_up(results, subject, other, at_least=wanted.get(other))
+    others = [name for name in names if name != subject]
+    findings = speed_ups(results, [(subject, other, wanted.get(other)) for other in others])
     if CEILING in results.names:
         # Without duplicates: torch-onednn may itself be the subject.
         compared = [name for name in dict.fromkeys((subject, ONEDNN_ALONE)) if name in names]
         findings += ceiling_findings(results, compared)
-    if names:
-        findings += load_findings(results, subject)
-        findings += share_findings(results, subject)
-        findings += memory_findings(results, subject)
-    return findings
+    for name in results.loaded_runs:
+        if name != CEILING:
+            ratio = results.slowdown(name)
+            what = f"{name}: step time while another process keeps one core busy"
+            shown = f"{ratio.median:.2f} times as long ({ratio.lowest:.2f}–{ratio.highest:.2f})"
+            most = MOST_BESIDE_LOAD if name == subject else None
+            findings.append(Finding(what, ratio.median, shown, at_most=most))
+    return findings + (share_findings(results, subject) if names else [])
 
 
 def ceiling_findings(results: Results, compared: list[str]) -> list[Finding]:
@@ -82,21 +84,11 @@ def ceiling_findings(results: Results, compared: list[str]) -> list[Finding]:
     return findings
 
 
-def load_findings(results: Results, subject: str) -> list[Finding]:
-    """Return the slowdown of each variant's step while another process keeps a core busy."""
-    findings = []
-    for name in results.loaded_runs:
-        if name != CEILING:
-            ratio = results.slowdown(name)
-            what = f"{name}: step time while another process keeps one core busy"
-            shown = f"{ratio.median:.2f} times as long ({ratio.lowest:.2f}–{ratio.highest:.2f})"
-            most = MOST_BESIDE_LOAD if name == subject else None
-            findings.append(Finding(what, ratio.median, shown, at_most=most))
-    return findings
-
-
 def share_findings(results: Results, subject: str) -> list[Finding]:
-    """Return how much of the step is convolution and passes over memory, where it was measured."""
+    """Return how much of the step is convolution and passes over memory, where it was measured.
+
+    Then its page faults, and memory and bytes moved against torchvision's, if that was run.
+    """
     findings = []
     if subject in results.primitives:
         what = "share of the step in convolutions and matrix products, oneDNN's and ours"
@@ -110,14 +102,9 @@ def share_findings(results: Results, subject: str) -> list[Finding]:
     if passes is not None:
         what = f"{subject}: share of the step in ReLU, additions, masks, casts and reorders"
         findings.append(Finding(what, passes, f"{passes:.1%}", at_most=0.07))
-    return findings
-
-
-def memory_findings(results: Results, subject: str) -> list[Finding]:
-    """Return page faults; peak memory and bytes moved against torchvision's, if that was run."""
     faults = results.page_faults(subject)
     what = f"{subject}: page faults per step"
-    findings = [Finding(what, faults, f"{faults:,.0f}", at_most=5000)]
+    findings.append(Finding(what, faults, f"{faults:,.0f}", at_most=5000))
     if BASELINE not in results.names or subject == BASELINE:
         return findings
     share = results.peak_mb(subject) / results.peak_mb(BASELINE)
@@ -131,21 +118,12 @@ def memory_findings(results: Results, subject: str) -> list[Finding]:
     return findings
 
 
-def step_gflops(results: Results, variant: Variant) -> float | None:
-    """Return GFLOP/s of a variant's complete step; None if operations were not counted."""
-    if CEILING not in results.names or variant.recipe == CEILING_RECIPE:
-        return None
-    return results.facts[CEILING]["step_gflop"] / results.seconds(variant.name)
-
-
 def counterpart_findings(results: Results) -> list[Finding]:
     """Compare each variant with itself in another environment."""
-    findings = []
-    for other in results.variants:
-        if other.counterpart is not None:
-            wanted = AS_FAST_AS_BEFORE if other.counterpart == SUBJECT else None
-            findings += speed_up(results, other.counterpart, other.name, at_least=wanted)
-    return findings
+    targets = {SUBJECT: AS_FAST_AS_BEFORE}
+    pairs = [(v.counterpart, v.name, targets.get(v.counterpart))
+             for v in results.variants if v.counterpart is not None]  # fmt: skip
+    return speed_ups(results, pairs)
 
 
 COMPILED: dict[str, Any] = {
@@ -253,11 +231,9 @@ and writing in another, which is what a loss does with logits and gradients."""
 
 def loss_findings(results: Results) -> list[Finding]:
     """Compare our form with the others on the same logits, and with moving its bytes alone."""
-    findings = speed_up(results, "kernel", "reference", at_least=12)
-    findings += speed_up(results, "kernel", "reference-system")
-    findings += speed_up(results, "kernel", "paper")
-    findings += speed_up(results, "kernel", "paper-implicit")
-    findings += speed_up(results, "kernel-float32", "reference-float32")
+    others = ("reference-system", "paper", "paper-implicit")
+    pairs = [("kernel", "reference", 12), *(("kernel", other, None) for other in others)]
+    findings = speed_ups(results, [*pairs, ("kernel-float32", "reference-float32", None)])
     if BANDWIDTH not in results.names:
         return findings
     for name, rate in results.details(BANDWIDTH).items():
@@ -308,21 +284,16 @@ OPTIMIZERS = {"adam": 2.0, "sgd": None, "lamb": 2.0}
 """Optimizers, each with its target speed-up over the loop over tensors."""
 
 
-def optimizer_findings(results: Results) -> list[Finding]:
-    """Compare each optimizer with its unfused form."""
-    findings = []
-    for name, wanted in OPTIMIZERS.items():
-        findings += speed_up(results, name, f"{name}-unfused", at_least=wanted)
-    return findings
-
-
 OPTIMIZER = Benchmark(
     name="optimizer",
     about="an optimizer step over the detector's weights, their average, and the gradient norm",
     rounds=15,
     warm_up=5,
     settling=1,
-    findings=optimizer_findings,
+    findings=partial(
+        speed_ups,
+        pairs=[(name, f"{name}-unfused", wanted) for name, wanted in OPTIMIZERS.items()],
+    ),
     variants=[
         *(
             Variant(
@@ -349,13 +320,6 @@ OPTIMIZER = Benchmark(
 )
 
 
-def evaluate_findings(results: Results) -> list[Finding]:
-    """Compare ours with torchvision's."""
-    findings = speed_up(results, "postprocess", "postprocess-torchvision", at_least=5)
-    findings += speed_up(results, "torch", "torchvision")
-    return findings + speed_up(results, "torch", "torchvision-tuned")
-
-
 def evaluation(name: str, about: str, whose: str, **fields: Any) -> Variant:
     """Return a variant of a complete evaluation step of "ours" or "torchvision"."""
     return Variant(name, about, f"{RECIPES}.evaluation", options={"whose": whose}, **fields)
@@ -372,7 +336,14 @@ EVALUATE = Benchmark(
     rounds=9,
     warm_up=4,
     settling=1,
-    findings=evaluate_findings,
+    findings=partial(
+        speed_ups,
+        pairs=(
+            ("postprocess", "postprocess-torchvision", 5),
+            ("torch", "torchvision", None),
+            ("torch", "torchvision-tuned", None),
+        ),
+    ),
     variants=(
         postprocessing(
             "postprocess", "our post-processing of a trained detector's outputs", "ours"

@@ -1,7 +1,7 @@
 """`python -m profiling bench`: its command line, and a benchmark of variants from start to end."""
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,8 @@ from profiling.bench.interpreters import (
 )
 from profiling.bench.jobs import add_batch_split_benchmark, add_waiting_benchmark
 from profiling.bench.report import as_json, print_results
-from profiling.bench.results import Benchmark, Benchmarks, measure
-from profiling.bench.single import add_single_benchmarks
+from profiling.bench.results import Benchmark, measure
+from profiling.bench.single import SINGLE_BENCHMARKS
 from profiling.bench.variant import (
     STANDARD,
     Variant,
@@ -72,28 +72,32 @@ def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     bench = add_command(commands, "bench", about=about, examples=EXAMPLES)
     kinds = bench.add_subparsers(required=True, metavar="BENCHMARK")
     for benchmark in BENCHMARKS:
-        add_variants_benchmark(kinds, benchmark)
+        names = [
+            f"{'*' if variant.by_default else ' '} {variant.name:<20} {variant.about}"
+            for variant in benchmark.variants
+        ]
+        parser = add_command(
+            kinds,
+            benchmark.name,
+            summary=benchmark.about,
+            about=f"Time {benchmark.about}.\n\n{ABOUT}",
+            examples="\n".join(["contestants:", *names, "", EXAMPLES]),
+            options=BenchOptions,
+            run=partial(bench_command, benchmark),
+        )
+        parser.set_defaults(rounds=benchmark.rounds, warm_up=benchmark.warm_up)
     add_batch_split_benchmark(kinds)
-    add_single_benchmarks(kinds)
+    for name, subject, text, options, run in SINGLE_BENCHMARKS:
+        add_command(
+            kinds,
+            name,
+            summary=subject,
+            about=f"Time {subject}.\n\n{text}",
+            options=options,
+            run=run,
+            formatter=argparse.HelpFormatter,
+        )
     add_waiting_benchmark(kinds)
-
-
-def add_variants_benchmark(kinds: Benchmarks, benchmark: Benchmark) -> None:
-    """Add a benchmark with variants to those of the command line."""
-    names = [
-        f"{'*' if variant.by_default else ' '} {variant.name:<20} {variant.about}"
-        for variant in benchmark.variants
-    ]
-    parser = add_command(
-        kinds,
-        benchmark.name,
-        summary=benchmark.about,
-        about=f"Time {benchmark.about}.\n\n{ABOUT}",
-        examples="\n".join(["contestants:", *names, "", EXAMPLES]),
-        options=BenchOptions,
-        run=partial(bench_command, benchmark),
-    )
-    parser.set_defaults(rounds=benchmark.rounds, warm_up=benchmark.warm_up)
 
 
 def image_side(text: str) -> int:
@@ -142,10 +146,8 @@ def bench_command(benchmark: Benchmark, options: BenchOptions) -> int:
         raise InputError(f"--beside-load: `bench {benchmark.name}` is not measured so; omit it")
     console = make_console(stderr=True)
     print_line = partial(console.print, soft_wrap=True)
-    chosen = place_ipex(choose(benchmark.variants, options.contestants), print_line)
-    # What a contestant that is named explicitly lacks otherwise is an error.
-    if options.contestants in (None, "all"):
-        chosen = skip_missing(chosen, print_line)
+    chosen = choose(benchmark.variants, options.contestants)
+    chosen = usable(chosen, print_line, are_named=options.contestants not in (None, "all"))
     if not chosen:
         raise InputError("--contestants: none of them can run here; name others")
     if options.against is not None:
@@ -166,42 +168,36 @@ def bench_command(benchmark: Benchmark, options: BenchOptions) -> int:
         with_load=options.beside_load,
     )
     findings = counterpart_findings(results) + benchmark.findings(results.without_counterparts)
-    print_results(results, findings)
+    content = as_json(results, findings, benchmark=benchmark.name)
+    print_results(results, content["contestants"], findings)
     if options.json is not None:
-        write_json(options.json, as_json(results, findings, benchmark=benchmark.name))
+        write_json(options.json, content)
     return FINISHED
 
 
-def place_ipex(variants: Sequence[Variant], print_line: Callable[[str], None]) -> list[Variant]:
-    """Return the variants, those that need IPEX with its Python; a line names those left out."""
+def usable(
+    variants: Sequence[Variant], print_line: Callable[[str], None], *, are_named: bool
+) -> list[Variant]:
+    """Return the variants that can run here, each with its Python; a line names each other one.
+
+    What a variant `are_named` lacks beside IPEX is an error of its process.
+    """
     placed = []
     for variant in variants:
+        allocator, python, lacks = ALLOCATORS.get(variant.allocator), None, ""
         try:
-            interpreter = interpreter_with_ipex() if variant.needs_ipex else None
+            python = interpreter_with_ipex() if variant.needs_ipex else None
         except InputError as error:
-            print_line(f"{variant.name} is skipped: {error}")
-            continue
-        placed.append(replace(variant, interpreter=interpreter))
-    return placed
-
-
-def skip_missing(variants: Sequence[Variant], print_line: Callable[[str], None]) -> list[Variant]:
-    """Return the variants whose libraries are installed; print a line about each other variant."""
-    usable = []
-    for variant in variants:
-        problem = next(missing_libraries(variant), None)
-        if problem is None:
-            usable.append(variant)
+            lacks = str(error)
+        here = python or this_interpreter()
+        if not lacks and not are_named:
+            if allocator is not None and find(allocator) is None:
+                package = f"apt-get install {allocator.package}"
+                lacks = f"{variant.allocator} is not installed ({package})"
+            elif variant.needs_intel_openmp and here.openmp != "intel":
+                lacks = f"intel-openmp is not installed in {here.environment}"
+        if lacks:
+            print_line(f"{variant.name} is skipped: {lacks}")
         else:
-            print_line(f"{variant.name} is skipped: {problem}")
-    return usable
-
-
-def missing_libraries(variant: Variant) -> Iterator[str]:
-    """Yield the libraries that a variant needs and that are not installed."""
-    allocator = ALLOCATORS.get(variant.allocator)
-    if allocator is not None and find(allocator) is None:
-        yield f"{variant.allocator} is not installed (apt-get install {allocator.package})"
-    interpreter = variant.interpreter or this_interpreter()
-    if variant.needs_intel_openmp and interpreter.openmp != "intel":
-        yield f"intel-openmp is not installed in {interpreter.environment}"
+            placed.append(replace(variant, interpreter=python))
+    return placed

@@ -16,24 +16,21 @@ each round, and the median is reported. Run it on an otherwise idle machine.
   python -m data bench                          synthetic images, if you have no photos
 """
 
-import argparse
 import json
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from rich import table as rich_table
 from rich.console import Console
 
-from common.charts import Table, text_column
+from common.charts import Column, Table, text_column
 from common.cli import add_command, positive
-from common.console import make_console, progress
+from common.console import make_console, print_line, progress
 from common.errors import FINISHED, InputError
-from common.files import write_atomically, write_json
+from common.files import write_json
 from common.machine import environment
 from common.options import json_option, option, overrides_argument
 from common.walk import LeftOut, Reach, walk_files
@@ -46,7 +43,7 @@ from profiling.bench.results import (
     Results,
     disturbance,
     measure,
-    speed_up,
+    speed_ups,
 )
 from profiling.bench.variant import Variant, Workload
 from retinanet.config_file import configured_split, load_config
@@ -56,7 +53,6 @@ MLPERF = "mlperf"
 STANDARD_SIZE = 800  # The size of MLPerf's images, for which the target is given. [pixels]
 TARGET = 2.0
 """Times as many images a second of a core as MLPerf's recipe; for photos at 800×800 pixels."""
-ROUNDS = 5
 STRONG = "strong"  # The augmentation that costs most, and the beginning of its contestant's name
 STEP_S, STEP_IMAGES = 3.72, 2
 STEP = "a BF16 step of 2 images of 800×800 on 2 cores of an AMD EPYC (Zen 4): 3.72 s, docs/speed.md"
@@ -96,7 +92,7 @@ class DataBenchOptions:
     batch_size: int = option("images per batch", default=8, parse=positive, metavar="N")
     rounds: int = option(
         "measured runs of each contestant, after one warm-up run",
-        default=ROUNDS,
+        default=5,
         parse=positive,
         metavar="N",
     )
@@ -107,11 +103,6 @@ class DataBenchOptions:
         metavar="N",
     )
     json: Path | None = json_option()
-
-
-def add_data_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command `bench`."""
-    add_command(commands, "bench", about=str(__doc__), options=DataBenchOptions, run=run)
 
 
 def run(options: DataBenchOptions) -> int:
@@ -127,23 +118,33 @@ def run(options: DataBenchOptions) -> int:
         write_list(source.photos, photos)
         workload = Workload(images=len(source.photos), image_size=source.image_size)
         on_a_core = variants_of_a_core(list(descriptions), photos=photos, batch_size=batch_size)
-        results = measure(DATA, on_a_core, workload, rounds, DATA.warm_up, console=console)
+
+        def measured(variants: Sequence[Variant]) -> Results:
+            return measure(DATA, variants, workload, rounds, DATA.warm_up, console=console)
+
+        results = measured(on_a_core)
         if options.workers:
             # Separately: the CPU time of their worker processes would count as background load.
             # Decoders are in order of their speed.
-            fastest, workers = next(iter(descriptions)), options.workers
-            loading = loaders(fastest, photos=photos, batch_size=batch_size, workers=workers)
-            others = measure(DATA, loading, workload, rounds, DATA.warm_up, console=console)
+            about = "batches from worker processes, not normalized"
+            reading = {"photos": str(photos), "batch_size": str(batch_size)}
+            reading["decoder"] = next(iter(descriptions))
+            loading = [
+                Variant(f"loader-{count}", about, f"{RECIPES}.loader",
+                        options={**reading, "workers": str(count)})
+                for count in range(1, options.workers + 1)
+            ]  # fmt: skip
+            others = measured(loading)
             results = replace(
                 results,
                 variants=[*on_a_core, *loading],
                 runs={**results.runs, **others.runs},
                 facts={**results.facts, **others.facts},
             )
-    print_results(results, source=source, decoders=descriptions)
+    content = as_json(results, source=source, decoders=descriptions, batch_size=batch_size)
+    print_results(results, content, source=source)
     if options.json is not None:
-        text = as_json(results, source=source, decoders=descriptions, batch_size=batch_size)
-        write_atomically(options.json, text)
+        write_json(options.json, content)
     return FINISHED
 
 
@@ -262,163 +263,111 @@ def variants_of_a_core(decoders: Sequence[str], *, photos: Path, batch_size: int
     return [*variants, augmented, Variant(MLPERF, about, f"{RECIPES}.mlperf", options=batched)]
 
 
-def loaders(decoder: str, *, photos: Path, batch_size: int, workers: int) -> list[Variant]:
-    """Return loaders with 1 to `workers` processes, on all cores."""
-    about = "batches from worker processes, not normalized"
-    options = {"photos": str(photos), "batch_size": str(batch_size), "decoder": decoder}
-    return [
-        Variant(
-            f"loader-{count}",
-            about,
-            f"{RECIPES}.loader",
-            options={**options, "workers": str(count)},
-        )
-        for count in range(1, workers + 1)
-    ]
+def data_findings(results: Results) -> list[Finding]:
+    """Compare each decoder's pipeline with MLPerf's recipe; the first one has the target.
 
-
-def keep_to_one_core() -> None:
-    """Bind this process and its future threads to the last of its allowed cores.
-
-    The last, because a machine's first core answers most of its interrupts.
+    At the standard size, also the share of `STEP` in which one core loads its images, strongly
+    augmented.
     """
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-
-
-def compare_with_mlperf(results: Results) -> list[Finding]:
-    """Compare the pipeline of each decoder with MLPerf's recipe; the first one has the target."""
     pipelines = [name for name in results.names if name.startswith("pipeline-")]
-    return [
-        finding
-        for place, name in enumerate(pipelines)
-        for finding in speed_up(results, name, MLPERF, at_least=TARGET if place == 0 else None)
-    ]
-
-
-def share_of_a_step(results: Results) -> list[Finding]:
-    """Return the share of `STEP` in which one core loads its images, strongly augmented."""
-    return [
-        Finding(
-            f"{name}: share of a step",
-            share := STEP_IMAGES / median_rate(results, name) / STEP_S,
-            f"{share:.1%}",
-            at_most=LARGEST_SHARE,
-        )
-        for name in results.names
-        if name.startswith(f"{STRONG}-")
-    ]
+    targets = dict.fromkeys(pipelines[:1], TARGET)
+    findings = speed_ups(results, [(name, MLPERF, targets.get(name)) for name in pipelines])
+    for name in results.names:
+        if name.startswith(f"{STRONG}-") and results.workload.image_size == STANDARD_SIZE:
+            share = STEP_IMAGES * results.seconds(name) / results.workload.images / STEP_S
+            what = f"{name}: share of a step"
+            findings.append(Finding(what, share, f"{share:.1%}", at_most=LARGEST_SHARE))
+    return findings
 
 
 DATA = Benchmark(
     name="data",
     about="files to batches",
     variants=(),  # they depend on the options
-    findings=compare_with_mlperf,
-    rounds=ROUNDS,
+    findings=data_findings,
+    rounds=5,
     warm_up=1,
 )
 
-
-def print_results(results: Results, *, source: Source, decoders: Mapping[str, str]) -> None:
-    """Print all rates, the time of the pipelines' stages, and the comparisons."""
-    console = make_console(pipe_width=PIPE_WIDTH)
-    side = source.image_size
-    rounds = len(results.runs[MLPERF])
-    title = f"{len(source.photos)} images of {source.name} to {side}×{side}; {rounds} rounds"
-    console.print(title, soft_wrap=True)
-    console.print(rates_table(results))
-    console.print("time per image by stage:")
-    stages = [(name, stage_milliseconds(results, name)) for name in results.names]
-    rows = [
-        (name, ", ".join(f"{stage} {ms:.2f} ms" for stage, ms in times.items()))
-        for name, times in stages
-        if times
-    ]
-    table = Table("", (text_column("contestant"), text_column("stages")), rows)
-    console.print(table.for_console())
-    console.print(f"decoders: {', '.join(decoders.values())}", soft_wrap=True)
-    if source.is_synthetic:
-        console.print(
-            "synthetic images are smaller and simpler than photos; use --images DIR for photos",
-            soft_wrap=True,
-        )
-    if disturbed := disturbance(results.other_cores):
-        console.print(disturbed, soft_wrap=True)
-    with_targets = side == STANDARD_SIZE and not source.is_synthetic
-    findings = findings_table(all_findings(results, side=side), with_targets=with_targets)
-    console.print(findings.for_console())
-    if side == STANDARD_SIZE:
-        console.print(f"share of a step: {STEP}", soft_wrap=True)
-
-
-def all_findings(results: Results, *, side: int) -> list[Finding]:
-    """Return the comparisons, and at the standard size the share of a step."""
-    shares = share_of_a_step(results) if side == STANDARD_SIZE else []
-    return [*compare_with_mlperf(results), *shares]
-
-
-def rates_table(results: Results) -> rich_table.Table:
-    """Return images a second by variant; of one core but for loaders."""
-    table = rich_table.Table()
-    table.add_column("contestant")
-    headings = ("images/s", "lowest–highest", "ms/image", "page faults/image", "peak MB")
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for _, kind in groupby(results.names, key=lambda name: name.split("-", maxsplit=1)[0]):
-        for name in kind:
-            rates, rate = image_rates(results, name), median_rate(results, name)
-            table.add_row(
-                name,
-                f"{rate:.1f}",
-                f"{min(rates):.1f}–{max(rates):.1f}",
-                f"{1000 / rate:.2f}",
-                f"{results.page_faults(name) / results.workload.images:,.0f}",
-                f"{results.peak_mb(name):,.0f}",
-            )
-        table.add_section()
-    return table
-
-
-def stage_milliseconds(results: Results, name: str) -> dict[str, float]:
-    """Return the time of an image by stage; empty for variants of one stage."""
-    if name != MLPERF and not name.startswith(("pipeline-", f"{STRONG}-")):
-        return {}
-    details = results.details(name)
-    return {stage: s / results.workload.images * 1000 for stage, s in details.items()}
-
-
-def image_rates(results: Results, name: str) -> list[float]:
-    """Return images a second in every round."""
-    return [results.workload.images / run.seconds for run in results.runs[name]]
-
-
-def median_rate(results: Results, name: str) -> float:
-    """Return images a second in the median round."""
-    return results.workload.images / results.seconds(name)
+RATE_COLUMNS = (
+    text_column("contestant"),
+    Column("images/s", ".1f", name="images_per_s"),
+    Column("lowest–highest"),
+    Column("ms/image", ".2f"),
+    Column("page faults/image", ",.0f"),
+    Column("peak MB", ",.0f", name="peak_rss_mb"),
+)
 
 
 def as_json(
     results: Results, *, source: Source, decoders: Mapping[str, str], batch_size: int
-) -> str:
+) -> dict[str, Any]:
     """Return rates in images a second, seconds of whole runs, MB of 10⁶ bytes."""
-    contestants = {}
+    contestants, images = {}, len(source.photos)
     for variant in results.variants:
-        name = variant.name
+        name, stages = variant.name, {}
+        if name == MLPERF or name.startswith(("pipeline-", f"{STRONG}-")):
+            stages = results.details(name)  # of other variants it is no time
         rates = {
-            "images_per_s": median_rate(results, name),
-            "images_per_s_of_runs": image_rates(results, name),
-            "stages_ms": stage_milliseconds(results, name),
+            "images_per_s": images / results.seconds(name),
+            "images_per_s_of_runs": [images / run.seconds for run in results.runs[name]],
+            "stages_ms": {stage: s / images * 1000 for stage, s in stages.items()},
         }
         contestants[name] = rates | variant_json(results, variant)
-    content = {
+    return {
         "benchmark": "data",
         "source": source.name,
-        "images": len(source.photos),
+        "images": images,
         "image_size": source.image_size,
         "batch_size": batch_size,
         "decoders": dict(decoders),
         "environment": {**environment(), "cores_busy_otherwise": results.other_cores},
         "contestants": contestants,
-        "findings": findings_json(all_findings(results, side=source.image_size)),
+        "findings": findings_json(data_findings(results)),
     }
-    return json.dumps(content, indent=1, ensure_ascii=False)
+
+
+def print_results(results: Results, content: Mapping[str, Any], *, source: Source) -> None:
+    """Print all rates, the time of the pipelines' stages, and the comparisons.
+
+    `content` is that of `as_json`.
+    """
+    console = make_console(pipe_width=PIPE_WIDTH)
+    side, contestants = source.image_size, content["contestants"]
+    rounds = len(results.runs[MLPERF])
+    title = f"{content['images']} images of {source.name} to {side}×{side}; {rounds} rounds"
+    print_line(console, title)
+    rows, stages = [], []
+    for name, numbers in contestants.items():
+        rates, rate = numbers["images_per_s_of_runs"], numbers["images_per_s"]
+        faults = numbers["page_faults"] / content["images"]
+        shown = (name, rate, f"{min(rates):.1f}–{max(rates):.1f}", 1000 / rate, faults)
+        rows.append((*shown, numbers["peak_rss_mb"]))
+        if times := numbers["stages_ms"]:
+            stages.append((name, ", ".join(f"{stage} {ms:.2f} ms" for stage, ms in times.items())))
+    rates_table = Table("", RATE_COLUMNS, rows).for_console()
+    kinds = [name.split("-", maxsplit=1)[0] for name in contestants]
+    for row, kind, following in zip(rates_table.rows, kinds, kinds[1:], strict=False):
+        row.end_section = kind != following
+    console.print(rates_table)
+    console.print("time per image by stage:")
+    columns = (text_column("contestant"), text_column("stages"))
+    console.print(Table("", columns, stages).for_console())
+    print_line(console, f"decoders: {', '.join(content['decoders'].values())}")
+    if source.is_synthetic:
+        print_line(
+            console,
+            "synthetic images are smaller and simpler than photos; use --images DIR for photos",
+        )
+    if disturbed := disturbance(results.other_cores):
+        print_line(console, disturbed)
+    with_targets = side == STANDARD_SIZE and not source.is_synthetic
+    findings = findings_table(data_findings(results), with_targets=with_targets)
+    console.print(findings.for_console())
+    if side == STANDARD_SIZE:
+        print_line(console, f"share of a step: {STEP}")
+
+
+add_data_bench = partial(
+    add_command, name="bench", about=str(__doc__), options=DataBenchOptions, run=run
+)

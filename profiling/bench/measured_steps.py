@@ -9,7 +9,7 @@ import time
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -170,7 +170,12 @@ def primitive_seconds(run: Callable[[], object]) -> dict[str, Any]:
         run()
         seconds = time.perf_counter() - start
 
-    with kernel_seconds() as kernels:
+    kernels: dict[str, float] = defaultdict(float)
+
+    def add(call: KernelCall) -> None:
+        kernels[call.kernel] += call.seconds
+
+    with listening(add):
         events = watched(lambda: by_kind.update(onednn_seconds(timed_run)))
     # torch's profiler has microseconds.
     winograd = sum(event.cpu_time_total for event in events if event.key in WINOGRAD) / 1e6
@@ -187,12 +192,12 @@ def onednn_seconds(run: Callable[[], object]) -> dict[str, float]:
 
     Empty where nothing ran in oneDNN.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "onednn.log"
-        log.write_text(onednn_lines(run), encoding="utf-8")
+    with tempfile.NamedTemporaryFile() as log:
+        log.write(onednn_lines(run).encode())
+        log.flush()
         # The reader of logs rejects a file without any execution of a primitive.
         try:
-            calls = read_logs([log]).calls()
+            calls = read_logs([Path(log.name)]).calls()
         except InputError:
             return {}
     totals: dict[str, float] = defaultdict(float)
@@ -211,24 +216,6 @@ def onednn_lines(run: Callable[[], object]) -> str:
             run()
         file.seek(0)
         return file.read().decode("utf-8", errors="replace")
-
-
-def operator_seconds(run: Callable[[], object]) -> dict[str, float]:
-    """Run once under torch's profiler; return each operator's own time, the costliest first."""
-    events = sorted(watched(run), key=lambda event: -event.self_cpu_time_total)
-    return {f"{event.key} x{event.count}": event.self_cpu_time_total / 1e6 for event in events}
-
-
-@contextmanager
-def kernel_seconds() -> Iterator[dict[str, float]]:
-    """Sum the time in kernels of csrc, by name, in the context. [s]"""
-    seconds: dict[str, float] = defaultdict(float)
-
-    def add(call: KernelCall) -> None:
-        seconds[call.kernel] += call.seconds
-
-    with listening(add):
-        yield seconds
 
 
 def watched(run: Callable[[], object]) -> EventList:

@@ -9,7 +9,7 @@ import os
 import resource
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
@@ -26,7 +26,6 @@ from profiling.bench.worker_pool import (
     WorkerPool,
     busy_cores,
     run_interleaved,
-    runs_by_name,
 )
 from profiling.onednn_log.work import COMPUTING
 
@@ -196,16 +195,22 @@ class Finding:
             return self.value >= self.at_least
         return self.at_most is None or self.value <= self.at_most
 
+    @property
+    def verdict(self) -> str:
+        """Whether the target is met, for people; empty without one."""
+        return "" if not self.target else "met" if self.is_met else "missed"
 
-def speed_up(
-    results: Results, name: str, other: str, *, at_least: float | None = None
-) -> list[Finding]:
-    """Return a finding on the speed-up of a variant over another; empty if one did not run."""
-    if name not in results.names or other not in results.names:
-        return []
-    ratio = results.ratio(name, other)
-    shown = f"{ratio.median:.2f} times as fast ({ratio.lowest:.2f}–{ratio.highest:.2f})"
-    return [Finding(f"{name} against {other}", ratio.median, shown, at_least=at_least)]
+
+def speed_ups(results: Results, pairs: Iterable[tuple[str, str, float | None]]) -> list[Finding]:
+    """Return the speed-up of one variant over another, with its target, for each pair that ran."""
+    findings = []
+    for name, other, at_least in pairs:
+        if name in results.names and other in results.names:
+            ratio = results.ratio(name, other)
+            shown = f"{ratio.median:.2f} times as fast ({ratio.lowest:.2f}–{ratio.highest:.2f})"
+            what = f"{name} against {other}"
+            findings.append(Finding(what, ratio.median, shown, at_least=at_least))
+    return findings
 
 
 Benchmarks: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -289,8 +294,8 @@ def measure(
     return Results(
         workload=workload,
         variants=variants,
-        runs=runs_by_name(quiet),
-        loaded_runs=runs_by_name(loaded),
+        runs={variant.name: [runs[variant.name] for runs in quiet] for variant in variants},
+        loaded_runs={name: [runs[name] for runs in loaded] for name in (loaded or ({},))[0]},
         facts=pool.facts,
         primitives=primitives,
         operators=operators,

@@ -7,37 +7,33 @@
   pycocotools'.
 """
 
-import argparse
-import json
 import math
 import multiprocessing
 import resource
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from common.cli import add_command, positive
-from common.console import MEGABYTE, make_console, progress, significant
+from common.cli import positive
+from common.console import MEGABYTE, make_console, print_line, progress, significant
 from common.errors import FINISHED, OUR_BUG, InputError
 from common.machine import private_mb
 from common.options import json_option, option
-from common.program import PREFIX, module_command
+from common.program import module_command
 from profiling.bench.generated import write_annotations, write_log
 from profiling.bench.report import put_out
-from profiling.bench.results import RECIPES, Benchmarks, Finding
+from profiling.bench.results import RECIPES, Finding
 from profiling.bench.variant import STANDARD, Run, Variant, Workload
-from profiling.bench.worker_pool import variant_worker
+from profiling.bench.worker_pool import runs_alone
 from retinanet.mlperf.rules import VALIDATION_IMAGES
 
 CHECKPOINT_ABOUT = """\
@@ -119,48 +115,9 @@ class MetricOptions:
     json: Path | None = json_option()
 
 
-def add_single_benchmarks(kinds: Benchmarks) -> None:
-    """Add `checkpoint`, `index`, `log` and `metric` to the benchmarks of a command line."""
-    benchmarks: tuple[tuple[str, str, str, type[Any], Callable[[Any], int]], ...] = (
-        (
-            "checkpoint",
-            "saving checkpoints during training",
-            CHECKPOINT_ABOUT,
-            CheckpointOptions,
-            bench_checkpoint,
-        ),
-        (
-            "index",
-            "converting annotations of OpenImages' size and opening the index",
-            INDEX_ABOUT,
-            IndexOptions,
-            bench_index,
-        ),
-        ("log", "reading a long oneDNN log", LOG_ABOUT, LogOptions, bench_log),
-        (
-            "metric",
-            "COCO's metric on a split of OpenImages' size, compared with pycocotools on a tenth",
-            METRIC_ABOUT,
-            MetricOptions,
-            bench_metric,
-        ),
-    )
-    wrapped = argparse.HelpFormatter
-    for name, about, text, options, command in benchmarks:
-        add_command(
-            kinds,
-            name,
-            summary=about,
-            about=f"Time {about}.\n\n{text}",
-            options=options,
-            run=command,
-            formatter=wrapped,
-        )
-
-
 def bench_checkpoint(options: CheckpointOptions) -> int:
     """Run `checkpoint`; return the exit code."""
-    rounds, folder, json_file = options.rounds, options.folder, options.json
+    rounds, folder = options.rounds, options.folder
     if folder is not None and not folder.is_dir():
         raise InputError(f"--folder: {folder} is not a folder; create it or give another")
     workload = Workload(images=options.images, image_size=options.image_size)
@@ -168,13 +125,12 @@ def bench_checkpoint(options: CheckpointOptions) -> int:
         variant = Variant(
             "checkpoint", "", f"{RECIPES}.checkpoint", options={"folder": checkpoints}
         )
-        with closing(variant_worker(variant, workload)) as worker:
-            measured = [worker.run().details for _ in range(rounds + 1)]
+        measured = runs_alone(variant, workload, count=rounds + 1)
     # Without the first round, whose copy takes new memory from the system.
-    findings = checkpoint_findings(measured[1:])
+    findings = checkpoint_findings([run.details for run in measured[1:]])
     written = {**asdict(workload), "rounds": rounds}
     # Tensors are as large, whatever the images: the target holds for every workload.
-    put_out(findings, "checkpoint", written, with_targets=True, json_file=json_file)
+    put_out(findings, "checkpoint", written, with_targets=True, json_file=options.json)
     return FINISHED
 
 
@@ -185,39 +141,31 @@ def checkpoint_findings(rounds: Sequence[dict[str, float]]) -> list[Finding]:
     cost = medians["copying"] + max(0.0, medians["slower"])
     share = cost / (EVERY_SECONDS + cost)
     size = medians["bytes"] / MEGABYTE
-    texts = {
-        "step without a checkpoint": "quiet_step",
-        "copying (training waits)": "copying",
-        "writing (training continues)": "writing",
-        "total slowdown of the steps while writing": "slower",
-    }
-    quiet, *others = (
-        Finding(text, medians[name], f"{medians[name]:.2f} s") for text, name in texts.items()
-    )
+
+    def seconds(what: str, name: str) -> Finding:
+        return Finding(what, medians[name], f"{medians[name]:.2f} s")
+
     what = "share of a run with checkpoint.every=10min"
     return [
-        quiet,
+        seconds("step without a checkpoint", "quiet_step"),
         Finding("tensors of a checkpoint", size, f"{size:.0f} MB"),
-        *others,
+        seconds("copying (training waits)", "copying"),
+        seconds("writing (training continues)", "writing"),
+        seconds("total slowdown of the steps while writing", "slower"),
         Finding(what, share, f"{share:.2%}", at_most=0.01),
     ]
 
 
-class Opening(NamedTuple):
-    """The cost of opening the index in one rank."""
-
-    seconds: float
-    private_mb: float  # Growth of its private memory
-    epoch_private_mb: float
-    """The same after it has chosen the images to train on and an epoch's order."""
+Opening = tuple[float, float, float]
+"""The cost of opening the index in one rank: seconds, growth of its private memory [MB], and the
+same after it has chosen the images to train on and an epoch's order."""
 
 
 def bench_index(options: IndexOptions) -> int:
     """Run `index`; return the exit code."""
     images, boxes, ranks = options.images, options.boxes, options.ranks
-    folder, json_file = options.folder, options.json
     console = make_console()
-    with tempfile.TemporaryDirectory(dir=folder, prefix="index-benchmark-") as temporary:
+    with tempfile.TemporaryDirectory(dir=options.folder, prefix="index-benchmark-") as temporary:
         source = Path(temporary, "generated.json")
         free, needed = shutil.disk_usage(temporary).free, (boxes + images) * BYTES_NEEDED
         if free < needed:
@@ -253,7 +201,7 @@ def bench_index(options: IndexOptions) -> int:
     ]
     workload = {"images": images, "boxes": boxes, "ranks": ranks}
     standard = (images, boxes) == (INDEX_IMAGES, INDEX_BOXES)
-    put_out(findings, "index", workload, with_targets=standard, json_file=json_file)
+    put_out(findings, "index", workload, with_targets=standard, json_file=options.json)
     return FINISHED
 
 
@@ -295,54 +243,40 @@ def open_as_rank(
     for key in next(keys):
         _ = annotations.boxes[annotations.box_slice(int(rows[key.index]))].sum()
     together.wait()
-    results.put(Opening(seconds, opened - before, private_mb() - before))
+    results.put((seconds, opened - before, private_mb() - before))
     together.wait()
-
-
-READ = f"""\
-import json, sys, time
-from pathlib import Path
-from {PREFIX}common.machine import peak_resident_mb
-from {PREFIX}profiling.onednn_log.log import read_logs
-began = time.perf_counter()
-log = read_logs([Path(sys.argv[1])])
-seconds = time.perf_counter() - began
-print(json.dumps({{"seconds": seconds, "peak_mb": peak_resident_mb(), "total_ms": log.total_ms,
-                  "problems": len(log.calls()), "not_understood": log.not_understood_count}}))
-"""
-"""Runs in a process that has read nothing else."""
 
 
 def bench_log(options: LogOptions) -> int:
     """Run `log`; return the exit code."""
-    lines, problems, json_file = options.lines, options.problems, options.json
+    lines, problems = options.lines, options.problems
     console = make_console()
     with tempfile.TemporaryDirectory(prefix="log-benchmark-") as folder:
         file = Path(folder, "onednn.log")
         written_ms = write_log(file, lines=lines, problems=problems)
         size = file.stat().st_size / MEGABYTE
         console.print(f"{lines:,} executions of {problems:,} problems: {size:,.0f} MB")
-        command = [sys.executable, "-c", READ, str(file)]
-        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    read = json.loads(output)
-    seconds, peak_mb = read["seconds"], read["peak_mb"]
+        options_of_recipe = {"file": str(file)}
+        variant = Variant(
+            "log", "", f"{RECIPES}.log", allocator="system", options=options_of_recipe
+        )
+        [run] = runs_alone(variant, STANDARD)
     findings = [
-        Finding("reading, time", seconds, f"{seconds:.1f} s", at_most=12),
-        Finding("reading, peak memory", peak_mb, f"{peak_mb:.0f} MB", at_most=300),
+        Finding("reading, time", run.seconds, f"{run.seconds:.1f} s", at_most=12),
+        Finding("reading, peak memory", run.peak_rss_mb, f"{run.peak_rss_mb:.0f} MB", at_most=300),
     ]
     workload = {"lines": lines, "problems": problems}
-    put_out(findings, "log", workload, with_targets=lines == LINES, json_file=json_file)
+    put_out(findings, "log", workload, with_targets=lines == LINES, json_file=options.json)
+    read = run.details
     if not math.isclose(read["total_ms"], written_ms, rel_tol=1e-12) or read["not_understood"]:
-        console.print(
-            f"error: {written_ms} ms were written, but the reader returned {read}", soft_wrap=True
-        )
+        print_line(console, f"error: {written_ms} ms were written, but the reader returned {read}")
         return OUR_BUG
     return FINISHED
 
 
 def bench_metric(options: MetricOptions) -> int:
     """Run `metric`; return the exit code."""
-    images, found, json_file = options.images, options.found, options.json
+    images, found = options.images, options.found
     console = make_console()
 
     def measured(library: str, count: int) -> Run:
@@ -356,23 +290,22 @@ def bench_metric(options: MetricOptions) -> int:
     difference = largest_difference(list(ours.details.values()), list(reference.details.values()))
     peak_gb = whole.peak_rss_mb / 1000
     faster = reference.seconds / ours.seconds
-    memory = ours.peak_rss_mb / reference.peak_rss_mb
     compared = f"{tenth:,} images: largest difference from pycocotools, all numbers and classes"
-    seconds = f"{images:,} images, time on one core"
     findings = [
-        Finding(seconds, whole.seconds, f"{whole.seconds:.1f} s", at_most=90),
+        Finding(f"{images:,} images, time on one core", whole.seconds, f"{whole.seconds:.1f} s",
+                at_most=90),
         Finding("peak memory of the process", peak_gb, f"{peak_gb:.2f} GB", at_most=4),
         Finding(compared, difference, f"{difference:.1e}", at_most=1e-9),
         Finding(f"{tenth:,} images: times as fast as pycocotools", faster, f"{faster:.1f}"),
         Finding(
             f"{tenth:,} images: peak memory, ours and pycocotools'",
-            memory,
+            ours.peak_rss_mb / reference.peak_rss_mb,
             f"{ours.peak_rss_mb:,.0f} MB, {reference.peak_rss_mb:,.0f} MB",
         ),
-    ]
+    ]  # fmt: skip
     workload = {"images": images, "found": found}
     standard = (images, found) == (VALIDATION_IMAGES, FOUND)
-    put_out(findings, "metric", workload, with_targets=standard, json_file=json_file)
+    put_out(findings, "metric", workload, with_targets=standard, json_file=options.json)
     return FINISHED
 
 
@@ -382,15 +315,10 @@ def measured_metric(library: str, *, images: int, found: int) -> Run:
     Raises:
         WorkerDiedError: The process ended by itself.
     """
-    variant = Variant(
-        library,
-        "",
-        f"{RECIPES}.metric",
-        allocator="system",
-        options={"library": library, "found": found},
-    )
-    with closing(variant_worker(variant, Workload(images=images))) as worker:
-        return worker.run()
+    chosen: dict[str, str | int] = {"library": library, "found": found}
+    variant = Variant(library, "", f"{RECIPES}.metric", allocator="system", options=chosen)
+    [run] = runs_alone(variant, Workload(images=images))
+    return run
 
 
 def largest_difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -398,3 +326,30 @@ def largest_difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
     # A number is NaN if no true box counts for it.
     measured = ~(np.isnan(ours) & np.isnan(theirs))
     return float(np.abs(np.subtract(ours, theirs))[measured].max(initial=0.0))
+
+
+SINGLE_BENCHMARKS: tuple[tuple[str, str, str, type[Any], Callable[[Any], int]], ...] = (
+    (
+        "checkpoint",
+        "saving checkpoints during training",
+        CHECKPOINT_ABOUT,
+        CheckpointOptions,
+        bench_checkpoint,
+    ),
+    (
+        "index",
+        "converting annotations of OpenImages' size and opening the index",
+        INDEX_ABOUT,
+        IndexOptions,
+        bench_index,
+    ),
+    ("log", "reading a long oneDNN log", LOG_ABOUT, LogOptions, bench_log),
+    (
+        "metric",
+        "COCO's metric on a split of OpenImages' size, compared with pycocotools on a tenth",
+        METRIC_ABOUT,
+        MetricOptions,
+        bench_metric,
+    ),
+)
+"""Name, summary, explanation, options and function of each command."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from common.errors import InputError
 from common.machine import read_proc_text
@@ -117,8 +117,8 @@ STANDARD = Workload()  # The workload that targets are given for
 class Prepared:
     """A prepared recipe that can be run repeatedly."""
 
-    run: Callable[[], Mapping[str, float]]
-    """Runs once; returns details beside the time."""
+    run: Callable[[], Any]
+    """Runs once; returns details beside the time, numbers by name, or None."""
     facts: Mapping[str, float] = field(default_factory=dict)
     phase: Callable[[], str] = str
     """Returns the name of the phase that runs, such as `forward`; empty outside of all phases."""
@@ -162,15 +162,8 @@ MODES = {
 }
 
 
-class MemoryChoice(NamedTuple):
-    """A policy of set_mempolicy(2)."""
-
-    mode: int
-    nodes: frozenset[int]
-
-
-def parse_memory(text: str, *, allowed: Collection[int]) -> MemoryChoice:
-    """Return the policy of `local`, `interleave`, `interleave=0,1`, `membind=0` or `preferred=1`.
+def parse_memory(text: str, *, allowed: Collection[int]) -> tuple[int, frozenset[int]]:
+    """Return mode and nodes of `local`, `interleave`, `interleave=0,1`, `membind=0`, `preferred=1`.
 
     `allowed` are the NUMA nodes that this process may use; `interleave` alone takes all of them.
 
@@ -199,7 +192,7 @@ def parse_memory(text: str, *, allowed: Collection[int]) -> MemoryChoice:
         )
     if name == "interleave" and not nodes:
         nodes = frozenset(allowed)
-    return MemoryChoice(MODES[name], nodes)
+    return MODES[name], nodes
 
 
 def apply_memory(text: str, *, allowed: Collection[int]) -> None:
@@ -208,8 +201,7 @@ def apply_memory(text: str, *, allowed: Collection[int]) -> None:
     Raises:
         InputError: The kernel does not permit it.
     """
-    choice = parse_memory(text, allowed=allowed)
-    failure = set_policy(choice.mode, choice.nodes)
+    failure = set_policy(*parse_memory(text, allowed=allowed))
     if failure is not None:
         raise InputError(
             f"--memory: {text}: the kernel rejects the memory policy ({os.strerror(failure)}); in "
@@ -245,12 +237,13 @@ def huge_pages_remark(enabled: Path = ENABLED, *, glibc: str | None = None) -> s
     """
     # The kernel marks the active mode by brackets: `always [madvise] never`.
     chosen = re.search(r"\[(\w+)\]", read_proc_text(enabled))
-    if chosen is None:
-        return f"--huge-pages: no effect, this kernel has no transparent huge pages ({enabled})"
-    if chosen[1] == "never":
-        return f"--huge-pages: no effect, huge pages are disabled ({enabled}: never)"
-    if chosen[1] == "always":
-        return f"--huge-pages: no effect, all processes use huge pages ({enabled}: always)"
+    reasons = {
+        "": f"this kernel has no transparent huge pages ({enabled})",
+        "never": f"huge pages are disabled ({enabled}: never)",
+        "always": f"all processes use huge pages ({enabled}: always)",
+    }
+    if reason := reasons.get(chosen[1] if chosen else ""):
+        return f"--huge-pages: no effect, {reason}"
     name = glibc if glibc is not None else os.confstr("CS_GNU_LIBC_VERSION") or "no glibc"
     version = re.fullmatch(r"glibc (\d+)\.(\d+).*", name)
     if version is None or (int(version[1]), int(version[2])) < (2, 35):

@@ -27,7 +27,7 @@ RECIPE_MODULES = {
             f"{BENCH}.parts",
             "focal_loss gradient_norm optimizer_step weight_average postprocessing evaluation",
         ),
-        (BENCH, BENCH, "metric"),
+        (BENCH, BENCH, "log metric"),
         (f"{ABLATE}.recipes", f"{ABLATE}.network_recipes", "networks conv_norm_relu"),
         (
             f"{ABLATE}.recipes",
@@ -76,35 +76,33 @@ def load_recipe(name: str) -> Callable[..., Prepared]:
 
 
 def answer(question: str, prepared: Prepared) -> dict[str, Any]:
-    """Run once and return the measurement that the question names."""
+    """Run once and return the measurement that the question names: for `run`, a `Run`'s fields."""
     if question == "run":
-        return timed_run(prepared)
+        faults = page_faults()
+        start = time.perf_counter()
+        details = prepared.run()
+        seconds = time.perf_counter() - start
+        return {
+            "seconds": seconds,
+            "page_faults": page_faults() - faults,
+            "rss_mb": resident_mb(),
+            "peak_rss_mb": peak_resident_mb(),
+            "details": dict(details or {}),
+        }
     # Loads torch, which not every recipe does.
     from profiling.bench import measured_steps
 
     if question == "primitives":
         return measured_steps.primitive_seconds(prepared.run)
     if question == "operators":
-        return {"operators": measured_steps.operator_seconds(prepared.run)}
+        events = measured_steps.watched(prepared.run)
+        events.sort(key=lambda event: -event.self_cpu_time_total)
+        own = {f"{each.key} x{each.count}": each.self_cpu_time_total / 1e6 for each in events}
+        return {"operators": own}
     if question == "bytes":
         return {"bytes": measured_steps.bytes_of_run(prepared)}
     assert question == "log"
     return {"log": measured_steps.onednn_lines(prepared.run)}
-
-
-def timed_run(prepared: Prepared) -> dict[str, Any]:
-    """Time one run; return the fields of `profiling.bench.variant.Run`."""
-    faults = page_faults()
-    start = time.perf_counter()
-    details = prepared.run()
-    seconds = time.perf_counter() - start
-    return {
-        "seconds": seconds,
-        "page_faults": page_faults() - faults,
-        "rss_mb": resident_mb(),
-        "peak_rss_mb": peak_resident_mb(),
-        "details": dict(details),
-    }
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -139,6 +139,16 @@ def variant_worker(variant: Variant, workload: Workload) -> Worker:
     )
 
 
+def runs_alone(variant: Variant, workload: Workload, *, count: int = 1) -> list[Run]:
+    """Return successive runs of a variant in a new process, which ends with them.
+
+    Raises:
+        WorkerDiedError, InputError: As `variant_worker`.
+    """
+    with closing(variant_worker(variant, workload)) as worker:
+        return [worker.run() for _ in range(count)]
+
+
 class WorkerPool:
     """Warmed-up workers by variant; leaving the context ends them all.
 
@@ -242,15 +252,6 @@ def run_interleaved(
             done += 1
             advance(done, f"{variant.name} {run.seconds:.3f} s")
         yield runs
-
-
-def runs_by_name(rounds: Iterable[Mapping[str, Run]]) -> dict[str, list[Run]]:
-    """Return the runs of all rounds by variant, in order of rounds."""
-    by_name: dict[str, list[Run]] = {}
-    for runs in rounds:
-        for name, run in runs.items():
-            by_name.setdefault(name, []).append(run)
-    return by_name
 
 
 LOOP = """

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from common.console import significant
 from common.page import three
 from profiling.compare import Comparison, Pair
-from profiling.efficiency_analysis import Efficiency, hot_ratio
+from profiling.efficiency import Efficiency
 from profiling.onednn_log.log import OneDnnLog
 from profiling.onednn_log.work import Problem, kind_and_direction, named_sizes, readable
 from profiling.peaks import Peaks, roofline_ms
@@ -490,7 +490,7 @@ def common_share(comparison: Comparison) -> float:
 def slower_than_alone(efficiency: Efficiency) -> Iterator[Advice]:
     """Advise on primitives that take longer in the run than alone."""
     total, count = efficiency.total, efficiency.steps.count or 1
-    ratio = hot_ratio(total)
+    ratio = total.hot_ratio
     if ratio is None or total.lost_ms <= LOST_SHARE * total.measured_ms:
         return
     first = efficiency.problems[0]

@@ -17,7 +17,7 @@ from common.options import argument, option, overwrite_option
 from common.outputs import require_no_input
 from common.page import render_page, three
 from profiling.compare import Side, choose_names, compare
-from profiling.efficiency_analysis import analyze_efficiency
+from profiling.efficiency import analyze_efficiency
 from profiling.onednn_log.log import OneDnnLog, log_files, read_with_progress
 from profiling.peaks import choose_peaks, peaks_option
 from profiling.replay.replay import load_replay

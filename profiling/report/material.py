@@ -13,7 +13,7 @@ from typing import Any
 from common.errors import InputError
 from common.files import read_json_object
 from profiling.compare import Comparison
-from profiling.efficiency_analysis import Efficiency, Steps, marked_steps
+from profiling.efficiency import Efficiency, Steps, marked_steps
 from profiling.onednn_log.log import LogPosition, OneDnnLog
 from profiling.onednn_log.work import Problem, gbyte, gflop, kind_and_direction
 from profiling.peaks import Peaks, cautions_of_peaks, matrix_peak, roofline_ms

@@ -28,8 +28,7 @@ from profiling.compare import (
     pair_rows,
     sum_by_kind,
 )
-from profiling.efficiency import draw_efficiency, part_rows
-from profiling.efficiency_analysis import Efficiency, Projection, cold_ratio, hot_ratio, project
+from profiling.efficiency import Efficiency, Projection, draw_efficiency, part_rows, project
 from profiling.onednn_log.work import kind_and_direction
 from profiling.report.advice import ALIKE, common_share, onednn_ms_by_step, wall_ms_by_step
 from profiling.report.material import Counters, Material, Traced
@@ -61,7 +60,7 @@ def run_against_replay(material: Material) -> list[Block]:
         return [Missing(text, f"python -m profiling benchdnn {material.log_argument} --out replay")]
     projection = project(efficiency, steps=None, images_a_step=None)
     bar_values = "; ".join(
-        f"{kind_and_direction(part.kind, part.direction)} {hot_ratio(part) or 0:.2f}"
+        f"{kind_and_direction(part.kind, part.direction)} {part.hot_ratio or 0:.2f}"
         for part in efficiency.parts[:8]
     )
     bars = chart(
@@ -92,7 +91,7 @@ def run_against_replay(material: Material) -> list[Block]:
 
 def efficiency_texts(efficiency: Efficiency) -> list[str]:
     """Return the ratio, how it was measured, and what it excludes."""
-    hot, cold = hot_ratio(efficiency.total), cold_ratio(efficiency.total)
+    hot, cold = efficiency.total.hot_ratio, efficiency.total.cold_ratio
     replay = efficiency.replay
     text = (
         f"Each problem was run in isolation by {replay.runner}, oneDNN {replay.version}, "

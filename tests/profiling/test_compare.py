@@ -14,9 +14,7 @@ from profiling.__main__ import main
 from profiling.compare import (
     OPERATORS,
     Comparison,
-    Pair,
     Side,
-    SideCalls,
     choose_names,
     compare,
     compute_ratio,
@@ -25,7 +23,6 @@ from profiling.compare import (
     parse_condition,
     print_comparison,
     sum_by_kind,
-    sum_pairs,
 )
 from profiling.onednn_log.log import read_logs
 from profiling.onednn_log.parse import Mark, mark_line
@@ -134,12 +131,24 @@ def test_conditions(frozen: tuple[Path, Path], text: str, ratio: float) -> None:
     assert result == pytest.approx(ratio)
     is_met = OPERATORS[condition.operator](result, condition.bound)
     assert is_met == (text != "total > 1.1")
+    for wrong in ("", "total", "total > much", "total = 1", "1 > total"):
+        with pytest.raises(InputError, match=r"--fail-if .*expected"):
+            parse_condition(wrong)
 
 
-@pytest.mark.parametrize("text", ["", "total", "total > much", "total = 1", "1 > total"])
-def test_invalid_condition(text: str) -> None:
-    with pytest.raises(InputError, match=r"--fail-if .*expected"):
-        parse_condition(text)
+@pytest.mark.parametrize(
+    ("names", "headings"),
+    [
+        (("a-long-name-of-a-new-run", "an-older-run"), ("…-of-a-new-run", "an-older-run")),
+        (("a-long-name-of-a-run", "my-long-name-of-a-run"), ("first", "second")),
+    ],
+)
+def test_long_names_are_shortened_and_stay_different(
+    tmp_path: Path, names: tuple[str, str], headings: tuple[str, str]
+) -> None:
+    file = write_log(tmp_path / "a.log", FORWARD)
+    rows = printed_rows(compare_logs(file, file, names=names))
+    assert tuple(next(row for row in rows if row[0] == "kind")[1:3]) == headings
 
 
 def test_names_are_the_shortest_path_ends_that_differ() -> None:
@@ -204,24 +213,3 @@ def test_columns_have_names_and_a_side_without_calls_has_no_time(tmp_path: Path)
     assert [row[1:] for row in rows if "10,130.40" in row] == [
         ["1", "0", "10,130.40", "–", "10,130.40"]
     ]
-
-
-@pytest.mark.parametrize(
-    ("names", "headings"),
-    [
-        (("a-long-name-of-a-new-run", "an-older-run"), ("…-of-a-new-run", "an-older-run")),
-        (("a-long-name-of-a-run", "my-long-name-of-a-run"), ("first", "second")),
-    ],
-)
-def test_long_names_are_shortened_and_stay_different(
-    tmp_path: Path, names: tuple[str, str], headings: tuple[str, str]
-) -> None:
-    file = write_log(tmp_path / "a.log", FORWARD)
-    rows = printed_rows(compare_logs(file, file, names=names))
-    assert tuple(next(row for row in rows if row[0] == "kind")[1:3]) == headings
-
-
-def test_pair_without_calls_has_neither_ratio_nor_cost() -> None:
-    empty = sum_pairs([], "reorder")
-    assert (empty.ratio, empty.extra_ms, empty.cost_ms) == (None, 0.0, 0.0)
-    assert Pair(empty.key, SideCalls(2, 4.0)).extra_ms == 4.0

@@ -221,13 +221,11 @@ def test_damaged_and_hostile_lines_are_printed_safely(tmp_path: Path, run_here: 
     assert "\x1b" not in done.stdout and "[red]jit[/red]" in done.stdout
 
 
-@pytest.mark.parametrize("content", ["", "epoch 1\n", SPELLINGS["3.13"][:70]])
-def test_invalid_log_is_one_line_and_status_2(
-    tmp_path: Path, run_here: RunHere, content: str
-) -> None:
+def test_invalid_log_is_one_line_and_status_2(tmp_path: Path, run_here: RunHere) -> None:
     log = tmp_path / "bad.log"
-    log.write_text(content, encoding="utf-8")
-    done = run_here(main, "stats", log, "--out", tmp_path / "out")
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {log}: ") and done.stderr.count("\n") == 1
-    assert not (tmp_path / "out").exists()
+    for content in ("", "epoch 1\n", SPELLINGS["3.13"][:70]):
+        log.write_text(content, encoding="utf-8")
+        done = run_here(main, "stats", log, "--out", tmp_path / "out")
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"error: {log}: ") and done.stderr.count("\n") == 1
+        assert not (tmp_path / "out").exists()

@@ -1,10 +1,11 @@
 """The recipes of benchmarks, and what they share. Only workers import these modules.
 
-The recipe of COCO's metric is here, because it loads no torch: the memory that it measures is
-numpy's.
+The recipes of COCO's metric and of a log's reader are here, because they load no torch: the memory
+that is measured is their own.
 """
 
 import os
+from pathlib import Path
 
 from profiling.bench.variant import Prepared, Workload
 
@@ -30,5 +31,16 @@ def prepare_metric(workload: Workload, *, library: str, found: int) -> Prepared:
         evaluation = coco_metric(truth, detections, library=chosen)
         numbers = [*evaluation.summary.values(), *evaluation.per_class.values()]
         return {str(place): number for place, number in enumerate(numbers)}
+
+    return Prepared(run)
+
+
+def prepare_log(workload: Workload, *, file: str) -> Prepared:
+    """Prepare reading a log of oneDNN; a run's details are what `write_log` wrote."""
+    from profiling.onednn_log.log import read_logs  # noqa: PLC0415, RUF100
+
+    def run() -> dict[str, float]:
+        log = read_logs([Path(file)])
+        return {"total_ms": log.total_ms, "not_understood": log.not_understood_count}
 
     return Prepared(run)

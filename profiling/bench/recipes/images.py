@@ -10,6 +10,7 @@ joined (torchvision's detection presets and GeneralizedRCNNTransform, which the 
 In all of them, `photos` is the file that lists the photos.
 """
 
+import os
 import time
 from collections.abc import Sequence
 from importlib import import_module
@@ -28,24 +29,32 @@ from data.dataset import DetectionDataset, SampleKey, collate
 from data.decoding import decode_image, open_image, open_image_file
 from data.loader import evaluation_loader
 from data.transforms import IMAGENET_MEAN, IMAGENET_STD, normalize, resize_image
-from profiling.bench.data_bench import keep_to_one_core, read_list
+from profiling.bench.data_bench import read_list
 from profiling.bench.variant import Prepared, Workload
 
 BOXES_PER_PHOTO = 7  # The mean of COCO
 
 
+def on_one_core(photos: str) -> list[Path]:
+    """Return the photos of a list, to be read by a single thread on the last of the allowed cores.
+
+    The last, because a machine's first core answers most of its interrupts.
+    """
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    torch.set_num_threads(1)
+    return read_list(photos)
+
+
 def prepare_decode(workload: Workload, *, photos: str, decoder: str) -> Prepared:
     """Prepare the decoding of JPEG files to uint8 arrays, also by accimage, for the ablation."""
-    keep_to_one_core()
-    paths = read_list(photos)
+    paths = on_one_core(photos)
 
-    def run() -> dict[str, float]:
+    def run() -> None:
         for path in paths:
             if decoder == "accimage":
                 decode_by_accimage(path)
             else:
                 decode_image(path, decoder=decoder)
-        return {}
 
     return Prepared(run)
 
@@ -65,14 +74,11 @@ def decode_by_accimage(path: Path) -> NDArray[np.uint8]:
 
 def prepare_resize(workload: Workload, *, photos: str, decoder: str) -> Prepared:
     """Prepare decoding followed by a resize to squares."""
-    keep_to_one_core()
-    torch.set_num_threads(1)
-    paths, size = read_list(photos), (workload.image_size, workload.image_size)
+    paths, size = on_one_core(photos), (workload.image_size, workload.image_size)
 
-    def run() -> dict[str, float]:
+    def run() -> None:
         for path in paths:
             resize_image(decode_image(path, decoder=decoder), size)
-        return {}
 
     return Prepared(run)
 
@@ -95,10 +101,8 @@ def prepare_pipeline(
     workload: Workload, *, photos: str, decoder: str, batch_size: str, augmentation: str = "flip"
 ) -> Prepared:
     """Prepare training samples, joined and normalized. The details are seconds of each stage."""
-    keep_to_one_core()
-    torch.set_num_threads(1)
     dataset = photo_dataset(
-        read_list(photos),
+        on_one_core(photos),
         image_size=workload.image_size,
         decoder=decoder,
         augmentation=augmentation,
@@ -184,9 +188,7 @@ def prepare_loader(
 
 def prepare_mlperf(workload: Workload, *, photos: str, batch_size: str) -> Prepared:
     """Prepare MLPerf's recipe. The details are seconds of each stage."""
-    keep_to_one_core()
-    torch.set_num_threads(1)
-    paths = read_list(photos)
+    paths = on_one_core(photos)
     side, size = workload.image_size, int(batch_size)
 
     def run() -> dict[str, float]:

@@ -6,6 +6,7 @@ step. The outputs of a trained detector's head are made from a seed.
 """
 
 import time
+from functools import partial
 from typing import Literal
 
 import torch
@@ -88,11 +89,10 @@ def prepare_gradient_norm(workload: Workload, *, clips: bool) -> Prepared:
     """Prepare the norm of all gradients; `clips` shortens the gradients too, each time."""
     model = model_with_gradients(workload)
 
-    def run() -> dict[str, float]:
+    def run() -> None:
         norm = gradient_norm(model.parameters())
         # Just below the norm: every run scales all gradients, and hardly changes them.
         clip_gradients(model.parameters(), norm=norm, longest=0.999 * norm if clips else None)
-        return {}
 
     return Prepared(run)
 
@@ -102,23 +102,13 @@ def prepare_optimizer_step(workload: Workload, *, name: str, fused: bool) -> Pre
     model = model_with_gradients(workload)
     momentum = 0.9 if name == "sgd" else 0.0
     optimizer = make_optimizer(model, name=name, learning_rate=1e-4, momentum=momentum, fused=fused)
-
-    def run() -> dict[str, float]:
-        optimizer.step()
-        return {}
-
-    return Prepared(run)
+    return Prepared(optimizer.step)
 
 
 def prepare_weight_average(workload: Workload) -> Prepared:
     """Prepare an update of the average of the weights, `training.ema`."""
     average = WeightAverage(model_with_gradients(workload), decay=0.999)
-
-    def run() -> dict[str, float]:
-        average.update(0)
-        return {}
-
-    return Prepared(run)
+    return Prepared(partial(average.update, 0))
 
 
 def prepare_postprocessing(workload: Workload, *, whose: str) -> Prepared:

@@ -4,24 +4,19 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
 from common.errors import InputError
 from data.transforms import normalize
 from profiling.bench import command, worker
 from profiling.bench.benchmarks import EVALUATE, LOSS, OPTIMIZER, STEP, loss_findings, step_findings
-from profiling.bench.command import BENCHMARKS
-from profiling.bench.data_bench import write_list
 from profiling.bench.interpreters import Interpreter
-from profiling.bench.measured_steps import COMPILED, bytes_of_run, kernel_seconds, onednn_seconds
-from profiling.bench.recipes import images, parts, step
-from profiling.bench.recipes.parts import make_outputs
+from profiling.bench.measured_steps import COMPILED, bytes_of_run, onednn_seconds, primitive_seconds
+from profiling.bench.recipes import parts, step
 from profiling.bench.recipes.step import convolution_flop, feature_sizes, make_batch, step_gflop
 from profiling.bench.results import BytesMoved, Finding, Primitives, Results
 from profiling.bench.variant import (
@@ -67,13 +62,6 @@ def find(findings: list[Finding], text: str) -> Finding:
     return finding
 
 
-def test_names_are_unique_and_every_benchmark_has_defaults() -> None:
-    for benchmark in BENCHMARKS:
-        names = [variant.name for variant in benchmark.variants]
-        assert len(set(names)) == len(names)
-        assert any(variant.by_default for variant in benchmark.variants)
-
-
 @pytest.mark.parametrize(
     ("names", "chosen"), [(None, ["a"]), ("all", ["a", "b"]), ("b,a", ["b", "a"])]
 )
@@ -90,9 +78,6 @@ def test_variants_are_chosen_by_name(names: str | None, chosen: list[str]) -> No
 )
 def test_target_is_met_or_missed(value: float, target: float | None, is_met: bool) -> None:
     assert Finding("", value, "", at_least=target).is_met is is_met
-
-
-def test_target_has_the_unit_of_what_is_shown() -> None:
     assert Finding("share", 0.023, "2.3%", at_most=0.05).target == "at most 5%"
     assert Finding("ratio", 2.4, "2.4 times", at_least=2.0).target == "at least 2"
 
@@ -121,6 +106,14 @@ def test_targets_depend_on_amx(has_amx: bool, monkeypatch: pytest.MonkeyPatch) -
     assert targets == [0.60 if has_amx else 0.75]
 
 
+def test_slowdown_compares_runs_of_the_same_round() -> None:
+    quiet = make_results(torch=[make_run(1.0), make_run(2.0), make_run(4.0)])
+    assert not any("busy" in finding.what for finding in step_findings(quiet))
+    loaded = {"torch": [make_run(2.0), make_run(5.0), make_run(8.0)]}
+    finding = find(step_findings(replace(quiet, loaded_runs=loaded)), "busy")
+    assert finding.value == 2.0 and finding.is_met and "(2.00–2.50)" in finding.shown
+
+
 def test_passes_over_memory_need_timed_operators() -> None:
     results = make_results(torch=[make_run(2.0)])
     assert results.passes_share("torch") is None
@@ -130,18 +123,6 @@ def test_passes_over_memory_need_timed_operators() -> None:
     assert results.passes_share("torch") == pytest.approx(0.2 + 0.125)
     finding = find(step_findings(results), "ReLU")
     assert finding.value == results.passes_share("torch") and not finding.is_met
-
-
-def test_slowdown_compares_runs_of_the_same_round() -> None:
-    results = replace(
-        make_results(torch=[make_run(1.0), make_run(2.0), make_run(4.0)]),
-        loaded_runs={"torch": [make_run(2.0), make_run(5.0), make_run(8.0)]},
-    )
-    assert results.slowdown("torch") == (2.0, 2.0, 2.5)
-    finding = find(step_findings(results), "busy")
-    assert finding.value == 2.0 and finding.is_met
-    quiet = step_findings(make_results(torch=[make_run(1.0)]))
-    assert not any("busy" in finding.what for finding in quiet)
 
 
 def test_bytes_are_added_up_by_phase_and_compared_with_torchvision() -> None:
@@ -181,36 +162,25 @@ def test_evaluation_optimizer_and_loss_compare_equal_work() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "openmp", "reason"),
+    ("allocator", "openmp", "reason"),
     [
-        ({}, "gnu", "intel-openmp is not installed in .venv-ipex"),
-        ({"allocator": "tcmalloc"}, "intel", "tcmalloc is not installed"),
-        ({}, "intel", None),
+        ("system", "gnu", "intel-openmp is not installed in .venv-ipex"),
+        ("tcmalloc", "intel", "tcmalloc is not installed"),
+        ("system", "intel", None),
     ],
 )
-def test_variant_with_missing_library_is_skipped(
-    monkeypatch: pytest.MonkeyPatch,
-    fields: dict[str, Any],
-    openmp: str,
-    reason: str | None,
+def test_variant_with_missing_library_is_skipped_unless_named(
+    monkeypatch: pytest.MonkeyPatch, allocator: str, openmp: str, reason: str | None
 ) -> None:
-    [variant] = [variant for variant in STEP.variants if variant.name == "ipex-submission"]
-    interpreter = Interpreter("/here/.venv-ipex/bin/python", {}, openmp)
-    variant = replace(variant, **{"allocator": "system", "interpreter": interpreter, **fields})
+    [variant] = choose(STEP.variants, "ipex-submission")
+    python = Interpreter("/here/.venv-ipex/bin/python", {}, openmp)
+    monkeypatch.setattr(command, "interpreter_with_ipex", lambda: python)
     monkeypatch.setattr(command, "find", lambda allocator: None)
-    lines: list[str] = []
-    assert command.skip_missing([variant], lines.append) == ([] if reason else [variant])
-    assert len(lines) == bool(reason)
-    assert all(line.startswith("ipex-submission") and str(reason) in line for line in lines)
-
-
-def test_batch_is_reproducible_and_its_boxes_lie_inside() -> None:
-    batch, again = make_batch(TINY), make_batch(TINY)
-    assert torch.equal(batch.images, again.images) and batch.images.dtype == torch.uint8
-    for target in batch.targets:
-        boxes = target["boxes"]
-        assert (boxes[:, 2:] > boxes[:, :2]).all()
-        assert boxes.min() >= 0 and boxes.max() <= 64
+    variants, lines = [replace(variant, allocator=allocator)], list[str]()
+    placed = [replace(variants[0], interpreter=python)]
+    assert command.usable(variants, lines.append, are_named=False) == ([] if reason else placed)
+    assert [line.split(": ")[1].split(" (")[0] for line in lines] == [reason] * bool(reason)
+    assert command.usable(variants, print, are_named=True) == placed
 
 
 @pytest.mark.slow
@@ -239,8 +209,9 @@ def test_optimizers_and_gradient_norm_run_repeatedly(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(parts, "model_with_gradients", lambda workload: model)
     for clips in (False, True):
         prepared = parts.prepare_gradient_norm(TINY, clips=clips)
-        assert prepared.run() == prepared.run() == {}
-    assert parts.prepare_weight_average(TINY).run() == {}
+        prepared.run()
+        prepared.run()
+    parts.prepare_weight_average(TINY).run()
     weight = next(weight for weight in model.parameters() if weight.requires_grad)
     for variant in OPTIMIZER.variants:
         if variant.recipe.endswith("optimizer_step"):
@@ -265,13 +236,6 @@ def test_torchvision_returns_about_as_many_boxes(
     assert ours == pytest.approx(theirs, rel=difference)  # torchvision's boxes are BF16 here
 
 
-def test_outputs_are_background_except_for_objects() -> None:
-    outputs = make_outputs(Workload(images=1, image_size=128, classes=20))
-    shares = [float((level > -2.95).float().mean()) for level in outputs.cls_logits]
-    assert 0 < shares[0] < 0.02
-    assert float(outputs.cls_logits[0].float().mean()) == pytest.approx(-5, abs=0.1)
-
-
 @pytest.mark.slow
 def test_counting_bytes_does_not_change_the_step() -> None:
     workload = Workload(images=1, image_size=128, classes=3)
@@ -280,33 +244,6 @@ def test_counting_bytes_does_not_change_the_step() -> None:
     plain.run()
     assert {"forward", "loss", "backward", "optimizer"} <= {row[0] for row in rows}
     assert counted.run()["loss"] == plain.run()["loss"]
-
-
-@pytest.mark.parametrize(
-    ("recipe", "stages"),
-    [
-        ("decode", []),
-        ("resize", []),
-        ("pipeline", ["decode, resize, augment", "collate", "normalize"]),
-        ("mlperf", ["decode", "to float", "mirror", "normalize", "resize", "collate"]),
-    ],
-)
-def test_image_recipes_return_the_time_of_their_stages(
-    recipe: str, stages: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for setting in ("keep_to_one_core", "torch.set_num_threads"):  # of this process: unchanged
-        monkeypatch.setattr(f"profiling.bench.recipes.images.{setting}", lambda *_: None)
-    paths = [tmp_path / f"{number}.jpg" for number in range(3)]
-    for path in paths:
-        Image.radial_gradient("L").convert("RGB").save(path)
-    write_list(paths, tmp_path / "list.json")
-    options = {"photos": str(tmp_path / "list.json"), "decoder": "pillow", "batch_size": "2"}
-    if recipe in ("decode", "resize"):
-        del options["batch_size"]
-    if recipe == "mlperf":
-        del options["decoder"]
-    prepared = getattr(images, f"prepare_{recipe}")(Workload(image_size=64), **options)
-    assert list(prepared.run()) == stages
 
 
 def test_flop_of_convolutions() -> None:
@@ -320,11 +257,8 @@ def test_flop_of_convolutions() -> None:
     batch = torch.zeros(2, 3, 10, 12)
     flop = convolution_flop(network, lambda: network(batch))
     assert flop == forward_first + 2 * forward_second + 3 * forward_third
-    assert not any(module._forward_hooks for module in network.modules())
-
-
-def test_flop_of_the_standard_step() -> None:
     assert step_gflop(STANDARD) == pytest.approx(2322.0, abs=0.1)
+    assert not any(module._forward_hooks for module in network.modules())
 
 
 def make_convolution() -> Prepared:
@@ -361,12 +295,6 @@ def test_worker_answers_every_question() -> None:
     assert "exec,cpu,convolution" in worker.answer("log", prepared)["log"]
 
 
-def test_recipes_are_loaded_by_name() -> None:
-    assert worker.load_recipe("profiling.bench.recipes.focal_loss") is parts.prepare_focal_loss
-    recipe = worker.load_recipe("tests.profiling.bench.example_recipe")
-    assert recipe(TINY, behaviour="works").run()["images"] == 2
-
-
 def test_operators_of_compiled_graphs_are_in_the_count_of_inductor() -> None:
     def run() -> dict[str, float]:
         torch.mm(torch.zeros(2, 2), torch.zeros(2, 2))
@@ -379,9 +307,11 @@ def test_operators_of_compiled_graphs_are_in_the_count_of_inductor() -> None:
 
 
 def test_seconds_of_own_kernels_are_added_up() -> None:
-    with kernel_seconds() as seconds:
+    def run() -> None:
         for name in ("weight_gradient_sum", "weight_gradient_sum", "lamb_step"):
             with own_kernel(name, (), ()):
                 time.sleep(0.01)
+
+    seconds = primitive_seconds(run)["kernel_seconds"]
     assert seconds.keys() == {"weight_gradient_sum", "lamb_step"}
     assert seconds["weight_gradient_sum"] >= 0.02 and seconds["lamb_step"] >= 0.01

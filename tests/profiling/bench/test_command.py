@@ -2,10 +2,6 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +16,6 @@ from retinanet.engine.tile_convolution import Tiles, best_tiles
 from retinanet.engine.winograd import choose_winograd
 from tests.support.commands import RunHere
 from tests.support.fast_precision import needs_bf16
-from tests.support.processes import child_processes, wait_until_ended
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SECONDS = {"torch": 2.0, "torchvision-tuned": 6.0, "ceiling": 1.0}
@@ -151,36 +146,3 @@ def test_wrong_arguments_are_one_line(argument: str, error: str, run_here: RunHe
     done = run_here(main, "bench", "step", "--contestants=torch", argument)
     assert done.returncode == 2
     assert error in done.stderr.splitlines()[-1]
-
-
-@pytest.mark.slow
-def test_killed_worker_is_one_line() -> None:
-    process, worker = start_bench()
-    os.kill(worker, signal.SIGKILL)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert errors.splitlines()[-1].startswith("error: torch: ") and "SIGKILL" in errors
-    assert "Traceback" not in errors
-
-
-@pytest.mark.slow
-def test_ctrl_c_leaves_no_worker() -> None:
-    process, worker = start_bench()
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert errors.endswith("interrupted\n") and "Traceback" not in errors
-    wait_until_ended([worker])
-
-
-def start_bench() -> tuple[subprocess.Popen[str], int]:
-    """Start a benchmark with one worker; return both."""
-    command = [sys.executable, "-m", "profiling", "bench", "step", "--contestants=torch"]
-    # A group of its own, as a terminal gives it, which Ctrl-C signals as a whole.
-    process = subprocess.Popen(
-        command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, process_group=0
-    )
-    while not (workers := child_processes(process.pid)):
-        assert process.poll() is None
-        time.sleep(0.05)
-    return process, workers[0]

@@ -3,6 +3,7 @@
 import json
 import sys
 import venv
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def test_environment_is_described_by_its_own_python(other_environment: Path) -> 
     ("program", "error"),
     [
         (None, "does not exist"),
+        ("", "is no program"),
         ("true", "is not a Python"),
         ("echo '{}'", "is not a Python"),
         ("echo 'no\nsuch module' >&2; exit 1", "does not run there: .*: such module"),
@@ -71,17 +73,12 @@ def test_other_program_is_refused_in_one_line(
     path = tmp_path / "python"
     if program is not None:
         write_program(path, program)
+        path.chmod(0o755 if program else 0o644)
     with pytest.raises(
         InputError, match=rf"--against: {path}:? .*{error}.*; give another"
     ) as caught:
         find(path)
     assert "\n" not in str(caught.value)
-
-
-def test_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(InputError, match="is no program"):
-        find(tmp_path / "notes.txt")
 
 
 @pytest.mark.slow
@@ -92,63 +89,50 @@ def test_python_without_the_packages_is_one_line(run_here: RunHere, tmp_path: Pa
     assert "ModuleNotFoundError: No module named" in error_line(done)
 
 
-def test_ipex_must_be_made_for_its_torch() -> None:
-    assert not OTHER.has_ipex and not Interpreter("", {}).has_ipex
-    for release, fits in (("2.8.0", True), ("1.13.0", False)):
-        assert replace(OTHER, versions={**OTHER.versions, IPEX: release}).has_ipex is fits
-
-
 def test_ipex_is_looked_for_here_then_in_its_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with_ipex = replace(OTHER, versions={**OTHER.versions, IPEX: "2.8.0"})
+    old = replace(with_ipex, versions={**OTHER.versions, IPEX: "1.13.0"})  # for another torch
     found = {"here": with_ipex, "beside": with_ipex}
     monkeypatch.setattr(interpreters, "FOLDER", tmp_path)
     monkeypatch.setattr(interpreters, "this_interpreter", lambda: found["here"])
     monkeypatch.setattr(interpreters, "find_interpreter", lambda *_, **__: found["beside"])
     assert interpreter_with_ipex() is None
-    found["here"] = OTHER
+    found["here"] = old
     with pytest.raises(InputError, match=r"\.venv-ipex; run `make ipex`"):
         interpreter_with_ipex()
     (tmp_path / IPEX_PYTHON.parent).mkdir(parents=True)
     (tmp_path / IPEX_PYTHON).touch()
     assert interpreter_with_ipex() is with_ipex
-    found["beside"] = OTHER
+    found["beside"] = old
     with pytest.raises(InputError, match=r"no IPEX for its torch 2\.8\.0; run `make ipex`"):
         interpreter_with_ipex()
 
 
-def test_contestants_with_ipex_run_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "interpreter_with_ipex", lambda: OTHER)
-    lines: list[str] = []
-    names = "torch,ipex,ipex-submission"
-    placed = command.place_ipex(choose(STEP.variants, names), lines.append)
-    assert [variant.interpreter for variant in placed] == [None, OTHER, OTHER]
-    assert placed[1].versions["torch"] == "2.8.0" and not lines
-    doubled = [variant.name for variant in with_counterparts(placed, OTHER)]
-    assert doubled == ["torch", "torch (torch 2.8.0)", "ipex", "ipex-submission"]
-
-
-def test_without_its_environment_ipex_is_left_out(
+def test_contestants_with_ipex_run_in_its_environment_or_are_left_out(
     monkeypatch: pytest.MonkeyPatch, run_here: RunHere
 ) -> None:
+    monkeypatch.setattr(command, "interpreter_with_ipex", lambda: OTHER)
+    variants = choose(STEP.variants, "torch,ipex,ipex-submission")
+    placed = command.usable(variants, print, are_named=True)
+    assert [variant.interpreter for variant in placed] == [None, OTHER, OTHER]
+    assert placed[1].versions["torch"] == "2.8.0"
+    doubled = [variant.name for variant in with_counterparts(placed, OTHER)]
+    assert doubled == ["torch", "torch (torch 2.8.0)", "ipex", "ipex-submission"]
+    same = Interpreter("/envs/.venv-new/bin/python", HERE.versions)
+    assert with_counterparts(placed[:1], same)[1].name == "torch (.venv-new)"
+
     def missing() -> None:
         raise InputError("run `make ipex`")
 
     monkeypatch.setattr(command, "interpreter_with_ipex", missing)
     lines: list[str] = []
-    [left] = command.place_ipex(choose(STEP.variants, "ipex,torch"), lines.append)
-    assert left.name == "torch"
-    assert lines == ["ipex is skipped: run `make ipex`"]
+    [left] = command.usable(variants[:2], lines.append, are_named=True)
+    assert left.name == "torch" and lines == ["ipex is skipped: run `make ipex`"]
     done = run_here(main, "bench", "step", "--contestants=ipex,ipex-submission")
     assert done.returncode == 2
     assert "`make ipex`" in done.stderr and "--contestants: " in done.stderr.splitlines()[-1]
-
-
-def test_environments_of_the_same_torch_are_named_by_folder() -> None:
-    same = Interpreter("/envs/.venv-new/bin/python", HERE.versions)
-    [one, other] = with_counterparts([Variant("torch", "", "")], same)
-    assert (one.counterpart, other.name) == (None, "torch (.venv-new)")
 
 
 def test_each_contestant_is_compared_with_its_counterpart_alone() -> None:
@@ -172,13 +156,9 @@ def test_each_contestant_is_compared_with_its_counterpart_alone() -> None:
 def test_worker_runs_by_the_python_of_its_variant(other_environment: Path) -> None:
     recipe, options = "tests.profiling.bench.example_recipe", {"behaviour": "works"}
     variant = Variant("one", "", recipe, options=options, interpreter=find(other_environment))
-    worker = variant_worker(variant, Workload())
-    try:
+    with closing(variant_worker(variant, Workload())) as worker:
         command_line = Path(f"/proc/{worker.pid}/cmdline").read_text()
         assert command_line.startswith(f"{other_environment}\0-m\0")
-        assert worker.run().details["runs"] == 1
-    finally:
-        worker.close()
 
 
 SIZES = ("--images=1", "--image-size=128", "--classes=3", "--rounds=1", "--warm-up=1")

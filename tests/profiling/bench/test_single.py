@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from common.errors import OUR_BUG
@@ -15,13 +14,10 @@ from data.coco_json import read_annotations
 from profiling.__main__ import main
 from profiling.bench import single
 from profiling.bench.generated import (
-    generated_detections,
-    generated_truth,
     write_annotations,
     write_log,
 )
 from profiling.bench.single import checkpoint_findings, largest_difference
-from profiling.onednn_log.log import read_logs
 from tests.support.commands import RunHere, error_line
 from tests.support.mounts import needs_root, tmpfs
 
@@ -90,33 +86,19 @@ def test_index_needs_space_before_anything_is_written(run_here: RunHere, tmp_pat
         assert not list(folder.iterdir())
 
 
-@pytest.mark.parametrize("benchmark", ["checkpoint", "index", "log", "metric"])
-def test_existing_file_is_not_overwritten(
-    run_here: RunHere, tmp_path: Path, benchmark: str
-) -> None:
-    file = tmp_path / "numbers.json"
-    file.write_text("mine")
-    done = run_here(main, "bench", benchmark, "--json", file)
-    assert done.returncode == 2 and "numbers.json: exists" in done.stderr
-    assert file.read_text() == "mine"
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        *((f"{name} --json README.md", "README.md: exists")
+          for name in ("checkpoint", "index", "log", "metric")),
+        ("checkpoint --folder nowhere", "--folder: nowhere"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_one_line(run_here: RunHere, options: str, error: str) -> None:
+    assert error_line(run_here(main, "bench", *options.split())).startswith(f"error: {error}")
 
 
-def test_missing_folder_of_checkpoints_is_one_line(run_here: RunHere) -> None:
-    done = run_here(main, "bench", "checkpoint", "--folder", "nowhere")
-    assert error_line(done).startswith("error: --folder: nowhere")
-
-
-def test_generated_log_is_read_back(tmp_path: Path) -> None:
-    file = tmp_path / "a.log"
-    total = write_log(file, lines=300, problems=20)
-    log = read_logs([file])
-    calls = log.calls()
-    assert (len(calls), sum(executions.count for executions in calls.values())) == (20, 300)
-    assert log.total_ms == total
-    assert log.lines == 300 + 3 + 6
-    assert log.not_understood_count == 0
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(("error", "code"), [(0.0, 0), (1.0, OUR_BUG)])
 def test_log_is_measured_and_its_sum_checked(
     run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: float, code: int
@@ -146,20 +128,6 @@ def test_metric_of_both_libraries_is_equal(run_here: RunHere, tmp_path: Path) ->
     assert seconds["value"] > 0 and 0.05 < memory["value"] < 4
     assert difference["what"].startswith("4 images: ") and difference["value"] < 1e-9
     assert all(finding["target"] == "" for finding in content["findings"])
-
-
-def test_generated_boxes_are_like_openimages() -> None:
-    random = np.random.default_rng(0)
-    truth = generated_truth(images=500, random=random)
-    assert len(truth.boxes) / len(truth) == pytest.approx(7.3, rel=0.1)
-    assert (np.diff(truth.box_offsets) > 0).all() and truth.box_offsets[-1] == len(truth.boxes)
-    assert len(set(truth.box_category_ids.tolist())) > 200
-    assert 0.02 < truth.box_is_crowd.mean() < 0.08
-    detections = generated_detections(truth, per_image=60, random=random)
-    assert len(detections) == 500 * 60
-    for image_id in truth.image_ids[:20].tolist():
-        scores = detections.in_image(image_id).scores
-        assert len(scores) == 60 and (np.diff(scores) <= 0).all() and 0 < scores.min() < 1
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,10 @@ import pytest
 from common.errors import WorkerDiedError
 from profiling.bench.variant import Run, Variant, Workload
 from profiling.bench.worker_pool import (
-    Worker,
     WorkerPool,
     busy_cores,
     run_interleaved,
-    runs_by_name,
+    runs_alone,
     variant_worker,
 )
 from tests.support.processes import child_processes, wait_until_ended
@@ -30,10 +30,6 @@ WORKLOAD = Workload(images=3)
 def variant(name: str, *, behaviour: str = "works") -> Variant:
     recipe = "tests.profiling.bench.example_recipe"
     return Variant(name=name, about="", recipe=recipe, options={"behaviour": behaviour})
-
-
-def no_advance(done: int, note: str) -> None:
-    pass
 
 
 class FakeWorker:
@@ -70,13 +66,10 @@ def is_alive(process: float) -> bool:
 
 @pytest.mark.slow
 def test_worker_measures_its_runs_and_lives_between_them() -> None:
-    worker = variant_worker(variant("one"), WORKLOAD)
-    first, second = worker.run(), worker.run()
+    first, second = runs_alone(variant("one"), WORKLOAD, count=2)
     assert first.details == {"runs": 1, "images": 3} and second.details["runs"] == 2
     assert first.seconds >= 0.001
     assert 0 < first.rss_mb <= first.peak_rss_mb
-    worker.close()
-    assert not is_alive(worker.facts["process"])
 
 
 @pytest.mark.slow
@@ -108,18 +101,16 @@ def test_variants_run_in_turn_after_the_warm_up() -> None:
         rounds = run_interleaved(
             pool, variants, rounds=2, advance=lambda done, note: notes.append((done, note))
         )
-        runs = runs_by_name(rounds)
+        first, second = rounds
         workers = list(pool.workers.values())
         assert pool.facts == {"one": {"images": 3}, "other": {"images": 3}}
     assert all(isinstance(worker, FakeWorker) and worker.is_closed for worker in workers)
     order = [(done, note.split()[-3 if done > 2 else -1]) for done, note in notes]
     assert order == [(0, "one"), (2, "other"), (5, "one"), (6, "other"), (7, "one"), (8, "other")]
-    assert {name: [run.details["runs"] for run in runs[name]] for name in runs} == {
-        "one": [3, 4],
-        "other": [3, 4],
-    }
+    counts = [{name: run.details["runs"] for name, run in runs.items()} for runs in (first, second)]
+    assert counts == [{"one": 3, "other": 3}, {"one": 4, "other": 4}]
     with fake_pool(lambda: 1e6, []) as pool:
-        [settled] = run_interleaved(pool, variants[:1], rounds=1, advance=no_advance, settling=2)
+        [settled] = run_interleaved(pool, variants[:1], rounds=1, advance=print, settling=2)
     assert settled["one"].details["runs"] == 5
 
 
@@ -127,9 +118,9 @@ def test_without_memory_only_the_running_worker_is_alive() -> None:
     lines: list[str] = []
     variants = [variant(name) for name in ("one", "other", "third")]
     with fake_pool(lambda: 0.0, lines) as pool:
-        runs = runs_by_name(run_interleaved(pool, variants, rounds=2, advance=no_advance))
+        rounds = list(run_interleaved(pool, variants, rounds=2, advance=print))
         assert list(pool.workers) == ["third"]
-    assert {run.details["runs"] for of_variant in runs.values() for run in of_variant} == {3}
+    assert {run.details["runs"] for runs in rounds for run in runs.values()} == {3}
     assert len(lines) == 3 and "one is restarted" in lines[0]
 
 
@@ -155,21 +146,14 @@ def test_death_of_a_worker_ends_the_others() -> None:
     pool = WorkerPool(WORKLOAD, warm_up=2, print_line=print)
     with pytest.raises(WorkerDiedError, match=r"^other:"), pool:
         variants = [variant("one"), variant("other", behaviour="is killed")]
-        list(run_interleaved(pool, variants, rounds=1, advance=no_advance))
+        list(run_interleaved(pool, variants, rounds=1, advance=print))
     processes = [facts["process"] for facts in pool.facts.values()]
     assert len(processes) == 2 and not any(map(is_alive, processes))
 
 
 @pytest.mark.slow
 def test_cache_folder_is_removed_with_its_worker() -> None:
-    recipe = {"recipe": "tests.profiling.bench.example_recipe", "options": {"behaviour": "works"}}
-    start: dict[str, Any] = {"allocator": "system", "memory": None, "pinned": False, "workload": {}}
-    worker = Worker(
-        "one",
-        module="profiling.bench.worker",
-        specification=recipe | start,
-        cache_variable="CACHE_OF_TESTS",
-    )
+    worker = variant_worker(replace(variant("one"), cache_variable="CACHE_OF_TESTS"), WORKLOAD)
     environment = Path(f"/proc/{worker.pid}/environ").read_text().split("\0")
     [folder] = [entry[15:] for entry in environment if entry.startswith("CACHE_OF_TESTS=")]
     assert Path(folder).is_dir()

@@ -5,7 +5,6 @@ import pytest
 
 from launch.environment import MPOL_BIND, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED
 from profiling.bench.variant import (
-    MemoryChoice,
     huge_pages_environment,
     huge_pages_mb,
     huge_pages_remark,
@@ -37,7 +36,7 @@ def test_numactls_choices_are_read() -> None:
         ("membind=0-1", MPOL_BIND, {0, 1}),
         ("preferred=1", MPOL_PREFERRED, {1}),
     ):
-        assert parse_memory(text, allowed=[0, 1, 2]) == MemoryChoice(mode, frozenset(nodes))
+        assert parse_memory(text, allowed=[0, 1, 2]) == (mode, frozenset(nodes))
 
 
 @pytest.mark.parametrize(

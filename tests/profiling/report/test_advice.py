@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from profiling.compare import Comparison, Side, compare
-from profiling.efficiency_analysis import Steps, analyze_efficiency
+from profiling.efficiency import Steps, analyze_efficiency
 from profiling.onednn_log.log import Calls, LogPosition, NotUnderstood, OneDnnLog
 from profiling.onednn_log.work import MemoryDescriptor, Problem
 from profiling.peaks import Peaks
