@@ -6,7 +6,6 @@ compare` does, and some read photos. Only one measurement runs on a machine at a
 two would disturb each other.
 """
 
-import fcntl
 import hashlib
 import os
 import tempfile
@@ -17,20 +16,21 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 from rich.console import Console
 
 from common.console import progress
 from common.errors import InputError
 from common.files import read_bytes, updated_descriptor, write_atomically
+from common.locks import lock_now
 from common.machine import code_version, environment, installed_versions
+from common.stored import first_difference
 from data.decoding import MOST_BYTES
 from launch.mpirun import choose_mpirun
 from profiling.ablate.result import (
     JOBS,
     READS_PHOTOS,
-    ComparedCalls,
     Plan,
     Result,
     read_result,
@@ -63,21 +63,6 @@ def measured_on() -> dict[str, str | int]:
     return {**environment(), **installed_versions(OTHER_PACKAGES), "code": commit}
 
 
-def fresh_result(plan: Plan, *, command: str, on: Mapping[str, str | int]) -> Result:
-    """Return a result without rounds; `on`: see `measured_on`."""
-    return Result(
-        ablation=plan.name,
-        size=plan.size,
-        command=command,
-        environment=on,
-        definition=plan.definition,
-        left_out=plan.left_out,
-        rounds_wanted=plan.rounds,
-        began=now(),
-        ended=now(),
-    )
-
-
 def begun_result(
     plan: Plan, file: Path, *, command: str, on: Mapping[str, str | int], overwrite: bool
 ) -> Result:
@@ -86,17 +71,26 @@ def begun_result(
     Raises:
         InputError: The file is of another machine, other packages or another definition.
     """
-    fresh = fresh_result(plan, command=command, on=on)
     if overwrite or not file.exists():
-        return fresh
-    result = read_result(file)
-    for name, stored in {**result.environment, "definition": result.definition}.items():
-        current = fresh.definition if name == "definition" else on.get(name)
-        if name in MAY_DIFFER or stored == current:
-            continue
-        what = f"{name} {stored}, now {current}"
+        return Result(
+            ablation=plan.name,
+            size=plan.size,
+            command=command,
+            environment=on,
+            definition=plan.definition,
+            left_out=plan.left_out,
+            rounds_wanted=plan.rounds,
+            began=now(),
+            ended=now(),
+        )
+    result, definition = read_result(file), plan.definition
+    stored = {**result.environment, "definition": result.definition}
+    current = {**{name: on.get(name) for name in result.environment}, "definition": definition}
+    if difference := first_difference(stored, current, ignored=MAY_DIFFER):
+        name, before, after = difference
+        what = f"{name} {before}, now {after}"
         if name == "definition":
-            parts = [part for part, value in fresh.definition.items() if stored[part] != value]
+            parts = [part for part, value in definition.items() if before[part] != value]
             what = f"another definition ({', '.join(parts)})"
         raise InputError(
             f"{file}: was measured with {what}; use --overwrite to replace it, or another --out"
@@ -293,7 +287,7 @@ def summarize_job(ranks: list[RankSteps], *, images: int) -> Run:
 
 def compare_calls(
     names: tuple[str, str], pool: WorkerPool, variants: Mapping[str, Variant], *, folder: Path
-) -> ComparedCalls | None:
+) -> dict[str, Any] | None:
     """Log a step of each of two variants to the folder; return what `compare` finds in the logs.
 
     None where one of the two cannot run here.
@@ -310,7 +304,7 @@ def compare_calls(
     sums = ("first_calls", "second_calls", "first_ms", "second_ms")
     fields = ("kind", "direction", "shape", "extra_calls", "extra_ms")
     records = [pair.record() for pair in comparison.only_one[:20]]
-    calls = {
+    return {
         "first": names[0],
         "second": names[1],
         "logs": [f"{name}.log" for name in names],
@@ -320,7 +314,6 @@ def compare_calls(
         ],
         "only_one": [{name: record[name] for name in fields} for record in records],
     }
-    return cast(ComparedCalls, calls)
 
 
 @contextmanager
@@ -338,17 +331,14 @@ def alone_on_this_machine() -> Iterator[None]:
         raise InputError(
             f"{lock}: cannot be opened: {error.strerror}; set TMPDIR to a local folder"
         ) from error
-    with os.fdopen(descriptor, "rb"):
+    with os.fdopen(descriptor, "rb") as file:
         try:
             # The kernel releases the lock when the process ends, however it ends.
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            has_lock = lock_now(file)
         except BlockingIOError as error:
             raise InputError(
                 "another `ablate run` is measuring on this machine; wait until it has finished"
             ) from error
-        except OSError as error:
-            raise InputError(
-                f"{lock}: the file system has no locks ({error.strerror}); set TMPDIR to a local "
-                "folder"
-            ) from error
+        if not has_lock:
+            raise InputError(f"{lock}: the file system has no locks; set TMPDIR to a local folder")
         yield

@@ -15,7 +15,6 @@ from profiling.ablate import result as result_module
 from profiling.ablate.result import (
     JOBS,
     SCHEMA,
-    ComparedCalls,
     lacking,
     read_result,
     resolve_plan,
@@ -86,7 +85,8 @@ def test_missing_requirement_is_named_with_the_fix(monkeypatch: pytest.MonkeyPat
     def reason(options: dict[str, str] | None = None, **fields: object) -> str:
         variant = ablation(variants={"slow": {"about": "", **fields}, "quick": {"about": ""}})
         slow = variant.variants["slow"]
-        return str(lacking(slow, options or {}, allocator=slow.allocator or "tuned"))
+        allocator = slow.allocator or "tuned"
+        return str(next(lacking(slow, options or {}, allocator=allocator), None))
 
     assert reason() == "None"
     monkeypatch.setattr(result_module, "cpu_flags", lambda: {"avx512f"})
@@ -152,7 +152,7 @@ def test_result_is_read_back(tmp_path: Path) -> None:
     counts = {"first_calls": 90.0, "second_calls": 80.0, "first_ms": 2.5, "second_ms": 2.0}
     kinds: Any = [{"kind": "convolution forward", **counts}]
     logs = ["slow.log", "quick.log"]
-    calls = ComparedCalls(first="slow", second="quick", logs=logs, kinds=kinds, only_one=[])
+    calls = {"first": "slow", "second": "quick", "logs": logs, "kinds": kinds, "only_one": []}
     whole = replace(RESULT, busy_cores=(0.1, 0.2), calls=calls, facts={"slow": {"a": 1}})
     write_result(file, whole)
     assert read_result(file) == whole
