@@ -7,7 +7,7 @@ torch.profiler, and perf's counters beside the ranks' steps.
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from common.charts import Column, Table, text_column
+from common.charts import Column, Table, table_rows, text_column
 from common.console import significant
 from common.page import (
     Block,
@@ -35,13 +35,13 @@ from profiling.report.advice import ALIKE, common_share, onednn_ms_by_step, wall
 from profiling.report.material import Counters, Material, Traced
 from profiling.trace.analysis import (
     Analysis,
-    OperatorCost,
+    Row,
     costliest_outside_onednn,
     describe,
     fragmentation_verdict,
     make_rows,
-    module_text,
     onednn_verdict,
+    phase_table,
     remarks,
 )
 from profiling.trace.charts import draw_operators, draw_split, draw_timeline
@@ -294,17 +294,11 @@ def operators_of_trace(material: Material) -> list[Block]:
     )
     notes = [f"Note: {remark}." for remark in remarks(analysis)]
     summary = Text([f"{'; '.join(describe(analysis))}.", *map(sentence, verdicts), *notes])
-    names = ("wall time", *(category.value for category in analysis.categories), "gaps")
-    phases = Table(
-        "Phases by category, ms",
-        [text_column("phase"), *(Column(name, three) for name in names)],
-        [(phase, *analysis.times_ms(phase)) for phase in analysis.steps.phases],
-        totals=[("all", *analysis.times_ms(None))],
-    )
+    phases = phase_table(analysis, "Phases by category, ms", three)
     return [summary, *trace_charts(traced, costliest), phases, operator_table(analysis, costliest)]
 
 
-def trace_charts(traced: Traced, costliest: Sequence[OperatorCost]) -> Iterable[Chart]:
+def trace_charts(traced: Traced, costliest: Sequence[Row]) -> Iterable[Chart]:
     """Return phases, one step in time, costliest operators."""
     analysis = traced.analysis
     step = "a step" if analysis.steps.are_marked else "the whole trace"
@@ -333,24 +327,20 @@ def trace_charts(traced: Traced, costliest: Sequence[OperatorCost]) -> Iterable[
     )
 
 
-def operator_table(analysis: Analysis, costliest: Sequence[OperatorCost]) -> Table:
+def operator_table(analysis: Analysis, costliest: Sequence[Row]) -> Table:
     """Return operators outside oneDNN, the costliest first."""
     columns = [
         text_column("operator"),
         text_column("phase"),
         Column("calls", count),
-        Column("ms", three, meaning="Self time, without the operators that it calls"),
+        Column(
+            "ms", three, name="self_ms", meaning="Self time, without the operators that it calls"
+        ),
         Column("share", ".1%", meaning="Of the step"),
-        text_column("costliest module"),
     ]
-    if not analysis.modules_are_known:
-        # The rows below are cut to the columns that remain.
-        columns.pop()
-    rows = [
-        (operator.operator, operator.phase, operator.calls, operator.self_ms, operator.share,
-         module_text(operator))[: len(columns)]
-        for operator in costliest[:MOST_OPERATORS]
-    ]  # fmt: skip
+    if analysis.modules_are_known:
+        columns.append(text_column("costliest module", name="module"))
+    rows = table_rows(columns, costliest[:MOST_OPERATORS])
     note = (
         f"The {MOST_OPERATORS} costliest of {len(costliest):,}; `python -m profiling trace"
         " --out DIR` writes all."

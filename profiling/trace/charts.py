@@ -25,7 +25,7 @@ from common.charts import (
     shortened,
 )
 from common.console import significant
-from profiling.trace.analysis import Analysis, OperatorCost, clipped, module_text
+from profiling.trace.analysis import Analysis, Row, clipped
 from profiling.trace.operators import CATEGORIES, EVALUATE, Category, Cell
 from profiling.trace.trace import BETWEEN, stretches
 
@@ -78,13 +78,11 @@ def draw_split(analysis: Analysis, *, title: str) -> "Figure":
 LONGEST_NAME = 52
 
 
-def draw_operators(
-    costliest: Sequence[OperatorCost], *, title: str, modules_are_known: bool
-) -> "Figure":
+def draw_operators(costliest: Sequence[Row], *, title: str, modules_are_known: bool) -> "Figure":
     """Draw a bar for each operator and phase, with its calls and the module that costs most."""
     bars = []
     for operator in costliest:
-        module = f", {module_text(operator)}" if modules_are_known else ""
+        module = f", {operator.module}" if modules_are_known else ""
         time, calls = significant(operator.self_ms), significant(operator.calls)
         bars.append(
             Bar(
