@@ -7,7 +7,7 @@ is wrapped: operators that overwrite their input, modules that run several times
 functions are timed unchanged. https://docs.pytorch.org/docs/stable/autograd.html#autograd-graph
 
 Networks (`timed_model`) have the same random weights and batches every time; no weights change. The
-worker's questions are `warm-up N`, `measure N` and `primitives 1` (`prepare_timing`).
+worker's questions are `run`, `measure N` and `primitives` (`prepare_timing`).
 """
 
 import time
@@ -26,7 +26,7 @@ from torch.backends import mkldnn
 from torch.nn import functional as F
 
 from common.errors import InputError
-from common.machine import peak_resident_mb
+from common.machine import peak_resident_mb, resident_mb
 from common.processes import Answering
 from data.transforms import normalize
 from profiling.bench.measured_steps import onednn_seconds
@@ -255,9 +255,10 @@ def prepare_timing(
     facts = collect_facts(subject, timed, layers, recorder, notes=notes)
     measured_count = 0
 
-    def warm_up(count: int) -> dict[str, Any]:
-        done = [plain_iteration(timed, clock) for _ in range(count)]
-        return {"last_ms": sum(done[-1].values()), "peak_mb": peak_resident_mb()}
+    def run() -> dict[str, Any]:
+        seconds = sum(plain_iteration(timed, clock).values()) / 1000
+        memory = {"rss_mb": resident_mb(), "peak_rss_mb": peak_resident_mb()}
+        return {"seconds": seconds, "page_faults": 0, **memory, "details": {}}
 
     def measure(count: int) -> dict[str, Any]:
         nonlocal measured_count
@@ -270,14 +271,12 @@ def prepare_timing(
         memory = {"peak_mb": peak_resident_mb(), "huge_pages_mb": huge_pages_mb()}
         return {"watched": watched, "plain": plain, **memory}
 
-    def primitives(_: int) -> dict[str, Any]:
-        return {"seconds": onednn_seconds(lambda: plain_iteration(timed, clock))}
-
-    questions = {"warm-up": warm_up, "measure": measure, "primitives": primitives}
-
     def answer(question: str) -> dict[str, Any]:
-        name, count = question.split()
-        return questions[name](int(count))
+        if question == "run":
+            return run()
+        if question == "primitives":
+            return {"seconds": onednn_seconds(lambda: plain_iteration(timed, clock))}
+        return measure(int(question.removeprefix("measure ")))
 
     return facts, answer
 
