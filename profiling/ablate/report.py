@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 FILES = ("ablations.html", "ablations.md")
 PICTURES = "pictures"
-PICTURE_DPI = 80
+PICTURE_DPI = 70
 COLOURS = 16
 SECOND = "second"
 """Default folder of the results of a second run, inside that of the first."""
