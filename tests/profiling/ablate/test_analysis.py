@@ -50,7 +50,7 @@ def test_confidence_is_that_of_the_sign_test() -> None:
 def test_interval_leaves_out_extremes_from_nine_rounds_on(
     values: Sequence[float], low: float, high: float, confidence: float
 ) -> None:
-    assert of_ratios(values)[1:4] == (low, high, pytest.approx(confidence, abs=1e-4))
+    assert of_ratios(values)[1:4] == pytest.approx((low, high, confidence), abs=1e-4)
 
 
 def test_interval_contains_the_median_with_its_confidence() -> None:

@@ -183,7 +183,8 @@ def test_float32_on_a_machine_with_bf16() -> None:
 
 
 def test_more_time_outside_onednn_than_inside(tmp_path: Path) -> None:
-    rule, step = advice.mostly_outside, {"log": marked((0, 1, 100.0, 40.0)), "wall_ms": 100.0}
+    rule = advice.mostly_outside
+    step: dict[str, Any] = {"log": marked((0, 1, 100.0, 40.0)), "wall_ms": 100.0}
     check(rule, [60.0], row(problem(), 40.0), **step, shows="forward, 59.0 ms|profile.trace.steps")
     events = (annotation("step 1", 0, 1000), operator("aten::add", 0, 30))
     trace, shows = traced(write(tmp_path / "trace.json", *events)), "aten::add (forward) 0.030 ms"
