@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,8 @@ from rich.console import Console
 
 from common.console import progress
 from common.errors import InputError
-from common.files import read_bytes, updated_descriptor, write_atomically
-from common.locks import lock_now
+from common.files import read_bytes, write_atomically, write_json
+from common.locks import FileLock, LockHeldError
 from common.machine import code_version, environment, installed_versions
 from common.stored import first_difference
 from data.decoding import MOST_BYTES
@@ -34,7 +34,6 @@ from profiling.ablate.result import (
     Plan,
     Result,
     read_result,
-    write_result,
 )
 from profiling.bench.data_bench import draw, photos_in, read_list, write_list
 from profiling.bench.job import (
@@ -157,7 +156,7 @@ def measure(plan: Plan, begun: Result, file: Path, *, photos: Photos, console: C
     started = now()
     result = begun if begun.rounds else replace(begun, began=started, ended=started)
     if result.is_complete:
-        write_result(file, result)
+        write_json(file, asdict(result))
         return result
     missing = result.rounds_wanted - len(result.rounds)
     variants = list(plan.variants.values())
@@ -191,9 +190,9 @@ def measure(plan: Plan, begun: Result, file: Path, *, photos: Photos, console: C
                 result = replace(result, calls=calls)
             rounds = (*result.rounds, runs)
             result = replace(result, rounds=rounds, facts=pool.facts, ended=now())
-            write_result(file, result)
+            write_json(file, asdict(result))
     result = replace(result, busy_cores=(*result.busy_cores, round(others.cores, 3)))
-    write_result(file, result)
+    write_json(file, asdict(result))
     return result
 
 
@@ -321,24 +320,20 @@ def alone_on_this_machine() -> Iterator[None]:
     """Lock the machine against other measurements of this user in the context.
 
     Raises:
-        InputError: Another measurement holds it, or the file system has no locks.
+        InputError: Another measurement holds it, or the lock cannot be made.
     """
     # Among the temporary files, as a home may be that of many hosts.
-    lock = Path(tempfile.gettempdir(), f"retinanet-ablate-{os.getuid()}.lock")
+    file = Path(tempfile.gettempdir(), f"retinanet-ablate-{os.getuid()}.lock")
     try:
-        descriptor = updated_descriptor(lock)
-    except OSError as error:
+        lock = FileLock(file)
+        lock.take()
+    except LockHeldError as error:
         raise InputError(
-            f"{lock}: cannot be opened: {error.strerror}; set TMPDIR to a local folder"
+            "another `ablate run` is measuring on this machine; wait until it has finished"
         ) from error
-    with os.fdopen(descriptor, "rb") as file:
-        try:
-            # The kernel releases the lock when the process ends, however it ends.
-            has_lock = lock_now(file)
-        except BlockingIOError as error:
-            raise InputError(
-                "another `ablate run` is measuring on this machine; wait until it has finished"
-            ) from error
-        if not has_lock:
-            raise InputError(f"{lock}: the file system has no locks; set TMPDIR to a local folder")
+    except OSError as error:
+        raise InputError(f"{file}: cannot be opened: {error.strerror}; set TMPDIR") from error
+    try:
         yield
+    finally:
+        lock.release()

@@ -41,7 +41,7 @@ from profiling.ablate.analysis import (
     variants_table,
 )
 from profiling.ablate.charts import picture
-from profiling.ablate.definition import ChartChoice, read_all
+from profiling.ablate.definition import read_all
 from profiling.ablate.result import Place
 
 if TYPE_CHECKING:
@@ -189,22 +189,16 @@ def row_section(row: Row) -> Section:
     facts = Facts([("measured", result.ended), ("command", result.command)])
     if not row.is_measured:
         return Section(row.name, row.name, [question, sentences, facts])
+    parts = "Colours: medians of the parts, whose sum may differ from the median. "
     drawing = chart(
         lambda: picture(ablation, result, row.outcomes),
         name=row.name,
         label=ablation.question,
-        caption=caption(ablation.chart),
+        caption=f"Left: {LEFT[ablation.chart.kind]}. {parts if ablation.chart.parts else ''}"
+        "Right: ratios with intervals.",
     )
     table = variants_table(ablation, result, for_page=True)
     return Section(row.name, row.name, [question, drawing, sentences, table, facts])
-
-
-def caption(choice: ChartChoice) -> str:
-    """Return the caption of an ablation's picture."""
-    texts = [f"Left: {LEFT[choice.kind]}.", "Right: ratios with intervals."]
-    if choice.parts:
-        texts.insert(1, "Colours: medians of the parts, whose sum may differ from the median.")
-    return " ".join(texts)
 
 
 METHOD = (

@@ -19,7 +19,6 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from common.errors import InputError
-from common.files import write_json
 from common.machine import BF16_FLAGS, bf16_flag, cpu_flags, fastest_precision
 from common.options import flag, option
 from common.program import command_words
@@ -273,17 +272,8 @@ class Result:
         return [run.details[quantity] for run in runs if run.details.get(quantity) is not None]
 
 
-def write_result(file: Path, result: Result) -> None:
-    """Write the result; replaces an earlier state.
-
-    Raises:
-        InputError: It cannot be written there.
-    """
-    write_json(file, asdict(result))
-
-
 def read_result(file: Path) -> Result:
-    """Read what `write_result` wrote.
+    """Read a result that was written as JSON.
 
     Raises:
         InputError: It is something else; names the file.

@@ -5,7 +5,6 @@ loads no torch: it is also the worker (`prepare`), which sets cores and memory f
 `profiling.layers.timing` handles the worker's requests.
 """
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -15,7 +14,6 @@ from typing import Any
 from rich.console import Console
 
 from common.console import progress
-from common.errors import InputError
 from common.processes import Answering, serve
 from launch.limits import read_allowance
 from launch.pinning import check_cores, choose_cores, take_cores
@@ -270,28 +268,6 @@ def labels(configurations: Sequence[Configuration]) -> list[str]:
         name for name in parts if len({getattr(each, name) for each in configurations}) > 1
     ] or ["onednn"]
     return [", ".join(parts[name](each) for name in differing) for each in configurations]
-
-
-def require_gpu() -> None:
-    """Check for an NVIDIA GPU through its driver; torch would take seconds to load.
-
-    https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__DEVICE.html
-
-    Raises:
-        InputError: There is no driver, or it finds no GPU.
-    """
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        raise InputError(
-            "--device: cuda: this machine has no NVIDIA driver (libcuda.so.1); leave it out"
-        ) from None
-    count = ctypes.c_int(0)
-    # Each returns a CUresult, of which 0 is CUDA_SUCCESS.
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-        raise InputError("--device: cuda: the NVIDIA driver finds no GPU here; leave it out")
-    if count.value == 0:
-        raise InputError("--device: cuda: the NVIDIA driver reports no GPU here; leave it out")
 
 
 def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:

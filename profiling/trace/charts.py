@@ -240,14 +240,13 @@ def busiest(starts: Sequence[int], window: Window) -> Window:
 
 def densest(starts: Sequence[int], length: int) -> tuple[int, int]:
     """Return the window of a length with most starts, and their number."""
-    best, most, first = 0, 0, 0
+    if not starts:
+        return 0, 0
     # The densest window ends with the begin of a span, so that only these are tried.
-    for place, start in enumerate(starts):
-        while starts[first] <= start - length:
-            first += 1
-        if place - first + 1 > most:
-            best, most = starts[first], place - first + 1
-    return best, most
+    firsts = np.searchsorted(starts, np.asarray(starts) - length, side="right")
+    counts = np.arange(1, len(starts) + 1) - firsts
+    last = int(counts.argmax())
+    return starts[firsts[last]], int(counts[last])
 
 
 def draw_closer(axes: "Axes", analysis: Analysis, closer: Window, window: Window) -> None:
