@@ -79,7 +79,8 @@ def picture(ablation: Ablation, result: Result, outcomes: Sequence[Outcome]) -> 
     rows = max(len(ratios), bars if ablation.chart.kind in ("bars", "shares") else 0)
     figure = new_figure(width=12.5, height=max(3.2, 1.7 + ROW * rows))
     left, right = figure.subplots(1, 2, width_ratios=(1.1, 1))
-    KINDS[ablation.chart.kind](left, ablation, result)
+    draw, _ = KINDS[ablation.chart.kind]
+    draw(left, ablation, result)
     draw_ratios(right, ratios)
     return figure
 
@@ -235,13 +236,15 @@ def finish_lines(axes: "Axes", ablation: Ablation, label: str, **legend: Any) ->
     axes.legend(frameon=False, **legend)
 
 
-KINDS: Mapping[str, Callable[["Axes", Ablation, Result], None]] = {
-    "bars": draw_bars,
-    "shares": draw_shares,
-    "curves": draw_curves,
-    "grid": draw_grid,
-    "points": draw_points,
+Drawing = Callable[["Axes", Ablation, Result], None]
+KINDS: Mapping[str, tuple[Drawing, str]] = {
+    "bars": (draw_bars, "medians, one dot per round"),
+    "shares": (draw_shares, "medians of the share of each part"),
+    "curves": (draw_curves, "medians, one thin line per round"),
+    "grid": (draw_grid, "medians by number of ranks"),
+    "points": (draw_points, "published runs"),
 }
+"""What draws the left half of a picture, and what that is in words."""
 
 
 def draw_ratios(axes: "Axes", outcomes: Sequence[Outcome]) -> None:

@@ -40,7 +40,7 @@ from profiling.ablate.analysis import (
     read_study,
     variants_table,
 )
-from profiling.ablate.charts import picture
+from profiling.ablate.charts import KINDS, picture
 from profiling.ablate.definition import read_all
 from profiling.ablate.result import Place
 
@@ -124,16 +124,6 @@ def render_pages(study: Sequence[Row]) -> tuple[str, str]:
     )
 
 
-LEFT = {
-    "bars": "medians, one dot per round",
-    "shares": "medians of the share of each part",
-    "curves": "medians, one thin line per round",
-    "grid": "medians by number of ranks",
-    "points": "published runs",
-}
-"""The left half of a picture in words, by the kind of chart."""
-
-
 def make_sections(study: Sequence[Row]) -> list[Section]:
     """Return all comparisons, a chapter for each ablation, the method, the machine."""
     results = [row.result for row in study if row.result]
@@ -194,7 +184,7 @@ def row_section(row: Row) -> Section:
         lambda: picture(ablation, result, row.outcomes),
         name=row.name,
         label=ablation.question,
-        caption=f"Left: {LEFT[ablation.chart.kind]}. {parts if ablation.chart.parts else ''}"
+        caption=f"Left: {KINDS[ablation.chart.kind][1]}. {parts if ablation.chart.parts else ''}"
         "Right: ratios with intervals.",
     )
     table = variants_table(ablation, result, for_page=True)

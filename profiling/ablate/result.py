@@ -121,7 +121,7 @@ def resolve_plan(
     name: str, ablation: Ablation, *, size: SizeName, rounds: int | None = None
 ) -> Plan:
     """Resolve an ablation; `rounds`: None takes the file's, or the usual number."""
-    chosen = ablation.size(size)
+    chosen = ablation.quick if size == "quick" else ablation.full
     numbers = {field: getattr(chosen, field) or value for field, value in USUAL[size].items()}
     # No warm-up at all is a choice: 0 must not become the default.
     warm_up = numbers["warm_up"] if chosen.warm_up is None else chosen.warm_up

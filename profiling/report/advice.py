@@ -319,7 +319,7 @@ def many_page_faults(material: Material) -> Iterator[Advice]:
         yield Advice(
             title="Memory is returned to the kernel and allocated again",
             evidence=f"{faults:,.0f} page faults per step of "
-            f"{significant(rank.seconds / rank.steps, 3)} s"
+            f"{significant(rank.step_s, 3)} s"
             f"{f', rank {rank.rank}' if len(counters) > 1 else ''}.",
             todo="Configure the allocator to keep its memory (in train.py: engine.allocator; "
             "otherwise GLIBC_TUNABLES, tcmalloc or jemalloc).",

@@ -38,11 +38,10 @@ from profiling.trace.analysis import (
     Row,
     costliest_outside_onednn,
     describe,
-    fragmentation_verdict,
     make_rows,
-    onednn_verdict,
     phase_table,
     remarks,
+    verdicts,
 )
 from profiling.trace.charts import draw_operators, draw_split, draw_timeline
 
@@ -256,14 +255,13 @@ def ranks_and_counters(material: Material) -> list[Block]:
 
 def counters_blocks(counters: Sequence[Counters]) -> list[Block]:
     """Return counts of a mean step, and what was not counted."""
-    events = [event for event in COUNTED if any(event in rank.counts for rank in counters)]
+    events = [event for event in COUNTED if any(event in rank.counters for rank in counters)]
     rows = []
     for rank in counters:
         clock = rank.per_step("task-clock")
-        seconds = rank.seconds / rank.steps
         # task-clock is CPU time in milliseconds: over the wall time, the number of busy CPUs.
-        busy = clock / 1000 / seconds if clock is not None and seconds else None
-        rows.append((str(rank.rank), seconds, busy, *map(rank.per_step, events)))
+        busy = clock / 1000 / rank.step_s if clock is not None and rank.step_s else None
+        rows.append((str(rank.rank), rank.step_s, busy, *map(rank.per_step, events)))
     names = ("seconds per step", "busy CPUs", *(COUNTED[event] for event in events))
     columns = [text_column("rank"), *(Column(name, three) for name in names)]
     blocks: list[Block] = [Table("perf's counters, mean of a step", columns, rows)]
@@ -288,12 +286,9 @@ def operators_of_trace(material: Material) -> list[Block]:
         return [Missing(text, "python train.py profile.trace.steps=20-22")]
     analysis = traced.analysis
     costliest = costliest_outside_onednn(make_rows(analysis))
-    verdicts = (
-        onednn_verdict(analysis, traced.beside.total_ms if traced.beside else None),
-        fragmentation_verdict(analysis),
-    )
+    texts = verdicts(analysis, traced.beside)
     notes = [f"Note: {remark}." for remark in remarks(analysis)]
-    summary = Text([f"{'; '.join(describe(analysis))}.", *map(sentence, verdicts), *notes])
+    summary = Text([f"{'; '.join(describe(analysis))}.", *map(sentence, texts), *notes])
     phases = phase_table(analysis, "Phases by category, ms", three)
     return [summary, *trace_charts(traced, costliest), phases, operator_table(analysis, costliest)]
 

@@ -301,31 +301,25 @@ def gap_share(analysis: Analysis) -> float:
     return sum(analysis.gaps_ns.values()) / analysis.wall_ns
 
 
-def fragmentation_verdict(analysis: Analysis) -> str:
-    """Return a sentence on whether operators should be merged."""
+def verdicts(analysis: Analysis, beside: "MatchedLog | None") -> list[str]:
+    """Return sentences on oneDNN's share, also by its log if given, and on merging operators."""
     share = short_share(analysis)
     degree = next(name for least, name in DEGREES if share >= least)
-    text = f"{degree}: pieces shorter than 0.1 ms are {share:.1%} of operator time"
-    return f"{text}; gaps, in which no operator runs, are {gap_share(analysis):.1%} of the time"
-
-
-def onednn_verdict(analysis: Analysis, log_ms: float | None = None) -> str:
-    """Return oneDNN's share in a sentence, also by the time of a step in its log if given."""
+    fragmentation = (
+        f"{degree}: pieces shorter than 0.1 ms are {share:.1%} of operator time; gaps, in which no "
+        f"operator runs, are {gap_share(analysis):.1%} of the time"
+    )
     wall = analysis.wall_ns
-    certain = analysis.category_ns(Category.ONEDNN) / wall
-    text = f"operators that call oneDNN: {certain:.1%} of the time"
-    if log_ms is not None:
-        return f"oneDNN itself, by its log: {log_ms * 1e6 * analysis.count / wall:.1%}; {text}"
+    callers = analysis.category_ns(Category.ONEDNN) / wall
+    onednn = f"operators that call oneDNN: {callers:.1%} of the time"
     # A trace does not show which library multiplied matrices; only oneDNN's log does.
-    products = analysis.category_ns(Category.PRODUCTS) / wall
-    unknown = f"matrix products, in oneDNN or another library (see --onednn-log): {products:.1%}"
-    return f"{text}; {unknown}" if products else text
-
-
-def verdicts(analysis: Analysis, beside: "MatchedLog | None") -> list[str]:
-    """Return the verdicts on fragmentation and on oneDNN's share."""
-    log_ms = beside.total_ms if beside else None
-    return [onednn_verdict(analysis, log_ms), fragmentation_verdict(analysis)]
+    if beside is not None:
+        itself = beside.total_ms * 1e6 * analysis.count / wall
+        onednn = f"oneDNN itself, by its log: {itself:.1%}; {onednn}"
+    elif products := analysis.category_ns(Category.PRODUCTS):
+        library = "in oneDNN or another library (see --onednn-log)"
+        onednn += f"; matrix products, {library}: {products / wall:.1%}"
+    return [onednn, fragmentation]
 
 
 def describe(analysis: Analysis) -> list[str]:

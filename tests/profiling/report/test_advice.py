@@ -76,7 +76,7 @@ def marked(*steps: tuple[int, int, float, float]) -> OneDnnLog:
 
 
 def counters(rank: int, page_faults: float) -> Counters:
-    return Counters(rank, 2, 3.0, {"page-faults": page_faults}, ())
+    return Counters(rank, [1, 2], 3.0, {"page-faults": {"value": page_faults}}, [])
 
 
 def compared(first: dict[Problem, Calls], second: dict[Problem, Calls]) -> Comparison:
@@ -222,7 +222,7 @@ def test_unparsed_lines_and_page_faults() -> None:
     check(advice.not_understood, [None], log=log, shows="2 of 10 oneDNN lines")
     rule, many = advice.many_page_faults, [counters(0, 60_000.0), counters(1, 80_000.0)]
     check(rule, [None], counters=many, shows="40,000 page faults per step of 1.5 s, rank 1")
-    for few in (Counters(0, 2, 3.0, {}, ()), counters(0, 60.0)):
+    for few in (Counters(0, [1, 2], 3.0, {}, []), counters(0, 60.0)):
         check(rule, [], counters=[few])
 
 
