@@ -236,7 +236,7 @@ def run_study(
                 worker = pool.worker(variant)
                 if len(variants) > 1:
                     worker.run()  # does not count: another process has used the memory before
-                result.add(worker.ask(f"measure {count}"))
+                result.add(worker.ask(f"measure {done} {count}"))
                 all_done = warmed_up + done * len(variants) + count * place
                 advance(all_done, f"{result.label} {result.middle_ms / 1000:.3g} s")
             done += count

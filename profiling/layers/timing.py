@@ -7,7 +7,7 @@ is wrapped: operators that overwrite their input, modules that run several times
 functions are timed unchanged. https://docs.pytorch.org/docs/stable/autograd.html#autograd-graph
 
 Networks (`timed_model`) have the same random weights and batches every time; no weights change. The
-worker's questions are `run`, `measure N` and `primitives` (`prepare_timing`).
+worker's questions are `run`, `measure DONE COUNT` and `primitives` (`prepare_timing`).
 """
 
 import time
@@ -247,21 +247,19 @@ def prepare_timing(
     # The first iteration also shows which layers run, and in which order.
     layers = list(watched_iteration(timed, recorder)["layers"])
     facts = collect_facts(subject, timed, layers, recorder, notes=notes)
-    measured_count = 0
 
     def run() -> dict[str, Any]:
         seconds = sum(plain_iteration(timed, clock).values()) / 1000
         memory = {"rss_mb": resident_mb(), "peak_rss_mb": peak_resident_mb()}
         return {"seconds": seconds, "page_faults": 0, **memory, "details": {}}
 
-    def measure(count: int) -> dict[str, Any]:
-        nonlocal measured_count
+    def measure(done: int, count: int) -> dict[str, Any]:
         watched, plain = [], []
-        for _ in range(count):
+        # `done` were measured before, perhaps by a worker that made room for another.
+        for place in range(done, done + count):
             watched.append(watched_iteration(timed, recorder))
-            if measured_count % PLAIN_EVERY == 0:
+            if place % PLAIN_EVERY == 0:
                 plain.append(plain_iteration(timed, clock))
-            measured_count += 1
         memory = {"peak_mb": peak_resident_mb(), "huge_pages_mb": huge_pages_mb()}
         return {"watched": watched, "plain": plain, **memory}
 
@@ -270,7 +268,7 @@ def prepare_timing(
             return run()
         if question == "primitives":
             return {"seconds": onednn_seconds(lambda: plain_iteration(timed, clock))}
-        return measure(int(question.removeprefix("measure ")))
+        return measure(*map(int, question.removeprefix("measure ").split()))
 
     return facts, answer
 
