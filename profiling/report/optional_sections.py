@@ -49,15 +49,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+REPLAY = (
+    "A replay shows whether primitives are as fast in the run as in isolation. Create one, and "
+    "pass its replay.json with --replay:"
+)
+REFERENCE = (
+    "A comparison with another log, such as one of an earlier version or another machine, shows "
+    "additional and slower calls."
+)
+TRACE = (
+    "A trace shows the operators outside oneDNN and the modules that call them. Record one in "
+    "training, and pass runs/NAME, or the trace with --trace:"
+)
+"""What stands in the place of a section whose input is missing."""
+
+
 def run_against_replay(material: Material) -> list[Block]:
     """Return ratios by kind, and projected step times."""
     efficiency = material.efficiency
     if efficiency is None:
-        text = (
-            "A replay shows whether primitives are as fast in the run as in isolation. Create one, "
-            "and pass its replay.json with --replay:"
-        )
-        return [Missing(text, f"python -m profiling benchdnn {material.log_argument} --out replay")]
+        return [
+            Missing(REPLAY, f"python -m profiling benchdnn {material.log_argument} --out replay")
+        ]
     projection = project(efficiency, steps=None, images_a_step=None)
     bar_values = "; ".join(
         f"{kind_and_direction(part.kind, part.direction)} {hot_ratio(part) or 0:.2f}"
@@ -137,11 +150,7 @@ def log_against_reference(material: Material) -> list[Block]:
     """Return kinds, calls that only one side makes, calls that both make."""
     comparison = material.comparison
     if comparison is None:
-        text = (
-            "A comparison with another log, such as one of an earlier version or another machine, "
-            "shows additional and slower calls."
-        )
-        return [Missing(text, "--reference OTHER.log")]
+        return [Missing(REFERENCE, "--reference OTHER.log")]
 
     def draw() -> "Figure":
         figure = draw_comparison(comparison)
@@ -279,11 +288,7 @@ def operators_of_trace(material: Material) -> list[Block]:
     """Return operators of a step: phases, the timeline of a step, the costliest outside oneDNN."""
     traced = material.traced
     if traced is None:
-        text = (
-            "A trace shows the operators outside oneDNN and the modules that call them. Record one "
-            "in training, and pass runs/NAME, or the trace with --trace:"
-        )
-        return [Missing(text, "python train.py profile.trace.steps=20-22")]
+        return [Missing(TRACE, "python train.py profile.trace.steps=20-22")]
     analysis = traced.analysis
     costliest = costliest_outside_onednn(make_rows(analysis))
     texts = verdicts(analysis, traced.beside)
