@@ -12,16 +12,11 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple, TypeVar
 
-from common.charts import Cell
-from profiling.ablate.definition import Ablation, Ablations, ChartChoice, Comparison, SizeName
-from profiling.ablate.result import (
-    Result,
-    default_folder,
-    measure_command,
-    memory_policy,
-    read_result,
-    result_file,
-)
+from common.charts import Cell, Column, Table, text_column
+from common.console import significant
+from common.page import listed, three
+from profiling.ablate.definition import Ablation, Ablations, Comparison
+from profiling.ablate.result import Place, Result, memory_policy, read_result
 
 PADDING = re.compile(r"\b0+(?=\d)")
 """Zeros before numbers in names of details, which are there for their order."""
@@ -42,27 +37,19 @@ HOLDS = 1.25  # A second measurement within this factor of the first has the sam
 WANTED_CONFIDENCE = 0.9
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A range in which the true median lies with a confidence from 0 (one run alone) to 1."""
-
-    low: float
-    high: float
-    confidence: float
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """A median of ratios, round by round."""
+class Ratio(NamedTuple):
+    """A median of ratios, round by round, and a range in which the true median lies."""
 
     median: float
-    interval: Interval
+    low: float
+    high: float
+    confidence: float  # Of the range, from 0 (one run alone) to 1
     rounds: int
 
     @property
     def may_be_none(self) -> bool:
         """Whether the interval holds 1."""
-        return self.interval.low <= 1 <= self.interval.high
+        return self.low <= 1 <= self.high
 
     @property
     def is_clear(self) -> bool:
@@ -71,27 +58,20 @@ class Ratio:
 
 
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
-    """Compare round by round, so that a disturbance of the machine affects both sides."""
-    ratios = [above / below for above, below in zip(numerators, denominators, strict=True)]
-    return Ratio(median(ratios), interval_of_median(ratios), len(ratios))
+    """Compare round by round, so that a disturbance of the machine affects both sides.
 
-
-def interval_of_median(values: Sequence[float]) -> Interval:
-    """Return the narrowest range between two values that holds the median with 90 % confidence.
-
-    It follows from the sign test, without assumptions on the distribution: the median is between
-    the k-th smallest and the k-th largest value unless k - 1 or fewer are on one side of it. For
-    4 or fewer values, which are too few for 90 %, it is the range of all values.
+    The interval is the narrowest range between two ratios that holds the median with 90 %
+    confidence. It follows from the sign test, without assumptions on the distribution: the median
+    is between the k-th smallest and the k-th largest value unless k - 1 or fewer are on one side of
+    it. For 4 or fewer ratios, which are too few for 90 %, it is the range of all.
     """
-    ordered = sorted(values)
-    count = len(ordered)
-    best = Interval(ordered[0], ordered[-1], confidence(count, 1))
-    for place in range(2, (count + 1) // 2 + 1):
-        # Confidence falls with the place: the first range that is too narrow ends the search.
-        if confidence(count, place) < WANTED_CONFIDENCE:
-            break
-        best = Interval(ordered[place - 1], ordered[count - place], confidence(count, place))
-    return best
+    ratios = sorted(above / below for above, below in zip(numerators, denominators, strict=True))
+    count, place = len(ratios), 1
+    # Confidence falls with the place.
+    while place < (count + 1) // 2 and confidence(count, place + 1) >= WANTED_CONFIDENCE:
+        place += 1
+    ends = ratios[place - 1], ratios[count - place]
+    return Ratio(median(ratios), *ends, confidence(count, place), count)
 
 
 def confidence(count: int, place: int) -> float:
@@ -162,7 +142,7 @@ class Outcome:
         if ratio is None or paper is None:
             return ""
         is_near = are_alike(ratio.median, paper)
-        if not is_near and not ratio.interval.low <= paper <= ratio.interval.high:
+        if not is_near and not ratio.low <= paper <= ratio.high:
             return "more" if ratio.median > paper else "less"
         # For a share, 1 is the whole run and not equality.
         could_be_none = self.comparison.ratio != "share" and ratio.may_be_none
@@ -188,22 +168,31 @@ class Outcome:
         ]
 
 
+OUTCOME_COLUMNS = (
+    text_column("comparison"),
+    Column("measured", meaning="median of the ratios of all rounds"),
+    text_column("interval"),
+    Column("paper"),
+    text_column("unit", meaning="unit of the measured ratio and the paper's", no_wrap=True),
+)
+"""The columns of `Outcome.cells`."""
+
+
 def compare_variants(
-    ablation: Ablation, result: Result, again: Result | None = None
+    ablation: Ablation, result: Result | None, again: Result | None = None
 ) -> list[Outcome]:
     """Return the outcome of each comparison; `again`: a second measurement of the ablation."""
-    outcomes = []
-    for comparison in ablation.comparisons:
-        reasons = map(result.left_out.get, (comparison.change, comparison.baseline))
-        outcomes.append(
-            Outcome(
-                comparison=comparison,
-                ratio=measured(comparison, result),
-                missing=next(filter(None, reasons), "not measured yet; use --overwrite"),
-                again=measured(comparison, again) if again else None,
-            )
+    left_out = result.left_out if result else {}
+    missing = "not measured yet; use --overwrite" if result else "not measured yet"
+    return [
+        Outcome(
+            comparison=comparison,
+            ratio=measured(comparison, result) if result else None,
+            missing=left_out.get(comparison.change) or left_out.get(comparison.baseline) or missing,
+            again=measured(comparison, again) if again else None,
         )
-    return outcomes
+        for comparison in ablation.comparisons
+    ]
 
 
 def measured(comparison: Comparison, result: Result) -> Ratio | None:
@@ -229,7 +218,7 @@ def format_interval(ratio: Ratio, terms: str) -> str:
     """Return `1.28×–1.33×`; empty for one round."""
     if ratio.rounds < 2:
         return ""
-    return f"{format_figure(ratio.interval.low, terms)}–{format_figure(ratio.interval.high, terms)}"
+    return f"{format_figure(ratio.low, terms)}–{format_figure(ratio.high, terms)}"
 
 
 def ratio_cell(ratio: Ratio | None, terms: str, *, otherwise: str = "") -> Cell:
@@ -237,42 +226,59 @@ def ratio_cell(ratio: Ratio | None, terms: str, *, otherwise: str = "") -> Cell:
     return Cell(format_figure(ratio.median, terms), ratio.median) if ratio else Cell(otherwise)
 
 
-def by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return variants that could not run, by reason."""
+def left_out_lines(left_out: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the variants that could not run, the first by name, and the reason, by reason."""
     names: dict[str, list[str]] = {}
     for name, reason in left_out.items():
         names.setdefault(reason, []).append(name)
-    return names
+    return [(listed(of_reason, NAMED), reason) for reason, of_reason in names.items()]
 
 
-class VariantNumbers(NamedTuple):
-    """A row of a table of variants."""
+def variants_table(ablation: Ablation, result: Result, *, for_page: bool) -> Table:
+    """Return a row for each variant that ran: the drawn quantity, page faults and memory.
 
-    name: str
-    torch: str | None  # Its version, where variants differ in it
-    allocator: str
-    values: list[float]  # The drawn quantity, by round
-    page_faults: float | None
-    """Median of a run; None for jobs, of which neither this nor the memory is known."""
-    peak_mb: float | None  # Largest of all runs. [MB]
-
-
-def variant_numbers(result: Result, choice: ChartChoice) -> tuple[str, list[VariantNumbers]]:
-    """Return the unit of what the chart draws (seconds if that is no number), and all variants."""
-    variants = result.definition["variants"]
+    The quantity is in seconds if what the chart draws is no number. A page also has descriptions.
+    """
+    variants, choice = result.definition["variants"], ablation.chart
     quantity, unit = "seconds", "s"
     if choice.of != "seconds" and result.values(next(iter(variants)), choice.of):
         quantity, unit = choice.of, quantity_label(choice.of)
+    number = three if for_page else significant
+    columns = {
+        "variant": text_column("variant"),
+        "description": text_column("description"),
+        "torch": text_column("torch"),
+        "allocator": text_column("allocator"),
+        "median": Column(f"median {unit}", number),
+        **{name: Column(name, number) for name in ("lowest", "highest")},
+        "spread": Column("lowest–highest"),
+        **{name: Column(name, ",.0f") for name in ("page faults", "peak MB", "rounds")},
+    }
+    hidden = {"spread"} if for_page else {"description", "lowest", "highest", "rounds"}
+    if not result.torch_versions:
+        hidden |= {"torch"}
     rows = []
-    torch_versions = result.torch_versions
     for name, variant in variants.items():
-        # Jobs have 0 here: their ranks' memory is not known.
-        peak = max(result.values(name, "peak_rss_mb")) or None
-        faults = median(result.values(name, "page_faults")) if peak else None
         values = result.values(name, quantity)
-        torch, policy = torch_versions.get(name), memory_policy(variant)
-        rows.append(VariantNumbers(name, torch, policy, values, faults, peak))
-    return unit, rows
+        # Jobs have 0 here: neither their ranks' memory nor their page faults are known.
+        peak = max(result.values(name, "peak_rss_mb")) or None
+        row = {
+            "variant": name,
+            "description": ablation.variants[name].about,
+            "torch": result.torch_versions.get(name),
+            "allocator": memory_policy(variant),
+            "median": median(values),
+            "lowest": min(values),
+            "highest": max(values),
+            "spread": f"{significant(min(values))}–{significant(max(values))}",
+            "page faults": median(result.values(name, "page_faults")) if peak else None,
+            "peak MB": peak,
+            "rounds": len(values),
+        }
+        rows.append([row[key] for key in columns if key not in hidden])
+    shown = [column for key, column in columns.items() if key not in hidden]
+    notes = [f"Not run: {names}: {reason}." for names, reason in left_out_lines(result.left_out)]
+    return Table("Variants" if for_page else "", shown, rows, notes=notes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,38 +315,24 @@ class Row:
         return ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Study:
-    """All ablations, in order."""
-
-    rows: Sequence[Row]
-
-    @property
-    def results(self) -> list[Result]:
-        """The existing results."""
-        return [row.result for row in self.rows if row.result is not None]
-
-
-def read_study(ablations: Ablations, folder: Path, again: Path | None, *, size: SizeName) -> Study:
-    """Read the results in a folder, and those of a second run.
+def read_study(ablations: Ablations, place: Place, again: Path) -> list[Row]:
+    """Return a row for each ablation, in order; `again` is the folder of a second run.
 
     Raises:
         InputError: A file is not a result.
     """
     # Commands in the report name the folder only if it is not the default.
-    out = None if folder == default_folder(size) else folder
+    if place.out == Place(quick=place.quick).folder:
+        place = Place(quick=place.quick)
+    files = (place.file, Place(quick=place.quick, out=again).file)
     rows = []
     for name, ablation in ablations.items():
         source = ablation.runs_of or name
-        results = [
-            read_result(result_file(place, source))
-            if place and result_file(place, source).exists()
-            else None
-            for place in (folder, again)
-        ]
-        command = measure_command(source, size, out=out, photos=None)
-        rows.append(make_row(name, ablation, *results, command=command))
-    return Study(rows=rows)
+        first, second = (
+            read_result(file(source)) if file(source).exists() else None for file in files
+        )
+        rows.append(make_row(name, ablation, first, second, command=place.command("run", source)))
+    return rows
 
 
 def make_row(
@@ -350,17 +342,11 @@ def make_row(
     result, again = select_variants(result, ablation), select_variants(again, ablation)
     # A run of another definition may have other options: its ratios cannot confirm these.
     is_other = again is not None and result is not None and again.definition != result.definition
-    outcomes = [
-        Outcome(comparison=comparison, ratio=None, missing="not measured yet")
-        for comparison in ablation.comparisons
-    ]
-    if result:
-        outcomes = compare_variants(ablation, result, None if is_other else again)
     return Row(
         name=name,
         ablation=ablation,
         result=result,
-        outcomes=outcomes,
+        outcomes=compare_variants(ablation, result, None if is_other else again),
         command=command,
         has_other_again=is_other,
     )

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from common.charts import (
     BLUE,
@@ -25,9 +25,9 @@ from common.charts import (
     horizontal_bars,
     new_figure,
 )
-from profiling.ablate.analysis import WANTED_CONFIDENCE, Outcome, Ratio, format_figure
+from profiling.ablate.analysis import WANTED_CONFIDENCE, Outcome, format_figure
 from profiling.ablate.definition import Ablation
-from profiling.ablate.result import Result
+from profiling.ablate.result import Result, memory_policy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,7 +79,8 @@ def picture(ablation: Ablation, result: Result, outcomes: Sequence[Outcome]) -> 
     rows = max(len(ratios), bars if ablation.chart.kind in ("bars", "shares") else 0)
     figure = new_figure(width=12.5, height=max(3.2, 1.7 + ROW * rows))
     left, right = figure.subplots(1, 2, width_ratios=(1.1, 1))
-    KINDS[ablation.chart.kind](left, ablation, result)
+    draw, _ = KINDS[ablation.chart.kind]
+    draw(left, ablation, result)
     draw_ratios(right, ratios)
     return figure
 
@@ -95,9 +96,7 @@ def draw_bars(axes: "Axes", ablation: Ablation, result: Result) -> None:
         of_parts = [(part, result.values(name, part)) for part in parts]
         pieces = [Piece(median(of_part), PHASES[part]) for part, of_part in of_parts if of_part]
         # The allocator stands below the name where it is not the usual one.
-        allocator, huge = variants[name]["allocator"], variants[name]["huge_pages"]
-        extra = ", ".join(["" if allocator == "tuned" else allocator, *["huge pages"] * huge])
-        extra = extra.lstrip(", ")
+        extra = memory_policy(variants[name]).removeprefix("tuned").removeprefix(", ")
         label = f"{name}\n({extra})" if extra and extra not in name else name
         bars.append(Bar(label, pieces or [Piece(median(of_rounds), BLUE)]))
     horizontal_bars(axes, bars, thickness=0.62, name_size=9)
@@ -181,9 +180,7 @@ def draw_curves(axes: "Axes", ablation: Ablation, result: Result) -> None:
         medians = [median(result.values(name, key)) for key in keys]
         axes.plot(steps, medians, color=colour, linewidth=2.4, marker="o", label=name)
         axes.set_xticks(steps)
-    axes.set(xlabel="training steps", ylabel=ablation.chart.unit)
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
+    finish_lines(axes, ablation, "training steps")
 
 
 def draw_grid(axes: "Axes", ablation: Ablation, result: Result) -> None:
@@ -209,10 +206,9 @@ def draw_grid(axes: "Axes", ablation: Ablation, result: Result) -> None:
     ideal = [1, all_ranks[-1]]
     axes.plot(ideal, ideal, "--", color=DOTS, linewidth=0.8, label="ideal")
     axes.set_xticks(all_ranks)
-    axes.set(xlabel="ranks", ylabel=ablation.chart.unit, ylim=(0, None))
+    axes.set(ylim=(0, None))
     axes.margins(x=0.12)
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=8)
+    finish_lines(axes, ablation, "ranks", fontsize=8)
 
 
 def draw_points(axes: "Axes", ablation: Ablation, result: Result) -> None:
@@ -229,18 +225,26 @@ def draw_points(axes: "Axes", ablation: Ablation, result: Result) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes], rotation=45, fontsize=8)
     axes.set_xticks([], minor=True)
-    axes.set(xlabel="global batch size (images)", ylabel=ablation.chart.unit, ylim=(0, None))
+    axes.set(ylim=(0, None))
+    finish_lines(axes, ablation, "global batch size (images)", loc="upper left")
+
+
+def finish_lines(axes: "Axes", ablation: Ablation, label: str, **legend: Any) -> None:
+    """Label the axes of a chart of lines, and add grid and legend."""
+    axes.set(xlabel=label, ylabel=ablation.chart.unit)
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False, loc="upper left")
+    axes.legend(frameon=False, **legend)
 
 
-KINDS: Mapping[str, Callable[["Axes", Ablation, Result], None]] = {
-    "bars": draw_bars,
-    "shares": draw_shares,
-    "curves": draw_curves,
-    "grid": draw_grid,
-    "points": draw_points,
+Drawing = Callable[["Axes", Ablation, Result], None]
+KINDS: Mapping[str, tuple[Drawing, str]] = {
+    "bars": (draw_bars, "medians, one dot per round"),
+    "shares": (draw_shares, "medians of the share of each part"),
+    "curves": (draw_curves, "medians, one thin line per round"),
+    "grid": (draw_grid, "medians by number of ranks"),
+    "points": (draw_points, "published runs"),
 }
+"""What draws the left half of a picture, and what that is in words."""
 
 
 def draw_ratios(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
@@ -251,7 +255,7 @@ def draw_ratios(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         values += filter(None, [outcome.comparison.paper])
         ratios = filter(None, (outcome.ratio, outcome.again))
-        values += (value for ratio in ratios for value in (ratio.median, ratio.interval.high))
+        values += (value for ratio in ratios for value in (ratio.median, ratio.high))
     is_wide = bool(values) and max(values) > WIDEST_LINEAR
     if is_wide:
         axes.set_xscale("log", base=2)
@@ -259,7 +263,7 @@ def draw_ratios(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
         measured = ((outcome.ratio, place, BLUE), (outcome.again, place + 0.22, SECOND_RUN))
         for ratio, height, colour in measured:
             if ratio is not None:
-                ends = [ratio.interval.low, ratio.interval.high]
+                ends = [ratio.low, ratio.high]
                 axes.plot(ends, [height] * 2, color=colour, linewidth=3, alpha=0.5)
                 axes.plot(ratio.median, height, "o", color=colour, markersize=6)
         if outcome.comparison.paper is not None:
@@ -301,9 +305,13 @@ def draw_ratios(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
 
 
 def add_marks_legend(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
-    """Add the meaning of the marks, above the axes."""
+    """Add the meaning of the marks, above the axes; that of the interval depends on the rounds."""
     ratios = [outcome.ratio for outcome in outcomes if outcome.ratio is not None]
-    marks = [("o", BLUE, interval_label(ratios))]
+    kind = "range"
+    if all(ratio.confidence >= WANTED_CONFIDENCE for ratio in ratios):
+        kind = f"{100 * WANTED_CONFIDENCE:.0f} % interval"
+    is_alone = all(ratio.rounds < 2 for ratio in ratios)
+    marks = [("o", BLUE, "ratio" if is_alone else f"measured, with {kind}")]
     if any(outcome.again for outcome in outcomes):
         marks.append(("o", SECOND_RUN, "second run"))
     if any(outcome.comparison.paper for outcome in outcomes):
@@ -314,12 +322,3 @@ def add_marks_legend(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
     axes.legend(
         loc="lower right", bbox_to_anchor=(1, 1), ncols=len(marks), fontsize=8, frameon=False
     )
-
-
-def interval_label(ratios: Sequence[Ratio]) -> str:
-    """Return the label of measured ratios, which depends on the number of rounds."""
-    if all(ratio.rounds < 2 for ratio in ratios):
-        return "ratio"
-    if all(ratio.interval.confidence >= WANTED_CONFIDENCE for ratio in ratios):
-        return f"measured, with {100 * WANTED_CONFIDENCE:.0f} % interval"
-    return "measured, with range"

@@ -1,31 +1,27 @@
 """`python -m profiling ablate list | run | report`: the command line, and tables on a terminal."""
 
 import argparse
-import shlex
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 from rich.console import Console
 
-from common.charts import Column, Table, text_column
+from common.charts import Table, text_column
 from common.cli import add_command, positive
-from common.console import make_console, significant
+from common.console import make_console
 from common.errors import FINISHED, OUR_BUG, WorkerDiedError
 from common.options import argument, included, option, overwrite_option
-from common.page import listed
-from common.program import command_words
 from profiling.ablate.analysis import (
-    NAMED,
-    by_reason,
+    OUTCOME_COLUMNS,
     compare_variants,
     format_figure,
-    variant_numbers,
+    left_out_lines,
+    variants_table,
 )
-from profiling.ablate.definition import ChartChoice, chosen, measured_by, read_all
+from profiling.ablate.definition import chosen, measured_by, read_all
 from profiling.ablate.measure import (
     Photos,
     alone_on_this_machine,
@@ -35,16 +31,7 @@ from profiling.ablate.measure import (
     with_photo_description,
 )
 from profiling.ablate.report import ReportOptions, make_report
-from profiling.ablate.result import (
-    Place,
-    Plan,
-    Result,
-    folder_options,
-    measure_command,
-    read_result,
-    resolve_plan,
-    result_file,
-)
+from profiling.ablate.result import Place, Plan, Result, read_result, resolve_plan
 from profiling.bench.job import JobFailedError
 from profiling.bench.results import disturbance
 
@@ -119,7 +106,7 @@ def list_ablations(options: ListOptions) -> int:
     Raises:
         InputError: A file is not what it should be.
     """
-    size, folder = options.place.size, options.place.folder
+    size = options.place.size
     console = make_console(pipe_width=140)
     headings = map(text_column, ("ablation", "question", "paper"))
     columns = (*headings, text_column(f"measured ({size})", no_wrap=True))
@@ -134,7 +121,7 @@ def list_ablations(options: ListOptions) -> int:
             if comparison.paper
         )
         paper = ", ".join(figures) or ablation.says
-        file, progress = result_file(folder, ablation.runs_of or name), "no"
+        file, progress = options.place.file(ablation.runs_of or name), "no"
         if file.exists():
             result = read_result(file)
             progress = f"{len(result.rounds)} of {result.rounds_wanted} rounds"
@@ -148,8 +135,8 @@ def list_ablations(options: ListOptions) -> int:
 
 def print_left_out(console: Console, what: str, left_out: Mapping[str, str]) -> None:
     """Print the variants that cannot run, a line for each reason."""
-    for reason, names in by_reason(left_out).items():
-        console.print(f"{what}: {listed(names, NAMED)}: {reason}", soft_wrap=True)
+    for names, reason in left_out_lines(left_out):
+        console.print(f"{what}: {names}: {reason}", soft_wrap=True)
 
 
 def run(options: RunOptions) -> int:
@@ -158,11 +145,11 @@ def run(options: RunOptions) -> int:
     Raises:
         InputError: A name is not known, a file is of another machine, there are no photos.
     """
-    size, folder, photos = options.place.size, options.place.folder, options.photos
+    place, photos = options.place, options.photos
     console = make_console(pipe_width=140)
     known = read_all()
     plans = [
-        resolve_plan(name, ablation, size=size, rounds=options.rounds)
+        resolve_plan(name, ablation, size=place.size, rounds=options.rounds)
         for name, ablation in measured_by(chosen(options.names, known), known).items()
     ]
     with alone_on_this_machine(), tempfile.TemporaryDirectory(prefix="ablations-") as scratch:
@@ -174,22 +161,22 @@ def run(options: RunOptions) -> int:
         on = measured_on()
         begun = []
         for plan in plans:
-            file = result_file(folder, plan.name)
-            command = measure_command(plan.name, size, out=options.place.out, photos=photos)
+            command = place.command("run", plan.name, photos=photos)
             begun.append(
-                begun_result(plan, file, command=command, on=on, overwrite=options.overwrite)
+                begun_result(
+                    plan, place.file(plan.name), command=command, on=on, overwrite=options.overwrite
+                )
             )
-        code = measure_all(plans, begun, folder, photos=source, console=console)
-    where = folder_options(size, out=options.place.out)
-    report = [*command_words("profiling"), "ablate", "report", *where]
-    console.print(f"\nresults: {folder}; report: {shlex.join(report)}", soft_wrap=True)
+        code = measure_all(plans, begun, place, photos=source, console=console)
+    report = place.command("report")
+    console.print(f"\nresults: {place.folder}; report: {report}", soft_wrap=True)
     return code
 
 
 def measure_all(
     plans: Sequence[Plan],
     begun: Sequence[Result],
-    folder: Path,
+    place: Place,
     *,
     photos: Photos,
     console: Console,
@@ -198,7 +185,7 @@ def measure_all(
     code = FINISHED
     for number, (plan, result) in enumerate(zip(plans, begun, strict=True), start=1):
         console.print(f"\n{number} of {len(plans)}: {plan.name}: {plan.ablation.question}")
-        file = result_file(folder, plan.name)
+        file = place.file(plan.name)
         try:
             done = measure(plan, result, file, photos=photos, console=console)
             print_result(plan, done, console=console)
@@ -217,38 +204,10 @@ def measure_all(
 def print_result(plan: Plan, result: Result, *, console: Console) -> None:
     """Print the measurements, and the variants that could not be measured."""
     if result.rounds:
-        console.print(variants_table(result, plan.ablation.chart).for_console())
+        console.print(variants_table(plan.ablation, result, for_page=False).for_console())
         rows = [outcome.cells() for outcome in compare_variants(plan.ablation, result)]
         console.print(Table("", OUTCOME_COLUMNS, rows).for_console())
     print_left_out(console, "not measured", result.left_out)
     disturbed = disturbance(max(result.busy_cores, default=0.0))
     if disturbed:
         console.print(disturbed, soft_wrap=True)
-
-
-OUTCOME_COLUMNS = (
-    text_column("comparison"),
-    *map(Column, ("measured", "interval", "paper")),
-    text_column("unit", no_wrap=True),
-)
-
-
-def variants_table(result: Result, choice: ChartChoice) -> Table:
-    """Return a row for each variant that ran: what the chart draws, its spread, memory."""
-    unit, variants = variant_numbers(result, choice)
-    torch_column = [text_column("torch")] if result.torch_versions else []
-    columns = (
-        text_column("variant"),
-        *torch_column,
-        text_column("allocator"),
-        Column(f"median {unit}", significant),
-        Column("lowest–highest"),
-        Column("page faults", ",.0f"),
-        Column("peak MB", ",.0f"),
-    )
-    rows = []
-    for name, torch, allocator, values, page_faults, peak_mb in variants:
-        spread = f"{significant(min(values))}–{significant(max(values))}"
-        first = (name, torch, allocator) if torch_column else (name, allocator)
-        rows.append((*first, median(values), spread, page_faults, peak_mb))
-    return Table("", columns, rows)

@@ -107,10 +107,6 @@ class Ablation:
     quick: Size = Size()
     full: Size = Size()
 
-    def size(self, name: str) -> Size:
-        """Return the size `quick` or `full`."""
-        return self.quick if name == "quick" else self.full
-
 
 SizeName = Literal["quick", "full"]
 

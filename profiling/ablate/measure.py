@@ -6,35 +6,34 @@ compare` does, and some read photos. Only one measurement runs on a machine at a
 two would disturb each other.
 """
 
-import fcntl
 import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 from rich.console import Console
 
 from common.console import progress
 from common.errors import InputError
-from common.files import read_bytes, updated_descriptor, write_atomically
+from common.files import read_bytes, write_atomically, write_json
+from common.locks import FileLock, LockHeldError
 from common.machine import code_version, environment, installed_versions
+from common.stored import first_difference
 from data.decoding import MOST_BYTES
 from launch.mpirun import choose_mpirun
 from profiling.ablate.result import (
     JOBS,
     READS_PHOTOS,
-    ComparedCalls,
     Plan,
     Result,
     read_result,
-    write_result,
 )
 from profiling.bench.data_bench import draw, photos_in, read_list, write_list
 from profiling.bench.job import (
@@ -63,21 +62,6 @@ def measured_on() -> dict[str, str | int]:
     return {**environment(), **installed_versions(OTHER_PACKAGES), "code": commit}
 
 
-def fresh_result(plan: Plan, *, command: str, on: Mapping[str, str | int]) -> Result:
-    """Return a result without rounds; `on`: see `measured_on`."""
-    return Result(
-        ablation=plan.name,
-        size=plan.size,
-        command=command,
-        environment=on,
-        definition=plan.definition,
-        left_out=plan.left_out,
-        rounds_wanted=plan.rounds,
-        began=now(),
-        ended=now(),
-    )
-
-
 def begun_result(
     plan: Plan, file: Path, *, command: str, on: Mapping[str, str | int], overwrite: bool
 ) -> Result:
@@ -86,17 +70,26 @@ def begun_result(
     Raises:
         InputError: The file is of another machine, other packages or another definition.
     """
-    fresh = fresh_result(plan, command=command, on=on)
     if overwrite or not file.exists():
-        return fresh
-    result = read_result(file)
-    for name, stored in {**result.environment, "definition": result.definition}.items():
-        current = fresh.definition if name == "definition" else on.get(name)
-        if name in MAY_DIFFER or stored == current:
-            continue
-        what = f"{name} {stored}, now {current}"
+        return Result(
+            ablation=plan.name,
+            size=plan.size,
+            command=command,
+            environment=on,
+            definition=plan.definition,
+            left_out=plan.left_out,
+            rounds_wanted=plan.rounds,
+            began=now(),
+            ended=now(),
+        )
+    result, definition = read_result(file), plan.definition
+    stored = {**result.environment, "definition": result.definition}
+    current = {**{name: on.get(name) for name in result.environment}, "definition": definition}
+    if difference := first_difference(stored, current, ignored=MAY_DIFFER):
+        name, before, after = difference
+        what = f"{name} {before}, now {after}"
         if name == "definition":
-            parts = [part for part, value in fresh.definition.items() if stored[part] != value]
+            parts = [part for part, value in definition.items() if before[part] != value]
             what = f"another definition ({', '.join(parts)})"
         raise InputError(
             f"{file}: was measured with {what}; use --overwrite to replace it, or another --out"
@@ -163,7 +156,7 @@ def measure(plan: Plan, begun: Result, file: Path, *, photos: Photos, console: C
     started = now()
     result = begun if begun.rounds else replace(begun, began=started, ended=started)
     if result.is_complete:
-        write_result(file, result)
+        write_json(file, asdict(result))
         return result
     missing = result.rounds_wanted - len(result.rounds)
     variants = list(plan.variants.values())
@@ -197,9 +190,9 @@ def measure(plan: Plan, begun: Result, file: Path, *, photos: Photos, console: C
                 result = replace(result, calls=calls)
             rounds = (*result.rounds, runs)
             result = replace(result, rounds=rounds, facts=pool.facts, ended=now())
-            write_result(file, result)
+            write_json(file, asdict(result))
     result = replace(result, busy_cores=(*result.busy_cores, round(others.cores, 3)))
-    write_result(file, result)
+    write_json(file, asdict(result))
     return result
 
 
@@ -293,7 +286,7 @@ def summarize_job(ranks: list[RankSteps], *, images: int) -> Run:
 
 def compare_calls(
     names: tuple[str, str], pool: WorkerPool, variants: Mapping[str, Variant], *, folder: Path
-) -> ComparedCalls | None:
+) -> dict[str, Any] | None:
     """Log a step of each of two variants to the folder; return what `compare` finds in the logs.
 
     None where one of the two cannot run here.
@@ -310,7 +303,7 @@ def compare_calls(
     sums = ("first_calls", "second_calls", "first_ms", "second_ms")
     fields = ("kind", "direction", "shape", "extra_calls", "extra_ms")
     records = [pair.record() for pair in comparison.only_one[:20]]
-    calls = {
+    return {
         "first": names[0],
         "second": names[1],
         "logs": [f"{name}.log" for name in names],
@@ -320,7 +313,6 @@ def compare_calls(
         ],
         "only_one": [{name: record[name] for name in fields} for record in records],
     }
-    return cast(ComparedCalls, calls)
 
 
 @contextmanager
@@ -328,27 +320,20 @@ def alone_on_this_machine() -> Iterator[None]:
     """Lock the machine against other measurements of this user in the context.
 
     Raises:
-        InputError: Another measurement holds it, or the file system has no locks.
+        InputError: Another measurement holds it, or the lock cannot be made.
     """
     # Among the temporary files, as a home may be that of many hosts.
-    lock = Path(tempfile.gettempdir(), f"retinanet-ablate-{os.getuid()}.lock")
+    file = Path(tempfile.gettempdir(), f"retinanet-ablate-{os.getuid()}.lock")
     try:
-        descriptor = updated_descriptor(lock)
-    except OSError as error:
+        lock = FileLock(file)
+        lock.take()
+    except LockHeldError as error:
         raise InputError(
-            f"{lock}: cannot be opened: {error.strerror}; set TMPDIR to a local folder"
+            "another `ablate run` is measuring on this machine; wait until it has finished"
         ) from error
-    with os.fdopen(descriptor, "rb"):
-        try:
-            # The kernel releases the lock when the process ends, however it ends.
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(
-                "another `ablate run` is measuring on this machine; wait until it has finished"
-            ) from error
-        except OSError as error:
-            raise InputError(
-                f"{lock}: the file system has no locks ({error.strerror}); set TMPDIR to a local "
-                "folder"
-            ) from error
+    except OSError as error:
+        raise InputError(f"{file}: cannot be opened: {error.strerror}; set TMPDIR") from error
+    try:
         yield
+    finally:
+        lock.release()

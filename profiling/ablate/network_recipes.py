@@ -5,7 +5,7 @@ what part. `conv_norm_relu` runs a backbone's blocks with convolution, frozen no
 operators, two, or one.
 """
 
-import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,11 +17,17 @@ from torch.nn import functional as F
 from torchvision.models.resnet import Bottleneck
 
 from profiling.bench.measured_steps import WINOGRAD, onednn_seconds, watched
-from profiling.bench.recipes.step import make_weights
+from profiling.bench.recipes.step import make_model
 from profiling.bench.variant import Prepared, Subject, Workload
-from profiling.layers.timing import TimedModel, model_autocast, timed_model
+from profiling.layers.timing import (
+    Clock,
+    TimedModel,
+    make_clock,
+    model_autocast,
+    plain_iteration,
+    timed_model,
+)
 from profiling.onednn_log.work import direction_name
-from retinanet.config_sections import ModelConfig
 from retinanet.engine.convolution import convolve
 from retinanet.engine.engines import autocast
 from retinanet.engine.folded_forward import Norm, folded_scale_shift
@@ -36,7 +42,6 @@ from retinanet.engine.kernels import (
     weight_gradients,
 )
 from retinanet.engine.tile_convolution import best_tiles
-from retinanet.training.build import build_model
 
 MATRIX_OPERATORS = ("aten::addmm", "aten::mm", "aten::bmm", "aten::baddbmm", "aten::linear")
 """torch's products, which go to oneDNN in BF16, and to Intel's MKL in float32."""
@@ -68,7 +73,7 @@ def prepare_networks(
     size = workload.image_size if model == "retinanet" else 224
     subject = Subject(model=model, batch=batch, image_size=size, precision=precision, device="cpu")
     timed = transformer(subject) if model == "transformer" else timed_model(subject, onednn=True)
-    step = partial(one_step, timed)
+    step = partial(one_step, timed, make_clock("cpu"))
 
     def run() -> dict[str, float]:
         seconds = step()
@@ -77,16 +82,10 @@ def prepare_networks(
     return Prepared(run)
 
 
-def one_step(timed: TimedModel) -> dict[str, float]:
+def one_step(timed: TimedModel, clock: Clock) -> dict[str, float]:
     """Run a forward and a backward pass; return their seconds, and those of both."""
-    begin = time.perf_counter()
-    loss = timed.loss(timed.forward())
-    forward = time.perf_counter()
-    loss.backward()
-    end = time.perf_counter()
-    # After the clock has stopped: clearing gradients is not part of the step.
-    timed.network.zero_grad(set_to_none=True)
-    return {"forward": forward - begin, "backward": end - forward, "step": end - begin}
+    seconds = {name: ms / 1000 for name, ms in plain_iteration(timed, clock).items()}
+    return {**seconds, "step": sum(seconds.values())}
 
 
 def primitives(step: partial[dict[str, float]]) -> dict[str, float]:
@@ -148,9 +147,7 @@ def prepare_conv_norm_relu(workload: Workload, *, unit: str, precision: str) -> 
     convolution, ReLU in place, as the torch engine has it) or `one` (oneDNN's convolution with the
     sum and ReLU as post-operations); `precision` is `bf16` or `float32`.
     """
-    model = build_model(ModelConfig(), num_classes=1, weights=None)
-    model.load_state_dict(make_weights(Workload(**{**vars(workload), "classes": 1})))
-    body = model.backbone.body
+    body = make_model(replace(workload, classes=1)).backbone.body
     blocks = [block for stage in (body.layer2, body.layer3, body.layer4) for block in stage]
     # Stage 2 has a stride of 4.
     side = workload.image_size // 4

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 from PIL import Image
@@ -23,37 +22,34 @@ from common.page import (
     Section,
     Text,
     chart,
-    listed,
     render_page,
     sentence,
-    three,
 )
 from profiling.ablate.analysis import (
     ALIKE,
     HOLDS,
-    NAMED,
     NOTHING,
+    OUTCOME_COLUMNS,
     Outcome,
     Row,
-    Study,
-    by_reason,
     describe_machine,
     format_figure,
     format_interval,
+    left_out_lines,
     ratio_cell,
     read_study,
-    variant_numbers,
+    variants_table,
 )
-from profiling.ablate.charts import picture
-from profiling.ablate.definition import ChartChoice, read_all
-from profiling.ablate.result import Place, Result
+from profiling.ablate.charts import KINDS, picture
+from profiling.ablate.definition import read_all
+from profiling.ablate.result import Place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FILES = ("ablations.html", "ablations.md")
 PICTURES = "pictures"
-PICTURE_DPI = 80
+PICTURE_DPI = 70
 COLOURS = 16
 SECOND = "second"
 """Default folder of the results of a second run, inside that of the first."""
@@ -82,19 +78,17 @@ def make_report(options: ReportOptions) -> int:
     Raises:
         InputError: There are no results, or a file cannot be read or written.
     """
-    size, folder = options.place.size, options.place.folder
-    target = options.to or folder
+    place = options.place
+    target = options.to or place.folder
     files = [target / name for name in FILES]
     require_free_outputs(files, overwrite=options.overwrite)
-    study = read_study(read_all(), folder, options.again or folder / SECOND, size=size)
-    if not study.results:
-        raise InputError(
-            f"{folder}: contains no results; run `python -m profiling ablate run"
-            f"{' --quick' if size == 'quick' else ''}`"
-        )
+    study = read_study(read_all(), place, options.again or place.folder / SECOND)
+    if not any(row.result for row in study):
+        command = Place(quick=place.quick).command("run")
+        raise InputError(f"{place.folder}: contains no results; run `{command}`")
     for file, content in zip(files, render_pages(study), strict=True):
         write_atomically(file, content)
-    for row in study.rows:
+    for row in study:
         if row.result is not None and row.is_measured:
             # The HTML page holds its charts; Markdown needs files beside it.
             figure = picture(row.ablation, row.result, row.outcomes)
@@ -115,12 +109,13 @@ def as_small_png(figure: "Figure") -> bytes:
     return small.getvalue()
 
 
-def render_pages(study: Study) -> tuple[str, str]:
+def render_pages(study: Sequence[Row]) -> tuple[str, str]:
     """Return the report as HTML and as Markdown, in the order of `FILES`."""
-    sizes = [result.definition["workload"]["image_size"] for result in study.results]
+    results = [row.result for row in study if row.result]
+    sizes = [result.definition["workload"]["image_size"] for result in results]
     # Ablations may have a size of their own, so the most frequent one is named.
     usual = max(set(sizes), key=sizes.count)
-    cores = " or ".join(map(str, sorted({result.environment["cores"] for result in study.results})))
+    cores = " or ".join(map(str, sorted({result.environment["cores"] for result in results})))
     title = f"The papers' ablations on this machine ({usual}×{usual}, {cores} cores)"
     sections, sentences = make_sections(study), summary(study)
     return (
@@ -129,47 +124,31 @@ def render_pages(study: Study) -> tuple[str, str]:
     )
 
 
-LEFT = {
-    "bars": "medians, one dot per round",
-    "shares": "medians of the share of each part",
-    "curves": "medians, one thin line per round",
-    "grid": "medians by number of ranks",
-    "points": "published runs",
-}
-"""The left half of a picture in words, by the kind of chart."""
-
-
-def make_sections(study: Study) -> list[Section]:
+def make_sections(study: Sequence[Row]) -> list[Section]:
     """Return all comparisons, a chapter for each ablation, the method, the machine."""
+    results = [row.result for row in study if row.result]
     left_out = {
         f"{row.name}: {variant}": reason
-        for row in study.rows
+        for row in study
         for variant, reason in (row.result.left_out if row.result else {}).items()
     }
-    lacking = [
-        f"{sentence(why)} Affected: {listed(names, NAMED)}."
-        for why, names in by_reason(left_out).items()
-    ]
+    lacking = [f"{sentence(why)} Affected: {names}." for names, why in left_out_lines(left_out)]
     blocks: list[Block] = [comparisons_table(study)]
     if lacking:
         blocks.append(Text(["Not available on this machine:", *lacking]))
     return [
         Section("all", "All comparisons", blocks),
-        *(row_section(row) for row in study.rows),
+        *map(row_section, study),
         Section("method", "Method", [Text(METHOD)]),
-        Section("machine", "Machine", [Facts(list(describe_machine(study.results).items()))]),
+        Section("machine", "Machine", [Facts(list(describe_machine(results).items()))]),
     ]
 
 
-def comparisons_table(study: Study) -> Table:
+def comparisons_table(study: Sequence[Row]) -> Table:
     """Return a row for every comparison."""
     columns = [
         text_column("ablation"),
-        text_column("comparison"),
-        Column("measured", meaning="median of the ratios of all rounds"),
-        text_column("interval"),
-        Column("paper"),
-        text_column("unit", meaning="unit of the measured ratio and the paper's"),
+        *OUTCOME_COLUMNS,
         text_column("allocator"),
         Column("second run"),
         text_column("confirmed", meaning="the second run has the same sign and a similar size"),
@@ -182,7 +161,7 @@ def comparisons_table(study: Study) -> Table:
             ratio_cell(outcome.again, outcome.comparison.ratio),
             {True: "yes", False: "no", None: ""}[outcome.holds],
         ]
-        for row in study.rows
+        for row in study
         for outcome in row.outcomes
     ]
     return Table("All comparisons with the paper's figures", columns, rows)
@@ -194,56 +173,22 @@ def row_section(row: Row) -> Section:
     question = Text([f"{ablation.question} {ablation.source}: {ablation.says}."])
     calls = filter(None, [calls_sentence(row)])
     sentences = Text([*map(verdict, row.outcomes), *calls, *remarks(row)])
-    blocks: list[Block]
     if result is None:
-        blocks = [question, sentences, Missing("Not measured yet:", row.command)]
+        blocks: list[Block] = [question, sentences, Missing("Not measured yet:", row.command)]
         return Section(row.name, row.name, blocks)
     facts = Facts([("measured", result.ended), ("command", result.command)])
     if not row.is_measured:
         return Section(row.name, row.name, [question, sentences, facts])
+    parts = "Colours: medians of the parts, whose sum may differ from the median. "
     drawing = chart(
         lambda: picture(ablation, result, row.outcomes),
         name=row.name,
         label=ablation.question,
-        caption=caption(ablation.chart),
+        caption=f"Left: {KINDS[ablation.chart.kind][1]}. {parts if ablation.chart.parts else ''}"
+        "Right: ratios with intervals.",
     )
-    blocks = [question, drawing, sentences, variants_table(result, row), facts]
-    return Section(row.name, row.name, blocks)
-
-
-def caption(choice: ChartChoice) -> str:
-    """Return the caption of an ablation's picture."""
-    texts = [f"Left: {LEFT[choice.kind]}.", "Right: ratios with intervals."]
-    if choice.parts:
-        texts.insert(1, "Colours: medians of the parts, whose sum may differ from the median.")
-    return " ".join(texts)
-
-
-def variants_table(result: Result, row: Row) -> Table:
-    """Return a row for each variant."""
-    unit, variants = variant_numbers(result, row.ablation.chart)
-    torch = ["torch"] if result.torch_versions else []
-    columns = [
-        *map(text_column, ("variant", "description", *torch, "allocator")),
-        *(Column(heading, three) for heading in (f"median {unit}", "lowest", "highest")),
-        *(Column(heading, ",.0f") for heading in ("page faults", "peak MB", "rounds")),
-    ]
-    rows = [
-        [
-            variant.name,
-            row.ablation.variants[variant.name].about,
-            *([variant.torch] if torch else []),
-            variant.allocator,
-            *(median(variant.values), min(variant.values), max(variant.values)),
-            *(variant.page_faults, variant.peak_mb, len(variant.values)),
-        ]
-        for variant in variants
-    ]
-    notes = [
-        f"Not run: {listed(names, NAMED)}: {reason}."
-        for reason, names in by_reason(result.left_out).items()
-    ]
-    return Table("Variants", columns, rows, notes=notes)
+    table = variants_table(ablation, result, for_page=True)
+    return Section(row.name, row.name, [question, drawing, sentences, table, facts])
 
 
 METHOD = (
@@ -264,15 +209,15 @@ METHOD = (
 )
 
 
-def summary(study: Study) -> list[str]:
+def summary(study: Sequence[Row]) -> list[str]:
     """Return the report's summary in a few sentences."""
-    outcomes = [outcome for row in study.rows for outcome in row.outcomes]
+    outcomes = [outcome for row in study for outcome in row.outcomes]
     measured = [outcome for outcome in outcomes if outcome.ratio]
     beside = [outcome.beside_paper for outcome in measured if outcome.beside_paper]
     count = Counter(beside)
     unsure = f"; {count['unsure']} without a conclusion." if count["unsure"] else "."
     lines = [
-        f"{sum(row.is_measured for row in study.rows)} of {len(study.rows)} ablations and "
+        f"{sum(row.is_measured for row in study)} of {len(study)} ablations and "
         f"{len(measured)} of {len(outcomes)} comparisons were measured. "
         f"The paper has a figure for {len(beside)} of them: {count['alike']} measured ratios are "
         f"about the same, {count['more']} larger and {count['less']} smaller{unsure}"
@@ -282,7 +227,7 @@ def summary(study: Study) -> list[str]:
         lines.append(
             f"A second run confirms {sum(second)} of {len(second)} conclusions (sign and size)."
         )
-    unfinished = [row.name for row in study.rows if row.state]
+    unfinished = [row.name for row in study if row.state]
     if unfinished:
         lines.append(f"Not finished: {', '.join(unfinished)}.")
     return lines

@@ -19,7 +19,6 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from common.errors import InputError
-from common.files import write_json
 from common.machine import BF16_FLAGS, bf16_flag, cpu_flags, fastest_precision
 from common.options import flag, option
 from common.program import command_words
@@ -122,7 +121,7 @@ def resolve_plan(
     name: str, ablation: Ablation, *, size: SizeName, rounds: int | None = None
 ) -> Plan:
     """Resolve an ablation; `rounds`: None takes the file's, or the usual number."""
-    chosen = ablation.size(size)
+    chosen = ablation.quick if size == "quick" else ablation.full
     numbers = {field: getattr(chosen, field) or value for field, value in USUAL[size].items()}
     # No warm-up at all is a choice: 0 must not become the default.
     warm_up = numbers["warm_up"] if chosen.warm_up is None else chosen.warm_up
@@ -131,11 +130,11 @@ def resolve_plan(
         options = {**ablation.options, **chosen.options, **variant.options}
         if options.get("precision") == "auto":
             options["precision"] = fastest_precision()
-        missing = lacking(variant, options, allocator=variant.allocator or ablation.allocator)
-        if missing is None:
-            variants[key] = benchmark_variant(key, ablation, variant, options=options)
-        else:
+        allocator = variant.allocator or ablation.allocator
+        if missing := next(lacking(variant, options, allocator=allocator), None):
             left_out[key] = missing
+        else:
+            variants[key] = benchmark_variant(key, ablation, variant, options=options)
     # Variants whose comparisons each have a side that cannot run are of no use.
     pairs = [(comparison.change, comparison.baseline) for comparison in ablation.comparisons]
     useful = {key for pair in pairs if not set(pair) & left_out.keys() for key in pair}
@@ -184,18 +183,11 @@ def is_pinned(recipe: str) -> bool:
 
 def lacking(
     variant: AblationVariant, options: Mapping[str, Option], *, allocator: str
-) -> str | None:
-    """Return the first requirement of a variant that is missing here; None if none is.
+) -> Iterator[str]:
+    """Yield instructions, packages, memory and cores that a variant needs and that are missing.
 
     `options` are all that its recipe is given, `allocator` is its memory policy.
     """
-    return next(what_is_lacking(variant, options, allocator), None)
-
-
-def what_is_lacking(
-    variant: AblationVariant, options: Mapping[str, Option], allocator: str
-) -> Iterator[str]:
-    """Yield instructions, packages, memory and cores that a variant needs and that are missing."""
     if "bf16" in variant.needs and bf16_flag(cpu_flags()) is None:
         yield f"the processor has no instructions for BF16 ({' or '.join(BF16_FLAGS[:2])})"
     if "ipex" in variant.needs:
@@ -235,36 +227,6 @@ def pillow_simd_folder() -> Path | None:
 RoundOfRuns = Mapping[str, Run]  # A run of every variant, by name
 
 
-class Call(TypedDict):
-    """A call of oneDNN that one variant makes more often."""
-
-    kind: str
-    direction: str
-    shape: str
-    extra_calls: float
-    extra_ms: float
-
-
-class KindOfCalls(TypedDict):
-    """All calls of a kind, of both variants."""
-
-    kind: str
-    first_calls: float
-    second_calls: float
-    first_ms: float
-    second_ms: float
-
-
-class ComparedCalls(TypedDict):
-    """The differences between two variants' oneDNN logs, see `profiling.ablate.measure`."""
-
-    first: str
-    second: str
-    logs: list[str]
-    kinds: list[KindOfCalls]
-    only_one: list[Call]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """One ablation's measurement, which may be unfinished."""
@@ -279,7 +241,8 @@ class Result:
     rounds: tuple[RoundOfRuns, ...] = ()
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By variant, what holds for all its runs."""
-    calls: ComparedCalls | None = None
+    calls: Mapping[str, Any] | None = None
+    """The differences between two variants' oneDNN logs, see `measure.compare_calls`."""
     busy_cores: tuple[float, ...] = ()
     """Cores that other work kept busy, for each time that it was measured."""
     began: str = ""
@@ -309,17 +272,8 @@ class Result:
         return [run.details[quantity] for run in runs if run.details.get(quantity) is not None]
 
 
-def write_result(file: Path, result: Result) -> None:
-    """Write the result; replaces an earlier state.
-
-    Raises:
-        InputError: It cannot be written there.
-    """
-    write_json(file, asdict(result))
-
-
 def read_result(file: Path) -> Result:
-    """Read what `write_result` wrote.
+    """Read a result that was written as JSON.
 
     Raises:
         InputError: It is something else; names the file.
@@ -336,11 +290,6 @@ def read_result(file: Path) -> Result:
 
 
 SCHEMA = TypeAdapter(Result)
-
-
-def default_folder(size: SizeName) -> Path:
-    """Return the default folder of results."""
-    return Path("runs", "ablations", size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,21 +311,14 @@ class Place:
     @property
     def folder(self) -> Path:
         """Return the folder of the results."""
-        return self.out or default_folder(self.size)
+        return self.out or Path("runs", "ablations", self.size)
 
+    def file(self, name: str) -> Path:
+        """Return the file of an ablation's result."""
+        return self.folder / name / "result.json"
 
-def result_file(folder: Path, name: str) -> Path:
-    """Return the file of an ablation's result."""
-    return folder / name / "result.json"
-
-
-def folder_options(size: SizeName, *, out: Path | None) -> list[str]:
-    """Return the options that name a folder of results."""
-    return ["--quick"] * (size == "quick") + (["--out", str(out)] if out else [])
-
-
-def measure_command(name: str, size: SizeName, *, out: Path | None, photos: Path | None) -> str:
-    """Return the command that measures one ablation."""
-    options = folder_options(size, out=out)
-    command = [*command_words("profiling"), "ablate", "run", name, *options]
-    return shlex.join([*command, *(["--photos", str(photos)] if photos else [])])
+    def command(self, *words: str, photos: Path | None = None) -> str:
+        """Return a command such as `ablate run NAME` for this folder."""
+        options = ["--quick"] * self.quick + (["--out", str(self.out)] if self.out else [])
+        options += ["--photos", str(photos)] if photos else []
+        return shlex.join([*command_words("profiling"), "ablate", *words, *options])

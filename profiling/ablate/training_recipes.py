@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from itertools import count, islice, repeat
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from data.loader import training_keys
 from data.synthetic import make_synthetic_data
 from data.transforms import normalize
 from profiling.bench.recipes.parts import make_logits
-from profiling.bench.recipes.step import feature_sizes, make_batch, make_weights
+from profiling.bench.recipes.step import feature_sizes, make_batch, make_model
 from profiling.bench.variant import Prepared, Workload
 from retinanet.config_sections import ModelConfig
 from retinanet.engine.engines import (
@@ -75,9 +76,8 @@ def prepare_training_step(
     weights `channels_last` or `channels_first`. With `trains_frozen` gradients of the frozen layers
     are computed, and thrown away; `classes`, if not 0, replace the workload's.
     """
-    workload = Workload(**{**vars(workload), "classes": classes or workload.classes})
-    model = build_model(ModelConfig(), num_classes=workload.classes, weights=None)
-    model.load_state_dict(make_weights(workload))
+    workload = replace(workload, classes=classes or workload.classes)
+    model = make_model(workload)
     batch = make_batch(workload)
     if layout == "channels_first":
         model = model.to(memory_format=torch.contiguous_format)
@@ -267,8 +267,7 @@ def prepare_ipex_lamb(workload: Workload, *, fused: bool) -> Prepared:
     ipex = import_ipex()
     from intel_extension_for_pytorch.optim._lamb import Lamb  # noqa: PLC0415
 
-    model = build_model(ModelConfig(), num_classes=workload.classes, weights=None).train()
-    model.load_state_dict(make_weights(workload))
+    model = make_model(workload).train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # Its own option `fused` is read by nobody (2.8.0): `optimize` puts the kernel in.
     _, optimizer = ipex.optimize(
@@ -301,7 +300,7 @@ def prepare_loss_precision(workload: Workload, *, loss: str) -> Prepared:
     def run() -> dict[str, float]:
         nonlocal seed
         seed += 1
-        of_run = Workload(**{**vars(workload), "seed": seed})
+        of_run = replace(workload, seed=seed)
         assignment = assign_targets(anchors, make_batch(of_run).targets)
         weights = 1 / (assignment.num_foreground.clamp(min=1) * workload.images)
         logits = make_logits(of_run, anchors, dtype=torch.bfloat16)

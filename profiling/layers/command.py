@@ -24,7 +24,6 @@ from profiling.layers.study import (
     DEFAULT_BATCH,
     DEFAULT_SIZE,
     Configuration,
-    require_gpu,
     run_study,
 )
 
@@ -159,7 +158,10 @@ def combine(options: LayersOptions) -> list[Configuration]:
     if options.device == "cuda":
         if options.onednn is not None:
             raise InputError("--onednn: applies to CPUs only; leave it out with --device cuda")
-        require_gpu()
+        import torch  # noqa: PLC0415 - it takes seconds to load
+
+        if not torch.cuda.is_available():
+            raise InputError("--device: cuda: torch finds no GPU that it can use; leave it out")
     nodes = read_allowance().memory_nodes
     # Wrong policies and numbers of threads are errors now, not in the middle of the study.
     for text in options.memory or ():

@@ -5,23 +5,27 @@ loads no torch: it is also the worker (`prepare`), which sets cores and memory f
 `profiling.layers.timing` handles the worker's requests.
 """
 
-import ctypes
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from statistics import fmean, median, pstdev
 from typing import Any
 
 from rich.console import Console
 
 from common.console import progress
-from common.errors import InputError
-from common.machine import available_mb
 from common.processes import Answering, serve
 from launch.limits import read_allowance
 from launch.pinning import check_cores, choose_cores, take_cores
-from profiling.bench.variant import PLAIN_EVERY, Subject, apply_memory, huge_pages_environment
-from profiling.bench.worker_pool import SPARE_MB, Worker
+from profiling.bench.variant import (
+    PLAIN_EVERY,
+    Subject,
+    Variant,
+    Workload,
+    apply_memory,
+    huge_pages_environment,
+)
+from profiling.bench.worker_pool import Worker, WorkerPool
 
 MODULE = "profiling.layers.study"
 DEFAULT_BATCH = {"retinanet": 2, "alexnet": 64, "resnet50": 16, "resnext50": 16}
@@ -31,8 +35,6 @@ CLASSIFIER_SIZE = 224
 TURN_MS = 10_000.0
 """The length of a turn, about: what disturbs the machine then affects all configurations alike."""
 LONGEST_TURN = 10
-SETTLING = 1
-"""Uncounted iterations at the start of a turn, as another process has used the memory before."""
 BETWEEN = "between layers"
 """The rest of an iteration: sums, activations and reshaping that no module does, and autograd."""
 CONVOLUTIONS = ("Conv2d", "Conv3d", "Conv1d", "ConvTranspose2d")
@@ -91,7 +93,6 @@ class Measured:
     facts: Mapping[str, Any]
     watched: list[dict[str, Any]] = field(default_factory=list)
     plain: list[dict[str, float]] = field(default_factory=list)
-    warm_ms: float = 0.0  # The last iteration of the warm-up
     peak_mb: float = 0.0
     huge_pages_mb: float = 0.0
     primitives: Mapping[str, float] = field(default_factory=dict)
@@ -99,11 +100,10 @@ class Measured:
 
     def add(self, answer: Mapping[str, Any]) -> None:
         """Add a response of the worker."""
-        self.watched += answer.get("watched", [])
-        self.plain += answer.get("plain", [])
-        self.warm_ms = answer.get("last_ms", self.warm_ms)
+        self.watched += answer["watched"]
+        self.plain += answer["plain"]
         self.peak_mb = answer["peak_mb"]
-        self.huge_pages_mb = answer.get("huge_pages_mb", 0.0)
+        self.huge_pages_mb = answer["huge_pages_mb"]
 
     def whole(self, work: str) -> Statistic:
         """Return the statistic of the complete `forward` or `backward` pass."""
@@ -121,8 +121,8 @@ class Measured:
 
     @property
     def middle_ms(self) -> float:
-        """The median of iterations with hooks; before these, the last of the warm-up. [ms]"""
-        return median(map(passes_ms, self.watched)) if self.watched else self.warm_ms
+        """The median of iterations with hooks. [ms]"""
+        return median(map(passes_ms, self.watched))
 
     @property
     def watching_cost(self) -> float:
@@ -202,81 +202,58 @@ def run_study(
     warm_up: int,
     console: Console,
 ) -> list[Measured]:
-    """Time iterations of each configuration, in batches of configurations that fit in memory.
+    """Time iterations of all configurations in turn, then oneDNN's primitives in one of each.
 
     Raises:
         WorkerDiedError: A worker ended by itself.
         InputError: A configuration needs something that is not here.
     """
-    waiting = list(zip(labels(configurations), configurations, strict=True))
+    named = dict(zip(labels(configurations), configurations, strict=True))
+    variants = [Variant(label, "", MODULE) for label in named]
     measured: list[Measured] = []
-    done, total = 0, len(waiting) * (warm_up + iterations)
-    with progress(console, f"layers of {subject.model}, iterations", total=total) as advance:
-
-        def report(count: int, note: str) -> None:
-            nonlocal done
+    start_worker = partial(start, subject, named)
+    total = len(named) * (warm_up + iterations)
+    with (
+        WorkerPool(
+            Workload(), warm_up=warm_up, print_line=console.print, start=start_worker
+        ) as pool,
+        progress(console, f"layers of {subject.model}, iterations", total=total) as advance,
+    ):
+        for place, variant in enumerate(variants):
+            advance(place * warm_up, f"{variant.name}: warming up")
+            facts = pool.worker(variant).facts
+            configuration = named[variant.name]
+            measured.append(Measured(configuration=configuration, label=variant.name, facts=facts))
+        done, warmed_up = 0, len(named) * warm_up
+        while done < iterations:
+            # All run equally many iterations in a turn, about 10 s of the slowest.
+            slowest = max((result.middle_ms for result in measured if done), default=TURN_MS)
+            turn = max(1, min(LONGEST_TURN, round(TURN_MS / slowest)))
+            count = min(iterations - done, turn)
+            for place, (variant, result) in enumerate(
+                zip(variants, measured, strict=True), start=1
+            ):
+                worker = pool.worker(variant)
+                if len(variants) > 1:
+                    worker.run()  # does not count: another process has used the memory before
+                result.add(worker.ask(f"measure {done} {count}"))
+                all_done = warmed_up + done * len(variants) + count * place
+                advance(all_done, f"{result.label} {result.middle_ms / 1000:.3g} s")
             done += count
-            advance(done, note)
-
-        while waiting:
-            with ExitStack() as opened:
-                group: list[tuple[Worker, Measured]] = []
-                # At least one configuration runs, whatever the memory: `fits` accepts the first.
-                while waiting and fits([result for _, result in group]):
-                    label, configuration = waiting.pop(0)
-                    report(0, f"{label}: warming up")
-                    worker = opened.enter_context(closing(start(label, subject, configuration)))
-                    result = Measured(configuration=configuration, label=label, facts=worker.facts)
-                    result.add(worker.ask(f"warm-up {warm_up}"))
-                    report(warm_up, f"{label}: warmed up")
-                    group.append((worker, result))
-                if waiting:
-                    later = ", ".join(label for label, _ in waiting)
-                    console.print(f"not enough memory for all at once: {later} run afterwards")
-                take_turns(group, iterations=iterations, report=report)
-            measured += [result for _, result in group]
+        for variant, result in zip(variants, measured, strict=True):
+            result.primitives = pool.worker(variant).ask("primitives")["seconds"]
     return measured
 
 
-def start(label: str, subject: Subject, configuration: Configuration) -> Worker:
-    """Start a configuration's worker and wait until it is prepared."""
+def start(
+    subject: Subject, named: Mapping[str, Configuration], variant: Variant, workload: Workload
+) -> Worker:
+    """Start a configuration's worker and wait until it is prepared; the subject is the workload."""
+    configuration = named[variant.name]
     specification = {"subject": asdict(subject), "configuration": asdict(configuration)}
     # glibc reads GLIBC_TUNABLES once, when a process starts.
     environment = huge_pages_environment() if configuration.huge_pages else None
-    return Worker(label, module=MODULE, specification=specification, environment=environment)
-
-
-def fits(group: Sequence[Measured]) -> bool:
-    """Return whether memory suffices for another configuration; always true for the first."""
-    # The memory of the next one is not known before it runs; the largest so far stands in.
-    largest = max((measured.peak_mb for measured in group), default=None)
-    return largest is None or available_mb() >= largest + SPARE_MB
-
-
-def take_turns(
-    group: Sequence[tuple[Worker, Measured]],
-    *,
-    iterations: int,
-    report: Callable[[int, str], None],
-) -> None:
-    """Run iterations of all configurations in turn until each is complete; then time oneDNN.
-
-    `report` gets the number of iterations done since its last call, and a note on them.
-    """
-    done = 0
-    while done < iterations:
-        # All configurations run equally many iterations in a turn, about 10 s of the slowest.
-        slowest = max(measured.middle_ms for _, measured in group)
-        turn = max(1, min(LONGEST_TURN, round(TURN_MS / slowest)))
-        count = min(iterations - done, turn)
-        for worker, measured in group:
-            if len(group) > 1:
-                worker.ask(f"warm-up {SETTLING}")
-            measured.add(worker.ask(f"measure {count}"))
-            report(count, f"{measured.label} {measured.middle_ms / 1000:.3g} s")
-        done += count
-    for worker, measured in group:
-        measured.primitives = worker.ask("primitives 1")["seconds"]
+    return Worker(variant.name, module=MODULE, specification=specification, environment=environment)
 
 
 def labels(configurations: Sequence[Configuration]) -> list[str]:
@@ -291,28 +268,6 @@ def labels(configurations: Sequence[Configuration]) -> list[str]:
         name for name in parts if len({getattr(each, name) for each in configurations}) > 1
     ] or ["onednn"]
     return [", ".join(parts[name](each) for name in differing) for each in configurations]
-
-
-def require_gpu() -> None:
-    """Check for an NVIDIA GPU through its driver; torch would take seconds to load.
-
-    https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__DEVICE.html
-
-    Raises:
-        InputError: There is no driver, or it finds no GPU.
-    """
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        raise InputError(
-            "--device: cuda: this machine has no NVIDIA driver (libcuda.so.1); leave it out"
-        ) from None
-    count = ctypes.c_int(0)
-    # Each returns a CUresult, of which 0 is CUDA_SUCCESS.
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-        raise InputError("--device: cuda: the NVIDIA driver finds no GPU here; leave it out")
-    if count.value == 0:
-        raise InputError("--device: cuda: the NVIDIA driver reports no GPU here; leave it out")
 
 
 def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:

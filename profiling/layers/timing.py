@@ -7,7 +7,7 @@ is wrapped: operators that overwrite their input, modules that run several times
 functions are timed unchanged. https://docs.pytorch.org/docs/stable/autograd.html#autograd-graph
 
 Networks (`timed_model`) have the same random weights and batches every time; no weights change. The
-worker's questions are `warm-up N`, `measure N` and `primitives 1` (`prepare_timing`).
+worker's questions are `run`, `measure DONE COUNT` and `primitives` (`prepare_timing`).
 """
 
 import time
@@ -25,8 +25,7 @@ from torch.autograd.graph import Node
 from torch.backends import mkldnn
 from torch.nn import functional as F
 
-from common.errors import InputError
-from common.machine import peak_resident_mb
+from common.machine import peak_resident_mb, resident_mb
 from common.processes import Answering
 from data.transforms import normalize
 from profiling.bench.measured_steps import onednn_seconds
@@ -64,14 +63,9 @@ def make_clock(device: str) -> Clock:
 
     A processor's work is done when the call returns. A GPU's work waits in a queue, so that stamps
     are events in that queue.
-
-    Raises:
-        InputError: There is no GPU that torch can use.
     """
     if device == "cpu":
         return Clock(time.perf_counter_ns, lambda start, end: (end - start) / 1e6, lambda: None)
-    if not torch.cuda.is_available():
-        raise InputError("--device: cuda: torch finds no GPU that it can use; leave it out")
 
     def record_event() -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
@@ -253,31 +247,28 @@ def prepare_timing(
     # The first iteration also shows which layers run, and in which order.
     layers = list(watched_iteration(timed, recorder)["layers"])
     facts = collect_facts(subject, timed, layers, recorder, notes=notes)
-    measured_count = 0
 
-    def warm_up(count: int) -> dict[str, Any]:
-        done = [plain_iteration(timed, clock) for _ in range(count)]
-        return {"last_ms": sum(done[-1].values()), "peak_mb": peak_resident_mb()}
+    def run() -> dict[str, Any]:
+        seconds = sum(plain_iteration(timed, clock).values()) / 1000
+        memory = {"rss_mb": resident_mb(), "peak_rss_mb": peak_resident_mb()}
+        return {"seconds": seconds, "page_faults": 0, **memory, "details": {}}
 
-    def measure(count: int) -> dict[str, Any]:
-        nonlocal measured_count
+    def measure(done: int, count: int) -> dict[str, Any]:
         watched, plain = [], []
-        for _ in range(count):
+        # `done` were measured before, perhaps by a worker that made room for another.
+        for place in range(done, done + count):
             watched.append(watched_iteration(timed, recorder))
-            if measured_count % PLAIN_EVERY == 0:
+            if place % PLAIN_EVERY == 0:
                 plain.append(plain_iteration(timed, clock))
-            measured_count += 1
         memory = {"peak_mb": peak_resident_mb(), "huge_pages_mb": huge_pages_mb()}
         return {"watched": watched, "plain": plain, **memory}
 
-    def primitives(_: int) -> dict[str, Any]:
-        return {"seconds": onednn_seconds(lambda: plain_iteration(timed, clock))}
-
-    questions = {"warm-up": warm_up, "measure": measure, "primitives": primitives}
-
     def answer(question: str) -> dict[str, Any]:
-        name, count = question.split()
-        return questions[name](int(count))
+        if question == "run":
+            return run()
+        if question == "primitives":
+            return {"seconds": onednn_seconds(lambda: plain_iteration(timed, clock))}
+        return measure(*map(int, question.removeprefix("measure ").split()))
 
     return facts, answer
 

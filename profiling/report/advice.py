@@ -7,21 +7,18 @@ beside the log (a reference, a replay, a trace, counters).
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import mean
-from types import MappingProxyType
 from typing import NamedTuple
 
 from common.console import significant
 from common.page import three
 from profiling.compare import Comparison, Pair
-from profiling.efficiency import Efficiency
 from profiling.onednn_log.log import OneDnnLog
 from profiling.onednn_log.work import Problem, kind_and_direction, named_sizes, readable
 from profiling.peaks import Peaks, roofline_ms
 from profiling.report.material import (
-    Counters,
     Material,
     Measured,
     MeasuredProblem,
@@ -29,14 +26,12 @@ from profiling.report.material import (
     sum_by_kind,
 )
 from profiling.trace.analysis import (
-    Analysis,
     costliest_outside_onednn,
     gap_share,
     make_rows,
     short_share,
 )
 from profiling.trace.operators import Category, find_category
-from profiling.trace.trace import BytesMoved
 
 
 class Advice(NamedTuple):
@@ -65,46 +60,6 @@ def saving(advice: Advice, measured: Measured) -> str:
     return f"At most {three(advice.saves_ms)} ms {measured.unit}{share}."
 
 
-OPERATORS = 3  # Operators outside oneDNN that advice names
-
-
-def all_advice(material: Material) -> list[Advice]:
-    """Return all findings, by saving in descending order; unknown savings come last."""
-    measured, log, peaks = material.measured, material.log, material.peaks
-    replayed = material.efficiency.problems if material.efficiency else ()
-    alone_ms = {problem.problem: problem.replayed.hot_ms for problem in replayed}
-    operators: list[tuple[str, float]] = []
-    if material.traced:
-        costliest = costliest_outside_onednn(make_rows(material.traced.analysis))[:OPERATORS]
-        operators = [(f"{row.operator} ({row.phase})", row.self_ms) for row in costliest]
-    findings = [
-        *far_from_roofline(measured),
-        *reorders(measured),
-        *fallbacks(measured),
-        *slow_convolutions(measured, alone_ms=alone_ms),
-        *float32_beside_bf16(measured, instruction_sets=log.instruction_sets, peaks=peaks),
-        *mostly_outside(measured, log, operators=operators),
-        *repeated_creations(measured, log),
-        *uneven_ranks(log),
-        *uneven_steps(log),
-        *many_page_faults(material.counters),
-        *not_understood(log),
-    ]
-    if material.comparison:
-        findings += additional_calls(material.comparison)
-    if material.efficiency:
-        findings += slower_than_alone(material.efficiency)
-    if material.traced:
-        analysis = material.traced.analysis
-        findings += fragmented(analysis)
-        findings += memory_traffic(
-            material.traced.trace.bytes_moved,
-            bandwidth_gb_per_s=peaks.bandwidth_gb_per_s if peaks else None,
-            step_ms=analysis.wall_ns / 1e6 / analysis.count,
-        )
-    return most_saving_first(findings)
-
-
 def most_saving_first(findings: Iterable[Advice]) -> list[Advice]:
     """Sort findings by saving in descending order; unknown savings come last."""
     return sorted(findings, key=lambda item: (item.saves_ms is None, -(item.saves_ms or 0.0)))
@@ -119,8 +74,9 @@ CONVOLUTIONS = ("convolution", "deconvolution")
 HAS_BF16 = re.compile(r"bfloat16|bf16|AMX|AVX10", re.IGNORECASE)
 
 
-def reorders(measured: Measured) -> Iterator[Advice]:
+def reorders(material: Material) -> Iterator[Advice]:
     """Advise on layouts that change between operators."""
+    measured = material.measured
     problems = [problem for problem in measured.problems if problem.problem.kind == "reorder"]
     total = sum(problem.ms for problem in problems)
     if problems and total > REORDER_SHARE * measured.ms:
@@ -144,8 +100,9 @@ def is_fallback(problem: Problem) -> bool:
     return by_gemm or REFERENCE.search(name) is not None
 
 
-def fallbacks(measured: Measured) -> list[Advice]:
+def fallbacks(material: Material) -> list[Advice]:
     """Advise on implementations that are not made for this machine."""
+    measured = material.measured
     groups: dict[tuple[str, str, str], list[MeasuredProblem]] = {}
     for item in measured.problems:
         problem = item.problem
@@ -171,15 +128,14 @@ def fallbacks(measured: Measured) -> list[Advice]:
     return most_saving_first(findings)[:MOST_PROBLEMS]
 
 
-def float32_beside_bf16(
-    measured: Measured, *, instruction_sets: Sequence[str], peaks: Peaks | None
-) -> Iterator[Advice]:
+def float32_beside_bf16(material: Material) -> Iterator[Advice]:
     """Advise on float32 arithmetic on a machine with BF16 instructions."""
+    measured, peaks = material.measured, material.peaks
     rates = peaks.matrix_gflop_per_s if peaks else {}
     # Without instructions for BF16 oneDNN is slower in BF16 than in float32.
     if peaks and rates.get("bf16", 0.0) < 1.2 * rates.get("f32", 0.0):
         return
-    if not peaks and not any(map(HAS_BF16.search, instruction_sets)):
+    if not peaks and not any(map(HAS_BF16.search, material.log.instruction_sets)):
         return
     problems = [
         item
@@ -224,11 +180,11 @@ SLOW_SHARE = 0.02
 HALF = 0.5
 FEW_CHANNELS = 16
 MUCH_FASTER = 0.7
-NOTHING: Mapping[Problem, float] = MappingProxyType({})
 
 
-def far_from_roofline(measured: Measured) -> Iterator[Advice]:
+def far_from_roofline(material: Material) -> Iterator[Advice]:
     """Advise on kinds and directions that lose most against the machine's peaks."""
+    measured = material.measured
     parts = [part for part in sum_by_kind(measured.problems) if part.kind != "reorder"]
     for part in sorted(parts, key=lambda part: -part.lost_ms)[:MOST_PROBLEMS]:
         ideal = part.bounded_ms - part.lost_ms
@@ -246,13 +202,11 @@ def far_from_roofline(measured: Measured) -> Iterator[Advice]:
         )
 
 
-def slow_convolutions(
-    measured: Measured, *, alone_ms: Mapping[Problem, float] = NOTHING
-) -> Iterator[Advice]:
-    """Advise on costly convolutions below half of the peak rate.
-
-    `alone_ms`: of one call of each problem that was run again alone, with warm caches.
-    """
+def slow_convolutions(material: Material) -> Iterator[Advice]:
+    """Advise on costly convolutions below half of the peak rate."""
+    measured = material.measured
+    replayed = material.efficiency.problems if material.efficiency else ()
+    alone_ms = {problem.problem: problem.replayed.hot_ms for problem in replayed}
     slow = [
         item
         for item in measured.problems
@@ -294,39 +248,40 @@ def why_slow(item: MeasuredProblem, alone_ms: float | None) -> str:
     )
 
 
+OPERATORS = 3  # Operators outside oneDNN that advice names
 MANY_FAULTS = 20_000  # A step; 80 MB of fresh memory
 
 
-def mostly_outside(
-    measured: Measured, log: OneDnnLog, *, operators: Sequence[tuple[str, float]] = ()
-) -> Iterator[Advice]:
-    """Advise where more of a step is outside of oneDNN than inside.
-
-    `operators`: those outside of oneDNN and their milliseconds a step, the costliest first.
-    """
+def mostly_outside(material: Material) -> Iterator[Advice]:
+    """Advise where more of a step is outside of oneDNN than inside."""
+    measured, traced = material.measured, material.traced
     if measured.wall_ms is None or (outside := measured.wall_ms - measured.ms) <= measured.ms:
         return
-    phases = sorted(find_phases(log), key=lambda phase: -phase.elsewhere_ms)
+    phases = sorted(find_phases(material.log), key=lambda phase: -phase.elsewhere_ms)
     largest = (
         f" The largest part: {phases[0].name}, {three(phases[0].elsewhere_ms)} ms."
         if phases
         else ""
     )
-    named = ", ".join(f"{name} {three(milliseconds)} ms" for name, milliseconds in operators)
+    rows = costliest_outside_onednn(make_rows(traced.analysis)) if traced else []
+    named = ", ".join(
+        f"{row.operator} ({row.phase}) {three(row.self_ms)} ms" for row in rows[:OPERATORS]
+    )
     yield Advice(
         title="More time outside oneDNN than inside",
         evidence=f"{three(outside)} ms of a step of {three(measured.wall_ms)} ms are outside "
         f"oneDNN's primitives.{largest}",
         todo=f"The costliest operators in the trace: {named}."
-        if operators
+        if named
         else "Record a trace to find the operators: train with profile.trace.steps.",
-        section="trace" if operators else "phases",
+        section="trace" if named else "phases",
         saves_ms=outside,
     )
 
 
-def repeated_creations(measured: Measured, log: OneDnnLog) -> Iterator[Advice]:
+def repeated_creations(material: Material) -> Iterator[Advice]:
     """Advise on primitives that are created again because the primitive cache is too small."""
+    log = material.log
     misses = sum(count for state, count in log.creation_states.items() if "cache_miss" in state)
     total = sum(calls.total_ms for calls in log.creations.values())
     # The first creation of each primitive is a miss; more show that the cache dropped some.
@@ -337,12 +292,13 @@ def repeated_creations(measured: Measured, log: OneDnnLog) -> Iterator[Advice]:
             f"primitives took {three(total)} ms in the log.",
             todo="Increase ONEDNN_PRIMITIVE_CACHE_CAPACITY, or use fewer different shapes.",
             section="log",
-            saves_ms=total / (measured.steps.count or 1),
+            saves_ms=total / (material.measured.steps.count or 1),
         )
 
 
-def not_understood(log: OneDnnLog) -> Iterator[Advice]:
+def not_understood(material: Material) -> Iterator[Advice]:
     """Advise on lines that could not be parsed and are in no number of the page."""
+    log = material.log
     if log.not_understood_count:
         yield Advice(
             title="Lines of the log cannot be parsed",
@@ -354,14 +310,15 @@ def not_understood(log: OneDnnLog) -> Iterator[Advice]:
         )
 
 
-def many_page_faults(counters: Sequence[Counters]) -> Iterator[Advice]:
+def many_page_faults(material: Material) -> Iterator[Advice]:
     """Advise on memory that is returned to the kernel and requested again in every step."""
+    counters = material.counters
     rank = max(counters, key=lambda rank: rank.per_step("page-faults") or 0.0, default=None)
     if rank and (faults := rank.per_step("page-faults") or 0.0) >= MANY_FAULTS:
         yield Advice(
             title="Memory is returned to the kernel and allocated again",
             evidence=f"{faults:,.0f} page faults per step of "
-            f"{significant(rank.seconds / rank.steps, 3)} s"
+            f"{significant(rank.step_s, 3)} s"
             f"{f', rank {rank.rank}' if len(counters) > 1 else ''}.",
             todo="Configure the allocator to keep its memory (in train.py: engine.allocator; "
             "otherwise GLIBC_TUNABLES, tcmalloc or jemalloc).",
@@ -375,8 +332,9 @@ UNEVEN_STEPS = 0.2
 MOST_RANKS = 16
 
 
-def uneven_ranks(log: OneDnnLog) -> Iterator[Advice]:
+def uneven_ranks(material: Material) -> Iterator[Advice]:
     """Advise on a rank that is slower than the others, for which they wait."""
+    log = material.log
     if len(log.ranks) < 2:
         return
     # Ranks that wait for each other have equal wall times; their times in oneDNN differ.
@@ -406,9 +364,9 @@ def uneven_ranks(log: OneDnnLog) -> Iterator[Advice]:
         )
 
 
-def uneven_steps(log: OneDnnLog) -> Iterator[Advice]:
+def uneven_steps(material: Material) -> Iterator[Advice]:
     """Advise on a step that is much longer than the others of its rank."""
-    wall_ms = wall_ms_by_step(log)
+    wall_ms = wall_ms_by_step(material.log)
     if len({number for _, number in wall_ms}) < 2:
         return
     rank, number = slowest = max(wall_ms, key=lambda step: wall_ms[step])
@@ -449,9 +407,10 @@ GAP_SHARE = 0.05
 SHORT_SHARE = 0.1
 
 
-def additional_calls(comparison: Comparison) -> list[Advice]:
+def additional_calls(material: Material) -> list[Advice]:
     """Advise on calls that the reference does without, or makes elsewhere."""
-    if common_share(comparison) < ALIKE:
+    comparison = material.comparison
+    if comparison is None or common_share(comparison) < ALIKE:
         return []  # Another model, image size or type: every call would be a finding
     groups: dict[tuple[str, str], list[Pair]] = {}
     for pair in comparison.only_one:
@@ -487,8 +446,11 @@ def common_share(comparison: Comparison) -> float:
     return both / whole if whole else 0.0
 
 
-def slower_than_alone(efficiency: Efficiency) -> Iterator[Advice]:
+def slower_than_alone(material: Material) -> Iterator[Advice]:
     """Advise on primitives that take longer in the run than alone."""
+    efficiency = material.efficiency
+    if efficiency is None:
+        return
     total, count = efficiency.total, efficiency.steps.count or 1
     ratio = total.hot_ratio
     if ratio is None or total.lost_ms <= LOST_SHARE * total.measured_ms:
@@ -505,8 +467,11 @@ def slower_than_alone(efficiency: Efficiency) -> Iterator[Advice]:
     )
 
 
-def fragmented(analysis: Analysis) -> Iterator[Advice]:
+def fragmented(material: Material) -> Iterator[Advice]:
     """Advise on gaps between operators, and on operators too short to be worth their call."""
+    if material.traced is None:
+        return
+    analysis = material.traced.analysis
     gaps, short = gap_share(analysis), short_share(analysis)
     if gaps > GAP_SHARE:
         yield Advice(
@@ -530,16 +495,17 @@ WORTHWHILE = 0.05  # Share of a step from which on it is a finding
 CONVOLUTION_OPERATORS = ("aten::convolution", "torch_ipex::convolution")
 
 
-def memory_traffic(
-    moved: BytesMoved | None, *, bandwidth_gb_per_s: float | None, step_ms: float
-) -> Iterator[Advice]:
+def memory_traffic(material: Material) -> Iterator[Advice]:
     """Advise on the bytes that a step's operators read and write, at the memory's bandwidth.
 
     The possible saving is the traffic of operators that neither multiply matrices nor are our own
     kernels: fused with the producers of their arguments, they need not read them.
     """
-    if moved is None or not bandwidth_gb_per_s or not step_ms:
+    traced, peaks = material.traced, material.peaks
+    if not traced or not traced.trace.bytes_moved or not peaks or not peaks.bandwidth_gb_per_s:
         return
+    moved, bandwidth_gb_per_s = traced.trace.bytes_moved, peaks.bandwidth_gb_per_s
+    step_ms = traced.analysis.wall_ns / 1e6 / traced.analysis.count
     milliseconds = moved.total / bandwidth_gb_per_s / 1e6
     fusible = [
         row
@@ -566,3 +532,15 @@ def memory_traffic(
         section="trace",
         saves_ms=saves,
     )
+
+
+RULES = (
+    *(far_from_roofline, reorders, fallbacks, slow_convolutions, float32_beside_bf16),
+    *(mostly_outside, repeated_creations, uneven_ranks, uneven_steps, many_page_faults),
+    *(not_understood, additional_calls, slower_than_alone, fragmented, memory_traffic),
+)
+
+
+def all_advice(material: Material) -> list[Advice]:
+    """Return all findings, by saving in descending order; unknown savings come last."""
+    return most_saving_first(finding for rule in RULES for finding in rule(material))

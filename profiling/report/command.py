@@ -228,8 +228,8 @@ def find_inputs(paths: Sequence[Path], *, trace: Path | None, environment: Path 
     for path in paths:
         if run := find_run(path):
             environments.append(run / ENVIRONMENT)
-            traces += of_same_rank(path, files_by_rank(run / TRACES, (".json", ".json.gz")))
-            counters += of_same_rank(path, files_by_rank(run / COUNTERS, (".json",)))
+            traces += files_by_rank(run / TRACES, (".json", ".json.gz"), beside=path)
+            counters += files_by_rank(run / COUNTERS, (".json",), beside=path)
         elif not path.is_dir():
             environments.append(path.parent / ENVIRONMENT)
     return Inputs(
@@ -240,31 +240,19 @@ def find_inputs(paths: Sequence[Path], *, trace: Path | None, environment: Path 
     )
 
 
-def of_same_rank(path: Path, files: list[Path]) -> list[Path]:
-    """Return all files for a folder, or the file of one rank for its log."""
-    return (
-        files if path.is_dir() else [file for file in files if parse_rank(file) == parse_rank(path)]
-    )
-
-
 def find_run(path: Path) -> Path | None:
     """Return the folder of the run that a path belongs to: a run, its logs, or their folder."""
-    if path.is_dir() and is_run(path):
-        return path
     folder = path if path.is_dir() else path.parent
-    return folder.parent if folder.name == LOGS and is_run(folder.parent) else None
-
-
-def is_run(folder: Path) -> bool:
-    """Return whether a folder was written by a training run."""
-    return any((folder / name).exists() for name in RUN_ENTRIES)
+    folders = [folder] * path.is_dir() + [folder.parent] * (folder.name == LOGS)
+    is_run = (any((place / name).exists() for name in RUN_ENTRIES) for place in folders)
+    return next((place for place, is_one in zip(folders, is_run, strict=True) if is_one), None)
 
 
 def find_logs(path: Path) -> list[Path]:
     """Return a log, or the logs of a folder. Raises InputError."""
-    if not path.is_dir() or not is_run(path):
+    if find_run(path) != path:
         return log_files(path)
-    logs = files_by_rank(path / LOGS, (".log", ".log.gz"))
+    logs = files_by_rank(path / LOGS, (".log", ".log.gz"), beside=path)
     if not logs:
         raise InputError(
             f"{path}: this run has no oneDNN log; train with profile.onednn.steps=20-22"
@@ -272,13 +260,18 @@ def find_logs(path: Path) -> list[Path]:
     return logs
 
 
-def files_by_rank(folder: Path, endings: tuple[str, ...]) -> list[Path]:
-    """Return `rank<N>` files of a folder, in order of N; others after them."""
+def files_by_rank(folder: Path, endings: tuple[str, ...], *, beside: Path) -> list[Path]:
+    """Return `rank<N>` files of a folder in order of N, others last; beside a log of its rank."""
     if not folder.is_dir():
         return []
     # Names with a leading dot are of files that a killed run was writing.
-    files = [file for file in folder.iterdir()
-             if file.name.endswith(endings) and not file.name.startswith(".")]  # fmt: skip
+    files = [
+        file
+        for file in folder.iterdir()
+        if file.name.endswith(endings)
+        and not file.name.startswith(".")
+        and (beside.is_dir() or parse_rank(file) == parse_rank(beside))
+    ]
     # By number, since rank10 precedes rank2 in the order of texts.
     return sorted(
         files, key=lambda file: (parse_rank(file) is None, parse_rank(file) or 0, file.name)

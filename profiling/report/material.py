@@ -8,10 +8,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from common.errors import InputError
-from common.files import read_json_object
+from pydantic import Field, TypeAdapter
+from typing_extensions import TypedDict
+
+from common.stored import read_stored
 from profiling.compare import Comparison
 from profiling.efficiency import Efficiency, Steps, marked_steps
 from profiling.onednn_log.log import LogPosition, OneDnnLog
@@ -78,19 +80,30 @@ class Measured:
         return sum(problem.ms - (problem.lost_ms or 0.0) for problem in self.problems)
 
 
+class Count(TypedDict):
+    """Events of all steps together; times in milliseconds."""
+
+    value: float
+
+
 @dataclass(frozen=True)
 class Counters:
     """perf's counters of one rank."""
 
     rank: int
-    steps: int  # Number of steps counted
-    seconds: float
-    counts: dict[str, float]  # Of all steps together; times in milliseconds
-    not_counted: tuple[str, ...]  # Events that the machine has no counters for
+    steps: Annotated[list[int], Field(min_length=1)]
+    seconds: float  # Of all steps together
+    counters: dict[str, Count]
+    not_counted: list[str]  # Events that the machine has no counters for
+
+    @property
+    def step_s(self) -> float:
+        """The mean time of a step. [seconds]"""
+        return self.seconds / len(self.steps)
 
     def per_step(self, name: str) -> float | None:
         """Return the count of a mean step, None where it was not counted."""
-        return self.counts[name] / self.steps if name in self.counts else None
+        return self.counters[name]["value"] / len(self.steps) if name in self.counters else None
 
 
 @dataclass(frozen=True)
@@ -249,26 +262,14 @@ def find_phases(log: OneDnnLog) -> list[Phase]:
     return phases
 
 
-ADVICE = "expected a file that profile.perf=true writes to runs/NAME/perf"
+SCHEMA = TypeAdapter(Counters)
 
 
 def load_counters(file: Path) -> Counters:
-    """Read `perf/rank<N>.json`.
-
-    Raises:
-        InputError: The file cannot be read, or is invalid.
-    """
-    content: Any = read_json_object(file, advice=ADVICE)
-    try:
-        counters = Counters(
-            rank=int(content["rank"]),
-            steps=len(content["steps"]),
-            seconds=float(content["seconds"]),
-            counts={str(name): float(c["value"]) for name, c in content["counters"].items()},
-            not_counted=tuple(map(str, content["not_counted"])),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{file}: {type(error).__name__}: {error}; {ADVICE}") from error
-    if not counters.steps:
-        raise InputError(f"{file}: ValueError: steps: no steps were counted; {ADVICE}")
-    return counters
+    """Read `perf/rank<N>.json`; raise InputError if it cannot be read, or is invalid."""
+    return read_stored(
+        file,
+        SCHEMA,
+        wrong="has no counters",
+        advice="expected a file that profile.perf=true writes to runs/NAME/perf",
+    )

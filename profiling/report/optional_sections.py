@@ -7,7 +7,7 @@ torch.profiler, and perf's counters beside the ranks' steps.
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from common.charts import Column, Table, text_column
+from common.charts import Column, Table, table_rows, text_column
 from common.console import significant
 from common.page import (
     Block,
@@ -34,14 +34,13 @@ from profiling.report.advice import ALIKE, common_share, onednn_ms_by_step, wall
 from profiling.report.material import Counters, Material, Traced
 from profiling.trace.analysis import (
     Analysis,
-    OperatorCost,
+    Row,
     costliest_outside_onednn,
     describe,
-    fragmentation_verdict,
     make_rows,
-    module_text,
-    onednn_verdict,
+    phase_table,
     remarks,
+    verdicts,
 )
 from profiling.trace.charts import draw_operators, draw_split, draw_timeline
 
@@ -49,15 +48,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+REPLAY = (
+    "A replay shows whether primitives are as fast in the run as in isolation. Create one, and "
+    "pass its replay.json with --replay:"
+)
+REFERENCE = (
+    "A comparison with another log, such as one of an earlier version or another machine, shows "
+    "additional and slower calls."
+)
+TRACE = (
+    "A trace shows the operators outside oneDNN and the modules that call them. Record one in "
+    "training, and pass runs/NAME, or the trace with --trace:"
+)
+"""What stands in the place of a section whose input is missing."""
+
+
 def run_against_replay(material: Material) -> list[Block]:
     """Return ratios by kind, and projected step times."""
     efficiency = material.efficiency
     if efficiency is None:
-        text = (
-            "A replay shows whether primitives are as fast in the run as in isolation. Create one, "
-            "and pass its replay.json with --replay:"
-        )
-        return [Missing(text, f"python -m profiling benchdnn {material.log_argument} --out replay")]
+        return [
+            Missing(REPLAY, f"python -m profiling benchdnn {material.log_argument} --out replay")
+        ]
     projection = project(efficiency, steps=None, images_a_step=None)
     bar_values = "; ".join(
         f"{kind_and_direction(part.kind, part.direction)} {part.hot_ratio or 0:.2f}"
@@ -137,11 +149,7 @@ def log_against_reference(material: Material) -> list[Block]:
     """Return kinds, calls that only one side makes, calls that both make."""
     comparison = material.comparison
     if comparison is None:
-        text = (
-            "A comparison with another log, such as one of an earlier version or another machine, "
-            "shows additional and slower calls."
-        )
-        return [Missing(text, "--reference OTHER.log")]
+        return [Missing(REFERENCE, "--reference OTHER.log")]
 
     def draw() -> "Figure":
         figure = draw_comparison(comparison)
@@ -255,14 +263,13 @@ def ranks_and_counters(material: Material) -> list[Block]:
 
 def counters_blocks(counters: Sequence[Counters]) -> list[Block]:
     """Return counts of a mean step, and what was not counted."""
-    events = [event for event in COUNTED if any(event in rank.counts for rank in counters)]
+    events = [event for event in COUNTED if any(event in rank.counters for rank in counters)]
     rows = []
     for rank in counters:
         clock = rank.per_step("task-clock")
-        seconds = rank.seconds / rank.steps
         # task-clock is CPU time in milliseconds: over the wall time, the number of busy CPUs.
-        busy = clock / 1000 / seconds if clock is not None and seconds else None
-        rows.append((str(rank.rank), seconds, busy, *map(rank.per_step, events)))
+        busy = clock / 1000 / rank.step_s if clock is not None and rank.step_s else None
+        rows.append((str(rank.rank), rank.step_s, busy, *map(rank.per_step, events)))
     names = ("seconds per step", "busy CPUs", *(COUNTED[event] for event in events))
     columns = [text_column("rank"), *(Column(name, three) for name in names)]
     blocks: list[Block] = [Table("perf's counters, mean of a step", columns, rows)]
@@ -280,30 +287,17 @@ def operators_of_trace(material: Material) -> list[Block]:
     """Return operators of a step: phases, the timeline of a step, the costliest outside oneDNN."""
     traced = material.traced
     if traced is None:
-        text = (
-            "A trace shows the operators outside oneDNN and the modules that call them. Record one "
-            "in training, and pass runs/NAME, or the trace with --trace:"
-        )
-        return [Missing(text, "python train.py profile.trace.steps=20-22")]
+        return [Missing(TRACE, "python train.py profile.trace.steps=20-22")]
     analysis = traced.analysis
     costliest = costliest_outside_onednn(make_rows(analysis))
-    verdicts = (
-        onednn_verdict(analysis, traced.beside.total_ms if traced.beside else None),
-        fragmentation_verdict(analysis),
-    )
+    texts = verdicts(analysis, traced.beside)
     notes = [f"Note: {remark}." for remark in remarks(analysis)]
-    summary = Text([f"{'; '.join(describe(analysis))}.", *map(sentence, verdicts), *notes])
-    names = ("wall time", *(category.value for category in analysis.categories), "gaps")
-    phases = Table(
-        "Phases by category, ms",
-        [text_column("phase"), *(Column(name, three) for name in names)],
-        [(phase, *analysis.times_ms(phase)) for phase in analysis.steps.phases],
-        totals=[("all", *analysis.times_ms(None))],
-    )
+    summary = Text([f"{'; '.join(describe(analysis))}.", *map(sentence, texts), *notes])
+    phases = phase_table(analysis, "Phases by category, ms", three)
     return [summary, *trace_charts(traced, costliest), phases, operator_table(analysis, costliest)]
 
 
-def trace_charts(traced: Traced, costliest: Sequence[OperatorCost]) -> Iterable[Chart]:
+def trace_charts(traced: Traced, costliest: Sequence[Row]) -> Iterable[Chart]:
     """Return phases, one step in time, costliest operators."""
     analysis = traced.analysis
     step = "a step" if analysis.steps.are_marked else "the whole trace"
@@ -332,24 +326,20 @@ def trace_charts(traced: Traced, costliest: Sequence[OperatorCost]) -> Iterable[
     )
 
 
-def operator_table(analysis: Analysis, costliest: Sequence[OperatorCost]) -> Table:
+def operator_table(analysis: Analysis, costliest: Sequence[Row]) -> Table:
     """Return operators outside oneDNN, the costliest first."""
     columns = [
         text_column("operator"),
         text_column("phase"),
         Column("calls", count),
-        Column("ms", three, meaning="Self time, without the operators that it calls"),
+        Column(
+            "ms", three, name="self_ms", meaning="Self time, without the operators that it calls"
+        ),
         Column("share", ".1%", meaning="Of the step"),
-        text_column("costliest module"),
     ]
-    if not analysis.modules_are_known:
-        # The rows below are cut to the columns that remain.
-        columns.pop()
-    rows = [
-        (operator.operator, operator.phase, operator.calls, operator.self_ms, operator.share,
-         module_text(operator))[: len(columns)]
-        for operator in costliest[:MOST_OPERATORS]
-    ]  # fmt: skip
+    if analysis.modules_are_known:
+        columns.append(text_column("costliest module", name="module"))
+    rows = table_rows(columns, costliest[:MOST_OPERATORS])
     note = (
         f"The {MOST_OPERATORS} costliest of {len(costliest):,}; `python -m profiling trace"
         " --out DIR` writes all."

@@ -7,13 +7,14 @@ terminal, JSON and page.
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
+from common.charts import Column, Table, text_column
 from common.console import significant
 from common.errors import InputError
 from profiling.onednn_log.log import OneDnnLog
@@ -223,7 +224,7 @@ def add_up(
 
 @dataclass(frozen=True)
 class Row:
-    """A row of operators.csv: means over the steps."""
+    """An operator in a phase, called by a module: a row of operators.csv, means over the steps."""
 
     operator: str
     phase: str
@@ -232,20 +233,6 @@ class Row:
     self_ms: float
     share: float  # Share of the wall time of a step; 0 to 1
     category: str
-
-
-@dataclass(frozen=True)
-class OperatorCost:
-    """An operator in a phase, over all modules that call it."""
-
-    operator: str
-    phase: str
-    category: str
-    calls: float
-    self_ms: float
-    share: float
-    modules: tuple[tuple[str, float], ...]
-    """Names and their shares of the time, the costliest first; an empty name: not known."""
 
 
 def make_rows(analysis: Analysis) -> list[Row]:
@@ -266,27 +253,37 @@ def make_rows(analysis: Analysis) -> list[Row]:
     return sorted(rows, key=lambda row: (-row.self_ms, row.operator, row.phase, row.module))
 
 
-def costliest_outside_onednn(rows: list[Row]) -> list[OperatorCost]:
-    """Return operators by phase, over all modules, the costliest first."""
+def costliest_outside_onednn(rows: Sequence[Row]) -> list[Row]:
+    """Return a row for each operator and phase, the costliest first.
+
+    The module is that of the costliest calls, with its share of the time and the number of others.
+    """
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         if row.category != Category.ONEDNN.value:
             groups.setdefault((row.operator, row.phase, row.category), []).append(row)
     costliest = []
-    for key, group in groups.items():
+    for first, *others in groups.values():
         calls, self_ms, share = (
-            sum(getattr(row, field) for row in group) for field in ("calls", "self_ms", "share")
+            sum(getattr(row, field) for row in (first, *others))
+            for field in ("calls", "self_ms", "share")
         )
-        modules = tuple((row.module, row.self_ms / (self_ms or 1)) for row in group)
-        costliest.append(OperatorCost(*key, calls, self_ms, share, modules))
-    return sorted(costliest, key=lambda operator: (-operator.self_ms, operator.operator))
+        module = first.module or "no module"
+        if others:
+            module += f", {first.self_ms / (self_ms or 1):.0%}, +{len(others)}"
+        costliest.append(replace(first, module=module, calls=calls, self_ms=self_ms, share=share))
+    return sorted(costliest, key=lambda row: (-row.self_ms, row.operator))
 
 
-def module_text(operator: OperatorCost) -> str:
-    """Return the costliest module, its share if there are others, and how many those are."""
-    (name, share), *others = operator.modules
-    name = name or "no module"
-    return f"{name}, {share:.0%}, +{len(others)}" if others else name
+def phase_table(analysis: Analysis, title: str, number: Callable[[float], str]) -> Table:
+    """Return a row for each phase, with its wall time, each category and gaps. [ms a step]"""
+    names = ("wall time", *(category.value for category in analysis.categories), "gaps")
+    return Table(
+        title,
+        [text_column("phase"), *(Column(name, number) for name in names)],
+        [(phase, *analysis.times_ms(phase)) for phase in analysis.steps.phases],
+        totals=[("all", *analysis.times_ms(None))],
+    )
 
 
 DEGREES = ((0.25, "fragmented"), (0.10, "a little fragmented"), (0.0, "hardly fragmented"))
@@ -304,31 +301,25 @@ def gap_share(analysis: Analysis) -> float:
     return sum(analysis.gaps_ns.values()) / analysis.wall_ns
 
 
-def fragmentation_verdict(analysis: Analysis) -> str:
-    """Return a sentence on whether operators should be merged."""
+def verdicts(analysis: Analysis, beside: "MatchedLog | None") -> list[str]:
+    """Return sentences on oneDNN's share, also by its log if given, and on merging operators."""
     share = short_share(analysis)
     degree = next(name for least, name in DEGREES if share >= least)
-    text = f"{degree}: pieces shorter than 0.1 ms are {share:.1%} of operator time"
-    return f"{text}; gaps, in which no operator runs, are {gap_share(analysis):.1%} of the time"
-
-
-def onednn_verdict(analysis: Analysis, log_ms: float | None = None) -> str:
-    """Return oneDNN's share in a sentence, also by the time of a step in its log if given."""
+    fragmentation = (
+        f"{degree}: pieces shorter than 0.1 ms are {share:.1%} of operator time; gaps, in which no "
+        f"operator runs, are {gap_share(analysis):.1%} of the time"
+    )
     wall = analysis.wall_ns
-    certain = analysis.category_ns(Category.ONEDNN) / wall
-    text = f"operators that call oneDNN: {certain:.1%} of the time"
-    if log_ms is not None:
-        return f"oneDNN itself, by its log: {log_ms * 1e6 * analysis.count / wall:.1%}; {text}"
+    callers = analysis.category_ns(Category.ONEDNN) / wall
+    onednn = f"operators that call oneDNN: {callers:.1%} of the time"
     # A trace does not show which library multiplied matrices; only oneDNN's log does.
-    products = analysis.category_ns(Category.PRODUCTS) / wall
-    unknown = f"matrix products, in oneDNN or another library (see --onednn-log): {products:.1%}"
-    return f"{text}; {unknown}" if products else text
-
-
-def verdicts(analysis: Analysis, beside: "MatchedLog | None") -> list[str]:
-    """Return the verdicts on fragmentation and on oneDNN's share."""
-    log_ms = beside.total_ms if beside else None
-    return [onednn_verdict(analysis, log_ms), fragmentation_verdict(analysis)]
+    if beside is not None:
+        itself = beside.total_ms * 1e6 * analysis.count / wall
+        onednn = f"oneDNN itself, by its log: {itself:.1%}; {onednn}"
+    elif products := analysis.category_ns(Category.PRODUCTS):
+        library = "in oneDNN or another library (see --onednn-log)"
+        onednn += f"; matrix products, {library}: {products / wall:.1%}"
+    return [onednn, fragmentation]
 
 
 def describe(analysis: Analysis) -> list[str]:

@@ -25,7 +25,7 @@ from common.charts import (
     shortened,
 )
 from common.console import significant
-from profiling.trace.analysis import Analysis, OperatorCost, clipped, module_text
+from profiling.trace.analysis import Analysis, Row, clipped
 from profiling.trace.operators import CATEGORIES, EVALUATE, Category, Cell
 from profiling.trace.trace import BETWEEN, stretches
 
@@ -78,13 +78,11 @@ def draw_split(analysis: Analysis, *, title: str) -> "Figure":
 LONGEST_NAME = 52
 
 
-def draw_operators(
-    costliest: Sequence[OperatorCost], *, title: str, modules_are_known: bool
-) -> "Figure":
+def draw_operators(costliest: Sequence[Row], *, title: str, modules_are_known: bool) -> "Figure":
     """Draw a bar for each operator and phase, with its calls and the module that costs most."""
     bars = []
     for operator in costliest:
-        module = f", {module_text(operator)}" if modules_are_known else ""
+        module = f", {operator.module}" if modules_are_known else ""
         time, calls = significant(operator.self_ms), significant(operator.calls)
         bars.append(
             Bar(
@@ -242,14 +240,13 @@ def busiest(starts: Sequence[int], window: Window) -> Window:
 
 def densest(starts: Sequence[int], length: int) -> tuple[int, int]:
     """Return the window of a length with most starts, and their number."""
-    best, most, first = 0, 0, 0
+    if not starts:
+        return 0, 0
     # The densest window ends with the begin of a span, so that only these are tried.
-    for place, start in enumerate(starts):
-        while starts[first] <= start - length:
-            first += 1
-        if place - first + 1 > most:
-            best, most = starts[first], place - first + 1
-    return best, most
+    firsts = np.searchsorted(starts, np.asarray(starts) - length, side="right")
+    counts = np.arange(1, len(starts) + 1) - firsts
+    last = int(counts.argmax())
+    return starts[firsts[last]], int(counts[last])
 
 
 def draw_closer(axes: "Axes", analysis: Analysis, closer: Window, window: Window) -> None:

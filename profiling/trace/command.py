@@ -3,13 +3,21 @@
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from common.charts import Column, Table, chart_files, chart_names, save_chart, text_column
+from common.charts import (
+    Column,
+    Table,
+    chart_files,
+    chart_names,
+    save_chart,
+    table_rows,
+    text_column,
+)
 from common.cli import add_command, positive
 from common.console import make_console, print_line, progress_in_bytes
 from common.errors import FINISHED, printable
@@ -19,7 +27,6 @@ from profiling.onednn_log.log import read_with_progress
 from profiling.trace.analysis import (
     Analysis,
     MatchedLog,
-    OperatorCost,
     Row,
     analyze,
     costliest_outside_onednn,
@@ -28,7 +35,7 @@ from profiling.trace.analysis import (
     make_rows,
     match_log,
     milliseconds,
-    module_text,
+    phase_table,
     remarks,
     short_share,
     verdicts,
@@ -133,7 +140,7 @@ def run_trace(options: TraceOptions) -> int:
         content = as_json(analysis, rows, beside, trace.bytes_moved)
         write_atomically(outputs.json, json.dumps(content, indent=1))
     if outputs.out is not None:
-        table = Table("", OPERATOR_COLUMNS, list(map(astuple, rows)))
+        table = Table("", OPERATOR_COLUMNS, table_rows(OPERATOR_COLUMNS, rows))
         write_atomically(outputs.out / TABLE, table.csv())
         write_charts(analysis, costliest[:top], folder=outputs.out)
         print_line(console, f"table and charts: {outputs.out}")
@@ -148,35 +155,27 @@ context switch: the next working span is of another operator"""
 
 
 def print_analysis(
-    console: Console, analysis: Analysis, costliest: Sequence[OperatorCost], *, top: int
+    console: Console, analysis: Analysis, costliest: Sequence[Row], *, top: int
 ) -> None:
     """Print the input, a step by phase, its fragmentation, and the costliest operators."""
     for line in describe(analysis):
         print_line(console, line)
     window = "a step" if analysis.steps.are_marked else "the whole trace"
-    headings = ("wall time", *(category.value for category in analysis.categories), "gaps")
     whole = analysis.times_ms(None)
-    by_phase = Table(
-        f"{window} by phase [ms]",
-        [text_column("phase"), *(Column(heading, milliseconds) for heading in headings)],
-        [(phase, *analysis.times_ms(phase)) for phase in analysis.steps.phases],
-        totals=[("all", *whole), ("share", *(f"{time / whole[0]:.1%}" for time in whole))],
-    )
+    by_phase = phase_table(analysis, f"{window} by phase [ms]", milliseconds)
+    shares = ("share", *(f"{time / whole[0]:.1%}" for time in whole))
+    by_phase = replace(by_phase, totals=[*by_phase.totals, shares])
     columns = [
         text_column("operator"),
         text_column("phase"),
         Column("calls", lambda calls: f"{calls:,.0f}" if calls >= 10 else f"{calls:.3g}"),
-        Column("self ms", milliseconds),
+        Column("self ms", milliseconds, name="self_ms"),
         Column("share", ".1%"),
     ]
     if analysis.modules_are_known:
-        columns.append(text_column("costliest module, share, + others"))
-    rows = [
-        (item.operator, item.phase, item.calls, item.self_ms, item.share, module_text(item))
-        for item in costliest[:top]
-    ]
+        columns.append(text_column("costliest module, share, + others", name="module"))
     title = f"the {min(top, len(costliest))} costliest of {len(costliest)} operators outside oneDNN"
-    operators = Table(title, columns, [row[: len(columns)] for row in rows])
+    operators = Table(title, columns, table_rows(columns, costliest[:top]))
     for table in (by_phase, fragmentation_table(analysis), operators):
         console.print(table.for_console())
     print_line(console, MEANING)
@@ -346,7 +345,7 @@ def fragmentation_json(analysis: Analysis) -> dict[str, float]:
     }
 
 
-def write_charts(analysis: Analysis, costliest: Sequence[OperatorCost], *, folder: Path) -> None:
+def write_charts(analysis: Analysis, costliest: Sequence[Row], *, folder: Path) -> None:
     """Write all charts."""
     name = analysis.trace.file.name
     step = "a step" if analysis.steps.are_marked else "the whole trace"

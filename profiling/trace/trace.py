@@ -7,17 +7,19 @@ which span is the innermost when (`stretches`).
 """
 
 import codecs
+import gzip
+import io
 import json
 import os
 import re
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from common.errors import InputError
 from common.files import regular_descriptor
@@ -364,10 +366,20 @@ class TraceEvents:
         Raises:
             InputError: The file cannot be read, is not JSON, or has no `traceEvents`.
         """
+        first = ""
         try:
-            with os.fdopen(regular_descriptor(self._file, pipes=True), "rb") as file:
+            with os.fdopen(regular_descriptor(self._file, pipes=True), "rb", buffering=0) as file:
                 self._chunks = text_chunks(file, self._advance)
-                yield from self._document()
+                first = self._peek()
+                if not first:
+                    self._refuse("is empty, or damaged at its beginning")
+                if first not in "{[":
+                    self._refuse("is not JSON: it does not begin with { or [")
+                yield from self._events() if first == "[" else self._object()
+        except EOFError:
+            if "traceEvents" not in self.fields and first == "{":
+                self._refuse("ends before its traceEvents")
+            self.is_cut_off = True
         except UnicodeDecodeError as error:
             self._refuse("is neither JSON nor JSON in gzip", error)
         except OSError as error:
@@ -419,19 +431,6 @@ class TraceEvents:
                     self._at = end
                     return value
 
-    def _document(self) -> Iterator[dict[str, Any]]:
-        first = self._peek()
-        if not first:
-            self._refuse("is empty, or damaged at its beginning")
-        if first not in "{[":
-            self._refuse("is not JSON: it does not begin with { or [")
-        try:
-            yield from self._events() if first == "[" else self._object()
-        except EOFError:
-            if "traceEvents" not in self.fields and first == "{":
-                self._refuse("ends before its traceEvents")
-            self.is_cut_off = True
-
     def _object(self) -> Iterator[dict[str, Any]]:
         self._at += 1
         while self._next_item("}"):
@@ -474,40 +473,18 @@ class TraceEvents:
 
 
 CHUNK = 1 << 20  # Bytes read at a time
-UNPACKED = 1 << 23  # Bytes that are unpacked at a time at the most
-GZIP = b"\x1f\x8b"
-GZIP_WINDOW = 31  # zlib's number for gzip with its header
 
 
-def text_chunks(file: IO[bytes], advance: Callable[[int, str], None]) -> Iterator[str]:
+def text_chunks(raw: io.FileIO, advance: Callable[[int, str], None]) -> Iterator[str]:
     """Yield UTF-8 text, plain or in gzip; of a damaged gzip file the part before the damage."""
-
-    def read() -> Iterator[bytes]:
-        done = 0
-        while block := file.read(max(CHUNK, len(GZIP))):
-            done += len(block)
-            advance(done, "")
-            yield block
-
-    decoder, blocks = codecs.getincrementaldecoder("utf-8")(), read()
-    first = next(blocks, b"")  # Not by seeking back: the file may be a pipe
-    blocks = chain([first], blocks)
-    yield from map(decoder.decode, unpacked(blocks) if first.startswith(GZIP) else blocks)
-
-
-def unpacked(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Unpack gzip up to its end, or to where it is damaged or cut off."""
-    member = zlib.decompressobj(GZIP_WINDOW)
+    decoder, file = codecs.getincrementaldecoder("utf-8")(), io.BufferedReader(raw, CHUNK)
+    # peek, not seek: the file may be a pipe, which has no place either.
+    is_packed = file.peek(2)[:2] == b"\x1f\x8b"
+    stream = gzip.GzipFile(fileobj=file) if is_packed else file
     try:
-        for block in blocks:
-            packed = block
-            while packed:
-                if member.eof:
-                    member = zlib.decompressobj(GZIP_WINDOW)
-                yield member.decompress(packed, UNPACKED)
-                # Input beyond the limit of output, or behind the end of a member: gzip may have
-                # several.
-                packed = member.unconsumed_tail or member.unused_data
-        yield member.flush()
-    except zlib.error:
+        while block := stream.read1(CHUNK):
+            yield decoder.decode(block)
+            if raw.seekable():
+                advance(raw.tell(), "")
+    except (EOFError, zlib.error, gzip.BadGzipFile):
         return

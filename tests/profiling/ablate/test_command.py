@@ -1,6 +1,5 @@
 """The commands as a user types them."""
 
-import errno
 import json
 import os
 import re
@@ -12,11 +11,11 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from PIL import Image
 
 from profiling.__main__ import main
 from profiling.ablate.measure import alone_on_this_machine
 from tests.support.commands import RunHere, error_line, run_program, start_program
-from tests.support.without_locks import built_library, without_locks
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +50,8 @@ def test_list_run_and_report(run_here: RunHere, tmp_path: Path) -> None:
     report = ablate(run_here, "report", *options, "--again", tmp_path)
     assert report.returncode == 0, report.stderr
     assert "4 of 4 conclusions" in report.stdout
-    assert (tmp_path / "pictures" / "convergence.png").stat().st_size > 10_000
+    with Image.open(tmp_path / "pictures" / "convergence.png") as picture:
+        assert picture.width > 800 and len(picture.getcolors() or ()) > 5
     page = (tmp_path / "ablations.md").read_text()
     sizes = "epochs at batch size 2048 over epochs at batch size 256"
     assert f"| convergence | reference: {sizes} | 1.97× |" in page
@@ -91,15 +91,6 @@ def test_second_measurement_at_once_is_refused(run_here: RunHere, tmp_path: Path
     assert not (tmp_path / "convergence").exists()
     with alone_on_this_machine():  # it was released
         pass
-
-
-@pytest.mark.slow
-def test_temporary_folder_without_locks_is_one_line(tmp_path: Path) -> None:
-    command = (sys.executable, "-m", "profiling", "ablate", "run", "decoders", "--quick")
-    environment = without_locks(built_library(tmp_path), errno.ENOSYS)
-    done = run_program(*command, "--out", tmp_path / "out", env=environment, timeout=120)
-    assert error_line(done).startswith(f"error: {tempfile.gettempdir()}")
-    assert "TMPDIR" in done.stderr
 
 
 @pytest.mark.exhaustive

@@ -9,6 +9,7 @@ import pytest
 
 from common.console import make_console
 from common.errors import InputError, WorkerDiedError
+from common.files import write_json
 from profiling.ablate import measure as measure_module
 from profiling.ablate.definition import Ablation, read_all
 from profiling.ablate.measure import (
@@ -20,7 +21,7 @@ from profiling.ablate.measure import (
     measured_on,
     summarize_job,
 )
-from profiling.ablate.result import Plan, Result, read_result, resolve_plan, write_result
+from profiling.ablate.result import Plan, Result, read_result, resolve_plan
 from profiling.bench.variant import Variant, Workload
 from profiling.bench.worker_pool import WorkerPool
 from tests.profiling.ablate.samples import ablation
@@ -137,11 +138,11 @@ def test_stopped_measurement_has_its_logs(tmp_path: Path, monkeypatch: pytest.Mo
     plan = resolve_plan("frozen-layers", read_all()["frozen-layers"], size="quick", rounds=1)
     plan = replace(plan, workload=Workload(images=1, image_size=128, classes=5), warm_up=1)
 
-    def stopped(file: Path, result: Result) -> None:
-        write_result(file, result)
+    def stopped(file: Path, content: object) -> None:
+        write_json(file, content)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measure_module, "write_result", stopped)
+    monkeypatch.setattr(measure_module, "write_json", stopped)
     file = tmp_path / "result.json"
     with pytest.raises(KeyboardInterrupt):
         measured(plan, file)

@@ -9,9 +9,9 @@ import pytest
 from common.charts import as_svg
 from common.page import Chart, render_page
 from profiling.ablate import report
-from profiling.ablate.analysis import Row, Study, compare_variants, make_row, read_study
+from profiling.ablate.analysis import Row, compare_variants, make_row, read_study
 from profiling.ablate.charts import picture
-from profiling.ablate.definition import Ablation, SizeName, read_all
+from profiling.ablate.definition import Ablation, read_all
 from profiling.ablate.report import (
     FILES,
     PICTURES,
@@ -22,7 +22,7 @@ from profiling.ablate.report import (
     render_pages,
     summary,
 )
-from profiling.ablate.result import Result
+from profiling.ablate.result import Place, Result
 from tests.profiling.ablate.samples import ablation, result, run
 from tests.support.browsers import Opened, started_browser
 
@@ -121,21 +121,16 @@ def test_points_show_each_batch_size() -> None:
     assert "256" in texts and "512" in texts and "1.25×" in texts
 
 
-def study() -> Study:
-    """Return a study with a measured row, an impossible one and a missing one."""
-    cannot = result(
-        {},
-        left_out={"slow": "takes 8 cores, and this process may use 2", "quick": "the same"},
-        rounds_wanted=5,
-    )
+def study() -> list[Row]:
+    """Return a measured row, an impossible one and a missing one."""
+    reasons = {"slow": "takes 8 cores, and this process may use 2", "quick": "the same"}
+    cannot = result({}, left_out=reasons, rounds_wanted=5)
     second = result({name: runs[::-1] for name, runs in PARTS.items()})
-    return Study(
-        rows=[
-            make_row("measured", PAPER, result(PARTS, busy_cores=(0.4,)), second, command=COMMAND),
-            make_row("impossible", ablation(), cannot, None, command=COMMAND),
-            make_row("not-yet", ablation(), None, None, command=COMMAND),
-        ]
-    )
+    return [
+        make_row("measured", PAPER, result(PARTS, busy_cores=(0.4,)), second, command=COMMAND),
+        make_row("impossible", ablation(), cannot, None, command=COMMAND),
+        make_row("not-yet", ablation(), None, None, command=COMMAND),
+    ]
 
 
 def test_summary_counts_comparisons() -> None:
@@ -214,15 +209,14 @@ def test_stored_report_is_made_from_its_result_files(
     # Drawing takes most of the time, and is not compared.
     monkeypatch.setattr(report, "chart", lambda draw, *, caption, **_: Chart("", caption=caption))
     folder = page.parent
-    size: SizeName = "quick" if folder.name.startswith("quick") else "full"
-    stored = read_study(read_all(), folder, folder / SECOND, size=size)
+    place = Place(quick=folder.name.startswith("quick"), out=folder)
+    stored = read_study(read_all(), place, folder / SECOND)
     content = dict(zip(FILES, render_pages(stored), strict=True))["ablations.md"]
     command = f"python -m profiling ablate report --overwrite --out {folder}"
     assert page.read_text() == content, f"generate it again: {command}"
-    pictures = {f"{row.name}.png" for row in stored.rows if row.is_measured}
+    pictures = {f"{row.name}.png" for row in stored if row.is_measured}
     assert {file.name for file in (folder / PICTURES).iterdir()} == pictures
-    for measured in stored.results:
-        assert measured.is_complete, measured.ablation
+    assert not [row.name for row in stored if row.result and not row.result.is_complete]
     for file in folder.rglob("result.json"):
         text = file.read_text()
         assert "/home/" not in text and "/work/" not in text and "/root" not in text, file

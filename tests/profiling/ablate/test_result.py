@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 
 from common.errors import InputError
+from common.files import write_json
 from common.machine import fastest_precision
 from profiling.ablate import result as result_module
 from profiling.ablate.result import (
     JOBS,
     SCHEMA,
-    ComparedCalls,
     lacking,
     read_result,
     resolve_plan,
-    write_result,
 )
 from profiling.bench.interpreters import Interpreter
 from profiling.bench.variant import Workload
@@ -86,7 +85,8 @@ def test_missing_requirement_is_named_with_the_fix(monkeypatch: pytest.MonkeyPat
     def reason(options: dict[str, str] | None = None, **fields: object) -> str:
         variant = ablation(variants={"slow": {"about": "", **fields}, "quick": {"about": ""}})
         slow = variant.variants["slow"]
-        return str(lacking(slow, options or {}, allocator=slow.allocator or "tuned"))
+        allocator = slow.allocator or "tuned"
+        return str(next(lacking(slow, options or {}, allocator=allocator), None))
 
     assert reason() == "None"
     monkeypatch.setattr(result_module, "cpu_flags", lambda: {"avx512f"})
@@ -152,9 +152,9 @@ def test_result_is_read_back(tmp_path: Path) -> None:
     counts = {"first_calls": 90.0, "second_calls": 80.0, "first_ms": 2.5, "second_ms": 2.0}
     kinds: Any = [{"kind": "convolution forward", **counts}]
     logs = ["slow.log", "quick.log"]
-    calls = ComparedCalls(first="slow", second="quick", logs=logs, kinds=kinds, only_one=[])
+    calls = {"first": "slow", "second": "quick", "logs": logs, "kinds": kinds, "only_one": []}
     whole = replace(RESULT, busy_cores=(0.1, 0.2), calls=calls, facts={"slow": {"a": 1}})
-    write_result(file, whole)
+    write_json(file, asdict(whole))
     assert read_result(file) == whole
 
 
@@ -176,7 +176,7 @@ def test_complete_result() -> None:
 @pytest.mark.parametrize("damage", ["no JSON", "[]", "{}", "a field less", "a run less", "a word"])
 def test_other_file_is_refused(tmp_path: Path, damage: str) -> None:
     file = tmp_path / "result.json"
-    write_result(file, RESULT)
+    write_json(file, asdict(RESULT))
     content = json.loads(file.read_text())
     if damage == "a field less":
         del content["environment"]

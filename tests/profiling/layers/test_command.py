@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from profiling.__main__ import main
-from profiling.layers.study import fits
 from tests.support.commands import RunHere
 
 SMALL = ["--batch=2", "--image-size=64", "--warm-up=1", "--threads=1"]
@@ -62,7 +61,3 @@ def test_wrong_arguments_are_one_line(
     assert done.returncode == 2 and done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {problem}")
-
-
-def test_the_first_worker_always_fits() -> None:
-    assert fits([])

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from common.errors import InputError
 from profiling.bench.recipes.step import flop_by_layer
 from profiling.bench.variant import Subject
 from profiling.layers.timing import (
@@ -173,9 +172,3 @@ def test_flop_of_fully_connected_layers() -> None:
         "0": (first, first),  # no gradient of the input
         "2": (last, 2 * last),
     }
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_clock_of_a_missing_gpu_is_an_input_error() -> None:
-    with pytest.raises(InputError, match=r"^--device: cuda: "):
-        make_clock("cuda")

@@ -1,12 +1,17 @@
 """A study of known numbers, and its tables, sentences and chart."""
 
 import csv
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 
 from common.charts import as_svg
-from profiling.bench.variant import Subject
+from common.console import make_console
+from profiling.bench.variant import Run, Subject, Variant
+from profiling.bench.worker_pool import WorkerPool
+from profiling.layers import study
 from profiling.layers.report import (
     COLUMNS,
     as_json,
@@ -99,11 +104,11 @@ def test_overhead_of_hooks_is_relative_to_the_next_iteration_without() -> None:
 
 
 def test_engines_are_compared_if_all_else_is_equal() -> None:
-    study = [measured(onednn=False, factor=3), measured(onednn=True)]
-    (line,) = comparisons(study)
+    results = [measured(onednn=False, factor=3), measured(onednn=True)]
+    (line,) = comparisons(results)
     assert "0.096 s" in line and "0.032 s" in line and "3.00 times as fast" in line
     other = measured(onednn=True, threads=1)
-    assert len(comparisons([*study, other])) == 1
+    assert len(comparisons([*results, other])) == 1
     (line,) = comparisons([measured(onednn=True, factor=2), other])
     assert "2.00 times as fast" in line
 
@@ -115,10 +120,10 @@ def test_sentences_name_convolutions_winograd_and_frozen_layers() -> None:
 
 
 def test_table_of_all_layers_adds_up() -> None:
-    study = [measured(onednn=False, factor=3), measured(onednn=True)]
-    rows = list(csv.DictReader(layers_csv(study).splitlines()))
+    results = [measured(onednn=False, factor=3), measured(onednn=True)]
+    rows = list(csv.DictReader(layers_csv(results).splitlines()))
     assert tuple(rows[0]) == COLUMNS and len(rows) == 8
-    for result in study:
+    for result in results:
         layers = [row for row in rows if row["configuration"] == result.label]
         total = sum(float(row["forward_ms"]) + float(row["backward_ms"] or 0) for row in layers)
         assert total == pytest.approx(result.total_ms, rel=1e-4)
@@ -127,11 +132,11 @@ def test_table_of_all_layers_adds_up() -> None:
 
 def test_json_has_every_iteration() -> None:
     content = as_json(SUBJECT, [measured(onednn=True)], remarks=["a remark"], other_cores=0.5)
-    (study,) = content["configurations"]
-    assert study["iterations_ms"] == [[10, 20], [14, 20]] and study["unwatched_median_ms"] == 24
+    (only,) = content["configurations"]
+    assert only["iterations_ms"] == [[10, 20], [14, 20]] and only["unwatched_median_ms"] == 24
     assert content["subject"]["batch"] == 4 and content["remarks"] == ["a remark"]
-    assert study["between_layers_backward_ms"] == {"AddBackward0": 1.0}
-    assert [layer["name"] for layer in study["layers"]][-1] == BETWEEN
+    assert only["between_layers_backward_ms"] == {"AddBackward0": 1.0}
+    assert [layer["name"] for layer in only["layers"]][-1] == BETWEEN
 
 
 def test_labels_name_only_what_differs() -> None:
@@ -145,6 +150,52 @@ def test_labels_name_only_what_differs() -> None:
         "optimized, memory default, small pages",
         "default, memory local, huge pages",
     ]
+
+
+class StandIn:
+    """A worker whose iterations take 4 s with hooks and 3 s without, and need all memory."""
+
+    rss_mb = 100.0
+    facts: Mapping[str, Any] = {}
+
+    def __init__(self, asked: list[tuple[str, str]], variant: Variant) -> None:
+        self.asked, self.name = asked, variant.name
+        asked.append((self.name, "start"))
+
+    def run(self) -> Run:
+        self.asked.append((self.name, "run"))
+        return Run(seconds=3.0, page_faults=0, rss_mb=100.0, peak_rss_mb=200.0, details={})
+
+    def ask(self, question: str) -> dict[str, Any]:
+        self.asked.append((self.name, question))
+        if question == "primitives":
+            return {"seconds": {"reorder": 0.5}}
+        done, count = map(int, question.removeprefix("measure ").split())
+        plain = [{"forward": 1000, "backward": 2000}] * len(range(-done % 5, count, 5))
+        watched = [make_iteration(1500, 2500, (1, 1), 1)] * count
+        return {"watched": watched, "plain": plain, "peak_mb": 9.0, "huge_pages_mb": 0.0}
+
+    def close(self) -> None:
+        self.asked.append((self.name, "end"))
+
+
+def test_configurations_take_turns_and_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setattr(study, "start", lambda s, n, variant, w: StandIn(asked, variant))
+    monkeypatch.setattr(study, "WorkerPool", partial(WorkerPool, available=lambda: 0.0))
+    both = [Configuration(onednn=engine, threads=2) for engine in (False, True)]
+    results = study.run_study(SUBJECT, both, 6, 1, make_console(quiet=True))
+    for result in results:
+        assert len(result.watched) == 6 and result.primitives == {"reorder": 0.5}
+        # Of the first and of the sixth iteration, whichever worker took them.
+        assert len(result.plain) == 2 and result.watching_cost == pytest.approx(1 / 3)
+    questions = [question for name, question in asked if name == "default"]
+    turn = ["start", "run", "run"]  # warm-up, then one after the other's work
+    assert questions[:2] == ["start", "run"] and questions.count("end") == 6
+    # One iteration at first, then about 10 s of the slowest.
+    for done, count in ((0, 1), (1, 2), (3, 2), (5, 1)):
+        place = questions.index(f"measure {done} {count}")
+        assert questions[place - 3 : place] == turn
 
 
 @pytest.mark.slow

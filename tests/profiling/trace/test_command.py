@@ -12,8 +12,7 @@ from PIL import Image
 
 from common.errors import InputError
 from profiling.__main__ import main
-from profiling.report.advice import memory_traffic
-from profiling.trace.trace import BytesMoved, parse_bytes_moved
+from profiling.trace.trace import parse_bytes_moved
 from tests.profiling.report.example_logs import HEADER, convolution
 from tests.profiling.trace.example_traces import STEP, Event, annotation, operator, write
 from tests.profiling.trace.traced_model import traced
@@ -206,16 +205,3 @@ def test_damaged_memory_traffic(tmp_path: Path, run_here: RunHere, damaged: Any)
         parse_bytes_moved(damaged, Path("trace.json"))
     done = run_here(main, "trace", write_with_bytes(tmp_path, damaged))
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-
-
-def test_advice_on_memory_traffic() -> None:
-    moved = parse_bytes_moved(MOVED, Path("trace.json"))
-    assert isinstance(moved, BytesMoved)
-    [advice] = memory_traffic(moved, bandwidth_gb_per_s=20.0, step_ms=1000.0)
-    # 13 GB at 20 GB/s; ReLU and its backward pass move 3 of them.
-    assert "650 ms, 65% of the step" in advice.evidence
-    assert advice.saves_ms == pytest.approx(150.0, abs=0.01)
-    assert "aten::threshold_backward (backward)" in advice.evidence
-    assert not list(memory_traffic(moved, bandwidth_gb_per_s=20.0, step_ms=5000.0))
-    assert not list(memory_traffic(moved, bandwidth_gb_per_s=None, step_ms=1000.0))
-    assert not list(memory_traffic(None, bandwidth_gb_per_s=20.0, step_ms=1000.0))
