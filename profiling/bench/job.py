@@ -7,7 +7,7 @@ A job times training steps (`measure_ranks`) or exchanges of several numbers of 
 import json
 import os
 import subprocess
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,34 +152,11 @@ def rank_messages(
         raise JobFailedError(code)
 
 
-def over_ranks(
-    choose: Callable[[Iterable[float]], float], values: Iterable[Sequence[float]]
+def per_step(
+    ranks: Sequence[RankSteps], part: str, choose: Callable[[Sequence[float]], float] = max
 ) -> list[float]:
-    """Return for each step what `choose` takes among the ranks' values."""
-    return [choose(of_step) for of_step in zip(*values, strict=True)]
-
-
-def slowest(ranks: Sequence[RankSteps]) -> list[float]:
-    """Return the seconds of each step: those of its slowest rank."""
-    return over_ranks(max, (rank.seconds for rank in ranks))
-
-
-def slowest_held_back(ranks: Sequence[RankSteps]) -> list[float]:
-    """Return the seconds of each step without gradient exchange, of its slowest rank."""
-    return over_ranks(max, (rank.held_back_seconds for rank in ranks))
-
-
-def exposed(ranks: Sequence[RankSteps]) -> list[float]:
-    """Return the seconds of each step in which only gradients were exchanged.
-
-    They are those of the rank that was ready last: the others also waited for it.
-    """
-    return over_ranks(min, (rank.exchange_seconds for rank in ranks))
-
-
-def waited_for_data(ranks: Sequence[RankSteps]) -> list[float]:
-    """Return each step's seconds of waiting for data, of the rank that waited longest."""
-    return over_ranks(max, (rank.data_seconds for rank in ranks))
+    """Return for each step what `choose` takes among the ranks' values, such as of `seconds`."""
+    return [choose(values) for values in zip(*(getattr(r, part) for r in ranks), strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)

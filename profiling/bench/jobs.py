@@ -23,7 +23,7 @@ from common.options import json_option, option, overrides_argument
 from launch.limits import read_allowance
 from launch.mpirun import choose_mpirun
 from launch.topology import read_topology
-from profiling.bench.job import JobFailedError, MeasuredJob, RankSteps, measure_ranks, slowest
+from profiling.bench.job import JobFailedError, MeasuredJob, RankSteps, measure_ranks, per_step
 from profiling.bench.report import put_out
 from profiling.bench.results import (
     Benchmarks,
@@ -305,7 +305,7 @@ def batch_split_rounds(
 
 def throughput(job: Job) -> float:
     """Return the total throughput of all ranks, including waiting time. [images/s]"""
-    return sum(rank.images for rank in job) / median(slowest(job))
+    return sum(rank.images for rank in job) / median(per_step(job, "seconds"))
 
 
 def throughput_alone(rank: RankSteps) -> float:

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from common.errors import InputError
 from profiling.bench.job import wire_bytes
+from profiling.studies.rounds import Shape
 from profiling.studies.tune.measurements import Measurements
 from profiling.studies.tune.model import (
     EpochsModel,
@@ -21,7 +22,6 @@ from profiling.studies.tune.model import (
     Exchange,
     Fitted,
     Network,
-    Shape,
     WithGroups,
     fitted_to,
 )

@@ -23,6 +23,7 @@ from common.processes import running
 from common.program import train_command
 from launch.mpirun import choose_mpirun
 from profiling.bench.job import JobFailedError
+from profiling.studies.rounds import Shape
 from profiling.studies.tune.forecast import Allocation, HostModel, forecast, format_hours
 from profiling.studies.tune.measure import (
     OPENIMAGES,
@@ -44,7 +45,7 @@ from profiling.studies.tune.measurements import (
     read_measurements,
     require_same,
 )
-from profiling.studies.tune.model import EpochsModel, Network, Runs, Shape, fitted_to
+from profiling.studies.tune.model import EpochsModel, Network, Runs, fitted_to
 from profiling.studies.tune.options import PlannerOptions
 from retinanet.config import Config
 from retinanet.config_file import load_config

@@ -27,28 +27,21 @@ from launch.mpirun import Mpirun
 from launch.placement import fitting_shapes
 from launch.topology import count_cores, list_sockets_of_ranks, read_topology
 from profiling.ablate.result import PINNED
-from profiling.bench.job import (
-    JobFailedError,
-    MeasuredJob,
-    measure_exchanges,
-    slowest,
-    slowest_held_back,
-)
+from profiling.bench.job import JobFailedError, MeasuredJob, measure_exchanges
 from profiling.bench.results import RECIPES, background_load
 from profiling.bench.single import FOUND, measured_metric
 from profiling.bench.variant import Variant, Workload
 from profiling.bench.worker_pool import variant_worker
 from profiling.peaks import measure_peaks
-from profiling.studies.scale_study import Combination, Measured, Rounds, run_rounds
+from profiling.studies.rounds import Rounds, Shape, run_rounds
 from profiling.studies.tune.measurements import (
     Added,
     BetweenHosts,
     HostPeaks,
-    JobsOfShape,
     Measurements,
     PartialMeasurement,
 )
-from profiling.studies.tune.model import Shape, StepTime, rank_counts
+from profiling.studies.tune.model import StepTime, rank_counts
 from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
@@ -276,16 +269,16 @@ def measure_host(
             scenes=Path(folder, "scenes"),
             own_model=True,
         )
-        measured = measure_steps(
-            begun.measured,
+        jobs = {of_shape.shape: of_shape.jobs for of_shape in begun.jobs}
+        study = Rounds(begun.measured, ROUNDS, title="planner, steps", jobs=jobs)
+        run_rounds(
+            study,
             template,
-            rounds=ROUNDS,
             mpirun=mpirun,
             console=console,
-            before=begun.jobs,
-            keep=lambda until_now: keep(with_jobs(begun, until_now)),
+            keep=lambda: keep(replace(begun, jobs=study.measured)),
         )
-        result = with_jobs(begun, measured)
+        result = replace(begun, jobs=study.measured)
         images = plan.data.evaluated_images
         parts: tuple[tuple[str, str, Callable[[], Any]], ...] = (
             ("evaluation …", "evaluation_seconds", lambda: evaluation_seconds(plan)),
@@ -298,27 +291,34 @@ def measure_host(
                 console.print(title)
                 result = replace(result, **{field: measure()})
                 keep(result)
-    return finished(plan, result, measured, busy_cores=others.cores)
+    return finished(plan, result, busy_cores=others.cores)
 
 
 def finished(
-    plan: MeasurementPlan,
-    result: PartialMeasurement,
-    measured: Sequence[Measured],
-    *,
-    busy_cores: float,
+    plan: MeasurementPlan, result: PartialMeasurement, *, busy_cores: float
 ) -> Measurements:
     """Return the planner's measurements from a complete measurement."""
     names = (
         *("command", "environment", "shapes"),
         *("evaluation_seconds", "metric_seconds", "update_seconds", "peaks"),
     )
+    measured = result.jobs
     ranks = [rank for of_shape in measured for job in of_shape.jobs for rank in job]
     return Measurements(
         **plan.facts(),
         **{name: getattr(result, name) for name in names},
-        steps=tuple(map(step_time, measured)),
-        added=tuple(added(measured)),
+        steps=tuple(
+            StepTime(shape=of_shape.shape, seconds=of_shape.seconds_without_exchange)
+            for of_shape in measured
+        ),
+        # As a share of the step without exchange.
+        added=tuple(
+            Added(
+                ranks=each.shape.ranks, batch_size=each.shape.batch_size, share=share / (1 - share)
+            )
+            for each in measured
+            if (share := each.added_share) is not None
+        ),
         # Of a step that is neither forward pass, loss nor waiting for data.
         backward_share=median(
             1 - (forward + data) / whole
@@ -330,75 +330,6 @@ def finished(
         data_share=max(of_shape.data_share for of_shape in measured),
         busy_cores=busy_cores,
     )
-
-
-def measure_steps(
-    shapes: Sequence[Shape],
-    template: MeasuredJob,
-    *,
-    rounds: int,
-    mpirun: Mpirun,
-    console: Console,
-    before: Sequence[JobsOfShape] = (),
-    keep: Callable[[Sequence[Measured]], None] = lambda measured: None,
-) -> list[Measured]:
-    """Run the missing jobs of each shape in each round.
-
-    `keep` receives all that is measured after each job.
-
-    Raises:
-        JobFailedError: A job failed; its ranks have printed the reason.
-        KeyboardInterrupt: Ctrl-C.
-    """
-    study = Rounds(
-        list(map(to_combination, shapes)),
-        rounds,
-        {to_combination(of_shape.shape): list(of_shape.jobs) for of_shape in before},
-        title="planner, steps",
-    )
-    run_rounds(study, template, mpirun=mpirun, console=console, keep=lambda: keep(study.measured))
-    return study.measured
-
-
-def to_combination(shape: Shape) -> Combination:
-    """Return a shape as the scaling study's jobs have it."""
-    return Combination(ranks=shape.ranks, threads=shape.threads, batch_size=shape.batch_size)
-
-
-def to_shape(measured: Measured) -> Shape:
-    """Return the shape of a combination on this host."""
-    of = measured.combination
-    return Shape(ranks=of.ranks, threads=of.threads, batch_size=of.batch_size)
-
-
-def with_jobs(begun: PartialMeasurement, measured: Sequence[Measured]) -> PartialMeasurement:
-    """Return a measurement with its jobs replaced."""
-    jobs = (
-        JobsOfShape(shape=to_shape(result), jobs=tuple(map(tuple, result.jobs)))
-        for result in measured
-    )
-    return replace(begun, jobs=tuple(jobs))
-
-
-def step_time(measured: Measured) -> StepTime:
-    """Return the median step of a combination, without exchange of gradients."""
-    # One rank exchanges nothing, and its job has no steps without exchange.
-    step_times = slowest_held_back if measured.combination.ranks > 1 else slowest
-    seconds = median(seconds for job in measured.jobs for seconds in step_times(job))
-    return StepTime(shape=to_shape(measured), seconds=seconds)
-
-
-def added(measured: Sequence[Measured]) -> list[Added]:
-    """Return the time that the exchange added, for all combinations of several ranks.
-
-    It is a share of the step without exchange; each step is compared with its neighbour.
-    """
-    shares = ((to_shape(result), result.added_share) for result in measured)
-    return [
-        Added(ranks=shape.ranks, batch_size=shape.batch_size, share=share / (1 - share))
-        for shape, share in shares
-        if share is not None
-    ]
 
 
 def metric_seconds(images: int) -> float:

@@ -16,9 +16,9 @@ from rich.console import Console
 from common.errors import InputError
 from launch.__main__ import main
 from profiling.bench.job import JobFailedError, MeasuredJob, RankSteps
-from profiling.studies import scale_study
-from profiling.studies.scale import draw_chart, print_study
-from profiling.studies.scale_study import Combination, Measured
+from profiling.studies import rounds
+from profiling.studies.rounds import Measured, Shape
+from profiling.studies.scale import draw_chart, print_study, shape_records
 from tests.launch.ranks import MPIRUN, ended, run_python
 from tests.launch.two_hosts import two_hosts
 from tests.profiling.studies.scale.samples import measured
@@ -33,21 +33,19 @@ SMALL = (
 )
 ONE, TWO_THREADS = measured(1, 1, 2.0), measured(1, 2, 1.25)
 TWO_RANKS = measured(2, 1, 2.5, without=0.96)
-MISFITS = [
-    Combination(ranks=ranks, threads=threads, batch_size=2, misfit=misfit)
-    for ranks, threads, misfit in (
-        (2, 2, "too few cores"),
-        (4, 1, "4 are too many"),
-        (4, 2, "4 are too many"),
-    )
-]
-COMBINATIONS = [ONE.combination, TWO_THREADS.combination, TWO_RANKS.combination, *MISFITS]
+REASONS = {(2, 2): "too few cores", (4, 1): "4 are too many", (4, 2): "4 are too many"}
+MISFITS = {
+    Shape(ranks=ranks, threads=threads, batch_size=2): REASONS.get((ranks, threads), "")
+    for ranks in (1, 2, 4)
+    for threads in (1, 2)
+}
 
 
 def printed(*results: Measured, weak: bool = True) -> list[str]:
     text = io.StringIO()
     console = Console(file=text, width=120, highlight=False)
-    print_study(console, COMBINATIONS, results, weak=weak)
+    records = shape_records(MISFITS, {}, results, weak=weak)
+    print_study(console, records, MISFITS, results, weak=weak)
     return [" ".join(line.replace("│", " ").split()) for line in text.getvalue().splitlines()]
 
 
@@ -69,8 +67,8 @@ def test_tables_without_weak_scaling_and_without_a_measurement() -> None:
 
 
 def test_notes_of_ranks_are_printed_once() -> None:
-    job = [rank_steps(rank, [1.0], held_back=[1.0], notes=["not bound"]) for rank in range(2)]
-    results = [Measured(combination=each.combination, jobs=[job]) for each in (ONE, TWO_RANKS)]
+    job = tuple(rank_steps(r, [1.0], held_back=[1.0], notes=["not bound"]) for r in range(2))
+    results = [Measured(shape=each.shape, jobs=(job,)) for each in (ONE, TWO_RANKS)]
     notes = [line for line in printed(*results) if line.startswith("note")]
     assert notes == ["note: 1 × 1, 2 × 1: not bound"]
 
@@ -120,7 +118,7 @@ def test_study_keeps_what_was_measured_before_an_error(
             raise failure
         return [rank_steps(0, [2.0 / len(jobs)] * 2)]
 
-    monkeypatch.setattr(scale_study, "measure_ranks", measure_ranks)
+    monkeypatch.setattr(rounds, "measure_ranks", measure_ranks)
     file = tmp_path / "scaling.json"
     options = ("--ranks", "1,4096", "--threads", "1", "--rounds", "3", "--json", file)
     done = run_here(main, "scale", *options, *SMALL)

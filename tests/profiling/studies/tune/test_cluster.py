@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 
 from common.errors import InputError
 from launch.__main__ import main
+from profiling.studies.rounds import Shape
 from profiling.studies.tune.cluster import (
     ASSUMED,
     EXAMPLE,
@@ -28,7 +29,7 @@ from profiling.studies.tune.cluster import (
     without_each_step,
 )
 from profiling.studies.tune.measurements import HostPeaks, Measurements, write_measurements
-from profiling.studies.tune.model import Shape, StepTime, epochs_of_mlperf
+from profiling.studies.tune.model import StepTime, epochs_of_mlperf
 from tests.profiling.studies.tune.samples import STEP, measurements
 from tests.support.commands import RunHere, error_line
 

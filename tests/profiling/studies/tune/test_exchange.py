@@ -18,12 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from profiling.bench.job import ExchangeTime
 from profiling.bench.measured_rank import BUCKET, FIRST_BUCKET, bucket_sizes
+from profiling.studies.rounds import Shape
 from profiling.studies.tune import model as planner
 from profiling.studies.tune.cluster import Cluster, Part, Program, forecast_step
 from profiling.studies.tune.cluster import gradient_exchange as exchange_of_cluster
 from profiling.studies.tune.forecast import Allocation
 from profiling.studies.tune.measurements import Added, HostPeaks
-from profiling.studies.tune.model import Exchange, Network, Shape, fit_network, predicted_seconds
+from profiling.studies.tune.model import Exchange, Network, fit_network, predicted_seconds
 from retinanet.engine import host_gradients
 from retinanet.engine.gradient_sync import SHARED, SharedGradients, share_memory
 from retinanet.engine.host_gradients import HostGradients, Operation

@@ -8,6 +8,7 @@ import pytest
 
 from common.errors import InputError
 from profiling.bench.measured_rank import bucket_sizes
+from profiling.studies.rounds import Shape
 from profiling.studies.tune.forecast import (
     Allocation,
     Constraints,
@@ -21,7 +22,7 @@ from profiling.studies.tune.forecast import (
     turning_point,
     why_it_loses,
 )
-from profiling.studies.tune.model import Network, Shape, WithGroups, epochs_of_mlperf
+from profiling.studies.tune.model import Network, WithGroups, epochs_of_mlperf
 from retinanet.mlperf.rules import NEWEST, TRAINING_IMAGES
 from tests.profiling.studies.tune.samples import (
     GRADIENT_BYTES,

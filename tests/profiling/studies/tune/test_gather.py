@@ -62,7 +62,7 @@ def fake_jobs(monkeypatch: pytest.MonkeyPatch) -> list[MeasuredJob]:
         seconds = [1.0 + job.ranks] * 2
         return [rank_steps(rank, seconds, held_back=seconds) for rank in range(job.ranks)]
 
-    monkeypatch.setattr("profiling.studies.scale_study.measure_ranks", measure_ranks)
+    monkeypatch.setattr("profiling.studies.rounds.measure_ranks", measure_ranks)
     for name in ("evaluation_seconds", "metric_seconds", "update_seconds"):
         monkeypatch.setattr(measure, name, lambda _: 1.0)
     peaks = HostPeaks(core_gflops=450.0, memory_gb_per_s=25.0)
@@ -99,7 +99,7 @@ def test_failed_job_gives_its_exit_status(
     def fail(*_: Any, **__: Any) -> None:
         raise JobFailedError(7)
 
-    monkeypatch.setattr("profiling.studies.scale_study.measure_ranks", fail)
+    monkeypatch.setattr("profiling.studies.rounds.measure_ranks", fail)
     assert run_here(main, "tune", *SMALL).returncode == 7
 
 

@@ -5,12 +5,12 @@ from argparse import ArgumentTypeError
 
 import pytest
 
+from profiling.studies.rounds import Shape
 from profiling.studies.tune.model import (
     EpochsModel,
     Estimate,
     Network,
     Runs,
-    Shape,
     StepTime,
     StepTimeModel,
     epochs_of_mlperf,
