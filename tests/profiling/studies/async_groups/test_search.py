@@ -11,8 +11,7 @@ import pytest
 from PIL import Image
 
 from common.errors import InputError
-from profiling.studies.async_groups import compare_trained, format_choice, loss_chart, map_chart
-from profiling.studies.async_groups_search import (
+from profiling.studies.async_groups import (
     RATES,
     Evaluated,
     Point,
@@ -22,15 +21,20 @@ from profiling.studies.async_groups_search import (
     Trained,
     best,
     common_seconds,
+    compare_trained,
     for_whole,
+    format_choice,
     images_per_second,
     loss_at,
+    loss_chart,
+    map_chart,
     map_curve,
     mean_staleness,
     read_results,
     search,
     settings_grid,
     step_points,
+    steps_after,
     write_results,
 )
 
@@ -101,7 +105,7 @@ def test_groups_train_in_parallel(
     records = [{"kind": "evaluation", "step": 1}]
     for number, (group, time) in enumerate(steps, 1):
         records.append(step(number, seconds=time, **({} if group is None else {"group": group})))
-    points = step_points(records)
+    points = step_points(steps_after(records))
     assert [point.seconds for point in points] == seconds
     assert images_per_second(points) == pytest.approx(4 * len(steps) / seconds[-1])
 
@@ -109,7 +113,7 @@ def test_groups_train_in_parallel(
 def test_cold_start_and_skipped_steps_do_not_count() -> None:
     groups = [step(3, group=1, staleness=2), step(4, group=0, staleness=1)]
     records = [step(1), step(2, loss=None), *groups]
-    assert [point.seconds for point in step_points(records, after_step=1)] == [1.0, 1.0]
+    assert [point.seconds for point in step_points(steps_after(records, 1))] == [1.0, 1.0]
     assert (mean_staleness(records), mean_staleness([])) == (1.5, 0.0)
 
 
