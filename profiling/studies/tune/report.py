@@ -300,40 +300,33 @@ def short(value: float) -> str:
 def forecast_table(cluster: Cluster, forecasts: Sequence[ClusterForecast]) -> Table:
     """Return the times of each program, and what is published of one of them."""
     published = cluster.comparable
-    step = None if published is None else published.epoch_seconds / cluster.steps
     images = cluster.global_batch
 
-    def row(name: str, known: float | None, values: Sequence[Estimate]) -> list[object]:
-        return [name, None if known is None else short(known), *map(format_seconds, values)]
-
     def speed(seconds: Estimate) -> Estimate:
-        low, middle, high = (
-            images / value for value in (seconds.high, seconds.middle, seconds.low)
+        return Estimate(
+            low=images / seconds.high, middle=images / seconds.middle, high=images / seconds.low
         )
-        return Estimate(low=low, middle=middle, high=high)
 
+    step = None if published is None else published.epoch_seconds / cluster.steps
     steps = [result.step_seconds for result in forecasts]
-    evaluation = published.evaluation_seconds if published else None
     rows = [
-        row("step [s]", step, steps),
-        row("images/s", images / step if step else None, list(map(speed, steps))),
-        row(
-            "epoch [s]",
-            published.epoch_seconds if published else None,
-            [result.epoch_seconds for result in forecasts],
-        ),
-        row("evaluation [s]", evaluation, [result.evaluation_seconds for result in forecasts]),
-        row(
-            "time to target [min]",
-            published.minutes_to_target if published else None,
-            [result.minutes_to_target for result in forecasts],
-        ),
+        ["step [s]", step, *steps],
+        ["images/s", images / step if step else None, *map(speed, steps)],
     ]
-    known = f"published\n({published.program})" if published else "published"
-    names = [Column(result.program.name, is_number=True) for result in forecasts]
-    columns = [text_column(""), Column(known, is_number=True), *names]
+    for title, name in (
+        ("epoch [s]", "epoch_seconds"),
+        ("evaluation [s]", "evaluation_seconds"),
+        ("time to target [min]", "minutes_to_target"),
+    ):
+        known = getattr(published, name, None)
+        rows.append([title, known, *(getattr(result, name) for result in forecasts)])
+    columns = [
+        text_column(""),
+        Column(f"published\n({published.program})" if published else "published", short),
+        *(Column(result.program.name, format_seconds) for result in forecasts),
+    ]
     if published is None:
-        columns, rows = [columns[0], *names], [[row[0], *row[2:]] for row in rows]
+        columns, rows = [columns[0], *columns[2:]], [[row[0], *row[2:]] for row in rows]
     return Table("forecast (limits: bytes moved beside computing, or after it)", columns, rows)
 
 
