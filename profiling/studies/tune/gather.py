@@ -174,8 +174,7 @@ def measured_here(
     """Measure this host, or complete an earlier measurement."""
     mpirun = choose_mpirun(options.mpirun)
     data = trained_data(name, options.overrides, console=console)
-    wanted = what_to_measure(data, overrides=options.overrides)
-    latest = wanted.begin()
+    latest = what_to_measure(data, overrides=options.overrides)
 
     def done() -> str:
         return f"{latest.done} of {ROUNDS * len(latest.measured)} jobs"
@@ -192,7 +191,7 @@ def measured_here(
         options.write(now)
 
     try:
-        measured = measure_host(wanted, latest, keep=keep, mpirun=mpirun, console=console)
+        measured = measure_host(latest, keep=keep, mpirun=mpirun, console=console)
     except KeyboardInterrupt:
         stored = f"{options.plan} has {done()}; repeat the command to continue"
         lost = "nothing is stored without --plan FILE"

@@ -24,7 +24,6 @@ from profiling.studies.tune.measure import (
     NETWORK_SIZES,
     STEPS,
     WARM_UP,
-    MeasurementPlan,
     TrainedData,
     evaluation_seconds,
     host_peaks,
@@ -38,6 +37,7 @@ from profiling.studies.tune.measure import (
 from profiling.studies.tune.measurements import (
     HostPeaks,
     Measurements,
+    PartialMeasurement,
     read_measurements,
     write_measurements,
 )
@@ -214,7 +214,7 @@ def test_disturbed_peak_is_an_error_that_names_the_other_work(
         host_peaks(demo_plan("engine.precision=float32"))
 
 
-def demo_plan(*overrides: str) -> MeasurementPlan:
+def demo_plan(*overrides: str) -> PartialMeasurement:
     data = TrainedData(
         name="demo.yaml", config="demo.yaml", images=8, evaluated_images=1, classes=4
     )
