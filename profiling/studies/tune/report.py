@@ -7,7 +7,7 @@ difference to published times.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,18 +73,13 @@ CLOSE = 0.25
 
 
 def print_plan(
-    plan: Plan,
-    measured: Measurements,
-    epochs: EpochsModel,
-    *,
-    given: Network | None,
-    with_groups: WithGroups,
-    console: Console,
+    plan: Plan, *, given: Network | None, with_groups: WithGroups, console: Console
 ) -> None:
     """Print fit, forecasts and choice; `given` is the network that the command line names."""
-    network, winner, obvious = plan.network, plan.winner, plan.obvious
-    console.print(fit_table(plan.fitted).for_console())
-    print_line(console, format_fit(plan.fitted))
+    host, epochs, winner, obvious = plan.host, plan.epochs, plan.winner, plan.obvious
+    measured, network = host.measured, host.network
+    console.print(fit_table(host.fitted).for_console())
+    print_line(console, format_fit(host.fitted))
     if given is None and measured.between_hosts is not None:
         console.print(network_table(measured, measured.between_hosts, network).for_console())
     if math.isfinite(network.bandwidth):
@@ -107,7 +102,7 @@ def print_plan(
         "need as many as the smallest, larger ones (*) are extrapolated linearly",
     )
     print_line(console, f"\nbest: {winner.allocation.name}")
-    if line := memory_line(plan, measured):
+    if line := memory_line(plan):
         print_line(console, line)
     if obvious is not None and obvious is not winner:
         reasons = why_it_loses(obvious, winner)
@@ -150,24 +145,16 @@ def format_fit(fitted: Fitted) -> str:
     )
 
 
-def memory_line(plan: Plan, measured: Measurements) -> str | None:
+def memory_line(plan: Plan) -> str | None:
     """Return what the best allocation's exchange could add by its use of memory; None: nothing."""
-    allocation, peaks = plan.winner.allocation, measured.peaks
-    hosts = allocation.hosts // allocation.groups
-    if hosts == 1:
+    exchange = plan.host.exchange(plan.winner.allocation)
+    if exchange.hosts == 1:
         return None
-    if peaks is None:
+    if plan.host.measured.peaks is None:
         return (
             "exchange: the plan has no peak rates (it was measured by an older version), so that "
             "passes over memory take no time in this forecast"
         )
-    exchange = gradient_exchange(
-        measured,
-        network=plan.network,
-        hosts=hosts,
-        ranks=allocation.on_host.ranks,
-        in_levels=allocation.groups == 1,
-    )
     beside = exchange.bytes_beside
     seconds = beside / exchange.rank_bandwidth
     return (
@@ -436,23 +423,6 @@ def differences(cluster: Cluster, result: ClusterForecast, published: Published)
         )
     for remark in published.remarks:
         yield f"{name}: {remark}"
-
-
-def cluster_to_dict(
-    cluster: Cluster, forecasts: Sequence[ClusterForecast], epochs: EpochsModel
-) -> dict[str, Any]:
-    """Return description and forecasts as JSON has them."""
-    return {
-        "cluster": asdict(cluster),
-        "epochs": asdict(epochs),
-        "forecasts": [
-            {
-                **asdict(result),
-                "program": result.program.name,
-            }
-            for result in forecasts
-        ],
-    }
 
 
 def draw_landscape(
