@@ -19,7 +19,7 @@ from rich.console import Console
 from common.console import print_line
 from common.errors import FINISHED, STOPPED_BY_SIGNAL, STOPPED_TOO_EARLY, InputError
 from common.files import read_json_lines
-from common.processes import running
+from common.processes import SECONDS_TO_SAVE, running
 from common.program import train_command
 from launch.mpirun import choose_mpirun
 from profiling.bench.job import JobFailedError
@@ -51,8 +51,6 @@ from retinanet.config import Config
 from retinanet.config_file import load_config
 
 SEEDS = 2  # Probe runs of each batch size: the least that show a spread
-SECONDS_FOR_A_CHECKPOINT = 600.0
-"""After so long a probe run that was asked to stop is killed: it ends its step first."""
 PROGRESS = "epoch "  # The start of the lines of `train.py` that are passed on
 
 Stored = Measurements | PartialMeasurement | None
@@ -304,7 +302,7 @@ def train_probe(
 def run_training(options: Sequence[str], *, show: Callable[[str], None]) -> None:
     """Run `train.py`; on Ctrl-C and SIGTERM it writes a checkpoint first."""
     command = [*train_command(), *options]
-    with running(command, patience_s=SECONDS_FOR_A_CHECKPOINT, stdout=subprocess.PIPE) as process:
+    with running(command, patience_s=SECONDS_TO_SAVE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
