@@ -21,18 +21,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from rich.console import Console
 
-from common.charts import (
-    BLUE,
-    GREEN,
-    ORANGE,
-    PURPLE,
-    RED,
-    Column,
-    Table,
-    as_png,
-    new_figure,
-    table_rows,
-)
+from common.charts import PALETTE, Column, Table, as_png, new_figure, table_rows
 from common.cli import add_command, positive
 from common.console import Advance, make_console, print_line, progress
 from common.errors import FINISHED, STOPPED_BY_SIGNAL, InputError
@@ -656,7 +645,6 @@ def write_results(folder: Path, results: Results) -> None:
 
 
 CLEARLY = 2.0  # Standard errors of a difference from which on it is not by chance
-COLOURS = (BLUE, GREEN, ORANGE, RED, PURPLE, "#8d6e63")
 WINDOW_SHARE = 0.15  # Share of a probe's steps over whose losses each drawn median is taken
 SETTING_COLUMNS = (
     Column("groups", name="setting.groups"),
@@ -767,7 +755,7 @@ def loss_chart(probes: Sequence[Probed], chosen: Setting, *, title: str) -> byte
     panels = figure.subplots(1, len(rates), sharey=True, squeeze=False)[0]
     figure.suptitle(title)
     for axes, rate in zip(panels, rates, strict=True):
-        colours = iter(COLOURS * len(probes))
+        colours = iter(PALETTE * len(probes))
         for probed in sorted(probes, key=lambda probed: probed.setting):
             setting, points = probed.setting, probed.points
             if setting.rate != rate:
@@ -800,7 +788,7 @@ def map_chart(trainings: Sequence[Trained], *, title: str) -> bytes:
     figure = new_figure(width=11, height=4.5)
     panels = figure.subplots(1, 2, sharex=True)
     figure.suptitle(title)
-    colours = iter(COLOURS * len(trainings))
+    colours = iter(PALETTE * len(trainings))
     for trained in sorted(trainings, key=lambda trained: trained.setting):
         colour = "black" if trained.setting.groups == 1 else next(colours)
         at = [evaluated.seconds / 60 for evaluated in trained.curve]

@@ -16,10 +16,8 @@ from rich.console import Console
 
 from common.charts import (
     BLUE,
-    GREEN,
     ORANGE,
-    PURPLE,
-    RED,
+    PALETTE,
     Column,
     Table,
     new_figure,
@@ -251,7 +249,6 @@ WEAK = (
     "efficiency: throughput per rank relative to the fewest ranks with the same number of threads"
 )
 
-COLOURS = (BLUE, RED, GREEN, ORANGE, PURPLE, "#333333")
 LARGEST_SHARE_SHOWN = 0.10
 """The axis of shares reaches this far at least, so that small ones look small."""
 ROOM = 1.4  # The axis beyond the highest bar, for the legend
@@ -517,7 +514,7 @@ def draw_throughput(axes: "Axes", measured: Sequence[Measured]) -> None:
     for place, threads in enumerate(sorted({result.shape.threads for result in measured})):
         line = [result for result in measured if result.shape.threads == threads]
         line.sort(key=lambda result: result.shape.ranks)
-        colour = COLOURS[place % len(COLOURS)]
+        colour = PALETTE[place % len(PALETTE)]
         ranks = [result.shape.ranks for result in line]
         rates = [result.images_per_second for result in line]
         axes.plot(

@@ -32,11 +32,10 @@ from profiling.studies.tune.forecast import (
     choose_allocation,
     gradient_exchange,
 )
-from profiling.studies.tune.gather import gathered
+from profiling.studies.tune.gather import PlannerOptions, gathered
 from profiling.studies.tune.measure import OPENIMAGES
 from profiling.studies.tune.measurements import epochs_of_probes, probe_settings
 from profiling.studies.tune.model import Network, epochs_of_mlperf, fit_network
-from profiling.studies.tune.options import PlannerOptions
 from profiling.studies.tune.report import draw_landscape, print_cluster, print_plan
 from retinanet.mlperf.rules import expectation, reference_points
 

@@ -13,19 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from common.charts import (
-    BLUE,
-    GREEN,
-    ORANGE,
-    PURPLE,
-    RED,
-    Column,
-    Table,
-    new_figure,
-    save_chart,
-    table_rows,
-    text_column,
-)
+from common.charts import PALETTE, Column, Table, new_figure, save_chart, table_rows, text_column
 from common.console import print_line, significant
 from profiling.bench.results import disturbance
 from profiling.studies.tune.cluster import (
@@ -61,7 +49,6 @@ if TYPE_CHECKING:
 BEST_SHOWN = 5
 OTHERS_SHOWN = 8
 BATCHES_NAMED = 4
-COLOURS = (BLUE, GREEN, ORANGE, PURPLE, RED, "#333333")
 STEP_CHANGED = 0.25  # By how much each assumption is changed to show what depends on it
 EXCHANGE_ASSUMED = (
     "gradients are exchanged as train.py does, whichever program trains; they become ready evenly",
@@ -461,7 +448,7 @@ def draw_by_hosts(
         by_size.setdefault(result.allocation.on_host.batch_size, []).append(result)
     for place, size in enumerate(sorted(by_size)):
         line = soonest_by_hosts(by_size[size])
-        colour = COLOURS[place % len(COLOURS)]
+        colour = PALETTE[place % len(PALETTE)]
         known = [result for result in line if not result.is_extrapolated]
         # From the last known point on, so that both parts of the line connect.
         beyond = line[max(0, len(known) - 1) :]

@@ -6,6 +6,7 @@ from argparse import ArgumentTypeError
 import pytest
 
 from profiling.studies.rounds import Shape
+from profiling.studies.tune.gather import parse_network
 from profiling.studies.tune.model import (
     EpochsModel,
     Estimate,
@@ -19,7 +20,6 @@ from profiling.studies.tune.model import (
     held_out,
     rank_counts,
 )
-from profiling.studies.tune.options import parse_network
 from retinanet.mlperf.rules import NEWEST, expectation, reference_points
 
 STEP = StepTimeModel(fixed=0.4, per_image=2.5, serial=0.05, contention=0.12, cores=56)
