@@ -19,7 +19,7 @@ from common.charts import Column, Table, text_column
 from common.cli import add_command, positive
 from common.console import make_console, progress
 from common.errors import FINISHED, InputError
-from common.options import json_option, option, overrides_argument
+from common.options import included, json_option, option, overrides_argument
 from launch.limits import read_allowance
 from launch.mpirun import choose_mpirun
 from launch.topology import read_topology
@@ -42,6 +42,14 @@ that a rank waits for the data of other ranks is included.
 
   python -m profiling bench waiting --config coco.yaml data.root=/data/coco
   python -m profiling bench waiting data.image_size=800           synthetic data"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedSteps:
+    """The options that name a configuration."""
+
+    config: str = option("as for train.py", default="demo.yaml", metavar="NAME")
+    overrides: list[str] = overrides_argument()
 
 
 def run_job(template: MeasuredJob, override: str, title: str) -> Job:
@@ -67,8 +75,7 @@ def steps_option(*, warm_up: int, default: int) -> Any:
 class WaitingOptions:
     """The options of `python -m profiling bench waiting`."""
 
-    config: str = option("as for train.py", default="demo.yaml", metavar="NAME")
-    overrides: list[str] = overrides_argument()
+    trained: TrainedSteps = included(TrainedSteps)
     ranks: int = option("number of ranks", default=2, parse=positive, metavar="N")
     steps: int = steps_option(warm_up=WAITING_WARM_UP, default=5)
     workers: str = option(
@@ -92,7 +99,7 @@ def add_waiting_benchmark(kinds: Benchmarks) -> None:
 
 def waiting_command(options: WaitingOptions) -> int:
     """Run the benchmark; return the exit code."""
-    config, overrides = options.config, options.overrides
+    config, overrides = options.trained.config, options.trained.overrides
     ranks, steps = options.ranks, options.steps
     settings = load_config(config, overrides)
     counts = options.workers.split(",")
@@ -191,8 +198,7 @@ shows the throughput of each rank alone; the sum over both disturbed ranks is th
 class BatchSplitOptions:
     """The options of `python -m profiling bench batch-split`."""
 
-    config: str = option("as for train.py", default="demo.yaml", metavar="NAME")
-    overrides: list[str] = overrides_argument()
+    trained: TrainedSteps = included(TrainedSteps)
     rounds: int = option("runs of each of the three jobs", default=2, parse=positive, metavar="N")
     steps: int = steps_option(warm_up=BATCH_SPLIT_WARM_UP, default=4)
     json: Path | None = json_option()
@@ -213,11 +219,11 @@ def add_batch_split_benchmark(kinds: Benchmarks) -> None:
 
 def batch_split_command(options: BatchSplitOptions) -> int:
     """Run the benchmark; return the exit code."""
-    config, steps = options.config, options.steps
-    if any(field.partition("=")[0] == "distributed.batch_split" for field in options.overrides):
+    config, given, steps = options.trained.config, options.trained.overrides, options.steps
+    if any(field.partition("=")[0] == "distributed.batch_split" for field in given):
         raise InputError("distributed.batch_split: set by the benchmark; remove it")
     # Of two values for a field the last one counts, so the user's come last.
-    overrides = (*DEFAULTS, *options.overrides)
+    overrides = (*DEFAULTS, *given)
     settings = load_config(config, overrides)
     cpus = cpus_of_last_rank(settings)
     try:
@@ -272,7 +278,7 @@ def batch_split_rounds(
     with tempfile.TemporaryDirectory(prefix="jobs-benchmark-") as folder:
         template = MeasuredJob(
             ranks=RANKS,
-            config=options.config,
+            config=options.trained.config,
             overrides=tuple(overrides),
             warm_up=BATCH_SPLIT_WARM_UP,
             steps=options.steps,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 from rich.console import Console
@@ -157,8 +157,7 @@ class GroupsOptions:
     whole: bool = flag("also train to the target, with and without groups")
 
 
-@dataclass(frozen=True)
-class Study:
+class Study(NamedTuple):
     """The options of a study, and the configuration that they name."""
 
     options: GroupsOptions

@@ -24,7 +24,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from common.errors import InputError
-from common.files import read_text
+from common.files import or_unreadable, read_text
 from common.numbers import require_moderate
 from common.program import FOLDER
 from common.yaml_text import read_yaml
@@ -189,10 +189,10 @@ def read_cluster(file: Path) -> Cluster:
             file and field.
     """
     try:
-        text = read_text(file)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{file}: cannot be read: {reason}; see {EXAMPLE}") from error
+        with or_unreadable(file, advice=f"see {EXAMPLE}"):
+            text = read_text(file)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: cannot be read: {error}; see {EXAMPLE}") from error
     tree = read_yaml(text, str(file))
     if not isinstance(tree, dict):
         raise InputError(f"{file}: expected fields such as `hosts: 16`; see {EXAMPLE}")
