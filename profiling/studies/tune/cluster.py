@@ -211,39 +211,43 @@ def read_cluster(file: Path) -> Cluster:
             "missing_argument": "is missing",
         }.get(first["type"], first["msg"][0].lower() + first["msg"][1:])
         raise InputError(f"{file}: {field}: {problem}; see {EXAMPLE}") from error
-    names = [program.name for program in cluster.programs]
-    ranks, sockets, fewest = cluster.all_ranks, cluster.sockets, cluster.cores // cluster.ranks
-    images = f"the {TRAINING_IMAGES:,}"
-    problems = [
-        (
-            cluster.threads > fewest,
-            f"threads: {cluster.ranks} ranks of {cluster.threads} threads are more than "
-            f"{cluster.cores} cores; give at most {fewest}",
-        ),
-        (
-            cluster.ranks > sockets and cluster.ranks % sockets,
-            f"ranks: {cluster.ranks} ranks do not share {sockets} sockets evenly; give a multiple "
-            f"of {sockets}",
-        ),
-        (
-            ranks > TRAINING_IMAGES,
-            f"hosts: {ranks:,} ranks are more than {images} images of OpenImages; give fewer hosts",
-        ),
-        (
-            cluster.steps == 0,
-            f"batch_size: {ranks} ranks of {cluster.batch_size:,} images are more than {images} of "
-            f"OpenImages; give at most {TRAINING_IMAGES // ranks:,}",
-        ),
-    ]
-    if published := cluster.published:
-        choice = " or ".join(names) or "a name, and add the program"
-        what = f"no program is named {published.program}; choose {choice}"
-        problems.append((published.program not in names, f"published.program: {what}"))
-    for is_there, problem in problems:
+    for is_there, problem in problems(cluster):
         if is_there:
             raise InputError(f"{file}: {problem}")
     require_names(cluster.programs, file)
     return cluster
+
+
+def problems(cluster: Cluster) -> Iterator[tuple[bool, str]]:
+    """Yield what cannot be, by fields that are each possible, and whether it is so."""
+    ranks, sockets, fewest = cluster.all_ranks, cluster.sockets, cluster.cores // cluster.ranks
+    images = f"the {TRAINING_IMAGES:,}"
+    yield (
+        cluster.threads > fewest,
+        f"threads: {cluster.ranks} ranks of {cluster.threads} threads are more than "
+        f"{cluster.cores} cores; give at most {fewest}",
+    )
+    yield (
+        cluster.ranks > sockets and cluster.ranks % sockets > 0,
+        f"ranks: {cluster.ranks} ranks do not share {sockets} sockets evenly; give a multiple of "
+        f"{sockets}",
+    )
+    yield (
+        ranks > TRAINING_IMAGES,
+        f"hosts: {ranks:,} ranks are more than {images} images of OpenImages; give fewer hosts",
+    )
+    yield (
+        cluster.steps == 0,
+        f"batch_size: {ranks} ranks of {cluster.batch_size:,} images are more than {images} of "
+        f"OpenImages; give at most {TRAINING_IMAGES // ranks:,}",
+    )
+    if published := cluster.published:
+        names = [program.name for program in cluster.programs]
+        choice = " or ".join(names) or "a name, and add the program"
+        yield (
+            published.program not in names,
+            f"published.program: no program is named {published.program}; choose {choice}",
+        )
 
 
 def require_names(programs: Sequence[Program], file: Path) -> None:

@@ -49,21 +49,26 @@ def printed(*results: Measured, weak: bool = True) -> list[str]:
     return [" ".join(line.replace("│", " ").split()) for line in text.getvalue().splitlines()]
 
 
-def test_tables_of_a_study() -> None:
-    lines = printed(ONE, TWO_THREADS, TWO_RANKS)
-    assert lines[0].startswith("throughput relative to 1 rank × 1 thread, 1 images/s")
-    assert "1 1.00 1.60 –" in lines and "2 1.60 – –" in lines
-    assert "1 2 2 1.25 s 1.6 0.0%" in lines
-    assert "2 1 4 2.5 s 1.6 80.0% 0.0% 1.0% 4.0%" in lines
-    assert "– 2 × 2: too few cores" in lines and "– 4 × 1, 4 × 2: 4 are too many" in lines
-
-
-def test_tables_without_weak_scaling_and_without_a_measurement() -> None:
-    lines = printed(ONE, TWO_RANKS, weak=False)
-    assert "2 1 4 2.5 s 1.6 0.0% 1.0% 4.0%" in lines
-    assert not any("efficiency" in line for line in lines)
-    lines = printed(ONE)
-    assert "1 1.00 ? –" in lines and "2 ? – –" in lines
+@pytest.mark.parametrize(
+    ("results", "weak", "lines"),
+    [
+        (
+            (ONE, TWO_THREADS, TWO_RANKS),
+            True,
+            [
+                *("throughput relative to 1 rank × 1 thread, 1 images/s", "1 1.00 1.60 –"),
+                *("2 1.60 – –", "1 2 2 1.25 s 1.6 0.0%", "2 1 4 2.5 s 1.6 80.0% 0.0% 1.0% 4.0%"),
+                *("– 2 × 2: too few cores", "– 4 × 1, 4 × 2: 4 are too many"),
+            ],
+        ),
+        ((ONE, TWO_RANKS), False, ["2 1 4 2.5 s 1.6 0.0% 1.0% 4.0%"]),
+        ((ONE,), True, ["1 1.00 ? –", "2 ? – –"]),
+    ],
+)
+def test_tables_of_a_study(results: tuple[Measured, ...], weak: bool, lines: list[str]) -> None:
+    found = printed(*results, weak=weak)
+    assert set(lines) <= set(found)
+    assert any("efficiency" in line for line in found) == weak
 
 
 def test_notes_of_ranks_are_printed_once() -> None:
@@ -73,18 +78,16 @@ def test_notes_of_ranks_are_printed_once() -> None:
     assert notes == ["note: 1 × 1, 2 × 1: not bound"]
 
 
-def read_chart(file: Path, second: float) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
-    draw_chart([ONE, measured(2, 1, second, without=0.98)], file, title="a study", weak=True)
-    picture: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = imread(file)
-    return picture
-
-
 @pytest.mark.slow
 def test_chart_shows_the_measurements(tmp_path: Path) -> None:
-    picture = read_chart(tmp_path / "new" / "a.png", 2.5)
-    assert picture.shape[1] > 1000
-    assert np.array_equal(picture, read_chart(tmp_path / "b.png", 2.5))
-    assert not np.array_equal(picture, read_chart(tmp_path / "c.png", 3.0))
+    pictures = []
+    for name, second in (("new/a", 2.5), ("b", 2.5), ("c", 3.0)):
+        file = tmp_path / f"{name}.png"
+        draw_chart([ONE, measured(2, 1, second, without=0.98)], file, title="a study", weak=True)
+        pictures.append(imread(file))
+    first, same, other = pictures
+    assert first.shape[1] > 1000
+    assert np.array_equal(first, same) and not np.array_equal(first, other)
 
 
 def test_chart_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from profiling.studies.rounds import Shape
 from profiling.studies.tune.gather import parse_network
 from profiling.studies.tune.model import (
     EpochsModel,
-    Estimate,
     Network,
     Runs,
     StepTime,
@@ -38,12 +37,6 @@ EPOCHS = EpochsModel(
     target="mAP 0.5",
     source="sample",
 )
-
-
-def test_estimate_is_scaled_and_widened() -> None:
-    estimate = Estimate(low=1.0, middle=2.0, high=4.0)
-    assert estimate.widened(0.5) == Estimate(low=0.5, middle=2.0, high=6.0)
-    assert estimate.times(3) == Estimate(low=3.0, middle=6.0, high=12.0)
 
 
 def step_times(noise: float = 0.0) -> list[StepTime]:
