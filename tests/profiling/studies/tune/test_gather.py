@@ -134,33 +134,6 @@ def test_probe_runs_are_trained_and_stored_one_by_one(
     assert "\nforecast to mAP 0.25 " in done.stdout
 
 
-@pytest.mark.exhaustive
-def test_real_measurement_continues_after_ctrl_c(tmp_path: Path) -> None:
-    plan = tmp_path / "plan.json"
-    stopped = interrupted(start("--plan", plan, *SMALL), when=plan.exists)
-    assert stopped.code == INTERRUPTED, stopped.errors
-    begun = read_measurements(plan)
-    assert isinstance(begun, PartialMeasurement) and 1 <= begun.done < 6
-    assert " ".join(stopped.output.split()).endswith(
-        f"stopped: {plan} has {begun.done} of 6 jobs; repeat the command to continue"
-    )
-    assert stopped.errors == "interrupted\n"
-
-    content = json.loads(plan.read_text())
-    content["environment"]["cpu"] = "another"
-    moved = tmp_path / "moved.json"
-    moved.write_text(json.dumps(content))
-    elsewhere = ended(start("--plan", moved, *SMALL))
-    assert elsewhere.code == BAD_INPUT and elsewhere.errors.count("\n") == 1
-    assert str(moved) in elsewhere.errors and "cpu another" in elsewhere.errors
-
-    done = ended(start("--plan", plan, *SMALL), timeout=300)
-    assert done.code == FINISHED, done.errors
-    assert f"continuing: {plan}, {begun.done} of 6 jobs" in done.output
-    assert "\nbest: 1 host × 1 rank × 1 thread" in done.output
-    assert isinstance(read_measurements(plan), Measurements)
-
-
 @pytest.fixture
 def probed_plan(tmp_path: Path) -> Path:
     """Write a plan of a measured host and a small training without probe runs."""
