@@ -13,7 +13,6 @@ import os
 import re
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,8 +37,8 @@ from common.processes import SECONDS_TO_SAVE, exit_reason, start_with_caller, st
 from common.program import FOLDER, IS_INSTALLED, module_command, train_command
 from retinanet.config import Config
 from retinanet.config_file import load_config
+from retinanet.metrics_reader import MetricsReader
 
-SECONDS_BETWEEN_LOOKS = 0.2
 LOSSES = ("classification", "bbox_regression")
 PLAIN_METRICS = ("map", "map_50", "map_75")
 
@@ -155,8 +154,7 @@ class Training:
         """The folder of the run."""
         self.result: TrainingResult | None = None
         """None until the training has ended."""
-        self._metrics = MetricsReader(self.run / "metrics.jsonl", resumed=resume)
-        self._waiting: list[Record] = []
+        self._metrics = MetricsReader(self.run / "metrics.jsonl")
         self._last: Record | None = None
         # A file and not a pipe, which would block the training when it is full. O_APPEND, since
         # reading must not move the position where the process writes.
@@ -165,7 +163,8 @@ class Training:
         options = ["--config", file, *overrides]
         options += ["--resume"] * resume + ["--overwrite"] * overwrite
         # Jupyter sets FORCE_COLOR, by which a progress bar would be drawn into the file.
-        environment = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"}
+        environment = {**os.environ, **self._metrics.environment}
+        environment.pop("FORCE_COLOR", None)
         if ranks > 1 and not IS_INSTALLED:
             paths = [str(FOLDER), *filter(None, [environment.get("PYTHONPATH")])]
             environment["PYTHONPATH"] = os.pathsep.join(paths)
@@ -204,16 +203,10 @@ class Training:
     def __iter__(self) -> Iterator[Record]:
         """Yield records until the training ends; stop it if the loop is left before."""
         try:
-            while True:
-                # Before the records are read: they may be its last ones.
-                is_running = self._process.poll() is None
-                self._waiting += self._metrics.read()
-                while self._waiting:
-                    self._last = self._waiting.pop(0)
-                    yield self._last
-                if not is_running:
-                    break
-                time.sleep(SECONDS_BETWEEN_LOOKS)
+            for content in self._metrics.follow(self._process):
+                if record := parse_record(content):
+                    self._last = record
+                    yield record
         except BaseException:  # GeneratorExit, when a loop is left
             self._stop()
             raise
@@ -299,52 +292,6 @@ class Training:
             return
         print(f"{self.run}: stopped, since Python ends; wait() trains to the end", file=sys.stderr)
         self._stop()
-
-
-class MetricsReader:
-    """Reads the records that a run adds to `metrics.jsonl`, which it replaces at its start."""
-
-    def __init__(self, file: Path, *, resumed: bool) -> None:
-        self._file = file
-        self._stream: IO[bytes] | None = None
-        self._rest = b""
-        # Kept open until there is another: so long no other file can get its number.
-        self._earlier: IO[bytes] | None = None
-        with suppress(OSError):
-            self._earlier = file.open("rb")
-        # A resumed run copies the records of the steps before.
-        self._copied = read_json_lines(file) if resumed else []
-
-    def read(self) -> list[Record]:
-        """Return the records that were added since the last call."""
-        if self._stream is None and not self._open():
-            return []
-        assert self._stream is not None
-        *lines, self._rest = (self._rest + self._stream.read()).split(b"\n")
-        records = []
-        for line in lines:
-            content = json.loads(line)
-            if self._copied and content == self._copied[0]:
-                del self._copied[0]
-                continue
-            self._copied = []
-            if record := parse_record(content):
-                records.append(record)
-        return records
-
-    def _open(self) -> bool:
-        try:
-            stream = self._file.open("rb")
-        except OSError:  # not yet
-            return False
-        if self._earlier is not None:
-            earlier, found = (os.fstat(file.fileno()) for file in (self._earlier, stream))
-            if (earlier.st_dev, earlier.st_ino) == (found.st_dev, found.st_ino):
-                stream.close()
-                return False
-            self._earlier.close()
-        self._stream = stream
-        return True
 
 
 def parse_record(content: Mapping[str, Any]) -> Record | None:

@@ -36,14 +36,7 @@ from profiling.ablate.result import (
     read_result,
 )
 from profiling.bench.data_bench import draw, photos_in, read_list, write_list
-from profiling.bench.job import (
-    MeasuredJob,
-    RankSteps,
-    exposed,
-    measure_ranks,
-    slowest,
-    waited_for_data,
-)
+from profiling.bench.job import MeasuredJob, RankSteps, measure_ranks, per_step
 from profiling.bench.results import background_load
 from profiling.bench.variant import Run, Variant, Workload
 from profiling.bench.worker_pool import Runner, WorkerPool, run_interleaved, variant_worker
@@ -269,7 +262,7 @@ class JobRunner:
 
 def summarize_job(ranks: list[RankSteps], *, images: int) -> Run:
     """Return a job's median step, and what part of it was waiting; ranks report no memory."""
-    steps = slowest(ranks)
+    steps = per_step(ranks, "seconds")
     seconds = median(steps)
     return Run(
         seconds=seconds,
@@ -278,8 +271,8 @@ def summarize_job(ranks: list[RankSteps], *, images: int) -> Run:
         peak_rss_mb=0.0,
         details={
             "images a second": len(ranks) * images / seconds,
-            "waiting for data": median(waited_for_data(ranks)),
-            "waiting for gradients": median(exposed(ranks)),
+            "waiting for data": median(per_step(ranks, "data_seconds")),
+            "waiting for gradients": median(per_step(ranks, "exchange_seconds", min)),
         },
     )
 

@@ -7,8 +7,7 @@ A job times training steps (`measure_ranks`) or exchanges of several numbers of 
 import json
 import os
 import subprocess
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from launch.mpirun import Hosts, Mpirun, mpirun_command, search_path
 from retinanet.config import Config
 
 MODULE = "profiling.bench.measured_rank"  # The program of each rank
-MARK = "measured-rank "  # Begins the lines for `rank_messages`, among what else mpirun passes on
+MARK = "measured-rank "  # Begins the lines for `run_ranks`, among what else mpirun passes on
 
 
 class JobFailedError(Exception):
@@ -93,36 +92,27 @@ def measure_ranks(
     Raises:
         JobFailedError: It failed.
     """
-    measured: list[RankSteps] = []
-    messages = rank_messages(
+    measured = run_ranks(
         job.command,
         ranks=job.ranks,
         hosts=job.hosts,
         mpirun=mpirun,
         print_line=print_line,
+        advance=advance,
     )
-    # An error in `advance` must end the ranks too, and not only this loop.
-    with closing(messages):
-        for message in messages:
-            if "step" in message:
-                advance(message["step"])
-            else:
-                measured = [RankSteps(**rank) for rank in message["ranks"]]
-    # mpirun can end with status 0 although rank 0 printed no result.
-    if not measured:
-        raise JobFailedError(1)
-    return measured
+    return [RankSteps(**rank) for rank in measured["ranks"]]
 
 
-def rank_messages(
+def run_ranks(
     command: Sequence[str],
     *,
     ranks: int,
     hosts: Hosts,
     mpirun: Mpirun,
     print_line: Callable[[str], None],
-) -> Generator[dict[str, Any]]:
-    """Start ranks and yield what they print after `MARK`; closing the generator ends them."""
+    advance: Callable[[int], None] = lambda step: None,
+) -> dict[str, Any]:
+    """Run ranks to their end; return what rank 0 prints after `MARK` when it has measured."""
     environment = dict(os.environ)
     if not IS_INSTALLED:
         # The ranks import this package wherever mpirun starts them.
@@ -140,46 +130,30 @@ def rank_messages(
         is_root=os.geteuid() == 0,
         is_terminal=False,
     )
+    measured: dict[str, Any] = {}
     with running(job_command, environment=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if line.startswith(MARK):
-                yield json.loads(line.removeprefix(MARK))
-            else:
+            if not line.startswith(MARK):
                 print_line(line.rstrip())
+                continue
+            message = json.loads(line.removeprefix(MARK))
+            if "step" in message:
+                advance(message["step"])
+            else:
+                measured = message
         code = process.wait()
-    if code:
-        raise JobFailedError(code)
+    # mpirun can end with status 0 although rank 0 printed no result.
+    if code or not measured:
+        raise JobFailedError(code or 1)
+    return measured
 
 
-def over_ranks(
-    choose: Callable[[Iterable[float]], float], values: Iterable[Sequence[float]]
+def per_step(
+    ranks: Sequence[RankSteps], part: str, choose: Callable[[Sequence[float]], float] = max
 ) -> list[float]:
-    """Return for each step what `choose` takes among the ranks' values."""
-    return [choose(of_step) for of_step in zip(*values, strict=True)]
-
-
-def slowest(ranks: Sequence[RankSteps]) -> list[float]:
-    """Return the seconds of each step: those of its slowest rank."""
-    return over_ranks(max, (rank.seconds for rank in ranks))
-
-
-def slowest_held_back(ranks: Sequence[RankSteps]) -> list[float]:
-    """Return the seconds of each step without gradient exchange, of its slowest rank."""
-    return over_ranks(max, (rank.held_back_seconds for rank in ranks))
-
-
-def exposed(ranks: Sequence[RankSteps]) -> list[float]:
-    """Return the seconds of each step in which only gradients were exchanged.
-
-    They are those of the rank that was ready last: the others also waited for it.
-    """
-    return over_ranks(min, (rank.exchange_seconds for rank in ranks))
-
-
-def waited_for_data(ranks: Sequence[RankSteps]) -> list[float]:
-    """Return each step's seconds of waiting for data, of the rank that waited longest."""
-    return over_ranks(max, (rank.data_seconds for rank in ranks))
+    """Return for each step what `choose` takes among the ranks' values, such as of `seconds`."""
+    return [choose(values) for values in zip(*(getattr(r, part) for r in ranks), strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,12 +210,7 @@ def measure_exchanges(
     overrides = [f"distributed.{name}={getattr(settings, name)}" for name in names]
     overrides.append(f"launch.comm_cores={config.launch.comm_cores}")
     command = [*module_command(MODULE), *options, *overrides]
-    messages = list(
-        rank_messages(command, ranks=ranks, hosts=hosts, mpirun=mpirun, print_line=print_line)
-    )
-    if not messages:
-        raise JobFailedError(1)
-    [measured] = messages
+    measured = run_ranks(command, ranks=ranks, hosts=hosts, mpirun=mpirun, print_line=print_line)
     times = tuple(
         # JSON turns the numbers of gradients, which are keys, into text.
         ExchangeTime(ranks=ranks, size=sent * int(gradients), seconds=seconds)

@@ -1,14 +1,14 @@
 """`python -m launch scale`: measure the throughput of training by ranks and threads.
 
-The results follow as tables and findings for a person, JSON for programs, and a chart.
-`profiling.studies.scale_study` runs the jobs.
+Every shape that fits the hosts is a job of its own (`profiling.studies.rounds`). Tables, JSON and
+chart are made from one record for each requested shape.
 """
 
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +16,12 @@ from rich.console import Console
 
 from common.charts import (
     BLUE,
-    GREEN,
     ORANGE,
-    PURPLE,
-    RED,
+    PALETTE,
     Column,
     Table,
     new_figure,
     save_chart,
-    table_rows,
     write_in_place_of_chart,
 )
 from common.cli import add_command, chart_file, numbers, positive
@@ -35,27 +32,14 @@ from common.machine import environment
 from common.options import included, json_option, option, overrides_argument
 from launch.hosts import Where
 from launch.limits import read_allowance
-from launch.mpirun import choose_mpirun
-from launch.placement import count_ranks
-from launch.topology import read_topology
+from launch.mpirun import Hosts, choose_mpirun
+from launch.placement import Misfit, count_ranks, fit_ranks
+from launch.topology import Topology, list_sockets_of_ranks, read_topology
 from profiling.bench.job import JobFailedError, MeasuredJob
 from profiling.bench.report import put_out
-from profiling.bench.results import background_load, disturbance
-from profiling.studies.scale_study import (
-    DOES_NOT_FIT,
-    LARGEST_EXCHANGE,
-    Combination,
-    Measured,
-    Rounds,
-    combine,
-    count_threads,
-    efficiency,
-    findings,
-    is_standard,
-    misfits,
-    run_rounds,
-    smallest,
-)
+from profiling.bench.results import Finding, background_load, disturbance
+from profiling.bench.variant import Ratio
+from profiling.studies.rounds import Measured, Rounds, Shape, run_rounds
 from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.placement import core_request
@@ -130,8 +114,16 @@ def scale_command(options: ScaleOptions) -> int:
         if field in DECIDED_HERE:
             raise InputError(f"{field}: {DECIDED_HERE[field]}; remove {override}")
     config = load_config(options.config, options.overrides)
-    combinations = combine_here(options, config)
-    study = Rounds([each for each in combinations if not each.misfit], options.rounds)
+    allowance = read_allowance()
+    allowed = read_topology().restricted(allowance.cpus)
+    misfits, hosts = combine(options, config, allowed=allowed, quota=allowance.quota)
+    if all(misfits.values()):
+        reasons = "; ".join(line.removeprefix("– ") for line in misfit_lines(misfits))
+        raise InputError(
+            f"--ranks, --threads: no combination fits: {reasons}; give smaller numbers"
+        )
+    fitting = [shape for shape, misfit in misfits.items() if not misfit]
+    study = Rounds(fitting, options.rounds, title="scaling study, steps", hosts=hosts)
     mpirun = choose_mpirun(options.where.mpirun)
     with (
         tempfile.TemporaryDirectory(prefix="scaling-study-") as folder,
@@ -154,45 +146,62 @@ def scale_command(options: ScaleOptions) -> int:
         except KeyboardInterrupt as error:
             code, ended_by = INTERRUPTED, format_error(error) or ""
     if study.done:
-        on_hosts = any(each.hosts for each in study.combinations)
+        # The load of other hosts is unknown.
+        load = 0.0 if any(map(hosts.get, hosts)) else others.cores
         put_out_study(
-            study,
-            combinations,
-            options,
-            config=config,
-            ended_by=ended_by,
-            # The load of other hosts is unknown.
-            other_cores=0.0 if on_hosts else others.cores,
+            study, misfits, replace(options, chart=chart), config, ended_by=ended_by, load=load
         )
-        if chart is not None:
-            title = chart_title(study.measured, config=config, global_batch=options.global_batch)
-            draw_chart(study.measured, chart, title=title, weak=options.global_batch is None)
-            print_line(make_console(), f"chart: {chart}")
     if ended_by:
         progress = f"; incomplete: {study.done} of {len(study.order)} jobs" if study.done else ""
         print(f"{ended_by}{progress}", file=sys.stderr)
     return code
 
 
-def combine_here(options: ScaleOptions, config: Config) -> list[Combination]:
-    """Return all combinations, planned on what this process may use of this host."""
-    allowance = read_allowance()
-    combinations = combine(
-        options.ranks,
-        options.threads,
-        batch_size=options.batch_size or config.training.batch_size,
-        global_batch=options.global_batch,
-        place_on_hosts=options.where.ranks_by_host,
-        allowed=read_topology().restricted(allowance.cpus),
-        quota=allowance.quota,
-        request=core_request(config),
-    )
-    if all(each.misfit for each in combinations):
-        reasons = "; ".join(line.removeprefix("– ") for line in misfits(combinations))
-        raise InputError(
-            f"--ranks, --threads: no combination fits: {reasons}; give smaller numbers"
-        )
-    return combinations
+def combine(
+    options: ScaleOptions, config: Config, *, allowed: Topology, quota: float | None
+) -> tuple[dict[Shape, str], dict[int, Hosts]]:
+    """Return every requested shape with why it does not fit, and the hosts by number of ranks.
+
+    The reason is empty if it fits. `allowed` are the CPUs of each host that ranks may use, `quota`
+    CPUs' worth of time for each host.
+    """
+    misfits: dict[Shape, str] = {}
+    hosts: dict[int, Hosts] = {}
+    sockets, whole = list_sockets_of_ranks(allowed), options.global_batch
+    for ranks in options.ranks:
+        hosts[ranks], no_place = (), ""
+        try:
+            hosts[ranks] = options.where.ranks_by_host(ranks)
+        except InputError as error:
+            no_place = str(error)
+        batch_size = options.batch_size or config.training.batch_size
+        if whole is not None:
+            batch_size = whole // ranks
+            if whole % ranks:
+                no_place = f"{whole} images do not divide evenly among {count_ranks(ranks)}"
+        # Hosts are alike, so each number of ranks on a host is checked once.
+        counts = dict.fromkeys([on_host for _, on_host in hosts[ranks]] or [ranks])
+        for threads in options.threads:
+            request = replace(core_request(config), threads=threads)
+            fits = (fit_ranks(sockets, ranks=n, request=request, quota=quota) for n in counts)
+            why = next((fit.why for fit in fits if isinstance(fit, Misfit)), "")
+            shape = Shape(ranks=ranks, threads=threads, batch_size=batch_size)
+            misfits[shape] = no_place or why
+    return misfits, hosts
+
+
+def by_text(texts: Iterable[tuple[str, Shape]]) -> dict[str, str]:
+    """Return for each text the shapes that have it, such as `1 × 1, 2 × 1`."""
+    shapes: dict[str, dict[str, None]] = {}
+    for text, shape in texts:
+        shapes.setdefault(text, {})[shape.short_name] = None
+    return {text: ", ".join(names) for text, names in shapes.items()}
+
+
+def misfit_lines(misfits: Mapping[Shape, str]) -> list[str]:
+    """Return a line for each reason why shapes do not fit."""
+    reasons = by_text((why, shape) for shape, why in misfits.items() if why)
+    return [f"{DOES_NOT_FIT} {names}: {why}" for why, names in reasons.items()]
 
 
 ABOUT = """\
@@ -226,7 +235,10 @@ def add_scale(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )
 
 
-NOT_MEASURED = "?"
+DOES_NOT_FIT, NOT_MEASURED = "–", "?"
+LARGEST_EXCHANGE = 0.05
+"""Target for the share of a step that communication takes, with gradients in BF16."""
+STANDARD_SIZE, STANDARD_BATCH = 800, 2
 
 MEANING = """\
 waiting for data: share of the step until the images of a rank were ready
@@ -237,7 +249,6 @@ WEAK = (
     "efficiency: throughput per rank relative to the fewest ranks with the same number of threads"
 )
 
-COLOURS = (BLUE, RED, GREEN, ORANGE, PURPLE, "#333333")
 LARGEST_SHARE_SHOWN = 0.10
 """The axis of shares reaches this far at least, so that small ones look small."""
 ROOM = 1.4  # The axis beyond the highest bar, for the legend
@@ -246,40 +257,42 @@ BAR = 0.36  # Width of a bar, of the distance between two combinations
 
 def put_out_study(
     study: Rounds,
-    combinations: Sequence[Combination],
+    misfits: Mapping[Shape, str],
     options: ScaleOptions,
-    *,
     config: Config,
+    *,
     ended_by: str,
-    other_cores: float,
+    load: float,
 ) -> None:
-    """Print the measurements and write the JSON.
+    """Print the measurements, write the JSON, draw the chart.
 
-    `combinations` are all requested ones; `other_cores` is the number of cores of this host that
-    other processes kept busy, if all ranks ran here.
+    `misfits` has all requested shapes; `load` is the number of cores of this host that other
+    processes kept busy, if all ranks ran here.
     """
     console = make_console()
     measured, weak = study.measured, options.global_batch is None
-    if any(each.hosts for each in combinations):
+    records = shape_records(misfits, study.hosts, measured, weak=weak)
+    if any(record["hosts"] for record in records):
         print_line(console, "note: all hosts are assumed to have the cores of this one")
-    print_study(console, combinations, measured, weak=weak)
-    if disturbed := disturbance(other_cores):
+    print_study(console, records, misfits, measured, weak=weak)
+    if disturbed := disturbance(load):
         print_line(console, disturbed)
+    ways = sorted({job[0].way for each in measured for job in each.jobs if len(job) > 1})
     workload = {
         "config": options.config,
         "overrides": options.overrides,
         "image_size": config.data.image_size,
         "precision": config.engine.precision,
-        "exchange": ways(measured),
+        "exchange": ways,
         "compress": config.distributed.compress,
         "global_batch": options.global_batch,
         "steps": options.steps,
         "warm_up": options.warm_up,
         "rounds": study.rounds,
-        "cores_busy_otherwise": other_cores,
+        "cores_busy_otherwise": load,
         "complete": study.done == len(study.order),
         "ended_by": ended_by or None,
-        "combinations": combinations_json(combinations, measured, weak=weak),
+        "combinations": records,
     }
     put_out(
         findings(measured, config=config, global_batch=options.global_batch),
@@ -288,79 +301,37 @@ def put_out_study(
         with_targets=is_standard(config),
         json_file=options.json,
     )
+    if options.chart is not None:
+        images = f"{measured[0].shape.batch_size} images per rank and step"
+        if options.global_batch:
+            images = f"{options.global_batch} images per step"
+        size, dtype = config.data.image_size, "float32"
+        if config.distributed.compress == "bf16":
+            dtype = "BF16"
+        title = (
+            f"{images} of {size}×{size}, {config.engine.precision}; gradients in {dtype} via "
+            f"{' and '.join(ways) or 'none'}; {environment()['cpu']}"
+        )
+        draw_chart(measured, options.chart, title=title, weak=weak)
+        print_line(console, f"chart: {options.chart}")
 
 
-def print_study(
-    console: Console,
-    combinations: Sequence[Combination],
+def shape_records(
+    misfits: Mapping[Shape, str],
+    hosts: Mapping[int, Hosts],
     measured: Sequence[Measured],
     *,
     weak: bool,
-) -> None:
-    """Print both tables, what their headings mean, what did not fit, and the ranks' notes.
-
-    `weak`: whether each rank had as many images, so that efficiencies mean something.
-    """
-    base = smallest(measured)
-    name = f"{base.combination.name}, {base.images_per_second:.3g} images/s"
-    print_line(console, f"throughput relative to {name}")
-    # The paper's Table 3: threads down, ranks across, 1.00 for the smallest combination.
-    rates = {each.combination: each.images_per_second / base.images_per_second for each in measured}
-    counts = dict.fromkeys(each.ranks for each in combinations)
-    rows: dict[int, list[object]] = {}
-    for each in combinations:
-        cell = DOES_NOT_FIT if each.misfit else rates.get(each, NOT_MEASURED)
-        rows.setdefault(each.threads, [each.threads]).append(cell)
-    columns = [Column("threads/rank"), *(Column(count_ranks(count), ".2f") for count in counts)]
-    console.print(Table("", columns, list(rows.values())).for_console())
-    console.print(step_table(measured, weak=weak).for_console(vertical="bottom"))
-    print_line(console, f"{WEAK}\n{MEANING}" if weak else MEANING)
-    # A line for each note that ranks made on their placement, with the combinations.
-    shapes: dict[str, dict[str, None]] = {}
-    for result in measured:
-        for note in (note for job in result.jobs for rank in job for note in rank.notes):
-            shapes.setdefault(note, {})[result.combination.shape] = None
-    notes = [f"note: {', '.join(names)}: {note}" for note, names in shapes.items()]
-    for line in (*misfits(combinations), *notes):
-        print_line(console, line)
-
-
-def step_table(measured: Sequence[Measured], *, weak: bool) -> Table:
-    """Return a table with a row for each combination that has run."""
-    columns = [
-        Column("ranks", name="combination.ranks"),
-        Column("threads\nper rank", name="combination.threads"),
-        Column("images\nper step", name="combination.images"),
-        Column("step", ".3g", name="step_seconds", unit=" s"),
-        Column("images/s", ".3g", name="images_per_second"),
-        Column("waiting\nfor data", ".1%", name="data_share"),
-        Column("waiting for\ngradients", ".1%", name="exposed_share"),
-        Column("exchange\nadds", ".1%", name="added_share"),
-    ]
-    rows: list[tuple[object, ...]] = list(table_rows(columns, measured))
-    if weak:
-        columns.insert(5, Column("efficiency", ".1%"))
-        shares = [efficiency(result, measured) for result in measured]
-        rows = [(*row[:5], share, *row[5:]) for row, share in zip(rows, shares, strict=True)]
-    return Table("", columns, rows)
-
-
-def ways(measured: Sequence[Measured]) -> list[str]:
-    """Return the gradient exchanges of all combinations of several ranks."""
-    return sorted({job[0].way for result in measured for job in result.jobs if len(job) > 1})
-
-
-def combinations_json(
-    combinations: Sequence[Combination], measured: Sequence[Measured], *, weak: bool
 ) -> list[dict[str, Any]]:
-    """Return for each combination whether it fits, its numbers if it has run, every rank's steps.
+    """Return for each shape whether it fits, its numbers if it has run, every rank's steps.
 
     Times are in seconds, shares of a step from 0 to 1, jobs in the order of rounds; `normalized` is
-    relative to the smallest combination's throughput.
+    relative to the smallest shape's throughput. `weak`: whether each rank had as many images, so
+    that efficiencies mean something.
     """
     base = smallest(measured).images_per_second
     numbers = {
-        result.combination: {
+        result.shape: {
             "step_s": result.step_seconds,
             "images_per_s": result.images_per_second,
             "normalized": result.images_per_second / base,
@@ -374,30 +345,145 @@ def combinations_json(
     }
     return [
         {
-            "ranks": each.ranks,
-            "threads": each.threads,
-            "batch_size": each.batch_size,
-            "images_a_step": each.images,
-            "fits": not each.misfit,
-            "why_not": each.misfit or None,
-            "hosts": dict(each.hosts),
-            **numbers.get(each, {}),
+            "ranks": shape.ranks,
+            "threads": shape.threads,
+            "batch_size": shape.batch_size,
+            "images_a_step": shape.images,
+            "fits": not misfit,
+            "why_not": misfit or None,
+            "hosts": dict(hosts.get(shape.ranks, ())),
+            **numbers.get(shape, {}),
         }
-        for each in combinations
+        for shape, misfit in misfits.items()
     ]
 
 
-def chart_title(measured: Sequence[Measured], *, config: Config, global_batch: int | None) -> str:
-    """Return the title of the chart: what was measured, and on which processor."""
-    images = f"{measured[0].combination.batch_size} images per rank and step"
-    if global_batch:
-        images = f"{global_batch} images per step"
-    size = config.data.image_size
-    dtype = "BF16" if config.distributed.compress == "bf16" else "float32"
-    return (
-        f"{images} of {size}×{size}, {config.engine.precision}; gradients in {dtype} via "
-        f"{' and '.join(ways(measured)) or 'none'}; {environment()['cpu']}"
+STEP_COLUMNS = (
+    Column("ranks"),
+    Column("threads\nper rank", name="threads"),
+    Column("images\nper step", name="images_a_step"),
+    Column("step", ".3g", name="step_s", unit=" s"),
+    Column("images/s", ".3g", name="images_per_s"),
+    Column("efficiency", ".1%", name="weak_scaling_efficiency"),
+    Column("waiting\nfor data", ".1%", name="data_share"),
+    Column("waiting for\ngradients", ".1%", name="exchange_exposed_share"),
+    Column("exchange\nadds", ".1%", name="exchange_added_share"),
+)
+"""Of the table of steps; names are those of `shape_records`."""
+
+
+def print_study(
+    console: Console,
+    records: Sequence[Mapping[str, Any]],
+    misfits: Mapping[Shape, str],
+    measured: Sequence[Measured],
+    *,
+    weak: bool,
+) -> None:
+    """Print both tables, what their headings mean, what did not fit, and the ranks' notes."""
+    base = smallest(measured)
+    name = f"{base.shape.name}, {base.images_per_second:.3g} images/s"
+    print_line(console, f"throughput relative to {name}")
+    # The paper's Table 3: threads down, ranks across, 1.00 for the smallest shape.
+    rows: dict[int, list[object]] = {}
+    for each in records:
+        cell = each.get("normalized", NOT_MEASURED) if each["fits"] else DOES_NOT_FIT
+        rows.setdefault(each["threads"], [each["threads"]]).append(cell)
+    counts = dict.fromkeys(each["ranks"] for each in records)
+    columns = [Column("threads/rank"), *(Column(count_ranks(count), ".2f") for count in counts)]
+    console.print(Table("", columns, list(rows.values())).for_console())
+    columns = [each for each in STEP_COLUMNS if weak or each.field != "weak_scaling_efficiency"]
+    steps = [[each[column.field] for column in columns] for each in records if "jobs" in each]
+    console.print(Table("", columns, steps).for_console(vertical="bottom"))
+    print_line(console, f"{WEAK}\n{MEANING}" if weak else MEANING)
+    notes = by_text(
+        (note, each.shape)
+        for each in measured
+        for job in each.jobs
+        for rank in job
+        for note in rank.notes
     )
+    lines = [f"note: {names}: {note}" for note, names in notes.items()]
+    for line in (*misfit_lines(misfits), *lines):
+        print_line(console, line)
+
+
+def smallest(measured: Sequence[Measured]) -> Measured:
+    """Return that with the fewest ranks, then the fewest threads: 1.00 in the table."""
+    return min(measured, key=lambda each: each.shape)
+
+
+def efficiency(result: Measured, measured: Sequence[Measured]) -> float | None:
+    """Return the weak-scaling efficiency; 1 is ideal.
+
+    The reference is the throughput of the fewest ranks with the same number of threads, scaled to
+    this number of ranks. None if no such shape with fewer ranks was measured.
+    """
+    base = smallest([each for each in measured if each.shape.threads == result.shape.threads])
+    times = result.shape.ranks / base.shape.ranks
+    return result.images_per_second / (times * base.images_per_second) if times > 1 else None
+
+
+def times_the_throughput(result: Measured, other: Measured) -> Ratio:
+    """Return the ratio of the median steps, with the lowest and the highest ratio of a round."""
+    rounds = [
+        replace(result, jobs=(job,)).images_per_second
+        / replace(other, jobs=(other_job,)).images_per_second
+        # After an interruption, one of them may lack a round.
+        for job, other_job in zip(result.jobs, other.jobs, strict=False)
+    ]
+    ratio = result.images_per_second / other.images_per_second
+    return Ratio(ratio, min(rounds), max(rounds))
+
+
+def is_standard(config: Config) -> bool:
+    """Return whether the targets apply to this workload."""
+    return config.data.image_size == STANDARD_SIZE and config.engine.precision == "bf16"
+
+
+def findings(
+    measured: Sequence[Measured], *, config: Config, global_batch: int | None
+) -> list[Finding]:
+    """Compare numbers of ranks on equal cores, and find the largest communication shares.
+
+    `global_batch` are the images of all ranks in a step, where it is the same for all shapes.
+    """
+    standard = is_standard(config)
+    compared = []
+    for result in measured if global_batch is not None else ():
+        # With that of the fewest ranks and as many compute threads in all.
+        this = result.shape
+        cores = this.ranks * this.threads
+        base = smallest(
+            [each for each in measured if each.shape.ranks * each.shape.threads == cores]
+        )
+        if base is result:
+            continue
+        other = base.shape
+        # The target is for one comparison: two ranks of one thread with one rank of two.
+        is_target = (this.ranks, this.threads, other.ranks, other.threads) == (2, 1, 1, 2)
+        has_target = standard and global_batch == STANDARD_BATCH and is_target
+        ratio = times_the_throughput(result, base)
+        compared.append(
+            Finding(
+                what=f"{this.name} against {other.name}, both {global_batch} images per step",
+                value=ratio.median,
+                shown=f"{ratio.median:.2f} times as fast ({ratio.lowest:.2f}–{ratio.highest:.2f})",
+                at_least=1.0 if has_target else None,
+            )
+        )
+    at_most = LARGEST_EXCHANGE if standard and config.distributed.compress == "bf16" else None
+    for what, name in (
+        ("waiting for gradients", "exposed_share"),
+        ("added by the exchange", "added_share"),
+    ):
+        shares = [(getattr(each, name), each.shape.name) for each in measured]
+        if some := [share for share in shares if share[0] is not None]:
+            value, largest = max(some)
+            shown = f"{value:.4f} ({largest})"
+            title = f"{what}, largest share of a step"
+            compared.append(Finding(title, value, shown, at_most=at_most))
+    return compared
 
 
 def draw_chart(measured: Sequence[Measured], file: Path, *, title: str, weak: bool) -> None:
@@ -411,7 +497,7 @@ def draw_chart(measured: Sequence[Measured], file: Path, *, title: str, weak: bo
     draw_throughput(throughput, measured)
     throughput.set_title(f"throughput, fixed number of images {'per rank' if weak else 'in total'}")
     communication.set_title("communication, share of a step")
-    if several := [result for result in measured if result.combination.ranks > 1]:
+    if several := [result for result in measured if result.shape.ranks > 1]:
         draw_communication(communication, several)
     else:
         write_in_place_of_chart(communication, "no exchange with one rank")
@@ -425,14 +511,18 @@ def draw_throughput(axes: "Axes", measured: Sequence[Measured]) -> None:
     """
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter  # noqa: PLC0415
 
-    for place, threads in enumerate(sorted({result.combination.threads for result in measured})):
-        line = [result for result in measured if result.combination.threads == threads]
-        line.sort(key=lambda result: result.combination.ranks)
-        colour = COLOURS[place % len(COLOURS)]
-        ranks = [result.combination.ranks for result in line]
+    for place, threads in enumerate(sorted({result.shape.threads for result in measured})):
+        line = [result for result in measured if result.shape.threads == threads]
+        line.sort(key=lambda result: result.shape.ranks)
+        colour = PALETTE[place % len(PALETTE)]
+        ranks = [result.shape.ranks for result in line]
         rates = [result.images_per_second for result in line]
         axes.plot(
-            ranks, rates, color=colour, marker="o", label=f"{count_threads(threads)} per rank"
+            ranks,
+            rates,
+            color=colour,
+            marker="o",
+            label=f"{threads} thread{'s' if threads > 1 else ''} per rank",
         )
         if len(line) > 1:
             ideal = [rates[0] * count / ranks[0] for count in ranks]
@@ -445,7 +535,7 @@ def draw_throughput(axes: "Axes", measured: Sequence[Measured]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.margins(x=0.12, y=0.12)
-    counts = sorted({result.combination.ranks for result in measured})
+    counts = sorted({result.shape.ranks for result in measured})
     axes.set_xticks(counts, list(map(str, counts)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(LogLocator(base=2, subs=(1.0, 1.5)))
@@ -473,7 +563,7 @@ def draw_communication(axes: "Axes", several: Sequence[Measured]) -> None:
         target, color="#777777", linestyle="--", linewidth=0.8, label=f"target: below {target:.0%}"
     )
     axes.axhline(0, color="black", linewidth=0.8)
-    axes.set_xticks(range(len(several)), [each.combination.shape for each in several])
+    axes.set_xticks(range(len(several)), [each.shape.short_name for each in several])
     axes.set_xlabel("ranks × threads")
     axes.set_xlim(-0.8, max(1, len(several)) - 0.2)
     axes.set_ylim(top=max(LARGEST_SHARE_SHOWN, ROOM * axes.get_ylim()[1]))

@@ -35,6 +35,7 @@ from retinanet.evaluation.output import (
     save_picture,
     write_evaluation,
 )
+from retinanet.metrics_reader import start_id
 from retinanet.training.loop import StepResult
 from retinanet.training.run_folder import RunFolder
 from retinanet.training.schedule import Ending
@@ -265,6 +266,9 @@ class MetricsLog:
     def __init__(self, file: Path, tensorboard: Path, *, resumed_step: int = 0) -> None:
         drop_later_lines(file, step=resumed_step)
         self._lines = LineFile(file)
+        if id_field := start_id():
+            with suppress(OSError):  # the line comes with the next one
+                self.record("start", {"step": resumed_step, **id_field})
         self._tensorboard = TensorBoardLog(tensorboard, purge_step=resumed_step + 1)
 
     def step(self, result: StepResult, *, epoch: float) -> None:

@@ -19,8 +19,9 @@ from torchvision.models import resnext50_32x4d
 
 from data.synthetic import make_synthetic_data
 from profiling.peaks import Peaks, save
+from profiling.studies.rounds import Shape
 from profiling.studies.tune.measurements import HostPeaks, write_measurements
-from profiling.studies.tune.model import Shape, StepTime
+from profiling.studies.tune.model import StepTime
 from retinanet.model.retinanet import RetinaNet
 from tests.data.download.samples import openimages
 from tests.data.formats.written import (

@@ -17,7 +17,8 @@ import torch
 from common.errors import InputError, NonFiniteLossError, WorkerDiedError
 from common.files import read_json_lines
 from retinanet import EvaluationRecord, StepRecord, Training, train
-from retinanet.train_in_child import MetricsReader, override_pairs, parse_record
+from retinanet.metrics_reader import MetricsReader
+from retinanet.train_in_child import override_pairs, parse_record
 from tests.support.commands import error_message, run_program, start_program
 from tests.support.processes import child_processes, is_running, wait_until_ended
 from tests.support.training_runs import read_records
@@ -118,31 +119,23 @@ def test_records_of_other_kinds_and_missing_numbers() -> None:
     assert parse_record({"kind": "bad_image", "step": 1, "problem": "a.jpg"}) is None
 
 
-def test_reader_waits_for_the_new_file_and_for_whole_lines(tmp_path: Path) -> None:
+def test_reader_begins_with_its_own_start_and_waits_for_whole_lines(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
-    file.write_text(json.dumps(STEP) + "\n")
-    reader = MetricsReader(file, resumed=False)
-    assert reader.read() == []
-    file.unlink()
-    assert reader.read() == []
-    line = json.dumps(STEP | {"step": 1, "loss": 1.5}) + "\n"
-    file.write_text(line + line[:20])
-    assert [record.step for record in reader.read()] == [1]
+    reader = MetricsReader(file)
+    [own] = reader.environment.values()
+    before = json.dumps(STEP) + "\n" + json.dumps({"kind": "start", "step": 3, "id": "a"}) + "\n"
+    line = json.dumps(STEP | {"step": 4}) + "\n"
+    assert [*reader.read()] == []
+    file.write_text(before + line)
+    assert [*reader.read()] == []
+    # A resumed run has dropped the later lines before it writes.
+    start = json.dumps({"kind": "start", "step": 3, "id": own}) + "\n"
+    file.write_text(before + start + line + line[:20])
+    assert next(reader.read())["step"] == 4 and [*reader.read()] == []
     with file.open("a") as stream:
-        stream.write(line[20:])
-    assert [record.step for record in reader.read()] == [1] and reader.read() == []
-
-
-def test_reader_of_a_resumed_run_skips_the_steps_before(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.jsonl"
-    lines = [json.dumps(STEP | {"step": step}) + "\n" for step in (1, 2, 3)]
-    file.write_text("".join(lines))
-    reader = MetricsReader(file, resumed=True)
-    new = tmp_path / "new"
-    again = json.dumps(STEP | {"step": 2, "seconds": 0.6}) + "\n"
-    new.write_text(lines[0] + again + lines[2])
-    new.replace(file)
-    assert [record.step for record in reader.read()] == [2, 3]
+        stream.write(line[20:] + line)
+    first = next(reader.read())
+    assert [first, *reader.read()] == [STEP | {"step": 4}] * 2 and [*reader.read()] == []
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ forecast: full overlap, where the longer of the two counts, and none, where thei
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,7 +24,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from common.errors import InputError
-from common.files import read_text
+from common.files import or_unreadable, read_text
 from common.numbers import require_moderate
 from common.program import FOLDER
 from common.yaml_text import read_yaml
@@ -34,7 +34,6 @@ from profiling.studies.tune.model import EpochsModel, Estimate, Exchange, Networ
 from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
 
 SEARCHED = 16.0  # A value that would explain a published time is sought up to so many times away
-BISECTIONS = 60
 UNKNOWNS = 4  # Numbers into which the steps of a plan are split
 
 STRICT = ConfigDict(extra="forbid")
@@ -190,10 +189,10 @@ def read_cluster(file: Path) -> Cluster:
             file and field.
     """
     try:
-        text = read_text(file)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{file}: cannot be read: {reason}; see {EXAMPLE}") from error
+        with or_unreadable(file, advice=f"see {EXAMPLE}"):
+            text = read_text(file)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: cannot be read: {error}; see {EXAMPLE}") from error
     tree = read_yaml(text, str(file))
     if not isinstance(tree, dict):
         raise InputError(f"{file}: expected fields such as `hosts: 16`; see {EXAMPLE}")
@@ -212,35 +211,43 @@ def read_cluster(file: Path) -> Cluster:
             "missing_argument": "is missing",
         }.get(first["type"], first["msg"][0].lower() + first["msg"][1:])
         raise InputError(f"{file}: {field}: {problem}; see {EXAMPLE}") from error
-    if cluster.ranks * cluster.threads > cluster.cores:
-        raise InputError(
-            f"{file}: threads: {cluster.ranks} ranks of {cluster.threads} threads are more than "
-            f"{cluster.cores} cores; give at most {cluster.cores // cluster.ranks}"
-        )
-    if cluster.ranks > cluster.sockets and cluster.ranks % cluster.sockets:
-        raise InputError(
-            f"{file}: ranks: {cluster.ranks} ranks do not share {cluster.sockets} sockets evenly; "
-            f"give a multiple of {cluster.sockets}"
-        )
-    if cluster.all_ranks > TRAINING_IMAGES:
-        raise InputError(
-            f"{file}: hosts: {cluster.all_ranks:,} ranks are more than the {TRAINING_IMAGES:,} "
-            "images of OpenImages; give fewer hosts"
-        )
-    if cluster.global_batch > TRAINING_IMAGES:
-        raise InputError(
-            f"{file}: batch_size: {cluster.all_ranks} ranks of {cluster.batch_size:,} images are "
-            f"more than the {TRAINING_IMAGES:,} of OpenImages; give at most "
-            f"{TRAINING_IMAGES // cluster.all_ranks:,}"
-        )
+    for is_there, problem in problems(cluster):
+        if is_there:
+            raise InputError(f"{file}: {problem}")
     require_names(cluster.programs, file)
-    names = [program.name for program in cluster.programs]
-    if cluster.published is not None and cluster.published.program not in names:
-        raise InputError(
-            f"{file}: published.program: no program is named {cluster.published.program}; choose "
-            f"{' or '.join(names) or 'a name, and add the program'}"
-        )
     return cluster
+
+
+def problems(cluster: Cluster) -> Iterator[tuple[bool, str]]:
+    """Yield what cannot be, by fields that are each possible, and whether it is so."""
+    ranks, sockets, fewest = cluster.all_ranks, cluster.sockets, cluster.cores // cluster.ranks
+    images = f"the {TRAINING_IMAGES:,}"
+    yield (
+        cluster.threads > fewest,
+        f"threads: {cluster.ranks} ranks of {cluster.threads} threads are more than "
+        f"{cluster.cores} cores; give at most {fewest}",
+    )
+    yield (
+        cluster.ranks > sockets and cluster.ranks % sockets > 0,
+        f"ranks: {cluster.ranks} ranks do not share {sockets} sockets evenly; give a multiple of "
+        f"{sockets}",
+    )
+    yield (
+        ranks > TRAINING_IMAGES,
+        f"hosts: {ranks:,} ranks are more than {images} images of OpenImages; give fewer hosts",
+    )
+    yield (
+        cluster.steps == 0,
+        f"batch_size: {ranks} ranks of {cluster.batch_size:,} images are more than {images} of "
+        f"OpenImages; give at most {TRAINING_IMAGES // ranks:,}",
+    )
+    if published := cluster.published:
+        names = [program.name for program in cluster.programs]
+        choice = " or ".join(names) or "a name, and add the program"
+        yield (
+            published.program not in names,
+            f"published.program: no program is named {published.program}; choose {choice}",
+        )
 
 
 def require_names(programs: Sequence[Program], file: Path) -> None:
@@ -473,33 +480,26 @@ def inference_seconds(program: Program, cluster: Cluster, step: StepForecast) ->
     return step.without_exchange.seconds.times(batches * program.forward_share)
 
 
-Changed = Callable[[Program, Cluster, float], tuple[Program, Cluster]]
-
-ASSUMED: dict[str, Changed] = {
-    "peak rate of a core": lambda program, cluster, factor: (
-        program,
-        replace(cluster, core_gflops=factor * cluster.core_gflops),
-    ),
-    "memory bandwidth": lambda program, cluster, factor: (
-        program,
-        replace(cluster, memory_gb_per_s=factor * cluster.memory_gb_per_s),
-    ),
-    "memory bandwidth of a core": lambda program, cluster, factor: (
-        program,
-        replace(cluster, core_memory_gb_per_s=factor * memory_of_core(program, cluster)),
-    ),
-    "serial part": lambda program, cluster, factor: (program.with_serial(factor), cluster),
-    "network": lambda program, cluster, factor: (
-        program,
-        replace(cluster, network_gbit_per_s=factor * cluster.network_gbit_per_s),
-    ),
+ASSUMED = {
+    "peak rate of a core": "core_gflops",
+    "memory bandwidth": "memory_gb_per_s",
+    "memory bandwidth of a core": "core_memory_gb_per_s",
+    "serial part": "",  # The program's, not the cluster's
+    "network": "network_gbit_per_s",
 }
-"""The numbers that a measurement on the cluster would replace, and how to multiply each."""
+"""The numbers that a measurement on the cluster would replace, and their fields."""
 
 
 def changed_step(program: Program, cluster: Cluster, name: str, factor: float) -> float:
     """Return the middle of the step's time with one assumption multiplied. [s]"""
-    return forecast_step(*ASSUMED[name](program, cluster, factor)).seconds.middle
+    field = ASSUMED[name]
+    if not field:
+        program = program.with_serial(factor)
+    else:
+        # Of a core it may be left open.
+        now = replace(cluster, core_memory_gb_per_s=memory_of_core(program, cluster))
+        cluster = replace(cluster, **{field: factor * getattr(now, field)})
+    return forecast_step(program, cluster).seconds.middle
 
 
 def explaining_factor(
@@ -509,6 +509,7 @@ def explaining_factor(
 
     None: no value within a factor of `SEARCHED` does.
     """
+    from scipy.optimize import brentq  # noqa: PLC0415
 
     def excess(logarithm: float) -> float:
         return changed_step(program, cluster, name, math.exp(logarithm)) - step_seconds
@@ -517,11 +518,4 @@ def explaining_factor(
     # A step's time is monotonic in each assumption.
     if excess(low) * excess(high) > 0:
         return None
-    rises = excess(high) > excess(low)
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        if (excess(middle) > 0) == rises:
-            high = middle
-        else:
-            low = middle
-    return math.exp((low + high) / 2)
+    return math.exp(brentq(excess, low, high))

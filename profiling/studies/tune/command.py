@@ -11,16 +11,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from common.cli import (
-    add_command,
-)
+from common.cli import add_command
 from common.console import make_console, print_line
 from common.errors import FINISHED, OUR_BUG, InputError, WorkerDiedError
-from common.files import (
-    require_writable,
-    write_atomically,
-    write_json,
-)
+from common.files import require_writable, write_atomically, write_json
 from common.program import FOLDER, command_words, train_words
 from profiling.bench.job import JobFailedError
 from profiling.studies.tune.cluster import (
@@ -38,26 +32,11 @@ from profiling.studies.tune.forecast import (
     choose_allocation,
     gradient_exchange,
 )
-from profiling.studies.tune.gather import gathered
+from profiling.studies.tune.gather import PlannerOptions, gathered
 from profiling.studies.tune.measure import OPENIMAGES
-from profiling.studies.tune.measurements import (
-    Measurements,
-    epochs_of_probes,
-    probe_settings,
-)
-from profiling.studies.tune.model import (
-    EpochsModel,
-    Network,
-    epochs_of_mlperf,
-    fit_network,
-)
-from profiling.studies.tune.options import PlannerOptions
-from profiling.studies.tune.report import (
-    cluster_to_dict,
-    draw_landscape,
-    print_cluster,
-    print_plan,
-)
+from profiling.studies.tune.measurements import epochs_of_probes, probe_settings
+from profiling.studies.tune.model import Network, epochs_of_mlperf, fit_network
+from profiling.studies.tune.report import draw_landscape, print_cluster, print_plan
 from retinanet.mlperf.rules import expectation, reference_points
 
 SLURM = FOLDER / "launch" / "recipes" / "slurm.sbatch"
@@ -105,7 +84,9 @@ def cluster_command(options: PlannerOptions, file: Path) -> int:
     ]
     print_cluster(cluster, forecasts, epochs, console=console)
     if options.json is not None:
-        write_json(options.json, cluster_to_dict(cluster, forecasts, epochs))
+        content = [asdict(result) | {"program": result.program.name} for result in forecasts]
+        described = {"cluster": asdict(cluster), "epochs": asdict(epochs)}
+        write_json(options.json, described | {"forecasts": content})
     return FINISHED
 
 
@@ -141,22 +122,14 @@ def tune_command(options: PlannerOptions) -> int:
         constraints=Constraints(deadline_hours=options.deadline, budget_core_hours=options.budget),
         with_groups=options.groups,
     )
-    print_plan(
-        plan, measured, epochs, given=options.network, with_groups=options.groups, console=console
-    )
-    write_plan(plan, measured, epochs, options=options, console=console)
+    print_plan(plan, given=options.network, with_groups=options.groups, console=console)
+    write_plan(plan, options=options, console=console)
     return FINISHED
 
 
-def write_plan(
-    plan: Plan,
-    measured: Measurements,
-    epochs: EpochsModel,
-    *,
-    options: PlannerOptions,
-    console: Console,
-) -> None:
+def write_plan(plan: Plan, *, options: PlannerOptions, console: Console) -> None:
     """Print the command of the best allocation, and write the requested files."""
+    measured, epochs, network = plan.host.measured, plan.epochs, plan.host.network
     winner, batch_size = plan.winner, plan.winner.allocation.global_batch
     if measured.probes is None:
         # The epochs are of reference runs with this learning rate and warm-up.
@@ -185,9 +158,9 @@ def write_plan(
     if options.json is not None:
         content = {
             "epochs": asdict(epochs),
-            "model": asdict(plan.fitted.model),
-            "largest_error": plan.fitted.largest_error,
-            "network": asdict(plan.network) if math.isfinite(plan.network.bandwidth) else None,
+            "model": asdict(plan.host.fitted.model),
+            "largest_error": plan.host.fitted.largest_error,
+            "network": asdict(network) if math.isfinite(network.bandwidth) else None,
             "winner": asdict(winner),
             "obvious": asdict(plan.obvious) if plan.obvious else None,
             "ranking": list(map(asdict, plan.ranking)),

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from common.errors import InputError
 from profiling.bench.job import wire_bytes
+from profiling.studies.rounds import Shape
 from profiling.studies.tune.measurements import Measurements
 from profiling.studies.tune.model import (
     EpochsModel,
@@ -21,7 +22,6 @@ from profiling.studies.tune.model import (
     Exchange,
     Fitted,
     Network,
-    Shape,
     WithGroups,
     fitted_to,
 )
@@ -242,8 +242,8 @@ class Constraints:
 class Plan:
     """All forecasts, ranked."""
 
-    fitted: Fitted
-    network: Network
+    host: HostModel
+    epochs: EpochsModel
     forecasts: Sequence[Forecast]
     ranking: Sequence[Forecast]  # The forecasts that keep the limits, the best first; at least one
     obvious: Forecast | None
@@ -296,8 +296,8 @@ def choose_allocation(
     plain = Shape(ranks=sockets, threads=threads, batch_size=measured.batch_size)
     values = list(forecasts.values())
     return Plan(
-        fitted=fitted,
-        network=network,
+        host=host,
+        epochs=epochs,
         forecasts=values,
         # `refuse` raises an error that names what the nearest allocations need.
         ranking=sorted(filter(constraints.allows, values), key=cost) or refuse(values, constraints),

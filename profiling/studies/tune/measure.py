@@ -27,28 +27,21 @@ from launch.mpirun import Mpirun
 from launch.placement import fitting_shapes
 from launch.topology import count_cores, list_sockets_of_ranks, read_topology
 from profiling.ablate.result import PINNED
-from profiling.bench.job import (
-    JobFailedError,
-    MeasuredJob,
-    measure_exchanges,
-    slowest,
-    slowest_held_back,
-)
+from profiling.bench.job import JobFailedError, MeasuredJob, measure_exchanges
 from profiling.bench.results import RECIPES, background_load
 from profiling.bench.single import FOUND, measured_metric
 from profiling.bench.variant import Variant, Workload
 from profiling.bench.worker_pool import variant_worker
 from profiling.peaks import measure_peaks
-from profiling.studies.scale_study import Combination, Measured, Rounds, run_rounds
+from profiling.studies.rounds import Rounds, Shape, run_rounds
 from profiling.studies.tune.measurements import (
     Added,
     BetweenHosts,
     HostPeaks,
-    JobsOfShape,
     Measurements,
     PartialMeasurement,
 )
-from profiling.studies.tune.model import Shape, StepTime, rank_counts
+from profiling.studies.tune.model import StepTime, rank_counts
 from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
@@ -70,6 +63,7 @@ MOST_PAIRS = 4  # Ways to divide the host that are measured
 BATCH_SIZES = (1, 2, 4)
 """Images of a rank, measured and planned beside the configuration's own number: more gain little,
 and make global batches large."""
+PLANNED = ("rounds", "jobs")  # Of the question, which `Measurements` do not have
 MEMORY_SHARE = 0.9  # Share of the free memory that ranks may be estimated to take
 
 
@@ -109,66 +103,36 @@ def trained_data(name: str, overrides: Sequence[str], *, console: Console) -> Tr
         return TrainedData(name, name, len(data.train), len(data.validation), classes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasurementPlan:
-    """The measurements to make on this host, within the cores and memory of this process."""
+def facts(
+    data: TrainedData, overrides: Sequence[str], *, cores: int, sockets: int
+) -> dict[str, Any]:
+    """Return the fields of `Measurements` that need no measurement, as JSON has them."""
+    from retinanet.memory import model_bytes  # noqa: PLC0415
 
-    measured: tuple[Shape, ...]
-    shapes: tuple[Shape, ...]  # Every shape that the host has the cores and the memory for
-    data: TrainedData
-    config: Config  # With the user's overrides
-    overrides: tuple[str, ...]
-    cores: int
-    sockets: int
-
-    @property
-    def job_overrides(self) -> tuple[str, ...]:
-        """The user's overrides, and synthetic data if there is no data set."""
-        return (*self.overrides, *synthetic_data(self.config, classes=self.data.classes))
-
-    def facts(self) -> dict[str, Any]:
-        """Return the fields of `Measurements` that need no measurement, as JSON has them."""
-        from retinanet.memory import model_bytes  # noqa: PLC0415
-
-        config, data = self.config, self.data
-        sizes = model_bytes(config.model, config.training, num_classes=data.classes)
+    config = load_config(data.config, overrides)
+    sizes = model_bytes(config.model, config.training, num_classes=data.classes)
+    return {
+        "cores": cores,
+        "sockets": sockets,
+        "data": data.name,
+        "config": data.config,
+        "overrides": list(overrides),
+        "images": data.images,
+        "evaluated_images": data.evaluated_images,
+        "batch_size": config.training.batch_size,
+        "every": config.evaluation.every,
+        "image_size": config.data.image_size,
+        "classes": data.classes,
+        "precision": config.engine.precision,
+        "compress": config.distributed.compress,
         # Gradients are float32, or half as large when sent in BF16.
-        gradients = sizes.trained // (2 if config.distributed.compress == "bf16" else 1)
-        return {
-            "cores": self.cores,
-            "sockets": self.sockets,
-            "data": data.name,
-            "config": data.config,
-            "overrides": list(self.overrides),
-            "images": data.images,
-            "evaluated_images": data.evaluated_images,
-            "batch_size": config.training.batch_size,
-            "every": config.evaluation.every,
-            "image_size": config.data.image_size,
-            "classes": data.classes,
-            "precision": config.engine.precision,
-            "compress": config.distributed.compress,
-            "gradient_bytes": gradients,
-            "comm_cores": config.launch.comm_cores,
-        }
-
-    def begin(self) -> PartialMeasurement:
-        """Return an empty measurement."""
-        words = command_words("launch")
-        command = (*words, "tune", "--data", self.data.name, *self.overrides)
-        return PartialMeasurement(
-            command=shlex.join(command),
-            environment=environment(),
-            data=self.data.name,
-            overrides=self.overrides,
-            question=self.facts() | {"rounds": ROUNDS, "jobs": list(self.job_overrides)},
-            measured=self.measured,
-            shapes=self.shapes,
-        )
+        "gradient_bytes": sizes.trained // (2 if config.distributed.compress == "bf16" else 1),
+        "comm_cores": config.launch.comm_cores,
+    }
 
 
-def what_to_measure(data: TrainedData, *, overrides: Sequence[str]) -> MeasurementPlan:
-    """Plan the measurements that the planner needs.
+def what_to_measure(data: TrainedData, *, overrides: Sequence[str]) -> PartialMeasurement:
+    """Return the empty measurement of this host, within the cores and memory of this process.
 
     Raises:
         InputError: A setting is wrong, or there is not enough memory.
@@ -200,14 +164,17 @@ def what_to_measure(data: TrainedData, *, overrides: Sequence[str]) -> Measureme
             "memory: too little for one image per rank; give a smaller data.image_size"
         )
     chosen = measured_pairs(pairs, most=MOST_PAIRS)
-    return MeasurementPlan(
+    question = facts(data, overrides, cores=count_cores(sockets), sockets=len(sockets))
+    # Without a data set, jobs measure on synthetic data.
+    jobs = [*overrides, *synthetic_data(config, classes=classes)]
+    return PartialMeasurement(
+        command=shlex.join((*command_words("launch"), "tune", "--data", data.name, *overrides)),
+        environment=environment(),
+        data=data.name,
+        overrides=tuple(overrides),
+        question=question | {"rounds": ROUNDS, "jobs": jobs},
         measured=tuple(filter(fits, with_batches(chosen, configured=configured))),
         shapes=shapes,
-        data=data,
-        config=config,
-        overrides=tuple(overrides),
-        cores=count_cores(sockets),
-        sockets=len(sockets),
     )
 
 
@@ -249,14 +216,13 @@ def with_batches(pairs: Sequence[tuple[int, int]], *, configured: int) -> list[S
 
 
 def measure_host(
-    plan: MeasurementPlan,
     begun: PartialMeasurement,
     *,
     keep: Callable[[PartialMeasurement], None],
     mpirun: Mpirun,
     console: Console,
 ) -> Measurements:
-    """Measure what `begun` lacks: `plan.begin()`, or that of an earlier command.
+    """Measure what `begun` lacks: that of `what_to_measure`, or of an earlier command.
 
     `keep` is called after every job, and after every other part.
 
@@ -268,57 +234,60 @@ def measure_host(
     with tempfile.TemporaryDirectory(prefix="tune-") as folder, background_load() as others:
         template = MeasuredJob(
             ranks=1,
-            config=plan.data.config,
-            overrides=plan.job_overrides,
+            config=begun.question["config"],
+            overrides=tuple(begun.question["jobs"]),
             warm_up=WARM_UP,
             steps=STEPS,
             alternate=True,
             scenes=Path(folder, "scenes"),
             own_model=True,
         )
-        measured = measure_steps(
-            begun.measured,
+        jobs = {of_shape.shape: of_shape.jobs for of_shape in begun.jobs}
+        study = Rounds(begun.measured, ROUNDS, title="planner, steps", jobs=jobs)
+        run_rounds(
+            study,
             template,
-            rounds=ROUNDS,
             mpirun=mpirun,
             console=console,
-            before=begun.jobs,
-            keep=lambda until_now: keep(with_jobs(begun, until_now)),
+            keep=lambda: keep(replace(begun, jobs=study.measured)),
         )
-        result = with_jobs(begun, measured)
-        images = plan.data.evaluated_images
-        parts: tuple[tuple[str, str, Callable[[], Any]], ...] = (
-            ("evaluation …", "evaluation_seconds", lambda: evaluation_seconds(plan)),
-            ("COCO's metric …", "metric_seconds", lambda: metric_seconds(images)),
-            ("optimizer step …", "update_seconds", lambda: update_seconds(plan)),
-            ("peak rates …", "peaks", lambda: host_peaks(plan)),
+        result = replace(begun, jobs=study.measured)
+        parts: tuple[tuple[str, str, Callable[[PartialMeasurement], Any]], ...] = (
+            ("evaluation …", "evaluation_seconds", evaluation_seconds),
+            ("COCO's metric …", "metric_seconds", metric_seconds),
+            ("optimizer step …", "update_seconds", update_seconds),
+            ("peak rates …", "peaks", host_peaks),
         )
         for title, field, measure in parts:
             if getattr(result, field) is None:
                 console.print(title)
-                result = replace(result, **{field: measure()})
+                result = replace(result, **{field: measure(begun)})
                 keep(result)
-    return finished(plan, result, measured, busy_cores=others.cores)
+    return finished(result, busy_cores=others.cores)
 
 
-def finished(
-    plan: MeasurementPlan,
-    result: PartialMeasurement,
-    measured: Sequence[Measured],
-    *,
-    busy_cores: float,
-) -> Measurements:
+def finished(result: PartialMeasurement, *, busy_cores: float) -> Measurements:
     """Return the planner's measurements from a complete measurement."""
     names = (
         *("command", "environment", "shapes"),
         *("evaluation_seconds", "metric_seconds", "update_seconds", "peaks"),
     )
+    known = {name: value for name, value in result.question.items() if name not in PLANNED}
+    measured = result.jobs
     ranks = [rank for of_shape in measured for job in of_shape.jobs for rank in job]
     return Measurements(
-        **plan.facts(),
+        **known,
         **{name: getattr(result, name) for name in names},
-        steps=tuple(map(step_time, measured)),
-        added=tuple(added(measured)),
+        steps=tuple(
+            StepTime(shape=of_shape.shape, seconds=of_shape.seconds_without_exchange)
+            for of_shape in measured
+        ),
+        # As a share of the step without exchange.
+        added=tuple(
+            Added(ranks=shape.ranks, batch_size=shape.batch_size, share=share / (1 - share))
+            for shape, share in ((each.shape, each.added_share) for each in measured)
+            if share is not None
+        ),
         # Of a step that is neither forward pass, loss nor waiting for data.
         backward_share=median(
             1 - (forward + data) / whole
@@ -332,85 +301,17 @@ def finished(
     )
 
 
-def measure_steps(
-    shapes: Sequence[Shape],
-    template: MeasuredJob,
-    *,
-    rounds: int,
-    mpirun: Mpirun,
-    console: Console,
-    before: Sequence[JobsOfShape] = (),
-    keep: Callable[[Sequence[Measured]], None] = lambda measured: None,
-) -> list[Measured]:
-    """Run the missing jobs of each shape in each round.
-
-    `keep` receives all that is measured after each job.
-
-    Raises:
-        JobFailedError: A job failed; its ranks have printed the reason.
-        KeyboardInterrupt: Ctrl-C.
-    """
-    study = Rounds(
-        list(map(to_combination, shapes)),
-        rounds,
-        {to_combination(of_shape.shape): list(of_shape.jobs) for of_shape in before},
-        title="planner, steps",
-    )
-    run_rounds(study, template, mpirun=mpirun, console=console, keep=lambda: keep(study.measured))
-    return study.measured
-
-
-def to_combination(shape: Shape) -> Combination:
-    """Return a shape as the scaling study's jobs have it."""
-    return Combination(ranks=shape.ranks, threads=shape.threads, batch_size=shape.batch_size)
-
-
-def to_shape(measured: Measured) -> Shape:
-    """Return the shape of a combination on this host."""
-    of = measured.combination
-    return Shape(ranks=of.ranks, threads=of.threads, batch_size=of.batch_size)
-
-
-def with_jobs(begun: PartialMeasurement, measured: Sequence[Measured]) -> PartialMeasurement:
-    """Return a measurement with its jobs replaced."""
-    jobs = (
-        JobsOfShape(shape=to_shape(result), jobs=tuple(map(tuple, result.jobs)))
-        for result in measured
-    )
-    return replace(begun, jobs=tuple(jobs))
-
-
-def step_time(measured: Measured) -> StepTime:
-    """Return the median step of a combination, without exchange of gradients."""
-    # One rank exchanges nothing, and its job has no steps without exchange.
-    step_times = slowest_held_back if measured.combination.ranks > 1 else slowest
-    seconds = median(seconds for job in measured.jobs for seconds in step_times(job))
-    return StepTime(shape=to_shape(measured), seconds=seconds)
-
-
-def added(measured: Sequence[Measured]) -> list[Added]:
-    """Return the time that the exchange added, for all combinations of several ranks.
-
-    It is a share of the step without exchange; each step is compared with its neighbour.
-    """
-    shares = ((to_shape(result), result.added_share) for result in measured)
-    return [
-        Added(ranks=shape.ranks, batch_size=shape.batch_size, share=share / (1 - share))
-        for shape, share in shares
-        if share is not None
-    ]
-
-
-def metric_seconds(images: int) -> float:
+def metric_seconds(begun: PartialMeasurement) -> float:
     """Estimate the time of COCO's metric on the validation split from a tenth of it. [s]"""
+    images = begun.question["evaluated_images"]
     tenth = max(1, images // METRIC_SHARE)
     seconds: float = measured_metric("faster-coco-eval", images=tenth, found=FOUND).seconds
     return seconds * images / tenth
 
 
-def evaluation_seconds(plan: MeasurementPlan) -> float:
+def evaluation_seconds(begun: PartialMeasurement) -> float:
     """Measure the evaluation of an image, by one thread."""
-    config = plan.config
+    config = load_config(begun.question["config"], begun.overrides)
     evaluation = Variant(
         name="evaluation",
         about="from images to boxes, as in train.py",
@@ -418,24 +319,28 @@ def evaluation_seconds(plan: MeasurementPlan) -> float:
         options={"whose": "ours", "norm": config.model.norm, "precision": config.engine.precision},
         environment=PINNED,
     )
-    seconds = median_seconds(evaluation, plan, images=EVALUATION_IMAGES)
+    seconds = median_seconds(evaluation, begun, images=EVALUATION_IMAGES)
     # All cores were used, and evaluation scales with them.
-    return seconds * plan.cores / EVALUATION_IMAGES
+    return seconds * begun.question["cores"] / EVALUATION_IMAGES
 
 
-def update_seconds(plan: MeasurementPlan) -> float:
+def update_seconds(begun: PartialMeasurement) -> float:
     """Measure the optimizer's step over all weights, by one thread."""
+    config = load_config(begun.question["config"], begun.overrides)
     step = Variant(
         name="optimizer",
         about="optimizer step of compute groups",
         recipe=f"{RECIPES}.optimizer_step",
-        options={"name": plan.config.training.optimizer, "fused": True},
+        options={
+            "name": config.training.optimizer,
+            "fused": True,
+        },
         environment=PINNED | {"OMP_NUM_THREADS": "1"},
     )
-    return median_seconds(step, plan, images=1)
+    return median_seconds(step, begun, images=1)
 
 
-def host_peaks(plan: MeasurementPlan) -> HostPeaks:
+def host_peaks(begun: PartialMeasurement) -> HostPeaks:
     """Measure the peak rate of a core and the memory bandwidth, with one thread on each core.
 
     Raises:
@@ -444,7 +349,7 @@ def host_peaks(plan: MeasurementPlan) -> HostPeaks:
     peaks = measure_peaks(threads=None)
     rates = peaks.matrix_gflop_per_s
     # A processor that only emulates BF16 has no peak for it, and computes in float32.
-    wanted = "bf16" if plan.config.engine.precision == "bf16" and "bf16" in rates else "f32"
+    wanted = "bf16" if begun.question["precision"] == "bf16" and "bf16" in rates else "f32"
     if wanted not in rates:
         reason = peaks.left_out.get(wanted, "not measured")
         raise InputError(
@@ -455,11 +360,10 @@ def host_peaks(plan: MeasurementPlan) -> HostPeaks:
     return HostPeaks(core_gflops=rate, memory_gb_per_s=peaks.bandwidth_gb_per_s)
 
 
-def median_seconds(variant: Variant, plan: MeasurementPlan, *, images: int) -> float:
+def median_seconds(variant: Variant, begun: PartialMeasurement, *, images: int) -> float:
     """Return the median of some runs, the first of which do not count."""
-    size = plan.config.data.image_size
-    workload = Workload(images=images, image_size=size, classes=plan.data.classes)
-    worker = variant_worker(variant, workload)
+    size, classes = begun.question["image_size"], begun.question["classes"]
+    worker = variant_worker(variant, Workload(images=images, image_size=size, classes=classes))
     try:
         seconds = [worker.run().seconds for _ in range(WARM_UP_RUNS + RUNS)]
     finally:

@@ -20,8 +20,9 @@ from common.errors import InputError
 from common.files import read_bytes, write_json
 from common.numbers import require_moderate
 from common.stored import first_difference, read_stored
-from profiling.bench.job import ExchangeTime, RankSteps
-from profiling.studies.tune.model import EpochsModel, Runs, Shape, StepTime
+from profiling.bench.job import ExchangeTime
+from profiling.studies.rounds import Measured, Shape
+from profiling.studies.tune.model import EpochsModel, Runs, StepTime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,14 +230,6 @@ class Measurements:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobsOfShape:
-    """The completed jobs of a shape: one of each round, in order."""
-
-    shape: Shape
-    jobs: tuple[tuple[RankSteps, ...], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class PartialMeasurement:
     """The measurements of a host so far; fields are those of `Measurements`."""
 
@@ -247,7 +240,7 @@ class PartialMeasurement:
     question: Mapping[str, Any]  # All else that the numbers depend on, without the machine
     measured: tuple[Shape, ...]  # The shapes whose steps are to be measured
     shapes: tuple[Shape, ...]
-    jobs: tuple[JobsOfShape, ...] = ()
+    jobs: tuple[Measured, ...] = ()
     evaluation_seconds: float | None = None
     metric_seconds: float | None = None
     update_seconds: float | None = None

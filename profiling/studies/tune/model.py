@@ -22,6 +22,7 @@ from pydantic import Field
 
 from profiling.bench.job import ExchangeTime
 from profiling.bench.measured_rank import bucket_sizes
+from profiling.studies.rounds import Shape
 from retinanet.mlperf.rules import TARGET_MAP, Rules, reference_points
 
 TINY = 1e-9  # The upper bound of a value that a fit is to leave out
@@ -33,22 +34,6 @@ PARTS_ON_THEIR_WAY = 4
 SMALL_ERROR = 0.1  # Errors of the network's fit below this share count by their squares
 RUNS_THAT_ARE_SCORED = 3
 """From so many on the best and the worst run do not count for the mean, as MLPerf scores."""
-
-Count = Annotated[int, Field(gt=0, le=10**6)]  # Checked where a plan is read
-
-
-@dataclass(frozen=True, kw_only=True, order=True)
-class Shape:
-    """Ranks on one host; threads and images are those of each rank."""
-
-    ranks: Count
-    threads: Count
-    batch_size: Count
-
-    @property
-    def images(self) -> int:
-        """Images of a step, over the host's ranks."""
-        return self.ranks * self.batch_size
 
 
 @dataclass(frozen=True, kw_only=True)

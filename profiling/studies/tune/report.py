@@ -7,25 +7,13 @@ difference to published times.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from common.charts import (
-    BLUE,
-    GREEN,
-    ORANGE,
-    PURPLE,
-    RED,
-    Column,
-    Table,
-    new_figure,
-    save_chart,
-    table_rows,
-    text_column,
-)
+from common.charts import PALETTE, Column, Table, new_figure, save_chart, table_rows, text_column
 from common.console import print_line, significant
 from profiling.bench.results import disturbance
 from profiling.studies.tune.cluster import (
@@ -61,7 +49,6 @@ if TYPE_CHECKING:
 BEST_SHOWN = 5
 OTHERS_SHOWN = 8
 BATCHES_NAMED = 4
-COLOURS = (BLUE, GREEN, ORANGE, PURPLE, RED, "#333333")
 STEP_CHANGED = 0.25  # By how much each assumption is changed to show what depends on it
 EXCHANGE_ASSUMED = (
     "gradients are exchanged as train.py does, whichever program trains; they become ready evenly",
@@ -73,18 +60,13 @@ CLOSE = 0.25
 
 
 def print_plan(
-    plan: Plan,
-    measured: Measurements,
-    epochs: EpochsModel,
-    *,
-    given: Network | None,
-    with_groups: WithGroups,
-    console: Console,
+    plan: Plan, *, given: Network | None, with_groups: WithGroups, console: Console
 ) -> None:
     """Print fit, forecasts and choice; `given` is the network that the command line names."""
-    network, winner, obvious = plan.network, plan.winner, plan.obvious
-    console.print(fit_table(plan.fitted).for_console())
-    print_line(console, format_fit(plan.fitted))
+    host, epochs, winner, obvious = plan.host, plan.epochs, plan.winner, plan.obvious
+    measured, network = host.measured, host.network
+    console.print(fit_table(host.fitted).for_console())
+    print_line(console, format_fit(host.fitted))
     if given is None and measured.between_hosts is not None:
         console.print(network_table(measured, measured.between_hosts, network).for_console())
     if math.isfinite(network.bandwidth):
@@ -107,7 +89,7 @@ def print_plan(
         "need as many as the smallest, larger ones (*) are extrapolated linearly",
     )
     print_line(console, f"\nbest: {winner.allocation.name}")
-    if line := memory_line(plan, measured):
+    if line := memory_line(plan):
         print_line(console, line)
     if obvious is not None and obvious is not winner:
         reasons = why_it_loses(obvious, winner)
@@ -150,24 +132,16 @@ def format_fit(fitted: Fitted) -> str:
     )
 
 
-def memory_line(plan: Plan, measured: Measurements) -> str | None:
+def memory_line(plan: Plan) -> str | None:
     """Return what the best allocation's exchange could add by its use of memory; None: nothing."""
-    allocation, peaks = plan.winner.allocation, measured.peaks
-    hosts = allocation.hosts // allocation.groups
-    if hosts == 1:
+    exchange = plan.host.exchange(plan.winner.allocation)
+    if exchange.hosts == 1:
         return None
-    if peaks is None:
+    if plan.host.measured.peaks is None:
         return (
             "exchange: the plan has no peak rates (it was measured by an older version), so that "
             "passes over memory take no time in this forecast"
         )
-    exchange = gradient_exchange(
-        measured,
-        network=plan.network,
-        hosts=hosts,
-        ranks=allocation.on_host.ranks,
-        in_levels=allocation.groups == 1,
-    )
     beside = exchange.bytes_beside
     seconds = beside / exchange.rank_bandwidth
     return (
@@ -300,40 +274,33 @@ def short(value: float) -> str:
 def forecast_table(cluster: Cluster, forecasts: Sequence[ClusterForecast]) -> Table:
     """Return the times of each program, and what is published of one of them."""
     published = cluster.comparable
-    step = None if published is None else published.epoch_seconds / cluster.steps
     images = cluster.global_batch
 
-    def row(name: str, known: float | None, values: Sequence[Estimate]) -> list[object]:
-        return [name, None if known is None else short(known), *map(format_seconds, values)]
-
     def speed(seconds: Estimate) -> Estimate:
-        low, middle, high = (
-            images / value for value in (seconds.high, seconds.middle, seconds.low)
+        return Estimate(
+            low=images / seconds.high, middle=images / seconds.middle, high=images / seconds.low
         )
-        return Estimate(low=low, middle=middle, high=high)
 
+    step = None if published is None else published.epoch_seconds / cluster.steps
     steps = [result.step_seconds for result in forecasts]
-    evaluation = published.evaluation_seconds if published else None
     rows = [
-        row("step [s]", step, steps),
-        row("images/s", images / step if step else None, list(map(speed, steps))),
-        row(
-            "epoch [s]",
-            published.epoch_seconds if published else None,
-            [result.epoch_seconds for result in forecasts],
-        ),
-        row("evaluation [s]", evaluation, [result.evaluation_seconds for result in forecasts]),
-        row(
-            "time to target [min]",
-            published.minutes_to_target if published else None,
-            [result.minutes_to_target for result in forecasts],
-        ),
+        ["step [s]", step, *steps],
+        ["images/s", images / step if step else None, *map(speed, steps)],
     ]
-    known = f"published\n({published.program})" if published else "published"
-    names = [Column(result.program.name, is_number=True) for result in forecasts]
-    columns = [text_column(""), Column(known, is_number=True), *names]
+    for title, name in (
+        ("epoch [s]", "epoch_seconds"),
+        ("evaluation [s]", "evaluation_seconds"),
+        ("time to target [min]", "minutes_to_target"),
+    ):
+        known = getattr(published, name, None)
+        rows.append([title, known, *(getattr(result, name) for result in forecasts)])
+    columns = [
+        text_column(""),
+        Column(f"published\n({published.program})" if published else "published", short),
+        *(Column(result.program.name, format_seconds) for result in forecasts),
+    ]
     if published is None:
-        columns, rows = [columns[0], *names], [[row[0], *row[2:]] for row in rows]
+        columns, rows = [columns[0], *columns[2:]], [[row[0], *row[2:]] for row in rows]
     return Table("forecast (limits: bytes moved beside computing, or after it)", columns, rows)
 
 
@@ -445,23 +412,6 @@ def differences(cluster: Cluster, result: ClusterForecast, published: Published)
         yield f"{name}: {remark}"
 
 
-def cluster_to_dict(
-    cluster: Cluster, forecasts: Sequence[ClusterForecast], epochs: EpochsModel
-) -> dict[str, Any]:
-    """Return description and forecasts as JSON has them."""
-    return {
-        "cluster": asdict(cluster),
-        "epochs": asdict(epochs),
-        "forecasts": [
-            {
-                **asdict(result),
-                "program": result.program.name,
-            }
-            for result in forecasts
-        ],
-    }
-
-
 def draw_landscape(
     forecasts: Sequence[Forecast], winner: Forecast, file: Path, *, title: str
 ) -> None:
@@ -498,7 +448,7 @@ def draw_by_hosts(
         by_size.setdefault(result.allocation.on_host.batch_size, []).append(result)
     for place, size in enumerate(sorted(by_size)):
         line = soonest_by_hosts(by_size[size])
-        colour = COLOURS[place % len(COLOURS)]
+        colour = PALETTE[place % len(PALETTE)]
         known = [result for result in line if not result.is_extrapolated]
         # From the last known point on, so that both parts of the line connect.
         beyond = line[max(0, len(known) - 1) :]

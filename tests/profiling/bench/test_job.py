@@ -1,15 +1,17 @@
 """Measured jobs: what the ranks report, and how a rank times its steps."""
 
+import json
+import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launch.mpirun import Mpirun
 from launch.process_group import ProcessGroup
 from profiling.bench import job
 from profiling.bench.job import JobFailedError, MeasuredJob, measure_exchanges, measure_ranks
@@ -18,6 +20,7 @@ from retinanet.config_file import load_config
 from retinanet.training.loop import StepResult
 from tests.support.rank_steps import rank_steps
 
+MPICH = Mpirun(Path("mpirun"), "mpich")
 RANKS = [rank_steps(rank, [1.0, 2.0 + rank], data=[0.1, rank]) for rank in (0, 1)]
 JOB = MeasuredJob(
     ranks=2,
@@ -31,42 +34,34 @@ JOB = MeasuredJob(
 )
 
 
-def replace_messages(monkeypatch: pytest.MonkeyPatch, *messages: dict[str, Any]) -> list[Any]:
-    """Let a job yield these messages; returns the list of the commands that were started."""
+def replace_ranks(monkeypatch: pytest.MonkeyPatch, *messages: dict[str, Any]) -> list[Any]:
+    """Let mpirun print these messages; returns the list of the ranks' commands."""
     commands: list[Any] = []
 
-    def rank_messages(command: Any, **_: Any) -> Iterator[dict[str, Any]]:
+    def mpirun_command(mpirun: Any, command: list[str], **_: Any) -> list[str]:
         commands.append(command)
-        yield from messages
+        lines = ["a line", *(job.MARK + json.dumps(message) for message in messages)]
+        return [sys.executable, "-c", f"print({chr(10).join(lines)!r})"]
 
-    monkeypatch.setattr(job, "rank_messages", rank_messages)
+    monkeypatch.setattr(job, "mpirun_command", mpirun_command)
     return commands
 
 
 def test_steps_are_reported_and_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     results = {"ranks": [asdict(rank) for rank in RANKS]}
-    commands = replace_messages(monkeypatch, {"step": 1}, {"step": 2}, results)
-    steps: list[int] = []
-    mpirun: Any = None
-    assert measure_ranks(JOB, mpirun=mpirun, advance=steps.append, print_line=print) == RANKS
-    assert steps == [1, 2] and JOB.all_steps == 1 + 2 * 2
+    commands = replace_ranks(monkeypatch, {"step": 1}, {"step": 2}, results)
+    steps, lines = list[int](), list[str]()
+    found = measure_ranks(JOB, mpirun=MPICH, advance=steps.append, print_line=lines.append)
+    assert (found, steps, lines) == (RANKS, [1, 2], ["a line"])
+    assert JOB.all_steps == 1 + 2 * 2
     [command] = commands
     assert command[-1] == "data.image_size=64" and {"--alternate", "--own-model"} <= set(command)
 
 
-@pytest.mark.parametrize(
-    "measure",
-    [
-        partial(measure_ranks, JOB, advance=print, print_line=print),
-        partial(measure_exchanges, sizes=(8,), ranks=2, config=load_config("demo.yaml")),
-    ],
-)
-def test_job_without_results_has_failed(
-    measure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replace_messages(monkeypatch)
+def test_job_without_results_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_ranks(monkeypatch, {"step": 1})
     with pytest.raises(JobFailedError, match="exit status 1"):
-        measure(mpirun=None)
+        measure_ranks(JOB, mpirun=MPICH, advance=print, print_line=print)
 
 
 @pytest.mark.parametrize(("compress", "sent"), [("none", 4), ("bf16", 2)])
@@ -75,11 +70,10 @@ def test_exchanges_are_as_large_on_the_wire_and_name_their_transport(
 ) -> None:
     message = {"seconds": {str(1024 // sent): 0.1, str(4096 // sent): 0.2}, "hosts": 2}
     message |= {"way": "mpi", "reason": "started by mpich's mpirun"}
-    commands = replace_messages(monkeypatch, message)
-    mpirun: Any = None
+    commands = replace_ranks(monkeypatch, message)
     settings = [f"distributed.compress={compress}", "launch.comm_cores=2"]
     config = load_config("demo.yaml", ["distributed.backend=mpi", *settings])
-    result = measure_exchanges(sizes=(1024, 4096), ranks=2, config=config, mpirun=mpirun)
+    result = measure_exchanges(sizes=(1024, 4096), ranks=2, config=config, mpirun=MPICH)
     assert [(time.size, time.seconds) for time in result.times] == [(1024, 0.1), (4096, 0.2)]
     assert result.over == "measured over 2 hosts, mpi: started by mpich's mpirun"
     [command] = commands

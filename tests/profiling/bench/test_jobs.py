@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from common.cli import run_command
-from common.console import make_console
 from profiling.__main__ import main
 from profiling.bench import jobs
 from profiling.bench.job import JobFailedError, MeasuredJob, RankSteps
@@ -46,11 +45,8 @@ def test_batch_split_is_compared_with_the_ideal_throughput() -> None:
     ("table", "rows"), [(batch_split_table([ROUND]), 6), (waiting_table({0: ROUND["even"]}), 2)]
 )
 def test_tables_have_a_row_for_each_rank(table: Any, rows: int) -> None:
-    assert table.row_count == rows
-    console = make_console(pipe_width=120)
-    with console.capture() as capture:
-        console.print(table)
-    assert "8.00 s" in capture.get()
+    assert len(table.rows) == rows
+    assert any("8.00 s" in table.texts(row) for row in table.rows)
 
 
 @pytest.fixture

@@ -5,25 +5,26 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from common.errors import FINISHED, InputError
+from common.errors import InputError
 from launch.__main__ import main
-from profiling.studies import async_groups_search
-from profiling.studies.async_groups_search import (
+from launch.hosts import Where
+from profiling.studies import async_groups
+from profiling.studies.async_groups import (
     COLD_START,
-    Job,
+    GroupsOptions,
     Setting,
+    Study,
     cold_start,
-    log_file,
     probe,
     train,
     whole,
 )
+from retinanet.config_file import load_config
 from tests.launch.ranks import REPOSITORY
 from tests.support.commands import RunHere, error_line
 from tests.support.processes import wait_until_gone
@@ -35,10 +36,10 @@ SMALL = (
 )
 
 
-def job_in(folder: Path) -> Job:
-    return Job(
-        ranks=2, config="demo.yaml", overrides=SMALL, learning_rate=3e-4, where=(), folder=folder
-    )
+def study_in(folder: Path, *overrides: str) -> Study:
+    settings = [*SMALL, *overrides]
+    options = GroupsOptions(ranks=2, out=folder, overrides=settings, where=Where())
+    return Study(options, load_config("demo.yaml", settings))
 
 
 def nothing(done: int, note: str) -> None:
@@ -46,35 +47,35 @@ def nothing(done: int, note: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, int]:
-    """Run a cold start; return the job and the number of its steps."""
-    job = job_in(tmp_path_factory.mktemp("groups"))
-    return job, cold_start(job, seconds=1, advance=nothing)
+def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, int]:
+    """Run a cold start; return the study and the number of its steps."""
+    study = study_in(tmp_path_factory.mktemp("groups"))
+    return study, cold_start(study, seconds=1, advance=nothing)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.whole_machine
-def test_probe_continues_a_copy_of_the_cold_start(begun: tuple[Job, int]) -> None:
-    job, step = begun
+def test_probe_continues_a_copy_of_the_cold_start(begun: tuple[Study, int]) -> None:
+    study, step = begun
     assert step > 0
-    before = (job.folder / "cold-start" / "metrics.jsonl").read_bytes()
-    records = probe(job, Setting(2, 0.3, 0.1), seconds=1, after_step=step, advance=nothing)
+    before = (study.folder / "cold-start" / "metrics.jsonl").read_bytes()
+    records = probe(study, Setting(2, 0.3, 0.1), seconds=1, after_step=step, advance=nothing)
     assert min(record["step"] for record in records) == step + 1
     assert {record["group"] for record in records} == {0, 1}
     assert [record["learning_rate"] for record in records] == [pytest.approx(3e-5)] * len(records)
-    assert "beta1 0.3" in log_file(job.folder / "groups2-beta0.3-rate0.1").read_text()
-    assert not (job.folder / "groups2-beta0.3-rate0.1" / "checkpoints").exists()
-    assert (job.folder / "cold-start" / "metrics.jsonl").read_bytes() == before
-    assert cold_start(job, seconds=1, advance=nothing) == step  # not again
+    assert "beta1 0.3" in (study.folder / "groups2-beta0.3-rate0.1.log").read_text()
+    assert not (study.folder / "groups2-beta0.3-rate0.1" / "checkpoints").exists()
+    assert (study.folder / "cold-start" / "metrics.jsonl").read_bytes() == before
+    assert cold_start(study, seconds=1, advance=nothing) == step  # not again
 
 
 @pytest.mark.exhaustive
 @pytest.mark.whole_machine
-def test_whole_training_continues_the_cold_start_to_the_end(begun: tuple[Job, int]) -> None:
-    job, cold = begun
+def test_whole_training_continues_the_cold_start_to_the_end(begun: tuple[Study, int]) -> None:
+    study, cold = begun
     epochs = 2 * cold // 16 + 1  # a step of the cold start has two images, an epoch 16
-    overrides = (*SMALL, f"training.epochs={epochs}", f"evaluation.every={epochs}")
-    records = whole(replace(job, overrides=overrides), Setting(2, 0.4), advance=nothing)
+    overrides = (f"training.epochs={epochs}", f"evaluation.every={epochs}")
+    records = whole(study_in(study.folder, *overrides), Setting(2, 0.4), advance=nothing)
     steps = [record for record in records if record["kind"] == "step"]
     assert [step["step"] for step in steps if "group" not in step] == list(range(1, cold + 1))
     assert sum(step["images"] for step in steps) == 16 * epochs
@@ -104,9 +105,9 @@ def test_failed_training_is_named_with_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = "print('epoch 1'); print('error: data.root: nowhere'); raise SystemExit(2)"
-    monkeypatch.setattr(Job, "command", lambda *_: [sys.executable, "-c", program])
+    monkeypatch.setattr(Study, "command", lambda *_: [sys.executable, "-c", program])
     with pytest.raises(InputError, match=r"ended with status 2: error: data\.root: nowhere"):
-        train(job_in(tmp_path), tmp_path / "run", (), look=lambda process: None, expected=FINISHED)
+        train(study_in(tmp_path), tmp_path / "run", (), is_enough=lambda records: False)
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def fake_trainings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """Replace trainings by records of steps whose loss depends on momentum and learning rate."""
     trainings: list[tuple[str, ...]] = []
 
-    def fake_train(job: Job, run: Path, options: tuple[str, ...], **_: Any) -> None:
+    def fake_train(study: Study, run: Path, options: tuple[str, ...], **_: Any) -> None:
         trainings.append(tuple(options))
         settings = dict(option.partition("=")[::2] for option in options)
         groups = int(settings.get("distributed.groups", 1))
@@ -135,7 +136,7 @@ def fake_trainings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         run.mkdir(parents=True, exist_ok=True)
         file.write_text("\n".join(lines) + "\n")
 
-    monkeypatch.setattr(async_groups_search, "train", fake_train)
+    monkeypatch.setattr(async_groups, "train", fake_train)
     return trainings
 
 

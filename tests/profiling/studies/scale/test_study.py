@@ -1,16 +1,15 @@
-"""The scaling study: combinations, their numbers and the findings."""
+"""The scaling study: shapes, their numbers and the findings."""
 
 from typing import Any
 
 import pytest
 
-from launch.hosts import hosts_with_ranks
-from launch.shares import CoreRequest
+from launch.hosts import Where
 from launch.topology import Topology
 from profiling.bench.results import Finding
-from profiling.studies.scale_study import (
-    Combination,
-    Measured,
+from profiling.studies.rounds import Measured, Shape
+from profiling.studies.scale import (
+    ScaleOptions,
     combine,
     efficiency,
     findings,
@@ -27,56 +26,45 @@ TWO_CORES = cores_in_a_row((0, 2, 0, 0))
 
 STANDARD = ("data.image_size=800", "distributed.compress=bf16")
 SAME_CORES = [measured(1, 2, 2.0, batch_size=2), measured(2, 1, 1.6, batch_size=1, without=0.98)]
-TWO_JOBS = [
-    [
+TWO_JOBS = (
+    (
         rank_steps(0, [2.0, 3.0], data=[0.1, 0.0], exchange=[0.5, 0.03], held_back=[1.9, 2.5]),
         rank_steps(1, [1.8, 2.9], data=[0.2, 0.3], exchange=[0.1, 0.60], held_back=[1.0, 2.7]),
-    ],
-    [
+    ),
+    (
         rank_steps(0, [1.0], data=[0.0], exchange=[0.04], held_back=[0.9]),
         rank_steps(1, [1.0], data=[0.0], exchange=[0.02], held_back=[1.1]),
-    ],
-]
-TWO_RANKS = Measured(combination=Combination(ranks=2, threads=1, batch_size=3), jobs=TWO_JOBS)
+    ),
+)
+TWO_RANKS = Measured(shape=Shape(ranks=2, threads=1, batch_size=3), jobs=TWO_JOBS)
 
 
 def combined(
     *,
-    ranks: tuple[int, ...],
-    threads: tuple[int, ...],
     allowed: Topology = TWO_CORES,
-    global_batch: int | None = None,
     quota: float | None = None,
     comm_cores: int = 0,
     hosts: str | None = None,
-) -> list[Combination]:
-    return combine(
-        ranks,
-        threads,
-        batch_size=8,
-        global_batch=global_batch,
-        place_on_hosts=lambda count: hosts_with_ranks(hosts, ranks=count) if hosts else (),
-        allowed=allowed,
-        quota=quota,
-        request=CoreRequest(comm_cores=comm_cores),
-    )
+    **options: Any,
+) -> dict[Shape, str]:
+    config = load_config("demo.yaml", [f"launch.comm_cores={comm_cores}", "data.workers=0"])
+    where = Where(hosts=hosts)
+    options = dict[str, Any](batch_size=8, threads=(1,), where=where) | options
+    requested = ScaleOptions(**options)
+    misfits, by_ranks = combine(requested, config, allowed=allowed, quota=quota)
+    for count in requested.ranks if hosts else ():
+        assert by_ranks[count] == ((("a", count // 2), ("b", count // 2)) if count > 1 else ())
+    return misfits
 
 
-def shapes_that_fit(combinations: list[Combination]) -> list[tuple[int, int]]:
-    return [(each.ranks, each.threads) for each in combinations if not each.misfit]
-
-
-def test_two_cores_fit_two_ranks_or_two_threads() -> None:
-    combinations = combined(ranks=(1, 2, 4), threads=(1, 2))
-    assert shapes_that_fit(combinations) == [(1, 1), (1, 2), (2, 1)]
-    reasons = {(each.ranks, each.threads): each.misfit for each in combinations if each.misfit}
-    assert reasons[2, 2] == "2 ranks can have 1 core each, but launch.threads=2 requests more"
-    assert reasons[4, 1] == reasons[4, 2] == "4 ranks are more than the 2 cores"
+def fitting(misfits: dict[Shape, str]) -> list[tuple[int, int]]:
+    return [(shape.ranks, shape.threads) for shape, why in misfits.items() if not why]
 
 
 @pytest.mark.parametrize(
     ("options", "shapes"),
     [
+        ({"ranks": (1, 2, 4), "threads": (1, 2)}, [(1, 1), (1, 2), (2, 1)]),
         (
             {"ranks": (8, 16), "threads": (7, 14, 28), "allowed": EIGHT_SOCKETS},
             [(8, 7), (8, 14), (8, 28), (16, 7), (16, 14)],
@@ -88,31 +76,39 @@ def test_two_cores_fit_two_ranks_or_two_threads() -> None:
         ),
         # A CPU quota counts as cores.
         ({"ranks": (1, 2), "threads": (1, 2), "quota": 1.5}, [(1, 1)]),
+        # Hosts share the ranks, and each must fit its own.
+        ({"ranks": (1, 2, 4, 6), "hosts": "a,b"}, [(2, 1), (4, 1)]),
     ],
 )
-def test_combinations_fit_the_cores(options: dict[str, Any], shapes: list[tuple[int, int]]) -> None:
-    assert shapes_that_fit(combined(**options)) == shapes
+def test_shapes_fit_the_cores(options: dict[str, Any], shapes: list[tuple[int, int]]) -> None:
+    assert fitting(combined(**options)) == shapes
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (
+            {"ranks": (2,), "threads": (2,)},
+            "2 ranks can have 1 core each, but launch.threads=2",
+        ),
+        ({"ranks": (4,)}, "4 ranks are more than the 2 cores"),
+        ({"ranks": (2,), "global_batch": 3}, "3 images do not divide evenly among 2 ranks"),
+        ({"ranks": (1,), "hosts": "a,b"}, "--np 1: does not divide evenly among 2 hosts"),
+        ({"ranks": (6,), "hosts": "a,b"}, "3 ranks are more than the 2 cores"),
+    ],
+)
+def test_misfit_has_its_reason(options: dict[str, Any], reason: str) -> None:
+    [found] = combined(**options).values()
+    assert found.startswith(reason)
 
 
 def test_each_rank_has_the_batch_size_or_its_part_of_the_global_batch() -> None:
-    weak = combined(ranks=(1, 2), threads=(1,))
+    weak, strong = combined(ranks=(1, 2)), combined(ranks=(1, 2), global_batch=6)
     assert [(each.batch_size, each.images) for each in weak] == [(8, 8), (8, 16)]
-    strong = combined(ranks=(1, 2), threads=(1,), global_batch=6)
     assert [(each.batch_size, each.images) for each in strong] == [(6, 6), (3, 6)]
-    [odd] = combined(ranks=(2,), threads=(1,), global_batch=3)
-    assert odd.misfit == "3 images do not divide evenly among 2 ranks"
 
 
-def test_hosts_share_the_ranks_and_each_host_must_fit_its_own() -> None:
-    combinations = combined(ranks=(1, 2, 4, 6), threads=(1,), hosts="a,b")
-    hosts = [each.hosts for each in combinations]
-    assert hosts[1:] == [(("a", count), ("b", count)) for count in (1, 2, 3)]
-    assert shapes_that_fit(combinations) == [(2, 1), (4, 1)]
-    assert combinations[0].misfit.startswith("--np 1: does not divide evenly among 2 hosts")
-    assert combinations[3].misfit == "3 ranks are more than the 2 cores"
-
-
-def test_numbers_of_a_combination() -> None:
+def test_numbers_of_a_shape() -> None:
     assert TWO_RANKS.step_seconds == 2.0  # of 2.0, 3.0, 1.0: those of the slowest rank
     assert TWO_RANKS.images_per_second == 6 / 2.0
     # Waiting for data: the rank that waited longest. Of 0.2/2, 0.3/3, 0.

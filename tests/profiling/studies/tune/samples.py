@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from profiling.studies.rounds import Shape
 from profiling.studies.tune.forecast import HostModel
 from profiling.studies.tune.measurements import (
     Added,
@@ -11,7 +12,7 @@ from profiling.studies.tune.measurements import (
     Probes,
     RateRule,
 )
-from profiling.studies.tune.model import Checked, Fitted, Network, Shape, StepTime, StepTimeModel
+from profiling.studies.tune.model import Checked, Fitted, Network, StepTime, StepTimeModel
 from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
 
 STEP = StepTimeModel(fixed=0.6, per_image=2.5, serial=0.02, contention=0.1, cores=56)

@@ -6,6 +6,7 @@ counted.
 
 import math
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,12 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from profiling.bench.job import ExchangeTime
 from profiling.bench.measured_rank import BUCKET, FIRST_BUCKET, bucket_sizes
+from profiling.studies.rounds import Shape
 from profiling.studies.tune import model as planner
 from profiling.studies.tune.cluster import Cluster, Part, Program, forecast_step
 from profiling.studies.tune.cluster import gradient_exchange as exchange_of_cluster
 from profiling.studies.tune.forecast import Allocation
 from profiling.studies.tune.measurements import Added, HostPeaks
-from profiling.studies.tune.model import Exchange, Network, Shape, fit_network, predicted_seconds
+from profiling.studies.tune.model import Exchange, Network, fit_network, predicted_seconds
 from retinanet.engine import host_gradients
 from retinanet.engine.gradient_sync import SHARED, SharedGradients, share_memory
 from retinanet.engine.host_gradients import HostGradients, Operation
@@ -57,34 +59,32 @@ class Counted:
         return sum(self._sizes[kind]) / ranks
 
 
+BYTES: dict[str, Callable[..., int]] = {
+    "write_rounded": lambda values, out, size, *_: size * (4 + 2),
+    "write_floats": lambda values, out, size, *_: size * (4 + 4),
+    "sum_rounded": lambda parts, count, out, size, *_: size * (2 * count + 4),
+    "sum_floats": lambda parts, count, out, size, *_: size * (4 * count + 4),
+}
+"""What each of the trainer's kernels reads and writes, by its arguments."""
+
+
 class CountingLibrary:
     """The trainer's kernels, whose bytes are counted by the thread that calls them."""
 
     def __init__(self, library: Any, counted: Counted) -> None:
         self._library, self._counted = library, counted
 
-    def _count(self, size: int) -> None:
-        is_averaging = threading.current_thread().name == "gradients"
-        self._counted.add("thread" if is_averaging else "computing", size)
-
-    def write_rounded(self, values: Any, out: Any, size: int, *others: Any) -> None:
-        self._count(size * (4 + 2))
-        self._library.write_rounded(values, out, size, *others)
-
-    def write_floats(self, values: Any, out: Any, size: int, *others: Any) -> None:
-        self._count(size * (4 + 4))
-        self._library.write_floats(values, out, size, *others)
-
-    def sum_rounded(self, parts: Any, count: int, out: Any, size: int, threads: int) -> None:
-        self._count(size * (2 * count + 4))
-        self._library.sum_rounded(parts, count, out, size, threads)
-
-    def sum_floats(self, parts: Any, count: int, out: Any, size: int, threads: int) -> None:
-        self._count(size * (4 * count + 4))
-        self._library.sum_floats(parts, count, out, size, threads)
-
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._library, name)
+        function = getattr(self._library, name)
+
+        def call(*arguments: Any) -> Any:
+            if name in BYTES:
+                is_averaging = threading.current_thread().name == "gradients"
+                kind = "thread" if is_averaging else "computing"
+                self._counted.add(kind, BYTES[name](*arguments))
+            return function(*arguments)
+
+        return call
 
 
 class CountingTransport(ThreadTransport):

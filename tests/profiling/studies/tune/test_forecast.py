@@ -1,5 +1,6 @@
 """Time and cost of a training on an allocation, with and without compute groups, and the choice."""
 
+import math
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -7,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from common.errors import InputError
-from profiling.bench.measured_rank import bucket_sizes
+from profiling.studies.rounds import Shape
 from profiling.studies.tune.forecast import (
     Allocation,
     Constraints,
@@ -21,7 +22,7 @@ from profiling.studies.tune.forecast import (
     turning_point,
     why_it_loses,
 )
-from profiling.studies.tune.model import Network, Shape, WithGroups, epochs_of_mlperf
+from profiling.studies.tune.model import Estimate, Network, WithGroups, epochs_of_mlperf
 from retinanet.mlperf.rules import NEWEST, TRAINING_IMAGES
 from tests.profiling.studies.tune.samples import (
     GRADIENT_BYTES,
@@ -102,32 +103,16 @@ def test_exchange_uses_the_network_only_between_hosts() -> None:
     assert HOST.exchange_seconds(Allocation(hosts=1, on_host=ONE_RANK), step=3.0) == 0.0
 
 
-def test_backward_pass_hides_the_exchange_except_for_the_last_bucket() -> None:
-    two = Allocation(hosts=2, on_host=Shape(ranks=1, threads=56, batch_size=1))
-    *others, last = bucket_sizes(GRADIENT_BYTES // 4)
-    assert (len(others), last) == (6, 1_969_856)
-    # Without peak rates, only the network takes time: two parts at once, then 25 MiB in two turns.
-    of_last = NETWORK.all_reduce_seconds(4 * last, ranks=2)
-    whole = NETWORK.all_reduce_seconds(GRADIENT_BYTES, ranks=2) + 11 * 2 * NETWORK.latency
-    assert HOST.exchange_seconds(two, step=100.0) == pytest.approx(of_last)
-    assert HOST.exchange_seconds(two, step=0.0) == pytest.approx(whole)
-
-
-def test_ranks_of_a_host_share_its_link_in_two_levels_and_not_in_groups() -> None:
-    network = Network(latency=0.0, bandwidth=1e9, source="")
-    slow = replace(HOST, network=network)
-    eight = Allocation(hosts=4, on_host=SHAPE)
-    waiting = 0.01 * 1.0  # measured on one host
-    whole = 2 * 3 / 4 * GRADIENT_BYTES / 1e9
-    assert slow.exchange(eight).added_seconds(0.0) == pytest.approx(whole)
-    backward = 0.6 * 1.0
-    model = slow.exchange_seconds(eight, step=1.0)
-    assert model == pytest.approx(slow.exchange(eight).added_seconds(backward) + waiting)
-    # A group of two hosts: a ring over its 16 ranks.
-    groups = slow.exchange(replace(eight, groups=2))
-    ring = 30 / 16 * GRADIENT_BYTES / 1e9
-    assert groups.hosts == 2
-    assert groups.added_seconds(0.0) == pytest.approx(ring)
+def test_exchange_is_that_of_a_group_of_hosts() -> None:
+    allocation = Allocation(hosts=4, on_host=SHAPE)
+    plain, groups = HOST.exchange(allocation), HOST.exchange(replace(allocation, groups=2))
+    assert (plain.hosts, plain.ranks, plain.in_levels) == (4, 8, True)
+    assert (groups.hosts, groups.ranks, groups.in_levels) == (2, 8, False)
+    assert (plain.values, plain.network) == (GRADIENT_BYTES // 4, NETWORK)
+    # Without peak rates, as in old plans, only the network takes time.
+    assert plain.rank_bandwidth == plain.core_bandwidth == math.inf
+    expected = plain.added_seconds(0.6) + 0.01  # measured on one host: waiting for the slowest rank
+    assert HOST.exchange_seconds(allocation, step=1.0) == pytest.approx(expected)
 
 
 def test_more_hosts_cost_more_and_finally_take_longer() -> None:
@@ -209,19 +194,20 @@ def test_fastest_allocation_wins_without_limits() -> None:
     assert hours == sorted(hours, reverse=True)
 
 
-def test_deadline_selects_the_cheapest_in_the_worst_case() -> None:
-    limit = 2 * choose().winner.hours.high
-    plan = choose(constraints=Constraints(deadline_hours=limit))
-    in_time = [result for result in plan.forecasts if result.hours.high <= limit]
-    assert plan.winner == min(in_time, key=lambda result: result.core_hours.middle)
-    assert plan.winner.core_hours.middle < choose().winner.core_hours.middle
+@pytest.mark.parametrize(("limit", "wanted"), [("hours", "core_hours"), ("core_hours", "hours")])
+def test_limit_selects_the_best_in_the_worst_case(limit: str, wanted: str) -> None:
+    """A deadline selects the cheapest, a budget the fastest."""
 
+    def of(result: Forecast, name: str) -> Estimate:
+        return getattr(result, name)
 
-def test_budget_selects_the_fastest_in_the_worst_case() -> None:
-    budget = 1.1 * min(result.core_hours.high for result in choose().forecasts)
-    plan = choose(constraints=Constraints(budget_core_hours=budget))
-    affordable = [result for result in plan.forecasts if result.core_hours.high <= budget]
-    assert plan.winner == min(affordable, key=lambda result: result.hours.middle)
+    forecasts = choose().forecasts
+    most = 1.5 * min(of(result, limit).high for result in forecasts)
+    name = "deadline_hours" if limit == "hours" else "budget_core_hours"
+    plan = choose(constraints=Constraints(**{name: most}))
+    allowed = [result for result in forecasts if of(result, limit).high <= most]
+    assert 1 < len(allowed) < len(forecasts)
+    assert plan.winner == min(allowed, key=lambda result: of(result, wanted).middle)
 
 
 @pytest.mark.parametrize(

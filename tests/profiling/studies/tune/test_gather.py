@@ -62,7 +62,7 @@ def fake_jobs(monkeypatch: pytest.MonkeyPatch) -> list[MeasuredJob]:
         seconds = [1.0 + job.ranks] * 2
         return [rank_steps(rank, seconds, held_back=seconds) for rank in range(job.ranks)]
 
-    monkeypatch.setattr("profiling.studies.scale_study.measure_ranks", measure_ranks)
+    monkeypatch.setattr("profiling.studies.rounds.measure_ranks", measure_ranks)
     for name in ("evaluation_seconds", "metric_seconds", "update_seconds"):
         monkeypatch.setattr(measure, name, lambda _: 1.0)
     peaks = HostPeaks(core_gflops=450.0, memory_gb_per_s=25.0)
@@ -99,7 +99,7 @@ def test_failed_job_gives_its_exit_status(
     def fail(*_: Any, **__: Any) -> None:
         raise JobFailedError(7)
 
-    monkeypatch.setattr("profiling.studies.scale_study.measure_ranks", fail)
+    monkeypatch.setattr("profiling.studies.rounds.measure_ranks", fail)
     assert run_here(main, "tune", *SMALL).returncode == 7
 
 
@@ -132,33 +132,6 @@ def test_probe_runs_are_trained_and_stored_one_by_one(
     assert done.returncode == FINISHED, done.stderr
     assert len(trained) == 3 and "training.gradient_accumulation=2" in trained[2]
     assert "\nforecast to mAP 0.25 " in done.stdout
-
-
-@pytest.mark.exhaustive
-def test_real_measurement_continues_after_ctrl_c(tmp_path: Path) -> None:
-    plan = tmp_path / "plan.json"
-    stopped = interrupted(start("--plan", plan, *SMALL), when=plan.exists)
-    assert stopped.code == INTERRUPTED, stopped.errors
-    begun = read_measurements(plan)
-    assert isinstance(begun, PartialMeasurement) and 1 <= begun.done < 6
-    assert " ".join(stopped.output.split()).endswith(
-        f"stopped: {plan} has {begun.done} of 6 jobs; repeat the command to continue"
-    )
-    assert stopped.errors == "interrupted\n"
-
-    content = json.loads(plan.read_text())
-    content["environment"]["cpu"] = "another"
-    moved = tmp_path / "moved.json"
-    moved.write_text(json.dumps(content))
-    elsewhere = ended(start("--plan", moved, *SMALL))
-    assert elsewhere.code == BAD_INPUT and elsewhere.errors.count("\n") == 1
-    assert str(moved) in elsewhere.errors and "cpu another" in elsewhere.errors
-
-    done = ended(start("--plan", plan, *SMALL), timeout=300)
-    assert done.code == FINISHED, done.errors
-    assert f"continuing: {plan}, {begun.done} of 6 jobs" in done.output
-    assert "\nbest: 1 host × 1 rank × 1 thread" in done.output
-    assert isinstance(read_measurements(plan), Measurements)
 
 
 @pytest.fixture

@@ -17,21 +17,18 @@ from launch.shares import CoreRequest
 from launch.topology import Socket, list_sockets
 from profiling.bench.job import MeasuredJob, measure_exchanges
 from profiling.peaks import Peaks
+from profiling.studies.rounds import Rounds, Shape, run_rounds
 from profiling.studies.tune import measure
 from profiling.studies.tune.forecast import gradient_exchange
 from profiling.studies.tune.measure import (
     NETWORK_SIZES,
     STEPS,
     WARM_UP,
-    MeasurementPlan,
     TrainedData,
-    added,
     evaluation_seconds,
     host_peaks,
-    measure_steps,
     measured_pairs,
     named_hosts,
-    step_time,
     synthetic_data,
     trained_data,
     what_to_measure,
@@ -40,10 +37,11 @@ from profiling.studies.tune.measure import (
 from profiling.studies.tune.measurements import (
     HostPeaks,
     Measurements,
+    PartialMeasurement,
     read_measurements,
     write_measurements,
 )
-from profiling.studies.tune.model import Shape, fit_network
+from profiling.studies.tune.model import fit_network
 from retinanet.config_file import load_config
 from tests.launch.ranks import MPIRUN, Ended, ended
 from tests.launch.topologies import cores_in_a_row
@@ -152,17 +150,15 @@ def test_steps_of_each_shape_are_measured_without_their_exchange(tmp_path: Path)
         ranks=1, config="demo.yaml", overrides=SMALL, warm_up=WARM_UP, steps=STEPS,
         alternate=True, own_model=True, scenes=tmp_path / "scenes",
     )  # fmt: skip
-    mpirun = choose_mpirun(MPIRUN)
-    measured = measure_steps(SHAPES, job, rounds=1, mpirun=mpirun, console=QUIET)
-    first, second = (step_time(result) for result in measured)
-    assert [first.shape, second.shape] == SHAPES
-    (single_job,), (paired_job,) = (result.jobs for result in measured)
-    assert min(single_job[0].seconds) <= first.seconds <= max(single_job[0].seconds)
-    held_back = [seconds for rank in paired_job for seconds in rank.held_back_seconds]
-    assert min(held_back) <= second.seconds <= max(held_back)
-    parts = zip(single_job[0].forward_seconds, single_job[0].seconds, strict=True)
+    study = Rounds(SHAPES, 1, title="steps")
+    run_rounds(study, job, mpirun=choose_mpirun(MPIRUN), console=QUIET)
+    (single,), (paired,) = (result.jobs for result in study.measured)
+    first, second = (result.seconds_without_exchange for result in study.measured)
+    assert min(single[0].seconds) <= first <= max(single[0].seconds)
+    held_back = [seconds for rank in paired for seconds in rank.held_back_seconds]
+    assert min(held_back) <= second <= max(held_back)
+    parts = zip(single[0].forward_seconds, single[0].seconds, strict=True)
     assert all(0 < forward < step for forward, step in parts)
-    assert [(share.ranks, share.batch_size) for share in added(measured)] == [(2, 1)]
 
 
 @pytest.mark.whole_machine
@@ -218,7 +214,7 @@ def test_disturbed_peak_is_an_error_that_names_the_other_work(
         host_peaks(demo_plan("engine.precision=float32"))
 
 
-def demo_plan(*overrides: str) -> MeasurementPlan:
+def demo_plan(*overrides: str) -> PartialMeasurement:
     data = TrainedData(
         name="demo.yaml", config="demo.yaml", images=8, evaluated_images=1, classes=4
     )

@@ -12,9 +12,9 @@ import pytest
 from common.errors import InputError
 from common.files import read_json_object
 from profiling.bench.job import ExchangeTime
+from profiling.studies.rounds import Measured, Shape
 from profiling.studies.tune.measurements import (
     Evaluated,
-    JobsOfShape,
     Measurements,
     PartialMeasurement,
     ProbeRun,
@@ -26,7 +26,6 @@ from profiling.studies.tune.measurements import (
     require_same,
     write_measurements,
 )
-from profiling.studies.tune.model import Shape
 from tests.profiling.studies.tune.samples import measurements, probed, probes
 from tests.support.commands import error_message
 from tests.support.rank_steps import rank_steps
@@ -40,7 +39,7 @@ BEGUN = PartialMeasurement(
     question={"image_size": 64},
     measured=(SHAPE,),
     shapes=(SHAPE,),
-    jobs=(JobsOfShape(shape=SHAPE, jobs=((rank_steps(0, [1.0, 1.1]),),)),),
+    jobs=(Measured(shape=SHAPE, jobs=((rank_steps(0, [1.0, 1.1]),),)),),
 )
 
 

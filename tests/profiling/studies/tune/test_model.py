@@ -5,12 +5,12 @@ from argparse import ArgumentTypeError
 
 import pytest
 
+from profiling.studies.rounds import Shape
+from profiling.studies.tune.gather import parse_network
 from profiling.studies.tune.model import (
     EpochsModel,
-    Estimate,
     Network,
     Runs,
-    Shape,
     StepTime,
     StepTimeModel,
     epochs_of_mlperf,
@@ -19,7 +19,6 @@ from profiling.studies.tune.model import (
     held_out,
     rank_counts,
 )
-from profiling.studies.tune.options import parse_network
 from retinanet.mlperf.rules import NEWEST, expectation, reference_points
 
 STEP = StepTimeModel(fixed=0.4, per_image=2.5, serial=0.05, contention=0.12, cores=56)
@@ -38,12 +37,6 @@ EPOCHS = EpochsModel(
     target="mAP 0.5",
     source="sample",
 )
-
-
-def test_estimate_is_scaled_and_widened() -> None:
-    estimate = Estimate(low=1.0, middle=2.0, high=4.0)
-    assert estimate.widened(0.5) == Estimate(low=0.5, middle=2.0, high=6.0)
-    assert estimate.times(3) == Estimate(low=3.0, middle=6.0, high=12.0)
 
 
 def step_times(noise: float = 0.0) -> list[StepTime]:
