@@ -360,7 +360,8 @@ def draw_distribution(parts: Sequence[Part], *, title: str) -> "Figure":
     if others := [group for _, group in groups[BARS:]]:
         summed = {name: sum(group[name] for group in others) for name in DIRECTION_COLOURS}
         groups[BARS:] = [(f"{len(others)} other kinds", summed)]
-    total = sum(part.total_ms for part in parts)
+    # Calls of less than a microsecond are logged as 0.
+    total = sum(part.total_ms for part in parts) or 1.0
     bars = []
     for kind, by_direction in groups:
         pieces = [
@@ -400,7 +401,8 @@ def draw_roofline(rows: Sequence[Row], peaks: Peaks | None, *, title: str) -> "F
     figure = charts.new_figure(width=13, height=5.6)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     draw_computing(left, [row for row in rows if row.gflop_per_s and row.flop_per_byte], peaks)
-    draw_moving(right, [row for row in rows if row.gflop is None and row.gbyte], peaks)
+    moving = [row for row in rows if row.gflop is None and row.gbyte and row.total_ms]
+    draw_moving(right, moving, peaks)
     figure.suptitle(title)
     return figure
 

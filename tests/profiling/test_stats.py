@@ -114,6 +114,14 @@ def test_log_of_skipped_implementations_alone(tmp_path: Path, run_here: RunHere)
     assert "no execution" in refused.stderr
 
 
+def test_charts_of_a_log_whose_calls_take_no_time(tmp_path: Path, run_here: RunHere) -> None:
+    log, out = tmp_path / "short.log", tmp_path / "charts"
+    lines = LOG.read_text(encoding="utf-8").splitlines()
+    log.write_text("\n".join(re.sub(r",[0-9.e-]+$", ",0", line) for line in lines))
+    done = run_here(main, "stats", log, "--out", out, "--peaks", "none")
+    assert done.returncode == 0 and (out / "distribution.png").is_file(), done.stderr
+
+
 @pytest.mark.slow
 def test_tables_and_charts_are_written_once(tmp_path: Path, run_here: RunHere) -> None:
     out, numbers = tmp_path / "stats", tmp_path / "a.json"
