@@ -138,7 +138,7 @@ def test_schema_and_run_agree(text: str, schema: Any, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the scripts of all shells, and files that can be completed."""
-    from retinanet.__main__ import SHELLS, completion_script
+    from retinanet.completion import SHELLS, completion_script
 
     folder = tmp_path_factory.mktemp("completion")
     for shell in SHELLS:
