@@ -154,9 +154,8 @@ examples:
   python -m retinanet predict --checkpoint runs/demo photos/ --out found --json found.json
   python -m retinanet predict --checkpoint runs/demo photos/ --no-pictures --json found.json
   python -m retinanet predict --checkpoint runs/demo street.mp4 --every 5 --class Bus
-  python -m retinanet predict --checkpoint runs/demo /dev/video0
 
-Videos and cameras need PyAV, one of the packages of `make serving`."""
+Videos need PyAV, one of the packages of `make serving`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,9 +164,7 @@ class PredictOptions:
 
     checkpoint: Path = option(CHECKPOINT, metavar="PATH")
     pictures: list[Path] = argument(
-        "picture files, folders of them, videos, or a camera such as /dev/video0",
-        metavar="PICTURE",
-        nargs="+",
+        "picture files, folders of them, or videos", metavar="PICTURE", nargs="+"
     )
     out: Path | None = option(
         "folder for the drawn pictures (default: predictions, where repeating the command writes "

@@ -25,7 +25,6 @@ from common.errors import MOST_CLASSES
 from common.machine import fastest_precision
 from retinanet.config_types import (
     DEFAULT_BETA1,
-    DEFAULT_LIBRARY,
     DEFAULT_MILESTONE_FACTOR,
     DETECTOR,
     EXPORTED,
@@ -41,7 +40,6 @@ from retinanet.config_types import (
     BatchSplit,
     BatchSplitInFile,
     LogitCopies,
-    MetricLibrary,
     Milestones,
     Resume,
     Steps,
@@ -334,8 +332,6 @@ class EvaluationConfig:
     """Evaluate and write a checkpoint every N epochs, and at the end. [epochs]"""
     batch_size: Annotated[int, Field(ge=1, le=MOST_IMAGES)] = 8
     """Images per rank in an evaluation batch. [images]"""
-    metric: MetricLibrary = DEFAULT_LIBRARY
-    """Library that computes mAP; pycocotools is the reference: same numbers, far slower. [name]"""
     overlap: bool = False
     """Compute mAP in the background during the next epoch, on unused CPUs if any. [bool]"""
     pictures: Annotated[int, Field(ge=0, le=MOST_IMAGES)] = 6
@@ -499,5 +495,3 @@ class MlperfConfig:
     """Availability of the system to others. [name]"""
     clear_caches: bool = False
     """Drop the page cache of every host before timing starts; needs root. [bool]"""
-    submission: Path | None = None
-    """Folder of a submission, to which a finished run adds its log. [path or null]"""

@@ -1,6 +1,6 @@
 """The sources of `predict`, and the JSON file and counts of its boxes.
 
-Sources are pictures, folders of them, videos and cameras. A `Search` has what all of them share:
+Sources are pictures, folders of them, and videos. A `Search` has what all of them share:
 the detector, the JSON file of the boxes, the counts, and the signal that stops early.
 """
 
@@ -28,8 +28,8 @@ from retinanet.training.signals import StopRequest
 VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mjpeg", ".mjpg", ".mpg", ".ts")
 """File name extensions of videos, in lower case."""
 
-Kind = Literal["picture", "video", "camera"]
-ENDINGS = {"picture": ".boxes.png", "video": ".boxes.mp4", "camera": ".boxes.mp4"}
+Kind = Literal["picture", "video"]
+ENDINGS = {"picture": ".boxes.png", "video": ".boxes.mp4"}
 SHOWN_CLASSES = 5
 
 
@@ -42,7 +42,7 @@ class Source(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """All sources: pictures, then videos and cameras; each in the order of the command line."""
+    """All sources: pictures, then videos; each in the order of the command line."""
 
     all: tuple[Source, ...]
     left_out: LeftOut  # What the folders hold beside pictures
@@ -59,12 +59,12 @@ class Sources(NamedTuple):
 
     @property
     def videos(self) -> list[Source]:
-        """The videos and cameras."""
-        return [source for source in self.all if source.kind != "picture"]
+        """The videos."""
+        return [source for source in self.all if source.kind == "video"]
 
 
 def find_sources(paths: Sequence[Path], *, out: Path, allow_outside: bool = False) -> Sources:
-    """Return the pictures and videos of files, folders, and cameras such as /dev/video0.
+    """Return the pictures and videos of files and folders.
 
     The drawn copy of a file goes to `out`, that of a file in a folder to `out`/NAME/…, where NAME
     is the name of the folder, with the same subfolders. It is named after the file's stem, or
@@ -91,8 +91,6 @@ def find_sources(paths: Sequence[Path], *, out: Path, allow_outside: bool = Fals
             # Resolved: the path `.` has no name.
             name = path.resolve().name
             files += [(file, "picture", name / file.relative_to(path).parent) for file in pictures]
-        elif path.is_char_device():
-            files.append((path, "camera", Path()))
         elif path.exists():  # any other file name is tried as a picture
             is_video = path.suffix.lower() in VIDEO_SUFFIXES
             files.append((path, "video" if is_video else "picture", Path()))
@@ -106,7 +104,7 @@ def find_sources(paths: Sequence[Path], *, out: Path, allow_outside: bool = Fals
         # All copies of the folder then have whole names: the stem of a.jpg.webp equals a.jpg.
         stem = file.name if (folder, Path(ending).suffix) in shared else file.stem
         sources.append(Source(file, kind, out / folder / f"{stem}{ending}"))
-    sources.sort(key=lambda source: source.kind != "picture")
+    sources.sort(key=lambda source: source.kind == "video")
     return Sources(tuple(sources), left_out)
 
 

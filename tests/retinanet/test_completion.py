@@ -175,7 +175,7 @@ CASES = {
     "retinanet train --config op": ["openimages.yaml"],
     "retinanet train --config mi": ["mine.yaml"],
     "retinanet data verify --config co": ["coco-torchvision.yaml", "coco.yaml"],
-    "retinanet train --config coco.yaml evaluation.m": ["evaluation.metric="],
+    "retinanet train --config coco.yaml evaluation.o": ["evaluation.overlap="],
     "retinanet train run.seed=1 --resume training.opt": ["training.optimizer="],
     "retinanet launch plan --np 2 launch.th": ["launch.threads="],
     "retinanet evaluate --metric py": ["pycocotools"],

@@ -270,6 +270,21 @@ def test_error_in_the_file_names_the_file(tmp_path: Path) -> None:
     )
 
 
+def test_settings_of_earlier_versions_are_dropped_unless_they_ask_for_something(
+    tmp_path: Path,
+) -> None:
+    text = "evaluation: {metric: faster-coco-eval}\nmlperf: {submission: null}\n"
+    config = load_config(str(written(tmp_path, text)))
+    tree = config_to_tree(config)
+    tree["evaluation"]["metric"], tree["mlperf"]["submission"] = "pycocotools", "out"
+    assert config_from_tree(tree, "a checkpoint") == config
+    file = written(tmp_path, "mlperf: {submission: out}\n")
+    assert error_message(load_config, file) == (
+        f"{file}: mlperf.submission: is no setting any more; use python -m retinanet mlperf "
+        "submission"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "line", "problem"),
     [

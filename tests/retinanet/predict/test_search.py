@@ -96,11 +96,6 @@ def test_folder_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
         find_sources([tmp_path], out=tmp_path / "out")
 
 
-def test_character_device_is_a_camera() -> None:
-    [camera] = find_sources([Path("/dev/null")], out=Path("out")).videos
-    assert camera.kind == "camera" and camera.drawn == Path("out/null.boxes.mp4")
-
-
 @pytest.mark.parametrize("parts", [[], [[]], [[1]], [[1, 2], [], [3]]])
 def test_box_file_is_one_array(parts: list[list[int]], tmp_path: Path) -> None:
     file = tmp_path / "new" / "boxes.json"

@@ -172,15 +172,6 @@ def test_playlist_does_not_open_its_files(
     assert not (tmp_path / "out").exists()
 
 
-def test_device_that_is_not_a_camera_is_an_error(
-    detector: Path, tmp_path: Path, run_here: RunHere
-) -> None:
-    arguments = ["--checkpoint", detector, "/dev/null", "--out", tmp_path / "out"]
-    done = run_here(main, "predict", *arguments)
-    assert done.returncode == 2
-    assert "error: /dev/null: cannot be read as a camera: " in done.stderr
-
-
 def test_missing_pyav_is_an_error(
     detector: Path, tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
