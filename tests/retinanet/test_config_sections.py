@@ -29,7 +29,7 @@ def config_error(*overrides: str, config: str = "demo.yaml") -> str:
         (["training.optimizer=adamw", "training.weight_decay=0"], "training.weight_decay", "0.01"),
         (["training.milestones=[2]"], "training.milestones", "constant; set []"),
         (["training.milestones=[2]", "training.schedule=cosine"], "training.milestones", "cosine"),
-        (["training.schedule=step", "training.milestones=[2, 26]"], "training.milestones", "26 "),
+        (["training.schedule=step", "training.milestones=[2, 26]"], "training.milestones", "=26"),
         (["training.milestone_factor=0.5"], "training.milestone_factor", "constant"),
         (["engine.convolutions=winograd", "engine.name=ipex"], "engine.convolutions", "auto"),
         (["engine.convolutions=winograd", "engine.precision=float32"], "engine.convolutions", ""),

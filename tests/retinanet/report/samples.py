@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from data.annotations import Annotations
 from retinanet.evaluation.matching import ImageDetections, SplitDetections
+from retinanet.report.curves import Curve
 
 NAMES = ("cat", "dog", "bus")
 IDS = (7, 3, 44)
@@ -54,6 +55,13 @@ def predictions(*images: Sequence[Predicted]) -> SplitDetections:
         )
         for index, image in enumerate(images)
     )
+
+
+def counts_at(curve: Curve, threshold: float) -> tuple[int, int]:
+    """Return the numbers of right and of wrong boxes with at least a score."""
+    right, wrong = (np.append(0, c) for c in (curve.true_positives, curve.false_positives))
+    place = int((curve.scores >= threshold).sum())
+    return int(right[place]), int(wrong[place])
 
 
 def random_split(
