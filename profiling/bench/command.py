@@ -35,6 +35,7 @@ from profiling.bench.variant import (
     choose,
     with_counterparts,
 )
+from retinanet.commands import image_side
 
 ABOUT = """\
 Each contestant has its own process with its own memory policy. Contestants run one at a time, in
@@ -94,14 +95,6 @@ def add_variants_benchmark(kinds: Benchmarks, benchmark: Benchmark) -> None:
         run=partial(bench_command, benchmark),
     )
     parser.set_defaults(rounds=benchmark.rounds, warm_up=benchmark.warm_up)
-
-
-def image_side(text: str) -> int:
-    """Parse an image side in pixels that is a multiple of 32, for every variant."""
-    # torchvision pads images to multiples of 32: its variants would compute on larger ones.
-    if not text.isdigit() or int(text) < 64 or int(text) % 32 != 0:
-        raise argparse.ArgumentTypeError(f"expected a multiple of 32, at least 64, found {text!r}")
-    return int(text)
 
 
 @dataclass(frozen=True, kw_only=True)
