@@ -5,6 +5,7 @@ are fast.
 """
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,17 +38,19 @@ def run_target(target: str, options: Any) -> int:
     return code
 
 
+def command(
+    name: str, *, about: str, options: type[Any], target: str, examples: str | None = None
+) -> Callable[[Commands], None]:
+    """Return the function that adds a command, which `run_target` runs; texts as `add_command`."""
+
+    def add(commands: Commands) -> None:
+        run = partial(run_target, target)
+        add_command(commands, name, about=about, examples=examples, options=options, run=run)
+
+    return add
+
+
 CHECKPOINT = "runs/NAME/checkpoints/best, a file in it, or runs/NAME for its best checkpoint"
-
-EVALUATE_DESCRIPTION = """\
-Compute COCO's metric of a checkpoint, on the validation split of its run or on any COCO-format
-JSON with the same categories."""
-
-EVALUATE_EXAMPLES = """\
-examples:
-  python -m retinanet evaluate --checkpoint runs/demo/checkpoints/best
-  python -m retinanet evaluate --checkpoint runs/demo --out best --json best/map.json
-  python -m retinanet evaluate --checkpoint runs/coco --annotations mine.json --images photos"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,36 +82,19 @@ class EvaluateOptions:
     overwrite: bool = overwrite_option("replace files of an earlier evaluation")
 
 
-def add_evaluate(commands: Commands) -> None:
-    """Add `evaluate`."""
-    add_command(
-        commands,
-        "evaluate",
-        about=EVALUATE_DESCRIPTION,
-        examples=EVALUATE_EXAMPLES,
-        options=EvaluateOptions,
-        run=partial(run_target, "retinanet.evaluation.command:evaluate"),
-    )
-
-
-REPORT_DESCRIPTION = """\
-Write one HTML page about a trained detector: what it finds and misses in the validation images of
-its run, and what to do next. It shows the worst pictures with their boxes, which classes are taken
-for one another, precision and recall of each class with its best threshold, and the next commands
-with paths and threshold filled in. The page is one file of at most 3 MB or so and loads no other;
-it is written into the folder of the run, and opens in any browser.
-
-The detections of the checkpoint's evaluation, which the run keeps in eval/, are used if they are
-there; otherwise the detector runs on all images again."""
-
-REPORT_EXAMPLES = """\
+add_evaluate = command(
+    "evaluate",
+    about="""\
+Compute COCO's metric of a checkpoint, on the validation split of its run or on any COCO-format
+JSON with the same categories.""",
+    examples="""\
 examples:
-  python -m retinanet report runs/demo
-  python -m retinanet report runs/demo --overwrite --json report.json
-  python -m retinanet report runs/demo/checkpoints/last --out last.html
-  python -m retinanet report runs/coco --annotations mine.json --images photos --out mine.html
-
-docs/evaluation.md explains the page."""
+  python -m retinanet evaluate --checkpoint runs/demo/checkpoints/best
+  python -m retinanet evaluate --checkpoint runs/demo --out best --json best/map.json
+  python -m retinanet evaluate --checkpoint runs/coco --annotations mine.json --images photos""",
+    options=EvaluateOptions,
+    target="retinanet.evaluation.command:evaluate",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,33 +116,28 @@ class ReportOptions:
     overwrite: bool = overwrite_option("replace an existing page")
 
 
-def add_report(commands: Commands) -> None:
-    """Add `report`."""
-    add_command(
-        commands,
-        "report",
-        about=REPORT_DESCRIPTION,
-        examples=REPORT_EXAMPLES,
-        options=ReportOptions,
-        run=partial(run_target, "retinanet.report.command:report"),
-    )
+add_report = command(
+    "report",
+    about="""\
+Write one HTML page about a trained detector: what it finds and misses in the validation images of
+its run, and what to do next. It shows the worst pictures with their boxes, which classes are taken
+for one another, precision and recall of each class with its best threshold, and the next commands
+with paths and threshold filled in. The page is one file of at most 3 MB or so and loads no other;
+it is written into the folder of the run, and opens in any browser.
 
-
-PREDICT_DESCRIPTION = """\
-Detect objects in pictures and videos, and draw their boxes, classes and scores. NAME.jpg becomes
-NAME.boxes.png, the tree of a folder is repeated below --out, a video becomes NAME.boxes.mp4 without
-sound. The input files are not changed. A picture that cannot be read is reported and skipped; the
-exit status is then 2. After Ctrl-C, all finished results are kept."""
-
-PREDICT_EXAMPLES = """\
+The detections of the checkpoint's evaluation, which the run keeps in eval/, are used if they are
+there; otherwise the detector runs on all images again.""",
+    examples="""\
 examples:
-  python -m retinanet predict --checkpoint runs/demo/checkpoints/best photo.jpg
-  python -m retinanet predict --checkpoint runs/demo photos/ --out found --json found.json
-  python -m retinanet predict --checkpoint runs/demo photos/ --no-pictures --json found.json
-  python -m retinanet predict --checkpoint runs/demo street.mp4 --every 5 --class Bus
-  python -m retinanet predict --checkpoint runs/demo /dev/video0
+  python -m retinanet report runs/demo
+  python -m retinanet report runs/demo --overwrite --json report.json
+  python -m retinanet report runs/demo/checkpoints/last --out last.html
+  python -m retinanet report runs/coco --annotations mine.json --images photos --out mine.html
 
-Videos and cameras need PyAV, one of the packages of `make serving`."""
+docs/evaluation.md explains the page.""",
+    options=ReportOptions,
+    target="retinanet.report.command:report",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,9 +146,7 @@ class PredictOptions:
 
     checkpoint: Path = option(CHECKPOINT, metavar="PATH")
     pictures: list[Path] = argument(
-        "picture files, folders of them, videos, or a camera such as /dev/video0",
-        metavar="PICTURE",
-        nargs="+",
+        "picture files, folders of them, or videos", metavar="PICTURE", nargs="+"
     )
     out: Path | None = option(
         "folder for the drawn pictures (default: predictions, where repeating the command writes "
@@ -202,37 +181,24 @@ class PredictOptions:
     )
 
 
-def add_predict(commands: Commands) -> None:
-    """Add `predict`."""
-    add_command(
-        commands,
-        "predict",
-        about=PREDICT_DESCRIPTION,
-        examples=PREDICT_EXAMPLES,
-        options=PredictOptions,
-        run=partial(run_target, "retinanet.predict.command:predict"),
-    )
-
-
-EXPORT_DESCRIPTION = """\
-Write the detector of a checkpoint as one float32 file that other programs can run. It includes
-normalization, anchors, score threshold and non-maximum suppression:
-
-  images  uint8   [N, 3, S, S]  RGB pictures, resized to the checkpoint's square; any N
-  boxes   float32 [N, D, 4]     x1, y1, x2, y2 in pixels of the square
-  scores  float32 [N, D]        best first, 0 in rows without a detection
-  labels  int64   [N, D]        indices in the list of classes, -1 in such rows
-
-Then the file is run, and kept only if its detections equal those of the checkpoint. The file and
-FILE.json contain the class names and the rule for resizing."""
-
-EXPORT_EXAMPLES = """\
+add_predict = command(
+    "predict",
+    about="""\
+Detect objects in pictures and videos, and draw their boxes, classes and scores. NAME.jpg becomes
+NAME.boxes.png, the tree of a folder is repeated below --out, a video becomes NAME.boxes.mp4 without
+sound. The input files are not changed. A picture that cannot be read is reported and skipped; the
+exit status is then 2. After Ctrl-C, all finished results are kept.""",
+    examples="""\
 examples:
-  python -m retinanet export --checkpoint runs/demo/checkpoints/best --out demo.onnx
-  python -m retinanet export --checkpoint runs/demo --out demo.pt2 --score 0.3
-  python -m retinanet export --checkpoint runs/demo --format torchvision --out demo.pth
+  python -m retinanet predict --checkpoint runs/demo/checkpoints/best photo.jpg
+  python -m retinanet predict --checkpoint runs/demo photos/ --out found --json found.json
+  python -m retinanet predict --checkpoint runs/demo photos/ --no-pictures --json found.json
+  python -m retinanet predict --checkpoint runs/demo street.mp4 --every 5 --class Bus
 
-ONNX needs the packages of `make serving`. docs/serving.md shows how to run the file."""
+Videos need PyAV, one of the packages of `make serving`.""",
+    options=PredictOptions,
+    target="retinanet.predict.command:predict",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,16 +231,29 @@ class ExportOptions:
     overwrite: bool = overwrite_option("replace --out if it exists")
 
 
-def add_export(commands: Commands) -> None:
-    """Add `export`."""
-    add_command(
-        commands,
-        "export",
-        about=EXPORT_DESCRIPTION,
-        examples=EXPORT_EXAMPLES,
-        options=ExportOptions,
-        run=partial(run_target, "retinanet.export.command:export"),
-    )
+add_export = command(
+    "export",
+    about="""\
+Write the detector of a checkpoint as one float32 file that other programs can run. It includes
+normalization, anchors, score threshold and non-maximum suppression:
+
+  images  uint8   [N, 3, S, S]  RGB pictures, resized to the checkpoint's square; any N
+  boxes   float32 [N, D, 4]     x1, y1, x2, y2 in pixels of the square
+  scores  float32 [N, D]        best first, 0 in rows without a detection
+  labels  int64   [N, D]        indices in the list of classes, -1 in such rows
+
+Then the file is run, and kept only if its detections equal those of the checkpoint. The file and
+FILE.json contain the class names and the rule for resizing.""",
+    examples="""\
+examples:
+  python -m retinanet export --checkpoint runs/demo/checkpoints/best --out demo.onnx
+  python -m retinanet export --checkpoint runs/demo --out demo.pt2 --score 0.3
+  python -m retinanet export --checkpoint runs/demo --format torchvision --out demo.pth
+
+ONNX needs the packages of `make serving`. docs/serving.md shows how to run the file.""",
+    options=ExportOptions,
+    target="retinanet.export.command:export",
+)
 
 
 CONVERT_DESCRIPTION = """\

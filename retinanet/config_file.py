@@ -89,6 +89,7 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Config:
     for section, field in SHORTHANDS.items():
         if isinstance(tree.get(section), str):
             tree[section] = {field: tree[section]}
+    tree = without_former(tree, source=str(path))
     origins = {pair.partition("=")[0].strip(): "command line" for pair in overrides}
     for pair in overrides:
         apply_override(tree, pair)
@@ -97,7 +98,32 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Config:
 
 def config_from_tree(tree: Mapping[str, Any], source: str) -> Config:
     """Return a configuration from plain values, such as those of a checkpoint."""
-    return validated(tree, source=source, origins={})
+    return validated(without_former(tree), source=source, origins={})
+
+
+FORMER = {
+    "evaluation.metric": ("faster-coco-eval", "python -m retinanet evaluate --metric"),
+    "mlperf.submission": (None, "python -m retinanet mlperf submission"),
+}
+"""Settings of earlier versions, whose files and checkpoints have them: default, and replacement."""
+
+
+def without_former(tree: Mapping[str, Any], *, source: str = "") -> dict[str, Any]:
+    """Return a tree without the settings of earlier versions.
+
+    Raises:
+        InputError: There is a `source`, and one of them has a value that asks for something.
+    """
+    result = dict(tree)
+    for name, (default, command) in FORMER.items():
+        section, _, field = name.partition(".")
+        fields = result.get(section)
+        if not isinstance(fields, Mapping) or field not in fields:
+            continue
+        if source and fields[field] != default:
+            raise InputError(f"{source}: {name}: is no setting any more; use {command}")
+        result[section] = {key: value for key, value in fields.items() if key != field}
+    return result
 
 
 def apply_override(tree: dict[str, Any], pair: str) -> None:

@@ -10,22 +10,13 @@ loaded.
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    ValidationInfo,
-    WithJsonSchema,
-    field_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from pydantic.dataclasses import dataclass
-from pydantic_core import PydanticCustomError
 
 from common.errors import MOST_CLASSES
 from common.machine import fastest_precision
 from retinanet.config_types import (
     DEFAULT_BETA1,
-    DEFAULT_LIBRARY,
     DEFAULT_MILESTONE_FACTOR,
     DETECTOR,
     EXPORTED,
@@ -41,7 +32,6 @@ from retinanet.config_types import (
     BatchSplit,
     BatchSplitInFile,
     LogitCopies,
-    MetricLibrary,
     Milestones,
     Resume,
     Steps,
@@ -49,6 +39,7 @@ from retinanet.config_types import (
     is_interval,
     number_or_auto,
     parse_window,
+    refused,
     require_augmentation,
     require_split,
     whole,
@@ -154,6 +145,11 @@ class ModelConfig:
                 "format": "path",
             }
         ),
+        refused(
+            lambda file, _: file not in (None, TORCHVISION) and not file.endswith(".safetensors"),
+            "input should be a .safetensors file or torchvision; a .pth can run code: convert it "
+            "once with python -m retinanet convert FILE.pth --out FILE.safetensors --trust",
+        ),
     ] = None
     """Initial weights: a .safetensors file, or `torchvision` to download them. [path or null]"""
     weights: Annotated[
@@ -161,55 +157,32 @@ class ModelConfig:
         Resume.FREE,
         closed(None),
         WithJsonSchema({"type": ["string", "null"], "pattern": DETECTOR, "format": "path"}),
+        refused(lambda source, _: source == "", "name a run, a checkpoint or a .safetensors file"),
+        refused(
+            lambda source, _: source == TORCHVISION,
+            "torchvision publishes no RetinaNet with a ResNeXt50-32x4d, only with a ResNet50, "
+            "whose weights do not fit; set model.pretrained_backbone=torchvision for weights "
+            "from ImageNet, or model.weights to a run or a converted detector",
+        ),
+        refused(
+            lambda source, _: str(source).endswith(PICKLES),
+            "input should be a run, a checkpoint or a .safetensors file; a .pth can run code: "
+            "convert it once with python -m retinanet convert --detector FILE.pth "
+            "--classes FILE.json --out DIR, and set model.weights=DIR",
+        ),
+        refused(
+            lambda source, _: str(source).endswith(EXPORTED),
+            "an exported program cannot be trained; give the checkpoint it was made from",
+        ),
+        refused(
+            lambda source, others: source and others.get("pretrained_backbone"),
+            "a detector includes its backbone, so model.pretrained_backbone would be unused; "
+            "set model.pretrained_backbone=null or model.weights=null",
+        ),
     ] = None
     """Detector to start from: a run, checkpoint or .safetensors; classes by name. [path or null]"""
     num_classes: Annotated[int | None, Field(ge=1, le=MOST_CLASSES), Resume.MUST_MATCH] = None
     """Outputs of the classification head; null: as many as the categories need. [classes]"""
-
-    @field_validator("pretrained_backbone")
-    @classmethod
-    def require_no_pickle(cls, file: str | None) -> str | None:
-        """Refuse files that would have to be unpickled, before anything else is done."""
-        if file not in (None, TORCHVISION) and not str(file).endswith(".safetensors"):
-            advice = (
-                "input should be a .safetensors file or torchvision; a .pth can run code: convert "
-                "it once with python -m retinanet convert FILE.pth --out FILE.safetensors --trust"
-            )
-            raise PydanticCustomError("pickle", advice)
-        return file
-
-    @field_validator("weights")
-    @classmethod
-    def require_detector(cls, source: str | None, others: ValidationInfo) -> str | None:
-        """Refuse what is no detector of this architecture by its name, and a second start."""
-        if source is None:
-            return None
-        if not source:
-            raise PydanticCustomError("empty", "name a run, a checkpoint or a .safetensors file")
-        if source == TORCHVISION:
-            advice = (
-                "torchvision publishes no RetinaNet with a ResNeXt50-32x4d, only with a ResNet50, "
-                "whose weights do not fit; set model.pretrained_backbone=torchvision for weights "
-                "from ImageNet, or model.weights to a run or a converted detector"
-            )
-            raise PydanticCustomError("no_such_weights", advice)
-        if source.endswith(PICKLES):
-            advice = (
-                "input should be a run, a checkpoint or a .safetensors file; a .pth can run code: "
-                "convert it once with python -m retinanet convert --detector FILE.pth "
-                "--classes FILE.json --out DIR, and set model.weights=DIR"
-            )
-            raise PydanticCustomError("pickle", advice)
-        if source.endswith(EXPORTED):
-            advice = "an exported program cannot be trained; give the checkpoint it was made from"
-            raise PydanticCustomError("exported", advice)
-        if others.data.get("pretrained_backbone") is not None:
-            advice = (
-                "a detector includes its backbone, so model.pretrained_backbone would be unused; "
-                "set model.pretrained_backbone=null or model.weights=null"
-            )
-            raise PydanticCustomError("unused", advice)
-        return source
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -230,7 +203,15 @@ class TrainingConfig:
         Literal["adam", "adamw", "sgd", "lamb"], Resume.MUST_MATCH, closed("adam")
     ] = "adam"
     """Optimizer. MLPerf: adam. [name]"""
-    momentum: Annotated[float, Field(ge=0, lt=1), Resume.MUST_MATCH] = 0.0
+    momentum: Annotated[
+        float,
+        Field(ge=0, lt=1),
+        Resume.MUST_MATCH,
+        refused(
+            lambda momentum, others: momentum and others.get("optimizer", "sgd") != "sgd",
+            "only training.optimizer=sgd has a momentum, but the optimizer is {optimizer}",
+        ),
+    ] = 0.0
     """Momentum of sgd, often 0.9; the other optimizers have none. [factor]"""
     beta1: Annotated[
         float | Literal["auto"],
@@ -243,7 +224,16 @@ class TrainingConfig:
         closed(DEFAULT_BETA1, "auto"),
     ] = "auto"
     """Momentum of adam, adamw, lamb; auto: 0.9, minus 1 − 1/g with g compute groups. [factor]"""
-    weight_decay: Annotated[float, Field(ge=0, validate_default=True), closed(0)] = 0.0
+    weight_decay: Annotated[
+        float,
+        Field(ge=0, validate_default=True),
+        closed(0),
+        refused(  # the decay in which alone AdamW differs from Adam
+            lambda decay, others: others.get("optimizer") == "adamw" and not decay,
+            "training.optimizer=adamw without weight decay is adam; set "
+            "training.weight_decay=0.01 or training.optimizer=adam",
+        ),
+    ] = 0.0
     """Added to the gradient (adam, sgd) or to the update (adamw, lamb). MLPerf: 0. [factor]"""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     """Learning rate after the warm-up. [1/step]"""
@@ -255,9 +245,35 @@ class TrainingConfig:
     """Fraction of the learning rate at the first step. [factor]"""
     schedule: Annotated[Literal["constant", "cosine", "step"], closed("constant")] = "constant"
     """After the warm-up: constant, cosine (to 0 at the last step), step (see milestones). [name]"""
-    milestones: Annotated[Milestones, Field(validate_default=True)] = ()
+    milestones: Annotated[
+        Milestones,
+        Field(validate_default=True),
+        refused(
+            lambda milestones, others: others.get("schedule") == "step" and not milestones,
+            "training.schedule=step needs milestones, such as [16, 22]",
+        ),
+        refused(
+            lambda milestones, others: others.get("schedule", "step") != "step" and milestones,
+            "only training.schedule=step has milestones, but it is {schedule}; set []",
+        ),
+        refused(
+            lambda milestones, others: (
+                milestones and milestones[-1] >= others.get("epochs", MOST_EPOCHS)
+            ),
+            "the learning rate would fall after the run's end, training.epochs={epochs}",
+        ),
+    ] = ()
     """schedule=step: epochs after which the learning rate falls, such as [16, 22]. [epochs]"""
-    milestone_factor: Annotated[float, Field(gt=0, lt=1)] = DEFAULT_MILESTONE_FACTOR
+    milestone_factor: Annotated[
+        float,
+        Field(gt=0, lt=1),
+        refused(
+            lambda factor, others: (
+                others.get("schedule", "step") != "step" and factor != DEFAULT_MILESTONE_FACTOR
+            ),
+            "only training.schedule=step has milestones, but it is {schedule}",
+        ),
+    ] = DEFAULT_MILESTONE_FACTOR
     """schedule=step: factor of the learning rate at each milestone. [factor]"""
     ema: Annotated[float | None, Field(gt=0, lt=1), closed(None)] = None
     """Decay of an average of the weights, which is evaluated and used; null: none. [factor]"""
@@ -272,59 +288,6 @@ class TrainingConfig:
     patience: Annotated[int | None, Field(ge=1, le=MOST_EPOCHS), Resume.FREE, closed(None)] = None
     """Stop after so many evaluations without a better mAP; null: never. [evaluations or null]"""
 
-    @field_validator("momentum")
-    @classmethod
-    def require_sgd(cls, momentum: float, others: ValidationInfo) -> float:
-        """Refuse a momentum that would be ignored."""
-        name = others.data.get("optimizer")
-        if momentum and name in ("adam", "adamw", "lamb"):
-            advice = "only training.optimizer=sgd has a momentum, but the optimizer is {name}"
-            raise PydanticCustomError("unused", advice, {"name": name})
-        return momentum
-
-    @field_validator("weight_decay")
-    @classmethod
-    def require_weight_decay(cls, weight_decay: float, others: ValidationInfo) -> float:
-        """Refuse AdamW without the decay in which alone it differs from Adam."""
-        if others.data.get("optimizer") == "adamw" and not weight_decay:
-            advice = (
-                "training.optimizer=adamw without weight decay is adam; set "
-                "training.weight_decay=0.01 or training.optimizer=adam"
-            )
-            raise PydanticCustomError("unused", advice)
-        return weight_decay
-
-    @field_validator("milestones")
-    @classmethod
-    def require_step_schedule(
-        cls, milestones: tuple[float, ...], others: ValidationInfo
-    ) -> tuple[float, ...]:
-        """Refuse milestones that would be ignored, and a step schedule without any."""
-        schedule, epochs = others.data.get("schedule"), others.data.get("epochs", MOST_EPOCHS)
-        if schedule == "step" and not milestones:
-            advice = "training.schedule=step needs milestones, such as [16, 22]"
-            raise PydanticCustomError("no_milestones", advice)
-        if schedule in ("constant", "cosine") and milestones:
-            advice = "only training.schedule=step has milestones, but it is {name}; set []"
-            raise PydanticCustomError("unused", advice, {"name": schedule})
-        if milestones and milestones[-1] >= epochs:
-            advice = (
-                "the learning rate would fall after {last} epochs, but training.epochs={epochs}"
-            )
-            numbers = {"last": f"{milestones[-1]:g}", "epochs": epochs}
-            raise PydanticCustomError("unused", advice, numbers)
-        return milestones
-
-    @field_validator("milestone_factor")
-    @classmethod
-    def require_milestones(cls, factor: float, others: ValidationInfo) -> float:
-        """Refuse a factor that would be ignored."""
-        schedule = others.data.get("schedule")
-        if schedule in ("constant", "cosine") and factor != DEFAULT_MILESTONE_FACTOR:
-            advice = "only training.schedule=step has milestones, but it is {name}"
-            raise PydanticCustomError("unused", advice, {"name": schedule})
-        return factor
-
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class EvaluationConfig:
@@ -334,8 +297,6 @@ class EvaluationConfig:
     """Evaluate and write a checkpoint every N epochs, and at the end. [epochs]"""
     batch_size: Annotated[int, Field(ge=1, le=MOST_IMAGES)] = 8
     """Images per rank in an evaluation batch. [images]"""
-    metric: MetricLibrary = DEFAULT_LIBRARY
-    """Library that computes mAP; pycocotools is the reference: same numbers, far slower. [name]"""
     overlap: bool = False
     """Compute mAP in the background during the next epoch, on unused CPUs if any. [bool]"""
     pictures: Annotated[int, Field(ge=0, le=MOST_IMAGES)] = 6
@@ -372,7 +333,16 @@ class EngineConfig:
         Field(validate_default=True),
     ] = "auto"
     """Number format of the model; auto: bf16 if the processor supports it, else float32. [name]"""
-    convolutions: Literal["auto", "onednn", "winograd"] = "auto"
+    convolutions: Annotated[
+        Literal["auto", "onednn", "winograd"],
+        refused(
+            lambda convolutions, others: (
+                convolutions == "winograd"
+                and (others.get("name") == "ipex" or others.get("precision") == "float32")
+            ),
+            "winograd needs engine.name=torch and engine.precision=bf16; set auto",
+        ),
+    ] = "auto"
     """BF16 kernels; auto: own tiles on AMX, Winograd on AVX-512 BF16, else oneDNN. [name]"""
     focal_loss: Annotated[
         Literal["auto", "kernel", "paper", "paper_implicit", "reference"],
@@ -381,16 +351,6 @@ class EngineConfig:
     """Implementation of the focal loss; auto: kernel, or paper without a C++ compiler. [name]"""
     allocator: Annotated[Literal["tuned", "system", "tcmalloc", "jemalloc"], Resume.FREE] = "tuned"
     """malloc: glibc's, tuned to keep freed memory, or unchanged; or a preloaded one. [name]"""
-
-    @field_validator("convolutions")
-    @classmethod
-    def require_torch_and_bf16(cls, convolutions: str, others: ValidationInfo) -> str:
-        """Refuse convolutions that would be ignored."""
-        of_another = others.data.get("name") == "ipex" or others.data.get("precision") == "float32"
-        if convolutions == "winograd" and of_another:
-            advice = "winograd needs engine.name=torch and engine.precision=bf16; set auto"
-            raise PydanticCustomError("unused", advice)
-        return convolutions
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -417,21 +377,16 @@ class DistributedConfig:
         BatchSplit,
         BeforeValidator(require_split, json_schema_input_type=BatchSplitInFile),
         Resume.FREE,
+        refused(
+            lambda split, others: split != "even" and others.get("groups", 1) > 1,
+            "must be even if distributed.groups is above 1: fast groups take more batches",
+        ),
     ] = "even"
     """Images of each rank: even, by measured speed, or a list such as [3, 1]. [name or list]"""
     compress: Literal["none", "bf16"] = "none"
     """Compression of exchanged gradients; bf16 halves the bytes, and rounds. [name]"""
     timeout_s: Annotated[float, Field(gt=0, le=10**7), Resume.FREE] = 600.0
     """Stop the job if a rank is silent for longer; set it above rank 0's longest work. [seconds]"""
-
-    @field_validator("batch_split")
-    @classmethod
-    def require_one_group(cls, split: BatchSplit, others: ValidationInfo) -> BatchSplit:
-        """Refuse an uneven split with compute groups, which do not wait for each other."""
-        if split != "even" and others.data.get("groups", 1) > 1:
-            advice = "must be even if distributed.groups is above 1: fast groups take more batches"
-            raise PydanticCustomError("unused", advice)
-        return split
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -450,6 +405,9 @@ class TraceProfileConfig:
     """Steps to trace on every rank, with marks of phases and modules: 20-22. [steps or null]"""
 
 
+WINDOWS = ("onednn", "trace")
+
+
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class ProfileConfig:
     """Profiling of single steps; the resulting weights are the same."""
@@ -458,19 +416,16 @@ class ProfileConfig:
     """oneDNN's log of some steps. [section or null]"""
     trace: TraceProfileConfig | None = None
     """torch.profiler's trace of some steps. [section or null]"""
-    perf: bool = False
+    perf: Annotated[
+        bool,
+        refused(
+            lambda perf, others: (
+                perf and not any(window and window.steps for window in map(others.get, WINDOWS))
+            ),
+            "counters need the steps of a profile; add profile.onednn.steps=20-22",
+        ),
+    ] = False
     """Also count cycles, page faults and more in these steps, if perf is available. [bool]"""
-
-    @field_validator("perf")
-    @classmethod
-    def require_window(cls, perf: bool, others: ValidationInfo) -> bool:
-        """Refuse counters that would never be read."""
-        # `others.data` has only the valid fields that are declared before this one.
-        windows = (others.data.get("onednn"), others.data.get("trace"))
-        if perf and not any(window and window.steps for window in windows):
-            advice = "counters need the steps of a profile; add profile.onednn.steps=20-22"
-            raise PydanticCustomError("no_steps", advice)
-        return perf
 
     @property
     def onednn_steps(self) -> range:
@@ -499,5 +454,3 @@ class MlperfConfig:
     """Availability of the system to others. [name]"""
     clear_caches: bool = False
     """Drop the page cache of every host before timing starts; needs root. [bool]"""
-    submission: Path | None = None
-    """Folder of a submission, to which a finished run adds its log. [path or null]"""

@@ -13,9 +13,9 @@ from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, LiteralString, TypeVar, get_args, get_type_hints
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from common.errors import InputError
@@ -83,6 +83,22 @@ def accepting(
         return value
 
     return BeforeValidator(require, json_schema_input_type=accepted)
+
+
+def refused(
+    is_wrong: Callable[[Any, Mapping[str, Any]], object], advice: LiteralString
+) -> AfterValidator:
+    """Return a check of a value together with the fields before it, which `advice` may name.
+
+    A field with an error of its own is not among them.
+    """
+
+    def require(value: object, others: ValidationInfo) -> object:
+        if is_wrong(value, others.data):
+            raise PydanticCustomError("refused", advice, others.data)
+        return value
+
+    return AfterValidator(require)
 
 
 def number_or_auto(*, least: int, most: int) -> BeforeValidator:
@@ -193,7 +209,6 @@ Milestones = Annotated[
 
 
 MetricLibrary = Literal["faster-coco-eval", "pycocotools"]
-METRIC_LIBRARIES: tuple[MetricLibrary, ...] = get_args(MetricLibrary)
 DEFAULT_LIBRARY: MetricLibrary = "faster-coco-eval"
 
 AugmentationName = Literal["flip", "scale_jitter", "photometric", "ssd", "strong"]

@@ -1,7 +1,8 @@
 """The model card of a checkpoint: Markdown with a YAML header, as model hubs expect it.
 
 The fields of the header are Hugging Face's (https://huggingface.co/docs/hub/model-cards). Intended
-use and limitations are derived from `CardFacts`. A card that a user has edited is never replaced.
+use and limitations are derived from `CardFacts`, in the template. A card that a user has edited is
+never replaced.
 """
 
 import hashlib
@@ -11,11 +12,13 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from ruamel.yaml import YAML
 
 from common.cli import installed_command
@@ -70,66 +73,6 @@ class CardFacts:
 
 WEAK = 0.1  # mAP below which a class counts as weak
 FEW = 1000  # Number of training images below which the card has a warning
-
-
-def describe_limits(facts: CardFacts) -> Iterator[str]:
-    """Yield sentences on intended use and limitations, the most important first."""
-    if facts.is_synthetic:
-        yield (
-            "The model was trained on synthetic images. It shows that training works, and is not "
-            "useful for photographs."
-        )
-    else:
-        yield (
-            "The model is intended for images similar to its training data, and only for the "
-            "classes below."
-        )
-    shared, images = facts.shared_images, facts.validation.number_of_images
-    if shared:
-        which = "its training images"
-        if shared < images:
-            which = f"{images} images of which {shared} are training images"
-        yield (
-            f"It was evaluated on {which}: the metrics show how well it memorized them, not its "
-            "quality on other images."
-        )
-    if facts.step < facts.total_steps:
-        yield f"The training was not finished: this is step {facts.step} of {facts.total_steps}."
-    if not facts.is_synthetic and facts.train.number_of_images < FEW:
-        yield f"The training set is small: {facts.train.number_of_images} images."
-    if facts.start:
-        yield (
-            "The training started from another detector, so limitations and licence of that "
-            "detector and its training data apply too."
-        )
-    elif not facts.is_pretrained:
-        yield "The training started from random weights, without a pretrained backbone."
-    measured = [result for result in facts.classes if not math.isnan(result.map)]
-    if unknown := len(facts.classes) - len(measured):
-        yield (
-            f"{unknown} of {len(facts.classes)} classes have no box in the validation images: "
-            "their quality is unknown."
-        )
-    if weak := sum(result.map < WEAK for result in measured):
-        yield f"{weak} of {len(measured)} measured classes have a mAP below {WEAK}."
-    small, large = facts.summary["map_small"], facts.summary["map_large"]
-    # False if one of the two was not measured and is NaN.
-    if small < large / 2:
-        yield (
-            f"Small objects are detected less reliably: mAP {small:.3f} below 32×32 pixels, "
-            f"{large:.3f} above 96×96."
-        )
-    size, kept = f"{facts.image_size}×{facts.image_size}", facts.resize == "letterbox"
-    yield (
-        f"Images are resized to {size} pixels{', their aspect ratio kept' if kept else ''}: "
-        "objects that are then only a few pixels wide are lost."
-    )
-    yield (
-        "Its quality for other cameras, places, seasons and people is unknown. Evaluate it on "
-        "images of its intended environment before any important use."
-    )
-
-
 SUMMARY_ROWS = [
     (name, metric.label)
     for name, metric in METRICS.items()
@@ -141,39 +84,48 @@ LONGEST = 200  # Limit of a name or a path, in characters
 
 
 def model_card(facts: CardFacts) -> str:
-    """Return the text of the card."""
-    summary = [(label, format_metric(facts.summary[name])) for name, label in SUMMARY_ROWS]
-    splits = [
-        (name, f"{split.number_of_images:,}", f"{split.number_of_boxes:,}", split.annotations,
-         split.images)
-        for name, split in (("training", facts.train), ("validation", facts.validation))
-    ]  # fmt: skip
+    """Return the text of the card: the template, in which all values are escaped."""
+    ranked = sorted((c for c in facts.classes if not math.isnan(c.map)), key=lambda c: -c.map)
+    shown = ranked
+    if len(ranked) > 2 * CLASSES_SHOWN:
+        shown = [*ranked[:CLASSES_SHOWN], *ranked[-CLASSES_SHOWN:]]
     names = ", ".join(escape_markdown(result.name) for result in facts.classes[:NAMES_SHOWN])
     if len(facts.classes) > NAMES_SHOWN:
         names += f" and {len(facts.classes) - NAMES_SHOWN} more"
-    settings = {"started from": facts.start} if facts.start else {}
-    settings |= facts.settings
-    measured_on = f"COCO metric on {facts.validation.number_of_images} images"
-    parts = [
-        f"---\n{yaml_header(facts)}---",
-        f"# {escape_markdown(facts.name)}: RetinaNet-ResNeXt50, step {facts.step}",
-        f"A detector for {len(facts.classes)} classes: RetinaNet with a ResNeXt50-32x4d backbone "
-        f"and a feature pyramid, {facts.parameters / 1e6:.1f} million parameters, for images of "
-        f"{facts.image_size}×{facts.image_size} pixels. The training wrote this page. If you edit "
-        "it, it is not overwritten.",
-        "## Results\n\n" + table((measured_on, "value"), summary),
-        classes_part(facts.classes),
-        "## Intended use and limitations\n\n"
-        + "\n".join(f"- {text}" for text in describe_limits(facts)),
-        "## Data\n\n" + table(("split", "images", "boxes", "annotations", "folder"), splits),
-        f"Classes: {names}",
-        "## Training\n\n" + table(("setting", "value"), [*settings.items()]),
-        f"## Use\n\n{commands(facts)}",
-        "## Licence\n\nWhoever trained these weights chooses their licence; the licences of the "
-        "training images may restrict the choice. Enter it here and in `license` in the header. "
-        "The code is under the Apache License 2.0.",
-    ]
-    return "\n\n".join(parts) + "\n"
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        undefined=StrictUndefined,
+        finalize=lambda value: value if isinstance(value, Markup) else escape_markdown(str(value)),
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    return environment.get_template("model_card.jinja").render(
+        facts=facts,
+        header=Markup(yaml_header(facts)),
+        size=f"{facts.image_size}×{facts.image_size}",
+        images=facts.validation.number_of_images,
+        table=table,
+        summary=[(label, format_metric(facts.summary[name])) for name, label in SUMMARY_ROWS],
+        ranked=ranked,
+        shown=[
+            (c.name, format_metric(c.map), format_metric(c.map_50), str(c.true_boxes))
+            for c in shown
+        ],
+        half=CLASSES_SHOWN,
+        weak=sum(result.map < WEAK for result in ranked),
+        limit=WEAK,
+        few=FEW,
+        splits=[
+            (name, f"{split.number_of_images:,}", f"{split.number_of_boxes:,}", split.annotations,
+             split.images)
+            for name, split in (("training", facts.train), ("validation", facts.validation))
+        ],
+        names=Markup(names),
+        settings=[*({"started from": facts.start} if facts.start else {}).items(),
+                  *facts.settings.items()],
+        commands=Markup(commands(facts)),
+    )  # fmt: skip
 
 
 def yaml_header(facts: CardFacts) -> str:
@@ -205,21 +157,6 @@ def yaml_header(facts: CardFacts) -> str:
     return text.getvalue()
 
 
-def classes_part(classes: Sequence[ClassResult]) -> str:
-    """Return the table of the classes, or of the best and the worst ones if there are many."""
-    ranked = sorted((c for c in classes if not math.isnan(c.map)), key=lambda c: -c.map)
-    title = "## Classes\n\n"
-    if not ranked:
-        return f"{title}No class was measured: the validation images have no boxes."
-    if len(ranked) > 2 * CLASSES_SHOWN:
-        title += f"The {CLASSES_SHOWN} best and {CLASSES_SHOWN} worst of {len(ranked)}:\n\n"
-        ranked = [*ranked[:CLASSES_SHOWN], *ranked[-CLASSES_SHOWN:]]
-    rows = [
-        (c.name, format_metric(c.map), format_metric(c.map_50), str(c.true_boxes)) for c in ranked
-    ]
-    return title + table(("class", "mAP", "mAP, IoU 0.50", "true boxes"), rows)
-
-
 def commands(facts: CardFacts) -> str:
     """Return the commands to predict, evaluate and export."""
     start = facts.program
@@ -235,14 +172,10 @@ def commands(facts: CardFacts) -> str:
     return f"{fence}bash\n{text}\n{fence}"
 
 
-def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
     """Return a Markdown table with escaped cells."""
-    lines = [
-        heading,
-        ["---"] * len(heading),
-        *([escape_markdown(cell) for cell in row] for row in rows),
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    cells = [heading, ["---"] * len(heading), *(map(escape_markdown, row) for row in rows)]
+    return Markup("\n".join(f"| {' | '.join(line)} |" for line in cells))
 
 
 def escape_markdown(text: str) -> str:

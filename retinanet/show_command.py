@@ -15,12 +15,11 @@ data.augmentation, data.images_without_boxes, run.seed.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from common.cli import add_command, positive, whole_number
+from common.cli import positive, whole_number
 from common.options import option, overrides_argument, overwrite_option
-from retinanet.commands import Commands, run_target
+from retinanet.commands import command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +54,7 @@ class ShowOptions:
     overwrite: bool = overwrite_option("replace the picture of an earlier call")
 
 
-def add_show(commands: Commands) -> None:
-    """Add the command `show`."""
-    # The docstring of this module is the text of --help.
-    run = partial(run_target, "retinanet.input_sheet:show")
-    add_command(commands, "show", about=__doc__ or "", options=ShowOptions, run=run)
+# The docstring of this module is the text of --help.
+add_show = command(
+    "show", about=__doc__ or "", options=ShowOptions, target="retinanet.input_sheet:show"
+)

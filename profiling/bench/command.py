@@ -35,6 +35,7 @@ from profiling.bench.variant import (
     choose,
     with_counterparts,
 )
+from retinanet.commands import image_side
 
 ABOUT = """\
 Each contestant has its own process with its own memory policy. Contestants run one at a time, in
@@ -98,14 +99,6 @@ def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
             formatter=argparse.HelpFormatter,
         )
     add_waiting_benchmark(kinds)
-
-
-def image_side(text: str) -> int:
-    """Parse an image side in pixels that is a multiple of 32, for every variant."""
-    # torchvision pads images to multiples of 32: its variants would compute on larger ones.
-    if not text.isdigit() or int(text) < 64 or int(text) % 32 != 0:
-        raise argparse.ArgumentTypeError(f"expected a multiple of 32, at least 64, found {text!r}")
-    return int(text)
 
 
 @dataclass(frozen=True, kw_only=True)

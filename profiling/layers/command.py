@@ -15,7 +15,6 @@ from common.machine import environment
 from common.options import Outputs, argument, included, option
 from launch.limits import read_allowance
 from launch.pinning import choose_cores
-from profiling.bench.command import image_side
 from profiling.bench.results import background_load
 from profiling.bench.variant import CHOICES, Subject, huge_pages_remark, memory_remark, parse_memory
 from profiling.layers.report import as_json, draw_layers, layers_csv, print_study
@@ -26,6 +25,7 @@ from profiling.layers.study import (
     Configuration,
     run_study,
 )
+from retinanet.commands import image_side
 
 SWITCH = {"off": (False,), "on": (True,), "both": (False, True)}
 SLOW_BF16 = (

@@ -5,11 +5,11 @@ split, on a picture of the user, or on synthetic images.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from common.files import (
     require_free_outputs,
     write_atomically,
 )
+from common.machine import require_packages
 from common.outputs import require_no_input
 from data.decoding import decode_image
 from data.synthetic import draw_scene
@@ -34,13 +35,8 @@ from retinanet.engine.engines import torch_forward
 from retinanet.evaluation.command import read_trained, validation_split
 from retinanet.evaluation.detect import detect_batch
 from retinanet.evaluation.output import spread_images
-from retinanet.export.program import Detector, describe_checkpoint, select_format, write_program
-from retinanet.export.state_dict import (
-    describe_state_dict,
-    load_state_dict,
-    require_state_dict_name,
-    write_state_dict,
-)
+from retinanet.export.program import FORMATS, Detector, Format
+from retinanet.export.state_dict import STATE_DICTS
 from retinanet.model.postprocess import DETECTIONS_PER_IMAGE, NMS_IOU, Detections
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import Checkpoint
@@ -51,27 +47,34 @@ IOU_TOLERANCE = 0.001  # Rounding of a runtime may change suppression within thi
 CHECK_IMAGES = 4
 
 
-class Target(NamedTuple):
-    """A kind of file: what runs it, and how it is described, written and loaded."""
+KINDS = {
+    "program": (
+        FORMATS,
+        "; use .onnx (ONNX) or .pt2 (torch.export); weights as .pth or .safetensors need --format "
+        "torchvision",
+    ),
+    "torchvision": (
+        STATE_DICTS,
+        " of torchvision's weights; use .pth (torch.load) or .safetensors "
+        "(safetensors.torch.load_file)",
+    ),
+}
+"""Formats by `--format`, and how the message about another extension ends."""
 
-    runtime: str  # Package that runs the file
-    describe: Callable[..., dict[str, Any]]
-    write: Callable[[RetinaNet, Path, dict[str, Any]], None]
-    load: Callable[[Path, dict[str, Any]], Detector]
 
+def select_format(kind: str, out: Path) -> Format:
+    """Return the format for `--format` and `--out`.
 
-def select_target(kind: str, out: Path) -> Target:
-    """Return the target for `--format` and `--out`; raise InputError if the name does not fit."""
-    if kind == "torchvision":
-        require_state_dict_name(out)
-        return Target(kind, describe_state_dict, write_state_dict, load_state_dict)
-    program = select_format(out)
-    return Target(
-        program.runtime,
-        describe_checkpoint,
-        write_program,
-        lambda file, description: program.load(file),
-    )
+    Raises:
+        InputError: The extension is none of it, or packages are missing.
+    """
+    formats, advice = KINDS[kind]
+    chosen = formats.get(out.suffix)
+    if chosen is None:
+        extension = out.suffix or "(no extension)"
+        raise InputError(f"--out: {out}: unknown format {extension}{advice}")
+    require_packages(*chosen.packages, purpose=f"--out: {out}")
+    return chosen
 
 
 def export(options: ExportOptions) -> int:
@@ -84,7 +87,7 @@ def export(options: ExportOptions) -> int:
             program has other detections.
     """
     out, score_threshold = options.out, options.score
-    target = select_target(options.format, out)
+    target = select_format(options.format, out)
     runtime = f"{target.runtime} {version(target.runtime)}"
     beside = out.with_name(f"{out.name}.json")
     require_free_outputs([out, beside], overwrite=options.overwrite)

@@ -23,8 +23,6 @@ from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck
 from torchvision.ops import nms
 
-from common.errors import InputError
-from common.machine import require_packages
 from data.annotations import Resize
 from data.transforms import IMAGENET_MEAN, IMAGENET_STD, PADDING
 from retinanet.engine.folded_forward import folded_scale_shift
@@ -212,69 +210,42 @@ Detector: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Format:
-    """A file format: its runtime, and how it is written and loaded."""
+    """A kind of file: what runs it, and how it is described, written and loaded."""
 
     runtime: str  # Package that runs the file
-    packages: tuple[str, ...]  # Packages that are not in requirements.txt
-    suppress: Callable[[int], Suppress]  # Non-maximum suppression for a number of classes
-    write: Callable[[torch.export.ExportedProgram, Path, dict[str, Any]], None]
-    """Write a program built with this `suppress`, with its description."""
-    load: Callable[[Path], Detector]
+    describe: Callable[..., dict[str, Any]]
+    write: Callable[[RetinaNet, Path, dict[str, Any]], None]
+    """Write the detector of a model in evaluation mode, with its description, see `describe`."""
+    load: Callable[[Path, dict[str, Any]], Detector]
+    packages: tuple[str, ...] = ()  # Packages that are not in requirements.txt
 
 
-def select_format(file: Path) -> Format:
-    """Return the format for a file name.
-
-    Raises:
-        InputError: The extension is unknown, or packages are missing.
-    """
-    file_format = FORMATS.get(file.suffix)
-    if file_format is None:
-        raise InputError(
-            f"--out: {file}: unknown format {file.suffix or '(no extension)'}; use .onnx (ONNX) or "
-            ".pt2 (torch.export); weights as .pth or .safetensors need --format torchvision"
-        )
-    require_packages(*file_format.packages, purpose=f"--out: {file}")
-    return file_format
-
-
-def write_program(model: RetinaNet, file: Path, description: dict[str, Any]) -> None:
-    """Write a model's detector, for any number of images, in the format of the file name.
-
-    The model is in evaluation mode. Classes, image size and threshold are taken from the
-    description, which is stored in the file too, see `describe_checkpoint`.
-    """
-    file_format = FORMATS[file.suffix]
+def export_program(
+    model: RetinaNet, description: dict[str, Any], suppress: Suppress
+) -> torch.export.ExportedProgram:
+    """Trace a model's detector, for any number of images, as the description has it."""
     program = DetectorProgram(
         model,
         image_size=description["image_size"],
         score_threshold=description["score_threshold"],
-        suppress=file_format.suppress(len(description["classes"])),
+        suppress=suppress,
     )
-    with quiet():
-        file_format.write(export_program(program), file, description)
-
-
-def export_program(program: DetectorProgram) -> torch.export.ExportedProgram:
-    """Trace the program for any number of images."""
     # Two images: torch.export would take a size of 1 for a constant.
     images = torch.zeros(2, 3, program.image_size, program.image_size, dtype=torch.uint8)
     number = {"images": {0: torch.export.Dim("N", min=1)}}
-    with torch.no_grad():
+    with torch.no_grad(), quiet():
         return torch.export.export(program, (images,), dynamic_shapes=number, strict=False)
 
 
-def write_torch(
-    program: torch.export.ExportedProgram, file: Path, description: dict[str, Any]
-) -> None:
+def write_torch(model: RetinaNet, file: Path, description: dict[str, Any]) -> None:
     """Write torch.export's file, which torch and torchvision run without this project."""
     text = json.dumps(description, ensure_ascii=False, indent=1)
-    torch.export.save(program, file, extra_files={DESCRIPTION: text})
+    program = export_program(model, description, suppress_by_class)
+    with quiet():
+        torch.export.save(program, file, extra_files={DESCRIPTION: text})
 
 
-def write_onnx(
-    program: torch.export.ExportedProgram, file: Path, description: dict[str, Any]
-) -> None:
+def write_onnx(model: RetinaNet, file: Path, description: dict[str, Any]) -> None:
     """Write ONNX including the weights; metadata values that are not text are stored as JSON."""
     import onnxscript  # noqa: PLC0415
 
@@ -284,18 +255,20 @@ def write_onnx(
         return opset.NonMaxSuppression(boxes, scores, DETECTIONS_PER_IMAGE, NMS_IOU, 0.0)
 
     operator = torch.ops.retinanet.onnx_non_max_suppression.default
-    onnx_program = torch.onnx.export(
-        program,
-        (),
-        input_names=["images"],
-        output_names=OUTPUTS,
-        opset_version=OPSET,
-        dynamo=True,
-        custom_translation_table={operator: non_max_suppression},
-        # Weights in the file itself: about 130 MB, far below the 2 GB of a protobuf message.
-        external_data=False,
-        verbose=False,
-    )
+    program = export_program(model, description, suppress_in_onnx(len(description["classes"])))
+    with quiet():
+        onnx_program = torch.onnx.export(
+            program,
+            (),
+            input_names=["images"],
+            output_names=OUTPUTS,
+            opset_version=OPSET,
+            dynamo=True,
+            custom_translation_table={operator: non_max_suppression},
+            # Weights in the file itself: about 130 MB, far below the 2 GB of a protobuf message.
+            external_data=False,
+            verbose=False,
+        )
     assert onnx_program is not None
     graph = onnx_program.model.graph
     for value in (*graph.inputs, *graph.outputs):
@@ -307,10 +280,11 @@ def write_onnx(
             for name, value in description.items()
         }
     )
-    onnx_program.save(str(file), external_data=False)
+    with quiet():
+        onnx_program.save(str(file), external_data=False)
 
 
-def load_torch(file: Path) -> Detector:
+def load_torch(file: Path, description: dict[str, Any]) -> Detector:
     """Load torch.export's file as a user does; importing torchvision registers its operators."""
     with quiet():
         module = torch.export.load(file).module()
@@ -323,7 +297,7 @@ def load_torch(file: Path) -> Detector:
     return run
 
 
-def load_onnx(file: Path) -> Detector:
+def load_onnx(file: Path, description: dict[str, Any]) -> Detector:
     """Load ONNX as a user does, with torch's number of threads."""
     import onnxruntime  # noqa: PLC0415
 
@@ -338,24 +312,6 @@ def load_onnx(file: Path) -> Detector:
         return torch.from_numpy(boxes), torch.from_numpy(scores), torch.from_numpy(labels)
 
     return run
-
-
-FORMATS = {
-    ".onnx": Format(
-        runtime="onnxruntime",
-        packages=("onnx", "onnxscript", "onnxruntime"),
-        suppress=suppress_in_onnx,
-        write=write_onnx,
-        load=load_onnx,
-    ),
-    ".pt2": Format(
-        runtime="torch",
-        packages=(),
-        suppress=lambda classes: suppress_by_class,
-        write=write_torch,
-        load=load_torch,
-    ),
-}
 
 
 @contextlib.contextmanager
@@ -403,3 +359,16 @@ def describe_checkpoint(checkpoint: Checkpoint, *, score_threshold: float) -> di
         "step": checkpoint.position.step,
         "map": checkpoint.position.map_here,
     }
+
+
+FORMATS = {
+    ".onnx": Format(
+        runtime="onnxruntime",
+        describe=describe_checkpoint,
+        write=write_onnx,
+        load=load_onnx,
+        packages=("onnx", "onnxscript", "onnxruntime"),
+    ),
+    ".pt2": Format("torch", describe=describe_checkpoint, write=write_torch, load=load_torch),
+}
+"""The formats of a program, by the extension of the file."""

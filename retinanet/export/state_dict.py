@@ -17,8 +17,7 @@ from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
-from common.errors import InputError
-from retinanet.export.program import NO_LABEL, Detector, describe_checkpoint
+from retinanet.export.program import NO_LABEL, Detector, Format, describe_checkpoint
 from retinanet.model.postprocess import CANDIDATES_PER_LEVEL, DETECTIONS_PER_IMAGE, NMS_IOU
 from retinanet.model.retinanet import PYRAMID_CHANNELS, RetinaNet
 from retinanet.training.checkpoint import Checkpoint
@@ -26,15 +25,6 @@ from retinanet.training.detector_weights import CLASS_NAMES
 from retinanet.training.weight_files import unpickle_weights
 
 PICKLED, SAFE = ".pth", ".safetensors"
-
-
-def require_state_dict_name(out: Path) -> None:
-    """Refuse a name whose extension does not say how the file is loaded."""
-    if out.suffix not in (PICKLED, SAFE):
-        raise InputError(
-            f"--out: {out}: unknown format {out.suffix or '(no extension)'} of torchvision's "
-            f"weights; use {PICKLED} (torch.load) or {SAFE} (safetensors.torch.load_file)"
-        )
 
 
 def write_state_dict(model: RetinaNet, file: Path, description: dict[str, Any]) -> None:
@@ -120,3 +110,15 @@ def describe_state_dict(checkpoint: Checkpoint, *, score_threshold: float) -> di
         "outputs": "for each image boxes: float32 [D, 4] xyxy in pixels of the image; scores; "
         "labels: indices into classes",
     }
+
+
+STATE_DICTS = dict.fromkeys(
+    (PICKLED, SAFE),
+    Format(
+        "torchvision",
+        describe=describe_state_dict,
+        write=write_state_dict,
+        load=load_state_dict,
+    ),
+)
+"""The formats of torchvision's weights, by the extension of the file."""

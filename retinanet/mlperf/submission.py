@@ -5,13 +5,12 @@ results/SYSTEM/retinanet/result_0.txt …                  logs of the runs
 benchmarks/retinanet/implementations/SYSTEM/README.md    how to reproduce the runs
 benchmarks/retinanet/implementations/SYSTEM/result_0/    configuration and environment of each
 
-`submission` and `submit` add runs and run the checker. The description of the system is filled
+`submission` adds runs and runs the checker. The description of the system is filled
 with facts about this machine; fields that cannot be determined are left for the user.
 """
 
 import platform
 import re
-import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -21,7 +20,6 @@ from typing import Any
 from mlperf_logging.mllog import constants
 from rich.console import Console
 
-from common.cli import installed_command
 from common.console import make_console
 from common.errors import CONDITION_MET, FINISHED, InputError
 from common.files import read_json_object, read_text, write_atomically, write_json
@@ -162,31 +160,6 @@ def submission(options: SubmissionOptions) -> int:
     assert rules is not None, "argparse requires at least one run"
     passed = print_submission(added, rules=rules, console=make_console())
     return FINISHED if passed else CONDITION_MET
-
-
-def submit(run: Path, out: Path, *, console: Console) -> None:
-    """Add a finished run to its submission, or print why not if it has not converged.
-
-    Raises:
-        InputError: The run cannot be added; the message has the command to add it later.
-    """
-    log = read_run_log(run)
-    command = [*installed_command("retinanet"), "mlperf", "submission", str(run)]
-    # One of five runs may miss the target. The user decides which one is added.
-    if log.status != constants.SUCCESS:
-        add_command = shlex.join([*command, "--out", str(out)])
-        console.print(
-            f"{out}: run not added, since it missed the target; one of five may, add it with: "
-            f"{add_command}",
-            soft_wrap=True,
-        )
-        return
-    try:
-        added = add_run(out, run)
-    except InputError as error:
-        add_command = shlex.join([*command, "--out", "DIR"])
-        raise InputError(f"{error}; the run is complete; add it with: {add_command}") from error
-    print_submission(added, rules=log.rules(None), console=console)
 
 
 def print_submission(submission: Submission, *, rules: Rules, console: Console) -> bool:

@@ -78,8 +78,8 @@ def predict(options: PredictOptions) -> int:
                 detect_in_video(video, search, every=options.every)
     written = [*([folder] if draws else []), *json_files]
     line = counter.summary() + (f" → {', '.join(map(str, written))}" if written else "")
-    if sources.skipped:
-        line += f"; {format_count(sources.skipped, 'other file')} skipped"
+    if others := sources.left_out.others:
+        line += f"; {format_count(others, 'other file')} skipped"
     if counter.problems:
         line += f"; {counter.problems} could not be read (see above)"
     console.print(line, soft_wrap=True)

@@ -1,6 +1,6 @@
 """The sources of `predict`, and the JSON file and counts of its boxes.
 
-Sources are pictures, folders of them, videos and cameras. A `Search` has what all of them share:
+Sources are pictures, folders of them, and videos. A `Search` has what all of them share:
 the detector, the JSON file of the boxes, the counts, and the signal that stops early.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -28,8 +28,7 @@ from retinanet.training.signals import StopRequest
 VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mjpeg", ".mjpg", ".mpg", ".ts")
 """File name extensions of videos, in lower case."""
 
-Kind = Literal["picture", "video", "camera"]
-ENDINGS = {"picture": ".boxes.png", "video": ".boxes.mp4", "camera": ".boxes.mp4"}
+PICTURE, VIDEO = ".boxes.png", ".boxes.mp4"  # Endings of drawn copies
 SHOWN_CLASSES = 5
 
 
@@ -37,34 +36,29 @@ class Source(NamedTuple):
     """One picture or video, and the path of its copy with drawn boxes."""
 
     file: Path
-    kind: Kind
     drawn: Path
+    is_video: bool
 
 
 class Sources(NamedTuple):
-    """All sources: pictures, then videos and cameras; each in the order of the command line."""
+    """All sources: pictures, then videos; each in the order of the command line."""
 
     all: tuple[Source, ...]
     left_out: LeftOut  # What the folders hold beside pictures
 
     @property
-    def skipped(self) -> int:
-        """The number of files in folders whose names are not those of pictures."""
-        return self.left_out.others
-
-    @property
     def pictures(self) -> list[Source]:
         """The pictures."""
-        return [source for source in self.all if source.kind == "picture"]
+        return [source for source in self.all if not source.is_video]
 
     @property
     def videos(self) -> list[Source]:
-        """The videos and cameras."""
-        return [source for source in self.all if source.kind != "picture"]
+        """The videos."""
+        return [source for source in self.all if source.is_video]
 
 
 def find_sources(paths: Sequence[Path], *, out: Path, allow_outside: bool = False) -> Sources:
-    """Return the pictures and videos of files, folders, and cameras such as /dev/video0.
+    """Return the pictures and videos of files and folders.
 
     The drawn copy of a file goes to `out`, that of a file in a folder to `out`/NAME/…, where NAME
     is the name of the folder, with the same subfolders. It is named after the file's stem, or
@@ -74,7 +68,7 @@ def find_sources(paths: Sequence[Path], *, out: Path, allow_outside: bool = Fals
     Raises:
         InputError: A path is missing, or is a folder without pictures.
     """
-    files: list[tuple[Path, Kind, Path]] = []
+    files: list[tuple[Path, str, Path]] = []  # With the ending and the folder of the copy
     left_out = LeftOut()
     for path in paths:
         if path.is_dir():
@@ -90,24 +84,26 @@ def find_sources(paths: Sequence[Path], *, out: Path, allow_outside: bool = Fals
                 )
             # Resolved: the path `.` has no name.
             name = path.resolve().name
-            files += [(file, "picture", name / file.relative_to(path).parent) for file in pictures]
-        elif path.is_char_device():
-            files.append((path, "camera", Path()))
+            files += [(file, PICTURE, name / file.relative_to(path).parent) for file in pictures]
         elif path.exists():  # any other file name is tried as a picture
             is_video = path.suffix.lower() in VIDEO_SUFFIXES
-            files.append((path, "video" if is_video else "picture", Path()))
+            files.append((path, VIDEO if is_video else PICTURE, Path()))
         else:
             raise InputError(f"{path}: no such picture, folder or video")
-    stems = Counter((folder, file.stem + ENDINGS[kind]) for file, kind, folder in files)
-    shared = {(folder, Path(name).suffix) for (folder, name), count in stems.items() if count > 1}
-    sources = []
-    for file, kind, folder in files:
-        ending = ENDINGS[kind]
-        # All copies of the folder then have whole names: the stem of a.jpg.webp equals a.jpg.
-        stem = file.name if (folder, Path(ending).suffix) in shared else file.stem
-        sources.append(Source(file, kind, out / folder / f"{stem}{ending}"))
-    sources.sort(key=lambda source: source.kind != "picture")
-    return Sources(tuple(sources), left_out)
+    stems = Counter((folder, ending, file.stem) for file, ending, folder in files)
+    # All copies of a folder then have whole names: the stem of a.jpg.webp equals a.jpg.
+    shared = {(folder, ending) for (folder, ending, _), count in stems.items() if count > 1}
+    sources = [
+        Source(
+            file,
+            drawn=out
+            / folder
+            / f"{file.name if (folder, ending) in shared else file.stem}{ending}",
+            is_video=ending == VIDEO,
+        )
+        for file, ending, folder in files
+    ]
+    return Sources(tuple(sorted(sources, key=lambda source: source.is_video)), left_out)
 
 
 def number_outputs(sources: Sources) -> Sources:

@@ -1,10 +1,9 @@
-"""Detection in videos and camera streams: every frame or every n-th, drawn with its time.
+"""Detection in videos: every frame or every n-th, drawn with its time.
 
-PyAV (FFmpeg's libraries) reads video files and cameras, and writes videos that browsers play.
+PyAV (FFmpeg's libraries) reads video files, and writes videos that browsers play.
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from fractions import Fraction
@@ -13,9 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
-from common.console import SECONDS_BETWEEN_LINES, Advance, progress
+from common.console import Advance, progress
 from common.errors import InputError, printable
 from common.files import create_file, open_regular, put_in_place, temporary_name
 from data.decoding import MAX_PIXELS
@@ -32,7 +30,6 @@ NOTHING = ImageDetections(
     image_id=0, boxes=np.zeros((0, 4)), scores=np.zeros(0), category_ids=np.zeros(0, np.int64)
 )
 """The detections before the first processed frame."""
-CAMERA_FORMAT = "v4l2"  # Linux' cameras
 FILES_ONLY = {
     "protocol_whitelist": "file",
     "format_whitelist": "mov,mp4,matroska,webm,avi,mjpeg,mpeg,mpegts",
@@ -68,8 +65,11 @@ def detect_in_video(source: Source, search: Search, *, every: int) -> None:
         if search.draws:
             writer = video_writer(source.drawn, rate=video.rate, time_base=video.time_base)
             write = stack.enter_context(writer)
-        title = printable(str(source.file))
-        advance = stack.enter_context(frames_progress(search.console, title, video.total))
+        shown_progress: AbstractContextManager[Advance] = nullcontext(lambda done, note: None)
+        if video.total:
+            title = f"{printable(str(source.file))}, frames"
+            shown_progress = progress(search.console, title, total=video.total)
+        advance = stack.enter_context(shown_progress)
         seconds, shown = 0.0, NOTHING
         for frames in batch_frames(
             video.frames, search.counter, every=every, batch_size=search.batch_size
@@ -142,10 +142,10 @@ def video_writer(file: Path, *, rate: Fraction, time_base: Fraction) -> Iterator
 
     def write(pixels: NDArray[np.uint8], timestamp: int) -> None:
         nonlocal container, stream
-        try:
-            height, width = pixels.shape[:2]
-            # yuv420p needs even sides: repeat the last row or column.
-            pixels = np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+        height, width = pixels.shape[:2]
+        # yuv420p needs even sides: repeat the last row or column.
+        pixels = np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+        with or_failed(file, "cannot be written"):
             if stream is None:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 create_file(partial).close()
@@ -159,22 +159,20 @@ def video_writer(file: Path, *, rate: Fraction, time_base: Fraction) -> Iterator
             frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
             frame.pts, frame.time_base = timestamp, time_base
             container.mux(stream.encode(frame))
-        except (av.FFmpegError, OSError) as error:
-            raise InputError(f"{file}: cannot be written: {reason(error)}") from error
 
     try:
         yield write
     finally:
         if container is not None:
             try:
-                # None flushes the frames that the encoder holds back.
-                container.mux(stream.encode(None))
-                container.close()
-                put_in_place(partial, file)
-            except (av.FFmpegError, OSError) as problem:
+                with or_failed(file, "cannot be written"):
+                    # None flushes the frames that the encoder holds back.
+                    container.mux(stream.encode(None))
+                    container.close()
+                    put_in_place(partial, file)
+            finally:
                 with suppress(OSError):
                     partial.unlink(missing_ok=True)
-                raise InputError(f"{file}: cannot be written: {reason(problem)}") from problem
 
 
 def batch_frames(
@@ -202,41 +200,29 @@ def batch_frames(
         counter.problem(problem)
 
 
-def frames_progress(console: Console, title: str, total: int) -> AbstractContextManager[Advance]:
-    """Show the progress of a video; if its length is unknown, print the number of frames so far."""
-    if total:
-        return progress(console, f"{title}, frames", total=total)
-    last = time.monotonic()
+@contextmanager
+def or_failed(file: Path, problem: str) -> Iterator[None]:
+    """Turn an error of FFmpeg or of the system into an InputError: the file, and the problem."""
+    import av  # noqa: PLC0415
 
-    def advance(done: int, note: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
-            last = time.monotonic()
-            console.print(f"{title}: frame {done}; stop with Ctrl-C", soft_wrap=True)
-
-    return nullcontext(advance)
+    try:
+        yield
+    except (av.FFmpegError, OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{file}: {problem}: {reason}") from error
 
 
 @contextmanager
 def open_video(source: Source) -> Iterator[Video]:
-    """Open a video file or a camera; raise InputError if it cannot be read."""
+    """Open a video file; raise InputError if it cannot be read."""
     import av  # noqa: PLC0415
 
     # No messages on stderr: the exceptions have the same ones.
     logging.getLogger("libav").setLevel(logging.CRITICAL + 1)
-    camera = source.kind == "camera"
-    try:
-        if not camera:
-            # av.open blocks on a FIFO without a writer.
-            open_regular(source.file).close()
-        container = av.open(
-            str(source.file),
-            format=CAMERA_FORMAT if camera else None,
-            options={} if camera else FILES_ONLY,
-        )
-    except (av.FFmpegError, OSError, ValueError) as error:
-        kind = "camera" if camera else "video"
-        raise InputError(f"{source.file}: cannot be read as a {kind}: {reason(error)}") from error
+    with or_failed(source.file, "cannot be read as a video"):
+        # av.open blocks on a FIFO without a writer.
+        open_regular(source.file).close()
+        container = av.open(str(source.file), options=FILES_ONLY)
     with container:
         if not container.streams.video:
             raise InputError(f"{source.file}: no video stream; give a video")
@@ -265,32 +251,22 @@ def read_frames(source: Source, container: "InputContainer", *, step: int) -> It
     `step` is the time between two frames without timestamps. Raises InputError if the file is
     damaged; the frames before are valid.
     """
-    import av  # noqa: PLC0415
-
+    frames = container.decode(video=0)
     first: int | None = None
-    last = -step
-    number = 0
-    try:
-        for frame in container.decode(video=0):
-            if first is None:
-                first = frame.pts or 0
-            # Damaged files repeat timestamps or step back; the encoder rejects both.
-            timestamp = last + step if frame.pts is None else max(frame.pts - first, last + 1)
+    last, number = -step, 0
+    while True:
+        with or_failed(source.file, f"damaged after frame {number}"):
+            frame = next(frames, None)
+            if frame is None:
+                break
             # Videos of phones have a rotation, which the decoder does not apply. It is
             # counter-clockwise, as in np.rot90.
-            pixels = frame.to_ndarray(format="rgb24")
-            upright: NDArray[np.uint8] = np.ascontiguousarray(
-                np.rot90(pixels, k=round(frame.rotation / 90))
-            )
-            yield Frame(number, upright, timestamp)
-            last = timestamp
-            number += 1
-    except (av.FFmpegError, OSError) as error:
-        raise InputError(f"{source.file}: damaged after frame {number}: {reason(error)}") from error
+            pixels = np.rot90(frame.to_ndarray(format="rgb24"), k=round(frame.rotation / 90))
+        if first is None:
+            first = frame.pts or 0
+        # Damaged files repeat timestamps or step back; the encoder rejects both.
+        last = last + step if frame.pts is None else max(frame.pts - first, last + 1)
+        yield Frame(number, np.ascontiguousarray(pixels), last)
+        number += 1
     if number == 0:
         raise InputError(f"{source.file}: no frame can be decoded")
-
-
-def reason(error: Exception) -> str:
-    """Return FFmpeg's message for an error."""
-    return getattr(error, "strerror", None) or str(error)

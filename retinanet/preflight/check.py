@@ -132,8 +132,7 @@ def check(config: Config, arguments: RunOptions, *, group: ProcessGroup, place: 
                 job.folder, config, resume=job.resumes, overwrite=arguments.overwrite
             )
             findings += [
-                *run.check_batch_split(config, ranks=job.all_ranks),
-                *run.check_groups(config, ranks=job.all_ranks),
+                *run.check_ranks(config, ranks=job.all_ranks),
                 folder,
                 *cheap_run_findings(job),
                 *([] if job.resumes else [run.check_weights(config)]),

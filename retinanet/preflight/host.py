@@ -353,7 +353,6 @@ def openmp_conflict(libraries: Sequence[Path]) -> list[Finding]:
 
 
 VERSIONS = "versions"
-IPEX = "intel-extension-for-pytorch"
 NOT_NEEDED = ("nvidia-", "cuda-", "triton")  # CUDA's: CPU-only builds of torch come without
 NAMED = 4
 AS_PINNED = "run `make setup`, unless you know that these versions work together"

@@ -3,7 +3,7 @@
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -75,15 +75,22 @@ def known_data(config: Config) -> KnownData:
                 for name in ("train", "validation")
             )
             if classes is None and train is not None:
-                class_map = make_class_map(
-                    train, source="", class_indices=data.class_indices, num_classes=None
-                )
-                classes = class_map.num_classes
+                classes = class_map_of(config, train).num_classes
         # The same error is reported by the check that opens the data.
         except InputError:
             train = validation = None
         images = [None if split is None else len(split) for split in (train, validation)]
     return KnownData(num_classes=classes, train_images=images[0], validation_images=images[1])
+
+
+def class_map_of(config: Config, train: Annotations, *, source: object = "") -> ClassMap:
+    """Return the classes of a run; raise InputError if the training split does not fit them."""
+    return make_class_map(
+        train,
+        source=str(source),
+        class_indices=config.data.class_indices,
+        num_classes=config.model.num_classes,
+    )
 
 
 RUN_FOLDER = "run folder"
@@ -290,22 +297,22 @@ WEIGHTS = "weights"
 
 def check_weights(config: Config) -> Finding:
     """Load the weights to start from into a model, without downloading them."""
-    if config.model.weights is not None:
-        return check_detector(config.model.weights, config)
-    return check_backbone(config.model)
+    try:
+        if config.model.weights is not None:
+            return check_detector(config.model.weights, config)
+        return check_backbone(config.model)
+    except InputError as error:
+        return failure(WEIGHTS, str(error))
 
 
 def check_detector(source: str, config: Config) -> Finding:
     """Load `model.weights` into a model, and match its classes with those of the data set."""
-    try:
-        detector = read_detector(source)
-        names = training_class_names(config)
-        match = match_classes(detector.names if names is None else names, detector.names)
-        with torch.device("cpu"):
-            model = build_model(config.model, num_classes=len(match.outputs), weights=None)
-        load_detector(model, detector, match)
-    except InputError as error:
-        return failure(WEIGHTS, str(error))
+    detector = read_detector(source)
+    names = training_class_names(config)
+    match = match_classes(detector.names if names is None else names, detector.names)
+    with torch.device("cpu"):
+        model = build_model(config.model, num_classes=len(match.outputs), weights=None)
+    load_detector(model, detector, match)
     detail = f"{detector.file}: loaded into the model"
     if names is None:
         return ok(WEIGHTS, f"{detail}; its classes are matched when the run reads the data")
@@ -326,12 +333,7 @@ def training_class_names(config: Config) -> Sequence[str] | None:
         content = indexed_or_small(annotations)
         if content is None:
             return None
-        return make_class_map(
-            content,
-            source=str(annotations),
-            class_indices=data.class_indices,
-            num_classes=config.model.num_classes,
-        ).names
+        return class_map_of(config, content, source=annotations).names
     # The same error is reported by the check that opens the data.
     except InputError:
         return None
@@ -347,39 +349,35 @@ def check_backbone(settings: ModelConfig) -> Finding:
         detail = f"torchvision's weights are not in {cache} yet"
         fix = "the run downloads them; without a network set model.pretrained_backbone=FILE"
         return warning(WEIGHTS, detail, fix=fix)
-    try:
-        weights = starting_weights(settings)
-        if weights is None:
-            return ok(WEIGHTS, "random")
-        with torch.device("cpu"):
-            # Only the backbone is loaded, so one class is enough: the smallest head.
-            build_model(settings, num_classes=1, weights=weights)
-    except InputError as error:
-        return failure(WEIGHTS, str(error))
+    weights = starting_weights(settings)
+    if weights is None:
+        return ok(WEIGHTS, "random")
+    with torch.device("cpu"):
+        # Only the backbone is loaded, so one class is enough: the smallest head.
+        build_model(settings, num_classes=1, weights=weights)
     dropped = dropped_parts(weights)
     unused = f"; a complete detector, not used: {dropped}" if dropped else ""
     return ok(WEIGHTS, f"{source}: loaded into the model{unused}")
 
 
-def check_batch_split(config: Config, *, ranks: int) -> list[Finding]:
-    """Check whether batches can be split among the ranks; no finding for even batches."""
-    split, batch_size = config.distributed.batch_split, config.training.batch_size
-    return planned("batches", partial(planned_split, split, batch_size=batch_size, ranks=ranks))
+def check_ranks(config: Config, *, ranks: int) -> list[Finding]:
+    """Check whether batches can be split among the ranks, and the ranks be grouped.
 
-
-def check_groups(config: Config, *, ranks: int) -> list[Finding]:
-    """Check whether the ranks can be grouped; no finding for a single group."""
-    groups = config.distributed.groups
-    return planned("compute groups", partial(planned_groups, groups, ranks=ranks))
-
-
-def planned(subject: str, plan: Callable[[], str]) -> list[Finding]:
-    """Return a finding with the text of a plan, or with the reason why there is none."""
-    try:
-        text = plan()
-    except InputError as error:
-        return [failure(subject, str(error))]
-    return [ok(subject, text)] if text else []
+    There is no finding for even batches, nor for a single group.
+    """
+    distributed, batch_size = config.distributed, config.training.batch_size
+    findings = []
+    for subject, plan in (
+        ("batches", partial(planned_split, distributed.batch_split, batch_size=batch_size)),
+        ("compute groups", partial(planned_groups, distributed.groups)),
+    ):
+        try:
+            text = plan(ranks=ranks)
+        except InputError as error:
+            findings.append(failure(subject, str(error)))
+        else:
+            findings += [ok(subject, text)] if text else []
+    return findings
 
 
 SUBJECT = "data"
@@ -413,10 +411,7 @@ def check_data(config: Config, *, ranks: int) -> list[Finding]:
         train, validation = opened["train"], opened["validation"]
         if train is None:
             return findings
-        source, num_classes = str(splits["train"].annotations), config.model.num_classes
-        classes = make_class_map(
-            train, source=source, class_indices=settings.class_indices, num_classes=num_classes
-        )
+        classes = class_map_of(config, train, source=splits["train"].annotations)
         if validation is not None:
             categories = validation.category_ids, validation.category_names
             classes.check_categories(*categories, file=splits["validation"].annotations)

@@ -1,6 +1,7 @@
 """`python -m retinanet report`: from a run to a page about its detector."""
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 from common.console import make_console, print_line
@@ -10,10 +11,8 @@ from common.outputs import require_no_input
 from common.page import render_page
 from retinanet.commands import ReportOptions
 from retinanet.evaluation.command import read_trained
-from retinanet.report.curves import OperatingPoint
 from retinanet.report.material import Material, find_run, read_material
-from retinanet.report.mistakes import confused_pairs
-from retinanet.report.sections import all_sections, curve_records, summarize
+from retinanet.report.sections import all_sections, curve_records, pairs_table, summarize
 from retinanet.training.run_folder import REPORT
 
 
@@ -60,7 +59,7 @@ def to_json(material: Material) -> dict[str, Any]:
         "trained_images": material.trained_images,
         "true_boxes": material.joint.true_boxes,
         "metrics": {name: number(value) for name, value in material.evaluation.summary.items()},
-        "best": point_to_json(material.best),
+        "best": material.best and asdict(material.best),
         "classes": [
             {
                 "category_id": item.category_id,
@@ -68,7 +67,7 @@ def to_json(material: Material) -> dict[str, Any]:
                 "map": number(result.map),
                 "map_50": number(result.map_50),
                 "true_boxes": item.curve.true_boxes,
-                "best": point_to_json(item.curve.best),
+                "best": item.curve.best and asdict(item.curve.best),
                 "threshold": float(threshold),
                 "curve": curve_records(item),
             }
@@ -81,15 +80,7 @@ def to_json(material: Material) -> dict[str, Any]:
             "predicted": [*names, None],
             "boxes": mistakes.matrix.tolist(),
         },
-        "pairs": [
-            {
-                "true": names[pair.true_class],
-                "predicted": names[pair.predicted_class],
-                "boxes": pair.boxes,
-                "share": pair.share,
-            }
-            for pair in confused_pairs(mistakes.matrix)
-        ],
+        "pairs": pairs_table(material).records(),
         "boxes": {kind.name.lower(): count for kind, count in mistakes.kinds.items()},
         "missed": mistakes.missed,
         "images_with_mistakes": mistakes.images_with_mistakes,
@@ -109,11 +100,3 @@ def to_json(material: Material) -> dict[str, Any]:
 def number(value: float) -> float | None:
     """Return a number for JSON, which has no NaN."""
     return None if math.isnan(value) else value
-
-
-def point_to_json(point: OperatingPoint | None) -> dict[str, float] | None:
-    """Return threshold, counts and shares of an operating point."""
-    if point is None:
-        return None
-    names = ("threshold", "precision", "recall", "f1", "true_positives", "false_positives")
-    return {name: getattr(point, name) for name in names}

@@ -37,25 +37,11 @@ class OperatingPoint:
     """The result of a detector that drops all boxes below a threshold of the score."""
 
     threshold: float
+    precision: float  # The share of the remaining boxes that are right
+    recall: float  # The share of the true boxes that are found
+    f1: float  # Their harmonic mean
     true_positives: int
     false_positives: int
-    true_boxes: int
-
-    @property
-    def precision(self) -> float:
-        """Return the share of the remaining boxes that are right."""
-        return self.true_positives / max(1, self.true_positives + self.false_positives)
-
-    @property
-    def recall(self) -> float:
-        """Return the share of the true boxes that are found."""
-        return self.true_positives / max(1, self.true_boxes)
-
-    @property
-    def f1(self) -> float:
-        """Return the harmonic mean of precision and recall."""
-        boxes = self.true_positives + self.false_positives + self.true_boxes
-        return 2 * self.true_positives / max(1, boxes)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -97,20 +83,11 @@ class Curve:
             below = float(self.scores[place + 1])
         return OperatingPoint(
             threshold=round_between(below, float(self.scores[place])),
+            precision=float(self.precision[place]),
+            recall=float(self.recall[place]),
+            f1=float(self.f1[place]),
             true_positives=int(self.true_positives[place]),
             false_positives=int(self.false_positives[place]),
-            true_boxes=self.true_boxes,
-        )
-
-    def at(self, threshold: float) -> OperatingPoint:
-        """Return what remains of the boxes with at least a score."""
-        # The scores descend: count those that are not below the threshold.
-        count = int(np.searchsorted(-self.scores, -threshold, side="right"))
-        return OperatingPoint(
-            threshold=threshold,
-            true_positives=int(self.true_positives[count - 1]) if count else 0,
-            false_positives=int(self.false_positives[count - 1]) if count else 0,
-            true_boxes=self.true_boxes,
         )
 
 
@@ -161,43 +138,45 @@ def class_curve(truth: Boxes, detections: Boxes) -> Curve:
     is_right = np.zeros(len(counts), np.bool_)
     is_right[matches.rows] = matches.is_matched[ALL_AREAS, AT_IOU]
     return make_curve(
-        detections.scores[counts], is_right[counts], true_boxes=int((~truth.is_crowd).sum())
+        detections.scores[counts],
+        is_right[counts],
+        ~is_right[counts],
+        true_boxes=int((~truth.is_crowd).sum()),
     )
 
 
 def make_curve(
-    scores: NDArray[np.float64], is_right: NDArray[np.bool_], *, true_boxes: int
+    scores: NDArray[np.float64],
+    right: NDArray[np.integer | np.bool_],
+    wrong: NDArray[np.integer | np.bool_],
+    *,
+    true_boxes: int,
 ) -> Curve:
-    """Return the curve of boxes [B] in any order."""
+    """Return the curve of numbers of right and wrong boxes [B] of some scores, in any order."""
     order = np.argsort(-scores, kind="stable")
-    scores, right = scores[order], np.cumsum(is_right[order], dtype=np.int64)
     # A threshold keeps all boxes of one score, or none: the last of equal scores has the count.
-    last = np.flatnonzero(np.diff(scores, append=-math.inf))
+    last = np.flatnonzero(np.diff(scores[order], append=-math.inf))
     return Curve(
-        scores=scores[last],
-        true_positives=right[last],
-        false_positives=last + 1 - right[last],
+        scores=scores[order][last],
+        true_positives=np.cumsum(right[order], dtype=np.int64)[last],
+        false_positives=np.cumsum(wrong[order], dtype=np.int64)[last],
         true_boxes=true_boxes,
     )
 
 
 def joint_curve(curves: Sequence[Curve]) -> Curve:
     """Return the curve of all classes together, under one threshold for all of them."""
-    scores, rises, falls = [], [], []
-    for curve in curves:
-        scores.append(curve.scores)
-        rises.append(np.diff(curve.true_positives, prepend=0))
-        falls.append(np.diff(curve.false_positives, prepend=0))
-    all_scores = np.concatenate([*scores, np.zeros(0)])
-    order = np.argsort(-all_scores, kind="stable")
-    ordered = all_scores[order]
-    last = np.flatnonzero(np.diff(ordered, append=-math.inf))
-    right = np.cumsum(np.concatenate([*rises, np.zeros(0, np.int64)])[order])
-    wrong = np.cumsum(np.concatenate([*falls, np.zeros(0, np.int64)])[order])
-    return Curve(
-        scores=ordered[last],
-        true_positives=right[last],
-        false_positives=wrong[last],
+    return make_curve(
+        np.concatenate([np.zeros(0), *(curve.scores for curve in curves)]),
+        *(
+            np.concatenate(
+                [np.zeros(0, np.int64), *(np.diff(counts, prepend=0) for counts in each)]
+            )
+            for each in (
+                [curve.true_positives for curve in curves],
+                [curve.false_positives for curve in curves],
+            )
+        ),
         true_boxes=sum(curve.true_boxes for curve in curves),
     )
 

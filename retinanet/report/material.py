@@ -17,7 +17,7 @@ from rich.console import Console
 
 from common.console import print_line, progress_in_bytes
 from common.errors import InputError
-from common.files import open_regular, read_json_lines
+from common.files import open_regular, or_unreadable, read_json_lines
 from data.annotations import Annotations, ClassMap, positions_in
 from data.dataset import DetectionDataset
 from data.index import open_annotations
@@ -141,14 +141,15 @@ def read_material(
     dataset = validation_split(checkpoint, annotations=annotations, images=images)
     config = current_config(checkpoint, run)
     records = read_json_lines(run.metrics) if run else []
-    detections, evaluation = None, None
+    kept = None
     if run is not None and annotations is None:
-        detections, evaluation = kept_evaluation(
+        kept = kept_evaluation(
             run, dataset, step=checkpoint.position.step, records=records, console=console
         )
-    if detections is None or evaluation is None:
+    if kept is None:
         result = evaluate_split(checkpoint, dataset, batch_size=BATCH_SIZE, console=console)
-        detections, evaluation = result.detections, result.evaluation
+        kept = result.detections, result.evaluation
+    detections, evaluation = kept
     curves = class_curves(dataset.annotations, detections)
     joint = joint_curve([item.curve for item in curves])
     default = joint.best.threshold if joint.best else 0.5
@@ -223,7 +224,7 @@ def kept_evaluation(
     step: int,
     records: Sequence[dict[str, Any]],
     console: Console,
-) -> tuple[SplitDetections | None, Evaluation | None]:
+) -> tuple[SplitDetections, Evaluation] | None:
     """Return the detections that the run kept of a step, and their metric; None if unusable.
 
     The mAP must be the one in `metrics.jsonl`: a file of the same name may be of other data.
@@ -235,28 +236,24 @@ def kept_evaluation(
     ]
     file = evaluation_files(run.evaluations, name=evaluation_name(step))[0]
     if not recorded or not file.is_file():
-        return None, None
+        return None
+    total = file.stat().st_size
     try:
-        with progress_in_bytes(
-            console, f"reading {file.name}", total=file.stat().st_size
-        ) as advance:
+        with progress_in_bytes(console, f"reading {file.name}", total=total) as advance:
             detections = read_detections(
                 file, dataset.annotations, advance=lambda done: advance(done, "")
             )
     except InputError as error:
-        print_line(console, f"note: {error}; the images are searched again")
-        return None, None
-    evaluation = coco_metric(dataset.annotations, detections)
-    expected = math.nan if recorded[-1] is None else float(recorded[-1])
-    difference = abs(evaluation.summary["map"] - expected)
-    if difference > SAME_MAP:
-        print_line(
-            console,
-            f"note: {file}: has mAP {evaluation.map:.4f}, the run recorded {expected:.4f}; the "
-            "images are searched again",
-        )
-        return None, None
-    return detections, evaluation
+        problem = str(error)
+    else:
+        evaluation = coco_metric(dataset.annotations, detections)
+        expected = math.nan if recorded[-1] is None else float(recorded[-1])
+        # NaN differs from nothing: neither evaluation had a box to measure.
+        if not abs(evaluation.summary["map"] - expected) > SAME_MAP:
+            return detections, evaluation
+        problem = f"{file}: has mAP {evaluation.map:.4f}, the run recorded {expected:.4f}"
+    print_line(console, f"note: {problem}; the images are searched again")
+    return None
 
 
 def read_detections(
@@ -270,6 +267,7 @@ def read_detections(
     ids, boxes, scores, categories = [], [], [], []
     try:
         with (
+            or_unreadable(file),
             no_garbage_collection(),
             TextIOWrapper(open_regular(file), encoding="utf-8", newline="") as stream,
         ):
@@ -278,8 +276,6 @@ def read_detections(
                 boxes.append(np.array([entry["bbox"] for entry in entries], float).reshape(-1, 4))
                 scores.append(np.array([entry["score"] for entry in entries], float))
                 categories.append(np.array([entry["category_id"] for entry in entries], np.int64))
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
     except InputError:
         raise
     except (KeyError, TypeError, ValueError, OverflowError) as error:

@@ -185,6 +185,9 @@ def image_results(
         yield match_image(annotations, index, detections.as_image(image_id, rows[part]))
 
 
+KINDS = (Kind.RIGHT, Kind.IGNORED, Kind.SWAP, Kind.DUPLICATE, Kind.MISPLACED, Kind.BACKGROUND)
+
+
 def match_image(annotations: Annotations, index: int, detections: ImageDetections) -> ImageResult:
     """Match the boxes of one image in two rounds, see above; the detections are in any order."""
     order = np.argsort(-detections.scores, kind="stable")
@@ -207,25 +210,19 @@ def match_image(annotations: Annotations, index: int, detections: ImageDetection
     is_right = partners != NONE
     take_free_boxes(np.where(is_ignored[:, None], 0.0, overlaps), partners, is_free)
     singles = overlaps * ~crowds
-    kinds = []
-    for row in range(count):
-        if is_right[row]:
-            kind = Kind.RIGHT
-        elif is_ignored[row]:
-            kind = Kind.IGNORED
-        elif partners[row] != NONE:
-            kind = Kind.SWAP
-        elif (singles[row] >= IOU).any():
-            kind = Kind.DUPLICATE
-        elif (singles[row] * same[row] >= NEAR).any():
-            kind = Kind.MISPLACED
-        else:
-            kind = Kind.BACKGROUND
-        kinds.append(kind)
+    conditions = [
+        is_right,
+        is_ignored,
+        partners != NONE,
+        (singles >= IOU).any(axis=1),
+        (singles * same >= NEAR).any(axis=1),
+    ]
+    # The first that holds.
+    places = np.select(conditions, range(len(conditions)), len(conditions)).tolist()
     return ImageResult(
         index=index,
         detections=detections,
-        kinds=tuple(kinds),
+        kinds=tuple(KINDS[place] for place in places),
         partners=partners,
         is_missed=is_free,
     )

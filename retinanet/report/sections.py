@@ -4,6 +4,7 @@ import math
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -56,7 +57,11 @@ def all_sections(material: Material, *, page: Path) -> list[Section]:
         Section("next", "What to do next", next_blocks),
         Section("pictures", "Worst pictures first", picture_blocks(material)),
         Section("confusion", "Which classes are confused", confusion_blocks(material)),
-        Section("classes", "Each class, and its best threshold", class_blocks(material)),
+        Section(
+            "classes",
+            "Each class, and its best threshold",
+            [classes_table(material), *curve_blocks(material)],
+        ),
         Section("words", "What the words mean", [Facts(WORDS)]),
     ]
 
@@ -347,29 +352,30 @@ def confusion_blocks(material: Material) -> list[Block]:
     blocks: list[Block] = [
         Matrix(title, "true ↓ predicted →", [*headings, "nothing"], columns, table, MATRIX_NOTES)
     ]
-    pairs = confused_pairs(matrix)
-    if pairs:
-        rows_of_pairs = [
-            (names[pair.true_class], names[pair.predicted_class], pair.boxes, pair.share)
-            for pair in pairs[:MOST_PAIRS]
-        ]
-        pair_columns = (
-            text_column("true class", name="true"),
-            text_column("predicted class", name="predicted"),
-            Column("boxes", ",d"),
-            Column("share of true", ".1%", name="share", meaning="Of the true class's objects"),
-        )
-        number = f"the {MOST_PAIRS} most frequent of {len(pairs):,} pairs"
-        title = "Class swaps" + (f": {number}" if len(pairs) > MOST_PAIRS else "")
-        blocks.append(Table(title, pair_columns, rows_of_pairs))
-    else:
-        blocks.append(Text(["No object was taken for one of another class."]))
-    return blocks
+    pairs = pairs_table(material)
+    if not pairs.rows:
+        return [*blocks, Text(["No object was taken for one of another class."])]
+    number = f"the {MOST_PAIRS} most frequent of {len(pairs.rows):,} pairs"
+    title = pairs.title + (f": {number}" if len(pairs.rows) > MOST_PAIRS else "")
+    return [*blocks, replace(pairs, title=title, rows=pairs.rows[:MOST_PAIRS])]
 
 
-def class_blocks(material: Material) -> list[Block]:
-    """Return the table of the classes, and their curves."""
-    return [classes_table(material), *curve_blocks(material)]
+PAIR_COLUMNS = (
+    text_column("true class", name="true"),
+    text_column("predicted class", name="predicted"),
+    Column("boxes", ",d"),
+    Column("share of true", ".1%", name="share", meaning="Of the true class's objects"),
+)
+
+
+def pairs_table(material: Material) -> Table:
+    """Return all pairs of classes of which one was taken for the other, the most frequent first."""
+    names = material.annotations.category_names
+    rows = [
+        (names[pair.true_class], names[pair.predicted_class], pair.boxes, pair.share)
+        for pair in confused_pairs(material.mistakes.matrix)
+    ]
+    return Table("Class swaps", PAIR_COLUMNS, rows)
 
 
 CLASS_COLUMNS = (
@@ -399,7 +405,7 @@ def classes_table(material: Material) -> Table:
         summary = material.evaluation.summary
         label = Cell("all, one threshold")
         totals = [(label, summary["map"], summary["map_50"], best.threshold, best.precision,
-                   best.recall, best.f1, best.true_boxes)]  # fmt: skip
+                   best.recall, best.f1, material.joint.true_boxes)]  # fmt: skip
     notes = (
         "Precision, recall and F1 are at IoU 0.50, with boxes from the best threshold of the class "
         "upwards. A threshold lies between two scores of these images: of few objects it is a "

@@ -18,7 +18,6 @@ from typing import Any
 from common.errors import InputError
 from common.processes import exit_with_parent, signals_blocked
 from data.annotations import Annotations
-from retinanet.config_types import MetricLibrary
 from retinanet.evaluation.matching import SplitDetections
 from retinanet.evaluation.metric import Evaluation, coco_metric
 from retinanet.evaluation.output import SplitResult, write_evaluation
@@ -34,14 +33,13 @@ class MetricWork:
 
     annotations: Annotations  # The split's
     detections: SplitDetections
-    library: MetricLibrary
     folder: Path  # Folder of boxes, classes and chart
     name: str  # Their files' name
 
     def metric(self) -> tuple[Evaluation, float]:
         """Return the metric, and the seconds that it took."""
         start = time.perf_counter()
-        evaluation = coco_metric(self.annotations, self.detections, library=self.library)
+        evaluation = coco_metric(self.annotations, self.detections)
         return evaluation, time.perf_counter() - start
 
 

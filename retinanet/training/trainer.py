@@ -26,7 +26,6 @@ from launch.run import stopping_notes
 from retinanet.config import config_to_tree
 from retinanet.evaluation.output import evaluation_name
 from retinanet.mlperf.log import MlperfLog, begin_log
-from retinanet.mlperf.submission import submit
 from retinanet.model_card import update_card
 from retinanet.training.async_groups.epoch import GroupEpochs
 from retinanet.training.components import RunComponents
@@ -268,7 +267,6 @@ class Trainer:
         work = MetricWork(
             run.data.validation.annotations,
             detections,
-            self.config.evaluation.metric,
             self.folder.evaluations.resolve(),
             evaluation_name(self.progress.step),
         )
@@ -391,7 +389,7 @@ class Trainer:
             )
 
     def finish(self) -> None:
-        """Print how the run ended and where its files are; add it to its submission."""
+        """Print how the run ended and where its files are."""
         validation = self.run.data.validation
         self.recorder.closing(
             ending=self.ending,
@@ -401,9 +399,6 @@ class Trainer:
             bad_images=len(self.run.loading.bad_images.seen),
             example=validation.image_folder / validation.annotations.file_names[0],
         )
-        submission = self.config.mlperf.submission
-        if submission is not None and self.run.group.is_first:
-            submit(self.folder.path, submission, console=self.console)
 
     @property
     def epochs_done(self) -> float:

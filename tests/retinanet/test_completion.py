@@ -138,7 +138,7 @@ def test_schema_and_run_agree(text: str, schema: Any, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the scripts of all shells, and files that can be completed."""
-    from retinanet.__main__ import SHELLS, completion_script
+    from retinanet.completion import SHELLS, completion_script
 
     folder = tmp_path_factory.mktemp("completion")
     for shell in SHELLS:
@@ -175,7 +175,7 @@ CASES = {
     "retinanet train --config op": ["openimages.yaml"],
     "retinanet train --config mi": ["mine.yaml"],
     "retinanet data verify --config co": ["coco-torchvision.yaml", "coco.yaml"],
-    "retinanet train --config coco.yaml evaluation.m": ["evaluation.metric="],
+    "retinanet train --config coco.yaml evaluation.o": ["evaluation.overlap="],
     "retinanet train run.seed=1 --resume training.opt": ["training.optimizer="],
     "retinanet launch plan --np 2 launch.th": ["launch.threads="],
     "retinanet evaluate --metric py": ["pycocotools"],

@@ -84,19 +84,13 @@ def test_torchvisions_recipe_for_coco() -> None:
     assert later == pytest.approx({16 * 7329: 1e-3, 22 * 7329: 1e-4, 190_553: 1e-4})
 
 
-@pytest.mark.parametrize("name", ["demo", "demo.yaml"])
-def test_shipped_name_is_found_from_any_working_directory(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert find_config(name) == SHIPPED / "demo.yaml"
-    assert load_config(name) == load_config(str(SHIPPED / "demo.yaml"))
-
-
-def test_path_takes_precedence_over_a_shipped_name(
+def test_shipped_name_is_found_from_any_working_directory_unless_a_path_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for name in ("demo", "demo.yaml"):
+        assert find_config(name) == SHIPPED / "demo.yaml"
+        assert load_config(name) == load_config(str(SHIPPED / "demo.yaml"))
     written(tmp_path, "training: {epochs: 77}\n", name="demo.yaml")
     assert load_config("demo.yaml").training.epochs == 77
 
@@ -196,15 +190,21 @@ def test_misspelt_override_is_refused_with_the_nearest_field(pair: str, meant: s
     assert message.endswith(f"did you mean {meant}?")
 
 
-def test_unknown_name_points_to_the_help() -> None:
-    message = config_error("qqqq=1")
-    assert message.startswith("command line: qqqq: ") and "--help" in message
-
-
-@pytest.mark.parametrize("pair", ["training.epochs", "=5", ""])
-def test_override_without_name_or_value_is_refused(pair: str) -> None:
+@pytest.mark.parametrize(
+    ("pair", "name", "advice"),
+    [
+        ("qqqq=1", "qqqq: ", "--help"),
+        ("training.epochs", "", "section.field=value"),
+        ("=5", "", "section.field=value"),
+        ("", "", "section.field=value"),
+        (f"{'.'.join(['a'] * 5_000)}=1", "", "no such field"),
+        (f"training.{'.'.join(['a'] * 5_000)}=1", "", "no such field"),
+    ],
+    ids=["unknown", "no value", "no name", "nothing", "many parts", "many parts of a section"],
+)
+def test_what_is_no_override_is_refused(pair: str, name: str, advice: str) -> None:
     message = config_error(pair)
-    assert message.startswith("command line: ") and "section.field=value" in message
+    assert message.startswith(f"command line: {name}") and advice in message
 
 
 @pytest.mark.parametrize(
@@ -270,30 +270,43 @@ def test_error_in_the_file_names_the_file(tmp_path: Path) -> None:
     )
 
 
+def test_settings_of_earlier_versions_are_dropped_unless_they_ask_for_something(
+    tmp_path: Path,
+) -> None:
+    text = "evaluation: {metric: faster-coco-eval}\nmlperf: {submission: null}\n"
+    config = load_config(str(written(tmp_path, text)))
+    tree = config_to_tree(config)
+    tree["evaluation"]["metric"], tree["mlperf"]["submission"] = "pycocotools", "out"
+    assert config_from_tree(tree, "a checkpoint") == config
+    file = written(tmp_path, "mlperf: {submission: out}\n")
+    assert error_message(load_config, file) == (
+        f"{file}: mlperf.submission: is no setting any more; use python -m retinanet mlperf "
+        "submission"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "line", "problem"),
     [
-        ("training:\n  epochs: 2\n  epochs: 3\n", 3, "duplicate key"),
-        ("training:\n\tepochs: 2\n", 2, "not valid YAML"),
-        ("training:\n  epochs: [1\nrun: 2\n", 3, "not valid YAML"),
-        ("training: {}\n---\ndata: {}\n", 2, "not valid YAML"),
+        ("training:\n  epochs: 2\n  epochs: 3\n", ":3", "duplicate key"),
+        ("training:\n\tepochs: 2\n", ":2", "not valid YAML"),
+        ("training:\n  epochs: [1\nrun: 2\n", ":3", "not valid YAML"),
+        ("training: {}\n---\ndata: {}\n", ":2", "not valid YAML"),
+        ("", "", "sections"),
+        ("- 1\n", "", "sections"),
+        ("just words\n", "", "sections"),
+        ("? [1, 2]\n: 3\n", "", "sections"),
+        ("training: &a\n  epochs: *a\n", "", "sections"),
+        ("run: {name: \udce9}", "", "cannot be read as text"),
     ],
 )
-def test_invalid_yaml_names_file_and_line(
-    text: str, line: int, problem: str, tmp_path: Path
+def test_what_is_no_configuration_is_refused_with_file_and_line(
+    text: str, line: str, problem: str, tmp_path: Path
 ) -> None:
-    file = written(tmp_path, text)
-    message = error_message(load_config, file)
-    assert message.startswith(f"{file}:{line}: ") and problem in message
-
-
-@pytest.mark.parametrize(
-    "text", ["", "- 1\n", "just words\n", "? [1, 2]\n: 3\n", "training: &a\n  epochs: *a\n"]
-)
-def test_file_without_sections_is_refused(text: str, tmp_path: Path) -> None:
-    file = written(tmp_path, text)
-    message = error_message(load_config, file)
-    assert message.startswith(f"{file}: ") and "sections" in message
+    file = tmp_path / "mine.yaml"
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    message = error_message(load_config, str(file))
+    assert message.startswith(f"{file}{line}") and problem in message
 
 
 MERGES = "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 12))
@@ -332,18 +345,6 @@ def test_a_few_aliases_and_merge_keys_are_accepted(tmp_path: Path) -> None:
         7,
         2,
     )
-
-
-@pytest.mark.parametrize("name", [".".join(["a"] * 5_000), "training." + ".".join(["a"] * 5_000)])
-def test_name_of_thousands_of_parts_is_refused(name: str) -> None:
-    message = config_error(f"{name}=1")
-    assert message.startswith("command line: ") and "no such field" in message
-
-
-def test_binary_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "latin.yaml").write_bytes(b'run: {name: "\xe9"}')
-    file = str(tmp_path / "latin.yaml")
-    assert error_message(load_config, file).startswith(f"{file}: cannot be read as text")
 
 
 def test_long_value_is_shortened() -> None:

@@ -206,6 +206,19 @@ def test_settings_that_groups_exclude_are_refused(override: str, field: str) -> 
             ["1", "1.0", "-0.1", "true", "fast", "null", "[0.9]", ".nan"],
             "from 0 to below 1, or auto",
         ),
+        *(
+            (
+                f"profile.{section}.steps",
+                ["0", "0-3", "5-3", "-1", "1-", "20,21", "1.5", "true", "[1, 2]"],
+                "such as 20-22 or 20",
+            )
+            for section in ("onednn", "trace")
+        ),
+        (
+            "training.milestones",
+            ["[16, 8]", "[8, 8]", "[0]", "[-1]", "[true]", "[.nan]", "[a]", "8", "{}", "null"],
+            "rising numbers of epochs, such as [16, 22]",
+        ),
     ],
 )
 def test_invalid_values_are_refused(field: str, values: list[str], expected: str) -> None:

@@ -9,8 +9,9 @@ import pytest
 from markdown_it import MarkdownIt
 from ruamel.yaml import YAML
 
-from retinanet.evaluation.metric import METRICS, ClassResult
+from retinanet.evaluation.metric import METRICS
 from retinanet.model_card import CARD, CardFacts, SplitFacts, model_card, write_card
+from tests.retinanet.report.samples import class_result
 
 HOSTILE = (
     "a | b",
@@ -22,19 +23,6 @@ HOSTILE = (
     "\\| --- |",
     "w" * 10_000,
 )
-
-
-def result(name: str, value: float, number: int = 1) -> ClassResult:
-    return ClassResult(
-        category_id=number,
-        name=name,
-        map=value,
-        map_50=value,
-        map_75=value,
-        mar_100=value,
-        true_boxes=3,
-        found_boxes=4,
-    )
 
 
 def facts(**changes: Any) -> CardFacts:
@@ -59,7 +47,7 @@ def facts(**changes: Any) -> CardFacts:
         shared_images=0,
         settings={"optimizer": "adam"},
         summary=dict.fromkeys(METRICS, 0.5),
-        classes=(result("bus", 0.7), result("cup", 0.4)),
+        classes=(class_result("bus", 0.7), class_result("cup", 0.4)),
     )
     return replace(values, **changes)
 
@@ -94,13 +82,13 @@ def test_unmeasured_values_are_missing_in_the_header_and_dashes_in_the_table() -
     assert metric["value"] == 0.25
     assert "<td>mAP, IoU 0.50</td>\n<td>–</td>" in body
     empty = dict.fromkeys(METRICS, math.nan)
-    head, body = parse(model_card(facts(summary=empty, classes=(result("bus", math.nan),))))
+    head, body = parse(model_card(facts(summary=empty, classes=(class_result("bus", math.nan),))))
     assert head["model-index"][0]["results"] == []
     assert "No class was measured" in body
 
 
 def test_best_and_worst_of_many_classes_are_shown() -> None:
-    names = [result(f"class{number:03}", number / 100, number) for number in range(100)]
+    names = [class_result(f"class{number:03}", number / 100, number) for number in range(100)]
     _, body = parse(model_card(facts(classes=tuple(names))))
     shown = re.findall(r"<td>(class\d+)</td>", body)
     assert shown == [f"class{n:03}" for n in (*range(99, 89, -1), *range(9, -1, -1))]
@@ -120,7 +108,7 @@ def test_limitations_follow_from_the_facts() -> None:
     assert "step 9 of 20" in limitations(total_steps=20)
     assert "set is small: 128 images" in limitations(train=replace(train, number_of_images=128))
     assert "random weights" in limitations(is_pretrained=False)
-    classes = (result("bus", 0.7), result("cup", 0.05), result("cat", math.nan))
+    classes = (class_result("bus", 0.7), class_result("cup", 0.05), class_result("cat", math.nan))
     assert "1 of 3 classes have no box" in limitations(classes=classes)
     assert "1 of 2 measured classes have a mAP below 0.1" in limitations(classes=classes)
     small = {**facts().summary, "map_small": 0.1}
@@ -138,7 +126,7 @@ def test_hostile_names_and_paths_are_escaped(name: str) -> None:
             train=split,
             validation=split,
             settings={name: name},
-            classes=(result(name, 0.7), result("cup", 0.4)),
+            classes=(class_result(name, 0.7), class_result("cup", 0.4)),
         )
     )
     head, body = parse(text)

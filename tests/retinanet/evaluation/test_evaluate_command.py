@@ -120,10 +120,3 @@ def test_exported_file_is_not_a_checkpoint(tmp_path: Path, run_here: RunHere) ->
     done = run_here(main, "evaluate", "--checkpoint", tmp_path / "model.pt2")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "exported model" in done.stderr and "--checkpoint" in done.stderr
-
-
-@pytest.mark.parametrize("command", ["evaluate", "predict", "export"])
-def test_help_has_examples(command: str, run_here: RunHere) -> None:
-    done = run_here(main, command, "--help")
-    assert done.returncode == 0
-    assert f"examples:\n  python -m retinanet {command} --checkpoint runs/demo" in done.stdout

@@ -76,7 +76,6 @@ def test_closed_division_rejects_a_detector_to_start_from() -> None:
         "training.epochs=30",
         "run.seed=7",
         "engine.precision=float32",
-        "evaluation.metric=pycocotools",
     ],
 )
 def test_closed_division_allows_other_changes(change: str) -> None:

@@ -160,15 +160,7 @@ def test_unreadable_picture_is_skipped_with_an_error(
 
 def test_class_option_selects_classes(detector: Path, tmp_path: Path, run_here: RunHere) -> None:
     file, boxes = write_picture(tmp_path / "a.png"), tmp_path / "boxes.json"
-    arguments = [
-        "--checkpoint",
-        detector,
-        file,
-        "--no-pictures",
-        "--score",
-        "0.01",
-        "--overwrite",
-    ]
+    arguments = ["--checkpoint", detector, file, "--no-pictures", "--score", "0.01", "--overwrite"]
     assert run_here(main, "predict", *arguments, "--json", boxes).returncode == 0
     all_boxes = read_boxes(boxes)
     assert {box["category"] for box in all_boxes} == set(NAMES)
@@ -188,13 +180,7 @@ def test_photo_is_rotated_by_its_exif_orientation(
     exif = Image.Exif()
     exif[0x0112] = 6  # rotate by 90 degrees
     Image.fromarray(np.rot90(pixels).copy()).save(tmp_path / "turned.png", exif=exif)
-    arguments = [
-        "--checkpoint",
-        detector,
-        upright,
-        tmp_path / "turned.png",
-        "--no-pictures",
-    ]
+    arguments = ["--checkpoint", detector, upright, tmp_path / "turned.png", "--no-pictures"]
     assert run_here(main, "predict", *arguments, "--score", "0.1", "--json", boxes).returncode == 0
     first, second = group_by_file(read_boxes(boxes)).values()
     assert [{**box, "file": ""} for box in first] == [{**box, "file": ""} for box in second]

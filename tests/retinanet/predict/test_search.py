@@ -15,42 +15,38 @@ def make_files(root: Path, *names: str) -> Path:
     return root
 
 
-def drawn_paths(out: Path, *paths: Path) -> list[str]:
-    return [str(source.drawn.relative_to(out)) for source in find_sources(paths, out=out).all]
-
-
-def test_subfolders_are_repeated_below_out_in_order(tmp_path: Path) -> None:
-    names = ("b.jpg", "a.PNG", "sub/a.jpg", "sub/deep/a.webp", "no.txt")
-    photos = make_files(tmp_path / "photos", *names)
-    sources = find_sources([photos], out=tmp_path / "out")
-    paths = [str(source.file.relative_to(photos)) for source in sources.pictures]
-    assert paths == ["a.PNG", "b.jpg", "sub/a.jpg", "sub/deep/a.webp"]
-    assert drawn_paths(tmp_path / "out", photos) == [
-        "photos/a.boxes.png",
-        "photos/b.boxes.png",
-        "photos/sub/a.boxes.png",
-        "photos/sub/deep/a.boxes.png",
-    ]
-    assert sources.skipped == 1
-
-
-def test_files_with_equal_stems_keep_their_whole_names(tmp_path: Path) -> None:
-    photos = make_files(tmp_path / "photos", "a.jpg", "a.png", "a.jpg.png", "other/a.jpg")
-    assert drawn_paths(tmp_path, photos) == [
-        "photos/a.jpg.boxes.png",
-        "photos/a.jpg.png.boxes.png",
-        "photos/a.png.boxes.png",
-        "photos/other/a.boxes.png",
-    ]
+@pytest.mark.parametrize(
+    ("names", "drawn"),
+    [
+        (
+            ("a.PNG", "b.jpg", "sub/a.jpg", "sub/deep/a.webp"),
+            ("a", "b", "sub/a", "sub/deep/a"),
+        ),
+        (  # equal stems
+            ("a.jpg", "a.jpg.png", "a.png", "other/a.jpg"),
+            ("a.jpg", "a.jpg.png", "a.png", "other/a"),
+        ),
+    ],
+)
+def test_subfolders_are_repeated_below_out_in_order(
+    names: tuple[str, ...], drawn: tuple[str, ...], tmp_path: Path
+) -> None:
+    photos, out = make_files(tmp_path / "photos", *names[::-1], "no.txt"), tmp_path / "out"
+    sources = find_sources([photos], out=out)
+    assert [source.file for source in sources.pictures] == [photos / name for name in names]
+    expected = [out / "photos" / f"{name}.boxes.png" for name in drawn]
+    assert [source.drawn for source in sources.all] == expected
+    assert sources.left_out.others == 1
 
 
 def test_picture_and_videos_with_equal_stems_have_distinct_outputs(tmp_path: Path) -> None:
     root = make_files(tmp_path, "a.jpg", "a.mp4", "b.mp4", "b.mkv")
     files = [root / name for name in ("a.jpg", "a.mp4", "b.mp4", "b.mkv")]
-    assert drawn_paths(tmp_path, *files[:2]) == ["a.boxes.png", "a.boxes.mp4"]
+    drawn = [source.drawn.name for source in find_sources(files[:2], out=tmp_path).all]
+    assert drawn == ["a.boxes.png", "a.boxes.mp4"]
     sources = find_sources(files, out=tmp_path)
     assert len({source.drawn for source in sources.all}) == 4
-    assert [source.kind for source in sources.all] == ["picture", "video", "video", "video"]
+    assert [source.is_video for source in sources.all] == [False, True, True, True]
 
 
 def test_earlier_outputs_are_not_sources(tmp_path: Path) -> None:
@@ -94,11 +90,6 @@ def test_folder_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
         pytest.skip("root reads every folder")
     with pytest.raises(InputError, match="closed: cannot be read"):
         find_sources([tmp_path], out=tmp_path / "out")
-
-
-def test_character_device_is_a_camera() -> None:
-    [camera] = find_sources([Path("/dev/null")], out=Path("out")).videos
-    assert camera.kind == "camera" and camera.drawn == Path("out/null.boxes.mp4")
 
 
 @pytest.mark.parametrize("parts", [[], [[]], [[1]], [[1, 2], [], [3]]])

@@ -142,11 +142,6 @@ for options in ("size=1m", "ro", "size=1g"):
     assert (done.stdout.split(), done.stderr) == (["warning", "failure", "ok"], "")
 
 
-def test_docker_sizes_are_powers_of_two() -> None:
-    sizes = [host.docker_size(size) for size in (1, 65 << 20, 1 << 30, 3 << 30)]
-    assert sizes == ["64m", "128m", "1g", "4g"]
-
-
 def test_each_loaded_tensor_counts_as_an_open_file() -> None:
     overrides = ["data.workers=2", "training.batch_size=2", "evaluation.batch_size=8"]
     config = load_config("demo.yaml", overrides)
@@ -161,22 +156,22 @@ def test_each_loaded_tensor_counts_as_an_open_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "level"),
+    ("precision", "convolutions", "flags", "level"),
     [
-        ({"avx2", "avx512bw", "avx512_bf16"}, "ok"),
-        ({"avx512bw", "amx_bf16"}, "ok"),
-        ({"avx512bw"}, "warning"),
-        ({"avx2"}, "warning"),
+        ("bf16", "auto", {"avx2", "avx512bw", "avx512_bf16"}, "ok"),
+        ("bf16", "auto", {"avx512bw", "amx_bf16"}, "ok"),
+        ("bf16", "auto", {"avx512bw"}, "warning"),
+        ("bf16", "auto", {"avx2"}, "warning"),
+        ("float32", "auto", {"avx2"}, "ok"),
+        ("bf16", "winograd", {"amx_bf16"}, "failure"),
     ],
 )
-def test_bf16_needs_instructions(flags: set[str], level: str) -> None:
-    assert check_precision("bf16", flags=flags).level == level
-    assert check_precision("float32", flags=flags).level == "ok"
-
-
-def test_winograd_convolutions_need_avx512_bf16() -> None:
-    finding = check_precision("bf16", convolutions="winograd", flags={"amx_bf16"})
-    assert finding.level == "failure" and "auto or onednn" in finding.fix
+def test_precision_needs_instructions(
+    precision: str, convolutions: str, flags: set[str], level: str
+) -> None:
+    finding = check_precision(precision, convolutions=convolutions, flags=flags)
+    assert finding.level == level
+    assert ("auto or onednn" in finding.fix) == (level == "failure")
 
 
 def test_missing_compiler_is_a_failure_only_for_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,26 +202,25 @@ def test_a_small_file_system_is_measured(tmp_path: Path) -> None:
         assert check_disk(folder, free=after, need=need, held=0, freed=freed).level == "warning"
 
 
-def check_split(split: str, *, ranks: int) -> list[Finding]:
-    overrides = ["training.batch_size=2", f"distributed.batch_split={split}"]
-    return run.check_batch_split(load_config("demo.yaml", overrides), ranks=ranks)
+@pytest.mark.parametrize(
+    ("override", "ranks", "subject", "level", "text"),
+    [
+        ("batch_split=[3, 1]", 2, "batches", "ok", "3 images on rank 0"),
+        ("batch_split=[3, 1]", 4, "batches", "failure", "distributed.batch_split"),
+        ("groups=2", 4, "compute groups", "ok", "2 of 2 ranks"),
+        ("groups=2", 3, "compute groups", "failure", "distributed.groups"),
+    ],
+)
+def test_batch_split_and_groups_are_checked_against_the_ranks(
+    override: str, ranks: int, subject: str, level: str, text: str
+) -> None:
+    config = load_config("demo.yaml", ["training.batch_size=2", f"distributed.{override}"])
+    [finding] = run.check_ranks(config, ranks=ranks)
+    assert (finding.subject, finding.level) == (subject, level) and text in finding.detail
 
 
-def check_groups(groups: int, *, ranks: int) -> list[Finding]:
-    return run.check_groups(load_config("demo", [f"distributed.groups={groups}"]), ranks=ranks)
-
-
-def test_batch_split_and_groups_are_checked_against_the_ranks() -> None:
-    [finding] = check_split("[3, 1]", ranks=2)
-    assert finding.level == "ok" and "3 images on rank 0" in finding.detail
-    [finding] = check_split("[3, 1]", ranks=4)
-    assert finding.level == "failure" and "distributed.batch_split" in finding.detail
-    [finding] = check_groups(2, ranks=4)
-    assert (finding.subject, finding.level) == ("compute groups", "ok")
-    assert finding.detail.startswith("2 of 2 ranks")
-    [finding] = check_groups(2, ranks=3)
-    assert finding.level == "failure" and "distributed.groups" in finding.detail
-    assert check_split("even", ranks=2) == check_groups(1, ranks=3) == []
+def test_even_batches_and_a_single_group_have_no_finding(config: Config) -> None:
+    assert run.check_ranks(config, ranks=3) == []
 
 
 IMAGES = 6

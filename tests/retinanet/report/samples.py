@@ -1,5 +1,6 @@
 """Small splits with boxes whose matches are worked out by hand."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,8 @@ from numpy.typing import NDArray
 
 from data.annotations import Annotations
 from retinanet.evaluation.matching import ImageDetections, SplitDetections
+from retinanet.evaluation.metric import ClassResult
+from retinanet.report.curves import Curve
 
 NAMES = ("cat", "dog", "bus")
 IDS = (7, 3, 44)
@@ -54,6 +57,27 @@ def predictions(*images: Sequence[Predicted]) -> SplitDetections:
         )
         for index, image in enumerate(images)
     )
+
+
+def class_result(name: str, value: float, number: int = 1) -> ClassResult:
+    """Return the result of a class whose metrics are all equal; NaN: it was not measured."""
+    return ClassResult(
+        category_id=number,
+        name=name,
+        map=value,
+        map_50=value,
+        map_75=value,
+        mar_100=value,
+        true_boxes=0 if math.isnan(value) else 7,
+        found_boxes=9,
+    )
+
+
+def counts_at(curve: Curve, threshold: float) -> tuple[int, int]:
+    """Return the numbers of right and of wrong boxes with at least a score."""
+    right, wrong = (np.append(0, c) for c in (curve.true_positives, curve.false_positives))
+    place = int((curve.scores >= threshold).sum())
+    return int(right[place]), int(wrong[place])
 
 
 def random_split(

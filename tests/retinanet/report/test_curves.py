@@ -6,14 +6,13 @@ import pytest
 from retinanet.evaluation.matching import PARAMETERS
 from retinanet.evaluation.metric import coco_metric, split_tables
 from retinanet.report.curves import (
-    Curve,
     class_curves,
     class_thresholds,
     joint_curve,
     make_curve,
     round_between,
 )
-from tests.retinanet.report.samples import CAT, DOG, predictions, random_split, split
+from tests.retinanet.report.samples import CAT, DOG, counts_at, predictions, random_split, split
 
 LEFT, RIGHT = (0, 0, 50, 50), (100, 0, 150, 50)
 
@@ -36,13 +35,12 @@ def test_counts_at_each_score_and_the_best_threshold() -> None:
     assert curve.best is not None
     assert curve.best.threshold == 0.4  # In the middle between 0.5 and 0.3
     assert (curve.best.precision, curve.best.recall) == pytest.approx((2 / 3, 2 / 3))
-    assert curve.best == curve.at(0.4)
-    assert (curve.at(0.95).true_positives, curve.at(0.95).false_positives) == (0, 0)
-    assert (curve.at(0.0).true_positives, curve.at(0.0).false_positives) == (2, 2)
+    assert (curve.best.true_positives, curve.best.false_positives) == counts_at(curve, 0.4)
 
 
 def test_equal_scores_are_kept_or_dropped_together() -> None:
-    curve = make_curve(np.array([0.5, 0.5, 0.2]), np.array([False, True, True]), true_boxes=2)
+    right = np.array([False, True, True])
+    curve = make_curve(np.array([0.5, 0.5, 0.2]), right, ~right, true_boxes=2)
     assert (curve.scores.tolist(), curve.true_positives.tolist()) == ([0.5, 0.2], [1, 2])
     assert curve.false_positives.tolist() == [1, 1]
 
@@ -102,8 +100,7 @@ def test_joint_curve_counts_all_classes_at_each_score() -> None:
     joint = joint_curve(curves)
     assert joint.true_boxes == int((~truth.box_is_crowd).sum())
     for score in (0.2, 0.5, 0.75):
-        points = [curve.at(score) for curve in curves]
-        assert joint.at(score).true_positives == sum(point.true_positives for point in points)
-        assert joint.at(score).false_positives == sum(point.false_positives for point in points)
-    assert isinstance(joint, Curve) and joint.best is not None
+        rows = [counts_at(curve, score) for curve in curves]
+        assert counts_at(joint, score) == tuple(map(sum, zip(*rows, strict=True)))
+    assert joint.best is not None
     assert joint.best.f1 == pytest.approx(joint.f1.max())

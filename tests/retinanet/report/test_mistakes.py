@@ -8,7 +8,6 @@ import pytest
 from retinanet.report.curves import class_curves, class_thresholds
 from retinanet.report.mistakes import (
     ConfusedPair,
-    ImageResult,
     Kind,
     Mistakes,
     confused_pairs,
@@ -20,6 +19,7 @@ from tests.retinanet.report.samples import (
     DOG,
     Predicted,
     True_,
+    counts_at,
     predictions,
     random_split,
     reordered,
@@ -36,74 +36,80 @@ def one_image(truth: list[True_], found: list[Predicted]) -> Mistakes:
     return find_mistakes(split(truth), predictions(found), ALL, images=5)
 
 
-def only_result(mistakes: Mistakes) -> ImageResult:
-    (result,) = mistakes.worst
-    return result
+NONE_ = 3  # row of false positives, column of missed boxes
+CASES: dict[str, tuple[list[True_], list[Predicted], dict[tuple[int, int], int], list[Kind]]] = {
+    "right": ([(DOG, LEFT)], [(DOG, (0, 0, 50, 40), 0.9)], {(1, 1): 1}, []),
+    "false positive": ([], [(BUS, LEFT, 0.9)], {(NONE_, 2): 1}, [Kind.BACKGROUND]),
+    "missed": ([(CAT, LEFT)], [], {(0, NONE_): 1}, []),
+    "swap": ([(CAT, LEFT)], [(DOG, LEFT, 0.9)], {(0, 1): 1}, [Kind.SWAP]),
+    "own class before a surer box of another": (
+        [(CAT, LEFT)],
+        [(DOG, LEFT, 0.9), (CAT, LEFT, 0.2)],
+        {(0, 0): 1, (NONE_, 1): 1},
+        [Kind.DUPLICATE, Kind.RIGHT],
+    ),
+    "second box of an object": (
+        [(CAT, LEFT)],
+        [(CAT, (0, 0, 50, 45), 0.5), (CAT, (0, 0, 50, 48), 0.9)],
+        {(0, 0): 1, (NONE_, 0): 1},
+        [Kind.RIGHT, Kind.DUPLICATE],
+    ),
+    "too far off, IoU 1/3": (
+        [(CAT, LEFT)],
+        [(CAT, (25, 0, 75, 50), 0.9)],
+        {(0, NONE_): 1, (NONE_, 0): 1},
+        [Kind.MISPLACED],
+    ),
+    "near an object of another class": (
+        [(CAT, LEFT)],
+        [(DOG, (25, 0, 75, 50), 0.9)],
+        {(0, NONE_): 1, (NONE_, 1): 1},
+        [Kind.BACKGROUND],
+    ),
+    "on a crowd": (
+        [(CAT, (100, 0, 200, 100), True)],
+        [(CAT, RIGHT, 0.9), (CAT, (150, 50, 190, 90), 0.8)],
+        {},
+        [],
+    ),
+    "on a crowd of another class, as in COCO's metric": (
+        [(CAT, (100, 0, 200, 100), True)],
+        [(DOG, RIGHT, 0.9)],
+        {(NONE_, 1): 1},
+        [Kind.BACKGROUND],
+    ),
+    "object before the crowd around it": (
+        [(CAT, (90, 0, 200, 100), True), (CAT, RIGHT)],
+        [(CAT, RIGHT, 0.9)],
+        {(0, 0): 1},
+        [],
+    ),
+    "a hundred boxes of a class": (
+        [],
+        [*((CAT, LEFT, 0.9 - number / 1000) for number in range(110)), (DOG, LEFT, 0.1)],
+        {(NONE_, 0): 100, (NONE_, 1): 1},
+        [Kind.BACKGROUND] * 101,
+    ),
+}
+"""True boxes, found boxes, the matrix without zeros, and the kinds if there is a mistake."""
 
 
-def test_right_box_is_on_the_diagonal() -> None:
-    mistakes = one_image([(DOG, LEFT)], [(DOG, (0, 0, 50, 40), 0.9)])
-    assert mistakes.matrix.tolist() == [[0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
-    assert (mistakes.right, mistakes.worst, mistakes.images_with_mistakes) == (1, (), 0)
-
-
-def test_false_positive_is_in_the_last_row() -> None:
-    mistakes = one_image([], [(BUS, LEFT, 0.9)])
-    assert mistakes.matrix.tolist() == [[0] * 4, [0] * 4, [0] * 4, [0, 0, 1, 0]]
-    assert (mistakes.false_positives, mistakes.kinds[Kind.BACKGROUND]) == (1, 1)
-
-
-def test_missed_box_is_in_the_last_column() -> None:
-    mistakes = one_image([(CAT, LEFT)], [])
-    assert mistakes.matrix.tolist() == [[0, 0, 0, 1], [0] * 4, [0] * 4, [0] * 4]
-    assert (mistakes.missed, only_result(mistakes).is_missed.tolist()) == (1, [True])
-
-
-def test_swap_is_at_true_row_and_predicted_column() -> None:
-    mistakes = one_image([(CAT, LEFT)], [(DOG, LEFT, 0.9)])
-    assert mistakes.matrix.tolist() == [[0, 1, 0, 0], [0] * 4, [0] * 4, [0] * 4]
-    assert (mistakes.swaps, mistakes.missed, mistakes.false_positives) == (1, 0, 0)
-
-
-def test_own_class_comes_before_a_surer_box_of_another() -> None:
-    mistakes = one_image([(CAT, LEFT)], [(DOG, LEFT, 0.9), (CAT, LEFT, 0.2)])
-    assert mistakes.matrix.tolist() == [[1, 0, 0, 0], [0] * 4, [0] * 4, [0, 1, 0, 0]]
-    assert only_result(mistakes).kinds == (Kind.DUPLICATE, Kind.RIGHT)
-
-
-def test_second_box_of_an_object_is_a_false_positive() -> None:
-    mistakes = one_image([(CAT, LEFT)], [(CAT, (0, 0, 50, 45), 0.5), (CAT, (0, 0, 50, 48), 0.9)])
-    assert mistakes.matrix.tolist() == [[1, 0, 0, 0], [0] * 4, [0] * 4, [1, 0, 0, 0]]
-    result = only_result(mistakes)
-    assert result.detections.scores.tolist() == pytest.approx([0.9, 0.5])
-    assert result.kinds == (Kind.RIGHT, Kind.DUPLICATE)
-
-
-def test_box_too_far_off_is_both_missed_and_false() -> None:
-    mistakes = one_image([(CAT, LEFT)], [(CAT, (25, 0, 75, 50), 0.9)])  # IoU 1/3
-    assert (mistakes.matrix[0, 3], mistakes.matrix[3, 0]) == (1, 1)
-    assert only_result(mistakes).kinds == (Kind.MISPLACED,)
-    assert only_result(mistakes).mistakes == 2
-
-
-def test_box_near_an_object_of_another_class_has_nothing_there() -> None:
-    mistakes = one_image([(CAT, LEFT)], [(DOG, (25, 0, 75, 50), 0.9)])
-    assert only_result(mistakes).kinds == (Kind.BACKGROUND,)
-
-
-def test_crowd_is_neither_missed_nor_found() -> None:
-    crowd: True_ = (CAT, (100, 0, 200, 100), True)
-    found: list[Predicted] = [(CAT, RIGHT, 0.9), (CAT, (150, 50, 190, 90), 0.8)]
-    mistakes = one_image([crowd], found)
-    assert (mistakes.matrix.sum(), mistakes.kinds[Kind.IGNORED], mistakes.worst) == (0, 2, ())
-    other = one_image([crowd], [(DOG, RIGHT, 0.9)])  # As in COCO's metric
-    assert other.matrix[3].tolist() == [0, 1, 0, 0]
-
-
-def test_single_object_comes_before_the_crowd_around_it() -> None:
-    truth: list[True_] = [(CAT, (90, 0, 200, 100), True), (CAT, RIGHT)]
-    mistakes = one_image(truth, [(CAT, RIGHT, 0.9)])
-    assert (mistakes.right, mistakes.kinds[Kind.IGNORED], mistakes.missed) == (1, 0, 0)
+@pytest.mark.parametrize("case", CASES)
+def test_boxes_of_one_image(case: str) -> None:
+    truth, found, matrix, kinds = CASES[case]
+    mistakes = one_image(truth, found)
+    cells = {(int(row), int(column)): int(mistakes.matrix[row, column])
+             for row, column in np.argwhere(mistakes.matrix)}  # fmt: skip
+    assert cells == matrix
+    assert [kind for result in mistakes.worst for kind in result.kinds] == kinds
+    assert mistakes.right == sum(cells.get((place, place), 0) for place in range(3))
+    assert mistakes.missed == sum(cells.get((place, NONE_), 0) for place in range(3))
+    wrong = sum(cells.get((NONE_, place), 0) for place in range(3))
+    assert mistakes.false_positives == wrong
+    assert mistakes.kinds[Kind.IGNORED] == (2 if case == "on a crowd" else 0)
+    for result in mistakes.worst:
+        assert result.mistakes == mistakes.missed + wrong + mistakes.swaps
+        assert (np.diff(result.detections.scores) <= 0).all()
 
 
 def test_boxes_below_the_threshold_of_their_class_are_dropped() -> None:
@@ -114,15 +120,8 @@ def test_boxes_below_the_threshold_of_their_class_are_dropped() -> None:
 
 
 def test_best_overlap_wins_not_the_first_box() -> None:
-    truth: list[True_] = [(CAT, (0, 0, 50, 30)), (CAT, LEFT)]
-    result = only_result(one_image(truth, [(CAT, LEFT, 0.9)]))
+    (result,) = one_image([(CAT, (0, 0, 50, 30)), (CAT, LEFT)], [(CAT, LEFT, 0.9)]).worst
     assert (result.partners.tolist(), result.is_missed.tolist()) == ([1], [True, False])
-
-
-def test_only_a_hundred_boxes_of_a_class_count_in_an_image() -> None:
-    found: list[Predicted] = [(CAT, LEFT, 0.9 - number / 1000) for number in range(110)]
-    mistakes = one_image([], [*found, (DOG, LEFT, 0.1)])
-    assert mistakes.matrix[3].tolist() == [100, 1, 0, 0]
 
 
 def test_worst_images_come_first() -> None:
@@ -148,11 +147,11 @@ def test_counts_are_those_of_cocos_matching(seed: int) -> None:
     curves = class_curves(truth, found)
     for thresholds in (np.zeros(4), class_thresholds(curves, default=0.5), np.full(4, 0.6)):
         mistakes = find_mistakes(truth, found, thresholds, images=3)
-        points = [item.curve.at(t) for item, t in zip(curves, thresholds, strict=True)]
-        assert np.diag(mistakes.matrix)[:-1].tolist() == [p.true_positives for p in points]
+        points = [counts_at(item.curve, t) for item, t in zip(curves, thresholds, strict=True)]
+        assert np.diag(mistakes.matrix)[:-1].tolist() == [right for right, _ in points]
         # All boxes of a column that are not right are false positives of COCO's metric.
         wrong = mistakes.matrix.sum(axis=0)[:-1] - np.diag(mistakes.matrix)[:-1]
-        assert wrong.tolist() == [p.false_positives for p in points]
+        assert wrong.tolist() == [wrong for _, wrong in points]
         assert mistakes.matrix[:-1].sum(axis=1).tolist() == [c.curve.true_boxes for c in curves]
         assert (
             mistakes.matrix.sum()

@@ -24,7 +24,7 @@ from retinanet.config_file import load_config, parse_run_arguments
 from retinanet.evaluation.matching import SplitDetections, true_box_dicts
 from retinanet.evaluation.metric import coco_metric
 from retinanet.evaluation.output import detections_as_json
-from retinanet.report.material import read_material
+from retinanet.report.material import read_detections, read_material
 from retinanet.report.pictures import MOST_BYTES, as_jpeg
 from retinanet.report.sections import continuing_command
 from retinanet.training.detector_weights import ClassMatch, DetectorStart
@@ -32,7 +32,7 @@ from retinanet.training.progress import START
 from retinanet.training.schedule import StepPlan
 from retinanet.training.trainer import Trainer
 from tests.retinanet.report.samples import predictions, split
-from tests.support.commands import REPOSITORY, RunHere, run_program
+from tests.support.commands import REPOSITORY, RunHere, error_message, run_program
 from tests.support.random_detectors import NAMES
 
 ONE, TWO, THREE = IDS = (7, 8, 44)
@@ -255,17 +255,25 @@ def test_existing_page_is_kept_without_overwrite(run: Path, run_here: RunHere) -
     assert '<a href="../checkpoints/best">' in (run / "other" / "a.html").read_text("utf-8")
 
 
-def test_detections_of_other_data_are_not_used(run: Path, run_here: RunHere) -> None:
+@pytest.mark.parametrize(
+    ("content", "note"),
+    [("", "the run recorded 0.9000"), ("[{", "step-000007.json: line 1, column 3: not JSON")],
+    ids=["of other data", "damaged"],
+)
+def test_detections_that_do_not_fit_are_not_used(
+    content: str, note: str, run: Path, run_here: RunHere
+) -> None:
     write_records(run, last_map=0.9)
+    if content:
+        (run / "eval" / "step-000007.json").write_text(content)
     done = run_here(main, "report", run)
-    assert "the run recorded 0.9000; the images are searched again" in done.stdout
+    assert note in done.stdout and "; the images are searched again" in done.stdout
     assert done.returncode == 2 and "model.safetensors" in done.stderr  # It has to detect
 
 
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("[{", "not JSON"),
         ('{"a": 1}', "expected a list"),
         ('[{"image_id": 10}]', "not in COCO's result format"),
         ('[{"image_id": 1, "category_id": 7, "bbox": [1, 2, 3, 4], "score": 1}]', "image_id 1 is"),
@@ -273,13 +281,11 @@ def test_detections_of_other_data_are_not_used(run: Path, run_here: RunHere) -> 
         ('[{"image_id": 10, "category_id": 7, "bbox": [1, 2, 3], "score": 1}]', "result format"),
     ],
 )
-def test_damaged_detections_are_not_used(
-    content: str, problem: str, run: Path, run_here: RunHere
-) -> None:
-    (run / "eval" / "step-000007.json").write_text(content)
-    done = run_here(main, "report", run)
-    assert problem in done.stdout and "searched again" in done.stdout
-    assert done.returncode == 2 and "model.safetensors" in done.stderr
+def test_damaged_detections_are_refused(content: str, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "boxes.json"
+    file.write_text(content)
+    message = error_message(read_detections, file, TRUTH, advance=lambda done: None)
+    assert message.startswith(str(file)) and problem in message
 
 
 def test_run_without_detections_gets_a_page(run: Path, run_here: RunHere) -> None:
@@ -361,9 +367,3 @@ def test_picture_stays_below_its_limit() -> None:
         assert picture.size == size
     flat, size = as_jpeg(np.full((480, 640, 3), 200, np.uint8))
     assert size == (640, 480) and len(base64.b64encode(flat)) < 10_000
-
-
-def test_help_teaches(run_here: RunHere) -> None:
-    done = run_here(main, "report", "--help")
-    assert done.returncode == 0
-    assert "examples:\n  python -m retinanet report runs/demo\n" in done.stdout
