@@ -81,8 +81,13 @@ Advance = Callable[[int, str], None]
 
 
 @contextmanager
-def progress(console: Console, title: str, *, total: int, start: int = 0) -> Iterator[Advance]:
-    """Show the progress of work with its title and unit; `start` of `total` was done before."""
+def progress(
+    console: Console, title: str, *, total: int | None, start: int = 0
+) -> Iterator[Advance]:
+    """Show the progress of work with its title and unit; `start` of `total` was done before.
+
+    `total`: None if it is unknown.
+    """
     if not console.is_terminal:
         yield lines(console, title, total=total, start=start)
         return
@@ -110,7 +115,7 @@ def progress_in_bytes(console: Console, title: str, *, total: int) -> Iterator[A
         yield lambda done, note: advance(done // MEGABYTE, note)
 
 
-def lines(console: Console, title: str, *, total: int, start: int) -> Advance:
+def lines(console: Console, title: str, *, total: int | None, start: int) -> Advance:
     """Return a function that prints a line at the first and last call, and periodically between."""
     began = time.monotonic()
     last_shown = -SECONDS_BETWEEN_LINES
@@ -121,12 +126,14 @@ def lines(console: Console, title: str, *, total: int, start: int) -> Advance:
         now = time.monotonic() - began
         if is_over:
             return
-        is_over = done >= total
-        if done < total and now - last_shown < SECONDS_BETWEEN_LINES:
+        is_over = total is not None and done >= total
+        if not is_over and now - last_shown < SECONDS_BETWEEN_LINES:
             return
         last_shown = now
-        remaining = now / max(1, done - start) * (total - done)
-        text = f"{title} {done}/{total}  {clock(remaining)} left  {note}"
+        left = ""
+        if total is not None:
+            left = f"/{total}  {clock(now / max(1, done - start) * (total - done))} left"
+        text = f"{title} {done}{left}  {note}"
         console.print(text.rstrip(), highlight=False, soft_wrap=True)
 
     return advance

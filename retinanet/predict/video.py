@@ -5,7 +5,7 @@ PyAV (FFmpeg's libraries) reads video files, and writes videos that browsers pla
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from common.console import Advance, progress
+from common.console import progress
 from common.errors import InputError, printable
 from common.files import create_file, open_regular, put_in_place, temporary_name
 from data.decoding import MAX_PIXELS
@@ -65,11 +65,8 @@ def detect_in_video(source: Source, search: Search, *, every: int) -> None:
         if search.draws:
             writer = video_writer(source.drawn, rate=video.rate, time_base=video.time_base)
             write = stack.enter_context(writer)
-        shown_progress: AbstractContextManager[Advance] = nullcontext(lambda done, note: None)
-        if video.total:
-            title = f"{printable(str(source.file))}, frames"
-            shown_progress = progress(search.console, title, total=video.total)
-        advance = stack.enter_context(shown_progress)
+        title = f"{printable(str(source.file))}, frames"
+        advance = stack.enter_context(progress(search.console, title, total=video.total or None))
         seconds, shown = 0.0, NOTHING
         for frames in batch_frames(
             video.frames, search.counter, every=every, batch_size=search.batch_size

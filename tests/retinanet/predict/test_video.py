@@ -82,6 +82,9 @@ def test_any_video_becomes_an_mp4_for_browsers(
     done = run_here(main, "predict", *arguments, "--batch-size", "2")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"{video} → {out / 'a.boxes.mp4'}: 5 frames processed" in done.stdout
+    # The length of raw MJPEG is unknown.
+    shown = re.findall(rf"^{re.escape(str(video))}, frames \d+(/5)?", done.stdout, re.MULTILINE)
+    assert shown and set(shown) == {"" if name == "a.mjpeg" else "/5"}
     frames, times, (average, written_codec, pixel_format) = read_video(out / "a.boxes.mp4")
     assert (written_codec, pixel_format) == ("h264", "yuv420p")
     assert len(frames) == 5 and average == rate
