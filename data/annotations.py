@@ -11,7 +11,7 @@ import math
 import os
 import posixpath
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple, overload
@@ -119,8 +119,30 @@ class Annotations:
         only_crowds = np.logical_and.reduceat(self.box_is_crowd, self.box_offsets[rows])
         return rows[~only_crowds].astype(np.int32)
 
+    def select(
+        self, *, images: NDArray[np.bool_] | None = None, boxes: NDArray[np.bool_] | None = None
+    ) -> "Annotations":
+        """Return some of the images, with some of their boxes: masks [I] and [B], default all."""
+        kept = np.ones(len(self), dtype=np.bool_) if images is None else images
+        kept_boxes = np.repeat(kept, np.diff(self.box_offsets))
+        kept_boxes &= True if boxes is None else boxes
+        before = np.concatenate([[0], np.cumsum(kept_boxes)])  # boxes kept before each
+        columns: dict[str, Any] = {name: getattr(self, name)[kept] for name in IMAGE_ARRAYS}
+        columns |= {name: getattr(self, name)[kept_boxes] for name in BOX_COLUMNS}
+        names = self.file_names
+        if not kept.all():
+            names = TextColumn.of(names[row] for row in np.flatnonzero(kept).tolist())
+        offsets = offsets_of(np.diff(before[self.box_offsets])[kept])
+        return replace(self, file_names=names, box_offsets=offsets, **columns)
 
-IMAGE_COLUMNS = ("image_ids", "file_names", "widths", "heights", "is_displayed")
+
+def offsets_of(counts: NDArray[Any]) -> NDArray[np.int64]:
+    """Return where each of N runs of some lengths begins, and where the last one ends: [N + 1]."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+IMAGE_ARRAYS = ("image_ids", "widths", "heights", "is_displayed")
+IMAGE_COLUMNS = ("file_names", *IMAGE_ARRAYS)
 BOX_COLUMNS = ("boxes", "box_category_ids", "box_is_crowd", "box_areas", "box_ids")
 UNNAMED = "N/A"
 """The name of a class that no category uses, as in torchvision's list of COCO's names."""
@@ -274,8 +296,7 @@ class TextColumn(Sequence[str]):
         """Return a column of any texts, in their order."""
         # JSON may contain half of a surrogate pair (\ud800), which plain UTF-8 cannot encode.
         encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
-        starts = np.zeros(len(encoded) + 1, dtype=np.int64)
-        np.cumsum([len(text) for text in encoded], out=starts[1:])
+        starts = offsets_of(np.array([len(text) for text in encoded], dtype=np.int64))
         return cls(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts)
 
     def __len__(self) -> int:
@@ -354,8 +375,7 @@ class GrowingColumns:
         columns: dict[str, Any] = {name: part.finish() for name, part in self.columns.items()}
         self.columns = {}
         for name in [name for name in columns if name + LENGTHS in columns]:
-            starts = np.concatenate([[0], np.cumsum(columns.pop(name + LENGTHS))]).astype(np.int64)
-            columns[name] = TextColumn(columns[name], starts)
+            columns[name] = TextColumn(columns[name], offsets_of(columns.pop(name + LENGTHS)))
         return columns
 
 

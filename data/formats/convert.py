@@ -35,7 +35,6 @@ from data.formats.labels import (
     LabelledSplit,
     merge_classes,
     select_classes,
-    select_images,
 )
 from data.index import find_or_make_index
 from data.verify.report import STOPS_TRAINING, print_shared, print_split
@@ -181,7 +180,7 @@ def copy_files(split: LabelledSplit, folder: Path, *, console: Console) -> Annot
     if number == len(names):
         raise InputError(f"{first}; no image can be copied")
     split.notes.append(f"files that are not images (left out): {number:,}, first {first}")
-    return select_images(split.annotations, is_image)
+    return split.annotations.select(images=is_image)
 
 
 def write_annotations(file: Path, annotations: Annotations, *, console: Console) -> None:

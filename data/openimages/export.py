@@ -9,7 +9,6 @@ read from the image files. The JSON is written as a stream.
 
 import json
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 from rich.console import Console
 
 from common.console import Advance, progress, progress_in_bytes
@@ -28,8 +26,7 @@ from common.files import (
     require_writable_later,
     write_parts,
 )
-from common.processes import process_pool, run_tasks, usable_cores
-from data.decoding import DAMAGE, describe_fault, open_image, open_image_file
+from data.decoding import read_photo
 from data.openimages.boxes import (
     FLAGS,
     IMAGE_ID,
@@ -39,13 +36,13 @@ from data.openimages.boxes import (
     read_image_ids,
     resolve_classes,
 )
+from data.parts import read_in_parts
 
 SUFFIX = ".jpg"
 FILES_AT_ONCE = 256  # for one process: a hundredth of a second's work, more from a slow disk
 PROCESSES_PER_CORE = 2
 """While one waits for the disk another parses. Threads slow each other down: two took 50 µs a
 file, one 37, two processes 21."""
-TASKS_PER_PROCESS = 4
 ENTRIES_AT_ONCE = 10_000
 GROUP = 1 << FLAGS.index("IsGroupOf")
 FLAG_FIELDS = tuple(
@@ -247,51 +244,33 @@ def read_sizes(
     Only headers are read, by several processes; `console` shows the progress.
     Raises InputError if some are damaged or no images, naming how many and the first.
     """
-    starts = range(0, len(image_ids), FILES_AT_ONCE)
-    tasks = ((start, image_ids[start : start + FILES_AT_ONCE]) for start in starts)
-    processes = max(1, min(PROCESSES_PER_CORE * usable_cores(), len(starts)))
-    sizes = np.zeros((len(image_ids), 2), dtype=np.int32)
-    faults: dict[int, list[str]] = {}
-    done = 0
-    # The processes are started before the bar's thread is.
-    with (
-        process_pool(processes) as pool,
-        progress(console, "reading sizes of images", total=len(image_ids)) as advance,
-    ):
-        work = partial(_read_sizes, folder)
-        results = run_tasks(pool, work, tasks, at_once=TASKS_PER_PROCESS * processes)
-        for start, part, faults_of_part in results:
-            sizes[start : start + len(part)] = part
-            faults[start] = faults_of_part
-            done += len(part)
-            advance(done, "")
-    in_order = [fault for start in sorted(faults) for fault in faults[start]]
-    if in_order:
+    parts = read_in_parts(
+        partial(_read_sizes, folder),
+        image_ids,
+        at_once=FILES_AT_ONCE,
+        title="reading sizes of images",
+        console=console,
+        per_core=PROCESSES_PER_CORE,
+    )
+    faults = [fault for _, faults_of_part in parts for fault in faults_of_part]
+    if faults:
         raise InputError(
-            f"{folder}: {len(in_order)} of {len(image_ids)} images cannot be read, the first is "
-            f"{in_order[0]}; download them again"
+            f"{folder}: {len(faults)} of {len(image_ids)} images cannot be read, the first is "
+            f"{faults[0]}; download them again"
         )
-    return sizes
+    return np.concatenate([np.zeros((0, 2), dtype=np.int32), *(sizes for sizes, _ in parts)])
 
 
-def _read_sizes(
-    folder: Path, task: tuple[int, NDArray[np.uint64]]
-) -> tuple[int, NDArray[np.int32], list[str]]:
-    """Return the task's first row, the sizes [I, 2] in pixels (0 if unreadable), and the faults."""
-    start, image_ids = task
+def _read_sizes(folder: Path, image_ids: NDArray[np.uint64]) -> tuple[NDArray[np.int32], list[str]]:
+    """Return sizes [I, 2] in pixels (0 if unreadable), and the faults."""
     sizes = np.zeros((len(image_ids), 2), dtype=np.int32)
     faults = []
     for row, text in enumerate(image_id_texts(image_ids)):
+        file = folder / f"{text}{SUFFIX}"
         try:
-            # Pillow warns of broken EXIF and of large sizes, which are read all the same.
-            with warnings.catch_warnings(action="ignore"):
-                sizes[row] = _read_size(folder / f"{text}{SUFFIX}")
-        except (*DAMAGE, Image.DecompressionBombError) as error:
-            reason = describe_fault(error).partition(";")[0]  # the fix is another one here
-            faults.append(f"{text}{SUFFIX} ({reason})")
-    return start, sizes, faults
-
-
-def _read_size(path: Path) -> tuple[int, int]:
-    with open_image_file(path) as file, open_image(file) as image:
-        return image.size
+            sizes[row], _ = read_photo(file)
+        except InputError as error:
+            # Without the path, and without the fix, which is another one here.
+            reason = str(error).removeprefix(f"{file}: ").partition(";")[0]
+            faults.append(f"{file.name} ({reason})")
+    return sizes, faults

@@ -26,6 +26,7 @@ from data.annotations import Split, SplitName
 from data.coco_json import Entries, clean_annotations, clean_images
 from data.findings import KINDS, Finding, Severity
 from data.index import write_index
+from data.parts import processes_for
 from data.verify.chart import draw_objects
 from data.verify.objects import (
     AnchorRule,
@@ -36,7 +37,7 @@ from data.verify.objects import (
     objects_json,
     proposal_json,
 )
-from data.verify.splits import CheckedSplit, TrainingRules, check_splits, processes_for
+from data.verify.splits import IMAGES_AT_ONCE, CheckedSplit, TrainingRules, check_splits
 
 CLASSES_SHOWN = 5
 KINDS_SHOWN = 4
@@ -241,10 +242,11 @@ def format_time(checked: CheckedSplit, total: int) -> str:
     if not images:
         return f"{annotations}; NO IMAGE WAS CHECKED"
     which = "all" if checked.checked_all_images else f"ONLY {images:,} OF"
+    processes = processes_for(images, at_once=IMAGES_AT_ONCE)
     return (
         f"{annotations}, {which} {total:,} images decoded in "
         f"{format_duration(seconds)} ({images / max(seconds, 1e-9):.0f} images/s, "
-        f"{processes_for(images)} {'processes' if processes_for(images) > 1 else 'process'})"
+        f"{processes} {'processes' if processes > 1 else 'process'})"
     )
 
 

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from rich.console import Console
 
-from common.console import progress, progress_in_bytes
+from common.console import progress_in_bytes
 from common.errors import InputError
 from common.files import read_bytes
-from common.processes import process_pool, run_tasks, usable_cores
 from common.walk import LeftOut, Reach, walk_files
 from data.annotations import SPLITS, Resize, Split, images_in_other, leaves_folder
 from data.coco_json import Entries, check_ids, entries_of_index, read_entries
@@ -36,6 +35,7 @@ from data.decoding import (
 )
 from data.findings import KINDS, Findings, Place, Severity
 from data.index import find_or_make_index
+from data.parts import read_in_parts
 from data.verify.annotations import (
     check_boxes,
     check_categories_agree,
@@ -162,8 +162,7 @@ def open_entries(path: Path, findings: Findings, *, console: Console) -> Entries
 
 
 IMAGES_AT_ONCE = 8  # for one process: a tenth of a second's work
-TASKS_PER_PROCESS = 4  # enough that no process waits, few enough to end soon after Ctrl-C
-Task = list[tuple[int, str, tuple[int, int], bool]]
+Task = Sequence[tuple[int, str, tuple[int, int], bool]]
 """Images for one process to decode: row, file name, annotated (height, width) in pixels, and
 `is_displayed` of annotations."""
 
@@ -175,35 +174,25 @@ def check_images(
     entries = checked.entries
     if entries is None:
         return
-    rows = rows_to_check(len(entries.image_ids), sample)
-    tasks = (
-        [
-            (
-                row,
-                entries.file_names[row],
-                (int(entries.heights[row]), int(entries.widths[row])),
-                bool(entries.is_displayed[row]),
-            )
-            for row in rows[start : start + IMAGES_AT_ONCE].tolist()
-        ]
-        for start in range(0, len(rows), IMAGES_AT_ONCE)
+    rows, began = rows_to_check(len(entries.image_ids), sample), time.monotonic()
+
+    def prepare(part: NDArray[np.int64]) -> Task:
+        sizes = zip(entries.heights[part].tolist(), entries.widths[part].tolist(), strict=True)
+        names = [entries.file_names[row] for row in part.tolist()]
+        are_displayed = entries.is_displayed[part].tolist()
+        return list(zip(part.tolist(), names, sizes, are_displayed, strict=True))
+
+    parts = read_in_parts(
+        partial(check_files, checked.split.images, decoder),
+        rows,
+        at_once=IMAGES_AT_ONCE,
+        title=f"decoding {checked.name} images",
+        console=console,
+        prepare=prepare,
     )
-    processes = processes_for(len(rows))
-    work = partial(check_files, checked.split.images, decoder)
-    done, began = 0, time.monotonic()
     checked.content_hashes = np.zeros(len(entries.image_ids), dtype=np.int64)
-    # The processes are copies of this one: they are started before the progress bar's thread.
-    with (
-        process_pool(processes) as pool,
-        progress(console, f"decoding {checked.name} images", total=len(rows)) as advance,
-    ):
-        for task in run_tasks(pool, work, tasks, at_once=TASKS_PER_PROCESS * processes):
-            checked.file_faults += task.faults
-            checked.content_hashes[task.rows] = task.hashes
-            done += len(task.rows)
-            rate = done / max(1e-9, time.monotonic() - began)
-            advance(done, f"{rate:.0f} images/s")
-    checked.file_faults.sort()
+    checked.content_hashes[rows] = [number for _, hashes in parts for number in hashes]
+    checked.file_faults = [fault for faults, _ in parts for fault in faults]
     checked.images_checked = len(rows)
     checked.seconds_of_images = time.monotonic() - began
 
@@ -215,21 +204,8 @@ def rows_to_check(images: int, sample: int | None) -> NDArray[np.int64]:
     return np.sort(np.random.default_rng(0).choice(images, size=sample, replace=False))
 
 
-def processes_for(images: int) -> int:
-    """Return one process for each core, unless there are too few images."""
-    return max(1, min(usable_cores(), -(-images // IMAGES_AT_ONCE)))
-
-
-class CheckedTask(NamedTuple):
-    """What a process found in its images."""
-
-    rows: list[int]
-    faults: list[FileFault]
-    hashes: list[int]  # as `CheckedSplit.content_hashes`
-
-
-def check_files(folder: Path, decoder: str, task: Task) -> CheckedTask:
-    """Decode the files of a task."""
+def check_files(folder: Path, decoder: str, task: Task) -> tuple[list[FileFault], list[int]]:
+    """Decode the files of a task; return faults, and `CheckedSplit.content_hashes` of all."""
     faults, hashes = [], []
     for row, name, size, is_displayed in task:
         hashes.append(0)
@@ -242,7 +218,7 @@ def check_files(folder: Path, decoder: str, task: Task) -> CheckedTask:
             faults.append(FileFault(row, *fault))
         if fault is None or KINDS[fault[0]].severity is not Severity.STOPS:
             hashes[-1] = hash_content(folder / name)
-    return CheckedTask([row for row, *_ in task], faults, hashes)
+    return faults, hashes
 
 
 def hash_content(path: Path) -> int:

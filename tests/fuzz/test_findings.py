@@ -20,7 +20,7 @@ from data.annotations import ClassMap
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset, make_class_map
 from data.decoding import decode_image
-from data.formats.labels import PartBuilder, read_class_names, read_list
+from data.formats.labels import LabelPart, read_class_names, read_list
 from data.formats.voc import parse_xml
 from data.index import open_annotations, open_index
 from data.openimages.boxes import resolve_classes
@@ -173,7 +173,7 @@ def test_category_ids_that_would_need_a_billion_outputs_are_refused(tmp_path: Pa
 def test_xml_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
     file = write_file(tmp_path / "a.xml", b"<annotation>" + b"<a>" * 40_000)
     with pytest.raises(InputError, match=r"a\.xml: line 1: more than 20 elements"):
-        parse_xml(file, None, PartBuilder())
+        parse_xml(file, None, LabelPart())
 
 
 MANY = 100_000  # Classes: one more than a model may have

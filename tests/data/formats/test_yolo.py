@@ -432,11 +432,12 @@ def test_any_text_is_boxes_or_one_line_that_names_the_file(
     (folder / "a.txt").write_bytes(text.encode("utf-8", "surrogatepass"))
     labelled = YoloSet(folder / "classes.txt", {0: "cat"}, {}, 0, Reach.of(folder))
     part = read_labels(folder, labelled, ["a.png"])
-    assert len(part.boxes_per_image) == 1 and len(part.boxes) == part.boxes_per_image[0]
+    boxes = part.boxes["xyxy"]
     if part.faults:
         assert part.faults[0].startswith(str(folder / "a.txt"))
-    elif len(part.boxes):
-        assert np.isfinite(part.boxes).all() and (part.boxes[:, 2:] >= part.boxes[:, :2]).all()
+    else:
+        assert part.images["boxes"].tolist() == [len(boxes)]
+    assert np.isfinite(boxes).all() and (boxes[:, 2:] >= boxes[:, :2]).all()
     assert len(FIELDS) == 4
 
 
