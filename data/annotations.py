@@ -33,6 +33,21 @@ Resize = Literal["square", "letterbox"]
 """Values of `data.resize`, see `data.transforms`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainingRules:
+    """The settings of a run that decide which images it can use, and how it reads them."""
+
+    image_size: int  # side of the square that images are resized to [pixels]
+    resize: Resize = "square"
+    augmentation: Sequence[str] = ("flip",)  # of `data.augmentation.AUGMENTATIONS`
+    decoder: str = "pillow"  # as `data.decoding.resolve_decoder` returns it
+    class_indices: str = "contiguous"  # or `category_id`, see `data.dataset.make_class_map`
+    num_classes: int | None = None  # outputs of the model; None: as many as the categories need
+    skip_images_without_boxes: bool = False  # leave out images without a box of a single object
+    bad_image_limit: int | None = None
+    """How many unreadable images are replaced; None: the first one stops training"""
+
+
 def content_sizes(sizes: NDArray[np.float64], *, size: int, resize: Resize) -> NDArray[np.float64]:
     """Return [N, 2] sides of images of `sizes` [N, 2] on the square of `size` pixels, in order."""
     if resize == "square":

@@ -27,7 +27,7 @@ from common.files import (
 )
 from common.outputs import require_no_input
 from common.walk import identity
-from data.annotations import SPLITS, Annotations, Split, require_pixels
+from data.annotations import SPLITS, Annotations, Split, TrainingRules, require_pixels
 from data.coco_json import DISPLAYED
 from data.decoding import MOST_BYTES, image_fault
 from data.formats.labels import (
@@ -38,18 +38,10 @@ from data.formats.labels import (
 )
 from data.index import find_or_make_index
 from data.verify.report import STOPS_TRAINING, print_shared, print_split
-from data.verify.splits import TrainingRules, check_splits
+from data.verify.splits import check_splits
 
 ENTRIES_AT_ONCE = 10_000
-DEFAULT_RULES = TrainingRules(
-    decoder="pillow",
-    image_size=800,
-    resize="square",
-    class_indices="contiguous",
-    num_classes=None,
-    skip_images_without_boxes=True,
-    bad_image_limit=None,
-)
+DEFAULT_RULES = TrainingRules(image_size=800, skip_images_without_boxes=True)
 """Those of a run with the default settings; no image is decoded."""
 
 
@@ -91,7 +83,7 @@ def convert_labels(
     written = write_splits(splits, out, copy_images=copy_images, console=console)
     notes = {split.name: split.notes for split in splits}
     del splits  # the checks read the indexes, which are mapped files
-    checked = check_splits(written, DEFAULT_RULES, images=False, sample=None, console=console)
+    checked = check_splits(written, DEFAULT_RULES, sample=0, console=console)
     for result in checked:
         print_split(console, result)
         for note in notes[result.name]:

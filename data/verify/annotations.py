@@ -12,6 +12,7 @@ from data.annotations import (
     MINIMUM_SIDE,
     UNNAMED,
     Resize,
+    TrainingRules,
     are_shares,
     content_sizes,
     positions_in,
@@ -25,8 +26,8 @@ ROUNDING = 1.0
 """Pixels by which a box may reach beyond its image without a finding, as rounded ones do."""
 
 
-def check_boxes(entries: Entries, findings: Findings, *, image_size: int, resize: Resize) -> None:
-    """Find boxes that are of no use at `image_size`, and those that reach beyond their image."""
+def check_boxes(entries: Entries, findings: Findings, rules: TrainingRules) -> None:
+    """Find boxes that are of no use to a run, and those that reach beyond their image."""
 
     def make_place(row: int) -> Place:
         """Return a box's place, as COCO writes it, with the size of its image."""
@@ -41,8 +42,7 @@ def check_boxes(entries: Entries, findings: Findings, *, image_size: int, resize
         stop = min(start + BOXES_AT_ONCE, len(entries.boxes))
         counted = np.zeros(stop - start, dtype=np.bool_)
         # A box is a finding of the first kind that it is of.
-        kinds = box_kinds(entries, start, stop, image_size=image_size, resize=resize)
-        for kind, flags in kinds.items():
+        for kind, flags in box_kinds(entries, start, stop, rules).items():
             rows = start + np.flatnonzero(flags & ~counted)
             counted |= flags
             findings.add_rows(kind, rows, make_place)
@@ -95,7 +95,7 @@ def equal_boxes(entries: Entries) -> NDArray[np.int64]:
 
 
 def box_kinds(
-    entries: Entries, start: int, stop: int, *, image_size: int, resize: Resize
+    entries: Entries, start: int, stop: int, rules: TrainingRules
 ) -> dict[str, NDArray[np.bool_]]:
     """Return for each kind of finding which of some boxes are of it."""
     # A box without a known image has row -1, the last image's; `has_image` masks these results.
@@ -104,7 +104,7 @@ def box_kinds(
     lower, upper = boxes[:, :2], boxes[:, 2:]
     has_image = images >= 0  # without a known image there is nothing to be outside of
     with np.errstate(invalid="ignore", over="ignore"):
-        clipped = boxes_on_square(boxes, sizes, image_size=image_size, resize=resize)
+        clipped = boxes_on_square(boxes, sizes, image_size=rules.image_size, resize=rules.resize)
         beyond = (lower < -ROUNDING) | (upper > sizes + ROUNDING)
         has_area = (clipped[:, 2:] - clipped[:, :2] >= MINIMUM_SIDE).all(axis=1)
         return {
@@ -126,12 +126,10 @@ def boxes_on_square(
     return np.clip(boxes * np.tile(content / sizes, 2), 0, np.tile(content, 2))
 
 
-def check_categories_fit(
-    entries: Entries, findings: Findings, *, class_indices: str, num_classes: int | None
-) -> None:
+def check_categories_fit(entries: Entries, findings: Findings, rules: TrainingRules) -> None:
     """Find categories for which the model has no output: see `data.dataset.make_class_map`."""
-    ids = entries.category_ids
-    if class_indices == "contiguous":
+    ids, num_classes = entries.category_ids, rules.num_classes
+    if rules.class_indices == "contiguous":
         if num_classes not in (None, len(ids)):
             value = f"{len(ids)} categories; model.num_classes is {num_classes}"
             findings.add("categories_do_not_fit", Place("categories", value))

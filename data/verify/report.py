@@ -7,7 +7,7 @@ with most and fewest boxes, and the next command; `--json` has the first places 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -22,7 +22,7 @@ from common.files import (
     require_writable_later,
     write_atomically,
 )
-from data.annotations import Split, SplitName
+from data.annotations import Split, SplitName, TrainingRules
 from data.coco_json import Entries, clean_annotations, clean_images
 from data.findings import KINDS, Finding, Severity
 from data.index import write_index
@@ -37,7 +37,7 @@ from data.verify.objects import (
     objects_json,
     proposal_json,
 )
-from data.verify.splits import IMAGES_AT_ONCE, CheckedSplit, TrainingRules, check_splits
+from data.verify.splits import IMAGES_AT_ONCE, CheckedSplit, check_splits
 
 CLASSES_SHOWN = 5
 KINDS_SHOWN = 4
@@ -63,31 +63,34 @@ def index_folder(folder: Path, split: str) -> Path:
     return folder / f"{split}.index"
 
 
+class VerifyOutputs(NamedTuple):
+    """What is written, unless None."""
+
+    json: Path | None = None  # all findings
+    chart: Path | None = None  # a picture of the objects
+    clean: Path | None = None  # a folder for indexes without the bad entries
+
+
 def verify(
     splits: Mapping[str, Split],
     rules: TrainingRules,
+    outputs: VerifyOutputs,
     *,
-    check_images: bool,
     sample: int | None,
-    json_file: Path | None,
-    chart: Path | None,
-    clean_folder: Path | None,
     make_anchor_rule: Callable[[], AnchorRule],
     command_with_config: Callable[..., str],
     console: Console,
 ) -> int:
     """Check splits (the training split first), print the findings, and return the exit code.
 
-    `check_images` decodes images, `sample` of each split, or all. All findings are written to
-    `json_file`, a picture of the objects to `chart`, indexes without the bad entries to
-    `clean_folder`, unless None. `make_anchor_rule` is called after the images were decoded: it may
+    `sample` images of each split are decoded, None: all. `make_anchor_rule` is called later: it may
     load torch, which must not be in the processes that decode. `command_with_config` returns a
     command line, given `train`, or `data` for `verify`, and further arguments.
 
     Raises:
         InputError: An output cannot be written.
     """
-    checked = check_splits(splits, rules, images=check_images, sample=sample, console=console)
+    checked = check_splits(splits, rules, sample=sample, console=console)
     examined = examine(
         {split.name: split.entries for split in checked if split.entries is not None},
         make_anchor_rule,
@@ -103,25 +106,25 @@ def verify(
         for split in checked
         for finding in split.findings.stopping()
     ]
-    if json_file is not None:
+    if outputs.json is not None:
         report = {
             "stops_training": bool(stopping),
             "decoder": rules.decoder,
             "proposed_image_size": proposal_json(examined.proposal) if examined else None,
             "splits": {split.name: split_json(split, examined) for split in checked},
         }
-        write_atomically(json_file, json.dumps(report, indent=1))
-    if chart is not None:
-        write_chart(chart, checked, examined, console)
+        write_atomically(outputs.json, json.dumps(report, indent=1))
+    if outputs.chart is not None:
+        write_chart(outputs.chart, checked, examined, console)
     console.print()
     print_line(console, format_conclusion(checked, stopping), wrap=True)
     print_shared(console, checked)
     obstacles = [reason for reason in map(obstacle, checked) if reason is not None]
     command = None
-    if clean_folder is not None and obstacles:
+    if outputs.clean is not None and obstacles:
         advice = f"clean index not written: {obstacles[0]}"
-    elif clean_folder is not None:
-        fields = write_clean(clean_folder, checked, console)
+    elif outputs.clean is not None:
+        fields = write_clean(outputs.clean, checked, console)
         advice, command = "next:", command_with_config("train", *fields)
     elif not stopping:
         advice, command = "next:", command_with_config("train")

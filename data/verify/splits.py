@@ -23,7 +23,7 @@ from common.console import progress_in_bytes
 from common.errors import InputError
 from common.files import read_bytes
 from common.walk import LeftOut, Reach, walk_files
-from data.annotations import SPLITS, Resize, Split, images_in_other, leaves_folder
+from data.annotations import SPLITS, Split, TrainingRules, images_in_other, leaves_folder
 from data.coco_json import Entries, check_ids, entries_of_index, read_entries
 from data.decoding import (
     MOST_BYTES,
@@ -43,20 +43,6 @@ from data.verify.annotations import (
     check_image_entries,
     count_classes,
 )
-
-
-@dataclass(frozen=True)
-class TrainingRules:
-    """The settings of a training run that decide which images it can use."""
-
-    decoder: str  # as `resolve_decoder` returns it
-    image_size: int  # side of the square that images are resized to [pixels]
-    resize: Resize
-    class_indices: str  # `contiguous` or `category_id`, see `data.dataset.make_class_map`
-    num_classes: int | None  # outputs of the model; None for as many as the categories need
-    skip_images_without_boxes: bool  # leave out images without a box of a single object
-    bad_image_limit: int | None
-    """How many unreadable images are replaced; None: the first one stops training"""
 
 
 class FileFault(NamedTuple):
@@ -92,11 +78,10 @@ def check_splits(
     splits: Mapping[str, Split],
     rules: TrainingRules,
     *,
-    images: bool,
     sample: int | None,
     console: Console,
 ) -> list[CheckedSplit]:
-    """Check annotations, then all images or `sample` of each split, the training split first."""
+    """Check annotations, then `sample` images of each split (None: all); `train` comes first."""
     checked = [
         check_annotations(name, split, rules, console=console) for name, split in splits.items()
     ]
@@ -111,7 +96,7 @@ def check_splits(
             )
         ):
             check_categories_agree(train.entries, validation.entries, validation.findings)
-    if images:
+    if sample != 0:
         for split in checked:
             check_images(split, decoder=rules.decoder, sample=sample, console=console)
         add_image_findings(checked, rules)
@@ -132,10 +117,8 @@ def check_annotations(
     entries = open_entries(split.annotations, findings, console=console)
     if entries is not None:
         check_ids(entries, findings)
-        check_boxes(entries, findings, image_size=rules.image_size, resize=rules.resize)
-        check_categories_fit(
-            entries, findings, class_indices=rules.class_indices, num_classes=rules.num_classes
-        )
+        check_boxes(entries, findings, rules)
+        check_categories_fit(entries, findings, rules)
         skips = name == "train" and rules.skip_images_without_boxes
         check_image_entries(entries, findings, skip_images_without_boxes=skips)
         count_classes(entries, findings)

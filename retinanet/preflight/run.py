@@ -5,7 +5,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import torch
 from common.errors import InputError
 from common.locks import has_locks, is_locked
 from common.walk import LeftOut, Reach, walk_files
-from data.annotations import SPLITS, Annotations, ClassMap, Split, SplitName
+from data.annotations import SPLITS, Annotations, ClassMap, Split, SplitName, TrainingRules
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset, SampleKey, make_class_map
 from data.decoding import resolve_decoder
@@ -23,11 +23,10 @@ from data.index import current_index, index_homes, index_of_folder, read_stamp
 from data.loader import steps_per_epoch
 from data.synthetic import KINDS
 from retinanet.config import Config
-from retinanet.config_file import configured_split
+from retinanet.config_file import configured_split, training_rules
 from retinanet.config_sections import DataConfig, ModelConfig
 from retinanet.config_types import (
     TORCHVISION,
-    augmentation_names,
     planned_groups,
     planned_split,
 )
@@ -75,10 +74,8 @@ def known_data(config: Config) -> KnownData:
                 for name in ("train", "validation")
             )
             if classes is None and train is not None:
-                class_map = make_class_map(
-                    train, source="", class_indices=data.class_indices, num_classes=None
-                )
-                classes = class_map.num_classes
+                rules = training_rules(config, decoder="pillow")
+                classes = make_class_map(train, rules, source="").num_classes
         # The same error is reported by the check that opens the data.
         except InputError:
             train = validation = None
@@ -326,12 +323,8 @@ def training_class_names(config: Config) -> Sequence[str] | None:
         content = indexed_or_small(annotations)
         if content is None:
             return None
-        return make_class_map(
-            content,
-            source=str(annotations),
-            class_indices=data.class_indices,
-            num_classes=config.model.num_classes,
-        ).names
+        rules = training_rules(config, decoder="pillow")
+        return make_class_map(content, rules, source=str(annotations)).names
     # The same error is reported by the check that opens the data.
     except InputError:
         return None
@@ -413,10 +406,8 @@ def check_data(config: Config, *, ranks: int) -> list[Finding]:
         train, validation = opened["train"], opened["validation"]
         if train is None:
             return findings
-        source, num_classes = str(splits["train"].annotations), config.model.num_classes
-        classes = make_class_map(
-            train, source=source, class_indices=settings.class_indices, num_classes=num_classes
-        )
+        rules = training_rules(config, decoder=decoder)
+        classes = make_class_map(train, rules, source=str(splits["train"].annotations))
         if validation is not None:
             categories = validation.category_ids, validation.category_names
             classes.check_categories(*categories, file=splits["validation"].annotations)
@@ -426,7 +417,7 @@ def check_data(config: Config, *, ranks: int) -> list[Finding]:
         annotations = opened[name]
         if annotations is not None:
             findings.append(
-                check_split(name, annotations, splits[name], classes, settings, decoder=decoder)
+                check_split(name, annotations, splits[name], classes, rules, settings=settings)
             )
     is_skipping = settings.images_without_boxes == "skip"
     images = len(train.images_with_objects()) if is_skipping else len(train)
@@ -438,9 +429,9 @@ def check_split(
     annotations: Annotations,
     split: Split,
     classes: ClassMap,
-    settings: DataConfig,
+    rules: TrainingRules,
     *,
-    decoder: str,
+    settings: DataConfig,
 ) -> Finding:
     """Decode a sample of a split's images as the run will."""
     is_train = name == "train"
@@ -449,13 +440,13 @@ def check_split(
             annotations,
             split.images,
             classes,
-            source=str(split.annotations),
-            image_size=settings.image_size,
-            resize=settings.resize,
-            augmentation=augmentation_names(settings.augmentation),
+            replace(
+                rules,
+                skip_images_without_boxes=is_train and rules.skip_images_without_boxes,
+                bad_image_limit=None,
+            ),
             train=is_train,
-            skip_images_without_boxes=is_train and settings.images_without_boxes == "skip",
-            decoder=decoder,
+            source=str(split.annotations),
         )
     except InputError as error:
         return bad_images([str(error)], settings)

@@ -14,7 +14,7 @@ import torch
 
 import data.json_lists
 from common.errors import InputError
-from data.annotations import Resize, Split
+from data.annotations import Resize, Split, TrainingRules
 from data.augmentation import view_boxes, whole_view
 from data.coco_json import read_annotations
 from data.findings import KINDS
@@ -447,7 +447,7 @@ def test_boxes_that_vanish_are_those_that_training_leaves_out(resize: Resize) ->
     columns = SimpleNamespace(
         boxes=boxes, image_of_box=np.arange(400), widths=sizes[:, 0], heights=sizes[:, 1]
     )
-    kinds = annotations.box_kinds(columns, 0, 400, image_size=64, resize=resize)  # type: ignore[arg-type]
+    kinds = annotations.box_kinds(columns, 0, 400, TrainingRules(image_size=64, resize=resize))  # type: ignore[arg-type]
     kept = []
     for box, (width, height) in zip(torch.from_numpy(boxes), sizes.tolist(), strict=True):
         shape = height, width

@@ -15,7 +15,7 @@ from torchvision.ops import box_iou
 
 from common.charts import new_figure
 from common.errors import InputError
-from data.annotations import Resize
+from data.annotations import Resize, TrainingRules
 from data.coco_json import Entries, entries_of_index
 from data.findings import Findings
 from data.verify import objects
@@ -137,7 +137,7 @@ def test_crowds_and_boxes_that_training_leaves_out_do_not_count(
     made.box_is_crowd[3] = True
     made.boxes[5, 2] = made.boxes[5, 0]
     entries = entries_of_index(made)
-    check_boxes(entries, Findings(), image_size=SIZE, resize="square")
+    check_boxes(entries, Findings(), TrainingRules(image_size=SIZE))
     assert len(describe_objects(entries, rule, image_size=SIZE, resize="square").sizes) == 18
 
 
