@@ -1,4 +1,4 @@
-"""A reader of very large JSON files: the lists of an object, some thousand entries at a time.
+"""Very large JSON files: the lists of an object, read and written some thousand entries at a time.
 
 Python's own decoder needs a whole text: OpenImages' 2.6 GB would become tens of gigabytes of
 objects. Here it gets one entry after the other from a window on the file. Unlike other
@@ -8,7 +8,7 @@ incremental JSON readers it accepts NaN, which a data set with a wrong box may h
 import gc
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
@@ -190,3 +190,20 @@ def list_entries(window: Window, name: str) -> Iterator[list[Any]]:
             yield entries
             entries = []
     yield entries
+
+
+def list_parts(
+    head: Mapping[str, Any], lists: Iterable[tuple[str, Iterable[list[Any]]]]
+) -> Iterator[bytes]:
+    """Yield the parts of a JSON object: the members of `head`, then lists with an entry a line.
+
+    The entries of a list come some at a time.
+    """
+    yield json.dumps(head)[:-1].encode()
+    for name, blocks in lists:
+        yield f',\n"{name}": ['.encode()
+        for place, block in enumerate(filter(None, blocks)):
+            lines = ",\n".join(map(json.dumps, block))
+            yield f"{',' if place else ''}\n{lines}".encode()
+        yield b"]"
+    yield b"}\n"

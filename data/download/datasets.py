@@ -7,7 +7,6 @@ the images that they name.
 
 import csv
 import io
-import json
 import shutil
 import zipfile
 import zlib
@@ -15,6 +14,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,11 +23,11 @@ from rich.console import Console
 
 from common.console import progress_in_bytes
 from common.errors import InputError
-from common.files import create_file, new_folder_beside, put_in_place, read_text
+from common.files import create_file, new_folder_beside, put_in_place, read_text, write_parts
 from data.annotations import SplitName, known_trees
 from data.download.http import PART_SUFFIX, AttemptError, Check
 from data.download.images import Images, Request, check_space, fetch_file, fetch_images, tidy
-from data.json_lists import stream_lists
+from data.json_lists import list_parts, stream_lists
 from data.openimages.boxes import (
     CORNERS,
     FLAGS,
@@ -208,18 +209,15 @@ def _write_selection(source: Path, selection: Selection, path: Path) -> None:
         ),
         "categories": lambda entry: entry["id"] in category_ids,
     }
-    lines: dict[str, int] = {}
-    with io.TextIOWrapper(create_file(path), "utf-8") as file:
-        file.write('{"info": {"description": "a part of COCO 2017"}')
-        for name, entries in stream_lists(source, LISTS, advance=lambda done: None):
-            if name not in lines:
-                file.write(f',\n"{name}": [' if not lines else f'\n],\n"{name}": [')
-                lines[name] = 0
-            for entry in filter(keep[name], entries):
-                file.write(",\n" if lines[name] else "\n")
-                json.dump(entry, file)
-                lines[name] += 1
-        file.write("\n]}\n")
+    chosen = (
+        (name, list(filter(keep[name], entries)))
+        for name, entries in stream_lists(source, LISTS, advance=lambda done: None)
+    )
+    lists = (
+        (name, (entries for _, entries in blocks))
+        for name, blocks in groupby(chosen, key=itemgetter(0))
+    )
+    write_parts(path, list_parts({"info": {"description": "a part of COCO 2017"}}, lists))
 
 
 def _plain(name: str, path: Path) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from common.cli import installed_command
-from common.console import print_line, progress
+from common.console import Advance, print_line, progress
 from common.errors import FINISHED, InputError
 from common.files import (
     copy_atomically,
@@ -37,6 +37,7 @@ from data.formats.labels import (
     select_classes,
 )
 from data.index import find_or_make_index
+from data.json_lists import list_parts
 from data.verify.report import STOPS_TRAINING, print_shared, print_split
 from data.verify.splits import check_splits
 
@@ -177,34 +178,19 @@ def copy_files(split: LabelledSplit, folder: Path, *, console: Console) -> Annot
 
 def write_annotations(file: Path, annotations: Annotations, *, console: Console) -> None:
     """Write COCO-format JSON, some thousand entries at a time."""
+    ids, names = annotations.category_ids.tolist(), annotations.category_names
+    head = {
+        "categories": [{"id": each, "name": name} for each, name in zip(ids, names, strict=True)]
+    }
     with progress(console, f"writing {file.name}", total=len(annotations.boxes)) as advance:
-
-        def parts() -> Iterator[bytes]:
-            categories = [
-                {"id": number, "name": name}
-                for number, name in zip(
-                    annotations.category_ids.tolist(), annotations.category_names, strict=True
-                )
-            ]
-            yield f'{{"categories": {json.dumps(categories)},\n"images": ['.encode()
-            yield from joined(image_entries(annotations))
-            yield b'],\n"annotations": ['
-            for done, block in enumerate(joined(box_entries(annotations)), start=1):
-                yield block
-                advance(min(len(annotations.boxes), done * ENTRIES_AT_ONCE), "")
-            yield b"]}\n"
-
-        write_parts(file, parts())
+        lists = (
+            ("images", image_entries(annotations)),
+            ("annotations", box_entries(annotations, advance)),
+        )
+        write_parts(file, list_parts(head, lists))
 
 
 Entries = Iterator[list[dict[str, Any]]]
-
-
-def joined(blocks: Entries) -> Iterator[bytes]:
-    """Yield the entries of a list as JSON, an entry a line, without the list's brackets."""
-    for place, block in enumerate(blocks):
-        lines = ",\n".join(json.dumps(entry) for entry in block)
-        yield f"{',' if place else ''}\n{lines}".encode()
 
 
 def image_entries(annotations: Annotations) -> Entries:
@@ -225,7 +211,7 @@ def image_entries(annotations: Annotations) -> Entries:
         ]
 
 
-def box_entries(annotations: Annotations) -> Entries:
+def box_entries(annotations: Annotations, advance: Advance) -> Entries:
     """Yield blocks of the list of boxes."""
     images = np.repeat(annotations.image_ids, np.diff(annotations.box_offsets))
     for start in range(0, len(annotations.boxes), ENTRIES_AT_ONCE):
@@ -241,6 +227,7 @@ def box_entries(annotations: Annotations) -> Entries:
         )
         fields = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
         yield [dict(zip(fields, values, strict=True)) for values in zip(*columns, strict=True)]
+        advance(start + len(boxes), "")
 
 
 CONFIGURATION = """\

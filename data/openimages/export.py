@@ -7,7 +7,6 @@ Fields, order and arithmetic are theirs. The CSV files do not contain the images
 read from the image files. The JSON is written as a stream.
 """
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -27,6 +26,7 @@ from common.files import (
     write_parts,
 )
 from data.decoding import read_photo
+from data.json_lists import list_parts
 from data.openimages.boxes import (
     FLAGS,
     IMAGE_ID,
@@ -107,11 +107,12 @@ def write_coco_json(
     rows = np.flatnonzero(present[image_of_box] == boxes.image_ids)
     rows = rows[np.argsort(image_of_box[rows], kind="stable")]
     with progress(console, f"writing {out.name}, boxes", total=len(rows)) as advance:
-        lists = {
-            "images": _images(present, sizes),
-            "annotations": _annotations(boxes, rows, image_of_box, sizes, advance),
-        }
-        write_json(out, names, lists, source=boxes_csv.name)
+        lists = (
+            ("images", _images(present, sizes)),
+            ("annotations", _annotations(boxes, rows, image_of_box, sizes, advance)),
+        )
+        with removed_on_failure([out]):
+            write_parts(out, list_parts(head_of(names, source=boxes_csv.name), lists))
     return Summary(len(names), len(present), len(selected) - len(present), len(rows))
 
 
@@ -135,8 +136,8 @@ def _images_in(
 Blocks = Iterator[list[dict[str, Any]]]  # the entries of a list, some at a time
 
 
-def write_json(out: Path, names: Sequence[str], lists: dict[str, Blocks], *, source: str) -> None:
-    """Write a COCO-format JSON; `source` is the name of the file of the boxes."""
+def head_of(names: Sequence[str], *, source: str) -> dict[str, Any]:
+    """Return the JSON without its long lists; `source` is the name of the file of the boxes."""
     # FiftyOne's fields; without a date, so that the same data give the same file.
     info = {
         "year": "",
@@ -149,20 +150,7 @@ def write_json(out: Path, names: Sequence[str], lists: dict[str, Blocks], *, sou
     categories = [
         {"id": index, "name": name, "supercategory": None} for index, name in enumerate(names)
     ]
-
-    def parts() -> Iterator[str]:
-        # The object and its lists are left open, so that entries are written a block at a time.
-        head = json.dumps({"info": info, "licenses": [], "categories": categories})
-        yield head.removesuffix("}")
-        for name, blocks in lists.items():
-            yield f', "{name}": ['
-            for number, block in enumerate(blocks):
-                yield f"{', ' if number else ''}{json.dumps(block)[1:-1]}"
-            yield "]"
-        yield "}\n"
-
-    with removed_on_failure([out]):
-        write_parts(out, (part.encode() for part in parts()))
+    return {"info": info, "licenses": [], "categories": categories}
 
 
 def _images(image_ids: NDArray[np.uint64], sizes: NDArray[np.int32]) -> Blocks:
