@@ -190,6 +190,7 @@ class Examined:
 
     rule: AnchorRule
     objects: Mapping[str, Objects]
+    entries: Mapping[str, Entries]
     proposal: SizeProposal
 
 
@@ -211,7 +212,7 @@ def examine(
     }
     first = next(iter(with_boxes.values()))
     proposal = propose_size(first, rule, current=image_size, resize=resize)
-    return Examined(rule, objects, proposal)
+    return Examined(rule, objects, with_boxes, proposal)
 
 
 def objects_json(objects: Objects, rule: AnchorRule) -> dict[str, Any]:
