@@ -328,6 +328,14 @@ def read_class_names(file: Path, text: str) -> dict[int, str]:
     return names
 
 
+def named_classes(classes: Sequence[str]) -> list[str]:
+    """Return the names of `--classes`: these, or those of one text file; raise as above."""
+    if len(classes) == 1 and classes[0].endswith(".txt"):
+        file = Path(classes[0])
+        return list(read_class_names(file, read_list(file)).values())
+    return list(classes)
+
+
 def require_distinct(source: Path | str, names: Sequence[str]) -> None:
     """Raise InputError if a class has the name of another one."""
     seen = set()

@@ -26,9 +26,11 @@ from common.walk import LeftOut, Reach, walk_files
 from data.annotations import SPLITS, Split, TrainingRules, images_in_other, leaves_folder
 from data.coco_json import Entries, check_ids, entries_of_index, read_entries
 from data.decoding import (
+    AS_STORED,
     MOST_BYTES,
     QUARTER_TURNS,
     SUFFIXES,
+    Notes,
     decode_image,
     fits_both_ways,
     is_resized_copy,
@@ -217,17 +219,14 @@ def check_file(
     path: Path, *, decoder: str, annotated: tuple[int, int], is_displayed: bool = False
 ) -> tuple[str, str] | None:
     """Return the kind of finding for an image file, and its text; None for a good file."""
-    doubts: list[tuple[str, str]] = []
-    orientations: list[tuple[int, bool]] = []
+    notes = Notes()
     try:
         pixels = decode_image(
             path,
             decoder=decoder,
             annotated_size=annotated,
             is_displayed=is_displayed,
-            report_damage=lambda doubt: doubts.append(("image_doubtful", doubt)),
-            report_orientation=lambda *noted: orientations.append(noted),
-            report_dark=lambda: doubts.append(("image_dark", "no value above 4095")),
+            notes=notes,
         )
     except InputError as error:
         # decode_image raises one class of error; the kind of fault is in its cause.
@@ -242,13 +241,14 @@ def check_file(
     sizes = f"{width}×{height}, annotated {annotated[1]}×{annotated[0]}"
     if not is_resized_copy((height, width), annotated):
         return "image_other_shape", sizes
-    if doubts:
-        return doubts[0]
-    for orientation, is_turned in orientations:
-        text = f"{sizes}, EXIF orientation {orientation}"
-        if is_turned:
+    if notes.doubt or notes.is_dark:
+        dark = "image_dark", "no value above 4095"
+        return ("image_doubtful", notes.doubt) if notes.doubt else dark
+    if notes.orientation != AS_STORED:
+        text = f"{sizes}, EXIF orientation {notes.orientation}"
+        if notes.is_turned:
             return "image_turned", text
-        if orientation not in QUARTER_TURNS or fits_both_ways((height, width), annotated):
+        if notes.orientation not in QUARTER_TURNS or fits_both_ways((height, width), annotated):
             return "image_orientation_unclear", text
     return None if (height, width) == annotated else ("image_resized", sizes)
 
