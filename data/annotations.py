@@ -10,7 +10,7 @@ import json
 import math
 import os
 import posixpath
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path, PurePosixPath
@@ -239,21 +239,9 @@ class ClassMap:
         Their order is free: boxes find their label by id. `advice` ends the message.
         """
         expected = dict(zip(self.category_ids, self.names, strict=True))
-        ids = category_ids.tolist()
-        for index, (category_id, name) in enumerate(zip(ids, category_names, strict=True)):
-            known = expected.get(category_id, UNNAMED)
-            if known != name:
-                trained = "unknown" if known == UNNAMED else f"{known!r}"
-                raise InputError(
-                    f"{file}: categories[{index}]: id {category_id} is {name!r} here and {trained} "
-                    f"in the training set; {advice}"
-                )
-        for category_id in sorted(set(expected) - set(ids)):
-            if expected[category_id] != UNNAMED:
-                raise InputError(
-                    f"{file}: categories: id {category_id} ({expected[category_id]!r}) of the "
-                    f"training set is missing; {advice}"
-                )
+        for row, text in category_differences(expected, category_ids, category_names):
+            place = "categories" if row is None else f"categories[{row}]"
+            raise InputError(f"{file}: {place}: {text}; {advice}")
 
     def with_ids_of(
         self, category_ids: NDArray[np.int64], category_names: Sequence[str]
@@ -293,6 +281,21 @@ class ClassMap:
             )
         require_few_classes("classes", len(ids))
         return cls(tuple(ids), tuple(names))
+
+
+def category_differences(
+    expected: Mapping[int, str], ids: NDArray[np.int64], names: Sequence[str]
+) -> Iterator[tuple[int | None, str]]:
+    """Yield the rows of categories that are not those of the training, and then missing ones."""
+    for row, (category_id, name) in enumerate(zip(ids.tolist(), names, strict=True)):
+        known = expected.get(category_id)
+        if known != name:
+            trained = "unknown" if known in (None, UNNAMED) else f"{known!r}"
+            yield row, f"id {category_id} is {name!r} here and {trained} in the training set"
+    for category_id in sorted(expected.keys() - set(ids.tolist())):
+        if expected[category_id] != UNNAMED:
+            name = expected[category_id]
+            yield None, f"id {category_id} ({name!r}) of the training set is missing"
 
 
 class TextColumn(Sequence[str]):

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from data.annotations import (
     MINIMUM_SIDE,
-    UNNAMED,
     Resize,
     TrainingRules,
     are_shares,
+    category_differences,
     content_sizes,
     positions_in,
     repeated,
@@ -146,16 +146,12 @@ def check_categories_fit(entries: Entries, findings: Findings, rules: TrainingRu
 def check_categories_agree(train: Entries, validation: Entries, findings: Findings) -> None:
     """Find categories of the validation split that differ from the training split's."""
     expected = dict(zip(train.category_ids.tolist(), train.category_names, strict=True))
-    for row, category_id in enumerate(validation.category_ids.tolist()):
-        name, known = validation.category_names[row], expected.get(category_id)
-        if name != known:
-            trained = "unknown" if known in (None, UNNAMED) else repr(known)
-            difference = f"{category_id} is {name!r} here, {trained} in the training split"
-            findings.add("categories_differ", validation.category_place(row, "", difference))
-    for category_id in sorted(expected.keys() - set(validation.category_ids.tolist())):
-        if expected[category_id] != UNNAMED:
-            difference = f"{category_id} ({expected[category_id]!r}) is missing here"
-            findings.add("categories_differ", Place("categories", difference))
+    ids, names = validation.category_ids, validation.category_names
+    for row, text in category_differences(expected, ids, names):
+        place = Place("categories", text)
+        if row is not None:
+            place = validation.category_place(row, "", text)
+        findings.add("categories_differ", place)
 
 
 def check_image_entries(
