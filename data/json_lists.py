@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from common.errors import InputError
-from common.files import open_regular
+from common.files import open_regular, or_unreadable
 from data.annotations import shown
 
 Advance = Callable[[int], None]  # called with the number of bytes that the file has been read to
@@ -55,7 +55,10 @@ def stream_lists(
     """
     try:
         # utf-8-sig: some tools write a byte order mark, which Python's JSON decoder refuses.
-        with TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
+        with (
+            or_unreadable(path),
+            TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file,
+        ):
             window = Window(path, file, advance)
             missing = set(names)
             for name in members(window):
@@ -65,8 +68,6 @@ def stream_lists(
                 missing.discard(name)
                 for entries in list_entries(window, name):
                     yield name, entries
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: cannot be parsed as JSON: {error}") from error
     for name in names:

@@ -30,7 +30,13 @@ from typing import Any
 from common.cli import add_command, number_that
 from common.console import make_console, print_line
 from common.errors import InputError, printable
-from common.files import read_bytes, removed_on_failure, require_free_outputs, write_atomically
+from common.files import (
+    or_unreadable,
+    read_bytes,
+    removed_on_failure,
+    require_free_outputs,
+    write_atomically,
+)
 from common.options import argument, option, overwrite_option
 from common.outputs import require_no_input
 from data.annotations import SPLITS, SplitName, leaves_folder
@@ -81,9 +87,8 @@ def run_split(options: SplitOptions) -> int:
     checked = read_annotations(annotations, is_export=True)
     try:
         # Parsed a second time, whole: the splits keep the fields that training does not read.
-        content: Content = json.loads(read_bytes(annotations, most_bytes=MOST_BYTES))
-    except OSError as error:
-        raise InputError(f"{annotations}: cannot be read: {error.strerror}") from error
+        with or_unreadable(annotations):
+            content: Content = json.loads(read_bytes(annotations, most_bytes=MOST_BYTES))
     except RecursionError as error:
         raise InputError(f"{annotations}: the JSON is nested too deeply") from error
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from common.console import Advance
 from common.errors import InputError, require_few_classes
-from common.files import open_regular
+from common.files import open_regular, or_unreadable
 from data.formats.labels import named_classes, nearest_name
 
 CORNERS = ("XMin", "YMin", "XMax", "YMax")
@@ -334,10 +334,11 @@ def open_csv(path: Path) -> Iterator[TextIO]:
     UTF-8 or CSV.
     """
     try:
-        with TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
+        with (
+            or_unreadable(path),
+            TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file,
+        ):
             yield file
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path}: not UTF-8 text: {error.reason}; expected a CSV file, unpacked"

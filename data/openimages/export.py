@@ -20,6 +20,7 @@ from rich.console import Console
 from common.console import Advance, progress, progress_in_bytes
 from common.errors import InputError
 from common.files import (
+    or_refused,
     removed_on_failure,
     require_free_outputs,
     require_writable_later,
@@ -211,12 +212,9 @@ def _annotations(
 
 def list_images(folder: Path) -> NDArray[np.uint64]:
     """Return the ids of the files `<ImageID>.jpg` in a folder, in any order."""
-    try:
-        with os.scandir(folder) as entries:
-            stems = (entry.name.removesuffix(SUFFIX) for entry in entries if is_image(entry.name))
-            return np.fromiter((int(stem, 16) for stem in stems), dtype=np.uint64)
-    except OSError as error:
-        raise InputError(f"{folder}: folder of images cannot be read: {error.strerror}") from error
+    with or_refused(folder, "folder of images cannot be read"), os.scandir(folder) as entries:
+        stems = (entry.name.removesuffix(SUFFIX) for entry in entries if is_image(entry.name))
+        return np.fromiter((int(stem, 16) for stem in stems), dtype=np.uint64)
 
 
 def is_image(name: str) -> bool:
