@@ -281,9 +281,9 @@ def wait(path):
         time.sleep(0.2)  # the other process is idle then
         print(os.getpid(), flush=True)
         time.sleep(60)
-    return 1, 1
+    return (1, 1), 1
 
-export._read_size = wait
+export.read_photo = wait
 export.FILES_AT_ONCE = 1
 export.read_sizes(Path("."), np.arange(2, dtype=np.uint64), console=Console(quiet=True))
 """
