@@ -24,6 +24,7 @@ from common.files import (
 from data.annotations import Split, SplitName, TrainingRules
 from data.coco_json import Entries, clean_annotations, clean_images
 from data.findings import KINDS, Finding, Severity
+from data.formats.labels import some
 from data.index import write_index
 from data.parts import processes_for
 from data.verify.chart import draw_objects
@@ -238,15 +239,14 @@ def print_classes(console: Console, entries: Entries) -> None:
     names, boxes = entries.category_names, entries.class_counts[0]
     ranked = np.argsort(-boxes, kind="stable")
     used = [f"{printable(names[row])} {boxes[row]:,}" for row in ranked[boxes[ranked] > 0].tolist()]
-    empty = [printable(names[row]) for row in np.flatnonzero(boxes == 0).tolist()]
+    empty = [names[row] for row in np.flatnonzero(boxes == 0).tolist()]
     if len(used) <= 2 * CLASSES_SHOWN:
         print_line(console, f"boxes by class: {', '.join(used) or 'none'}", wrap=True)
     else:
         print_line(console, f"most boxes:   {', '.join(used[:CLASSES_SHOWN])}", wrap=True)
         print_line(console, f"fewest boxes: {', '.join(used[-CLASSES_SHOWN:])}", wrap=True)
     if empty:
-        others = f" and {len(empty) - CLASSES_SHOWN} more" if len(empty) > CLASSES_SHOWN else ""
-        print_line(console, f"no boxes:     {', '.join(empty[:CLASSES_SHOWN])}{others}", wrap=True)
+        print_line(console, f"no boxes:     {some(empty, CLASSES_SHOWN)}", wrap=True)
 
 
 def format_conclusion(checked: Sequence[CheckedSplit], stopping: Sequence[str]) -> str:
