@@ -182,7 +182,7 @@ def convert_csv(options: ConvertOptions, *, console: Console) -> None:
     assert descriptions and images and out
     lists = [file for file in (options.labels.source, descriptions, options.image_ids) if file]
     require_no_input([out], lists)
-    summary = write_coco_json(
+    left_out = write_coco_json(
         options.labels.source,
         descriptions,
         classes=options.classes or ["mlperf"],
@@ -193,8 +193,8 @@ def convert_csv(options: ConvertOptions, *, console: Console) -> None:
         overwrite=options.overwrite,
         console=console,
     )
-    if summary.images_left_out:
-        console.print(f"{summary.images_left_out:,} images are not in {images}: skipped")
+    if left_out:
+        console.print(f"{left_out:,} images are not in {images}: skipped")
 
 
 def refuse_options(options: Mapping[str, object], reason: str) -> None:

@@ -231,65 +231,52 @@ def read_files(
         faults = part.counts["faults"]
         try:
             labels = parse_xml(file, known, part)
-            image = find_image(file, split, labels.file_name, part)
+            image = find_image(file, split, labels.file_name, fix, part)
             size = labels.size
-            if image is not None and 0 in size:
+            if 0 in size:
                 size = displayed_size(*read_photo(split.images / image))
                 part.counts["sizes"] += 1
         except InputError as fault:
-            part.add_fault(fault)
+            if skip_missing_images and isinstance(fault, MissingImageError):
+                part.counts["missing"] += 1
+            else:
+                part.add_fault(fault)
             continue
-        if image is None and skip_missing_images:
-            part.counts["missing"] += 1
-        elif image is None:
-            part.add_fault(missing_image(file, split, labels.file_name, fix))
-        elif part.counts["faults"] == faults or labels.boxes:
+        if part.counts["faults"] == faults or labels.boxes:
             part.add(image, size, labels.boxes)
     return part.finish()
 
 
-def find_image(file: Path, split: VocSplit, file_name: str, part: LabelPart) -> str | None:
-    """Return the image of an XML file, relative to the folder of images; None if there is none.
+class MissingImageError(InputError):
+    """An XML file has no image."""
+
+
+def find_image(file: Path, split: VocSplit, file_name: str, fix: str, part: LabelPart) -> str:
+    """Return the image of an XML file, relative to the folder of images.
 
     It has the name of the XML file: the names in the files are often older, of before the images
     were renamed or copied. If no image has it, it is the one that the file names, unless that has
-    an XML file of its own.
+    an XML file of its own. Raises MissingImageError if there is none; `fix` is what to do then.
     """
     stem = os.path.splitext(file.relative_to(split.annotations))[0]  # noqa: PTH122
-    named, own = named_image(stem, split, file_name), split.listed.get(stem)
-    if named is not None and os.path.splitext(named)[0] == stem:  # noqa: PTH122
-        return named  # its suffix tells a.jpg from a.png
-    if own is None:
-        return None if named is None or own_xml(split, named) else named
-    if named is not None:
-        part.counts["renamed"] += 1
-    return own
-
-
-def named_image(stem: str, split: VocSplit, file_name: str) -> str | None:
-    """Return the image that an XML file names: beside it, or in the folder of images."""
     names = spellings(file_name)
     beside = [f"{stem.rpartition('/')[0]}/{name}".lstrip("/") for name in names if "/" not in name]
-    return next((split.listed[name] for name in (*beside, *names) if name in split.listed), None)
-
-
-def own_xml(split: VocSplit, image: str) -> Path | None:
-    """Return the XML file of an image's name; None if there is none."""
-    file = split.annotations / f"{os.path.splitext(image)[0]}.xml"  # noqa: PTH122
-    return file if file.is_file() else None
-
-
-def missing_image(file: Path, split: VocSplit, file_name: str, fix: str) -> str:
-    """Return the error about an XML file without an image."""
-    stem = os.path.splitext(file.relative_to(split.annotations))[0]  # noqa: PTH122
-    image = named_image(stem, split, file_name)
+    named = next((split.listed[name] for name in (*beside, *names) if name in split.listed), None)
+    own, stem_named = split.listed.get(stem), os.path.splitext(named or "")[0]  # noqa: PTH122
+    if named is not None and stem_named == stem:
+        return named  # its suffix tells a.jpg from a.png
+    if own is not None:
+        part.counts["renamed"] += named is not None
+        return own
     reason = f"is not in {split.images}"
-    if image is not None:
-        reason, fix = f"has an XML file of its own, {own_xml(split, image)}", "correct the name"
-    name = quoted(file_name or file.stem)
-    return (
-        f"{file}: filename: {name} {reason}; {fix}, or skip with --skip-missing-images"
-        f"{split.left_out.reason()}"
+    if named is not None:
+        other = split.annotations / f"{stem_named}.xml"
+        if not other.is_file():
+            return named
+        reason, fix = f"has an XML file of its own, {other}", "correct the name"
+    raise MissingImageError(
+        f"{file}: filename: {quoted(file_name or file.stem)} {reason}; {fix}, or skip with "
+        f"--skip-missing-images{split.left_out.reason()}"
     )
 
 
