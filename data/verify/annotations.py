@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from data.annotations import (
     MINIMUM_SIDE,
-    Resize,
     TrainingRules,
     are_shares,
     category_differences,
@@ -104,7 +103,7 @@ def box_kinds(
     lower, upper = boxes[:, :2], boxes[:, 2:]
     has_image = images >= 0  # without a known image there is nothing to be outside of
     with np.errstate(invalid="ignore", over="ignore"):
-        clipped = boxes_on_square(boxes, sizes, image_size=rules.image_size, resize=rules.resize)
+        clipped = boxes_on_square(boxes, sizes, rules)
         beyond = (lower < -ROUNDING) | (upper > sizes + ROUNDING)
         has_area = (clipped[:, 2:] - clipped[:, :2] >= MINIMUM_SIDE).all(axis=1)
         return {
@@ -118,11 +117,11 @@ def box_kinds(
 
 
 def boxes_on_square(
-    boxes: NDArray[np.float64], sizes: NDArray[np.float64], *, image_size: int, resize: Resize
+    boxes: NDArray[np.float64], sizes: NDArray[np.float64], rules: TrainingRules
 ) -> NDArray[np.float64]:
     """Return boxes [N, 4] as the network gets them; `sizes` [N, 2] are their images', (w, h)."""
     # As scale_boxes and clip_boxes of data.transforms, in training.
-    content = content_sizes(sizes, size=image_size, resize=resize)
+    content = content_sizes(sizes, size=rules.image_size, resize=rules.resize)
     return np.clip(boxes * np.tile(content / sizes, 2), 0, np.tile(content, 2))
 
 

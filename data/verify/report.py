@@ -94,8 +94,7 @@ def verify(
     examined = examine(
         {split.name: split.entries for split in checked if split.entries is not None},
         make_anchor_rule,
-        image_size=rules.image_size,
-        resize=rules.resize,
+        rules,
     )
     for split in checked:
         print_split(console, split)
