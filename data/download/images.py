@@ -23,7 +23,7 @@ from rich.console import Console
 
 from common.console import Advance, progress
 from common.errors import InputError, printable
-from common.files import write_atomically
+from common.files import or_refused, write_atomically
 from common.locks import FileLock, LockHeldError
 from data.annotations import SplitName
 from data.decoding import DAMAGE, has_end_of_image
@@ -270,16 +270,13 @@ def locked_folder(folder: Path) -> Iterator[None]:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out: {folder}: is a file; set a folder")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / LOCK_FILE)
-        lock.take()
+        with or_refused(f"--out: {folder}", advice="set a folder that can be written"):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(folder / LOCK_FILE)
+            lock.take()
     except LockHeldError as error:
         raise InputError(
             f"--out: {folder}: another download is running in this folder; wait for it or stop it"
-        ) from error
-    except OSError as error:
-        raise InputError(
-            f"--out: {folder}: {error.strerror}; set a folder that can be written"
         ) from error
     try:
         yield
